@@ -8,7 +8,7 @@ LOCK ?= requirements.lock
 LOCKED := $(if $(LOCK),--constraint $(LOCK))
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup quickstart quickstart-full serve test test-all bench lint docs lock clean
+.PHONY: setup quickstart quickstart-full serve test test-all test-research bench lint docs lock clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -31,6 +31,10 @@ test: $(VENV)/.test-ready
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m 'not slow' tests
 
+# Of the project's own studies, which no user needs.
+test-research: $(VENV)/.test-ready
+	$(PYTEST) research/tests
+
 # Every property test with all its cases, every family, mesh, fault and kill.
 test-all: $(VENV)/.test-ready
 	$(BIN)/ruff check .
@@ -44,37 +48,52 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The site of docs/, in site/. It reads docstrings without importing the library,
-# so its environment needs nothing else.
-docs: .venv-docs/.ready
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+# The site of docs/, in site/.
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The newest versions that requirements.txt allows become the locked ones; run the
+# The newest versions that requirements.txt and the extras allow become the locked
+# ones, which each extra shares with those before it. Nothing is installed. Run the
 # tests with them before you commit the file.
-lock:
-	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	(sed -n '/^#/p' requirements.lock; .venv-lock/bin/python -m pip freeze) > requirements.lock.writing
+EXTRAS := test milvus docs plan tpu cuda13 cuda12
+lock: $(VENV)/bin/python
+	sed -n '/^#/p' requirements.lock > requirements.lock.writing
+	for extra in $(EXTRAS); do \
+	  $(PIP) --dry-run --ignore-installed --report $(VENV)/lock.json \
+	    --constraint requirements.lock.writing ".[$$extra]" && \
+	  $(BIN)/python -c "$$MERGE" || exit 1; done
 	mv requirements.lock.writing requirements.lock
-	rm -rf .venv-lock
+
+define MERGE
+import json
+report = json.load(open("$(VENV)/lock.json"))
+lines = open("requirements.lock.writing").read().splitlines()
+comments = [line for line in lines if line.startswith("#")]
+found = {line for line in lines if not line.startswith("#")}
+for package in report["install"]:
+  name, version = (package["metadata"][x] for x in ("name", "version"))
+  if name != "anysearch_jax":
+    found.add(name + "==" + version)
+lines = comments + sorted(found, key=str.lower)
+open("requirements.lock.writing", "w").write("\n".join(lines) + "\n")
+endef
+export MERGE
 
 clean:
-	rm -rf $(VENV) .venv-docs site .jax_cache
+	rm -rf $(VENV) site .jax_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-ready: requirements.txt $(LOCK) $(VENV)/bin/python
-	$(PIP) -r requirements.txt $(LOCKED)
-	$(PIP) --no-deps --editable .
+$(VENV)/.run-ready: requirements.txt pyproject.toml $(LOCK) $(VENV)/bin/python
+	$(PIP) --editable . $(LOCKED)
 	touch $@
 
-$(VENV)/.test-ready: requirements-test.txt $(VENV)/.run-ready
-	$(PIP) -r requirements-test.txt $(LOCKED)
+$(VENV)/.test-ready: $(VENV)/.run-ready
+	$(PIP) --editable '.[test]' $(LOCKED)
 	touch $@
 
-.venv-docs/.ready: requirements-docs.txt
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+$(VENV)/.docs-ready: $(VENV)/.run-ready
+	$(PIP) --editable '.[docs]' $(LOCKED)
 	touch $@

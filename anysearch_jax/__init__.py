@@ -44,6 +44,13 @@ _WHERE = {
   "SearchRequest": "anysearch_jax.types:SearchRequest",
   "Trajectory": "anysearch_jax.types:Trajectory",
   "Author": "anysearch_jax.types:Author",
+  "Address": "anysearch_jax.types:Address",
+  "Engine": "anysearch_jax.types:Engine",
+  "Finish": "anysearch_jax.types:Finish",
+  "GenerateRequest": "anysearch_jax.types:GenerateRequest",
+  "Generation": "anysearch_jax.types:Generation",
+  "Retriever": "anysearch_jax.types:Retriever",
+  "budgets": "anysearch_jax.budgets",
   # The equations: arrays in, arrays out.
   "curriculum": "anysearch_jax.algorithms.curriculum",
   "grpo": "anysearch_jax.algorithms.grpo",
@@ -59,19 +66,29 @@ _WHERE = {
   "ActionKind": "anysearch_jax.environment.protocol:ActionKind",
   "Environment": "anysearch_jax.environment.spec:Environment",
   "Tool": "anysearch_jax.environment.tools:Tool",
+  "search_tool": "anysearch_jax.environment.tools:search",
+  "scoring": "anysearch_jax.environment.scoring",
   "get_environment": "anysearch_jax.methods.systems:environment",
   "Method": "anysearch_jax.methods.method:Method",
   "get_method": "anysearch_jax.methods.systems:get",
-  "register_method": "anysearch_jax.methods.systems:register",
+  "fixed_budget": "anysearch_jax.methods.method:fixed_budget",
   "Outcomes": "anysearch_jax.methods.outcomes:Outcomes",
   # Episodes.
   "Assignment": "anysearch_jax.rollout.driver:Assignment",
   "EpisodeParts": "anysearch_jax.rollout.driver:EpisodeParts",
+  "run": "anysearch_jax.host.loop:run",
   "run_episode": "anysearch_jax.rollout.driver:run_episode",
   "run_groups": "anysearch_jax.rollout.driver:run_groups",
   # Questions and passages.
   "World": "anysearch_jax.world.world:World",
+  # Its expert and best agent, and supervised training on demonstrations.
+  "demonstrations": "anysearch_jax.world.demonstrations",
+  "expert": "anysearch_jax.world.expert",
+  "optimum": "anysearch_jax.world.optimum",
+  "warm_start": "anysearch_jax.world.warm_start",
   "LexicalRetriever": "retrieval.lexical:LexicalRetriever",
+  "fuse": "retrieval.pipeline:fuse",
+  "rerank": "retrieval.pipeline:rerank",
   # Training: the parts of a step, and the whole.
   "batching": "anysearch_jax.training.batching",
   "optimizers": "anysearch_jax.training.optimizers",
@@ -88,6 +105,14 @@ _WHERE = {
   "evaluate": "anysearch_jax.evaluation.harness:evaluate",
   "claim_folder": "anysearch_jax.evaluation.journal:claim",
   "evaluation_address": "anysearch_jax.evaluation.harness:address",
+  "Journal": "anysearch_jax.evaluation.journal:Journal",
+  "control": "anysearch_jax.rollout.control",
+  "run_each": "anysearch_jax.evaluation.harness:each",
+  "read_episodes": "anysearch_jax.evaluation.journal:read",
+  # Statistics: sums over episodes, their intervals and tests.
+  "inference": "anysearch_jax.evaluation.inference",
+  "measures": "anysearch_jax.evaluation.measures",
+  "significance": "anysearch_jax.evaluation.significance",
 }
 
 __all__ = ["__version__", *_WHERE]

@@ -5,11 +5,11 @@ Imports JAX: import it after `jax_setup.configure`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
@@ -26,7 +26,7 @@ def play(
   concurrency: int | None = None,
 ) -> driver.Rollout:
   """Plays a group for each question, under budgets of 1 to 5 in turn."""
-  return asyncio.run(
+  return loop.run(
     driver.run_groups(
       [
         driver.Assignment(i, question, i % _BUDGETS + 1, False)

@@ -15,7 +15,7 @@ import transformers
 
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
-from retrieval.encoder import bert
+from retrieval.encoder import bidirectional
 
 # Settings of the real models.
 CASES: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def make(
   seed: int = 0,
   prefix: str = "",
   **sizes: Any,
-) -> bert.Architecture:
+) -> bidirectional.Architecture:
   """Saves a float32 model of a case with its tokenizer; needs no torch.
 
   Args:
@@ -101,7 +101,7 @@ def make(
   config.save_pretrained(folder)
   # A name of some releases: in others it is the same class as `BertTokenizer`.
   transformers.BertTokenizerFast(tokens).save_pretrained(folder)
-  a = bert.from_hf(config.to_dict())
+  a = bidirectional.from_hf(config.to_dict())
   rng = np.random.default_rng(seed)
 
   def leaf(row: weights.Weight) -> np.ndarray:
@@ -110,6 +110,6 @@ def make(
       return 0.2 * noise + (row.init is None)
     return noise * a.d_model**-0.5
 
-  table = bert.rows(a, prefix)
+  table = bidirectional.rows(a, prefix)
   tensor_files.save(folder, weights.tree(table, leaf), table)
   return a

@@ -5,11 +5,11 @@
 The sides run in turns, each in its own process: `default` is faiss.IndexFlatIP
 with default settings, which has an OpenMP thread on each core; `set` is the
 same with `distance_compute_blas_threshold` 1, so that every batch is a matrix
-product (by default, of 167 or more queries of 768 numbers); `faiss_flat` and
-`jax_flat` are the indexes that launch.build_index makes, mapped from their
-files. The vectors are random unit vectors of 768 numbers; a search returns the
-top 3. Prints the median milliseconds per call, the speed relative to `default`,
-the process's own memory, and its peak memory with mapped pages.
+product (by default, of 167 or more queries of 768 numbers); `flat` is the index
+that launch.build_index makes, mapped from its files. The vectors are random
+unit vectors of 768 numbers; a search returns the top 3. Prints the median
+milliseconds per call, the speed relative to `default`, the process's own
+memory, and its peak memory with mapped pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def units(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
 
 def make(folder: pathlib.Path, rows: int, dim: int) -> None:
   """Writes the files that the sides search, unless they exist."""
-  from retrieval.index import faiss_flat, vectors
+  import faiss
+
+  from retrieval.index import vectors
 
   if (folder / "made").is_file():
     return
@@ -53,12 +55,10 @@ def make(folder: pathlib.Path, rows: int, dim: int) -> None:
     start, end = shards.span(shard)
     rng = np.random.default_rng(shard)
     shards.write(shard, iter([units(rng, end - start, dim)]))
-  faiss_flat.write(
-    folder,
-    lambda: (shards.rows(i).values for i in range(len(shards))),
-    count=rows,
-    dim=dim,
-  )
+  index = faiss.IndexFlatIP(dim)
+  for shard in range(len(shards)):
+    index.add(shards.rows(shard).values)
+  faiss.write_index(index, str(folder / "flat.faiss"))
   (folder / "made").touch()
 
 
@@ -91,16 +91,13 @@ def _open(
   """Returns a side's search."""
   if side in ("default", "set"):
     return _faiss(folder, side == "set")
-  from retrieval.index import faiss_flat, jax_flat, vectors
+  from retrieval.index import flat, vectors
 
-  if side == "faiss_flat":
-    flat = faiss_flat.FaissFlat(folder)
-    return lambda queries: flat.search(queries, _K)
   shards = vectors.Shards(
     folder / "vectors", count=rows, each=_SHARD, dim=dim, dtype="float32"
   )
-  device = jax_flat.JaxFlat(shards)
-  return lambda queries: device.search(queries, _K)
+  index = flat.Flat(shards)
+  return lambda queries: index.search(queries, _K)
 
 
 def _faiss(
@@ -152,9 +149,7 @@ def _show(found: harness.Rounds, side: str, base: str) -> None:
 if __name__ == "__main__":
   flags.DEFINE_list("rows", ["32641", "1000000"], "Vectors.")
   flags.DEFINE_list("batches", ["1", "8", "32", "128", "512"], "Queries.")
-  flags.DEFINE_list(
-    "sides", ["default", "set", "faiss_flat", "jax_flat"], "What is measured."
-  )
+  flags.DEFINE_list("sides", ["default", "set", "flat"], "What is measured.")
   flags.DEFINE_integer("dim", 768, "Numbers of a vector.")
   flags.DEFINE_integer("rounds", 3, "Processes of each side.")
   flags.DEFINE_string("folder", None, "For the vectors; kept.")

@@ -1,7 +1,6 @@
 """Compares four ways to play rollouts of a small policy, by search latency.
 
-    python -m bench.widened --output=/tmp/policy
-    python -m bench.rollout --policy=/tmp/policy [--sglang=URL]
+    python -m bench.rollout --policy=FOLDER [--sglang=URL]
 
 The ways are (a) this engine with continuous batching, (b) the same engine
 turn-synchronously (all episodes take a turn, then all of them search), (c)

@@ -2,8 +2,8 @@
 
     python -m bench.service [--clients=64] [--seconds=30] [--rounds=1]
 
-The vectors are random and of unit length. Our service has a `faiss_flat` index.
-The plain one (`plain_service`, as in Search-R1) has FAISS's flat index with its
+The vectors are random and of unit length. Our service has a `flat` index.
+The plain one (FastAPI, as in Search-R1) has FAISS's flat index with its
 default settings, and searches for each request on a thread. The encoder derives
 a query's vector from its hash, and passages are read from a file. Each service
 runs in its own process. The same clients, each with one connection and one
@@ -14,18 +14,22 @@ twice. Prints seconds to an answer, requests per second, errors, and the ratios.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import pathlib
 import socket
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import orjson
+import pydantic
 from absl import flags
 
-from bench import harness, hashed_texts, plain_service
+from bench import harness
 from launch import serve_retriever
 from retrieval import passages
 from retrieval.index import search
@@ -55,23 +59,86 @@ class _Flat:
     return [search.Hits(*each) for each in zip(rows, scores, strict=True)]
 
 
+class _Encoder:
+  """A `search.QueryEncoder`: a unit vector from the hash of each text."""
+
+  def __init__(self, dim: int):
+    self.dim = dim
+
+  def queries(self, texts: Sequence[str]) -> np.ndarray:
+    seeds = (hashlib.sha256(text.encode()).digest()[:8] for text in texts)
+    rngs = (np.random.default_rng(int.from_bytes(seed)) for seed in seeds)
+    return _unit(
+      np.stack([rng.standard_normal(self.dim, np.float32) for rng in rngs])
+    )
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+  """Returns vectors `[..., D]` scaled to length 1."""
+  return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def _write_corpus(file: pathlib.Path, rows: int) -> None:
+  """Writes passages of about a hundred words as JSON lines."""
+  words = " ".join(f"word{i}" for i in range(100))
+  with file.open("w") as out:
+    for row in range(rows):
+      contents = f'"Title {row}"\nPassage {row} says {words}.'
+      out.write(json.dumps({"id": str(row), "contents": contents}) + "\n")
+
+
+class _Request(pydantic.BaseModel):
+  """Search-R1's request."""
+
+  queries: list[str]
+  topk: int | None = None
+  return_scores: bool = False
+
+
+def _plain_app(index: search.SearchIndex):
+  """Returns a service whose `def` endpoint searches for its own request."""
+  import fastapi
+
+  app = fastapi.FastAPI()
+
+  def retrieve(request: _Request):
+    result = []
+    for some in index.search(request.queries, request.topk or 3):
+      items = [
+        {"document": {"id": p.id, "contents": p.contents}, "score": p.score}
+        for p in some
+      ]
+      result.append(
+        items if request.return_scores else [i["document"] for i in items]
+      )
+    return {"result": result}
+
+  app.post("/retrieve")(retrieve)
+  return app
+
+
 def _written(folder: str, vectors: np.ndarray) -> search.VectorIndex:
-  """Returns the index that launch.build_index makes with --kind=faiss_flat."""
-  from retrieval.index import faiss_flat
+  """Returns the index that launch.build_index makes with --kind=flat."""
+  from retrieval.index import flat
+  from retrieval.index import vectors as vectors_lib
 
   count, dim = vectors.shape
-  faiss_flat.write(folder, lambda: iter([vectors]), count=count, dim=dim)
-  return faiss_flat.FaissFlat(folder)
+  shards = vectors_lib.Shards(
+    folder, count=count, each=count, dim=dim, dtype="float32"
+  )
+  shards.write(0, iter([vectors]))
+  return flat.Flat(shards)
 
 
 def _serve(name: str, folder: str, dim: str) -> None:
   """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
-  vectors = hashed_texts.unit(hashed_texts.normal(0, len(corpus), int(dim)))
+  rng = np.random.default_rng(0)
+  vectors = _unit(rng.standard_normal((len(corpus), int(dim)), np.float32))
   flat = _Flat(vectors) if name == "plain" else _written(folder, vectors)
   index = search.SearchIndex(
     corpus,
-    search.EncodedIndex(flat, hashed_texts.Encoder(int(dim))),
+    search.EncodedIndex(flat, _Encoder(int(dim))),
     identity={"kind": "bench"},
   )
   if name == "ours":
@@ -83,7 +150,7 @@ def _serve(name: str, folder: str, dim: str) -> None:
     print(f"serving at http://127.0.0.1:{listening.getsockname()[1]}")
     sys.stdout.flush()
     config = uvicorn.Config(
-      plain_service.create_app(index), log_level="warning", access_log=False
+      _plain_app(index), log_level="warning", access_log=False
     )
     uvicorn.Server(config).run(sockets=[listening])
 
@@ -150,7 +217,7 @@ def main() -> list[object]:
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     source = folder / "corpus.jsonl"
-    hashed_texts.write_corpus(source, flags.FLAGS.rows)
+    _write_corpus(source, flags.FLAGS.rows)
     passages.prepare(source, folder / "corpus")
     found = harness.in_turns(
       ("plain", "ours"),

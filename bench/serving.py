@@ -1,7 +1,6 @@
 r"""Measures a served policy beside the same policy asked in process.
 
     python -m bench.serving [--hf=configs/graded_world_policy]
-    python -m bench.serving --soak_minutes=10
 
 * Throughput: 64 clients of the HTTP service beside `Agent.ask_many`, with the
   CPU time that each side takes. Clients and server share the machine, so the
@@ -11,10 +10,6 @@ r"""Measures a served policy beside the same policy asked in process.
 * 16 clients of the service beside a loop as in Search-R1's infer.py: one
   request at a time, transformers' `generate`, the whole text again after every
   search.
-
-The soak asks with 64 clients instead; one client in ten hangs up at a random
-moment, and one search in twenty fails. It counts errors that were not
-injected, pages of the KV cache that stay held, and memory.
 """
 
 from __future__ import annotations
@@ -23,12 +18,10 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import random
 import re
 import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,34 +39,15 @@ if TYPE_CHECKING:
 _CLIENTS = 64
 _FEW_CLIENTS = 16
 _BUDGET = 3
-_FAILING = 0.05
-_LEAVING = 0.1
-_SEED = 42
 _INSIDE, _LOOP = "ask_many in process", "generate, one at a time"
 _MANY, _FEW = f"{_CLIENTS} HTTP clients", f"{_FEW_CLIENTS} HTTP clients"
 
 
-class Failing:
-  """A retriever of which a share of the searches fails."""
-
-  def __init__(self, retriever: types.Retriever, share: float):
-    self._retriever, self._share = retriever, share
-    self._random = random.Random(_SEED)
-
-  async def search(self, request: types.SearchRequest):
-    if self._random.random() < self._share:
-      raise types.RetrievalError("The bench lets this search fail.")
-    return await self._retriever.search(request)
-
-
-def agent_of(
-  folder: str, *, failing: float = 0.0, torch: bool = False
-) -> agent_lib.Agent:
+def agent_of(folder: str, *, torch: bool = False) -> agent_lib.Agent:
   """Returns an agent of the generated world.
 
   Args:
     folder: the policy.
-    failing: share of the searches that fail.
     torch: whether transformers samples, one question at a time.
   """
   from anysearch_jax.agent import agent as agent_lib
@@ -98,9 +72,7 @@ def agent_of(
     if torch
     else engines.make(policy, config, seed=0)
   )
-  retriever = searching.BatchingRetriever(
-    Failing(world.retriever, failing), config.search
-  )
+  retriever = searching.BatchingRetriever(world.retriever, config.search)
   return agent_lib.Agent(
     engine,
     policy.tokenizer,
@@ -111,19 +83,19 @@ def agent_of(
   )
 
 
-def serve(folder: str, failing: str) -> dict[str, float]:
+def serve(folder: str) -> dict[str, float]:
   """Serves an agent until a signal arrives; a worker of this bench."""
   jax_setup.configure(threads=0, cache=".jax_cache")
-  from anysearch_jax.serving import app, fields, service
+  from anysearch_jax.serving import fields, service
   from launch import http_server
   from launch import serve as launch_serve
 
   launch_serve.log_requests()
-  with agent_of(folder, failing=float(failing)) as agent:
+  with agent_of(folder) as agent:
     agent.ask(agent.examples[0], budget=_BUDGET)
     running = service.Service(agent, fields.Served("bench"), most=10_000)
     http_server.serve(
-      app.create_app(running),
+      service.create_app(running),
       running,
       named="a bench",
       host="127.0.0.1",
@@ -137,10 +109,10 @@ def serve(folder: str, failing: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def server(folder: str, *, failing: float = 0.0) -> Iterator[tuple[str, int]]:
+def server(folder: str) -> Iterator[tuple[str, int]]:
   """Yields the address and the process id of a server of its own."""
   process = subprocess.Popen(
-    harness.worker_command("serve", folder, failing),
+    harness.worker_command("serve", folder),
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
     text=True,
@@ -314,76 +286,8 @@ def _work(numbers: harness.Numbers) -> float:
   return numbers["cpu"] + numbers["server"]
 
 
-def soak(folder: str, minutes: float) -> dict[str, Any]:
-  """Asks for some minutes and counts what went wrong."""
-  with server(folder, failing=_FAILING) as (url, pid):
-    numbers = asyncio.run(_soak(url, pid, minutes))
-  harness.print_numbers(numbers)
-  return numbers
-
-
-async def _soak(url: str, pid: int, minutes: float) -> dict[str, Any]:
-  ends = time.monotonic() + 60 * minutes
-  counts: Counter[str] = Counter()
-  draws = random.Random(_SEED)
-  memory: list[int] = []
-
-  async def one(client: httpx2.AsyncClient, questions: list[str]) -> None:
-    while time.monotonic() < ends:
-      question = draws.choice(questions)
-      leaves = draws.random() < _LEAVING
-      patience = draws.random() * 0.5 if leaves else 120.0
-      sent = {
-        "input": question,
-        "max_tool_calls": draws.randint(0, 5),
-        "seed": draws.randint(0, 10**6),
-        "stream": draws.random() < 0.5,
-      }
-      counts["asked"] += 1
-      try:
-        async with asyncio.timeout(patience):
-          found = await client.post("/v1/responses", json=sent)
-      except TimeoutError:
-        counts["left" if leaves else "unanswered"] += 1
-        continue
-      injected = "lets this search fail" in found.text
-      wrong = found.status_code not in (200, 503)
-      if injected:
-        counts["injected failures"] += 1
-      elif wrong or found.status_code == 503:
-        counts["errors"] += 1
-      else:
-        counts["answered"] += 1
-
-  async def watch() -> None:
-    while time.monotonic() < ends:
-      memory.append(harness.resident_of(pid))
-      await asyncio.sleep(5)
-
-  async with clients(url) as client:
-    questions = (await client.get("/examples")).json()
-    async with asyncio.TaskGroup() as tasks:
-      tasks.create_task(watch())
-      for _ in range(_CLIENTS):
-        tasks.create_task(one(client, questions))
-    await asyncio.sleep(1)
-    text = (await client.get("/metrics")).text
-  held = re.search(r"^anysearch_kv_pages_used (\S+)", text, re.M)
-  half = len(memory) // 2
-  return {
-    **{name: counts[name] for name in ("asked", "answered", "left")},
-    **{name: counts[name] for name in ("injected failures", "errors")},
-    "unanswered": counts["unanswered"],
-    "pages held at the end": float(held[1]) if held else -1.0,
-    "MB at half time": memory[half] / 1e6,
-    "MB at the end": memory[-1] / 1e6,
-  }
-
-
 def main() -> dict[str, Any]:
   f = flags.FLAGS
-  if f.soak_minutes:
-    return soak(f.hf, f.soak_minutes)
   jax_setup.configure(threads=0, cache=".jax_cache")
   return compare(f.hf, rounds=f.rounds, questions=f.questions)
 
@@ -392,5 +296,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("hf", "configs/graded_world_policy", "The policy.")
   flags.DEFINE_integer("rounds", 5, "Of measurements, in turns.", 1)
   flags.DEFINE_integer("questions", 512, "Of a round.", 64)
-  flags.DEFINE_float("soak_minutes", 0, "Soak for this long instead.", 0)
   harness.run(main, workers={"serve": serve})

@@ -16,11 +16,11 @@ paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
 questions instead of 512, and an optimizer step 128 trajectories instead of 512.
 An episode generates 2048 tokens at most instead of 4096, and the lengths in the
 reward are halved with that.
-Memory: docs/one_gpu.md has the plan of each preset.
+Memory: docs/training.md has the plan of each preset.
 Expected: unknown; nothing has been trained with it yet.
 
 Questions from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index): docs/one_gpu.md has the commands.
+(launch.build_index): docs/training.md has the commands.
 """
 
 from __future__ import annotations

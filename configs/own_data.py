@@ -1,6 +1,6 @@
 """A first training on questions and passages of your own, without a GPU.
 
-Hardware: a laptop, with 8 GB of memory for the policy below. docs/own_data.md
+Hardware: a laptop, with 8 GB of memory for the policy below. docs/data.md
 has the commands before and after it, and what was measured.
 Expected: next to nothing is learnt. Eight optimizer steps of 8 trajectories
 show that your files, an index, a training and an evaluation fit together.

@@ -17,7 +17,6 @@ Presets, `--config=configs/quickstart.py:<preset>`:
 Expected: docs/quickstart.md has what each measures, beside exact agents.
 To make the warm start in configs/graded_world_policy/ again:
     python -m launch.warm_start --config=configs/quickstart.py
-configs/fixed_world.py is an easier world.
 """
 
 from __future__ import annotations

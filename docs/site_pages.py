@@ -20,6 +20,7 @@ PAGES = {
   "CHANGELOG.md": "changelog.md",
 }
 LIBRARY = ROOT / "anysearch_jax"
+sys.path.insert(0, str(ROOT))
 
 
 def on_config(config):
@@ -39,6 +40,10 @@ def on_files(files, *, config):
     page = File.generated(config, f"api/{room}.md", content="\n".join(lines))
     files.append(page)
   files.append(File.generated(config, "api/index.md", content=public()))
+  from launch import list as launch_list
+
+  page = launch_list.settings_page()
+  files.append(File.generated(config, "configuration.md", content=page))
   return files
 
 
@@ -49,7 +54,6 @@ def on_page_markdown(text, **_):
 
 def public() -> str:
   """A page with the public names, linked to their objects."""
-  sys.path.insert(0, str(ROOT))
   import anysearch_jax  # Imports nothing of the library yet.
 
   rows = [

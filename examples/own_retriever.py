@@ -1,9 +1,11 @@
-r"""Answers the searches by a retriever of your own.
+r"""Answers the searches by a retriever of your own, alone and in a pipeline.
 
     python -m examples.own_retriever --questions=50
+    python -m launch.evaluate --config=configs/quickstart.py --output=runs/own \
+        --config.retrieval.kind=examples/own_retriever.py:best
 
 A retriever is anything with `search`. It may also have `search_many`, which is
-given the searches of many episodes at once: `launch.train` then batches them.
+given the searches of many episodes at once: they are then asked in batches.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import argparse
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Sequence
 
 import anysearch_jax as aj
 from configs import quickstart
@@ -21,15 +22,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class WordOverlap:
-  """Ranks the passages of a corpus by the words that they share with a query.
-
-  Args:
-    corpora: the passages of a corpus by its name. The generated world has many
-      corpora, one for each version of its facts; most data sets have one, "".
-  """
+  """Ranks the passages of a corpus by the words that a query has too."""
 
   def __init__(self, corpora):
-    self._corpora = corpora
+    self._corpora = corpora  # Returns the passages of a corpus by its name.
 
   async def search(self, request: aj.SearchRequest) -> list[aj.Passage]:
     """Returns at most `request.k` passages, best first.
@@ -42,29 +38,33 @@ class WordOverlap:
       dataclasses.replace(p, score=len(wanted & {p.title, *p.text.split()}))
       for p in self._corpora(request.corpus)
     ]
-    # Equal scores keep the order of the corpus, so that runs repeat.
     best = sorted(scored, key=lambda passage: -passage.score)
     return [p for p in best[: request.k] if p.score > 0]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def best(config: aj.ExperimentConfig) -> aj.Retriever:
+  """What `retrieval.kind` names: word overlap and BM25, fused by rank."""
+  world = aj.World()  # A retriever of yours opens its own documents.
+  words = WordOverlap(world.corpus)
+  return aj.fuse(words, aj.LexicalRetriever(world.corpus), k=5)
+
+
+def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--questions", type=int, default=50)
-  args = parser.parse_args(argv)
+  count = parser.parse_args(argv).questions
   config = quickstart.get_config()
   evaluation = dataclasses.replace(config.evaluation, budgets=(0, 3))
   policy, world = aj.load_policy(ROOT / config.policy), aj.World()
-  for retriever in (
-    aj.LexicalRetriever(world.corpus),
-    WordOverlap(world.corpus),
-  ):
-    engine = aj.make_engine(policy, config, seed=0)
+  for retriever in (WordOverlap(world.corpus), best(config)):
     with tempfile.TemporaryDirectory() as folder:
       summary = aj.evaluate(
         evaluation,
         aj.Playing(config.episode, config.engine.slots),
-        player=aj.Player(engine, policy.tokenizer),
-        questions=world.questions("held-out", args.questions, seed=0),
+        player=aj.Player(
+          aj.make_engine(policy, config, seed=0), policy.tokenizer
+        ),
+        questions=world.questions("held-out", count, seed=0),
         retriever=retriever,
         folder=pathlib.Path(folder),
       )

@@ -9,7 +9,7 @@ metrics, checkpoints and the policy, and the same command resumes. The command
     python -m launch.train --config=configs/quickstart.py \
         --reward=examples/own_reward.py:reward --output=runs/own_reward
 
-docs/your_reward.md says what the function gets and what is checked.
+docs/own.md says what the function gets and what is checked.
 """
 
 from __future__ import annotations

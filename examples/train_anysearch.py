@@ -11,7 +11,6 @@ long run needs: checkpoints, meshes, adapters, and sampling while it trains.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -51,7 +50,7 @@ def play(
   and searches or answers, and the environment shows what the search found. It
   shows the remaining budget before each turn if the scaffold is on.
   """
-  played = asyncio.run(
+  played = aj.run(
     aj.run_groups(
       [
         aj.Assignment(i, question, int(budget), bool(assigned.scaffold))

@@ -1,19 +1,24 @@
 r"""Builds an index over a corpus of passages.
 
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
-    python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=faiss_flat \
+    python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=flat \
         --encoder=models/e5-base-v2 --output=indexes/e5
 
-Kinds: `bm25` for corpora of up to a few million passages; `faiss_flat`, exact
-search on a CPU; `jax_flat`, exact search on GPUs and TPUs; `faiss_file`, an
-existing index (for example Search-R1's e5_Flat.index), named by --faiss_file
-together with the encoder that made it. The corpus is JSON lines, plain or gzip,
-of `id` and `contents` (Search-R1's format), or of `id`, `title` and `text`.
+Kinds: `bm25`; `flat`, exact search over the vectors of an encoder, on a CPU or
+on accelerators; `faiss_file`, an existing index (for example Search-R1's
+e5_Flat.index), named by --faiss_file together with the encoder that made it;
+`milvus` and `postgres`, a collection or a table in the database at --address
+(docs/data.md), beside which --output has the line offsets of the corpus.
+The corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
+format), or of `id`, `title` and `text`.
 
 If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
 --processes=N --process=I. The last process to finish completes the index; if
 none did, run any one of them again.
+
+--questions=FILES prints how often the finished index finds the passages that
+answer them: JSON lines in FlashRAG's format with `metadata.gold_doc_ids`.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "kind",
     "bm25",
-    ["bm25", "faiss_flat", "jax_flat", "faiss_file"],
+    ["bm25", "flat", "faiss_file", "milvus", "postgres"],
     "See the module.",
   )
   flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
@@ -57,9 +62,7 @@ def define_flags() -> None:
     ["float32", "bfloat16"],
     "Of the encoder's weights: bfloat16 on accelerators, float32 on CPUs.",
   )
-  flags.DEFINE_string(
-    "dtype", "float32", "Of jax_flat: float32, bfloat16 or int8."
-  )
+  flags.DEFINE_string("dtype", "float32", "Of flat: float32, bfloat16 or int8.")
   flags.DEFINE_string("faiss_file", "", "Of kind faiss_file.")
   flags.DEFINE_integer(
     "search",
@@ -71,11 +74,9 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "vectors",
     [],
-    "Of jax_flat and faiss_flat: the file of an IndexFlatIP, or its parts in "
+    "Of flat: the file of an IndexFlatIP, or its parts in "
     "their order, that has the vectors of all passages.",
   )
-  flags.DEFINE_float("k1", 0.9, "BM25's saturation.", 0)
-  flags.DEFINE_float("b", 0.4, "BM25's length normalisation.", 0, 1)
   flags.DEFINE_string(
     "language",
     "english",
@@ -87,6 +88,13 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "skip_malformed", False, "Leave out lines that are no passage."
   )
+  flags.DEFINE_string("address", "", "Of a database, without a password.")
+  flags.DEFINE_string("table", "passages", "Or collection, in a database.")
+  flags.DEFINE_string("graph", "", "Of vectors in a database: hnsw; Milvus's.")
+  flags.DEFINE_list("fields", [], "In a database: of the rows, for filters.")
+  flags.DEFINE_string("key_variable", None, "Variable with a database's key.")
+  flags.DEFINE_list("questions", [], "Files whose recall is printed.")
+  flags.DEFINE_integer("topk", 3, "Passages of a question.", 1)
   flags.DEFINE_integer("process", 0, "Number of this process, from 0.", 0)
   flags.DEFINE_integer("processes", 1, "How many build together.", 1)
   launch_flags.define_devices()
@@ -99,13 +107,13 @@ def main(argv) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms
-  from retrieval.index import building, opening
+  from launch import databases
+  from retrieval import passages
+  from retrieval.index import building, opening, recall
 
   settings = building.Settings(
     kind=f.kind,
     dtype=f.dtype,
-    k1=f.k1,
-    b=f.b,
     language=f.language,
     faiss_file=f.faiss_file,
     search=f.search,
@@ -125,6 +133,12 @@ def main(argv) -> None:
     corpus = pathlib.Path(f.corpus)
     size = corpus.stat().st_size if corpus.is_file() else 0
     encoder = _encoder(f)
+    if f.kind in databases.KINDS:
+      prepared = passages.prepare(
+        f.corpus, f.output, skip_malformed=f.skip_malformed
+      )
+      print(databases.build(f, prepared, encoder))
+      return
     finished = building.build(
       f.corpus,
       f.output,
@@ -141,7 +155,12 @@ def main(argv) -> None:
     index = opening.open_index(
       f.output, encoder=encoder, devices=platforms.accelerators()
     )
-  except ValueError as error:
+    asked = {path: recall.read(path) for path in f.questions}
+    found = {
+      path: recall.measure(index, each, k=f.topk)
+      for path, each in asked.items()
+    }
+  except (OSError, ValueError) as error:
     sys.exit(f"launch.build_index: {error}")
   identity = index.identity
   print(
@@ -152,6 +171,11 @@ def main(argv) -> None:
     print(
       f"searched with {how['parameter']}={how['value']}, which finds "
       f"{how['recall']:.2f} of the first 10 hits of the whole file"
+    )
+  for path, each in found.items():
+    print(
+      f"{pathlib.Path(path).stem:24} n {each.n:5}  any {each.any:.3f}  all "
+      f"{each.all:.3f}"
     )
 
 

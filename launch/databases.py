@@ -1,13 +1,17 @@
-"""The retrievers over servers that others run: Milvus and PostgreSQL."""
+"""Opens and fills databases of passages that others run."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from absl import flags
+
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from launch import progress
 from retrieval import filters
 
 KINDS = ("milvus", "postgres")
@@ -22,125 +26,115 @@ def make(c: config_lib.RetrievalConfig) -> tuple[types.BatchRetriever, Any]:
   Raises:
     ValueError: the database cannot be opened, or a setting is invalid.
   """
-  return _milvus(c) if c.kind == "milvus" else _postgres(c)
-
-
-def milvus_client() -> Any:
-  """Returns the package `retrieval.milvus`.
-
-  Raises:
-    ValueError: Milvus's own client is not installed.
-  """
-  try:
-    from retrieval import milvus
-    from retrieval.milvus import collection, retriever  # noqa: F401
-  except ModuleNotFoundError as error:
-    raise ValueError(
-      f"Milvus needs a package that is missing ({error}); run pip install -r "
-      "requirements-milvus.txt."
-    ) from None
-  return milvus
-
-
-def _milvus(
-  c: config_lib.RetrievalConfig,
-) -> tuple[types.BatchRetriever, Any]:
-  """Returns a retriever over a collection of Milvus, and its identity."""
-  milvus = milvus_client()
-  token = ""
-  if c.key_variable:
-    from anysearch_jax.host.http import calls
-
-    token = calls.secret_in(c.key_variable, "the token of Milvus")
-  client = milvus.collection.connect(c.milvus, token=token)
-  collection, ranking = c.collection or "passages", c.ranking or "bm25"
-  encoder = None
-  if ranking != "bm25":
-    built = milvus.collection.described(client, collection)
-    encoder = _encoder(c, ranking, built)
-  found = milvus.retriever.MilvusRetriever(
-    client,
-    collection,
-    ranking=ranking,
-    encoder=encoder,
-    filters=filters.parse(c.filter),
-    token=token,
-  )
-  return found, found.identity()
-
-
-def postgres_client() -> Any:
-  """Returns the package `retrieval.postgres`.
-
-  Raises:
-    ValueError: PostgreSQL's own client is not installed.
-  """
-  try:
-    from retrieval import postgres
-    from retrieval.postgres import retriever, server, table  # noqa: F401
-  except ImportError as error:
-    raise ValueError(
-      f"PostgreSQL needs a package that is missing ({error}); run pip install "
-      "-r requirements-postgres.txt."
-    ) from None
-  return postgres
-
-
-def password(variable: str) -> str:
-  """Returns the password in an environment variable; "" without a variable.
-
-  Raises:
-    ValueError: the variable is not set.
-  """
-  if not variable:
-    return ""
-  from anysearch_jax.host.http import redaction
-
-  redaction.check_variable(variable, "The variable with PostgreSQL's password")
-  if not (value := os.environ.get(variable, "")):
-    raise ValueError(
-      f"{variable} is not set; expected PostgreSQL's password in it."
-    )
-  return value
-
-
-def _postgres(
-  c: config_lib.RetrievalConfig,
-) -> tuple[types.BatchRetriever, Any]:
-  """Returns a retriever over a table of PostgreSQL, and its identity."""
-  postgres = postgres_client()
-  server = postgres.server.Server(c.postgres, password=password(c.key_variable))
-  table, ranking = c.table or "passages", c.ranking or "bm25"
-  try:
-    encoder = None
-    if ranking != "bm25":
-      built, _ = server.run(
-        lambda connection: postgres.table.described(connection, table)
-      )
-      encoder = _encoder(c, ranking, built)
-    found = postgres.retriever.PostgresRetriever(
-      server,
-      table,
+  address = c.milvus if c.kind == "milvus" else c.postgres
+  module, connection = _connected(c.kind, address, c.key_variable)
+  ranking, found = c.ranking or module.RANKINGS[0], filters.parse(c.filter)
+  made: Any
+  if c.kind == "milvus":
+    name = c.collection or "passages"
+    built = module.described(connection, name)
+    made = module.MilvusRetriever(
+      connection,
+      name,
       ranking=ranking,
-      encoder=encoder,
-      filters=filters.parse(c.filter),
+      encoder=_encoder(c, ranking, built),
+      filters=found,
+    )
+  else:
+    name = c.table or "passages"
+    with connection.connection() as one:
+      built = module.described(one, name)
+    made = module.PostgresRetriever(
+      connection,
+      name,
+      ranking=ranking,
+      encoder=_encoder(c, ranking, built or {}),
+      filters=found,
       ef_search=c.ef_search,
     )
+  return made, made.identity()
+
+
+def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
+  """Fills a collection or a table; returns a line that says so.
+
+  Args:
+    f: the flags of launch.build_index.
+    corpus: a `passages.Corpus`.
+    encoder: encoder of passages; None: words only.
+
+  Raises:
+    ValueError: a setting is invalid, or the database cannot be filled.
+  """
+  if not f.address:
+    raise ValueError(f"--address: expected where {f.kind} is.")
+  module, connection = _connected(f.kind, f.address, f.key_variable or "")
+  line = progress.Line(len(corpus), unit="passage", clock=time.monotonic)
+  module.build(
+    connection,
+    f.table,
+    corpus,
+    encoder=encoder,
+    language=f.language,
+    vectors=f.graph or ("FLAT" if f.kind == "milvus" else "flat"),
+    fields=f.fields,
+    on_rows=lambda done, of: line.tick(done),
+  )
+  connection.close()
+  return f"{f.kind}: {f.table} of {len(corpus)} passages"
+
+
+def _connected(kind: str, address: str, variable: str) -> tuple[Any, Any]:
+  """Returns the module of a kind of database, and a client or a pool.
+
+  Raises:
+    ValueError: a package or a key is missing, or there is no server.
+  """
+  module: Any
+  try:
+    if kind == "milvus":
+      from retrieval import milvus
+
+      module = milvus
+    else:
+      from retrieval import postgres
+
+      module = postgres
+  except ImportError as error:
+    raise ValueError(
+      f"{kind} needs a package that is missing ({error}); run pip install -e "
+      f"'.[{kind}]'."
+    ) from None
+  key = ""
+  if variable:
+    # Imported late: a run without a service needs no HTTP.
+    from anysearch_jax.host import redaction
+
+    redaction.check_variable(variable, f"The variable with {kind}'s key")
+    if not (key := os.environ.get(variable, "")):
+      raise ValueError(f"{variable} is not set; expected {kind}'s key in it.")
+  try:
+    return module, (
+      module.connect(address, token=key)
+      if kind == "milvus"
+      else module.connect(address, password=key)
+    )
   except types.RetrievalError as error:
-    raise ValueError(f"retrieval.postgres: {error}") from None
-  return found, found.identity()
+    raise ValueError(f"retrieval.{kind}: {error}") from None
 
 
 def _encoder(
   c: config_lib.RetrievalConfig, ranking: str, built: Mapping[str, Any]
 ) -> Any:
-  """Returns the encoder of what was built; see `make`."""
+  """Returns the encoder of what was built; None if words are ranked alone."""
+  if ranking not in ("dense", "hybrid"):
+    return None
   named = built.get("encoder")
   if not c.encoder or named is None:
     raise ValueError(
       f"retrieval.encoder: found {c.encoder!r} for ranking {ranking} of "
       f"{'vectors' if named else 'no vectors'}; expected the folder of the "
-      f"encoder that launch.build_{c.kind} had."
+      f"encoder that launch.build_index --kind={c.kind} had."
     )
   from retrieval.encoder import encoder as encoder_lib
 

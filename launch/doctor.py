@@ -11,16 +11,57 @@ query to a web search engine. The exit code is 1 if there is a problem.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import os
 import pathlib
+import queue
+import re
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from absl import app, flags
+from packaging import requirements
 
 from anysearch_jax import config as config_lib
-from launch import checks, jax_setup, machine_checks
+from anysearch_jax.host import platforms
 from launch import flags as launch_flags
+from launch import jax_setup, shipped
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_PYTHON = (3, 11)
+_START = "import jax; jax.devices()"
+_LONGEST = 300  # Characters of an error.
+# By platform, the extras that make JAX compute on it.
+_INSTALLS = {
+  "cuda": "cuda13",
+  "tpu": "tpu",
+}
+_IMPORT_SECONDS = 110.0  # A check has 120 by default.
+REQUIREMENTS = shipped.ROOT / "requirements.txt"
+# The modules of packages that are imported under another name.
+_MODULES = {
+  "absl-py": "absl",
+  "faiss-cpu": "faiss",
+  "orbax-checkpoint": "orbax.checkpoint",
+  "PyStemmer": "Stemmer",
+}
+# Imports each argument, PACKAGE=MODULE, and writes a line before and after it.
+_IMPORT = """
+import importlib, sys
+for argument in sys.argv[1:]:
+  package, _, module = argument.partition("=")
+  print("try", package, flush=True)
+  try:
+    importlib.import_module(module)
+  except BaseException as error:
+    text = " ".join(str(error).split())
+    print("failed", package, f"{type(error).__name__}: {text}", flush=True)
+  else:
+    print("good", package, flush=True)
+"""
 
 
 def define_flags() -> None:
@@ -54,8 +95,8 @@ def main(argv) -> None:
       threads=f.threads,
     )
   )
-  problems = sum(finding.level == checks.PROBLEM for finding in found)
-  warnings = sum(finding.level == checks.WARNING for finding in found)
+  problems = sum(finding.level == PROBLEM for finding in found)
+  warnings = sum(finding.level == WARNING for finding in found)
   print(f"{problems} problems, {warnings} warnings")
   sys.stdout.flush()
   # A hanging check could block an orderly exit.
@@ -70,7 +111,7 @@ def examine(
   ask_web: bool = False,
   deadline: float = 120.0,
   threads: int = 0,
-) -> Iterator[checks.Finding]:
+) -> Iterator[Finding]:
   """Runs the checks, prints each finding at once, and yields it.
 
   Args:
@@ -82,23 +123,23 @@ def examine(
     threads: CPU threads, as for `jax_setup.configure`.
   """
 
-  def look(name: str, check) -> list[checks.Finding]:
-    found = checks.run(checks.Check(name, check), deadline=deadline)
-    for line in checks.lines(name, found):
+  def look(name: str, check) -> list[Finding]:
+    found = run(Check(name, check), deadline=deadline)
+    for line in lines(name, found):
       print(line, flush=True)
     return found
 
-  yield from look("python", machine_checks.python)
-  yield from look("packages", machine_checks.packages)
+  yield from look("python", python)
+  yield from look("packages", packages)
   setup = functools.partial(jax_setup.configure, threads=threads, cache="")
 
-  def devices() -> Iterator[checks.Finding]:
+  def started() -> Iterator[Finding]:
     setup()
-    return machine_checks.devices()
+    return devices()
 
-  yield from (found := look("devices", devices))
+  yield from (found := look("devices", started))
   # The remaining checks import JAX, so they need the ones above to pass.
-  if config is None or any(x.level == checks.PROBLEM for x in found):
+  if config is None or any(x.level == PROBLEM for x in found):
     return
   yield from _of_run(
     config,
@@ -116,16 +157,16 @@ def _of_run(
   folder: pathlib.Path,
   processes: int,
   ask_web: bool,
-) -> Iterator[checks.Finding]:
+) -> Iterator[Finding]:
   """Yields the findings about what a configuration needs."""
   from launch import policy_checks, run_checks
 
   yield from look("config", lambda: run_checks.configuration(config))
   held: list[policy_checks.Described] = []
 
-  def policy() -> checks.Finding:
+  def policy() -> Finding:
     held.append(policy_checks.folder(config.policy))
-    return checks.ok(held[0].words)
+    return ok(held[0].words)
 
   yield from look("policy", policy)
   if held:
@@ -146,6 +187,261 @@ def _of_run(
     yield from look("servers", lambda: run_checks.servers(config))
 
 
+class Finding(NamedTuple):
+  """The result of a check; `todo` says what to do about it."""
+
+  level: str
+  found: str
+  todo: str = ""
+
+
+def ok(found: str) -> Finding:
+  return Finding(OK, found)
+
+
+def warning(found: str, todo: str) -> Finding:
+  return Finding(WARNING, found, todo)
+
+
+def problem(found: str, todo: str = "") -> Finding:
+  """Returns a finding that prevents a run; `todo` may be empty."""
+  return Finding(PROBLEM, found, todo)
+
+
+class Check(NamedTuple):
+  """A named check; `look` may be slow and may raise."""
+
+  name: str
+  look: Callable[[], Finding | Iterable[Finding]]
+
+
+def run(check: Check, *, deadline: float) -> list[Finding]:
+  """Returns what a check finds; a timeout or an exception is a problem too.
+
+  Args:
+    check: runs on a daemon thread, which is abandoned if it hangs.
+    deadline: seconds that the check may take.
+  """
+  outcome: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
+
+  def work() -> None:
+    try:
+      found = check.look()
+      outcome.put([found] if isinstance(found, Finding) else list(found))
+    except (ValueError, OSError) as error:
+      outcome.put([problem(str(error) or type(error).__name__)])
+    except BaseException as error:  # A broken installation may raise anything.
+      outcome.put(
+        [
+          problem(
+            f"found {type(error).__name__}: {error}",
+            "look after what it names; where that is in order, report it.",
+          )
+        ]
+      )
+
+  threading.Thread(target=work, name=check.name, daemon=True).start()
+  try:
+    return outcome.get(timeout=deadline)
+  except queue.Empty:
+    return [
+      problem(
+        f"found no answer within {deadline:g} seconds",
+        "see what it waits for (a device, a disk, a server), or raise "
+        "--deadline.",
+      )
+    ]
+
+
+def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
+  """Yields the printed lines of each finding."""
+  for finding in findings:
+    said = " ".join(finding.found.split())
+    yield f"{finding.level:<8} {name:<11} {said}"
+    if finding.todo:
+      yield f"{'':<21}{finding.todo}"
+
+
+def size(count: float) -> str:
+  """Formats a number of bytes for people, as "1.5 GB"."""
+  for unit in ("B", "KB", "MB"):
+    if count < 1000:
+      return f"{count:.3g} {unit}"
+    count /= 1000
+  return f"{count:,.1f} GB"
+
+
+def python() -> Finding:
+  """Checks the version of the interpreter."""
+  found = ".".join(map(str, sys.version_info[:3]))
+  if sys.version_info < _PYTHON:
+    return problem(
+      f"found {found}, expected {'.'.join(map(str, _PYTHON))} or newer",
+      "make the environment again with a newer Python.",
+    )
+  return ok(found)
+
+
+def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
+  """Compares versions with the list of requirements and imports each package.
+
+  A package can have the right version and still fail to import, because it was
+  copied only in part or because a system library is missing.
+
+  Args:
+    path: the list; if it is missing, the metadata of this package is read.
+  """
+  wanted = [requirements.Requirement(line) for line in _wanted(path)]
+  good = []
+  for want in wanted:
+    try:
+      found = importlib.metadata.version(want.name)
+    except importlib.metadata.PackageNotFoundError:
+      found = None
+    if found and want.specifier.contains(found, prereleases=True):
+      good.append(want)
+      continue
+    yield problem(
+      f"{want.name}: found {found or 'none'}, expected {want.specifier}",
+      f"pip install '{want}'",
+    )
+  broken = _broken(tuple(want.name for want in good))
+  for name, reason in broken.items():
+    yield problem(
+      f"{name}: found that it cannot be imported ({reason})",
+      f"pip install --force-reinstall '{name}'; a library that it names comes "
+      "from the system's packages.",
+    )
+  yield ok(
+    f"{len(good) - len(broken)} of {len(wanted)} are as required and import"
+  )
+  yield from _plugins()
+
+
+@functools.cache
+def _broken(names: tuple[str, ...]) -> dict[str, str]:
+  """Returns the packages that do not import, with the reason.
+
+  They are imported in a process of their own: a broken library can end it.
+  """
+  modules = [f"{x}={_MODULES.get(x, x.replace('-', '_'))}" for x in names]
+  reasons: dict[str, str] = {}
+  while modules:
+    done = subprocess.run(
+      [sys.executable, "-c", _IMPORT, *modules],
+      capture_output=True,
+      text=True,
+      timeout=_IMPORT_SECONDS,
+      check=False,
+    )
+    tried = 0
+    for line in done.stdout.splitlines():
+      verdict, _, rest = line.partition(" ")
+      tried += verdict == "try"
+      if verdict == "failed":
+        name, _, reason = rest.partition(" ")
+        reasons[name] = reason
+    if done.returncode == 0:
+      break
+    # The module that was tried last ended the process; continue after it.
+    name = modules[tried - 1].partition("=")[0]
+    reasons[name] = f"the process ended with {done.returncode}"
+    modules = modules[tried:] if tried else []
+  return reasons
+
+
+def devices() -> Iterator[Finding]:
+  """Reports the devices that JAX computes on.
+
+  A plug-in that is installed may still fail to start; JAX then computes on the
+  CPU. So the plug-in is started by itself, and its error is reported.
+  """
+  import jax
+
+  found = jax.devices()
+  first = found[0]
+  yield ok(
+    f"{len(found)} x {first.device_kind} ({first.platform}), "
+    f"{len(jax.local_devices())} of this process"
+  )
+  for platform, extra in _INSTALLS.items():
+    if first.platform == "cpu" and platforms.has_device(platform):
+      yield warning(
+        f"this machine has a {platform.upper()} device, and JAX computes on "
+        f"the CPU ({_refusal(platform)})",
+        f"pip install -e '.[{extra}]' --constraint requirements.lock, and see "
+        "that JAX_PLATFORMS is not set (docs/training.md).",
+      )
+
+
+@functools.cache
+def _refusal(platform: str) -> str:
+  """Returns why JAX does not start on a platform, as its plug-in says."""
+  if not platforms.plugins(platform):
+    return "no plug-in is installed"
+  done = subprocess.run(
+    [sys.executable, "-c", _START],
+    env=os.environ | {"JAX_PLATFORMS": platform},
+    capture_output=True,
+    text=True,
+    timeout=_IMPORT_SECONDS,
+    check=False,
+  )
+  if done.returncode == 0:
+    return "it starts if JAX_PLATFORMS names it"
+  lines = done.stderr.split("\n")
+  last = next(filter(None, reversed(lines)), f"code {done.returncode}")
+  return last[:_LONGEST]
+
+
+def available_memory() -> int | None:
+  """Returns the bytes of available RAM; None if the system does not say."""
+  try:
+    text = pathlib.Path("/proc/meminfo").read_text()
+  except OSError:
+    return None
+  match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
+  return int(match[1]) * 1024 if match else None
+
+
+def device_memory() -> int | None:
+  """Returns the memory of the smallest local device; None if not reported."""
+  import jax
+
+  limits = [
+    (device.memory_stats() or {}).get("bytes_limit")
+    for device in jax.local_devices()
+    if device.platform != "cpu"
+  ]
+  return min((limit for limit in limits if limit), default=None)
+
+
+def _wanted(path: pathlib.Path) -> list[str]:
+  if path.is_file():
+    lines = (x.partition("#")[0].strip() for x in path.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("-")]
+  listed = importlib.metadata.requires("anysearch_jax") or []
+  return [line for line in listed if "extra ==" not in line]
+
+
+def _plugins() -> Iterator[Finding]:
+  """Warns of JAX plugins whose version differs from JAX's own."""
+  own = importlib.metadata.version("jax")
+  for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+    try:
+      found = importlib.metadata.version(plugin)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+    if found != own:
+      yield warning(
+        f"{plugin}: found {found} beside jax {own}",
+        f"pip install '{plugin}=={own}'",
+      )
+
+
 if __name__ == "__main__":
-  define_flags()
-  launch_flags.run(main)
+  # The checks make findings of this module by its name, not of `__main__`.
+  from launch import doctor
+
+  doctor.define_flags()
+  launch_flags.run(doctor.main)

@@ -29,7 +29,7 @@ from absl import app, flags
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
 from launch import flags as launch_flags
 from launch import (
@@ -64,6 +64,7 @@ def define_flags() -> None:
     "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
+  launch_flags.define_method()
   launch_flags.define_process()
 
 
@@ -101,8 +102,9 @@ def main(argv) -> None:
     ) | {
       "world": parts.world(config.data),
       "prompts": parts.prompts(config.episode),
+      "own": parts.own(config),
     }
-    made = {"config.json": config_values.to_dict(config)}
+    made = {"config.json": config_settings.to_dict(config)}
     with disk.translate_errors(folder):
       journal.claim(folder, made | {"provenance.json": played})
       if not (folder / _SUMMARY).is_file():

@@ -14,27 +14,26 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import importlib.machinery
 import inspect
 import io
 import os
 import pathlib
 import signal
 import sys
-import traceback
-import types
+import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values as config_values
-from anysearch_jax.host import disk
-from launch import config_help, shipped, stopping
+from anysearch_jax.config import settings as config_settings
+from anysearch_jax.host import disk, plugins
+from launch import shipped, stopping
 
 _PREFIX = "config."
+_WIDTH = 80
 # absl does not know `-h`.
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
@@ -130,6 +129,16 @@ def define_reward() -> None:
   )
 
 
+def define_method() -> None:
+  """Defines `--method`, for the commands that train or play."""
+  flags.DEFINE_string(
+    "method",
+    None,
+    "A system: a shipped one, or module:NAME or path/to/file.py:NAME of one of "
+    "your own; sets method.name, episode.prompts and its training's settings.",
+  )
+
+
 def define_resume() -> None:
   """Defines `--allow_changes`, for the commands that train."""
   flags.DEFINE_bool(
@@ -152,6 +161,10 @@ def read_config() -> config_lib.ExperimentConfig:
       if flags.FLAGS.config is not None
       else config_lib.ExperimentConfig()
     )
+    if "method" in flags.FLAGS and flags.FLAGS.method is not None:
+      from anysearch_jax.methods import systems  # Imports JAX.
+
+      config = systems.select(config, flags.FLAGS.method)
     config = override(config, flags.FLAGS.set_config)
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
@@ -179,13 +192,8 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     )
   if not path.endswith(".py"):
     raise ValueError(f"--config={path}: expected a Python file (.py).")
-  loader = importlib.machinery.SourceFileLoader(
-    "anysearch_config", os.path.abspath(path)
-  )
-  module = types.ModuleType(loader.name)
-  module.__file__ = loader.path
   with _told(path):
-    loader.exec_module(module)
+    module = plugins.run_file(path)
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
@@ -200,28 +208,16 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
       "expected an ExperimentConfig."
     )
   # Dataclasses do not check the types of their fields; `from_dict` does.
-  return config_values.from_dict(type(config), config_values.to_dict(config))
+  return config_settings.from_dict(
+    type(config), config_settings.to_dict(config)
+  )
 
 
-@contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _told(path: str) -> contextlib.AbstractContextManager[None]:
   """Turns any exception of a configuration file into a one-line ValueError."""
-  try:
-    yield
-  except (ValueError, app.UsageError):
-    raise
-  except Exception as error:  # The file is user code and may raise anything.
-    line = next(
-      (
-        f", line {frame.lineno}"
-        for frame in reversed(traceback.extract_tb(error.__traceback__))
-        if frame.filename == os.path.abspath(path)
-      ),
-      "",
-    )
-    raise ValueError(
-      f"--config={path}{line}: {type(error).__name__}: {error}"
-    ) from error
+  return plugins.as_sentence(
+    f"--config={path}", path, kept=(ValueError, app.UsageError)
+  )
 
 
 def override(
@@ -257,14 +253,14 @@ def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   else:
     value = _literal(hints[keys[0]], text)
   rebuilt = {**vars(node), keys[0]: value}
-  return config_values.from_dict(
+  return config_settings.from_dict(
     type(node), _shallow(rebuilt), path=path.rsplit(".", len(keys))[0]
   )
 
 
 def _shallow(values: dict[str, Any]) -> dict[str, Any]:
   return {
-    key: config_values.to_dict(value)
+    key: config_settings.to_dict(value)
     if dataclasses.is_dataclass(value)
     else value
     for key, value in values.items()
@@ -327,7 +323,36 @@ def _print_config() -> None:
     )
   except ValueError as error:
     _refuse(error)
-  print(config_help.text(config, name or "the paper"))
+  print(help_text(config, name or "the paper"))
+
+
+def help_text(config: Any, source: str) -> str:
+  """Returns every value of a configuration as a flag, group by group.
+
+  Args:
+    config: an `ExperimentConfig`.
+    source: name of the source of the values, for the first line.
+  """
+  parts = [f"configuration flags, with the values of {source}:"]
+  for path, value, meta, sentence in config_settings.listed(config):
+    path = f"--config.{path}".rstrip(".")
+    if meta is None:
+      text = " ".join(sentence.split())
+      parts += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
+      continue
+    facts = ", ".join(filter(None, (meta.kind, meta.range.words)))
+    text = textwrap.fill(f"{sentence} ({facts})", _WIDTH - 6)
+    parts += [f"  {path}={typed(value)}", textwrap.indent(text, " " * 6)]
+  return "\n".join(parts)
+
+
+def typed(value: Any) -> str:
+  """Returns a value in the form that its flag accepts."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  if isinstance(value, tuple):
+    return ",".join(map(str, value)) or "()"
+  return str(value)
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -48,19 +48,20 @@ class Draining(Protocol):
     ...
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
   """A uvicorn server that exits normally on signals and drains the service."""
 
   def __init__(
     self,
     config: uvicorn.Config,
-    service: Draining,
+    service: Any,
     *,
     grace: float,
     greeting: str,
   ):
     super().__init__(config)
-    self._service, self._grace, self._greeting = service, grace, greeting
+    self.service, self.grace = service, grace
+    self._greeting = greeting
 
   async def startup(self, sockets=None) -> None:
     await super().startup(sockets)
@@ -80,9 +81,9 @@ class _Server(uvicorn.Server):
     with stopping.heard(end, end_now):
       yield
 
-  async def shutdown(self, sockets=None) -> None:
-    end = time.monotonic() + self._grace
-    self._service.drain(self._grace)
+  async def answered(self, end: float) -> None:
+    """Returns when the open requests are answered, or at time `end`."""
+    self.service.drain(self.grace)
     open_now = [
       connection.cycle
       for connection in self.server_state.connections
@@ -93,6 +94,10 @@ class _Server(uvicorn.Server):
       if all(each.response_complete or each.disconnected for each in open_now):
         break
       await asyncio.sleep(_POLL)
+
+  async def shutdown(self, sockets=None) -> None:
+    end = time.monotonic() + self.grace
+    await self.answered(end)
     # The service has answered; the rest is for slow readers.
     left = max(0.0, end - time.monotonic())
     self.config.timeout_graceful_shutdown = int(left) + 2
@@ -152,7 +157,7 @@ def serve(
   with listening(host, port) as opened:
     shown = f"[{host}]" if ":" in host else host
     port = opened.getsockname()[1]
-    _Server(
+    Server(
       config,
       service,
       grace=grace,

@@ -33,7 +33,7 @@ def define_flags() -> None:
     "system",
     None,
     sorted(originals.ORIGINALS),
-    "Whose texts; docs/prompts.md says which systems have none.",
+    "Whose texts; docs/own.md says which systems have none.",
     required=True,
   )
   flags.DEFINE_string(

@@ -1,4 +1,7 @@
-"""Sets up JAX for a command: devices, flags, memory, the cache of programs."""
+"""Sets up JAX for a command: devices, flags, memory, the cache of programs.
+
+It also refuses to compute a policy of full size on a CPU that nobody chose.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import ctypes
 import os
 import pathlib
 import tempfile
+from typing import TYPE_CHECKING
 
 from absl import app, logging
 
 from anysearch_jax.host import platforms, xla_flags
+
+if TYPE_CHECKING:
+  from anysearch_jax.policy import architecture as architecture_lib
 
 
 def configure(*, threads: int, cache: str, devices: str = "all") -> None:
@@ -92,3 +99,46 @@ def _keep_freed_memory() -> None:
   mallopt(trim_threshold, 2**31 - 1)
   mallopt(mmap_max, 0)
   mallopt(arena_max, 1)  # One arena, so threads reuse each other's memory.
+
+
+# Parameters; the smallest policy that configs/ trains on a GPU has 494 million.
+FULL_SIZE = 300_000_000
+
+
+def cpu_problem(a: architecture_lib.Architecture) -> str:
+  """Returns why a policy should not be computed here; "" if it may be.
+
+  If the plug-in of a GPU or TPU fails to load, JAX computes on the CPU after a
+  warning, hundreds of times slower. That must not look like a slow run.
+  """
+  import jax
+
+  from anysearch_jax.policy import parameters, table
+
+  size = parameters.count(table.rows(a))
+  if size < FULL_SIZE or jax.default_backend() != "cpu":
+    return ""
+  there = [p.upper() for p in ("cuda", "tpu") if platforms.has_device(p)]
+  has = f"this machine has a {' and a '.join(there)} device" if there else ""
+  return (
+    f"found a policy of {size / 1e9:.1f} billion parameters, and JAX computes "
+    f"on the CPU{f', although {has}' if has else ''}; expected a GPU or a TPU"
+  )
+
+
+def refuse_cpu(a: architecture_lib.Architecture, *, allow: bool) -> None:
+  """Refuses a policy of full size on a CPU.
+
+  Args:
+    a: architecture of the policy.
+    allow: whether that is wanted, `--allow_cpu`.
+
+  Raises:
+    ValueError: JAX computes on the CPU.
+  """
+  if not allow and (found := cpu_problem(a)):
+    raise ValueError(
+      f"{found}. launch.doctor says which plug-in is missing or failed "
+      "(docs/training.md has the commands that install it); --allow_cpu "
+      "computes on the CPU all the same."
+    )

@@ -7,7 +7,7 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 `mesh.trainer` and `mesh.rollout` name the GPUs. SGLang servers are started if
 `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not in
 `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
-or a pipeline (`retrieval.kind`) is served by a separate process on the CPU.
+(`retrieval.kind`) is served by a separate process on the CPU.
 Otherwise the trainer is the only process. Each process logs to `<name>.log` in
 `--log_dir`, by default `<output>/logs`.
 
@@ -54,6 +54,7 @@ _TRAINER_FLAGS = (
   "connect_timeout",
   "allow_changes",
   "reward",
+  "method",
   "grace",
   "allow_cpu",
 )
@@ -157,12 +158,12 @@ def _retriever(
 ) -> tuple[list[supervisor.Part], list[str]]:
   """Returns the retriever's part, if needed, and the trainer's command."""
   c = config.retrieval
-  if c.kind not in ("index", "pipeline"):
+  if c.kind != "index":
     return [], list(trainer)
   url = f"http://127.0.0.1:{port}"
   command = [
     *(sys.executable, "-m", "launch.serve_retriever"),
-    *(f"--{c.kind}={c.index or c.pipeline}", f"--port={port}"),
+    *(f"--index={c.index}", f"--port={port}"),
   ]
   if c.encoder:
     command.append(f"--encoder={c.encoder}")
@@ -172,7 +173,7 @@ def _retriever(
     {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
     health=f"{url}/health",
   )
-  asks = {"kind": "http", "url": url, c.kind: "", "encoder": ""}
+  asks = {"kind": "http", "url": url, "index": "", "encoder": ""}
   return [part], [
     *trainer,
     *(f"--config.retrieval.{name}={value}" for name, value in asks.items()),
@@ -298,6 +299,7 @@ def define_flags() -> None:
   launch_flags.define_output()
   launch_flags.define_resume()
   launch_flags.define_reward()
+  launch_flags.define_method()
   launch_flags.define_allow_cpu()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
@@ -310,7 +312,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "sglang_python",
     _SERVER_PYTHON,
-    "Python of SGLang's environment, see requirements-sglang.txt.",
+    "Python of SGLang's environment, see launch/requirements-sglang.txt.",
   )
   flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
   flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.host import json_files
-from anysearch_jax.world import exact_accuracy, optimum, versions
+from anysearch_jax.world import optimum
 from anysearch_jax.world import world as world_lib
 
 
@@ -52,32 +52,29 @@ def add(row: metrics.Row, folders: Sequence[pathlib.Path]) -> metrics.Row:
   return dataclasses.replace(row, table=found.with_optimum(best, budgets))
 
 
-def _world(folder: pathlib.Path) -> tuple[str, int] | None:
-  """Returns the version and seed of an evaluation's world; None without one."""
+def _world(folder: pathlib.Path) -> int | None:
+  """Returns the seed of an evaluation's world; None without one."""
   path = folder / "config.json"
   if not path.is_file():
     return None
-  data: dict[str, Any] = config_values.renamed(json_files.read(path)).get(
+  data: dict[str, Any] = config_settings.renamed(json_files.read(path)).get(
     "data", {}
   )
   default = config_lib.DataConfig()
   if data.get("source", default.source) != "world":
     return None
-  return (
-    data.get("world", default.world),
-    data.get("world_seed", default.world_seed),
-  )
+  return data.get("world_seed", default.world_seed)
 
 
 @functools.cache
-def _agent(world: tuple[str, int]) -> tuple[world_lib.World, optimum.Optimum]:
-  made = world_lib.World(versions.config(*world))
+def _agent(seed: int) -> tuple[world_lib.World, optimum.Optimum]:
+  made = world_lib.World(seed)
   return made, optimum.Optimum(made)
 
 
 # Rows of a report share their questions.
 @functools.cache
-def _right(world: tuple[str, int], question: str, budget: int) -> float:
+def _right(seed: int, question: str, budget: int) -> float:
   """Returns P(right answer) of the best agent."""
-  found = exact_accuracy.table(*_agent(world), [question], [budget])
+  found = optimum.accuracy(*_agent(seed), [question], [budget])
   return float(found[0, 0])

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import plugins
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.data import prepared
   from launch import world_source
 
   # Where questions come from, and passages if it brings them.
-  Source = world_source.WorldSource | prepared.Prepared
+  Source = world_source.WorldSource | prepared.Prepared | prepared.OwnQuestions
 
 
 def source(config: config_lib.ExperimentConfig) -> Source:
@@ -50,9 +51,14 @@ def source(config: config_lib.ExperimentConfig) -> Source:
 
       return prepared.Prepared(config.data.path)
     case other:
-      raise ValueError(
-        f"data.source: found {other!r}, expected 'world' or 'prepared'."
-      )
+      if not plugins.is_name(other):
+        raise ValueError(
+          f"data.source: found {other!r}, expected 'world', 'prepared' or "
+          "file.py:NAME."
+        )
+      from anysearch_jax.data import prepared
+
+      return prepared.OwnQuestions(other)
 
 
 def provenance(
@@ -75,7 +81,7 @@ def provenance(
     },
     "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
-    "reward": reward(config.reward.function),
+    "own": own(config),
     "prompts": prompts(config.episode),
     "packages": {
       name: importlib.metadata.version(name)
@@ -88,7 +94,7 @@ def world(data: config_lib.DataConfig) -> dict[str, object] | None:
   """Names the generated world; None for other people's questions."""
   if data.source != "world":
     return None
-  return {"version": data.world, "seed": data.world_seed}
+  return {"seed": data.world_seed}
 
 
 def policy(folder: str) -> dict[str, object]:
@@ -103,7 +109,7 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
 
   `budget` and `control` have the same of `episode.budget_file` and of
   `episode.control`, if they are set. None for an
-  environment that a program registered without a file.
+  environment without such a file, as a user's system has.
   """
   from anysearch_jax.environment import units
   from anysearch_jax.methods import systems  # Imports JAX.
@@ -126,10 +132,45 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
   return noted
 
 
-def reward(function: str) -> dict[str, object] | None:
-  """Returns a reward function by its source; None for the system's own."""
-  from anysearch_jax.methods import own_reward  # Imports JAX.
+# What users can write themselves, as `module:NAME` or `file.py:NAME`: the flag
+# or the setting, and what the name has to be.
+OWN = {
+  "method.name": ("--method", "a system, anysearch_jax.Method(...)"),
+  "reward.function": ("--reward", "a function (outcomes, config)"),
+  "method.judge": (
+    "--config.method.judge",
+    "a function (trajectory), which returns the system's measures",
+  ),
+  "retrieval.kind": (
+    "--config.retrieval.kind",
+    "a function (config), which returns a retriever",
+  ),
+  "search.tools": (
+    "--config.search.tools=TOOL",
+    "a function (config), which returns a tool's retriever",
+  ),
+  "data.source": (
+    "--config.data.source",
+    "a function (split), which returns questions",
+  ),
+}
 
-  if not function:
-    return None
-  return {"function": function, "sha256": own_reward.load(function).sha256}
+
+def own(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
+  """Returns the name and the hash of what the user wrote, by setting."""
+  found = {}
+  for setting in OWN:
+    group, _, field = setting.partition(".")
+    value = getattr(getattr(config, group), field)
+    names = (
+      {f"{setting}.{t}": n for t, n in (each.split("=", 1) for each in value)}
+      if isinstance(value, tuple)
+      else {setting: value}
+    )
+    for key, name in names.items():
+      if plugins.is_name(name):
+        loaded = plugins.load(
+          name, setting=key, expected=OWN[setting][1], fits=lambda _: True
+        )
+        found[key] = {"name": name, "sha256": loaded.sha256}
+  return found

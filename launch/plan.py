@@ -8,7 +8,7 @@ ahead of time and prints the memory and the predicted time of each and of the
 hand-over, the time of a whole optimizer step, and a verdict. `--search`
 first tries micro-batches, recomputation and meshes, and plans the best. The
 exit code is 0 if the configuration fits, 1 if it does not, and 2 if the flags
-or the configuration are invalid. Needs the compilers of requirements-plan.txt,
+or the configuration are invalid. Needs the compilers of the extra [plan],
 but no accelerator.
 """
 
@@ -78,12 +78,12 @@ def main(argv) -> None:
   except (app.UsageError, ModuleNotFoundError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
-  from anysearch_jax.planning import rendering
+  from anysearch_jax.planning import plan
 
-  print(rendering.text(made))
+  print(plan.text(made))
   for path, render in (
-    (flags.FLAGS.json, rendering.to_json),
-    (flags.FLAGS.markdown, rendering.markdown),
+    (flags.FLAGS.json, plan.to_json),
+    (flags.FLAGS.markdown, plan.markdown),
   ):
     if path:
       try:
@@ -132,13 +132,13 @@ def _devices(mesh: config_lib.MeshConfig) -> int:
 
 def _plan(config: config_lib.ExperimentConfig):
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.planning import episodes, planner, search, targets
+    from anysearch_jax.planning import planner, search, targets, whole_step
     from anysearch_jax.training import validation
 
   target = targets.parse(flags.FLAGS.target)
   validation.validate(config)
   a = read_architecture(config.policy)
-  expected = episodes.of(
+  expected = whole_step.episodes_of(
     config,
     tokens=flags.FLAGS.episode_tokens,
     generated=flags.FLAGS.generated_tokens,

@@ -8,8 +8,7 @@
   OpenAI's text completions; `--hf` then names a folder with its tokenizer
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
   engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
-  `everything` play the generated world, see `world.expert_policy`, and those of
-  `world.priced_policy` its two searches with prices
+  `everything` play the generated world, see `world.expert_policy`
 """
 
 from __future__ import annotations
@@ -20,18 +19,23 @@ import hashlib
 import json
 import pathlib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop, plugins
 from launch import flags as launch_flags
-from launch import parts, scripted_policies, shipped
+from launch import parts, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
+if typing.TYPE_CHECKING:
+  from anysearch_jax.evaluation import harness
+  from anysearch_jax.rollout import completions
+
 
 _KINDS = ("hf", "checkpoint", "openai", "scripted")
 
@@ -80,8 +84,7 @@ def define_flags() -> None:
     "scripted",
     None,
     "module:function of an engine, or a policy of the generated world: "
-    "expert, optimum, optimum:PRICE, unknown_only, everything; with prices "
-    "priced_optimum, priced_optimum:PRICE, cheap_optimum, dear_optimum.",
+    "expert, optimum, optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
 
@@ -129,7 +132,7 @@ def _endpoint() -> Chosen:
     app.UsageError: they contradict each other.
   """
   # Imported late: a training needs no HTTP.
-  from anysearch_jax.host.http import redaction
+  from anysearch_jax.host import redaction
 
   f = flags.FLAGS
   for name in ("checkpoint", "scripted", "sglang"):
@@ -208,7 +211,7 @@ def check(
     ValueError: the policy cannot be played in this configuration.
   """
   from anysearch_jax.training import placement
-  from launch import accelerator
+  from launch import jax_setup
 
   if config.retrieval.simulated:
     raise ValueError(
@@ -218,12 +221,10 @@ def check(
       "against the real retriever."
     )
   if chosen.kind == "scripted":
-    scripted_policies.find(chosen.name, source)
+    _scripted(chosen.name, source)
     return
   if chosen.kind == "openai":
-    from launch import remote_model
-
-    _check_prompts(questions, remote_model.codec(chosen.tokenizer), config)
+    _check_prompts(questions, _codec(chosen.tokenizer), config)
     return
   folder = chosen.name
   if chosen.kind == "checkpoint":
@@ -235,7 +236,7 @@ def check(
     folder = str(run / "source")
   a, codec = describe(dataclasses.replace(config, policy=folder))
   if config.engine.kind != "sglang":
-    accelerator.check(a, allow=allow_cpu)
+    jax_setup.refuse_cpu(a, allow=allow_cpu)
   placement.check_playing(
     a, config.mesh, engine=config.engine, dtype=config.compute_dtype
   )
@@ -322,14 +323,10 @@ def player(
   from anysearch_jax.evaluation import harness
 
   if chosen.kind == "scripted":
-    yield harness.Player(
-      *scripted_policies.find(chosen.name, source)(config, source)
-    )
+    yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   if chosen.kind == "openai":
-    from launch import remote_model
-
-    with remote_model.player(
+    with _remote_player(
       chosen.name,
       config,
       tokenizer=chosen.tokenizer,
@@ -376,3 +373,90 @@ def _run(name: str) -> tuple[pathlib.Path, int | None]:
   run = pathlib.Path(folder)
   run = run.parent if run.name == "checkpoints" else run
   return run, int(rollout) if at else None
+
+
+@contextlib.contextmanager
+def _remote_player(
+  name: str,
+  config: config_lib.ExperimentConfig,
+  *,
+  tokenizer: str,
+  key_variable: str,
+) -> Iterator[harness.Player]:
+  """Yields the model, ready to play, after it has sampled one token.
+
+  Args:
+    name: MODEL@URL.
+    config: sampling, deadlines, and the number of turns at a time.
+    tokenizer: folder of the model's tokenizer; "": there is none.
+    key_variable: environment variable with the server's key; "": no key.
+
+  Raises:
+    ValueError: the key or the tokenizer is missing.
+    types.EngineError: the server cannot be used.
+  """
+  from anysearch_jax.evaluation import harness
+  from anysearch_jax.rollout import completions
+
+  model, _, url = name.rpartition("@")
+  known = _codec(tokenizer)
+  engine = completions.CompletionsEngine(
+    url,
+    known,
+    model=model,
+    key_variable=key_variable,
+    sampling=config.sampling,
+    deadline=config.episode.turn_deadline,
+    concurrency=config.engine.slots,
+  )
+  try:
+    loop.run(engine.probe())
+    yield harness.Player(engine, known)
+  finally:
+    engine.close()
+
+
+def _codec(folder: str) -> completions.Codec:
+  """Returns the codec of a tokenizer's folder; "": one that estimates.
+
+  Raises:
+    ValueError: the folder has no tokenizer.
+  """
+  if folder:
+    from anysearch_jax.policy import tokenizer
+
+    return tokenizer.Tokenizer.from_folder(folder)
+  from anysearch_jax.rollout import plain_text
+
+  return plain_text.PlainText()
+
+
+def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
+  """Returns the function of (config, source) that makes an engine and codec.
+
+  Args:
+    name: a policy of the generated world, see `world.expert_policy`, or
+      as for `plugins.load`.
+    source: source of the questions.
+
+  Raises:
+    ValueError: there is no such policy, or it knows another source.
+  """
+  from anysearch_jax.world import expert_policy
+
+  if name.partition(":")[0] in expert_policy.NAMES:
+    from launch import world_source
+
+    if not isinstance(source, world_source.WorldSource):
+      raise ValueError(
+        f"--scripted={name}: it knows the generated world only; expected "
+        "data.source 'world'."
+      )
+    made = expert_policy.named(name, source.world)
+    return lambda config, source: made
+  names = ", ".join(expert_policy.NAMES)
+  return plugins.load(
+    name,
+    setting="--scripted",
+    expected=f"a function (config, source), or one of {names}",
+  ).value

@@ -13,7 +13,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, table, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import episode, stops
-from launch import checks
+from launch import doctor
 
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
 _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
@@ -58,14 +58,14 @@ def folder(policy: str) -> Described:
 
 def texts(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
-) -> Iterator[checks.Finding]:
+) -> Iterator[doctor.Finding]:
   """Checks the tags, the stop texts and the prompt."""
   yield from _tags(codec)
   yield from _stops(codec, systems.of_episode(config.episode).stops)
   yield from _prompt(codec, config)
 
 
-def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
+def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[doctor.Finding]:
   """Checks that every tag survives encoding, after any preceding text."""
   lost = [
     tag
@@ -77,18 +77,18 @@ def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
     )
   ]
   if lost:
-    yield checks.problem(
+    yield doctor.problem(
       f"the tokenizer loses {', '.join(lost)}",
       "take a tokenizer that writes plain text as it is; tags that are special "
       "tokens of it must be ordinary ones.",
     )
   else:
-    yield checks.ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
+    yield doctor.ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
 
 
 def _stops(
   codec: tokenizer_lib.Tokenizer, texts: Sequence[str]
-) -> Iterator[checks.Finding]:
+) -> Iterator[doctor.Finding]:
   """Checks that the engine halts at the token that completes a stop text."""
   halts = stops.halting_tokens(
     codec.token_texts(),
@@ -106,14 +106,14 @@ def _stops(
       if not ends or not halts[ids[ends[0] - 1]]:
         missed.append(f"{before}{stop}")
   if missed:
-    yield checks.problem(
+    yield doctor.problem(
       f"the end of {missed[0]!r} is not found among its tokens "
       f"({len(missed)} such)",
       "take a tokenizer whose tokens have the same text after any other token "
       "(a byte-level BPE).",
     )
   else:
-    yield checks.ok(
+    yield doctor.ok(
       f"{' and '.join(texts)} are found; {int(halts.sum())} of "
       f"{codec.vocab_size} tokens halt a row"
     )
@@ -121,10 +121,10 @@ def _stops(
 
 def _prompt(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
-) -> Iterator[checks.Finding]:
+) -> Iterator[doctor.Finding]:
   """Checks the prompt of a question and the end-of-turn tokens."""
   if not codec.end_of_turn_ids:
-    yield checks.problem(
+    yield doctor.problem(
       "no token ends a turn",
       "name eos_token_id in generation_config.json of the policy's folder.",
     )
@@ -137,24 +137,24 @@ def _prompt(
   )
   room = config.episode.max_context - len(ids)
   if _QUESTION.text not in text:
-    yield checks.problem(
+    yield doctor.problem(
       "the chat template leaves the question out of the prompt",
       "look at chat_template in the policy's folder.",
     )
   elif room < 1:
-    yield checks.problem(
+    yield doctor.problem(
       f"the prompt takes {len(ids)} tokens of episode.max_context "
       f"{config.episode.max_context}",
       "raise episode.max_context (and engine.max_context, batch.row_lengths).",
     )
   else:
     template = "chat template" if codec.hf.chat_template else "no chat template"
-    yield checks.ok(f"a prompt of {len(ids)} tokens ({template}), {room} left")
+    yield doctor.ok(f"a prompt of {len(ids)} tokens ({template}), {room} left")
   if codec.hf.chat_template:
     yield from _template_end(codec)
 
 
-def _template_end(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
+def _template_end(codec: tokenizer_lib.Tokenizer) -> Iterator[doctor.Finding]:
   """Warns if the token that the template ends messages with ends no turn."""
   text, _ = codec.render(_QUESTION.text)
   after = text.rpartition(_QUESTION.text)[2].lstrip()
@@ -163,7 +163,7 @@ def _template_end(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
     return
   end = max(closing, key=len)
   if codec.hf.convert_tokens_to_ids(end) not in codec.end_of_turn_ids:
-    yield checks.warning(
+    yield doctor.warning(
       f"the chat template ends messages with {end}, which ends no turn",
       "add its id to eos_token_id in generation_config.json.",
     )

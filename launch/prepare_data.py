@@ -40,14 +40,7 @@ from typing import Any
 
 from absl import app, flags
 
-from anysearch_jax.data import (
-  beside,
-  files,
-  formats,
-  hub,
-  prepared,
-  preparing,
-)
+from anysearch_jax.data import files, formats, hub, prepared, preparing
 from launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
@@ -194,7 +187,7 @@ def parse_limit(text: str) -> tuple[str, int]:
 
 def read_beside(
   f: flags.FlagValues,
-) -> tuple[beside.Beside, dict[str, Any]]:
+) -> tuple[preparing.Beside, dict[str, Any]]:
   """Reads the inputs of --held_out, --aliases and --passages.
 
   Returns:
@@ -211,13 +204,13 @@ def read_beside(
     read.setdefault("held_out", []).append(said)
   aliases: dict[str, list[str]] = {}
   if f.aliases:
-    aliases = beside.read_aliases(pathlib.Path(f.aliases))
+    aliases = preparing.read_aliases(pathlib.Path(f.aliases))
   for name in ("aliases", "passages"):
     if path := getattr(f, name):
       path = pathlib.Path(path)
       read[name] = {"path": str(path), **files.fingerprint(path)}
   corpus = pathlib.Path(f.passages) if f.passages else None
-  return beside.Beside(held_out, aliases, corpus), read
+  return preparing.Beside(held_out, aliases, corpus), read
 
 
 def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
@@ -241,7 +234,7 @@ def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
     questions = [text for name in names for text in opened.rows(name).texts()]
     source = path / prepared.MANIFEST
   else:
-    questions = beside.read_questions(path)
+    questions = preparing.read_questions(path)
   return questions, {
     "path": str(path),
     "questions": len(questions),

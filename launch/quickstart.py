@@ -12,16 +12,20 @@ changed: remove the folder to start over.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import shlex
+import signal
+import sys
+import threading
 import time
+from collections.abc import Sequence
 
 from absl import app, flags
 
 from launch import flags as launch_flags
-from launch import jobs as jobs_lib
-from launch import progress
+from launch import progress, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
 # Presets of the configuration, and their names in the report.
@@ -41,7 +45,11 @@ _EXACT = {
 }
 
 
-def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
+_POLL = 0.2  # Seconds between polls of the running processes.
+_SHOW = 5.0  # Seconds between progress lines of one process.
+
+
+def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   """Returns the jobs in the order to start them: trainings first, report last.
 
   The warm start's evaluation runs beside the first training. The other
@@ -53,13 +61,13 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
     full: whether to run every budget, all questions and three seeds.
   """
   seeds = (42, 43, 44) if full else (42,)
-  trainings: list[jobs_lib.Job] = []
-  evaluations: list[jobs_lib.Job] = []
+  trainings: list[Job] = []
+  evaluations: list[Job] = []
   compiled = root / f"{_ORDER[0]}-{seeds[0]}" / "metrics.jsonl"
   for seed in seeds:
     for method in _ORDER:
       folder = root / f"{method}-{seed}"
-      train = jobs_lib.Job(
+      train = Job(
         f"train {method} {seed}",
         [
           "-m",
@@ -130,10 +138,10 @@ def _evaluation(
   seeds: tuple[int, ...],
   scaffold: bool = False,
   after: tuple[str, ...] = (),
-) -> jobs_lib.Job:
+) -> Job:
   budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
   questions = 1000 if full else 300 if few else 600
-  return jobs_lib.Job(
+  return Job(
     name,
     [
       "-m",
@@ -152,9 +160,7 @@ def _evaluation(
   )
 
 
-def _report(
-  root: pathlib.Path, seeds: tuple[int, ...], jobs: list[jobs_lib.Job]
-) -> jobs_lib.Job:
+def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
   def rows(method: str, kind: str) -> str:
     return "+".join(
       str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
@@ -168,19 +174,15 @@ def _report(
     for name, label in _EXACT.items()
   ]
   controls = [label for m, label in _METHODS.items() if m != "anysearch"]
-  runs = [
-    f"{label}={root / f'{m}-{seeds[0]}'}" for m, label in _METHODS.items()
-  ]
   output = root / "report.html"
   notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
-  return jobs_lib.Job(
+  return Job(
     "report",
     [
       "-m",
       "launch.report",
-      f"--rows={','.join(shown)}",
+      *shown,
       f"--controls={','.join(controls)}",
-      f"--training={','.join(runs)}",
       f"--notes={notes}",
       f"--output={output}",
     ],
@@ -208,7 +210,7 @@ def main(argv) -> None:
   root = pathlib.Path(flags.FLAGS.output)
   started = time.monotonic()
   print(f"{os.cpu_count()} cores, load average {_load()} before the start")
-  jobs_lib.run(
+  run(
     plan(root, full=flags.FLAGS.full), root / "logs", at_once=flags.FLAGS.jobs
   )
   took = progress.duration(time.monotonic() - started)
@@ -218,6 +220,136 @@ def main(argv) -> None:
 def _load() -> str:
   """Returns the load average of the last minute."""
   return f"{os.getloadavg()[0]:.1f}"
+
+
+@dataclasses.dataclass
+class Job:
+  """One command of the Python interpreter.
+
+  Attributes:
+    name: the displayed name, also the name of its log.
+    command: arguments of the interpreter.
+    result: the file that exists once the job is done.
+    after: names of the jobs that it needs.
+    once: a file of another job; while others run, this one starts only when
+      that file has content.
+    again: whether to run it even if the result exists.
+    shows: whether to print its output at the end.
+    quiet: prefixes of arguments that are left out of the displayed command.
+  """
+
+  name: str
+  command: list[str]
+  result: pathlib.Path
+  after: tuple[str, ...] = ()
+  once: pathlib.Path | None = None
+  again: bool = False
+  shows: bool = False
+  quiet: tuple[str, ...] = ()
+
+  def held(self) -> bool:
+    """Returns whether the file that it waits for is missing or empty."""
+    return self.once is not None and not (
+      self.once.is_file() and self.once.stat().st_size
+    )
+
+  def shown(self) -> str:
+    """Returns the command as a user would type it."""
+    brief = [a for a in self.command if not a.startswith(self.quiet or ("\0",))]
+    return shlex.join(["python", *brief])
+
+
+@dataclasses.dataclass
+class Running:
+  """A started job, and when a line of it was last shown."""
+
+  job: Job
+  child: supervisor.Child
+  shown: float = 0.0
+
+
+def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
+  """Runs the jobs when the jobs that they need are done, in the given order.
+
+  Args:
+    jobs: all jobs, including those that others need.
+    logs: folder of their output; created if missing.
+    at_once: the most processes at a time.
+
+  Raises:
+    SystemExit: a command failed or a signal arrived. The other commands are
+      stopped and may save first; a second signal kills them.
+  """
+  asked, urged = threading.Event(), threading.Event()
+
+  def first(number: int) -> None:
+    stopping.say(f"stopping on {signal.Signals(number).name}")
+    asked.set()
+
+  with stopping.heard(first, lambda number: urged.set()):
+    _run(jobs, logs, at_once, asked, urged)
+
+
+def _run(
+  jobs: Sequence[Job],
+  logs: pathlib.Path,
+  at_once: int,
+  asked: threading.Event,
+  urged: threading.Event,
+) -> None:
+  logs.mkdir(parents=True, exist_ok=True)
+  done = {j.name for j in jobs if j.result.is_file() and not j.again}
+  if done:
+    print(f"Results stand in {logs.parent}; remove it to start over.")
+  for name in sorted(done):
+    print(f"already there, not run again: {name}", flush=True)
+  waiting = [job for job in jobs if job.name not in done]
+  running: list[Running] = []
+  try:
+    while waiting or running:
+      for job in [j for j in waiting if set(j.after) <= done]:
+        if len(running) < at_once and not (running and job.held()):
+          waiting.remove(job)
+          running.append(_start(job, logs))
+      if not running:
+        needed = {name for job in waiting for name in job.after} - done
+        sys.exit(f"Nothing can run: {', '.join(sorted(needed))} is not there.")
+      if asked.wait(_POLL):
+        raise stopping.StoppedError(stopping.RESUME)
+      for each in list(running):
+        if _poll(each):
+          running.remove(each)
+          done.add(each.job.name)
+  finally:
+    supervisor.stop([each.child for each in running], urged=urged.is_set)
+
+
+def _start(job: Job, logs: pathlib.Path) -> Running:
+  print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
+  log = logs / f"{job.name.replace(' ', '-')}.log"
+  return Running(job, supervisor.Child([sys.executable, *job.command], log))
+
+
+def _poll(each: Running) -> bool:
+  """Prints progress; returns whether the job is done."""
+  code = each.child.code
+  if code is None:
+    now = time.monotonic()
+    if now - each.shown >= _SHOW:
+      each.shown = now
+      last = "".join(each.child.tail(1)) or "setting up"
+      print(f"[{each.job.name}] {last}", flush=True)
+    return False
+  if code == stopping.RESUME:
+    stopping.say(f"[{each.job.name}] was stopped, and so are the others")
+    raise stopping.StoppedError(code)
+  if code:
+    end = each.child.text()[-3000:]
+    sys.exit(f"[{each.job.name}] failed with code {code}:\n{end}")
+  print(f"[{each.job.name}] done in {each.child.took}", flush=True)
+  if each.job.shows:
+    print(each.child.text(), flush=True)
+  return True
 
 
 if __name__ == "__main__":

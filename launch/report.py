@@ -1,4 +1,4 @@
-r"""Writes the report of one or more runs: one page, its numbers, its tables.
+"""Writes the report of one or more runs: one page, its numbers, its tables.
 
     python -m launch.report runs/a runs/b --output=runs/report/report.html
 
@@ -11,16 +11,7 @@ for each table are written beside the page, so give it its own folder. The
 default is `report/` inside the run of the first row.
 
 The page needs no network and runs no script but its own, which its content
-security policy enforces. It prints in landscape; a table of more than 60 lines
-is printed only if it is open.
-
-Rows and training runs can also be named one by one, as other commands do:
-
-    python -m launch.report --output=runs/q/report.html \
-        --rows="AnySearch=runs/q/anysearch/evaluation/plain,\
-    No tool reward=runs/q/no_tool/evaluation/plain" \
-        --controls="No tool reward" --tables="No tool reward=tool" \
-        --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
+security policy enforces. It prints in landscape, with all but long tables.
 
 `--figure=FILE.svg` writes a single picture instead of the report: accuracy and
 searches of all rows against the budget, for light and dark backgrounds.
@@ -32,7 +23,6 @@ names existing folders is read as folders, and the text before it as the label.
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,23 +30,24 @@ from collections.abc import Iterator, Sequence
 from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax.evaluation import columns, metrics
-from anysearch_jax.report import build as report
-from anysearch_jax.report import loading, picture, trajectories
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.report import (
+  figures,
+  loading,
+  page,
+  study,
+  study_tables,
+  tables,
+  trajectories,
+)
 from launch import flags as launch_flags
 from launch import optimum_rows
 
-_ROWS = flags.DEFINE_list(
-  "rows", [], "label=folder of an evaluation, ...; before the arguments."
-)
 _CONTROLS = flags.DEFINE_list(
   "controls", [], "Labels of the rows that the first one is held against."
 )
 _TABLES = flags.DEFINE_list(
   "tables", [], "label=ablation, ...: tool, format, scaffold, sampling, phases."
-)
-_TRAINING = flags.DEFINE_list(
-  "training", [], "label=folder of a training run, ...; labels as in --rows."
 )
 _SURFACES = flags.DEFINE_list(
   "surfaces",
@@ -84,8 +75,6 @@ _FIGURE = flags.DEFINE_string(
   "figure", None, "An SVG file to write instead of the report."
 )
 
-_GROUP_FILES = 3  # Rollouts of a training run that the browser shows.
-
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:
   """Parses `label=ablation` items. Raises ValueError if one is invalid."""
@@ -103,72 +92,69 @@ def parse_tables(items: Sequence[str]) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> None:
   try:
-    sources = [
-      loading.Source(*loading.named(item, labelled=True))
-      for item in _ROWS.value
-    ]
-    runs = {}
-    for item in _TRAINING.value:
-      label, folders = loading.named(item, labelled=True)
-      if len(folders) > 1:
-        raise ValueError(
-          f"--training: found {item!r}, expected one folder for each label."
-        )
-      runs[label] = folders[0]
-    for item in argv[1:]:
-      for source in loading.sources(item):
-        sources.append(source)
-        # Evaluations of one run are several rows and one training.
-        if source.run is not None and source.run not in runs.values():
-          runs[source.label] = source.run
-    if not sources and not runs:
+    sources = [s for item in argv[1:] for s in loading.sources(item)]
+    if not sources:
       raise ValueError(
         "Found no row; name the folder of a run or of an evaluation."
       )
-    home = loading.home(sources[0]) if sources else next(iter(runs.values()))
+    # Evaluations of one run are several rows and one training.
+    runs: dict[str, pathlib.Path] = {}
+    for source in sources:
+      if source.run is not None and source.run not in runs.values():
+        runs[source.label] = source.run
+    home = loading.home(sources[0])
     output = pathlib.Path(_OUTPUT.value or home / "report" / "report.html")
-    waiting = [source for source in sources if not source.folders]
-    sources = [source for source in sources if source.folders]
+    evaluated = [source for source in sources if source.folders]
     rows = [
       optimum_rows.add(loading.load_row(s.label, *s.folders), s.folders)
-      for s in sources
+      for s in evaluated
     ]
     training = [loading.load_training(*named) for named in runs.items()]
     if _FIGURE.value:
       _draw(pathlib.Path(_FIGURE.value), rows, training)
       return
+    measured = study.measure(
+      rows,
+      [label.strip() for label in _CONTROLS.value],
+      training,
+      groups=parse_tables(_TABLES.value),
+      prices=parse_prices(_PRICES.value),
+      surfaces={
+        label: loading.load_row(label, *folders, paired=True).columns
+        for item in _SURFACES.value
+        for label, folders in [loading.named(item, labelled=True)]
+      },
+    )
     samples = [
       trajectories.Sample(
         row.label, row.episodes, loading.decoder(source.folders[0])
       )
-      for row, source in zip(rows, sources, strict=True)
+      for row, source in zip(rows, evaluated, strict=True)
     ]
-    samples += groups_of(runs)
     with _writing(output):
-      data = report.write(
+      page.write(
         output,
-        rows,
-        [label.strip() for label in _CONTROLS.value],
-        training,
-        samples=samples,
-        groups=parse_tables(_TABLES.value),
-        search_values={
-          s.label: loading.load_search_value(*s.folders) for s in sources
-        },
-        prices=parse_prices(_PRICES.value),
-        surfaces=_surfaces(_SURFACES.value),
+        measured,
+        samples,
+        [
+          sample
+          for named in runs.items()
+          if (sample := loading.recorded(*named)).episodes
+        ],
         title=_TITLE.value,
         notes=_NOTES.value,
       )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  for source in waiting:
-    print(
-      f"{source.label} has no evaluation yet; the page shows its training. "
-      f"{loading.how_to_evaluate(loading.home(source))}"
-    )
+  for source in sources:
+    if not source.folders:
+      print(
+        f"{source.label} has no evaluation yet; the page shows its training. "
+        f"{loading.how_to_evaluate(loading.home(source))}"
+      )
   if rows:
-    print(report.summary_table(data) + "\n")
+    print(tables.to_text(study_tables.overview(measured.rows)))
+    print(f"\n{study.verdict(measured)}\n")
   print(output)
 
 
@@ -183,8 +169,8 @@ def _draw(
       "--figure: found no evaluation; expected one, because the picture shows "
       "accuracy at each budget. Run launch.evaluate first."
     )
-  trained = report.trained_budget(rows[0].label, training)
-  text = picture.svg(rows, trained=trained)
+  trained = study.trained_budget(rows[0].label, training)
+  text = figures.alone(rows, trained=trained)
   with _writing(output):
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, "utf-8")
@@ -214,45 +200,6 @@ def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
       f"--prices: found {','.join(items)!r}, expected three numbers."
     ) from None
   return budgets_lib.Prices(search, read, written)
-
-
-def _surfaces(items: Sequence[str]) -> dict[str, columns.Columns]:
-  """Reads the rows of --surfaces. Raises ValueError if one is invalid."""
-  named = (loading.named(item, labelled=True) for item in items)
-  return {
-    label: loading.load_row(label, *folders, paired=True).columns
-    for label, folders in named
-  }
-
-
-def groups_of(
-  runs: dict[str, pathlib.Path],
-) -> list[trajectories.Sample]:
-  """Returns each run's last recorded rollouts, with rewards and advantages."""
-  found = []
-  for label, folder in runs.items():
-    paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
-    episodes = [e for path in paths[-_GROUP_FILES:] for e in _scored(path)]
-    if episodes:
-      found.append(trajectories.Sample(f"{label}, training", episodes))
-  return found
-
-
-def _scored(path: pathlib.Path) -> list[metrics.Episode]:
-  """Returns a file's trajectories that have an advantage, as episodes.
-
-  Their `seed` is the number of the rollout.
-  """
-  rollout = int(path.stem.rpartition("-")[2])
-  groups = map(json.loads, path.read_bytes().splitlines())
-  return [
-    {k: v for k, v in group.items() if k != "trajectories"}
-    | trajectory
-    | {"seed": rollout, "training": True}
-    for group in groups
-    for trajectory in group["trajectories"]
-    if "advantage" in trajectory
-  ]
 
 
 if __name__ == "__main__":

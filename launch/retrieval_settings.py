@@ -6,6 +6,7 @@ import json
 import re
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import plugins
 
 KINDS = (
   "lexical",
@@ -15,7 +16,6 @@ KINDS = (
   "milvus",
   "postgres",
   "mcp",
-  "pipeline",
 )
 _FIELDS = {
   "index": "index",
@@ -23,7 +23,6 @@ _FIELDS = {
   "web": "web",
   "milvus": "milvus",
   "postgres": "postgres",
-  "pipeline": "pipeline",
 }
 # Kinds besides `http` whose server may be at `url`, with the search engine.
 _OTHER_URLS = (("web", "searxng"), ("mcp", ""))
@@ -51,9 +50,10 @@ def validate(c: config_lib.RetrievalConfig) -> None:
   Raises:
     ValueError: a value is invalid or contradicts another.
   """
-  if c.kind not in KINDS:
+  if c.kind not in KINDS and not plugins.is_name(c.kind):
     raise ValueError(
-      f"retrieval.kind: found {c.kind!r}, expected one of {', '.join(KINDS)}."
+      f"retrieval.kind: found {c.kind!r}, expected one of {', '.join(KINDS)}, "
+      "or path/to/file.py:NAME."
     )
   _validate_secrets(c)
   for kind, field in _FIELDS.items():
@@ -123,7 +123,7 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   if not urls and not variables:
     return
   # Imported late: a run without a service needs no HTTP.
-  from anysearch_jax.host.http import redaction
+  from anysearch_jax.host import redaction
 
   for field, url in [(name, url) for name in urls for url in urls[name]]:
     if not redaction.is_address(url):

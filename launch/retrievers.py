@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import counting
-from launch import databases, live_retrievers, retrieval_settings
+from anysearch_jax.host import counting, loop, plugins
+from launch import databases, retrieval_settings
+from retrieval import requests as requests_lib
 
 
 class IdentifiedRetriever:
@@ -27,11 +29,15 @@ class IdentifiedRetriever:
 
   def __init__(
     self,
-    retriever: types.BatchRetriever,
+    retriever: types.Retriever,
     identity: Any,
     counted: Any = None,
   ):
     self._retriever, self._counted = retriever, counted
+    # Its own methods, so that a search passes nothing in between.
+    self.search = retriever.search
+    if isinstance(retriever, types.BatchRetriever):
+      self.search_many = retriever.search_many
     canonical = json.dumps(identity, sort_keys=True).encode()
     self._identity = {
       "identity": identity,
@@ -46,18 +52,6 @@ class IdentifiedRetriever:
     """Returns the identity and its hash, the same for all corpora."""
     del corpora
     return self._identity
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    """Answers one query. Raises `types.RetrievalError` if that fails."""
-    return await self._retriever.search(request)
-
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> Sequence[Sequence[types.Passage] | Exception]:
-    """Returns answers in request order; see `types.BatchRetriever`."""
-    return await self._retriever.search_many(requests)
 
 
 def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
@@ -92,39 +86,37 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
   from anysearch_jax.rollout import toolbox
 
   episode = config.episode
-  found = {
+  found: dict[str, Callable[[], Any]] = {
     protocol.SEARCH: lambda: made,
     "fetch": lambda: (
       _web_pages(config.retrieval)
       if config.retrieval.kind == "web"
       else toolbox.PageRetriever(made)
     ),
-    "cheap": lambda: _cheap(config.data),
   }
   names = [each.name for each in systems.of_episode(episode).tools]
+  given = dict(each.partition("=")[::2] for each in config.search.tools)
+  if unused := sorted(given.keys() - set(names)):
+    raise ValueError(
+      f"search.tools: found {unused[0]!r}; the tools of the environment "
+      f"{episode.prompts!r} are {', '.join(names)}."
+    )
+  for name, maker in given.items():
+    found[name] = functools.partial(_own_tool, maker, config)
   if unknown := [name for name in names if name not in found]:
     raise ValueError(
-      f"episode.prompts: found {episode.prompts!r} with the tool "
-      f"{unknown[0]!r}; expected tools among {', '.join(found)}, because no "
-      "command has a retriever for others."
+      f"search.tools: found none for the tool {unknown[0]!r} of the "
+      f"environment {episode.prompts!r}; expected "
+      f"{unknown[0]}=path/to/file.py:NAME, a function that is given the "
+      "configuration and returns a retriever."
     )
   if names == [protocol.SEARCH]:
     return made
   return toolbox.Toolbox({name: found[name]() for name in names})
 
 
-def _cheap(data: config_lib.DataConfig) -> Any:
-  """Returns the cheap retriever of the generated world."""
-  from anysearch_jax.world import cheap_retrieval, versions, world
-
-  if data.source != "world":
-    raise ValueError(
-      f"data.source: found {data.source!r} with the tool 'cheap', which finds "
-      "facts of the generated world alone; expected 'world'."
-    )
-  return cheap_retrieval.CheapRetriever(
-    world.World(versions.config(data.world, data.world_seed))
-  )
+def _own_tool(name: str, config: config_lib.ExperimentConfig) -> Any:
+  return IdentifiedRetriever(*own(name, config, setting="search.tools"))
 
 
 def _web_pages(c: config_lib.RetrievalConfig) -> Any:
@@ -135,7 +127,7 @@ def _web_pages(c: config_lib.RetrievalConfig) -> Any:
   """
   reader = None
   if c.log_mode != "strict":
-    reader = live_retrievers.page_reader(c.pages, c.pages.opened_words)
+    reader = page_reader(c.pages, c.pages.opened_words)
   return _logged(c, f"{c.log}.pages" if c.log else "", reader)
 
 
@@ -146,12 +138,12 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """
   from anysearch_jax.generative_retrieval import simulation
   from anysearch_jax.methods import systems
-  from anysearch_jax.world import versions, world, world_retrieval
+  from anysearch_jax.world import world, world_retrieval
 
   simulator: simulation.Simulator
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      world.World(versions.config(config.data.world, config.data.world_seed)),
+      world.World(config.data.world_seed),
       lexical,
       seed=config.seed,
     )
@@ -218,7 +210,7 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical
-  retriever: types.BatchRetriever | None = None
+  retriever: types.Retriever | None = None
   identity = None
   # A strict log answers alone, so no retriever is opened.
   if not c.log or c.log_mode != "strict":
@@ -241,10 +233,10 @@ def _logged(
     identity = retriever.identity()
   if not log:
     return IdentifiedRetriever(retriever, identity)
-  from retrieval.recording import recorder
+  from retrieval import recording
 
   try:
-    recorded = recorder.Recorder(
+    recorded = recording.Recorder(
       retriever, log, mode=c.log_mode, identity=identity
     )
   except types.RetrievalError as error:
@@ -254,71 +246,175 @@ def _logged(
 
 def _make(
   config: config_lib.ExperimentConfig, lexical: Any
-) -> tuple[types.BatchRetriever, Any]:
+) -> tuple[types.Retriever, Any]:
   """Returns a retriever and its identity."""
   c = config.retrieval
   if c.kind == "lexical":
     identity = {"kind": "bm25", "world_seed": config.data.world_seed}
-    # Identities of the first version are older than the names of versions.
-    if config.data.world != "fixed":
-      identity["world"] = config.data.world
     return lexical, identity
-  if c.kind == "pipeline":
-    from launch import pipelines
-
-    made = pipelines.make(c.pipeline, open_one)
-    return made, made.identity()
-  return open_one(c)
-
-
-def open_one(
-  c: config_lib.RetrievalConfig, *, devices: Sequence[Any] | None = None
-) -> tuple[types.BatchRetriever, Any]:
-  """Opens the retriever of a kind that needs nothing else of a run.
-
-  Args:
-    c: names an index, a server, a search engine or a collection; valid.
-    devices: JAX devices for an index; None: the CPU.
-
-  Returns:
-    The retriever and its identity.
-
-  Raises:
-    ValueError: it cannot be opened.
-  """
-  if c.kind == "index":
-    from retrieval.clients import local
-    from retrieval.index import opening
-
-    searching = opening.open_index(
-      c.index, encoder=c.encoder or None, devices=devices
-    )
-    of_index = local.LocalRetriever(searching)
-    return of_index, of_index.identity()
+  if plugins.is_name(c.kind):
+    return own(c.kind, config, setting="retrieval.kind")
   if c.kind in databases.KINDS:
     return databases.make(c)
-  if c.kind == "mcp":
-    return live_retrievers.mcp_tool(c)
-  from retrieval.clients import client, sharded, web
-
-  found: client.HttpRetriever | sharded.ShardedRetriever | web.WebRetriever
   try:
-    if c.kind == "http" and ("," in c.url or "|" in c.url):
-      found = sharded.ShardedRetriever(
-        sharded.addresses(c.url), token_variable=c.key_variable
-      )
-    elif c.kind == "http":
-      found = client.HttpRetriever(c.url, token_variable=c.key_variable)
-    else:
-      found = web.WebRetriever(
-        c.web,
-        price=c.price,
-        key_variable=c.key_variable,
-        engine=c.engine,
-        address=c.url,
-      )
-      if c.pages.first:
-        return live_retrievers.with_pages(c, found)
+    found = _OPEN[c.kind](c)
     return found, found.identity()
   except types.RetrievalError as error:
     raise ValueError(f"retrieval: {error}") from error
+
+
+def own(
+  name: str, config: config_lib.ExperimentConfig, *, setting: str
+) -> tuple[Any, Any]:
+  """Returns a retriever that a function of the user makes, and its identity.
+
+  Args:
+    name: `module:NAME` or `file.py:NAME` of the function, which is given the
+      configuration and returns a `types.Retriever`.
+    config: of the run.
+    setting: what names it, for messages.
+
+  Raises:
+    ValueError: it cannot be loaded, or does not return a retriever.
+  """
+  loaded = plugins.load(
+    name, setting=setting, expected=f"def {name.rpartition(':')[2]}(config)"
+  )
+  with plugins.as_sentence(f"{setting} {name!r}", loaded.path):
+    made = loaded.value(config)
+  if not callable(getattr(made, "search", None)):
+    raise ValueError(
+      f"{setting}: {name!r} returned a {type(made).__name__}, expected a "
+      "retriever: async def search(self, request)."
+    )
+  identity = {"kind": "own", "name": name, "sha256": loaded.sha256}
+  return made, identity | {"of": requests_lib.identity(made)}
+
+
+class Served:
+  """A retriever of one's own as a `service.Search`: from a thread, with texts.
+
+  Args:
+    name: see `own`; the function is given the default configuration.
+
+  Raises:
+    ValueError: as of `own`.
+  """
+
+  def __init__(self, name: str):
+    config = config_lib.ExperimentConfig()
+    self._retriever, self.identity = own(name, config, setting="--retriever")
+    self.described: dict[str, Any] = {"backend": "own", "corpus_size": 0}
+
+  def __len__(self) -> int:
+    """Returns 0: nobody knows how many passages it can find."""
+    return 0
+
+  def search(
+    self, queries: Sequence[str], k: int
+  ) -> list[Sequence[types.Passage]]:
+    """Returns at most `k` passages for each query; raises what a query met."""
+    asked = [types.SearchRequest(query, k) for query in queries]
+    found = loop.run(requests_lib.answers(self._retriever, asked))
+    answers: list[Sequence[types.Passage]] = []
+    for answer in found:
+      if isinstance(answer, Exception):
+        raise answer
+      answers.append(answer[:k])
+    return answers
+
+
+def _index(c: config_lib.RetrievalConfig) -> Any:
+  from retrieval.index import opening, search
+
+  return search.LocalRetriever(
+    opening.open_index(c.index, encoder=c.encoder or None)
+  )
+
+
+def _http(c: config_lib.RetrievalConfig) -> Any:
+  from retrieval import http_retriever
+
+  if "," in c.url or "|" in c.url:
+    return http_retriever.ShardedRetriever(
+      http_retriever.addresses(c.url), token_variable=c.key_variable
+    )
+  return http_retriever.HttpRetriever(c.url, token_variable=c.key_variable)
+
+
+def _web(c: config_lib.RetrievalConfig) -> Any:
+  from retrieval import web_search
+
+  found = web_search.WebRetriever(
+    c.web,
+    price=c.price,
+    key_variable=c.key_variable,
+    engine=c.engine,
+    address=c.url,
+  )
+  if not c.pages.first:
+    return found
+  reader = page_reader(c.pages, c.pages.words)
+  from retrieval.web_pages import pages
+
+  return pages.SearchWithPages(found, reader, first=c.pages.first)
+
+
+def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
+  """Returns a `pages.PageReader`.
+
+  Raises:
+    ValueError: a package is missing, or a value is invalid.
+  """
+  try:
+    from retrieval.web_pages import fetching, pages
+  except ModuleNotFoundError as error:
+    raise _missing("Pages of the web need", error, "web") from None
+  limits = fetching.Limits(
+    deadline=c.deadline,
+    largest=c.largest,
+    agent=c.agent,
+    allowed=c.allow_private,
+  )
+  try:
+    return pages.PageReader(limits, words=words)
+  except ValueError as error:
+    raise ValueError(f"retrieval.pages.allow_private: {error}") from None
+
+
+def _mcp(c: config_lib.RetrievalConfig) -> Any:
+  try:
+    from retrieval import mcp_tool
+  except ModuleNotFoundError as error:
+    raise _missing("MCP tools need", error, "serve") from None
+  from anysearch_jax.host import http_calls
+
+  token = c.key_variable and http_calls.secret_in(
+    c.key_variable, "the token of the MCP server"
+  )
+  variables = {
+    name: http_calls.secret_in(name, "a value for the MCP server")
+    for name in c.mcp.variables
+  }
+  return mcp_tool.McpRetriever(
+    c.url or c.mcp.command,
+    headers={"Authorization": f"Bearer {token}"} if token else {},
+    variables=variables,
+    tool=c.mcp.tool,
+    query=c.mcp.query,
+    count=c.mcp.k,
+    fixed=json.loads(c.mcp.arguments or "{}"),
+    price=c.price,
+    deadline=c.mcp.deadline,
+    secrets=[token, *variables.values()],
+  )
+
+
+def _missing(what: str, error: Exception, extra: str) -> ValueError:
+  return ValueError(
+    f"{what} a package that is missing ({error}); run pip install -e "
+    f"'.[{extra}]'."
+  )
+
+
+_OPEN = {"index": _index, "http": _http, "web": _web, "mcp": _mcp}

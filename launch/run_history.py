@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import changes as config_changes
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files
 
 _CONFIG, _PROVENANCE = "config.json", "provenance.json"
@@ -53,10 +52,10 @@ def begin(
   if not path.is_file():
     _write(path, provenance)
   changed = _sources(json_files.read(path), provenance)
-  if refusal := config_changes.refusal(changed, allow=allow):
+  if refusal := config_settings.refusal(changed, allow=allow):
     raise ValueError(f"{path}: {refusal}")
   if not (folder / _CONFIG).is_file():
-    _write(folder / _CONFIG, config_values.to_dict(config))
+    _write(folder / _CONFIG, config_settings.to_dict(config))
 
 
 def check(
@@ -69,8 +68,8 @@ def check(
   """
   path = folder / _CONFIG
   if path.is_file():
-    changed = config_changes.changes(json_files.read(path), config)
-    if refusal := config_changes.refusal(changed, allow=allow):
+    changed = config_settings.changes(json_files.read(path), config)
+    if refusal := config_settings.refusal(changed, allow=allow):
       raise ValueError(f"{path}: {refusal}")
 
 
@@ -80,8 +79,8 @@ def resumed(
   provenance: Mapping[str, Any],
   *,
   rollout: int,
-  changes: Sequence[config_changes.Change],
-) -> list[config_changes.Change]:
+  changes: Sequence[config_settings.Change],
+) -> list[config_settings.Change]:
   """Records this start in the run folder, and the differences in `changes`.
 
   Args:
@@ -98,7 +97,7 @@ def resumed(
   noted = json_files.read(folder / _PROVENANCE)
   before = json_files.read(folder / _CONFIG)
   changed = [
-    *(config_changes.changes(before, config) or changes),
+    *(config_settings.changes(before, config) or changes),
     *_sources(noted, provenance),
   ]
   history = noted.get("changes", [])
@@ -111,7 +110,7 @@ def resumed(
     history.append(entry)
   # config.json comes first: if the process dies between the two writes, the
   # next start finds the change again by comparing with the checkpoint.
-  _write(folder / _CONFIG, config_values.to_dict(config))
+  _write(folder / _CONFIG, config_settings.to_dict(config))
   _write(
     folder / _PROVENANCE,
     # The packages remain those of the first start.
@@ -123,30 +122,30 @@ def resumed(
 
 def _sources(
   noted: Mapping[str, Any], provenance: Mapping[str, Any]
-) -> list[config_changes.Change]:
+) -> list[config_settings.Change]:
   """Returns the changes of the run's inputs between two starts.
 
   Folders and files may move, because their contents are compared by hash. The
-  name of a reward function is compared in config.json, and only its hash here.
+  names of what a user wrote are compared in config.json, and their hashes here.
   """
   found = []
-  for name in (*_IDENTITY, "retriever", "reward"):
+  for name in (*_IDENTITY, "retriever", "own"):
     if name == "prompts" and name not in noted:
       continue  # The run is older than this entry.
     old, new = (
-      dict(config_values.leaves(json.loads(json.dumps({name: p.get(name)}))))
+      dict(config_settings.leaves(json.loads(json.dumps({name: p.get(name)}))))
       for p in (noted, provenance)
     )
     kind = (
-      config_changes.Kind.IDENTITY
+      config_settings.Kind.IDENTITY
       if name in _IDENTITY
-      else config_changes.Kind.LEARNING
+      else config_settings.Kind.LEARNING
     )
     found += [
-      config_changes.Change(path, kind, old.get(path), new.get(path))
+      config_settings.Change(path, kind, old.get(path), new.get(path))
       for path in old | new
       if old.get(path) != new.get(path)
-      and not path.endswith((".folder", ".file", "reward.function"))
+      and not path.endswith((".folder", ".file", ".name"))
     ]
   return found
 

@@ -1,9 +1,9 @@
-r"""Serves a policy over HTTP, for OpenAI's clients, under search budgets.
+r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
     python -m launch.serve --config=configs/quickstart.py --port=8400
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
-token budget; anysearch_jax/serving/app.py lists the paths. The server is
+token budget; anysearch_jax/serving/service.py lists the paths. The server is
 ready when GET /health answers 200. By default only this machine can reach it.
 Others need keys:
 
@@ -11,28 +11,45 @@ Others need keys:
     python -m launch.serve --config=... --keys=keys.json --host=0.0.0.0
 
 Ctrl-C, SIGTERM or SIGHUP stop the server: new questions get 503, those under
-way are answered within --grace seconds. See docs/serving.md.
+way are answered within --grace seconds.
+
+    python -m launch.serve --mcp --config=configs/quickstart.py
+
+A client of the Model Context Protocol starts this itself and talks to it over
+standard input and output. The tool `answer` asks the policy under a budget,
+`search` asks the retriever alone, and each answer's trajectory is a resource.
+`--mcp --http` serves the same at http://127.0.0.1:8401/mcp, for clients on this
+machine only. The end of the input or a signal ends the command with 0.
+`launch.policies` lists the ways to name a policy. See docs/serving.md.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
+import os
 import pathlib
+import socket
 import sys
+import threading
 import typing
 from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
+import anysearch_jax
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch import agents, jax_setup, policies
+from launch import agents, jax_setup, policies, stopping
 from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
+  from anysearch_jax.agent import agent as agent_lib
   from anysearch_jax.serving import keys as keys_lib
+  from anysearch_jax.serving import mcp_server
 
+_CHUNK = 65536
 _WARM = "?"  # Compiles the engine's programs before the first client.
 
 
@@ -41,7 +58,9 @@ def define_flags() -> None:
   launch_flags.define_config(required=False)
   policies.define_flags()
   flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
-  flags.DEFINE_integer("port", 8400, "0: any free one.", 0, 65535)
+  flags.DEFINE_integer(
+    "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535
+  )
   flags.DEFINE_string(
     "name", None, "The model's name for clients; default: config.name."
   )
@@ -52,8 +71,14 @@ def define_flags() -> None:
     "max_budget", 10, "The most searches of a request.", lower_bound=0
   )
   flags.DEFINE_float(
-    "deadline", 120, "The longest of a request, in seconds.", lower_bound=0.1
+    "deadline",
+    None,
+    "The longest of a request, in seconds; default: 120, with --mcp no limit.",
+    lower_bound=0.1,
   )
+  flags.DEFINE_bool("mcp", False, "Serve MCP over standard input and output.")
+  flags.DEFINE_bool("http", False, "With --mcp: serve it over HTTP instead.")
+  flags.DEFINE_integer("seed", 42, "With --mcp: of random numbers.", 0)
   flags.DEFINE_integer(
     "queue", 0, "Questions under way at a time; 0: eight for each slot.", 0
   )
@@ -83,6 +108,13 @@ def main(argv: Sequence[str]) -> None:
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   config, chosen = policies.read_flags(config)
+  if f.mcp:
+    _serve_mcp(config, chosen)
+    return
+  if f.http:
+    raise app.UsageError("--http goes with --mcp.")
+  port = 8400 if f.port is None else f.port
+  deadline = f.deadline or 120.0
   from launch import http_server
 
   if not f.keys and not http_server.is_loopback(f.host):
@@ -91,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
       "could spend its searches; expected --keys=FILE, or an address of this "
       "machine such as 127.0.0.1."
     )
-  _check_address(f.host, f.port)
+  _check_address(f.host, port)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   log_requests()
   try:
@@ -100,7 +132,6 @@ def main(argv: Sequence[str]) -> None:
       _guard(f.keys) as guard,
       agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
     ):
-      from anysearch_jax.serving import app as serving_app
       from anysearch_jax.serving import fields, service
 
       agent.ask(_warming(agent.examples), budget=0)
@@ -111,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
           budget=min(f.budget, f.max_budget),
           max_budget=f.max_budget,
           max_tokens=config.episode.max_generated,
-          seconds=f.deadline,
+          seconds=deadline,
           sampling=config.sampling,
           prices=agents.prices(config),
         ),
@@ -120,14 +151,14 @@ def main(argv: Sequence[str]) -> None:
         log_questions=f.log_questions,
       )
       http_server.serve(
-        serving_app.create_app(running),
+        service.create_app(running),
         running,
         named=_described(config, chosen),
         host=f.host,
-        port=f.port,
+        port=port,
         connections=f.connections,
         headers=10,
-        request=f.deadline,
+        request=deadline,
         grace=f.grace,
       )
   except (OSError, ValueError, types.EngineError) as error:
@@ -208,6 +239,192 @@ def log_requests() -> None:
   log.propagate = False
 
 
+def _serve_mcp(
+  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+) -> None:
+  """Serves MCP clients over standard input and output, or over HTTP."""
+  f = flags.FLAGS
+  host = f.host
+  if f.http and host not in ("127.0.0.1", "::1", "localhost"):
+    raise app.UsageError(
+      f"--host={host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
+      "the server can ask, because MCP over HTTP has no keys here."
+    )
+  make = _service_class()
+  with contextlib.ExitStack() as stack:
+    # From here on only the protocol is written to standard output.
+    wire = None if f.http else stack.enter_context(_only_protocol())
+    jax_setup.configure(threads=f.threads, cache=f.cache)
+    try:
+      prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+      agent = stack.enter_context(agents.loading_agent(prepared))
+      service = make(
+        agent,
+        version=anysearch_jax.__version__,
+        examples=prepared.examples,
+        max_budget=f.max_budget,
+        passages=config.episode.top_k,
+        seed=f.seed,
+        deadline=f.deadline,
+        prices=agents.prices(config),
+      )
+      if wire is None:
+        agent.result()
+        port = 8401 if f.port is None else f.port
+        _serve_mcp_http(service, host=host, port=port, grace=f.grace)
+      else:
+        _serve_stdio(service, wire, agent)
+        if agent.done():
+          agent.result()
+    except (OSError, ValueError, types.EngineError) as error:
+      sys.exit(f"launch.serve: {error}")
+
+
+class _Wire(typing.NamedTuple):
+  """Descriptors of the client's ends: what it writes, and what it reads."""
+
+  stdin: int
+  stdout: int
+
+
+@contextlib.contextmanager
+def _only_protocol() -> Iterator[_Wire]:
+  """Sends what is printed to standard error; yields the client's ends.
+
+  Also what C++ libraries print, because the descriptor itself is replaced.
+  """
+  sys.stdout.flush()
+  wire = _Wire(os.dup(0), os.dup(1))
+  os.dup2(2, 1)
+  try:
+    yield wire
+  finally:
+    sys.stdout.flush()
+    os.dup2(wire.stdout, 1)
+
+
+def _serve_stdio(
+  service: mcp_server.Service,
+  wire: _Wire,
+  agent: concurrent.futures.Future[agent_lib.Agent],
+) -> None:
+  """Serves one client until it closes its end or a signal arrives.
+
+  It also ends if the agent cannot be loaded. Clients are answered while it is
+  being loaded, because many of them wait for a minute at most.
+
+  A thread copies the input into a socket that the server reads. A signal ends
+  the copy, so that the server ends as it does when the client hangs up; a
+  thread that is blocked in a read of the input could not be ended.
+  """
+  import anyio
+
+  theirs, ours = socket.socketpair()
+  os.dup2(theirs.fileno(), 0)
+  theirs.close()
+
+  def end(number: int) -> None:
+    with contextlib.suppress(OSError):
+      ours.shutdown(socket.SHUT_RDWR)
+
+  def copy() -> None:
+    with contextlib.suppress(OSError):  # The server has ended.
+      while chunk := os.read(wire.stdin, _CHUNK):
+        ours.sendall(chunk)
+    end(0)
+
+  def check(loaded: concurrent.futures.Future[agent_lib.Agent]) -> None:
+    if loaded.exception() is not None:
+      end(0)
+
+  agent.add_done_callback(check)
+  threading.Thread(target=copy, name="stdin", daemon=True).start()
+  # The server takes descriptors 0 and 1 for itself while it runs, and points
+  # them elsewhere for everybody else.
+  os.dup2(wire.stdout, 1)
+  try:
+    with stopping.heard(end):
+      anyio.run(service.server.run_stdio_async)
+  except* (BrokenPipeError, ConnectionError):
+    pass  # The client is gone.
+  finally:
+    os.dup2(2, 1)
+
+
+def _serve_mcp_http(
+  service: mcp_server.Service, *, host: str, port: int, grace: float
+) -> None:
+  """Serves streamable HTTP until a signal arrives.
+
+  Requests whose Host or Origin is not this machine are refused, so that a web
+  page cannot use the server through the browser of its reader.
+
+  Raises:
+    OSError: the server cannot listen at the address.
+  """
+  import uvicorn
+
+  from launch import http_server
+
+  # Its only error is that it ends the streams that clients keep open.
+  logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+  config = uvicorn.Config(
+    service.server.streamable_http_app(host=host),
+    ws="none",
+    log_config=None,
+    access_log=False,
+    server_header=False,
+    # Open calls were answered before; clients keep other streams open.
+    timeout_graceful_shutdown=1,
+  )
+
+  class McpServer(http_server.Server):
+    """Clients keep streams open, so the service says what is under way."""
+
+    async def answered(self, end: float) -> None:
+      for server in self.servers:
+        server.close()
+      await self.service.drain(self.grace)
+
+  with http_server.listening(host, port) as opened:
+    shown = f"[{host}]" if ":" in host else host
+    port = opened.getsockname()[1]
+    greeting = f"serving MCP at http://{shown}:{port}/mcp"
+    McpServer(config, service, grace=grace, greeting=greeting).run([opened])
+
+
+def _service_class() -> type[mcp_server.Service]:
+  """Returns the class that needs the packages of the extra `serve`.
+
+  Exits with a sentence if they are missing.
+  """
+  try:
+    from anysearch_jax.serving import mcp_server
+  except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    if package == "anysearch_jax":
+      raise
+    sys.exit(
+      f"launch.serve: found no package {package!r}; pip install -e '.[serve]'"
+    )
+  return mcp_server.Service
+
+
+def _main(argv: Sequence[str]) -> None:
+  """Runs the command; for an MCP client, ends the process at once.
+
+  Python and XLA tear down for seconds, and a client kills its server two
+  seconds after it hung up. Everything of ours is closed by then.
+  """
+  main(argv)
+  if flags.FLAGS.mcp:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+  # An MCP client's log is no place for a library's warnings.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(_main)

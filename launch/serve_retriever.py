@@ -2,7 +2,8 @@ r"""Serves an index over HTTP, for this project's client and for other clients.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
---pipeline=FILE serves the stages of a pipeline instead (docs/retrieval.md).
+--retriever=path/to/file.py:NAME serves one of your own instead, such as a
+pipeline (docs/retrieval.md).
 
 Supports the protocol of Search-R1's server, its variant by AnySearch's authors,
 and the protocols of ZeroSearch and ReSearch; `retrieval/service/service.py`
@@ -22,7 +23,6 @@ without waiting.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -32,11 +32,10 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import types
-from anysearch_jax.host.http import redaction
+from anysearch_jax.host import redaction
 from launch import flags as launch_flags
 from launch import http_server, jax_setup
-from retrieval.service import limits as limits_lib
-from retrieval.service import service
+from retrieval.service import dialects, service
 
 
 def serve(
@@ -44,7 +43,7 @@ def serve(
   *,
   host: str = "127.0.0.1",
   port: int = 8000,
-  limits: limits_lib.Limits | None = None,
+  limits: dialects.Limits | None = None,
   token: str = "",
   grace: float = 30.0,
   described: Mapping[str, Any] | None = None,
@@ -63,7 +62,7 @@ def serve(
     OSError: the server cannot listen at the address.
     ValueError: the limit of open files of this process is too low.
   """
-  limits = limits or limits_lib.Limits()
+  limits = limits or dialects.Limits()
   made = service.create_app(
     search, limits=limits, token=token, described=described
   )
@@ -90,9 +89,9 @@ def serve(
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  default = limits_lib.Limits()
+  default = dialects.Limits()
   flags.DEFINE_string("index", None, "Folder of the index.")
-  flags.DEFINE_string("pipeline", None, "Or a TOML file of stages.")
+  flags.DEFINE_string("retriever", None, "Or file.py:NAME, of your own.")
   flags.DEFINE_string(
     "encoder", None, "The index's encoder, if it is not where it was."
   )
@@ -151,7 +150,7 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   try:
-    limits = limits_lib.Limits(
+    limits = dialects.Limits(
       topk=f.topk,
       max_topk=f.max_topk,
       queries=f.queries,
@@ -202,7 +201,7 @@ def main(argv) -> None:
 
 
 def _opened() -> Any:
-  """Returns the index or the pipeline that the flags name.
+  """Returns the index or the retriever that the flags name.
 
   Raises:
     ValueError: it cannot be opened, or a flag is for the other one.
@@ -210,38 +209,23 @@ def _opened() -> Any:
   f = flags.FLAGS
   from anysearch_jax.host import platforms
 
-  if bool(f.index) == bool(f.pipeline):
-    raise ValueError("expected either --index=FOLDER or --pipeline=FILE.")
-  if f.pipeline:
+  if bool(f.index) == bool(f.retriever):
+    raise ValueError("expected either --index=FOLDER or --retriever=NAME.")
+  if f.retriever:
     for name in ("encoder", "shard", "verify"):
       if f[name].value:
-        raise ValueError(f"--{name}: found with --pipeline, expected --index.")
-    from launch import pipelines, retrievers
-    from retrieval.pipeline import searching
+        raise ValueError(f"--{name}: found with --retriever, expected --index.")
+    from launch import retrievers
 
-    if (longest := pipelines.longest(f.pipeline)) > f.deadline:
-      print(
-        f"warning: --deadline={f.deadline:g}: the stages of {f.pipeline} take "
-        f"up to {longest:g} seconds, so a late stage fails a request before it "
-        "is left out.",
-        file=sys.stderr,
-      )
-    devices = platforms.accelerators()
-    return searching.PipelineSearch(
-      pipelines.make(
-        f.pipeline,
-        functools.partial(retrievers.open_one, devices=devices),
-        devices=devices,
-      )
-    )
-  from retrieval.index import opening, parts
+    return retrievers.Served(f.retriever)
+  from retrieval.index import opening
 
   return opening.open_index(
     f.index,
     encoder=f.encoder,
     devices=platforms.accelerators(),
     verify=f.verify,
-    part=parts.parse(f.shard) if f.shard is not None else None,
+    part=opening.parse_part(f.shard) if f.shard is not None else None,
   )
 
 

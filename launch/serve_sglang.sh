@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # An SGLang server that samples for training, in the environment of
-# requirements-sglang.txt:
+# launch/requirements-sglang.txt:
 #   launch/serve_sglang.sh MODEL_DIR [PORT] [more flags of the server]
 # Settings, by environment: PYTHON (of that environment), HOST, TP (GPUs that
 # the policy is cut over), STATIC (share of their memory for weights and KV

@@ -4,7 +4,7 @@ r"""Trains a policy by GRPO under the budget curriculum.
         --output=runs/quickstart/anysearch
 
 `--reward=path/to/file.py:function` trains with a reward of your own, see
-docs/your_reward.md.
+docs/own.md.
 
 The run folder contains config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
@@ -35,9 +35,9 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import changes as config_changes
-from anysearch_jax.config import values
-from anysearch_jax.host import disk
+from anysearch_jax.config import settings as config_settings
+from anysearch_jax.host import disk, plugins
+from anysearch_jax.training import validation
 from launch import (
   distributed,
   jax_setup,
@@ -72,6 +72,7 @@ def define_flags() -> None:
   distributed.define_flags()
   launch_flags.define_resume()
   launch_flags.define_reward()
+  launch_flags.define_method()
   launch_flags.define_allow_cpu()
   flags.DEFINE_float(
     "grace",
@@ -92,7 +93,7 @@ def define_flags() -> None:
     "With --dry_run: hardware that the configuration must fit, as launch.plan "
     "takes it (h100:4).",
   )
-  flags.DEFINE_string("openai", None, "Refused: see docs/policies.md.")
+  flags.DEFINE_string("openai", None, "Refused: see docs/serving.md.")
 
 
 def main(argv) -> None:
@@ -107,6 +108,12 @@ def main(argv) -> None:
       "(--config.engine.kind=sglang)."
     )
   config = launch_flags.read_config()
+  try:
+    # Reads the values alone, so a wrong one is refused before JAX is imported.
+    validation.check(config)
+    retrieval_settings.validate(config.retrieval)
+  except ValueError as error:
+    sys.exit(f"launch.train: {error}")
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)
     return
@@ -125,7 +132,6 @@ def _main(
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
-  from anysearch_jax.methods import own_reward
   from anysearch_jax.training import checkpoint, health
 
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
@@ -154,7 +160,7 @@ def _main(
     health.NotFiniteError,
     health.FailedEpisodesError,
     health.WrongWeightsError,
-    own_reward.RewardError,
+    plugins.PluginError,
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")
@@ -190,7 +196,7 @@ def _trainer(
   from anysearch_jax.host import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import loop, placement, validation
+  from anysearch_jax.training import loop, placement
 
   validation.validate(config, processes=jax.process_count())
   count = config.curriculum.rollouts * config.questions_per_rollout
@@ -244,11 +250,11 @@ def _progress(rollouts: int) -> Callable[[loop.Event], None]:
 
 def _noting(
   folder: pathlib.Path, config: config_lib.ExperimentConfig, provenance: dict
-) -> Callable[[int, Sequence[config_changes.Change]], None]:
+) -> Callable[[int, Sequence[config_settings.Change]], None]:
   """Returns a function that notes in the run folder what a start changed."""
   from anysearch_jax.host import processes
 
-  def started(rollout: int, changes: Sequence[config_changes.Change]) -> None:
+  def started(rollout: int, changes: Sequence[config_settings.Change]) -> None:
     changed = processes.on_main(
       lambda: [
         f"{change} ({change.kind})"
@@ -282,12 +288,11 @@ def _begin(
   """
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
-  from anysearch_jax.training import placement, validation
-  from launch import accelerator
+  from anysearch_jax.training import placement
+  from launch import jax_setup
 
-  retrieval_settings.validate(config.retrieval)
   a, codec = policies.describe(config)
-  accelerator.check(a, allow=allow_cpu)
+  jax_setup.refuse_cpu(a, allow=allow_cpu)
   placement.check(
     a,
     config.mesh,
@@ -299,11 +304,11 @@ def _begin(
   source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:
-    from anysearch_jax.world import world_evidence
+    from anysearch_jax.world import world
     from launch import world_source
 
     if isinstance(source, world_source.WorldSource):
-      questions = world_evidence.of_world(source.world, questions)
+      questions = world.with_evidence(source.world, questions)
     evidence.check(dataset_iterator.distinct(questions))
   validation.check_prompts(
     questions,
@@ -326,15 +331,13 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
     target: hardware to plan for, which need not be present; None: no plan.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
-  from anysearch_jax.training import validation
-
   try:
     validation.validate(config)
-    retrieval_settings.validate(config.retrieval)
     print(describe(config))
     if target is None:
       return
-    from anysearch_jax.planning import planner, rendering, targets
+    from anysearch_jax.planning import plan as plan_lib
+    from anysearch_jax.planning import planner, targets
     from launch import plan
 
     made = planner.make(
@@ -342,7 +345,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
     )
   except (ModuleNotFoundError, ValueError) as error:
     sys.exit(f"launch.train: {error}")
-  print(f"\n{rendering.text(made)}")
+  print(f"\n{plan_lib.text(made)}")
   if not made.fits:
     sys.exit(f"launch.train: {config.name} on {target} {made.verdict}")
 
@@ -358,7 +361,7 @@ def describe(config: config_lib.ExperimentConfig) -> str:
     "optimizer steps in Phase I": c.phase1_steps,
     "optimizer steps in Phase II": c.total_steps - c.phase1_steps,
   }
-  lines = [json.dumps(values.to_dict(config), indent=2)]
+  lines = [json.dumps(config_settings.to_dict(config), indent=2)]
   return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
 
 
@@ -370,8 +373,10 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   """
   from anysearch_jax.host import processes
 
-  mine = {"config": values.to_dict(config), **provenance}
-  first, *others = processes.all_gather(lambda: dict(values.leaves(mine)))
+  mine = {"config": config_settings.to_dict(config), **provenance}
+  first, *others = processes.all_gather(
+    lambda: dict(config_settings.leaves(mine))
+  )
   for process, other in enumerate(others, start=1):
     for name in first | other:
       if first.get(name) != other.get(name):

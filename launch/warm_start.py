@@ -2,11 +2,10 @@
 
     python -m launch.warm_start --config=configs/quickstart.py --output=mine
 
-`warm_start.expert` names who demonstrates. The policy starts from nothing, or
-from `--start`. Writes a Hugging Face folder (default: config.policy). Held-out
-demonstrations first check that the policy makes the decisions that
-reinforcement learning builds on; a policy that fails is written to
-`<folder>.rejected`.
+The policy starts from nothing, or from `--start`. Writes a Hugging Face folder
+(default: config.policy). Held-out demonstrations first check that the policy
+makes the decisions that reinforcement learning builds on; a policy that fails
+is written to `<folder>.rejected`.
 
 Until then `<folder>.partial` holds where the training is. If the command is
 stopped or killed, running it again resumes there and ends with the same policy
@@ -24,15 +23,15 @@ from typing import Any
 
 from absl import app, flags
 
-from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values
-from anysearch_jax.host import disk, run_lock
+from anysearch_jax.config import settings
+from anysearch_jax.host import disk, loop, run_lock
 from launch import flags as launch_flags
 from launch import jax_setup, parts, progress, shipped, stopping
 
-# Of the episodes that measure what the scaffold adds.
-_BUDGET, _PLAYED = 8, 200
+# The least accuracy that the scaffold adds, at this budget over so many
+# questions.
+_SCAFFOLD_GAIN, _BUDGET, _PLAYED = 0.08, 8, 200
 _STATE = "state.safetensors"
 
 
@@ -58,10 +57,9 @@ def main(argv) -> None:
   from anysearch_jax.evaluation import journal
   from anysearch_jax.policy import hf
   from anysearch_jax.training import validation
-  from anysearch_jax.world import experts, priced_warm_start, warm_start
-  from launch import dev_questions, world_source
+  from anysearch_jax.world import warm_start
+  from launch import world_source
 
-  w = config.warm_start
   folder = flags.FLAGS.output or config.policy
   if not flags.FLAGS.output and shipped.is_shipped(folder):
     raise app.UsageError(
@@ -76,18 +74,13 @@ def main(argv) -> None:
   partial = pathlib.Path(folder + ".partial")
   try:
     validation.validate(config, trains=False, samples=False)
-    warm_start.validate(w)
+    warm_start.validate(config.warm_start)
     source = world_source.make(config.data, config.retrieval.kind)
-    # None: the expert with two searches, which has modules of its own.
-    priced = w.expert == priced_warm_start.NAME
-    expert = None if priced else experts.get(w.expert)
     policy = _start(config, source)
     with disk.translate_errors(partial), run_lock.hold(partial / run_lock.NAME):
       journal.claim(partial, _made_of(config))
-      fitted = _fit(config, source, expert, policy, partial)
-      lacks = _lacks(config, source, expert, fitted)
-      if expert is not None and expert.caps:
-        lacks += dev_questions.lacks_under_caps(config, source, fitted, policy)
+      fitted = _fit(config, source, policy, partial)
+      lacks = _lacks(config, source, fitted)
       if lacks:
         folder += ".rejected"
       hf.save(folder, fitted, dtype=np.float16)
@@ -105,37 +98,9 @@ def _made_of(config: config_lib.ExperimentConfig) -> dict[str, dict[str, Any]]:
   """Returns what the policy depends on, by the name of a file."""
   start = flags.FLAGS.start
   return {
-    "config.json": values.to_dict(config),
+    "config.json": settings.to_dict(config),
     "start.json": parts.policy(shipped.find(start)) if start else {},
   }
-
-
-def _fit(config: config_lib.ExperimentConfig, source, expert, policy, folder):
-  """Returns the fitted policy; exits with `RESUME` if a signal asks to stop."""
-  from anysearch_jax.world import warm_start
-
-  pool = _demonstrations(config, source, expert, policy.tokenizer)
-  steps = config.warm_start.steps
-  line = progress.Line(steps, unit="step", clock=time.monotonic)
-  asked = threading.Event()
-  with stopping.saving(asked.set, lambda: flags.FLAGS.grace):
-    params = warm_start.fit(
-      policy.params,
-      policy.architecture,
-      pool,
-      seed=config.seed,
-      config=config.warm_start,
-      optimizer=config.optimizer,
-      batch=config.batch,
-      on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
-      saved=folder / _STATE,
-      save_every=flags.FLAGS.save_every,
-      stop=asked.is_set,
-    )
-  if params is None:
-    stopping.say(f"saved in {folder}; the same command resumes from it")
-    sys.exit(stopping.RESUME)
-  return policy._replace(params=params)
 
 
 def _start(config: config_lib.ExperimentConfig, source):
@@ -164,25 +129,60 @@ def _start(config: config_lib.ExperimentConfig, source):
   return hf.Policy(decoder.initialize(a, config.seed), a, codec)
 
 
-def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
-  """Probes the policy, prints what it found, and returns what it lacks."""
-  from anysearch_jax.world import demonstrations as demonstrations_lib
-  from anysearch_jax.world import warm_start
-  from launch import dev_questions
+def _setting(config: config_lib.ExperimentConfig, source, codec):
+  from anysearch_jax.world import demonstrations
 
-  if expert is None:
-    return _priced_lacks(config, source, policy)
-  lacks = []
-  for scaffold in (False, True) if expert.slopes else (False,):
+  return demonstrations.Setting(
+    source.world, source.retriever.lookup, codec, config.episode
+  )
+
+
+def _fit(config: config_lib.ExperimentConfig, source, policy, folder):
+  """Returns the fitted policy; exits with `RESUME` if a signal asks to stop."""
+  from anysearch_jax.world import demonstrations, warm_start
+
+  w = config.warm_start
+  making = progress.Line(
+    w.demonstrations, unit="demonstration", clock=time.monotonic
+  )
+  pool = demonstrations.pool(
+    _setting(config, source, policy.tokenizer),
+    source.questions("train", w.demonstrations, config.seed),
+    seed=config.seed,
+    decision_weight=w.decision_weight,
+    on_done=making.tick,
+  )
+  line = progress.Line(w.steps, unit="step", clock=time.monotonic)
+  asked = threading.Event()
+  with stopping.saving(asked.set, lambda: flags.FLAGS.grace):
+    params = warm_start.fit(
+      policy.params,
+      policy.architecture,
+      pool,
+      seed=config.seed,
+      config=w,
+      optimizer=config.optimizer,
+      batch=config.batch,
+      on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
+      saved=folder / _STATE,
+      save_every=flags.FLAGS.save_every,
+      stop=asked.is_set,
+    )
+  if params is None:
+    stopping.say(f"saved in {folder}; the same command resumes from it")
+    sys.exit(stopping.RESUME)
+  return policy._replace(params=params)
+
+
+def _lacks(config: config_lib.ExperimentConfig, source, policy) -> list[str]:
+  """Probes the policy, prints what it found, and returns what it lacks."""
+  from anysearch_jax.world import demonstrations, warm_start
+
+  lacks, right = [], []
+  for scaffold in (False, True):
     with_scaffold = ", with scaffold" if scaffold else ""
-    probes = demonstrations_lib.probe_sets(
-      demonstrations_lib.Setting(
-        source.world,
-        source.retriever.lookup,
-        policy.tokenizer,
-        config.episode,
-        expert.scaffolded if scaffold else expert.plain,
-      ),
+    probes = demonstrations.probe_sets(
+      _setting(config, source, policy.tokenizer),
       "dev",
       count=600,
       seed=config.seed,
@@ -191,117 +191,53 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
     p = warm_start.probe(policy.params, policy.architecture, probes)
     for kind, mean in warm_start.by_kind(p, probes).items():
       print(f"P({kind}{with_scaffold}) {mean:.3f}")
-    if expert.slopes:
-      mine, its = warm_start.slopes(p, probes)
-      print(
-        f"P(search | known{with_scaffold}) by change {mine.change:.2f} (the "
-        f"expert's {its.change:.2f}), by slack {mine.slack:.2f} "
-        f"({its.slack:.2f})"
-      )
-    lacks += [
-      lack + with_scaffold for lack in warm_start.gate(p, probes, expert)
-    ]
-  if expert.scaffold_gain is not None:
-    plain, scaffolded = (
-      dev_questions.accuracy(
-        config,
-        dev_questions.play(
-          config,
-          source,
-          policy,
-          budget=_BUDGET,
-          scaffold=scaffold,
-          count=_PLAYED,
-        ),
-      )
-      for scaffold in (False, True)
-    )
-    gain = scaffolded - plain
+    mine, its = warm_start.slopes(p, probes)
     print(
-      f"accuracy at budget {_BUDGET} {plain:.3f}, scaffold {scaffolded:.3f}"
+      f"P(search | known{with_scaffold}) by change {mine.change:.2f} (the "
+      f"expert's {its.change:.2f}), by slack {mine.slack:.2f} "
+      f"({its.slack:.2f})"
     )
-    if gain < expert.scaffold_gain:
-      lacks.append(
-        f"gain by the scaffold: found {gain:.3f}, expected at least "
-        f"{expert.scaffold_gain}"
-      )
+    lacks += [each + with_scaffold for each in warm_start.gate(p, probes)]
+    right.append(_accuracy(config, source, policy, scaffold=scaffold))
+  plain, scaffolded = right
+  print(f"accuracy at budget {_BUDGET} {plain:.3f}, scaffold {scaffolded:.3f}")
+  if scaffolded - plain < _SCAFFOLD_GAIN:
+    lacks.append(
+      f"gain by the scaffold: found {scaffolded - plain:.3f}, expected at "
+      f"least {_SCAFFOLD_GAIN}"
+    )
   return lacks
 
 
-def _priced_setting(config: config_lib.ExperimentConfig, source, codec):
-  """Returns what demonstrations with two searches have in common."""
-  from anysearch_jax.world import cheap_retrieval, priced_demonstrations
+def _accuracy(
+  config: config_lib.ExperimentConfig, source, policy, *, scaffold: bool
+) -> float:
+  """Returns the share of right answers to questions of the split "dev"."""
+  from anysearch_jax.methods import systems
+  from anysearch_jax.rollout import driver, engines
 
-  return priced_demonstrations.Setting(
-    source.world,
-    source.retriever.lookup,
-    cheap_retrieval.CheapRetriever(source.world).lookup,
-    codec,
-    config.episode,
-    config.evaluation.prices,
-  )
-
-
-def _priced_lacks(config: config_lib.ExperimentConfig, source, policy):
-  """Does what `_lacks` does for a policy with two searches."""
-  from anysearch_jax.world import priced_warm_start
-
-  found = priced_warm_start.probe(
-    policy.params,
-    policy.architecture,
-    _priced_setting(config, source, policy.tokenizer),
-    count=600,
-    seed=config.seed,
-  )
-  for kind, mean in found.items():
-    print(f"P({kind}) {mean:.3f}")
-  return priced_warm_start.gate(found)
-
-
-def _demonstrations(
-  config: config_lib.ExperimentConfig, source, expert, codec
-) -> list:
-  """Makes the pool of demonstrations: training questions, 40% with scaffold."""
-  import numpy as np
-
-  from anysearch_jax.world import demonstrations as demonstrations_lib
-  from anysearch_jax.world import priced_warm_start, warm_start
-
-  count = config.warm_start.demonstrations
-  rng = np.random.Generator(np.random.PCG64(config.seed))
-  line = progress.Line(count, unit="demonstration", clock=time.monotonic)
-  if expert is None:
-    return priced_warm_start.pool(
-      source.questions("train", count, config.seed),
-      _priced_setting(config, source, codec),
-      seed=config.seed,
-      decision_weight=config.warm_start.decision_weight,
-      on_done=line.tick,
+  engine = engines.make(policy, config, seed=config.seed)
+  questions = source.evaluation_questions(each=_PLAYED, split="dev")
+  try:
+    played = loop.run(
+      driver.run_groups(
+        [
+          driver.Assignment(i, question, _BUDGET, scaffold)
+          for i, question in enumerate(questions)
+        ],
+        driver.EpisodeParts(
+          engine, source.retriever, config.episode, policy.tokenizer
+        ),
+        group=1,
+        rollout=0,
+        max_concurrency=config.engine.slots,
+      )
     )
-  pool = []
-  plain, scaffolded = (
-    demonstrations_lib.Setting(
-      source.world, source.retriever.lookup, codec, config.episode, decisions
-    )
-    for decisions in (expert.plain, expert.scaffolded)
-  )
-  for question in source.questions("train", count, config.seed):
-    budget = int(rng.integers(0, expert.largest_budget + 1))
-    scaffold = bool(rng.random() < 0.4)
-    assigned = budgets.of(budget)
-    if expert.caps and not scaffold and rng.random() < 0.6:
-      assigned = budgets.Budget(budget, int(rng.choice(expert.caps)))
-    trajectory, weights = demonstrations_lib.demonstrate(
-      question,
-      scaffolded if scaffold else plain,
-      budget=assigned,
-      scaffold=scaffold,
-      rng=rng,
-      decision_weight=config.warm_start.decision_weight,
-    )
-    pool.append(warm_start.Demonstration(trajectory.token_ids, weights))
-    line.tick(len(pool))
-  return pool
+  finally:
+    engine.close()
+  judge = systems.of_episode(config.episode).judge
+  right = [judge(t).em for group in played.groups for t in group.trajectories]
+  return sum(right) / len(right)
 
 
 if __name__ == "__main__":

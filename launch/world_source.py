@@ -5,19 +5,11 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 
-import numpy as np
-
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import experiment
-from anysearch_jax.world import versions
+from anysearch_jax.host import plugins
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
-
-# The same for every evaluated policy, so that all see the same questions.
-_QUESTION_SEED = 2024
-# Smaller sets are the first questions of a shuffled pool of this size, so that
-# evaluations of different sizes can be paired.
-_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
 
 
 class WorldSource(typing.NamedTuple):
@@ -50,17 +42,10 @@ class WorldSource(typing.NamedTuple):
         f"Dataset {min(others)!r}: data.source 'world' has only 'world'; "
         "prepared ones need data.source=prepared and data.path."
       )
-    split = split or "held-out"
-    if split not in _POOL:
-      raise ValueError(f"Found split {split!r}; expected {', '.join(_POOL)}.")
-    pool = self.world.questions(split, max(each, _POOL[split]), _QUESTION_SEED)
-    order = np.random.Generator(np.random.PCG64(_QUESTION_SEED)).permutation(
-      len(pool)
-    )
-    return [pool[i] for i in order[: each or None]]
+    return self.world.evaluation_questions(each, split or "held-out")
 
 
-def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
+def make(data: config_lib.DataConfig, retriever: str) -> WorldSource:
   """Returns the world that `data.source` "world" names.
 
   Args:
@@ -68,19 +53,19 @@ def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
     retriever: kind of the retriever, `retrieval.kind`.
 
   Raises:
-    ValueError: another source, another retriever, a folder or an unknown world
-      is named.
+    ValueError: another source, another retriever or a folder is named.
   """
   if data.source != "world":
     raise ValueError(
       f"data.source: found {data.source!r}, expected 'world', the generated "
       "world."
     )
-  if retriever != "lexical":
+  if retriever != "lexical" and not plugins.is_name(retriever):
     raise ValueError(
       f"retrieval.kind: found {retriever!r} with data.source 'world', whose "
       "questions are each of one of many small corpora that nothing else "
-      "holds; expected 'lexical', which searches them. Others answer "
+      "holds; expected 'lexical', which searches them, or one of your own "
+      "(path/to/file.py:NAME). Others answer "
       "prepared questions (data.source=prepared, data.path=FOLDER)."
     )
   if data.path:
@@ -88,5 +73,5 @@ def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
       f"data.path: found {data.path!r} with data.source 'world', which reads "
       "no folder; expected data.source=prepared, or no path."
     )
-  world = world_lib.World(versions.config(data.world, data.world_seed))
+  world = world_lib.World(data.world_seed)
   return WorldSource(world, lexical.LexicalRetriever(world.corpus))

@@ -18,8 +18,6 @@ import regex
 import Stemmer
 from bm25s import stopwords
 
-from retrieval import bm25
-
 DEFAULT = "english"
 # `plain`: runs of letters as they are; the others: no stems and no stop words.
 _OTHERS = ("plain", "any", "chinese", "japanese", "korean")
@@ -36,6 +34,7 @@ _STOPS = {"english": stopwords.STOPWORDS_EN} | {
     *("portuguese", "russian", "spanish", "swedish", "turkish"),
   )
 }
+_PLAIN_WORD = re.compile(r"\w+")
 # Python's own `\w` ends words of Hindi and Tamil at vowel signs.
 _WORD = regex.compile(r"\w+")
 # In English, what follows an apostrophe belongs to the word (don't, people's).
@@ -49,6 +48,11 @@ _UNSPACED = regex.compile(
 )
 # Words whose terms are kept, so that each is stemmed once.
 _KEPT = 1 << 18
+
+
+def words(text: str) -> list[str]:
+  """Returns the runs of letters, digits and underscores, in lower case."""
+  return _PLAIN_WORD.findall(text.lower())
 
 
 class Analyzer:
@@ -81,16 +85,16 @@ class Analyzer:
   def __call__(self, text: str) -> list[str]:
     """Returns the terms of a text in its order, repeated ones too."""
     if self.language == "plain":
-      return bm25.words(text)
-    words = self._ascii
+      return words(text)
+    pattern = self._ascii
     if not text.isascii():
       text = unicodedata.normalize("NFKC", text).replace("İ", "i")
-      words = self._words
+      pattern = self._words
     if self.language == "turkish":
       text = text.replace("I", "ı")
-      words = self._words
+      pattern = self._words
     out: list[str] = []
-    for word in words.findall(text.lower()):
+    for word in pattern.findall(text.lower()):
       terms = self._kept.get(word)
       out += self._add(word) if terms is None else terms
     return out

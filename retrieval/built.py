@@ -11,19 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrieval import bm25, passages
 from retrieval import filters as filters_lib
+from retrieval import passages
 from retrieval.index import search as search_lib
-
-RANKINGS = ("bm25", "dense", "hybrid")
 
 
 def description(
   corpus: passages.Corpus,
   *,
   encoder: search_lib.Encoder | None,
-  k1: float,
-  b: float,
   language: str,
   vectors: str,
   fields: Sequence[str],
@@ -32,22 +28,18 @@ def description(
 
   Args:
     corpus: the passages.
-    encoder: encoder of passages; None: BM25 only.
-    k1, b: saturation and length normalisation of BM25.
-    language: language of the passages, one of `analysis.LANGUAGES`.
+    encoder: encoder of passages; None: words only.
+    language: language of the passages.
     vectors: how vectors are indexed, a word of the database.
     fields: other fields of the corpus's rows, for filters.
 
   Raises:
-    ValueError: `k1` or `b` is out of range, or the rows lack a field.
+    ValueError: the rows lack a field.
   """
-  bm25.check(k1, b)
   filters_lib.check_fields(corpus, fields)
   values = {
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
     "language": language,
-    "k1": k1,
-    "b": b,
   }
   if encoder is not None:
     values |= {"encoder": named(encoder), "vectors": vectors}
@@ -62,11 +54,11 @@ def named(encoder: search_lib.Encoder) -> dict[str, Any]:
   return {"dim": encoder.dim} | said
 
 
-def check_ranking(ranking: str) -> None:
-  """Refuses a ranking that is not one of `RANKINGS`, with a ValueError."""
-  if ranking not in RANKINGS:
+def check_ranking(ranking: str, known: Sequence[str]) -> None:
+  """Refuses a ranking that is not one of `known`, with a ValueError."""
+  if ranking not in known:
     raise ValueError(
-      f"ranking: found {ranking!r}, expected one of {', '.join(RANKINGS)}."
+      f"ranking: found {ranking!r}, expected one of {', '.join(known)}."
     )
 
 
@@ -79,15 +71,15 @@ def check_encoder(
   """Refuses an encoder other than that of the vectors that a ranking reads.
 
   Args:
-    ranking: one of `RANKINGS`.
-    encoder: encodes the queries; None for `bm25`.
+    ranking: `dense`, `hybrid`, or one of words alone.
+    encoder: encodes the queries; None for words.
     built: the description of the collection or table.
     where: its name, for the message.
 
   Raises:
     ValueError: there are no vectors, or another encoder made them.
   """
-  if ranking == "bm25":
+  if ranking not in ("dense", "hybrid"):
     return
   expected = built.get("encoder")
   given = encoder and named(encoder)
@@ -109,7 +101,7 @@ def identity(
 
   Args:
     kind: of the retriever.
-    ranking: one of `RANKINGS`.
+    ranking: see `check_ranking`.
     built: the description of the collection or table.
     filters: values that fields of the passages may have.
     **more: what else the answers depend on.

@@ -8,14 +8,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bm25s
+import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.environment import tools
-from retrieval import bm25
+from retrieval import analysis
+
+# bm25s logs a line for every index that it builds.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
 class LexicalRetriever:
@@ -126,7 +131,10 @@ class LexicalRetriever:
     passages, index = self._index(corpus)
     if index is None:
       return ()
-    rows, scores = bm25.rank(index, query, k)
+    known = [w for w in analysis.words(query) if w in index.vocab_dict]
+    if not known:
+      return ()
+    rows, scores = _best(index.get_scores(known), k)
     return tuple(
       dataclasses.replace(passages[row], score=score)
       for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -138,7 +146,7 @@ class LexicalRetriever:
     """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
-      bm25.words(p.title) * self._title_weight + bm25.words(p.text)
+      analysis.words(p.title) * self._title_weight + analysis.words(p.text)
       for p in passages
     ]
     if not any(texts):
@@ -162,3 +170,18 @@ class LexicalRetriever:
       names = ", ".join(map(repr, sorted(self._corpora))) or "none"
       raise ValueError(f"Found no corpus {corpus!r}; there are: {names}.")
     return self._corpora[corpus]
+
+
+def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the best k rows with a score above 0, and their float32 scores.
+
+  Equal scores keep the order of rows, so that a run repeats to the byte.
+  """
+  if k < len(scores):
+    # Keep all ties at the k-th place, so that the sort below breaks them.
+    least = np.partition(scores, -k)[-k]
+    rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
+  else:
+    rows = np.flatnonzero(scores > 0)
+  rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
+  return rows, scores[rows].astype(np.float32)

@@ -1,11 +1,20 @@
-"""Requests of retrievers: a batch of one, and the checks of one corpus."""
+"""Requests: a batch of one, checks, and how to ask a retriever of any kind."""
 
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from anysearch_jax import types
+
+
+@runtime_checkable
+class _Many(Protocol):
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> Sequence[Sequence[types.Passage] | Exception]: ...
 
 
 class OneByBatch(abc.ABC):
@@ -43,3 +52,41 @@ def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:
         f"only {corpus!r}. Name that one in `corpus`, or use one retriever for "
         "each corpus."
       )
+
+
+async def answers(
+  retriever: Any, requests: Sequence[types.SearchRequest]
+) -> Sequence[Sequence[types.Passage] | Exception]:
+  """Asks a retriever in one batch, or by concurrent calls.
+
+  Returns:
+    For each request its passages, or what the retriever raised; a bug too, so
+    that it loses no other answer.
+  """
+  if not isinstance(retriever, _Many):
+    return await asyncio.gather(*(_one(retriever, each) for each in requests))
+  try:
+    found = await retriever.search_many(requests)
+    if len(found) != len(requests):
+      raise types.RetrievalError(
+        f"Found {len(found)} answers to {len(requests)} queries, expected "
+        "one for each."
+      )
+  except Exception as error:
+    return [error] * len(requests)
+  return found
+
+
+async def _one(
+  retriever: types.Retriever, request: types.SearchRequest
+) -> Sequence[types.Passage] | Exception:
+  try:
+    return await retriever.search(request)
+  except Exception as error:
+    return error
+
+
+def identity(part: Any) -> Any:
+  """Returns the identity of a retriever; without one, the name of its class."""
+  said = getattr(part, "identity", None)
+  return said() if callable(said) else type(part).__name__

@@ -54,7 +54,6 @@ _TOKENIZERS = pathlib.Path(
 
 # Files that take minutes start first, so that no worker is left with one.
 _LONGEST = (
-  "test_rehearsal",
   "test_kills",
   "test_sharded_step",
   "test_ppo_world",
@@ -97,7 +96,7 @@ def torch():
   """Returns torch, the oracle; tests that need it skip without it."""
   return pytest.importorskip(
     "torch",
-    reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
+    reason="oracle tests need torch==2.13.0 (the extra [test])",
   )
 
 

@@ -1,23 +1,99 @@
-"""The agent: a policy, its retriever, and an event loop that serves both."""
+"""The agent: a policy and its retriever, which answer questions."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import itertools
+import math
+import os
 import pathlib
 import queue
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Self
+from typing import Any, Self
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import asking, background, events, mailbox
-from anysearch_jax.agent import limits as limits_lib
+from anysearch_jax.agent import events
+from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
 from anysearch_jax.evaluation import harness
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.host import loop
+from anysearch_jax.methods import systems
+from anysearch_jax.rollout import driver, episode_state, searching
+
+_YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
+
+
+class ClosedError(RuntimeError):
+  """The agent is closed, or was closed before the question was answered."""
+
+
+class BusyError(RuntimeError):
+  """A question got no place before its deadline."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a question may cost, and its draws.
+
+  Attributes:
+    budget: what is allowed; a number is one of searches, >= 0.
+    seed: the random numbers depend on it and on the question's id. Equal
+      questions, budgets and seeds give equal episodes; they are those of
+      `launch.evaluate` for equal ids.
+    deadline: seconds in which the reply is due. The policy is asked for its
+      answer after three quarters of them.
+    max_tokens: limit on the tokens that the policy writes, if it is lower than
+      the configuration's.
+    sampling: how tokens are drawn; None: as the engine does.
+
+  Raises:
+    ValueError: a value is out of range.
+  """
+
+  budget: budgets_lib.Assigned
+  seed: int = 42
+  deadline: float | None = None
+  max_tokens: int | None = None
+  sampling: config_lib.SamplingConfig | None = None
+
+  def __post_init__(self):
+    whole: list[tuple[str, object, int]] = [("seed", self.seed, 0)]
+    if not isinstance(self.budget, budgets_lib.Budget):  # It checks itself.
+      whole.insert(0, ("budget", self.budget, 0))
+    if self.max_tokens is not None:
+      whole.append(("max_tokens", self.max_tokens, 1))
+    for name, value, least in whole:
+      if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}: found {value!r}, expected a whole number.")
+      if not least <= value < 2**32:
+        raise ValueError(
+          f"{name}: found {value}, expected {least} to 2^32 - 1."
+        )
+    seconds = self.deadline
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 < seconds <= _YEARS):
+      raise ValueError(
+        f"deadline: found {seconds!r}, expected seconds above 0, or None."
+      )
+    if self.sampling is not None:
+      settings.check(self.sampling, "sampling")
+
+  def applied(
+    self, config: config_lib.EpisodeConfig
+  ) -> config_lib.EpisodeConfig:
+    """Returns the configuration with the limit of tokens.
+
+    The room for the answer shrinks with it, to a half at most.
+    """
+    most = self.max_tokens
+    if most is None or most >= config.max_generated:
+      return config
+    room = min(config.answer_room, most // 2)
+    return dataclasses.replace(config, max_generated=most, answer_room=room)
 
 
 def _nothing(event: events.Event) -> None:
@@ -28,12 +104,11 @@ class Agent:
   """Answers questions with a policy that searches under a budget.
 
   All methods may be called from any thread and any event loop at once: the
-  questions run in one private event loop, where the engine samples them
+  questions run in the event loop of the process, where the engine samples them
   together and equal searches are made once. A question beyond `slots` waits for
   a place.
 
-  `load` makes an agent from a folder. An agent that nobody refers to any more
-  ends its event loop; only `close` frees the engine at once.
+  `load` makes an agent from a folder.
 
   Attributes:
     engine, slots: as given.
@@ -74,10 +149,12 @@ class Agent:
     self._scaffold = scaffold
     self._known = {question.text: question for question in known}
     self._corpus = corpus
-    self._close = close
     self._places = asyncio.Semaphore(slots)
     self._numbers = itertools.count()
-    self._background = background.Background()
+    self._process = os.getpid()
+    self._ended = False
+    self._close: Callable[[], None] | None = close
+    self._scope = loop.Scope(self._closed_error)
 
   @classmethod
   def load(
@@ -135,25 +212,15 @@ class Agent:
     question: str | types.Question,
     *,
     budget: budgets_lib.Assigned,
-    seed: int = 42,
-    deadline: float | None = None,
-    max_tokens: int | None = None,
-    sampling: config_lib.SamplingConfig | None = None,
+    **limits: Any,
   ) -> events.Reply:
     """Answers a question.
 
     Args:
-      question: a text, or a question with its id and corpus. The random numbers
-        depend on its id, which for a text that is not known is the text, and on
-        `seed`.
+      question: a text, or a question with its id and corpus. A text that is not
+        known is its own id.
       budget: what is allowed; a number is one of searches, >= 0.
-      seed: equal questions, budgets and seeds give equal episodes; they are
-        those of `launch.evaluate` for equal ids.
-      deadline: seconds in which the reply is due. The policy is asked for its
-        answer after three quarters of them.
-      max_tokens: limit on the tokens that the policy writes, if it is lower
-        than the configuration's.
-      sampling: how tokens are drawn; None: as the engine does.
+      limits: seed, deadline, max_tokens and sampling, see `Limits`.
 
     Returns:
       The reply. If an engine or a retriever fails, it has no answer and says
@@ -161,41 +228,32 @@ class Agent:
 
     Raises:
       ValueError: an argument is out of range.
-      background.ClosedError: the agent is closed, or was before the reply.
-      limits.BusyError: no place was free before the deadline.
+      ClosedError: the agent is closed, or was before the reply.
+      BusyError: no place was free before the deadline.
     """
-    future = self._submit(
-      question, limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
-    )
-    try:
-      return future.result()
-    finally:
-      future.cancel()  # Ctrl-C also ends the episode.
+    return self._submit(question, Limits(budget, **limits)).wait()
 
   async def ask_async(
     self,
     question: str | types.Question,
     *,
     budget: budgets_lib.Assigned,
-    seed: int = 42,
-    deadline: float | None = None,
-    max_tokens: int | None = None,
-    sampling: config_lib.SamplingConfig | None = None,
     tell: Callable[[events.Event], None] = _nothing,
     pieces: bool = False,
+    **limits: Any,
   ) -> events.Reply:
     """As `ask`; cancelling the caller cancels the episode.
 
     Args:
-      question, budget, seed, deadline, max_tokens, sampling: as for `ask`.
-      tell: called with each event, in the agent's own thread, which waits for
-        it. An exception of it ends the episode and is raised.
+      question, budget, limits: as for `ask`.
+      tell: called with each event, in the thread of the event loop
+        (`host.loop`), which waits for it. An exception of it ends the episode
+        and is raised.
       pieces: whether reasoning is told while it is sampled; otherwise it is
         told once a turn.
     """
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
     return await asyncio.wrap_future(
-      self._submit(question, limits, tell, pieces=pieces)
+      self._submit(question, Limits(budget, **limits), tell, pieces=pieces)
     )
 
   def ask_many(
@@ -203,10 +261,7 @@ class Agent:
     questions: Sequence[str | types.Question],
     *,
     budgets: Sequence[budgets_lib.Assigned],
-    seed: int = 42,
-    deadline: float | None = None,
-    max_tokens: int | None = None,
-    sampling: config_lib.SamplingConfig | None = None,
+    **limits: Any,
   ) -> list[list[events.Reply]]:
     """Answers every question under every budget, all at once.
 
@@ -216,58 +271,48 @@ class Agent:
     Raises:
       As `ask`; the other questions are then cancelled.
     """
-    futures: list[list[concurrent.futures.Future[events.Reply]]] = []
+    works: list[list[loop.Work[events.Reply]]] = []
     try:
       for question in questions:
-        futures.append([])
+        works.append([])
         for budget in budgets:
-          futures[-1].append(
-            self._submit(
-              question,
-              limits_lib.Limits(budget, seed, deadline, max_tokens, sampling),
-            )
-          )
+          works[-1].append(self._submit(question, Limits(budget, **limits)))
       # The first error ends the call, also while earlier questions are played.
       done, _ = concurrent.futures.wait(
-        itertools.chain.from_iterable(futures),
+        itertools.chain.from_iterable(works),
         return_when=concurrent.futures.FIRST_EXCEPTION,
       )
-      for future in done:
-        future.result()
-      return [[future.result() for future in row] for row in futures]
+      for work in done:
+        work.result()
+      return [[work.result() for work in row] for row in works]
     finally:
-      for future in itertools.chain.from_iterable(futures):
-        future.cancel()
+      for work in itertools.chain.from_iterable(works):
+        work.cancel()
 
   def stream(
     self,
     question: str | types.Question,
     *,
     budget: budgets_lib.Assigned,
-    seed: int = 42,
-    deadline: float | None = None,
-    max_tokens: int | None = None,
-    sampling: config_lib.SamplingConfig | None = None,
+    **limits: Any,
   ) -> Generator[events.Event, None, None]:
     """Yields the events of a question as they happen; arguments as for `ask`.
 
     The episode starts with the first `next`. The last event is an `Answer`.
     Closing the generator cancels the episode.
     """
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
-    limits.check()
-    limits_lib.check_question(question)
+    asked, within = self._question(question), Limits(budget, **limits)
 
     def listen() -> Generator[events.Event, None, None]:
       told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
-      future = self._submit(question, limits, told.put, pieces=True)
-      future.add_done_callback(lambda _: told.put(None))
+      work = self._submit(asked, within, told.put, pieces=True)
+      work.add_done_callback(lambda _: told.put(None))
       try:
         while (event := told.get()) is not None:
           yield event
-        future.result()
+        work.result()
       finally:
-        future.cancel()
+        work.cancel()
 
     return listen()
 
@@ -276,25 +321,19 @@ class Agent:
     question: str | types.Question,
     *,
     budget: budgets_lib.Assigned,
-    seed: int = 42,
-    deadline: float | None = None,
-    max_tokens: int | None = None,
-    sampling: config_lib.SamplingConfig | None = None,
+    **limits: Any,
   ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
-    told: mailbox.Mailbox[events.Event | None] = mailbox.Mailbox()
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
-    future = self._submit(question, limits, told.put, pieces=True)
-    future.add_done_callback(lambda _: told.put(None))
+    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
+    put = loop.putting(told)
+    work = self._submit(question, Limits(budget, **limits), put, pieces=True)
+    work.add_done_callback(lambda _: put(None))
     try:
-      while True:
-        for event in await told.take():
-          if event is None:
-            future.result()
-            return
-          yield event
+      while (event := await told.get()) is not None:
+        yield event
+      work.result()
     finally:
-      future.cancel()
+      work.cancel()
 
   async def search_async(self, query: str, *, k: int) -> list[types.Passage]:
     """Finds passages as the policy's searches do, without the policy.
@@ -310,24 +349,32 @@ class Agent:
       ValueError: an argument is out of range, or the retriever answers the
         searches of a policy only.
       types.RetrievalError: the retriever cannot answer in time.
-      background.ClosedError: the agent is closed, or was before the reply.
+      ClosedError: the agent is closed, or was before the reply.
     """
     if not query.strip():
       raise ValueError("query: found no text, expected words to search for.")
     if k < 1:
       raise ValueError(f"k: found {k}, expected at least 1.")
     request = types.SearchRequest(query.strip(), k, self._corpus)
-    return await asyncio.wrap_future(
-      self._background.start(lambda: asking.search(request, self._parts))
-    )
+    return await asyncio.wrap_future(self._start(self._search(request)))
 
   def end_questions(self) -> None:
     """Refuses new questions, and ends those under way with a `ClosedError`."""
-    self._background.end()
+    self._ended = True
+    self._scope.stop()
 
   def close(self) -> None:
-    """Ends all questions, then closes the engine. May be called twice."""
-    self._background.close(self._close)
+    """Ends all questions, then closes the engine. May be called twice.
+
+    It does nothing in a forked process, which has neither the event loop nor
+    what is to be released.
+    """
+    close, self._close = self._close, None
+    if close is None or os.getpid() != self._process:
+      return
+    self._ended = True
+    loop.ended(self._scope.stop())
+    close()
 
   def __enter__(self) -> Self:
     return self
@@ -335,59 +382,161 @@ class Agent:
   def __exit__(self, *error: object) -> None:
     self.close()
 
+  def _closed_error(self) -> ClosedError:
+    return ClosedError(
+      "The agent was closed before the answer; load another one."
+    )
+
+  def _start(self, coroutine) -> loop.Work:
+    """Starts a coroutine; raises ClosedError if the agent is not usable."""
+    if os.getpid() != self._process:
+      coroutine.close()
+      raise ClosedError(
+        "The agent was made in another process; load one in this process."
+      )
+    if self._ended:
+      coroutine.close()
+      raise ClosedError("The agent is closed; load another one.")
+    return self._scope.start(coroutine)
+
+  def _question(self, question: str | types.Question) -> types.Question:
+    """Returns a question; raises ValueError if it has no text."""
+    text = question if isinstance(question, str) else question.text
+    if not text.strip():
+      raise ValueError("question: found no text, expected a question.")
+    if isinstance(question, str):
+      text = text.strip()
+      return self._known.get(text) or types.Question(
+        text, text, (), self._corpus
+      )
+    return question
+
   def _submit(
     self,
     question: str | types.Question,
-    limits: limits_lib.Limits,
+    limits: Limits,
     tell: Callable[[events.Event], None] = _nothing,
     *,
     pieces: bool = False,
-  ) -> concurrent.futures.Future[events.Reply]:
-    """Starts an episode on the private event loop."""
-    limits.check()
-    limits_lib.check_question(question)
-    if isinstance(question, str):
-      text = question.strip()
-      question = self._known.get(text) or types.Question(
-        text, text, (), self._corpus
-      )
-    asked = question
-    return self._background.start(
-      lambda: self._run(asked, limits, tell, pieces=pieces)
-    )
+  ) -> loop.Work[events.Reply]:
+    """Starts an episode in the event loop."""
+    asked = self._question(question)
+    return self._start(self._play(asked, limits, tell, pieces=pieces))
 
-  async def _run(
+  async def _play(
     self,
     question: types.Question,
-    limits: limits_lib.Limits,
+    limits: Limits,
     tell: Callable[[events.Event], None],
     *,
     pieces: bool,
   ) -> events.Reply:
-    """Waits for a place and plays the episode."""
-    started = asyncio.get_running_loop().time()
+    """Waits for a place, plays the episode and tells what happens in it."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
     try:
       async with asyncio.timeout(limits.deadline):
         await self._places.acquire()
     except TimeoutError as error:
-      raise limits_lib.BusyError(
+      raise BusyError(
         f"All {self.slots} places were taken for the {limits.deadline:g} "
         "seconds of the question's deadline; ask later."
       ) from error
+    config = limits.applied(self._parts.config)
+    env = systems.of_episode(config)
+    told = _Told(self._parts.engine, self._parts.codec, limits, tell, pieces)
     try:
-      return await asking.ask(
+      trajectory = await driver.run_episode(
         question,
-        limits.applied(self._parts),
+        dataclasses.replace(self._parts, engine=told, config=config),
         budget=limits.budget,
         scaffold=self._scaffold,
         address=harness.address(
           question.id, seed=limits.seed, variant=next(self._numbers)
         ),
         started=started,
-        deadline=limits.deadline,
-        sampling=limits.sampling,
-        tell=tell,
-        pieces=pieces,
+        deadline=limits.deadline or math.inf,
+        watch=told.watch,
       )
     finally:
       self._places.release()
+    answer = env.answer(trajectory.spans)
+    reply = events.Reply(
+      answer=answer,
+      outcome=trajectory.outcome,
+      reason="" if answer is not None else trajectory.reason or _NO_ANSWER,
+      searches=trajectory.searches,
+      documents=tuple(o.passages for o in trajectory.observations),
+      tokens=trajectory.written_tokens,
+      seconds=clock() - started,
+      trajectory=trajectory,
+    )
+    tell(events.Answer(reply))
+    return reply
+
+  async def _search(self, request: types.SearchRequest) -> list[types.Passage]:
+    """Answers one query, without an episode."""
+    seconds = self._parts.config.search_deadline
+    try:
+      async with asyncio.timeout(seconds):
+        return list(await self._parts.retriever.search(request))
+    except TimeoutError as error:
+      raise types.RetrievalError(
+        f"The retriever gave no answer within {seconds:g} s."
+      ) from error
+
+
+_NO_ANSWER = (
+  "The model's last turn had neither a search that its budget allows nor an "
+  "answer."
+)
+
+
+class _Told:
+  """The engine of one episode, which draws and tells as a question asks.
+
+  `watch` tells what the episode's states have besides; see `driver.play`.
+  """
+
+  def __init__(
+    self,
+    engine: types.Engine,
+    codec: types.TextCodec,
+    limits: Limits,
+    tell: Callable[[events.Event], None],
+    pieces: bool,
+  ):
+    self._engine, self._codec = engine, codec
+    self._sampling, self._tell, self._pieces = limits.sampling, tell, pieces
+    self._total = budgets_lib.of(limits.budget).searches
+    self._used = -1  # Searches that were told of.
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    """Samples a turn, and tells its reasoning."""
+    told = events.Reasoning(
+      self._codec.decode, lambda piece: self._tell(events.Thinking(piece))
+    )
+    if (s := self._sampling) is not None:
+      request = dataclasses.replace(
+        request, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k
+      )
+    if self._pieces:
+      request = dataclasses.replace(request, on_tokens=told.add)
+    turn = await self._engine.generate(request)
+    told.end(turn.text)
+    return turn
+
+  def release(self, address: types.Address) -> None:
+    self._engine.release(address)
+
+  def watch(self, state: episode_state.Episode) -> None:
+    """Tells the searches of an episode, and what they found."""
+    if state.used > self._used:
+      if state.used:
+        # Passages that had no room were not shown.
+        passages = state.observations[-1].passages
+        self._tell(events.Found(state.used, passages))
+      self._tell(events.Budget(state.used, self._total))
+      self._used = state.used
+    if isinstance(state.request, types.SearchRequest):
+      self._tell(events.Searching(state.used + 1, state.request.query))

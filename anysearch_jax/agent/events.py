@@ -1,10 +1,23 @@
-"""What an agent tells while it works on a question, and its reply."""
+"""What an agent tells while it works on a question, and its reply.
+
+`Reasoning` tells the reasoning of a turn while its tokens are being sampled.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
+from anysearch_jax.environment import protocol
+
+# A block of these names is an action; what the turn says before is reasoning.
+_ACTIONS = ("<search>", "<answer>")
+_TAGS = tuple(
+  f"<{slash}{name}>" for slash in ("", "/") for name in protocol.TAGS
+)
+# An unfinished character of several bytes decodes to this one.
+_UNFINISHED = "\ufffd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,3 +93,74 @@ class Answer:
 
 
 Event = Thinking | Searching | Found | Budget | Answer
+
+
+class Reasoning:
+  """Collects the tokens of one turn and tells its new reasoning.
+
+  The tokens of a call are decoded together with those of the call before, not
+  with the whole turn: time is linear in the turn's length.
+
+  Args:
+    decode: returns the text of ids.
+    tell: called with each new piece of reasoning.
+  """
+
+  def __init__(
+    self, decode: Callable[[Sequence[int]], str], tell: Callable[[str], None]
+  ):
+    self._decode = decode
+    self._tell = tell
+    # The ids that the next ones are decoded with, and their text. They are the
+    # context that some tokenizers need for the space between two tokens.
+    self._ids: list[int] = []
+    self._known = ""
+    self._rest = ""  # May be the beginning of a tag.
+    self._told = 0
+    self._acted = False
+
+  def add(self, ids: Sequence[int]) -> None:
+    """Adds sampled tokens."""
+    if self._acted:
+      return
+    self._ids += ids
+    text = self._decode(self._ids)
+    if text.endswith(_UNFINISHED):
+      return
+    self._rest += text[len(self._known) :]
+    self._ids, self._known = list(ids), self._decode(ids)
+    actions = [at for tag in _ACTIONS if (at := self._rest.find(tag)) >= 0]
+    self._acted = bool(actions)
+    end = min(actions, default=len(self._rest) - _partial_tag(self._rest))
+    shown, self._rest = self._rest[:end], self._rest[end:]
+    shown = protocol.TAG_PATTERN.sub("", shown)
+    self._say(shown if self._told else shown.lstrip())
+
+  def end(self, text: str) -> None:
+    """Tells the rest of the reasoning of a finished turn."""
+    self._say(of_turn(text)[self._told :])
+
+  def _say(self, piece: str) -> None:
+    if piece:
+      self._told += len(piece)
+      self._tell(piece)
+
+
+def of_turn(text: str) -> str:
+  """Returns the text of a turn up to its first action, without tags.
+
+  An extension of `text` only extends what is returned, unless `text` ends
+  within a tag.
+  """
+  ends = (at for tag in _ACTIONS if (at := text.find(tag)) >= 0)
+  text = text[: min(ends, default=len(text))]
+  return protocol.TAG_PATTERN.sub("", text).lstrip()
+
+
+def _partial_tag(text: str) -> int:
+  """Returns the length of the end of `text` that may be an unfinished tag."""
+  start = text.rfind("<")
+  if start < 0:
+    return 0
+  end = text[start:]
+  return len(end) if any(tag.startswith(end) for tag in _TAGS) else 0

@@ -11,7 +11,7 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout import engines, searching, trainable_engine
@@ -88,8 +88,8 @@ def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
   path = folder.resolve().parent / "config.json"
   if not path.is_file():
     return None
-  return config_values.from_dict(
-    config_lib.ExperimentConfig, config_values.renamed(json_files.read(path))
+  return config_settings.from_dict(
+    config_lib.ExperimentConfig, config_settings.renamed(json_files.read(path))
   )
 
 
@@ -103,10 +103,9 @@ def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
     return retriever
   name = os.fspath(retriever)
   if name.startswith(("http://", "https://")):
-    from retrieval.clients import client
+    from retrieval import http_retriever
 
-    return client.HttpRetriever(name)
-  from retrieval.clients import local
-  from retrieval.index import opening
+    return http_retriever.HttpRetriever(name)
+  from retrieval.index import opening, search
 
-  return local.LocalRetriever(opening.open_index(name))
+  return search.LocalRetriever(opening.open_index(name))

@@ -22,8 +22,6 @@ from anysearch_jax import config as config_lib
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
-OLD_LOGPS = ("engine", "trainer")
-ADVANTAGES = ("group", "gae")
 NORMALIZERS = ("group", "batch", "none")
 # Edges of a histogram in nats, eight per decade. Counts of the tokens beyond
 # each edge can be summed over micro-batches and devices; quantiles cannot.

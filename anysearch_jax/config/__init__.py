@@ -1,20 +1,15 @@
 """The configuration: one frozen dataclass per concern.
 
-`ExperimentConfig` contains all of them. `ranges` checks every number, `values`
-reads and writes plain dicts, and `changes` says which values may differ when a
-run resumes.
+A file `configs/<name>.py` returns an `ExperimentConfig` from `get_config()`;
+flags override single values (`--config.reward.gamma_mode=fixed`). Defaults are
+the paper's (its table of hyperparameters). `settings` says what a line means.
 """
 
 from __future__ import annotations
 
-from anysearch_jax.config.experiment import (
-  CheckpointConfig,
-  DataConfig,
-  EvaluationConfig,
-  ExperimentConfig,
-  WarmStartConfig,
-  WatchConfig,
-)
+import dataclasses
+
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.config.learning import (
   BatchConfig,
   CriticConfig,
@@ -44,6 +39,16 @@ from anysearch_jax.config.rollout import (
   SearchConfig,
   SglangConfig,
   TextModelConfig,
+)
+from anysearch_jax.config.settings import (
+  SEED,
+  SHARE,
+  at_least,
+  identity,
+  learning,
+  one_of,
+  or_none,
+  placement,
 )
 
 __all__ = [
@@ -78,3 +83,193 @@ __all__ = [
   "WatchConfig",
   "ZeroSearchConfig",
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where questions and passages come from."""
+
+  source: str = identity("world")
+  """`world`, generated; `prepared`, a folder of launch.prepare_data; or
+  `file.py:NAME`, a function of yours that returns a split's questions."""
+  path: str = placement("")
+  """That folder."""
+  world_seed: int = identity(0, at_least(0))
+  """Seed of the generated world."""
+  split: str = identity("train")
+  """Name of the split that is trained on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+  """Supervised demonstrations before reinforcement learning (world only)."""
+
+  steps: int = placement(2000, at_least(1))
+  """Optimizer steps."""
+  learning_rate: float = placement(4e-3, at_least(0))
+  """The demonstrations' learning rate."""
+  batch_tokens: int = placement(4096, at_least(1))
+  """Tokens of a batch."""
+  demonstrations: int = placement(24000, at_least(1))
+  """Number of generated demonstrations; training repeats them."""
+  decision_weight: float = placement(3.0, at_least(0))
+  """Weight of the tokens that decide whether to search; all others have 1."""
+  layers: int = placement(3, at_least(1))
+  """Layers of the policy."""
+  hidden: int = placement(96, at_least(1))
+  """Width of the policy."""
+  heads: int = placement(4, at_least(1))
+  """Query heads of the policy."""
+  kv_heads: int = placement(2, at_least(1))
+  """Key and value heads of the policy."""
+  mlp: int = placement(192, at_least(1))
+  """Width of the policy's feed-forward layers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """Which cells (dataset, budget and seed) are evaluated, and how."""
+
+  budgets: tuple[int, ...] = placement(
+    (0, 1, 2, 3, 4, 5, 6, 7, 8), or_none(at_least(0))
+  )
+  """Search budgets of the cells."""
+  pairs: tuple[str, ...] = placement(())
+  """Budgets in other units, such as `searches=3,tokens=256`; each is a cell
+  beside those of `budgets`, see docs/budgets.md."""
+  questions: int = placement(1000, at_least(0))
+  """Number of questions of each dataset; 0: all."""
+  datasets: tuple[str, ...] = placement(())
+  """Names of datasets; empty: all that the questions are from."""
+  seeds: tuple[int, ...] = placement((42,), SEED)
+  """Seeds of sampling."""
+  scaffold: bool = placement(False)
+  """Whether the environment states the budget before every turn."""
+  scorer: str = placement("paper", one_of("paper", "official"))
+  """`paper` records exact match; `official` also records the scores of each
+  dataset's published evaluation script."""
+  search_price: float = placement(0.0, at_least(0))
+  """US dollars per thousand searches. With the other prices it is what budgets
+  of dollars are charged by, in training too."""
+  input_price: float = placement(0.0, at_least(0))
+  """US dollars per million tokens read."""
+  output_price: float = placement(0.0, at_least(0))
+  """US dollars per million tokens written."""
+  tool_prices: tuple[str, ...] = placement(())
+  """Tools with prices of their own, in US dollars per thousand calls, such as
+  `cheap=10`."""
+
+  @property
+  def prices(self) -> budgets_lib.Prices:
+    """The prices as a value; raises ValueError for an invalid tool price."""
+    return budgets_lib.Prices(
+      self.search_price,
+      self.input_price,
+      self.output_price,
+      budgets_lib.parse_tools(self.tool_prices),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """Which checkpoints are kept, and how the policy is exported at the end."""
+
+  keep_last: int = placement(2, at_least(1))
+  """Number of newest checkpoints to keep."""
+  keep_best: int = placement(0, at_least(0))
+  """Number of checkpoints with the largest `best_metric` (in the rollout that
+  they end) to keep as well."""
+  best_metric: str = placement("reward/em")
+  """A name in metrics.jsonl that begins with `reward/`."""
+  export_dtype: str = placement(
+    "bfloat16", one_of("float32", "bfloat16", "float16")
+  )
+  """`float32`, `bfloat16` or `float16`, for the files in `policy/`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchConfig:
+  """What stops a run, and what it warns about."""
+
+  bad_steps: int = placement(3, at_least(1))
+  """The run stops after this many consecutive optimizer steps whose loss or
+  gradient is not finite; such steps are never applied."""
+  max_failed: float = placement(0.5, SHARE)
+  """The run stops if a larger share of a rollout's episodes failed because the
+  engine or the retriever was unavailable."""
+  min_entropy: float = placement(0.005, at_least(0))
+  """The run warns below this entropy (nats per token)."""
+  max_kl: float = placement(1.0, at_least(0))
+  """The run warns above this KL divergence to the reference (nats per token).
+  """
+  max_gap: float = placement(0.1, at_least(0))
+  """The run warns if the engine's log-probabilities and the trainer's differ by
+  more than this in the mean (nats)."""
+  max_far: float = placement(0.002, SHARE)
+  """The run warns if they differ by more than 1 nat in a larger share of the
+  tokens."""
+  max_largest_gap: float = placement(8.0, at_least(0))
+  """The run warns if a token's differ by more than this (nats)."""
+  gap_rollouts: int = placement(3, at_least(1))
+  """The run stops after this many rollouts in a row beyond one of these limits.
+  """
+  max_fingerprint_gap: float = placement(0.1, at_least(0))
+  """Limit on the mean difference (nats per token) between the engine's scores
+  of a fixed prompt and the trainer's. A larger one means that the engine has
+  the wrong weights, and the run stops at once."""
+  max_stale: int = placement(20, at_least(1))
+  """The run warns after this many rollouts without an outcome in some budget's
+  window."""
+  quiet_seconds: float = placement(60.0, at_least(0))
+  """The run or evaluation warns when no turn and no search has ended for this
+  long, and lists what it waits for; 0 is off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """The configuration of a run, saved as `config.json` in its folder."""
+
+  name: str = placement("anysearch")
+  """Name of the run."""
+  seed: int = identity(42, SEED)
+  """Seed of the run."""
+  policy: str = placement("")
+  """A Hugging Face folder."""
+  compute_dtype: str = learning("bfloat16", one_of("float32", "bfloat16"))
+  """Dtype of sampling and training, bfloat16 or float32; trained weights and
+  optimizer moments are always float32."""
+  questions: int = identity(512, at_least(1))
+  """Questions of a rollout."""
+  group: int = identity(5, at_least(1))
+  """Trajectories of each question."""
+  save_every: int = placement(20, at_least(1))
+  """Rollouts between checkpoints (and recorded trajectories)."""
+  save_minutes: float = placement(30.0, at_least(0))
+  """Age of the last checkpoint after which a rollout ends with a new one; 0 is
+  off."""
+  method: MethodConfig = MethodConfig()
+  reward: RewardConfig = RewardConfig()
+  curriculum: CurriculumConfig = CurriculumConfig()
+  objective: ObjectiveConfig = ObjectiveConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  critic: CriticConfig = CriticConfig()
+  episode: EpisodeConfig = EpisodeConfig()
+  sampling: SamplingConfig = SamplingConfig()
+  engine: EngineConfig = EngineConfig()
+  sglang: SglangConfig = SglangConfig()
+  retrieval: RetrievalConfig = RetrievalConfig()
+  search: SearchConfig = SearchConfig()
+  pipeline: PipelineConfig = PipelineConfig()
+  batch: BatchConfig = BatchConfig()
+  mesh: MeshConfig = MeshConfig()
+  lora: LoraConfig = LoraConfig()
+  data: DataConfig = DataConfig()
+  warm_start: WarmStartConfig = WarmStartConfig()
+  watch: WatchConfig = WatchConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  evaluation: EvaluationConfig = EvaluationConfig()
+
+  @property
+  def questions_per_rollout(self) -> int:
+    """The number of questions that a rollout consumes."""
+    return self.questions + self.pipeline.extra_groups

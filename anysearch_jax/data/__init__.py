@@ -1,10 +1,10 @@
 """Published question sets.
 
 * `files`, `cells`: read rows from question files.
-* `formats`, `texts`: turn rows into clean questions.
-* `preparing`: deduplicates and mixes questions, with `beside`, `leaks` and
-  `gold_passages`; `hub` downloads files.
-* `prepared`: writes and reads a folder of prepared questions.
+* `formats`: turns rows into clean questions.
+* `preparing`: deduplicates and mixes questions; `hub` downloads files.
+* `prepared`: writes and reads a folder of prepared questions, and calls a
+  function of the user's that has them (`data.source=file.py:NAME`).
 * `dataset_iterator`: the position of a run in its training questions.
 * `evidence`: the passages and queries that lead to an answer.
 """

@@ -6,14 +6,37 @@ infinite stream is therefore three numbers, from which a run resumes exactly.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.data import indexed
+
+
+class Indexed(Sequence[types.Question], abc.ABC):
+  """Has the indices and slices of a list; slices are lists."""
+
+  @abc.abstractmethod
+  def item(self, index: int) -> types.Question:
+    """Returns the question at an index in [0, len)."""
+
+  @overload
+  def __getitem__(self, index: int) -> types.Question: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[types.Question]: ...
+
+  def __getitem__(
+    self, index: int | slice
+  ) -> types.Question | list[types.Question]:
+    if isinstance(index, slice):
+      return [self.item(i) for i in range(*index.indices(len(self)))]
+    if not -len(self) <= index < len(self):
+      raise IndexError(f"Found {index}, expected one of {len(self)}.")
+    return self.item(index % len(self))
 
 
 class Cursor(NamedTuple):
@@ -58,7 +81,7 @@ def take(cursor: Cursor, n: int, *, of: int) -> tuple[np.ndarray, Cursor]:
   return taken, at(start + len(taken), key=cursor.key, of=of)
 
 
-class Stream(indexed.Indexed):
+class Stream(Indexed):
   """The first `count` questions of an infinite stream over `rows`.
 
   Args:

@@ -2,7 +2,7 @@
 
 They are in a question's metadata, under the names of `data/formats`:
 `supporting` passages, and `search_keys` (StepSearch's rows) or `sub_questions`
-(MuSiQue's). `world/world_evidence` adds them to questions of the generated
+(MuSiQue's). `world.with_evidence` adds them to questions of the generated
 world. `launch.prepare_data --passages` adds supporting passages to questions
 that name passages of a corpus.
 """

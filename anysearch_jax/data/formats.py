@@ -1,6 +1,7 @@
 """The formats of published question files: a parsed row in, a `Found` out.
 
-Nothing is corrected here; `preparing` does that in one way for all formats.
+Reading corrects nothing: `clean`, `ask` and `accept` make lines of readable
+text for all formats alike, and `question_key` compares questions.
 
     search_r1  Search-R1's parquet and its descendants: StepSearch,
                DeepResearcher (`<|answer_split|>`), Agentic-RAG (a plain string)
@@ -18,12 +19,22 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax.data import cells
-from anysearch_jax.environment import official_scoring
+from anysearch_jax.environment import official_scoring, scoring
 
+# Quotation marks and minus signs that are not punctuation in Unicode.
+_ASCII = str.maketrans({**dict.fromkeys("´ʹʻʼʽ˴", "'"), "−": "-", "﹣": "-"})
+_ACCENTS = re.compile("[\u0300-\u036f]")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+# Ten times the longest question of the known datasets; a longer text is a
+# document in the wrong column.
+LONGEST = 10_000
+# Control characters that are not white space.
+_CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
 Row = cells.Row
 MalformedError = cells.MalformedError
 
@@ -303,3 +314,98 @@ def _asked(prompt: Any) -> str:
   if not mark and "\n" in content.strip():
     raise MalformedError(f"a prompt without {_MARK!r}")
   return question
+
+
+def ask(text: str) -> str:
+  """Returns a question as the policy reads it: one line that ends in `?`."""
+  text = line(text)
+  inner = text[1:-1]
+  # Some TriviaQA questions are raw CSV cells, with doubled quotes inside.
+  if text[:1] == text[-1:] == '"' and '""' in inner:
+    if '"' not in inner.replace('""', ""):
+      text = line(inner.replace('""', '"'))
+  return text if text.endswith("?") else f"{text}?"
+
+
+def accept(answers: Iterable[str]) -> tuple[str, ...]:
+  """Returns distinct answers in order, without those that normalise to ""."""
+  lines = map(line, answers)
+  return tuple(dict.fromkeys(a for a in lines if scoring.normalize_answer(a)))
+
+
+def distinct(answers: Iterable[str]) -> tuple[str, ...]:
+  """Returns distinct answers in order, without empty ones."""
+  return tuple(dict.fromkeys(a for a in map(line, answers) if a))
+
+
+def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
+  """Removes control characters and adds the answers of the dataset's script.
+
+  Args:
+    found: a question as its file has it.
+    aliases: by `answer_id`, names that the dataset's script also accepts.
+
+  Raises:
+    MalformedError: a text is unreadable, or the question is empty.
+  """
+  question = _readable(found.question, "a question")
+  answers = tuple(_readable(a, "an answer") for a in found.answers)
+  id_ = _readable(found.id, "an id")
+  if not question_key(question):
+    raise MalformedError("an empty question")
+  mended = found.mended
+  if (question, answers, id_) != (found.question, found.answers, found.id):
+    mended = (*mended, "control characters")
+  metadata = found.metadata
+  if names := aliases.get(metadata.get("answer_id", "")):
+    accepted = dict.fromkeys((*answers, *names))
+    metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
+  return found._replace(
+    question=question,
+    answers=answers,
+    id=id_,
+    metadata=metadata,
+    mended=mended,
+  )
+
+
+def line(text: str) -> str:
+  """Returns a text in one line, with single spaces."""
+  return " ".join(whole(text).split())
+
+
+def whole(text: str) -> str:
+  """Replaces unpaired surrogates: JSON can hold them, UTF-8 cannot."""
+  return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _readable(text: str, what: str) -> str:
+  """Returns a text without control characters; errors call it `what`."""
+  # NUL indicates that the file was decoded with a wrong encoding.
+  if "\0" in text:
+    raise MalformedError(f"{what} with the character NUL")
+  if len(text) > LONGEST:
+    raise MalformedError(f"{what} of more than {LONGEST} characters")
+  return _CONTROLS.sub(" ", text)
+
+
+def question_key(question: str) -> str:
+  """Returns a key that is equal for questions that differ only in spelling.
+
+  The key ignores case, punctuation, articles, white space, accents and
+  compatibility forms of characters: `Beyoncé’s “Halo” – who?` becomes
+  `beyonceshalowho`. It is used for comparison only; stored questions keep
+  their text.
+  """
+  text = unicodedata.normalize("NFKC", question.translate(_ASCII))
+  text = scoring.normalize_answer(text).casefold()
+  text = "".join(c for c in text if not _silent(c))
+  text = unicodedata.normalize("NFKD", _ARTICLES.sub(" ", text))
+  # White space is removed, so that "well-known" equals "well known".
+  return "".join(_ACCENTS.sub("", text).split())
+
+
+def _silent(character: str) -> bool:
+  """Whether a character is punctuation or invisible, such as a soft hyphen."""
+  kind = unicodedata.category(character)
+  return kind.startswith("P") or kind == "Cf"

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax import types
-from anysearch_jax.data import dataset_iterator, indexed, preparing
-from anysearch_jax.host import json_files
+from anysearch_jax.data import dataset_iterator, preparing
+from anysearch_jax.host import json_files, plugins
 
 MANIFEST = "manifest.json"
 MIX = "train"
@@ -243,7 +243,7 @@ class Prepared:
     return next((name for name in names if name in self.names), None)
 
 
-class Rows(indexed.Indexed):
+class Rows(dataset_iterator.Indexed):
   """Questions in columnar form; an item is built when it is accessed."""
 
   def __init__(self, table: pa.Table):
@@ -285,3 +285,71 @@ def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
   out = pa.BufferOutputStream()
   pq.write_table(pa.table(arrays, schema=SCHEMA), out, compression="zstd")
   return out.getvalue()
+
+
+class OwnQuestions:
+  """A source of questions: a function of a split that returns them.
+
+  Args:
+    name: of the function, see `plugins.load`.
+
+  Raises:
+    plugins.PluginError: the function cannot be loaded.
+  """
+
+  # The function has no passages; searches use `retrieval.kind`.
+  retriever = None
+
+  def __init__(self, name: str):
+    self._where = f"data.source {name!r}"
+    self._loaded = plugins.load(
+      name, setting="data.source", expected="a function (split)"
+    )
+
+  @functools.cache  # noqa: B019 - a source lives as long as its process.
+  def rows(self, split: str) -> tuple[types.Question, ...]:
+    """Returns the questions of a split.
+
+    Raises:
+      plugins.PluginError: the function raises, returns no questions, or two
+        with one id.
+    """
+    with plugins.as_sentence(self._where, self._loaded.path):
+      rows = tuple(self._loaded.value(split))
+    if not rows or not all(isinstance(q, types.Question) for q in rows):
+      raise plugins.PluginError(
+        f"{self._where}: found {rows!r:.80} for the split {split!r}, expected "
+        "anysearch_jax.Question(id, text, golden_answers), at least one."
+      )
+    if len({q.id for q in rows}) < len(rows):
+      raise plugins.PluginError(
+        f"{self._where}: found an id twice in the split {split!r}, expected "
+        "an id of its own for each question."
+      )
+    return rows
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> dataset_iterator.Stream:
+    """Returns the training stream, as `prepared.Prepared.questions`."""
+    return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
+
+  def evaluation_questions(
+    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+  ) -> list[types.Question]:
+    """Returns the first `each` questions of a split; 0: all.
+
+    Args:
+      datasets: empty, because a function is one dataset.
+      each: number of questions.
+      split: "": `test`.
+
+    Raises:
+      plugins.PluginError: as `rows`, or a dataset is named.
+    """
+    if datasets:
+      raise plugins.PluginError(
+        f"{self._where}: found --datasets={','.join(datasets)}, expected none, "
+        "because a function is one dataset."
+      )
+    return list(self.rows(split or "test")[: each or None])

@@ -12,20 +12,12 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax.data import beside as beside_lib
-from anysearch_jax.data import (
-  evidence,
-  files,
-  formats,
-  gold_passages,
-  leaks,
-  texts,
-)
+from anysearch_jax.data import cells, evidence, files, formats
 from anysearch_jax.environment import scoring
 
 SPLITS = ("train", "dev", "test")
@@ -45,6 +37,29 @@ _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
 
 class PreparingError(ValueError):
   """The inputs cannot be prepared; the message says what to do."""
+
+
+class BesideError(ValueError):
+  """A file does not have the contents that its flag requires."""
+
+
+class Beside(NamedTuple):
+  """Additional inputs of `preparing.prepare`.
+
+  Attributes:
+    held_out: questions that training must not ask, besides those of the
+      evaluation splits.
+    aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
+    corpus: file with the passages that training questions name by
+      `gold_doc_ids`.
+  """
+
+  held_out: Collection[str] = ()
+  aliases: Mapping[str, Sequence[str]] = {}
+  corpus: pathlib.Path | None = None
+
+
+NOTHING = Beside()
 
 
 class Input(NamedTuple):
@@ -158,7 +173,7 @@ def split_name(name: str) -> str:
 def prepare(
   inputs: Sequence[Input],
   settings: Settings,
-  beside: beside_lib.Beside = beside_lib.NOTHING,
+  beside: Beside = NOTHING,
 ) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
@@ -175,7 +190,7 @@ def prepare(
       or has no known dataset or split; two questions have the same id; or a
       limit names an unknown part.
     files.UnreadableError: a file cannot be read.
-    gold_passages.CorpusError: the corpus is invalid or lacks a passage.
+    CorpusError: the corpus is invalid or lacks a passage.
   """
   parts: Parts = collections.defaultdict(Part)
   listed = [_read(source, parts, settings, beside) for source in inputs]
@@ -184,14 +199,14 @@ def prepare(
     reason = "asked twice, answers merged" if name in training else "read twice"
     part.keep(_merged(part.entries), reason)
   evaluated = {
-    leaks.key(entry.question)
+    formats.question_key(entry.question)
     for name, part in parts.items()
     if name not in training
     for entry in part.entries
   }
-  held_out = set(map(leaks.key, beside.held_out)) - evaluated
+  held_out = set(map(formats.question_key, beside.held_out)) - evaluated
   for part in training.values():
-    keys = {e.id: leaks.key(e.question) for e in part.entries}
+    keys = {e.id: formats.question_key(e.question) for e in part.entries}
     for questions, reason in (
       (evaluated, "in an evaluation split"),
       (held_out, "in a held-out set"),
@@ -200,9 +215,7 @@ def prepare(
       part.keep(kept, reason)
   if beside.corpus:
     entries = [e for part in training.values() for e in part.entries]
-    known = iter(
-      gold_passages.filled([e.metadata for e in entries], beside.corpus)
-    )
+    known = iter(filled([e.metadata for e in entries], beside.corpus))
     for part in training.values():
       part.entries = [e._replace(metadata=next(known)) for e in part.entries]
   if settings.evidence:
@@ -251,7 +264,7 @@ def shuffled(id_: str) -> bytes:
 
 
 def _read(
-  source: Input, parts: Parts, settings: Settings, beside: beside_lib.Beside
+  source: Input, parts: Parts, settings: Settings, beside: Beside
 ) -> dict[str, Any]:
   """Adds a file's questions to `parts` and returns its manifest line."""
   format_, count = source.format, 0
@@ -271,7 +284,7 @@ def _read(
           )
       found = formats.read(row, format_)
       dataset, split = _belongs(found, source)
-      found = texts.clean(found, beside.aliases)
+      found = formats.clean(found, beside.aliases)
       _add(found, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
       if not settings.skip_malformed:
@@ -318,12 +331,12 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
   part.mended.update(found.mended)
-  accepted = texts.accept(found.answers)
+  accepted = formats.accept(found.answers)
   part.empty_answers += sum(
     not scoring.normalize_answer(answer) for answer in found.answers
   )
   if not accepted and split != "train":
-    accepted = texts.distinct(found.answers)
+    accepted = formats.distinct(found.answers)
     part.unmatched += bool(accepted)
   if not accepted:
     part.dropped["no answer"] += 1
@@ -335,13 +348,13 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   }
   part.entries.append(
     Entry(
-      texts.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
-      texts.ask(found.question),
+      formats.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
+      formats.ask(found.question),
       accepted,
       dataset,
       split,
       found.hops,
-      texts.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
+      formats.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
     )
   )
 
@@ -375,3 +388,110 @@ def _merged(entries: Sequence[Entry]) -> list[Entry]:
 def _key(question: str) -> str:
   """Returns a key that ignores case, punctuation and articles."""
   return scoring.normalize_answer(question)
+
+
+def read_questions(path: pathlib.Path) -> list[str]:
+  """Returns the questions of a file, of any dataset and split.
+
+  Raises:
+    BesideError: a row is not a question; the error has its number.
+    files.UnreadableError: the file cannot be read.
+  """
+  format_, out = None, []
+  for number, row in files.rows(path):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      format_ = format_ or formats.recognize(row)
+      if format_ is None:
+        raise formats.MalformedError(f"no known format ({', '.join(row)})")
+      out.append(formats.read(row, format_).question)
+    except formats.MalformedError as error:
+      raise BesideError(
+        f"{path}, row {number}: {error}; expected a question. Correct it."
+      ) from error
+  return out
+
+
+def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
+  """Returns 2WikiMultihopQA's aliases and demonyms of entities, by their ids.
+
+  Raises:
+    BesideError: a row does not have the form of its `id_aliases.json`.
+    files.UnreadableError: the file cannot be read.
+  """
+  names: dict[str, list[str]] = {}
+  for number, row in files.rows(path):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      names[row["Q_id"]] = [
+        cells.text(name)
+        for column in ("aliases", "demonyms")
+        for name in cells.listed(row, column)
+      ]
+    except (formats.MalformedError, KeyError, TypeError) as error:
+      raise BesideError(
+        f"{path}, row {number}: found no Q_id with aliases and demonyms "
+        f"({error}); expected 2WikiMultihopQA's id_aliases.json."
+      ) from error
+  return names
+
+
+class CorpusError(ValueError):
+  """A corpus has another layout or lacks a passage that a question names."""
+
+
+def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
+  """Adds `supporting` to metadata that has `gold_doc_ids` but no texts.
+
+  Args:
+    metadata: the metadata of questions, as JSON.
+    corpus: JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`.
+      It is read once.
+
+  Returns:
+    The metadata in the same order.
+
+  Raises:
+    CorpusError: the corpus is not in this layout, or lacks a passage.
+    files.UnreadableError: it cannot be read.
+  """
+  known: list[dict[str, Any]] = list(map(json.loads, metadata))
+  lacking = [
+    values
+    for values in known
+    if values.get("gold_doc_ids")
+    and not any(p.get("text") for p in values.get("supporting", ()))
+  ]
+  passages = _passages(
+    corpus, {id_ for values in lacking for id_ in values["gold_doc_ids"]}
+  )
+  for values in lacking:
+    values["supporting"] = [passages[id_] for id_ in values["gold_doc_ids"]]
+  return [
+    json.dumps(values, ensure_ascii=False, sort_keys=True) for values in known
+  ]
+
+
+def _passages(corpus: pathlib.Path, ids: set[str]) -> dict[str, dict[str, str]]:
+  """Returns the titles and texts of passages, by their ids."""
+  found: dict[str, dict[str, str]] = {}
+  for number, row in files.rows(corpus):
+    if isinstance(row, cells.MalformedError) or not isinstance(
+      row.get("contents"), str
+    ):
+      raise CorpusError(
+        f"{corpus}, row {number}: found no passage, expected an id and "
+        "contents, as in corpora of launch.build_index."
+      )
+    if (id_ := str(row.get("id"))) in ids:
+      title, _, text = row["contents"].partition("\n")
+      found[id_] = {"title": title.strip('"'), "text": text}
+  if missing := sorted(ids - found.keys()):
+    raise CorpusError(
+      f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
+      f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
+      "gold_doc_ids refer to."
+    )
+  return found

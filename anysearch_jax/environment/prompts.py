@@ -3,8 +3,7 @@
 Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
 `{Question}` are placeholders for the budget and the question. `paper_fetch` is
 the paper's environment with a second tool, which opens a page; its texts are
-our own words. `world_priced` is the generated world with two searches, and
-`world_cheap` and `world_dear` have one of them, see `priced_tools`.
+our own words.
 """
 
 from __future__ import annotations
@@ -15,14 +14,7 @@ import re
 from collections.abc import Mapping
 
 from anysearch_jax import budgets
-from anysearch_jax.environment import (
-  priced_tools,
-  scoring,
-  spec,
-  tools,
-  units,
-  wording,
-)
+from anysearch_jax.environment import scoring, spec, tools, units, wording
 
 _SLOTS = {
   "scaffold": wording.PROMPT,
@@ -58,9 +50,6 @@ WORDINGS = {
   "paper_fetch": wording.Wording(
     "paper_fetch.toml", _SLOTS, lambda texts: _with_fetch(_environment(texts))
   ),
-  "world_priced": WORLD.then(priced_tools.both),
-  "world_cheap": WORLD.then(priced_tools.cheap_alone),
-  "world_dear": WORLD.then(priced_tools.dear_alone),
   "world": WORLD,
 }
 PROMPTS = wording.environments(WORDINGS)

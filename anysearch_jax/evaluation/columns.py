@@ -1,21 +1,58 @@
-"""A row's episodes as arrays, so that a million of them fit in memory.
+"""A row's episodes: plain records, and arrays that hold a million of them.
 
-Texts, spans and tokens stay in the file; `episodes.Sample` keeps some.
+A record is one line of `episodes.jsonl`. Of a whole file, `Columns` keeps
+numbers; texts, spans and tokens stay in the file, and `Sample` keeps some.
+
+A failed episode (the engine or the retriever was unavailable) says nothing
+about the policy. Failed episodes are counted but excluded from every mean.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import heapq
+import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import official_scoring, scoring
-from anysearch_jax.evaluation import episodes as episodes_lib
+
+Episode = Mapping[str, Any]
+
+_NUMBER, _TEXT = (int, float), (str,)
+_WHOLE, _LIST = (int,), (list,)  # bool is a subclass of int, so it passes.
+
+# The keys that every episode must have, and the types of their values.
+_REQUIRED = {
+  "question_id": (str, int),
+  "question": _TEXT,
+  "golden_answers": _LIST,
+  "budget": _WHOLE,
+  "scaffold": _WHOLE,
+  "seed": _WHOLE,
+  "spans": _LIST,
+  "answer": (str, type(None)),
+  "em": _NUMBER,
+  "format": (*_NUMBER, type(None)),
+  "searches": _WHOLE,
+  "queries": _LIST,
+  "violation": _WHOLE,
+  "outcome": _TEXT,
+  "generated_tokens": _WHOLE,
+  "retrieved_tokens": _WHOLE,
+  "total_tokens": _WHOLE,
+}
+_KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
+
 
 # The paper's order; other datasets follow in alphabetical order.
 SETS = (
@@ -50,8 +87,7 @@ _CAPPED = ("tokens", "dollars", "seconds")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
   for name in (
-    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability", "optimum"),
-    *episodes_lib.Checks._fields,
+    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "optimum"),
     *official_scoring.NAMES,
     *_CAPS,
   )
@@ -74,12 +110,8 @@ class Columns:
     outcome: int `[P]`, index in OUTCOMES.
     kind: int `[P]`, index in KINDS of the first fact, NONE where unknown.
     asked: float `[P]`, 1 where that fact was searched.
-    reliability: float `[P]`, how often memories like that of the fact are
-      right; nan where memory does not hold it, or unknown.
     optimum: float `[P]`, P(right answer) of the best agent for the question and
       budget, see `with_optimum`; nan where unknown.
-    shown, verified, contradicted, resolved: float `[P]`, see
-      `episodes.Checks`.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
     format, input_tokens, cost: float `[P]`, nan where the file has no value.
     official_em, official_f1: float `[P]`, scores of the published script of
@@ -101,12 +133,7 @@ class Columns:
   outcome: np.ndarray
   kind: np.ndarray
   asked: np.ndarray
-  reliability: np.ndarray
   optimum: np.ndarray
-  shown: np.ndarray
-  verified: np.ndarray
-  contradicted: np.ndarray
-  resolved: np.ndarray
   em: np.ndarray
   f1: np.ndarray
   format: np.ndarray
@@ -153,6 +180,19 @@ class Columns:
     at = np.searchsorted(budgets, self.budget)
     return dataclasses.replace(self, optimum=best[self.question, at])
 
+  def priced(self, prices: budgets_lib.Prices) -> Columns:
+    """Returns the episodes with the cost that other prices give.
+
+    The cost is nan if a count with a price above 0 is unknown (files of older
+    versions do not record the number of tokens read).
+    """
+    dollars = prices.dollars(
+      searches=self.searches,
+      input_tokens=self.input_tokens,
+      output_tokens=self.generated_tokens,
+    )
+    return dataclasses.replace(self, cost=np.zeros(len(self)) + dollars)
+
   def scored(self) -> Columns:
     """Returns the episodes that did not fail."""
     return self.where(self.outcome != OUTCOMES.index("failed"))
@@ -168,7 +208,7 @@ class Columns:
     }
 
 
-Measured = Columns | Iterable[episodes_lib.Episode]
+Measured = Columns | Iterable[Episode]
 
 
 def of(measured: Measured) -> Columns:
@@ -186,7 +226,7 @@ def of(measured: Measured) -> Columns:
 def read(
   *paths: pathlib.Path,
   runs: Sequence[str] | None = None,
-  sample: episodes_lib.Sample | None = None,
+  sample: Sample | None = None,
 ) -> Columns:
   """Reads one or more `episodes.jsonl` of a row, holding numbers only.
 
@@ -197,15 +237,15 @@ def read(
     sample: if given, every episode is added to it.
 
   Raises:
-    ValueError: a file is invalid, see `episodes.read`; there is no episode; or
+    ValueError: a file is invalid, see `parse`; there is no episode; or
       a (question, budget, seed) of a training occurs twice, in one file or in
       two.
   """
 
-  def all_lines() -> Iterable[tuple[str, episodes_lib.Episode]]:
+  def all_lines() -> Iterable[tuple[str, Episode]]:
     for path, run in zip(paths, runs or [""] * len(paths), strict=True):
       with path.open("rb") as lines:
-        for episode in episodes_lib.read(lines, source=str(path)):
+        for episode in parse(lines, source=str(path)):
           if sample is not None:
             sample.add(episode)
           yield run, episode
@@ -250,9 +290,7 @@ def by_run(measured: Measured) -> dict[str, Columns]:
   return {table.runs[code]: part for code, part in parts.items()}
 
 
-def _build(
-  measured: Iterable[tuple[str, episodes_lib.Episode]], source: str
-) -> Columns:
+def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   index: dict[str, int] = {}
   sets: dict[int, str] = {}
   runs: dict[str, int] = {}
@@ -283,11 +321,11 @@ def _build(
     same &= columns[name][1:] == columns[name][:-1]
   if same.any():
     first = int(np.argmax(same))
-    raise episodes_lib.twice(
-      source,
-      order[columns["question"][first]],
-      int(columns["budget"][first]),
-      int(columns["seed"][first]),
+    raise ValueError(
+      f"{source}: question {order[columns['question'][first]]!r} occurs twice "
+      f"at budget {columns['budget'][first]} and seed {columns['seed'][first]} "
+      "in one training; expected once. Name each evaluation of a row once, and "
+      "give those of one policy different seeds."
     )
   return Columns(
     ids=np.array(order, dtype=object),
@@ -301,7 +339,7 @@ def _build(
 
 
 def _numbers(
-  episode: episodes_lib.Episode,
+  episode: Episode,
   run: int,
   index: dict[str, int],
   sets: dict[int, str],
@@ -309,15 +347,14 @@ def _numbers(
 ) -> tuple[float, ...]:
   name = str(episode["question_id"])
   question = index.setdefault(name, len(index))
-  dataset = episodes_lib.dataset_of(episode)
+  dataset = dataset_of(episode)
   if sets.setdefault(question, dataset) != dataset:
     raise ValueError(
       f"{source}: question {name!r} is of dataset {sets[question]!r} and of "
       f"{dataset!r}; expected one dataset. Give each question an id of its own."
     )
-  hop = episodes_lib.first_hop(episode)
+  hop = first_hop(episode)
   hops = episode.get("metadata", {}).get("hops")
-  reliability = episodes_lib.reliability(episode)
   return (
     question,
     episode["budget"],
@@ -330,15 +367,13 @@ def _numbers(
     *(_optional(episode, key) for key in _OPTIONAL),
     _f1(episode),
     0 if hop is None else hop[1],
-    math.nan if reliability is None else reliability,
     math.nan,
-    *episodes_lib.checks(episode),
     *_official(episode, dataset, source),
     *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPPED),
   )
 
 
-def _outcome(episode: episodes_lib.Episode, source: str) -> int:
+def _outcome(episode: Episode, source: str) -> int:
   if episode["outcome"] not in OUTCOMES:
     raise ValueError(
       f"{source}: question {str(episode['question_id'])!r} ended as "
@@ -378,3 +413,137 @@ def _official(
 # Memoised because answers repeat across budgets and seeds.
 _token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)
 _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)
+
+
+def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
+  """Reads the lines of an `episodes.jsonl`, one at a time.
+
+  Args:
+    lines: one JSON object each; blank lines are skipped.
+    source: name of the file in error messages.
+
+  Raises:
+    ValueError: a line is not a JSON object, or a key is missing or its value
+      has the wrong type.
+  """
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    where = f"{source}, line {number}"
+    episode = _decode(line, where)
+    if missing := [key for key in _REQUIRED if key not in episode]:
+      raise ValueError(
+        f"{where}: the episode lacks {', '.join(missing)}; evaluate this row "
+        "again with this version."
+      )
+    for key, kinds in _KINDS.items():
+      if key in episode and not isinstance(episode[key], kinds):
+        raise ValueError(
+          f"{where}: found {key} {episode[key]!r:.60}, expected "
+          f"{' or '.join(kind.__name__ for kind in kinds)}; evaluate this row "
+          "again with this version."
+        )
+    yield episode
+
+
+def _decode(line: str | bytes, where: str) -> Episode:
+  try:
+    episode = orjson.loads(line)
+  except orjson.JSONDecodeError:
+    # orjson rejects an unpaired surrogate, which a model may emit; json does
+    # not.
+    try:
+      episode = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      raise ValueError(
+        f"{where}: found text that is not JSON ({error}); "
+        "expected one episode a line. Evaluate this row again."
+      ) from error
+  if not isinstance(episode, dict):
+    raise ValueError(
+      f"{where}: found {type(episode).__name__}, expected a JSON object. "
+      "Evaluate this row again."
+    )
+  return episode
+
+
+class Sample:
+  """A random sample of a stream of episodes; only the sample is in memory.
+
+  Each episode gets a priority, the hash of its (question, budget, seed), and
+  the smallest ones are kept. Rows over the same questions, budgets and seeds
+  therefore keep the same episodes, whatever the order of their lines, and these
+  can be compared.
+  """
+
+  def __init__(self, n: int, seed: int = 0):
+    """Args: n: episodes at most, >= 0. seed: of the draw."""
+    self._n, self._seed = n, seed
+    # Draws are negated: heapq pops the smallest item, here the largest draw.
+    self._kept: list[tuple[int, int, Episode]] = []
+    self._seen = 0
+
+  def add(self, episode: Episode) -> None:
+    """Adds an episode; if there are more than `n`, drops the largest draw."""
+    text = repr((self._seed, *key_of(episode))).encode("utf-8", "replace")
+    draw = -int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())
+    self._seen += 1
+    heapq.heappush(self._kept, (draw, self._seen, episode))
+    if len(self._kept) > self._n:
+      heapq.heappop(self._kept)
+
+  def episodes(self) -> list[Episode]:
+    """Returns the sample, ordered by (question, budget, seed)."""
+    return sorted((episode for *_, episode in self._kept), key=key_of)
+
+
+def key_of(episode: Episode) -> tuple[str, int, int]:
+  """Returns (question, budget, seed), which pairs episodes across rows."""
+  return str(episode["question_id"]), episode["budget"], episode["seed"]
+
+
+def dataset_of(episode: Episode) -> str:
+  """Returns the dataset of an episode's question; `world` if unrecorded."""
+  return (
+    episode.get("dataset")
+    or episode.get("metadata", {}).get("dataset")
+    or "world"
+  )
+
+
+def words(text: str) -> str:
+  """Returns lower-case words between single spaces, with one at each end."""
+  return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+
+
+def mentions(query: str, *phrases: str) -> bool:
+  """Whether `query` contains every phrase, as consecutive whole words."""
+  spaced = words(query)
+  return all(phrase.strip() and words(phrase) in spaced for phrase in phrases)
+
+
+def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
+  """Whether `query` names the entity and either wording of the relation."""
+  return any(
+    mentions(query, fact["entity"], fact.get(wording) or "")
+    for wording in ("relation", "alternative")
+  )
+
+
+def first_hop(episode: Episode) -> tuple[str, bool] | None:
+  """Returns what the policy knew of a chain's first fact, and if it searched.
+
+  The first fact is the only one that every episode reaches. A stale fact (the
+  policy's memory holds an old value) is neither known nor unknown.
+
+  Returns:
+    (`known` | `unknown` | `stale`, searched); None if the budget is 0 or the
+    question does not list its facts.
+  """
+  facts = episode.get("metadata", {}).get("facts")
+  if episode["budget"] < 1 or not facts:
+    return None
+  fact = facts[0]
+  kind = "known" if fact.get("known") else "unknown"
+  kind = "stale" if fact.get("stale") else kind
+  return kind, any(asks_for(query, fact) for query in episode["queries"])

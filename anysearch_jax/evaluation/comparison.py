@@ -1,12 +1,15 @@
-"""Compares two rows on the same questions.
+"""Compares rows on the same questions, episode by episode.
 
-This follows the paper's early-stopping analysis: both discordant counts, the
-number of losses that left budget unused, and the net gain.
+`compare` is the paper's early-stopping analysis of two rows: both discordant
+counts, the number of losses that left budget unused, and the net gain.
+`pairwise` compares every two rows in every measure.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,12 +17,210 @@ import numpy as np
 from anysearch_jax.evaluation import (
   columns,
   inference,
-  intervals,
-  linear,
   measures,
   metrics,
-  pairing,
+  significance,
 )
+
+MEASURES = ("accuracy", "tp", "searches", "total_tokens", "cost")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """P episodes of two rows that share question, budget and seed.
+
+  Where both rows have as many trainings of a seed, these are matched: equal
+  trainings with each other, the others in their order. A single training is
+  matched with each of the other row's, and its episodes are then repeated.
+
+  Attributes:
+    ours, theirs: P scored episodes each, in the same order.
+    failed: number of pairs left out because one of the episodes failed.
+    unpaired: number of episodes that only one of the rows has, or that have no
+      training to be matched with.
+  """
+
+  ours: columns.Columns
+  theirs: columns.Columns
+  failed: int
+  unpaired: int
+
+  def __len__(self) -> int:
+    return len(self.ours)
+
+  @property
+  def budget(self) -> np.ndarray:
+    """The budget of our episodes, int `[P]`."""
+    return self.ours.budget
+
+  @functools.cached_property
+  def question(self) -> np.ndarray:
+    """Index of the question in [0, questions), int `[P]`."""
+    return np.unique(self.ours.question, return_inverse=True)[1]
+
+  @functools.cached_property
+  def questions(self) -> int:
+    """The number of questions."""
+    return len(np.unique(self.ours.question))
+
+  @functools.cached_property
+  def stratum(self) -> np.ndarray:
+    """Index in `datasets` of each question, int `[questions]`."""
+    return np.unique(self._dataset_of, return_inverse=True)[1]
+
+  @functools.cached_property
+  def datasets(self) -> tuple[str, ...]:
+    """The datasets that occur, in the paper's order."""
+    return tuple(
+      self.ours.datasets[code] for code in np.unique(self._dataset_of)
+    )
+
+  @property
+  def _dataset_of(self) -> np.ndarray:
+    return self.ours.dataset_of[np.unique(self.ours.question)]
+
+  def where(self, mask: np.ndarray) -> Pairs:
+    """Returns the pairs of a mask `[P]`; `failed` and `unpaired` become 0."""
+    return Pairs(self.ours.where(mask), self.theirs.where(mask), 0, 0)
+
+  def by_dataset(self) -> dict[str, Pairs]:
+    """Returns one part for each dataset that occurs, in the paper's order."""
+    codes = np.unique(self.ours.dataset)
+    return {
+      self.ours.datasets[code]: self.where(self.ours.dataset == code)
+      for code in codes
+    }
+
+
+def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
+  """Pairs two rows by question, budget and seed.
+
+  Budgets and seeds that only one row has are left out. One row's questions must
+  be a subset of the other's.
+
+  Raises:
+    ValueError: the rows have no common budget and seed, or each has questions
+      that the other lacks. In the latter case a difference of accuracies would
+      compare questions rather than rows.
+  """
+  left, right = ours.columns, theirs.columns
+  cells = _codes([(c.budget, c.seed) for c in (left, right)])
+  common = np.intersect1d(cells[0], cells[1])
+  if not len(common):
+    raise ValueError(
+      f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
+      "evaluate both at the same budgets with the same seeds."
+    )
+  left, right = (
+    c.where(np.isin(cell, common))
+    for c, cell in zip((left, right), cells, strict=True)
+  )
+  mine, others = (set(c.ids[np.unique(c.question)]) for c in (left, right))
+  if not (mine <= others or others <= mine):
+    raise ValueError(
+      f"{ours.label!r} and {theirs.label!r} were measured on different "
+      f"questions: {len(mine - others)} only in the first, "
+      f"{len(others - mine)} only in the second, {len(mine & others)} in both. "
+      "Expected the same questions, or one set inside the other; evaluate "
+      "both on the same questions."
+    )
+  ids = np.union1d(left.ids, right.ids)
+  sides = [
+    (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
+    for c in (left, right)
+  ]
+  return _join(left, right, *_matched(left, right, sides))
+
+
+def _matched(
+  left: columns.Columns, right: columns.Columns, sides: list[tuple]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Returns the rows of each side, some repeated, and their unique keys."""
+  order = _matching_order(left, right)
+  rows: tuple[list[np.ndarray], ...] = ([], [])
+  ranks: tuple[list[np.ndarray], ...] = ([], [])
+  for seed in np.intersect1d(left.seed, right.seed):
+    own = [
+      [
+        np.flatnonzero((c.seed == seed) & (c.run == c.runs.index(name)))
+        for name in names
+        if np.any((c.seed == seed) & (c.run == c.runs.index(name)))
+      ]
+      for c, names in zip((left, right), order, strict=True)
+    ]
+    width = max(map(len, own))
+    for side, found in enumerate(own):
+      found = found * width if len(found) == 1 else found
+      for rank, episodes in enumerate(found):
+        rows[side].append(episodes)
+        ranks[side].append(np.full(len(episodes), rank))
+  chosen = [np.concatenate(parts) for parts in rows]
+  keys = _codes(
+    [
+      (*(column[at] for column in side), np.concatenate(rank))
+      for side, at, rank in zip(sides, chosen, ranks, strict=True)
+    ]
+  )
+  return chosen, keys
+
+
+def _matching_order(
+  left: columns.Columns, right: columns.Columns
+) -> tuple[list[str], list[str]]:
+  """Returns each row's trainings, those that both have first."""
+  shared = [name for name in left.runs if name in right.runs]
+  return (
+    shared + [name for name in left.runs if name not in shared],
+    shared + [name for name in right.runs if name not in shared],
+  )
+
+
+def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
+  """Pairs a row's episodes at `budget` with its own at another.
+
+  Pairs have the same question, seed and training.
+  """
+  left, right = (
+    row.columns.where(row.columns.budget == b) for b in (budget, other)
+  )
+  keys = _codes([(c.question, c.seed, c.run) for c in (left, right)])
+  return _join(left, right, [np.arange(len(c)) for c in (left, right)], keys)
+
+
+def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+  """Maps tuples of values to integers, with equal codes on both sides."""
+  codes = [np.zeros(len(side[0]), dtype=np.int64) for side in sides]
+  for columns_ in zip(*sides, strict=True):
+    values = np.union1d(*columns_)
+    codes = [
+      code * len(values) + np.searchsorted(values, column)
+      for code, column in zip(codes, columns_, strict=True)
+    ]
+  return codes
+
+
+def _join(
+  left: columns.Columns,
+  right: columns.Columns,
+  rows: list[np.ndarray],
+  keys: list[np.ndarray],
+) -> Pairs:
+  """Joins `rows` of each side whose keys are equal; keys are unique."""
+  _, mine, others = np.intersect1d(
+    keys[0], keys[1], assume_unique=True, return_indices=True
+  )
+  at = rows[0][mine], rows[1][others]
+  left_out = sum(
+    len(side) - len(np.unique(found))
+    for side, found in zip((left, right), at, strict=True)
+  )
+  order = np.lexsort((at[1], at[0]))
+  left, right = left.where(at[0][order]), right.where(at[1][order])
+  failed = columns.OUTCOMES.index("failed")
+  kept = (left.outcome != failed) & (right.outcome != failed)
+  return Pairs(
+    left.where(kept), right.where(kept), int((~kept).sum()), left_out
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +246,8 @@ class Comparison:
   losses: int
   losses_unused: int
   net: int
-  difference: intervals.Estimate
-  tp_difference: intervals.Estimate
+  difference: inference.Estimate
+  tp_difference: inference.Estimate
   detectable: float | None = None
   tp_detectable: float | None = None
 
@@ -60,12 +261,12 @@ class Number:
   """
 
   label: str
-  estimate: intervals.Estimate
+  estimate: inference.Estimate
   n: int
   detectable: float | None = None
 
 
-def compare(pairs: pairing.Pairs) -> list[Comparison]:
+def compare(pairs: Pairs) -> list[Comparison]:
   """Compares two rows at every common budget, then pooled over B >= 1."""
   if not pairs.questions:
     return []
@@ -102,7 +303,7 @@ def compare(pairs: pairing.Pairs) -> list[Comparison]:
 
 
 def differences(
-  pairs: pairing.Pairs,
+  pairs: Pairs,
   measure: str = "accuracy",
   pools: Sequence[Sequence[int]] | None = None,
 ) -> list[inference.Effect]:
@@ -125,21 +326,7 @@ def differences(
       else np.array([np.isin(found.budgets, pool) for pool in pools])
     )
     sides.append(found.linearised((measure,), masks))
-  return inference.effects(linear.minus(*sides))
-
-
-def productivities(
-  measured: columns.Measured,
-) -> dict[int | None, intervals.Estimate]:
-  """Returns tool productivity by budget; the key None pools B >= 1."""
-  found = measures.sums(measured, ("tp",))
-  if not found.budgets:
-    return {}
-  each = np.eye(len(found.budgets), dtype=bool)
-  used = np.array(found.budgets)[None] >= 1
-  parts = found.linearised(("tp",), np.concatenate([each, used]))
-  estimates = measures.inferred(parts, ["tp"] * (len(each) + 1))
-  return dict(zip([*found.budgets, None], estimates, strict=True))
+  return inference.effects(inference.minus(*sides))
 
 
 def knowledge(row: metrics.Row) -> dict[str, Number]:
@@ -170,3 +357,240 @@ def knowledge(row: metrics.Row) -> dict[str, Number]:
     name: Number(name, gap.estimate, n[0] + n[1], gap.detectable)
     for name, gap in zip(("gap", "half"), gaps, strict=True)
   }
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The difference of two rows in one measure, on their common episodes.
+
+  Attributes:
+    ours, theirs: labels of the rows.
+    measure: key of `measures.MEASURES`.
+    dataset: name; None: the average over all, with equal weights, as in the
+      paper.
+    budget: None: all B >= 1 pooled.
+    n: number of pairs of episodes.
+    questions: number of questions that they are of.
+    trainings: number of trainings of each row.
+    estimate: ours minus theirs. The interval covers the choice of questions
+      and, for a row of several trainings, that of trainings; a row of one
+      training is that policy only.
+    detectable: the smallest true difference that would be found, see
+      `inference.Effect`.
+    seeds: the evaluation seeds, ascending.
+    by_seed: the difference on each of `seeds` alone.
+    p: p value of no difference: of flipped signs of questions between rows of
+      one training each; otherwise Student's, with the interval's variance.
+    between: p value of exchanging whole trainings; None unless both rows have
+      several.
+    mcnemar: mid-p of the discordant pairs. For accuracy only, and only if each
+      question has one pair, because the test needs independent pairs.
+    adjusted: `p` after Holm's correction over its family: all pairs of rows, in
+      this measure, at this level of detail (everything pooled; by budget; by
+      dataset; by both).
+  """
+
+  ours: str
+  theirs: str
+  measure: str
+  dataset: str | None
+  budget: int | None
+  n: int
+  questions: int
+  trainings: tuple[int, int]
+  estimate: inference.Estimate
+  detectable: float | None
+  seeds: tuple[int, ...]
+  by_seed: tuple[float | None, ...]
+  p: float | None
+  between: float | None
+  mcnemar: float | None
+  adjusted: float | None = None
+
+
+def pairwise(
+  rows: Sequence[metrics.Row],
+  names: Sequence[str] = MEASURES,
+  *,
+  draws: int = 10_000,
+) -> tuple[Difference, ...]:
+  """Compares every two rows, the earlier minus the later.
+
+  Args:
+    rows: two or more rows on the same questions, see `pair`.
+    names: keys of `measures.MEASURES`.
+    draws: number of random flips of signs.
+
+  Returns:
+    Lines ordered by pair, dataset (all together first), budget (all together
+    first) and measure. With one dataset, there are no lines by dataset.
+
+  Raises:
+    ValueError: two rows cannot be paired.
+  """
+  found = [
+    line
+    for ours, theirs in itertools.combinations(rows, 2)
+    for line in _compared(ours, theirs, names, draws)
+  ]
+  families: dict[tuple, list[int]] = {}
+  for place, line in enumerate(found):
+    level = line.measure, line.dataset is None, line.budget is None
+    families.setdefault(level, []).append(place)
+  for places in families.values():
+    p = np.array([found[i].p for i in places], dtype=np.float64)
+    for i, adjusted in zip(places, significance.holm(p), strict=True):
+      found[i] = dataclasses.replace(found[i], adjusted=_defined(adjusted))
+  return tuple(found)
+
+
+def _compared(
+  ours: metrics.Row, theirs: metrics.Row, names: Sequence[str], draws: int
+) -> list[Difference]:
+  pairs = pair(ours, theirs)
+  if not pairs.questions:
+    return []
+  first, second = (
+    measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
+  )
+  budgets = np.array(first.budgets)
+  # The first pool is of all B >= 1.
+  pools = np.concatenate([budgets[None] >= 1, np.eye(len(budgets), dtype=bool)])
+  sides = list(zip(first.by_dataset(), second.by_dataset(), strict=True))
+  parts = [
+    inference.minus(a.linearised(names, pools), b.linearised(names, pools))
+    for a, b in sides
+  ]
+  several = len(parts) > 1
+  shown = [inference.average(parts), *(parts if several else ())]
+  effects = [effect for part in shown for effect in inference.effects(part)]
+  seeds, alone = _by_seed(pairs, names, first, pools)
+  flipped = _flipped(sides, names, pools, parts[0], draws)
+  between = _between(sides, names, pools)
+  p_flipped = flipped.ravel() if flipped is not None else None
+  sets = [None, *(first.datasets if several else ())]
+  keys = itertools.product(sets, (None, *first.budgets), names)
+  by_set = {None: pairs} | pairs.by_dataset()
+  lines = []
+  for place, ((dataset, budget, name), effect) in enumerate(
+    zip(keys, effects, strict=True)
+  ):
+    n, asked, mcnemar = _counts(by_set[dataset], budget)
+    p = effect.p if p_flipped is None else _defined(p_flipped[place])
+    lines.append(
+      Difference(
+        ours.label,
+        theirs.label,
+        name,
+        dataset,
+        budget,
+        n,
+        asked,
+        (len(first.runs), len(second.runs)),
+        effect.estimate,
+        effect.detectable,
+        seeds,
+        tuple(map(_defined, alone[:, place])),
+        p,
+        _defined(between[place]),
+        mcnemar if name == "accuracy" else None,
+      )
+    )
+  return lines
+
+
+_Sides = Sequence[tuple[measures.Sums, measures.Sums]]
+
+
+def _flipped(
+  sides: _Sides,
+  names: Sequence[str],
+  pools: np.ndarray,
+  part: inference.Linear,
+  draws: int,
+) -> np.ndarray | None:
+  """Returns p values of flipped signs; None with several trainings."""
+  if np.bincount(part.group).max() > 1:
+    return None
+  scores = []
+  for pair in sides:
+    ours, theirs = (
+      tuple(x.sum(axis=0) for x in side.parts(names, pools)[:2])
+      for side in pair
+    )
+    scores.append(significance.null_scores(ours, theirs))
+  p = significance.sign_flips(scores, draws=draws)
+  return p if len(sides) > 1 else p[:1]
+
+
+def _between(
+  sides: _Sides, names: Sequence[str], pools: np.ndarray
+) -> np.ndarray:
+  """Returns p values of exchanged trainings: of the mean, then by dataset."""
+
+  def values(side: measures.Sums) -> np.ndarray:
+    top, bottom, _ = side.parts(names, pools)
+    return inference.ratio(top.sum(axis=1), bottom.sum(axis=1))
+
+  ours, theirs = (
+    [values(side) for side in row] for row in zip(*sides, strict=True)
+  )
+  if len(sides) > 1:
+    ours, theirs = ([np.mean(x, axis=0), *x] for x in (ours, theirs))
+  first, second = sides[0]
+  shared = [name for name in first.runs if name in second.runs]
+  paired = len(shared) == len(first.runs) == len(second.runs)
+  order = (
+    [second.runs.index(name) for name in shared] if paired else slice(None)
+  )
+  return significance.between_trainings(
+    np.concatenate(ours, axis=1),
+    np.concatenate(theirs, axis=1)[order],
+    paired=paired,
+  )
+
+
+def _by_seed(
+  pairs: Pairs,
+  names: Sequence[str],
+  found: measures.Sums,
+  pools: np.ndarray,
+) -> tuple[tuple[int, ...], np.ndarray]:
+  """Returns the seeds and the differences on each, in the lines' order."""
+  seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
+  shape = len(seeds), len(found.datasets), len(found.budgets)
+  budget = np.searchsorted(found.budgets, pairs.budget)
+  place = seed, pairs.stratum[pairs.question], budget
+  index = np.ravel_multi_index(place, shape)
+
+  def values(side: columns.Columns) -> np.ndarray:
+    summed = measures.columns_of(side)
+    sums = inference.cluster_sums(
+      index, [summed[n] for n in found.names], clusters=int(np.prod(shape))
+    )
+    # Seeds and datasets are the axes before those of budgets and sums.
+    top, bottom, _ = dataclasses.replace(
+      found, values=sums.reshape(*shape, -1)
+    ).parts(names, pools)
+    return inference.ratio(top, bottom)
+
+  by_set = values(pairs.ours) - values(pairs.theirs)
+  together = by_set.mean(axis=1, keepdims=True)
+  if by_set.shape[1] > 1:
+    together = np.concatenate([together, by_set], axis=1)
+  return tuple(map(int, seeds)), together.reshape(len(seeds), -1)
+
+
+def _counts(pairs: Pairs, budget: int | None) -> tuple[int, int, float | None]:
+  """Returns the pairs, the questions and McNemar's p value of a cell."""
+  mask = pairs.budget >= 1 if budget is None else pairs.budget == budget
+  n, questions = int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
+  if not n or n > questions:
+    return n, questions, None
+  ahead = (pairs.ours.em - pairs.theirs.em)[mask]
+  wins, losses = int((ahead > 0).sum()), int((ahead < 0).sum())
+  return n, questions, significance.mcnemar(wins, losses)
+
+
+def _defined(value: float) -> float | None:
+  return None if np.isnan(value) else float(value)

@@ -25,7 +25,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records
 from anysearch_jax.evaluation import journal
-from anysearch_jax.host import counting
+from anysearch_jax.host import counting, loop
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.rollout import inflight as inflight_lib
@@ -157,7 +157,7 @@ def _play(
     with inflight.watched():
       await each(left, play, at_once=playing.slots)
 
-  asyncio.run(play_all())
+  loop.run(play_all())
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:

@@ -1,15 +1,16 @@
-"""Inference for ratios of sums over questions, seeds and trainings.
+"""Ratios of sums over questions, seeds and trainings, and their intervals.
 
-Every number of a report is a weighted sum of ratios with linearised scores
-(`linear`), so one variance serves rates, means, tool productivity, averages
-over sets, areas and differences.
+Every number of a report is a weighted sum of ratios, so one variance serves
+rates, means, tool productivity, averages over sets, areas and differences. A
+ratio y / x moves by about (y_q - (y / x) x_q) / x if question q is left out,
+and exactly by that over 1 - x_q / x. These jackknife scores (Efron and Stein
+1981) add up over weighted sums of ratios, so all such numbers have scores too;
+with few questions the plain residuals would be too small.
 
 Questions and trainings are crossed: every training plays every question. The
 variance of a number is then that between questions, plus that between
 trainings, minus that of their interaction, which both contain (Cameron,
-Gelbach and Miller 2011, https://doi.org/10.1198/jbes.2010.07136). Scores are
-those of the jackknife (Efron and Stein 1981), which leave out one question or
-one training: with few of them the plain residuals are too small.
+Gelbach and Miller 2011, https://doi.org/10.1198/jbes.2010.07136).
 
 Each of the two variances has its own Student quantile, and the reach of an
 interval is the root of the sum of squares of both parts (Howe 1974,
@@ -25,17 +26,241 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, special
-
-from anysearch_jax.evaluation import intervals, linear
 
 CONFIDENCE = 0.95
 POWER = 0.8  # Of the smallest detectable effect.
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SMALLEST = 1e-15  # P values are at least this.
+
+
+NOTHING = (None, None, None)
+
+
+class Estimate(NamedTuple):
+  """A value and its interval; None where undefined."""
+
+  value: float | None
+  low: float | None
+  high: float | None
+
+  def above(self, bound: float = 0.0) -> bool:
+    """Whether the whole interval lies above `bound`."""
+    return self.low is not None and self.low > bound
+
+  def below(self, bound: float = 0.0) -> bool:
+    """Whether the whole interval lies below `bound`."""
+    return self.high is not None and self.high < bound
+
+
+def score(rate: float, n: float, at: float) -> tuple[float, float]:
+  """Returns the ends of the score interval of a rate (Wilson 1927).
+
+  Args:
+    rate: the observed rate, in [0, 1].
+    n: number of independent trials, > 0; need not be whole.
+    at: quantile of the standardised rate, 1.96 for 95 %.
+  """
+  center = (rate + at**2 / (2 * n)) / (1 + at**2 / n)
+  spread = rate * (1 - rate) / n + at**2 / (4 * n**2)
+  half = at * spread**0.5 / (1 + at**2 / n)
+  # Rounding must not exclude the rate itself.
+  return max(0.0, min(rate, center - half)), min(1.0, max(rate, center + half))
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+  """Returns numerator / denominator; nan where the denominator is not > 0."""
+  numerator, denominator = np.broadcast_arrays(numerator, denominator)
+  result = np.full(numerator.shape, np.nan)
+  np.divide(numerator, denominator, out=result, where=denominator > 0)
+  return result
+
+
+def cluster_sums(
+  cluster: np.ndarray, columns: Sequence[np.ndarray], *, clusters: int
+) -> np.ndarray:
+  """Sums `columns` within clusters.
+
+  Args:
+    cluster: int `[P]`, the cluster of each episode, in [0, clusters).
+    columns: K arrays `[P]`.
+    clusters: number of clusters N.
+
+  Returns:
+    float64 `[N, K]`.
+  """
+  return np.stack(
+    [np.bincount(cluster, c, minlength=clusters) for c in columns], axis=-1
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear:
+  """S numbers, and how much each question and each training moves them.
+
+  The numbers are weighted sums of ratios. D strata hold different questions.
+
+  Attributes:
+    value: float `[S]`; nan where undefined.
+    question: for each stratum, float `[N, S]`, jackknife scores of questions.
+    run: float `[R, S]`, jackknife scores of trainings.
+    both: for each stratum, float `[R, N, S]`, scores of a training on a
+      question.
+    answer: for each stratum, float `[S]`: how much a number moves if a single
+      answer changes; 0 for numbers without answers.
+    answers: for each stratum, float `[S]`: how much it moves if all answers to
+      one question change.
+    runs: names of the R trainings.
+    group: int `[R]`; trainings with equal numbers are draws of one method.
+  """
+
+  value: np.ndarray
+  question: tuple[np.ndarray, ...]
+  run: np.ndarray
+  both: tuple[np.ndarray, ...]
+  answer: tuple[np.ndarray, ...]
+  answers: tuple[np.ndarray, ...]
+  runs: tuple[str, ...]
+  group: np.ndarray
+
+  def combined(self, weights: np.ndarray) -> Linear:
+    """Returns the sums of the numbers with `weights`, float `[T, S]`."""
+
+    return self._each(
+      lambda x: _weighted(x, weights), lambda x: _weighted(x, np.abs(weights))
+    )
+
+  def columns(self, chosen: slice | Sequence[int]) -> Linear:
+    """Returns some of the numbers."""
+
+    def some(x: np.ndarray) -> np.ndarray:
+      return x[..., chosen]
+
+    return self._each(some, some)
+
+  def _each(
+    self,
+    of: Callable[[np.ndarray], np.ndarray],
+    size: Callable[[np.ndarray], np.ndarray],
+  ) -> Linear:
+    """Maps the arrays: `size` those of magnitudes, `of` all others."""
+    return dataclasses.replace(
+      self,
+      value=of(self.value),
+      question=tuple(map(of, self.question)),
+      run=of(self.run),
+      both=tuple(map(of, self.both)),
+      answer=tuple(map(size, self.answer)),
+      answers=tuple(map(size, self.answers)),
+    )
+
+
+def ratios(
+  numerator: np.ndarray,
+  denominator: np.ndarray,
+  *,
+  runs: Sequence[str] = ("",),
+  trials: np.ndarray | None = None,
+) -> Linear:
+  """Linearises C ratios of sums over R trainings and N questions.
+
+  Args:
+    numerator, denominator: float `[R, N, C]`, 0 where a training did not play
+      a question.
+    runs: names of the trainings.
+    trials: float `[N, C]`, number of answers behind each numerator, which is
+      their number of right ones; None: the numerators do not count answers.
+  """
+  total = denominator.sum(axis=(0, 1))
+  value = ratio(numerator.sum(axis=(0, 1)), total)
+  with np.errstate(divide="ignore", invalid="ignore"):
+    both = (numerator - value * denominator) / total
+    # Leaving out a question changes the denominator too; a question with all
+    # of the denominator cannot be left out, and leaves nan.
+    question = both.sum(axis=0) / (1 - denominator.sum(axis=0) / total)
+    run = both.sum(axis=1) / (1 - denominator.sum(axis=1) / total)
+    if trials is None:
+      answer = answers = np.zeros_like(total)
+    else:
+      answer = np.where(total > 0, 1 / total, np.nan)
+      answers = answer * trials.sum(axis=0) / np.maximum(len(trials), 1)
+  question[~np.isfinite(question)] = np.nan
+  run[~np.isfinite(run)] = np.nan
+  return Linear(
+    value,
+    (question,),
+    run,
+    (both,),
+    (answer,),
+    (answers,),
+    tuple(runs),
+    np.zeros(len(runs), dtype=np.int64),
+  )
+
+
+def average(parts: Sequence[Linear]) -> Linear:
+  """Returns the unweighted mean of numbers of different questions."""
+  scale = 1 / len(parts)
+
+  def joined(name: str) -> tuple[np.ndarray, ...]:
+    return tuple(scale * x for part in parts for x in getattr(part, name))
+
+  return dataclasses.replace(
+    parts[0],
+    value=scale * np.sum([part.value for part in parts], axis=0),
+    question=joined("question"),
+    run=scale * np.sum([part.run for part in parts], axis=0),
+    both=joined("both"),
+    answer=joined("answer"),
+    answers=joined("answers"),
+  )
+
+
+def minus(ours: Linear, theirs: Linear) -> Linear:
+  """Returns the differences of numbers of two rows on the same questions.
+
+  Trainings that both rows have are paired; the others are independent draws.
+  """
+  shared = [name for name in ours.runs if name in theirs.runs]
+  mine = [i for i, name in enumerate(ours.runs) if name not in shared]
+  other = [i for i, name in enumerate(theirs.runs) if name not in shared]
+  ours_at = [ours.runs.index(name) for name in shared]
+  theirs_at = [theirs.runs.index(name) for name in shared]
+
+  def joined(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    paired = left[ours_at] - right[theirs_at]
+    return np.concatenate([paired, left[mine], -right[other]])
+
+  return Linear(
+    ours.value - theirs.value,
+    tuple(a - b for a, b in zip(ours.question, theirs.question, strict=True)),
+    joined(ours.run, theirs.run),
+    tuple(map(joined, ours.both, theirs.both)),
+    tuple((a + b) / 2 for a, b in zip(ours.answer, theirs.answer, strict=True)),
+    tuple(
+      (a + b) / 2 for a, b in zip(ours.answers, theirs.answers, strict=True)
+    ),
+    (
+      *shared,
+      *(ours.runs[i] for i in mine),
+      *(theirs.runs[i] for i in other),
+    ),
+    np.repeat([0, 1, 2], [len(shared), len(mine), len(other)]),
+  )
+
+
+def _weighted(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """Returns x @ weights.T; a nan counts only where its weight is not 0."""
+  missing = np.isnan(x)
+  if not missing.any():
+    return x @ weights.T
+  found = np.where(missing, 0.0, x) @ weights.T
+  found[missing.astype(float) @ (weights != 0).T > 0] = np.nan
+  return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +296,7 @@ class Variance:
     )
 
 
-def variance(found: linear.Linear) -> Variance:
+def variance(found: Linear) -> Variance:
   """Returns the variance of each number, by question and by training."""
   asked = _questions(found)
   trained = [
@@ -88,7 +313,7 @@ def variance(found: linear.Linear) -> Variance:
   )
 
 
-def _questions(found: linear.Linear) -> list[tuple[np.ndarray, int]]:
+def _questions(found: Linear) -> list[tuple[np.ndarray, int]]:
   """Returns the variance between questions of each stratum, and its freedom."""
   out = []
   for scores, one, whole in zip(
@@ -108,7 +333,7 @@ def _questions(found: linear.Linear) -> list[tuple[np.ndarray, int]]:
 
 
 def _trainings(
-  found: linear.Linear, own: np.ndarray
+  found: Linear, own: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
   """Returns the variance between trainings, its interaction, their number."""
   count = int(own.sum())
@@ -150,7 +375,7 @@ class Effect:
       without an interval.
   """
 
-  estimate: intervals.Estimate
+  estimate: Estimate
   parts: tuple[tuple[float, float], ...] = ()
 
   def reach(self, tail: float) -> float:
@@ -214,10 +439,10 @@ class Effect:
     return tail if gap > 0 else 1 - tail
 
 
-UNKNOWN = Effect(intervals.Estimate(*intervals.NOTHING))
+UNKNOWN = Effect(Estimate(*NOTHING))
 
 
-def effects(found: linear.Linear) -> list[Effect]:
+def effects(found: Linear) -> list[Effect]:
   """Returns numbers without bounds, such as means and differences."""
   spread = variance(found)
   reach = spread.reach((1 - CONFIDENCE) / 2)
@@ -229,9 +454,7 @@ def effects(found: linear.Linear) -> list[Effect]:
   ]
 
 
-def rates(
-  found: linear.Linear, trials: Sequence[float] | None = None
-) -> list[Effect]:
+def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
   """Returns numbers in [0, 1], with Wilson's interval.
 
   The number of trials of Wilson's formula is that of independent trials with
@@ -262,7 +485,7 @@ def rates(
       at = half / total**0.5
     if trials is not None and n >= trials[place] * (1 - 1e-9):
       n, at = float(trials[place]), _NORMAL
-    out.append(_effect(value, *intervals.score(value, n, at), parts))
+    out.append(_effect(value, *score(value, n, at), parts))
   return out
 
 
@@ -289,6 +512,6 @@ def _effect(
   if np.isnan(value):
     return UNKNOWN
   if np.isnan(low):
-    return Effect(intervals.Estimate(float(value), None, None))
-  ends = intervals.Estimate(float(value), float(low), float(high))
+    return Effect(Estimate(float(value), None, None))
+  ends = Estimate(float(value), float(low), float(high))
   return Effect(ends, tuple(part for part in parts if part[0] > 0))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, inference, intervals, linear
+from anysearch_jax.evaluation import columns, inference
 
 # Name -> numerator, denominator. TP counts B >= 1 only, because correct answers
 # without a permitted search are not a product of searching. Regret is the
@@ -116,7 +116,7 @@ class Sums:
 
   def linearised(
     self, measures: Sequence[str], pools: np.ndarray | None = None
-  ) -> linear.Linear:
+  ) -> inference.Linear:
     """Linearises M measures, each pooled over some budgets.
 
     Args:
@@ -127,7 +127,7 @@ class Sums:
       L M numbers, those of one pool side by side.
     """
     top, bottom, counts = self.parts(measures, pools)
-    found = linear.ratios(
+    found = inference.ratios(
       top, bottom, runs=self.runs, trials=counts.sum(axis=0)
     )
     # Other numerators are amounts, not answers.
@@ -176,9 +176,9 @@ class Sums:
 
   def averages(
     self, measures: Sequence[str], pools: np.ndarray | None = None
-  ) -> linear.Linear:
+  ) -> inference.Linear:
     """Returns `linearised` of each dataset, averaged with equal weights."""
-    return linear.average(
+    return inference.average(
       [part.linearised(measures, pools) for part in self.by_dataset()]
     )
 
@@ -196,7 +196,7 @@ def sums(
   runs, run = np.unique(table.run, return_inverse=True)
   sets, stratum = np.unique(table.dataset_of[present], return_inverse=True)
   shape = len(runs), len(present), len(budgets)
-  values = intervals.cluster_sums(
+  values = inference.cluster_sums(
     np.ravel_multi_index((run, question, budget), shape),
     [summed[name] for name in names],
     clusters=int(np.prod(shape)),
@@ -215,7 +215,7 @@ def ratios(
   table: columns.Columns,
   tops: Sequence[np.ndarray],
   bottoms: Sequence[np.ndarray],
-) -> linear.Linear:
+) -> inference.Linear:
   """Linearises ratios of two sums over episodes, such as conditional rates.
 
   Args:
@@ -225,17 +225,17 @@ def ratios(
   ids, question = np.unique(table.question, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)
   sums = (
-    intervals.cluster_sums(
+    inference.cluster_sums(
       run * len(ids) + question, parts, clusters=len(runs) * len(ids)
     ).reshape(len(runs), len(ids), -1)
     for parts in (tops, bottoms)
   )
-  return linear.ratios(*sums, runs=[table.runs[code] for code in runs])
+  return inference.ratios(*sums, runs=[table.runs[code] for code in runs])
 
 
 def estimates(
   measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
-) -> dict[str, intervals.Estimate]:
+) -> dict[str, inference.Estimate]:
   """Returns every measure, pooled over the episodes, with 95 % intervals.
 
   Rates have Wilson's interval, widened by the design effect of questions and
@@ -244,7 +244,7 @@ def estimates(
   """
   found = sums(measured, measures)
   if not found.datasets:
-    return dict.fromkeys(measures, intervals.Estimate(*intervals.NOTHING))
+    return dict.fromkeys(measures, inference.Estimate(*inference.NOTHING))
   trials = len(columns.of(measured).scored())
   return dict(
     zip(
@@ -258,10 +258,10 @@ def estimates(
 
 
 def inferred(
-  found: linear.Linear,
+  found: inference.Linear,
   measures: Sequence[str],
   trials: Sequence[float] | None = None,
-) -> list[intervals.Estimate]:
+) -> list[inference.Estimate]:
   """Returns the estimates of numbers, each with the interval of its measure.
 
   Args:
@@ -283,7 +283,7 @@ def inferred(
   return [out[i] for i in range(len(measures))]
 
 
-def _positive(found: intervals.Estimate) -> intervals.Estimate:
+def _positive(found: inference.Estimate) -> inference.Estimate:
   """Cuts an interval at 0."""
   if found.low is None:
     return found
@@ -292,7 +292,7 @@ def _positive(found: intervals.Estimate) -> intervals.Estimate:
 
 def set_means(
   found: Sums, measures: Sequence[str], pools: np.ndarray | None = None
-) -> list[intervals.Estimate]:
+) -> list[inference.Estimate]:
   """Returns the unweighted mean over datasets of each dataset's measures.
 
   Args:

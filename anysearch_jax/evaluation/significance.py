@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from anysearch_jax.evaluation import draws as draws_lib
-from anysearch_jax.evaluation import intervals
+from anysearch_jax.evaluation import inference
 
 _EXACT = 12  # Up to this number of questions, all sign assignments are tested.
 
+_CHUNK = 4_000_000  # Numbers held at once: bounds memory, not the result.
+# Draws with more numbers than this are not kept. A kept number takes one byte.
+_KEPT = 16_000_000
+_KEPT_DRAWS = 12  # A study has a few numbers of questions, one per dataset.
 
-def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
-  """Returns the two-sided p value of McNemar's test of discordant counts.
 
-  Pairs must be independent: one episode of each row for each question.
+def mcnemar(wins: int, losses: int) -> float:
+  """Returns the two-sided mid-p value of McNemar's test of discordant counts.
+
+  Pairs must be independent: one episode of each row for each question. The
+  mid-p variant is less conservative than the exact test (Fagerland et al. 2013,
+  https://doi.org/10.1186/1471-2288-13-91).
 
   Args:
     wins: number of pairs in which only the first is right.
     losses: number of pairs in which only the second is right.
-    mid: True for the mid-p variant, which is less conservative (Fagerland et
-      al. 2013, https://doi.org/10.1186/1471-2288-13-91); False for the exact
-      binomial test.
 
   Returns:
     The p value; 1 without discordant pairs.
-
-  Raises:
-    ValueError: a count is negative.
   """
-  if min(wins, losses) < 0:
-    raise ValueError(
-      f"Found {wins} wins and {losses} losses, expected counts of at least 0."
-    )
-  few, fair = min(wins, losses), stats.binom(wins + losses, 0.5)
   if not wins + losses:
     return 1.0
-  tail = 2 * fair.cdf(few)
-  return min(1.0, float(tail - fair.pmf(few) if mid else tail))
+  exact = stats.binomtest(wins, wins + losses).pvalue
+  middle = stats.binom.pmf(wins, wins + losses, 0.5)
+  return float(min(1.0, exact - middle)) if wins != losses else 1.0
 
 
 def null_scores(
@@ -56,7 +53,7 @@ def null_scores(
     differences and have mean 0 if both ratios are that of the rows together.
   """
   tops, bottoms = zip(ours, theirs, strict=True)
-  common = intervals.ratio(
+  common = inference.ratio(
     np.sum(tops, axis=(0, 1)), np.sum(bottoms, axis=(0, 1))
   )
   with np.errstate(divide="ignore", invalid="ignore"):
@@ -107,9 +104,7 @@ def sign_flips(
   # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
   reached, count = np.zeros(observed.shape), 0
-  for signs in (
-    _all(ends[-1]) if exact else draws_lib.signs(ends[-1], draws, seed)
-  ):
+  for signs in _all(ends[-1]) if exact else _signs(ends[-1], draws, seed):
     reached += (differences(signs) >= bound).sum(axis=0)
     count += len(signs)
   extra = 0 if exact else 1
@@ -120,6 +115,31 @@ def sign_flips(
 def _all(questions: int) -> Iterator[np.ndarray]:
   bits = np.arange(2**questions)[:, None] >> np.arange(questions) & 1
   yield 1.0 - 2.0 * bits
+
+
+def _signs(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+  """Yields random signs, 1 or -1, int8 `[r, N]` for `draws` rows in blocks.
+
+  Every test starts from the same seed, so those over equally many questions use
+  the same signs. They are kept: drawing takes several times as long as summing.
+  """
+  few = questions * draws <= _KEPT
+  yield from (_kept_signs if few else _sign_blocks)(questions, draws, seed)
+
+
+@functools.lru_cache(maxsize=_KEPT_DRAWS)
+def _kept_signs(
+  questions: int, draws: int, seed: int
+) -> tuple[np.ndarray, ...]:
+  return tuple(_sign_blocks(questions, draws, seed))
+
+
+def _sign_blocks(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+  rng = np.random.default_rng(seed)
+  step = max(1, _CHUNK // questions)
+  for start in range(0, draws, step):
+    shape = min(step, draws - start), questions
+    yield 1 - 2 * rng.integers(2, size=shape, dtype=np.int8)
 
 
 def between_trainings(
@@ -163,35 +183,8 @@ def holm(p_values: npt.ArrayLike) -> np.ndarray:
   Returns:
     Adjusted p values `[M]`, in the order given.
   """
-  return _adjusted(
-    p_values, lambda p, m: np.maximum.accumulate(p * (m - np.arange(m)))
-  )
-
-
-def benjamini_hochberg(p_values: npt.ArrayLike) -> np.ndarray:
-  """Returns Benjamini and Hochberg's adjustment: the false discovery rate.
-
-  Args:
-    p_values: `[M]`; NaN entries are skipped and returned as NaN.
-
-  Returns:
-    Adjusted p values `[M]`, in the order given.
-  """
-  return _adjusted(
-    p_values,
-    lambda p, m: np.minimum.accumulate((p * m / np.arange(1, m + 1))[::-1])[
-      ::-1
-    ],
-  )
-
-
-def _adjusted(
-  p_values: npt.ArrayLike,
-  rule: Callable[[np.ndarray, int], np.ndarray],
-) -> np.ndarray:
-  p = np.asarray(p_values, dtype=np.float64)
-  adjusted = np.full(p.shape, np.nan)
-  tested = np.flatnonzero(~np.isnan(p))
-  order = tested[np.argsort(p[tested], kind="stable")]
-  adjusted[order] = np.minimum(1.0, rule(p[order], len(order)))
-  return adjusted
+  p = np.array(p_values, dtype=np.float64)
+  order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaN come last.
+  scaled = p[order] * np.arange(len(order), 0, -1)
+  p[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
+  return p

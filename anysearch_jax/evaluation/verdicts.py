@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import comparison, inference, metrics, pairing
+from anysearch_jax.evaluation import comparison, inference, metrics
 
 _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed-book answers (B = 0).
 _AMPLE = 4  # From this budget on, no control may be better.
@@ -22,7 +22,7 @@ _LEVEL = 0.05  # Of a one-sided test.
 # The largest difference in accuracy that counts as none.
 MARGIN = 0.02
 
-Compared = tuple[pairing.Pairs, Sequence[comparison.Comparison]]
+Compared = tuple[comparison.Pairs, Sequence[comparison.Comparison]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def verdicts(
 
 
 def _trainings(
-  system: str, others: Mapping[str, pairing.Pairs]
+  system: str, others: Mapping[str, comparison.Pairs]
 ) -> dict[str, int]:
   """Returns the number of trainings that were compared, by label.
 
@@ -138,7 +138,7 @@ def _beats_closed_book(row: metrics.Row, scope: str) -> Verdict:
   claim = "Searching pays: accuracy at B = 1 to 4 is above B = 0."
   numbers = []
   for budget in _TIGHT:
-    pairs = pairing.budgets_of(row, budget, 0)
+    pairs = comparison.budgets_of(row, budget, 0)
     if pairs.questions:
       (effect,) = comparison.differences(pairs)
       label = f"accuracy, B = {budget} minus B = 0"
@@ -219,7 +219,7 @@ def _searches_what_it_lacks(
 
 
 def _needs_no_scaffold(
-  scaffolded: Mapping[str, pairing.Pairs], scope: str
+  scaffolded: Mapping[str, comparison.Pairs], scope: str
 ) -> Verdict:
   claim = (
     "Internalised: the scaffold at inference changes accuracy by less than "
@@ -251,7 +251,9 @@ def _needs_no_scaffold(
   return _verdict(claim, _decided(shown, outside), text, numbers, scope)
 
 
-def _keeps_ample(controls: Mapping[str, pairing.Pairs], scope: str) -> Verdict:
+def _keeps_ample(
+  controls: Mapping[str, comparison.Pairs], scope: str
+) -> Verdict:
   claim = (
     f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is at most "
     f"{MARGIN} below every control."

@@ -18,7 +18,7 @@ import yaml
 from absl import logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.export import model_card
 from anysearch_jax.host import json_files
@@ -92,7 +92,7 @@ def write(
       logging.warning(_UNKNOWN[key], start)
   text = card(
     run,
-    config_values.to_dict(config),
+    config_settings.to_dict(config),
     base_model=start_name,
     licence=terms,
     rollout=rollout,
@@ -162,8 +162,8 @@ def _checkpoint(
     )
   rollout = checkpoint.sound(run / "checkpoints", rollout)
   values = checkpoint.read_json(run / "checkpoints", rollout, "config")
-  return rollout, config_values.from_dict(
-    config_lib.ExperimentConfig, config_values.renamed(values)
+  return rollout, config_settings.from_dict(
+    config_lib.ExperimentConfig, config_settings.renamed(values)
   )
 
 

@@ -17,7 +17,7 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host.http import calls, openai, redaction
+from anysearch_jax.host import http_calls, redaction
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -142,11 +142,11 @@ class EndpointModel:
         f"{redaction.shown(url)}."
       )
     self._config = config
-    self._endpoint = openai.Endpoint(
+    self._endpoint = http_calls.OpenAIEndpoint(
       url,
       "/chat/completions",
       key_variable=config.key_variable,
-      patience=calls.Patience(
+      patience=http_calls.Patience(
         deadline=config.deadline, concurrency=config.concurrency
       ),
       advice=_ADVICE,
@@ -171,7 +171,7 @@ class EndpointModel:
     self.counters["calls"] += 1
     text, usage = await self._endpoint.ask(
       asked,
-      lambda choice: openai.text(choice["message"]["content"]),
+      lambda choice: http_calls.text_of(choice["message"]["content"]),
       expected="a text at choices[0].message.content",
     )
     self.counters["input_tokens"] += usage.prompt

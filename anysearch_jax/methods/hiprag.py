@@ -43,7 +43,7 @@ from anysearch_jax.methods import method, mt_grpo, search_r1
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 if TYPE_CHECKING:
-  from anysearch_jax.host.http import openai
+  from anysearch_jax.host import http_calls
 
 SEARCH = tools.search(begins="<context>", ends="</context>")
 _OWN = ("step", "reasoning", "conclusion")
@@ -109,15 +109,15 @@ class Judge:
     self, config: config_methods.HipragConfig, texts: Mapping[str, str]
   ):
     # Only a run with a judge loads an HTTP client.
-    from anysearch_jax.host.http import calls, openai
+    from anysearch_jax.host import http_calls
 
     self._config, self._texts = config, texts
     self._judge, self._memory = (
-      openai.Endpoint(
+      http_calls.OpenAIEndpoint(
         url,
         "/chat/completions",
         key_variable=config.key_variable,
-        patience=calls.Patience(
+        patience=http_calls.Patience(
           deadline=config.deadline, concurrency=config.concurrency
         ),
         advice=_ADVICE,
@@ -158,9 +158,13 @@ class Judge:
     return reply.strip().lower().startswith("yes")
 
   async def _asked(
-    self, server: openai.Endpoint, model: str, name: str, **values: str
+    self,
+    server: http_calls.OpenAIEndpoint,
+    model: str,
+    name: str,
+    **values: str,
   ) -> str:
-    from anysearch_jax.host.http import openai
+    from anysearch_jax.host import http_calls
 
     prompt = wording.fill(self._texts[name], **values)
     body = {
@@ -171,7 +175,7 @@ class Judge:
     }
     reply, _ = await server.ask(
       body,
-      lambda choice: openai.text(choice["message"]["content"]),
+      lambda choice: http_calls.text_of(choice["message"]["content"]),
       expected="a text at choices[0].message.content",
     )
     return reply

@@ -21,8 +21,6 @@ from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import method, search_r1
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-FORMS = ("grpo", "ppo")
-
 
 @functools.partial(jax.jit, static_argnames="config")
 def reward(
@@ -49,9 +47,7 @@ def reward(
     case "grpo":
       tool = grpo_productivity(m, correct, c=config.c)
     case _:
-      raise ValueError(
-        f"Found form {config.form!r}; expected one of {', '.join(FORMS)}."
-      )
+      raise ValueError(f"Found form {config.form!r}; expected grpo or ppo.")
   tool = jnp.where(correct, tool, 0)
   return outcomes_lib.parts(
     outcomes.valid, em=outcomes.em, tool=tool, total=config.alpha * tool

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import spec, units, wording
+from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
   anysearch,
   autorefine,
@@ -18,7 +20,7 @@ from anysearch_jax.methods import (
   method,
   mt_grpo,
   otc,
-  own_reward,
+  own,
   r1_searcher,
   research,
   search_o1,
@@ -61,37 +63,46 @@ WORDINGS: dict[str, wording.Wording] = {
   for each in METHODS.values()
   for name, words in each.wordings.items()
 }
-_SHIPPED = frozenset(METHODS)
-
-
-def register(added: method.Method) -> None:
-  """Adds a system, which `method.name` and `episode.prompts` may then name.
-
-  It is known to this process only. Registering its name again replaces it.
-
-  Raises:
-    ValueError: a shipped system has its name, or one of its environments' names
-      for another environment.
-  """
-  for name, env in added.environments.items():
-    if any(METHODS[s].environments.get(name, env) is not env for s in _SHIPPED):
-      raise ValueError(
-        f"Method {added.name!r}: found environment {name!r}, which a shipped "
-        "system has; expected another name."
-      )
-  if added.name in _SHIPPED:
-    raise ValueError(
-      f"Method {added.name!r}: found the name of a shipped system; expected "
-      "another one."
-    )
-  METHODS[added.name] = added
-  ENVIRONMENTS.update(added.environments)
-  WORDINGS.update(added.wordings)
 
 
 def get(name: str) -> method.Method:
-  """Returns a system. Raises ValueError if no system has this name."""
+  """Returns a shipped system, or a user's (`file.py:NAME`).
+
+  Raises:
+    ValueError: no system has this name.
+  """
+  if plugins.is_name(name):
+    return own.system(name).value
   return _named("method.name", METHODS, name)
+
+
+def prompts_of(name: str) -> tuple[str, ...]:
+  """Returns the values of `episode.prompts` that a system is played with.
+
+  Those of a user's system are `file.py:NAME#environment`.
+  """
+  known = tuple(get(name).environments)
+  if not plugins.is_name(name):
+    return known
+  return tuple(f"{name}#{each}" for each in known)
+
+
+def select(
+  config: config_lib.ExperimentConfig, name: str
+) -> config_lib.ExperimentConfig:
+  """Returns a configuration that trains a system, in its environment.
+
+  Raises:
+    ValueError: no system has this name.
+  """
+  world = config.data.source == "world"
+  prompts = prompts_of(name)[-1 if world else 0]
+  named = dataclasses.replace(
+    config,
+    method=dataclasses.replace(config.method, name=name),
+    episode=dataclasses.replace(config.episode, prompts=prompts),
+  )
+  return get(name).train(named)
 
 
 def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
@@ -110,19 +121,51 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       f"method.name: {system.name!r} is a system without training; evaluate a "
       f"policy with episode.prompts={system.prompts} instead."
     )
-  constants, steps = system.constants(config), system.steps
-  if config.reward.function:
-    reward = own_reward.reward(config.reward.function, config)
-  else:
-    reward = functools.partial(_call, system.reward, constants)
+  constants, name = system.constants(config), config.method.name
+  measure = system.measure
+  if system.measurer and not config.method.judge:
+    measure = system.measurer(config)
+  reward: Callable[..., Any] = functools.partial(
+    _call, system.reward, constants
+  )
+  steps: Callable[..., Any] | None = system.steps and functools.partial(
+    _call, system.steps, constants
+  )
+  if plugins.is_name(name):
+    loaded, where = own.system(name), f"method.name {name!r}"
+    reward = own.reward(loaded._replace(value=system.reward), where, constants)
+    if system.measures:
+      value = loaded._replace(value=measure)
+      measure = own.judge(value, where, system.measures)
+    if system.steps:
+      value = loaded._replace(value=system.steps)
+      steps = own.steps(value, where, constants)
+  if function := config.reward.function:
+    where = f"reward.function {function!r}"
+    reward = own.reward(own.load(function), where, config)
+  if judge := config.method.judge:
+    if not system.measures:
+      raise ValueError(
+        f"method.judge: found {judge!r}, but {name!r} measures nothing; "
+        "expected none, or a system with measures, such as hiprag."
+      )
+    loaded = plugins.load(
+      judge, setting="method.judge", expected="a function (trajectory)"
+    )
+    measure = own.judge(loaded, f"method.judge {judge!r}", system.measures)
   return method.TrainedMethod(
     of_episode(config.episode),
     reward,
     system.measures,
-    system.measurer(config) if system.measurer else system.measure,
-    None if steps is None else functools.partial(_call, steps, constants),
+    measure,
+    steps,
     config.method.measure_deadline,
   )
+
+
+def has_own_reward(config: config_lib.ExperimentConfig) -> bool:
+  """Returns whether a user wrote the reward; JAX may be unable to trace it."""
+  return bool(config.reward.function) or plugins.is_name(config.method.name)
 
 
 def _call(function: Callable[[X, Any], T], constants: Any, given: X) -> T:
@@ -135,6 +178,15 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
   Raises:
     ValueError: no environment has this name, or the file does not fit it.
   """
+  system, _, of = name.rpartition("#")
+  if plugins.is_name(system):
+    env = _named(f"episode.prompts {system}#", get(system).environments, of)
+    if prompt_file:
+      raise ValueError(
+        f"config.episode.prompt_file: found {prompt_file!r} for {name!r}, "
+        "whose texts are in its own file; expected none."
+      )
+    return env
   found = _named("episode.prompts", ENVIRONMENTS, name)
   return _wording(name).environment(prompt_file) if prompt_file else found
 

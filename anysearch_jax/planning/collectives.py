@@ -8,13 +8,21 @@ loops count once for each iteration.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from anysearch_jax.planning import hlo
-
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# An attribute over several lines may also have a line that begins with a brace.
+_END = re.compile(r"^\}(, execution_thread=.*)?$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"([a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_BITS = re.compile(r"[a-z]+(\d+)")
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 # Ratio of the bytes that a device sends to the bytes of its operand, for n
 # devices in a group.
 _RINGS = {
@@ -54,7 +62,7 @@ def count(text: str, *, trips: int = 1) -> dict[str, Traffic]:
     text: the optimized HLO, as `compiled.as_text()` returns it.
     trips: iterations of a loop whose bound the text does not show.
   """
-  module = hlo.parse(text)
+  module = parse(text)
   return _computation(module, module.entry, trips)
 
 
@@ -83,9 +91,7 @@ def group_size(attributes: str, partitions: int) -> int:
   return math.prod(int(part or sizes[name]) for name, part in axes)
 
 
-def _computation(
-  module: hlo.Module, name: str, trips: int
-) -> dict[str, Traffic]:
+def _computation(module: Module, name: str, trips: int) -> dict[str, Traffic]:
   sums: dict[str, Traffic] = {}
   for instruction in module.computations[name].values():
     for kind, new in _instruction(module, name, instruction, trips).items():
@@ -97,7 +103,7 @@ def _computation(
 
 
 def _instruction(
-  module: hlo.Module, within: str, i: hlo.Instruction, trips: int
+  module: Module, within: str, i: Instruction, trips: int
 ) -> dict[str, Traffic]:
   kind = i.opcode.removesuffix("-start")
   if kind in _RINGS:
@@ -117,7 +123,7 @@ def _instruction(
 
 
 def _collective(
-  module: hlo.Module, within: str, kind: str, i: hlo.Instruction
+  module: Module, within: str, kind: str, i: Instruction
 ) -> dict[str, Traffic]:
   """Sizes a collective by its operands.
 
@@ -127,13 +133,13 @@ def _collective(
   if kind == "all-reduce" and within.startswith(_SCATTER_FUSION):
     kind = "reduce-scatter"
   computation = module.computations[within]
-  given = sum(hlo.size(computation[name].type) for name in i.operands)
+  given = sum(size(computation[name].type) for name in i.operands)
   n = group_size(i.attributes, module.partitions)
   return {kind: Traffic(1, _RINGS[kind](n) * given)}
 
 
 def _loop_trips(
-  module: hlo.Module, within: str, loop: hlo.Instruction, trips: int
+  module: Module, within: str, loop: Instruction, trips: int
 ) -> int:
   """Returns a loop's iterations: as XLA annotates them, or its constant bound.
 
@@ -153,7 +159,7 @@ def _loop_trips(
   return bounds[0] if len(bounds) == 1 else trips
 
 
-def _counts_up(module: hlo.Module, computation: hlo.Computation) -> bool:
+def _counts_up(module: Module, computation: Computation) -> bool:
   """Whether the condition is `<`, directly or in a fusion."""
   root = next(i for i in computation.values() if i.root)
   if root.opcode == "fusion":
@@ -161,7 +167,7 @@ def _counts_up(module: hlo.Module, computation: hlo.Computation) -> bool:
   return root.opcode == "compare" and "direction=LT" in root.attributes
 
 
-def _numbers(instructions: Iterable[hlo.Instruction]) -> list[int]:
+def _numbers(instructions: Iterable[Instruction]) -> list[int]:
   """Returns the positive constants; 0 is where a loop starts, not its bound."""
   numbers = [
     int(i.inside)
@@ -172,11 +178,11 @@ def _numbers(instructions: Iterable[hlo.Instruction]) -> list[int]:
 
 
 def _at_start(
-  computation: hlo.Computation, loop: hlo.Instruction, test: hlo.Computation
-) -> list[hlo.Instruction]:
+  computation: Computation, loop: Instruction, test: Computation
+) -> list[Instruction]:
   """Returns the initial values of the state that the condition reads."""
 
-  def source(name: str) -> hlo.Instruction:
+  def source(name: str) -> Instruction:
     i = computation[name]
     return source(i.operands[0]) if i.opcode in _PASSED_ON else i
 
@@ -189,3 +195,104 @@ def _at_start(
     if i.opcode == "get-tuple-element"
   )
   return [source(state.operands[int(index[1])]) for index in indices if index]
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """`%name = type opcode(inside), attributes`."""
+
+  type: str
+  opcode: str
+  inside: str
+  attributes: str
+  root: bool
+
+  @property
+  def operands(self) -> list[str]:
+    """The names of its operands, instructions of the same computation."""
+    return _NAME.findall(self.inside)
+
+  def called(self, *keys: str) -> list[str]:
+    """Returns the computations that the attributes `keys` name."""
+    names = []
+    for key in keys:
+      pattern = rf"\b{key}=(?:(%[\w.\-]+)|\{{([^}}]*)\}})"
+      for one, several in re.findall(pattern, self.attributes):
+        names += _NAME.findall(one or several)
+    return names
+
+
+Computation = Mapping[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A module: computations by name, each with its instructions by name."""
+
+  entry: str
+  computations: Mapping[str, Computation]
+  partitions: int
+
+
+def parse(text: str) -> Module:
+  """Parses a module as `compiled.as_text()` or XLA's dump writes it.
+
+  Raises:
+    ValueError: the text has no entry computation, or an instruction is
+      malformed.
+  """
+  computations: dict[str, dict[str, Instruction]] = {}
+  entry = current = None
+  for line in text.splitlines():
+    if current is None:
+      opened = _COMPUTATION.match(line)
+      if opened:
+        current = computations.setdefault(opened[2], {})
+        entry = opened[2] if opened[1] else entry
+    elif _END.match(line):
+      current = None
+    elif found := _INSTRUCTION.match(line):
+      current[found[2]] = _one_instruction(found[3], root=bool(found[1]))
+  if entry is None:
+    raise ValueError("The compiler's text holds no ENTRY computation.")
+  partitions = _PARTITIONS.search(text)
+  return Module(entry, computations, int(partitions[1]) if partitions else 1)
+
+
+def size(kind: str) -> int:
+  """Returns the bytes of an array's type, or of all arrays in a tuple's."""
+  return sum(
+    math.prod(int(n) for n in dims.split(",") if n) * _bits(element) // 8
+    for element, dims in _ARRAY.findall(kind)
+  )
+
+
+def _bits(element: str) -> int:
+  found = _BITS.match(element)
+  return int(found[1]) if found else 8  # `pred` takes a byte.
+
+
+def _one_instruction(text: str, *, root: bool) -> Instruction:
+  # A tuple's type is in parentheses and contains spaces.
+  start = _closing(text, 0) if text.startswith("(") else 0
+  opcode = _OPCODE.search(text, text.index(" ", start))
+  if opcode is None:
+    raise ValueError(f"An instruction has no operation: {text[:80]!r}")
+  end = _closing(text, opcode.end() - 1)
+  return Instruction(
+    type=text[: opcode.start()].strip(),
+    opcode=opcode[1],
+    inside=text[opcode.end() : end],
+    attributes=text[end + 1 :],
+    root=root,
+  )
+
+
+def _closing(text: str, start: int) -> int:
+  """Returns the index that closes the parenthesis that opens at `start`."""
+  depth = 0
+  for found in re.finditer(r"[()]", text[start:]):
+    depth += 1 if found[0] == "(" else -1
+    if depth == 0:
+      return start + found.start()
+  raise ValueError(f"Unbalanced parentheses: {text[:80]!r}")

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import abstract, program
+from anysearch_jax.planning import program
 from anysearch_jax.policy import decoder, lora, serving, sharding, table
-from anysearch_jax.policy.attention import gathered_attention, paged_attention
+from anysearch_jax.policy.attention import gathered_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
@@ -33,7 +34,7 @@ class Engine(NamedTuple):
   mesh: jax.sharding.Mesh
   config: config_lib.EngineConfig
   params: decoder.Params
-  store: paged_attention.Pools
+  store: pages_lib.Pools
   columns: int
   blocks: int
   model: model_lib.Model
@@ -47,7 +48,7 @@ class Engine(NamedTuple):
     by_rows = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
 
-  def reads(self, rows: int) -> tuple[decoder.Params, paged_attention.Pools]:
+  def reads(self, rows: int) -> tuple[decoder.Params, pages_lib.Pools]:
     """Returns what one step over `rows` rows reads at most."""
     return self.params, _read_pages(self.store, rows * self.columns)
 
@@ -75,10 +76,10 @@ def _engine_weights(
   """Returns the abstract weights that decode reads, layer by layer."""
   a = placed.a
   cut = sharding.shardings(a, placed.rollout)
-  base = abstract.cast(table.base_rows(a), cut, base_dtype)
+  base = program.cast(table.base_rows(a), cut, base_dtype)
   if a.lora is not None:
     base = lora.combine(
-      base, abstract.cast(table.adapter_rows(a), cut, placed.dtype)
+      base, program.cast(table.adapter_rows(a), cut, placed.dtype)
     )
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -89,12 +90,12 @@ def _engine_weights(
 
 def _cache(
   config: config_lib.EngineConfig, placed: placement.Placement
-) -> paged_attention.Pools:
+) -> pages_lib.Pools:
   """Returns the abstract KV cache."""
   shards = placed.rollout.shape["data"]
   store = jax.eval_shape(
     functools.partial(
-      paged_attention.empty,
+      pages_lib.empty,
       placed.a,
       kv_memory.pages(config, shards=shards) * shards,
       config.page,
@@ -190,9 +191,7 @@ def _gathered(e: Engine, lanes: int, *, steps: int) -> kv_store.GatheredRows:
   )
 
 
-def _read_pages(
-  store: paged_attention.Pools, pages: int
-) -> paged_attention.Pools:
+def _read_pages(store: pages_lib.Pools, pages: int) -> pages_lib.Pools:
   """Returns the part of the cache that one call reads at most."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax.policy import decoder
+from anysearch_jax.policy import parameters as weights
 
 # The kind that is in memory only while its program runs; the others remain.
 BATCH = "batch"
@@ -53,3 +59,27 @@ class Program(NamedTuple):
     if self.blocks and self.trips == 1:
       return {"trips": self.blocks}
     return {"trips": self.trips, "inner": max(self.blocks, 1)}
+
+
+def cast(
+  rows: Sequence[weights.Weight], shardings: dict, dtype: Any
+) -> decoder.Params:
+  """Returns abstract weights in `dtype`, except float32 scales of norms."""
+
+  def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+      row.shape,
+      jnp.float32 if row.init is None else dtype,
+      sharding=weights.get(shardings, row.path),
+    )
+
+  return weights.tree(rows, leaf)
+
+
+def placed(shapes: Any, shardings: Any) -> Any:
+  """Returns a tree of abstract arrays with these shardings."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shardings,
+  )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import abstract, engine_programs, program
+from anysearch_jax.planning import engine_programs, program
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
@@ -124,7 +124,7 @@ def programs(
 def away(
   config: config_lib.ExperimentConfig, placed: placement.Placement
 ) -> tuple[frozenset[str], frozenset[str]]:
-  """Returns the kinds that a run takes off the devices (`training/phases`).
+  """Returns the kinds that a run takes off the devices (`learner.Phases`).
 
   Returns:
     Those that are freed while it trains, and those that are in host memory
@@ -181,7 +181,7 @@ def _state(t: _Training, tx: Any, shardings: Any) -> train_step.TrainState:
     trained,
     critic,
   )
-  return abstract.placed(shapes, shardings)
+  return program.placed(shapes, shardings)
 
 
 def _batch(
@@ -270,6 +270,6 @@ def _value_pass(
 def _reference(placed: placement.Placement, dtype: Any) -> decoder.Params:
   """Returns the KL reference or frozen base, as `learner.Learner` keeps it."""
   a = placed.a.without_lora()
-  return abstract.cast(
+  return program.cast(
     table.rows(a), sharding.shardings(a, placed.trainer), dtype
   )

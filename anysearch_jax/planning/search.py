@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
-  episodes,
-  memory,
+  compilation,
   plan,
   planner,
   program,
   programs,
   targets,
+  whole_step,
 )
 from anysearch_jax.policy import architecture as architecture_lib
 
@@ -54,7 +54,7 @@ def best(
   target: targets.Target,
   *,
   micro_batches: int | None = None,
-  expected: episodes.Episodes | None = None,
+  expected: whole_step.Episodes | None = None,
   log: Callable[[str], None] = lambda line: None,
 ) -> Trial | None:
   """Returns the candidate that fits with most predicted tokens a second.
@@ -71,13 +71,13 @@ def best(
     target: the hardware to plan for.
     micro_batches: of an optimizer step of `config`; by default as many as the
       episodes fill.
-    expected: the episodes; by default those of `episodes.of`.
+    expected: the episodes; by default those of `whole_step.episodes_of`.
     log: called with a sentence for each candidate.
 
   Returns:
     The best trial; None if no candidate fits.
   """
-  expected = expected or episodes.of(config)
+  expected = expected or whole_step.episodes_of(config)
   tokens = config.batch.micro_batch_tokens * (
     micro_batches or expected.micro_batches(config.batch)
   )
@@ -193,9 +193,9 @@ def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
 
 def _state(one: program.Program, together: list[program.Program]) -> int:
   """Returns a program's bytes without activations, but with gradients."""
-  kinds = memory.kinds(one)
-  held = memory.held(one, (p for p in together if p is not one))
-  return sum([*kinds.values(), memory.gradients(kinds), *held.values()])
+  kinds = compilation.kinds(one)
+  held = compilation.held(one, (p for p in together if p is not one))
+  return sum([*kinds.values(), compilation.gradients(kinds), *held.values()])
 
 
 def _layer_inputs(

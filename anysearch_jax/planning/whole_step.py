@@ -8,6 +8,7 @@ values for each token that a row samples.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,24 +16,21 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import (
-  collectives,
-  episodes,
-  plan,
-  roofline,
-  targets,
-)
+from anysearch_jax.planning import collectives, plan, targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 
+# Three or four turns with their passages; nobody has measured it.
+_TOKENS = 2560
+_GENERATED = 800
 # The share of a decode call's rows that sample, on average.
 OCCUPANCY = 0.8
 # Tokens of the passages that a search adds; a chunk of prefill is padded.
 OBSERVATION = 590
 # Tokens of the paper's shorter prompt, without the scaffold, and a question.
 PROMPT = 230
-SIXTY = roofline.Assumptions(compute=0.6, memory=0.6, links=0.6)
+SIXTY = targets.Assumptions(compute=0.6, memory=0.6, links=0.6)
 
 
 class Work(NamedTuple):
@@ -49,9 +47,9 @@ def predict(
   *,
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
-  expected: episodes.Episodes,
+  expected: Episodes,
   target: targets.Target,
-  assumptions: roofline.Assumptions,
+  assumptions: targets.Assumptions,
 ) -> plan.Step | None:
   """Predicts a step; returns None if a program was refused by its compiler.
 
@@ -107,7 +105,7 @@ def predict(
 def sampling(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
-  expected: episodes.Episodes,
+  expected: Episodes,
   parts: Mapping[str, plan.Part],
 ) -> list[Work]:
   """Returns the prefill and the decode of a step's episodes, on one device.
@@ -189,7 +187,7 @@ def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
 
 
 def sentences(
-  config: config_lib.ExperimentConfig, expected: episodes.Episodes
+  config: config_lib.ExperimentConfig, expected: Episodes
 ) -> list[str]:
   """Returns sentences that state what the prediction of a step assumes."""
   rows = concurrent_rows(config.engine, expected.tokens // 2)
@@ -230,10 +228,10 @@ def _turns(config: config_lib.ExperimentConfig) -> list[str]:
 
 
 def _phase(
-  work: Work, target: targets.Target, assumptions: roofline.Assumptions
+  work: Work, target: targets.Target, assumptions: targets.Assumptions
 ) -> plan.Phase:
   predicted, sixty = (
-    roofline.predict(
+    targets.predict(
       target,
       flops=work.flops,
       read=work.bytes,
@@ -248,7 +246,7 @@ def _phase(
 def _moved(
   size: int,
   target: targets.Target,
-  assumptions: roofline.Assumptions,
+  assumptions: targets.Assumptions,
   share: float,
 ) -> tuple[plan.Phase, ...]:
   """Returns the phase that moves `size` bytes to the host and back, if any."""
@@ -271,3 +269,63 @@ def _token_bytes(
   """Returns the bytes of a token's keys and values in all layers."""
   size = jnp.dtype(config.compute_dtype).itemsize
   return 2 * a.layers * a.kv_heads * a.head_dim * size
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+  """The average episode, as every episode is taken to be.
+
+  tokens: of its whole context, which is one segment of a training row.
+  generated: of them, those that the policy samples.
+  trajectories: episodes that an optimizer step trains on.
+  """
+
+  tokens: int
+  generated: int
+  trajectories: int
+
+  def micro_batches(self, batch: config_lib.BatchConfig) -> int:
+    """Returns the number of micro-batches that fill up with these episodes."""
+    needed = math.ceil(
+      self.trajectories * self.tokens / batch.micro_batch_tokens
+    )
+    return min(needed, batch.max_micro_batches)
+
+
+def episodes_of(
+  config: config_lib.ExperimentConfig,
+  *,
+  tokens: int | None = None,
+  generated: int | None = None,
+) -> Episodes:
+  """Returns the assumed episodes of a run.
+
+  Args:
+    config: the whole configuration.
+    tokens: of an episode; by default 2,560 or a training row, if that is less.
+    generated: of them, those that the policy samples; by default 800 or half
+      of an episode, if that is less.
+
+  Raises:
+    ValueError: an episode is longer than a training row, or samples more tokens
+      than it has.
+  """
+  longest = config.batch.row_lengths[-1]
+  tokens = tokens or min(_TOKENS, longest)
+  if not 0 < tokens <= longest:
+    raise ValueError(
+      f"--episode_tokens: found {tokens}, expected 1 to {longest}, the tokens "
+      "of a training row (batch.row_lengths)."
+    )
+  generated = generated or min(_GENERATED, (tokens + 1) // 2)
+  if not 0 < generated <= tokens:
+    raise ValueError(
+      f"--generated_tokens: found {generated}, expected 1 to {tokens}, the "
+      "tokens of an episode."
+    )
+  trajectories = config.questions * config.group
+  return Episodes(
+    tokens=tokens,
+    generated=generated,
+    trajectories=trajectories // config.curriculum.batches_per_rollout,
+  )

@@ -5,6 +5,6 @@
 * `parameters`, `tensor_files`: initialise, shard, read and write by that table.
 * `sharding`: how parameters are sharded over a device mesh.
 * `decoder`, `attention`, `embedding`: the forward pass, whole and cached.
-* `critic`, `lora`: a value head; low-rank adapters.
+* `lora`: low-rank adapters.
 * `hf`, `hf_config`, `tokenizer`: reading and writing Hugging Face folders.
 """

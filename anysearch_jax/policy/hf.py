@@ -87,7 +87,7 @@ def load(
 
 
 # In configs/.
-_SHIPPED = ("graded_world_policy", "fixed_world_policy", "priced_world_policy")
+_SHIPPED = ("graded_world_policy",)
 
 
 def _where_from(name: str) -> str:

@@ -44,22 +44,6 @@ def attach(
   return dataclasses.replace(a, lora=adapters)
 
 
-def validate(config: config_lib.LoraConfig) -> None:
-  """Raises ValueError for invalid settings; `config.ranges` has the numbers."""
-  unknown = set(config.targets) - set(TARGETS)
-  repeated = len(set(config.targets)) < len(config.targets)
-  if unknown or repeated or (config.rank and not config.targets):
-    raise ValueError(
-      f"lora.targets: found {', '.join(config.targets) or 'none'}; expected "
-      f"some of {', '.join(TARGETS)}, each once."
-    )
-  if config.base_dtype not in ("float32", "bfloat16"):
-    raise ValueError(
-      f"lora.base_dtype: found {config.base_dtype!r}, expected float32 or "
-      "bfloat16."
-    )
-
-
 def base_dtype(config: config_lib.LoraConfig) -> str:
   """Returns the dtype to load the policy in; trained weights are float32."""
   return config.base_dtype if config.rank else "float32"

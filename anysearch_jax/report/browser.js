@@ -1,8 +1,29 @@
 "use strict";
+// Sections are folded; a link to one opens it.
+(() => {
+  const reveal = (hash) => {
+    const section = hash && document.getElementById(hash.slice(1));
+    if (!section) return;
+    section.querySelectorAll(":scope > details").forEach((e) => (e.open = true));
+    for (let e = section; e; e = e.parentElement) {
+      if (e.localName === "details") e.open = true;
+    }
+    section.scrollIntoView();
+  };
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link) reveal(link.getAttribute("href"));
+  });
+  addEventListener("hashchange", () => reveal(location.hash));
+  reveal(location.hash);
+})();
+
 // Filters and draws the trajectories that stand as JSON in the page. Their text
 // is nobody's code: it becomes text nodes, never markup.
 (() => {
-  const data = JSON.parse(document.getElementById("browser-data").textContent);
+  const stored = document.getElementById("browser-data");
+  if (!stored) return;
+  const data = JSON.parse(stored.textContent);
   const root = document.querySelector(".browser");
   const at = (name) => root.querySelector(`[data-part="${name}"]`);
   const filters = ["row", "dataset", "budget", "outcome", "em"].map(at);

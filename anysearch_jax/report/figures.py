@@ -1,350 +1,511 @@
-"""Draws every figure of the report from the measurements."""
+"""Every figure of a study as SVG: for the page, or as a file of its own.
+
+Colours are drawn as placeholders and become CSS variables, so that a figure
+follows the page's theme and works on light and on dark backgrounds; text stays
+text. Each row also has its own marker and dash, so nothing depends on colour
+alone. A file of its own has no style sheet, so its colours have enough contrast
+with both backgrounds: 4:1 for text, 3:1 for lines and markers (defined in
+https://www.w3.org/TR/WCAG22/#contrast-minimum).
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import html
+import io
+import pathlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import markupsafe
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib import figure, lines, ticker
+from matplotlib.backends import backend_svg
 
 from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.evaluation import intervals, metrics
-from anysearch_jax.evaluation import memory_use as memory_use_lib
-from anysearch_jax.evaluation import surfaces as surfaces_lib
-from anysearch_jax.evaluation import verification as verification_lib
-from anysearch_jax.report import plots
-from anysearch_jax.report import rows as study
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.report import study as study_lib
 
-HISTORIES = {
-  "reward/total": "reward, total",
-  "reward/em": "reward term: exact match",
-  "reward/format": "reward term: format",
-  "reward/length": "reward term: length",
-  "reward/tool": "reward term: tool use",
-  "reward/f1": "reward term: F1",
-  "reward/steps": "reward of single searches, an episode's sum",
-  "reward/gamma": "adaptive weight γ of the tool term",
-  "rollout/searches": "searches per episode",
-  "rollout/generated_tokens": "generated tokens per episode",
-  "policy/entropy": "policy entropy",
-  "value/loss": "loss of the critic",
-  "value/explained_variance": "share of the returns' variance explained",
-  "loss/kl": "KL to the reference",
-  "loss/clip_fraction": "share of clipped tokens",
-  "policy/engine_gap_max": "log-prob gap of engine and trainer, largest",
-  "policy/advantage_share": "share of trajectories with an advantage",
-  "grad_norm": "gradient norm",
-  "rollout/truncated": "share of truncated episodes",
-  "rollout/invalid": "share of invalid episodes",
+SERIES = 8  # Number of series colours in page.css; then other markers follow.
+_GLYPHS = "●■▲◆▼✚✖★"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
+_SIZE = 4.6, 3.1  # Of a figure, in inches.
+# Placeholders; "#0N00IJ" is colour IJ of family N.
+_INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
+_FAMILIES = {"4": "series", "5": "band", "6": "on-band"}
+_VARIABLES = {
+  _INK: "currentColor",
+  _RULE: "var(--rule)",
+  _SHADE: "var(--shade)",
 }
-_PANEL = (
-  ("accuracy", "Accuracy", "exact match"),
-  ("tp", "Tool productivity", "correct / searches"),
-  ("searches", "Searches made", "mean searches"),
-  ("tokens", "Tokens, written and read", "mean tokens"),
-  ("regret", "Regret to the optimum", "accuracy missed"),
+# Colours of a file of its own, by the variable that they stand for.
+INK = "#757575"
+COLORS = tuple(
+  "#0078bd #d55e00 #008563 #b05a92 #8f7200 #3d8fc4 #7d6fc0 #757d85".split()
 )
+_ALONE = {
+  "currentColor": INK,
+  "var(--rule)": "#80808066",
+  "var(--shade)": "#8080802e",
+  **{f"var(--series-{i})": color for i, color in enumerate(COLORS)},
+}
+# Title and y label of a measure against the budget.
+_CURVES = {
+  "accuracy": ("Accuracy", "exact match"),
+  "searches": ("Searches made", "mean searches"),
+  "tp": ("Tool productivity", "correct / searches"),
+  "tokens": ("Tokens, written and read", "mean tokens"),
+  "regret": ("Regret to the optimum", "accuracy missed"),
+}
+MAIN = ("accuracy", "searches")
 _PRICES = {
   "searches": "mean searches",
   "tokens": "mean tokens, written and read",
   "cost": "US dollars an episode",
 }
+with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
+  _WORDS = tomllib.load(file)
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-  """The figures of rows that are drawn together, with one colour for each row.
+def _color(family: str, index: int) -> str:
+  """Returns the placeholder of a colour; there are 8 in each family."""
+  number = next(n for n, name in _FAMILIES.items() if name == family)
+  return f"#0{number}00{index % SERIES:02x}"
 
-  Attributes:
-    title: heading of the panel.
-    rows: colour index and label of each row.
-    curves: figures of measures against the budget.
-    sets: figures of the accuracy on each dataset, if there are several.
-    prices: figures of the accuracy against a price.
-    hops: figure of the accuracy by hops; None if no row records them.
-    checks: figures of how often what a passage says is checked.
+
+def line_style(index: int) -> dict[str, Any]:
+  """Returns colour, marker and dash of a row, for matplotlib."""
+  return {
+    "color": _color("series", index),
+    "marker": _MARKERS[_shape(index)],
+    "linestyle": _DASHES[index % len(_DASHES)],
+  }
+
+
+def glyph(index: int) -> str:
+  """Returns the marker of a row as a character, for legends and tables."""
+  return _GLYPHS[_shape(index)]
+
+
+def _shape(index: int) -> int:
+  """Returns the marker's index; each cycle of colours shifts the markers."""
+  return (index + index // SERIES) % SERIES
+
+
+# Styles what the decorated function draws.
+_styled = matplotlib.rc_context(_WORDS["style"])
+
+
+def _axes(title: str, x_label: str, y_label: str, axes: Any = None) -> Any:
+  """Returns titled axes, by default those of a figure of the page's size.
+
+  They have no type: matplotlib's own refuses lists that it draws.
   """
-
-  title: str
-  rows: Sequence[tuple[int, str]]
-  curves: Sequence[markupsafe.Markup]
-  sets: Sequence[markupsafe.Markup]
-  prices: Sequence[markupsafe.Markup]
-  hops: markupsafe.Markup | None
-  checks: Sequence[markupsafe.Markup]
+  if axes is None:
+    axes = figure.Figure(figsize=_SIZE).add_subplot()
+  axes.set_title(title, pad=16)
+  axes.set_xlabel(x_label)
+  axes.set_ylabel(y_label)
+  return axes
 
 
-def panel(
-  title: str,
-  curves: Sequence[curves_lib.Curve],
-  by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
-  hops: Mapping[str, Mapping[int, intervals.Estimate]],
-  checks: Mapping[str, verification_lib.Found],
+def _note(axes: Any, text: str, at: Any, shift: tuple, **how: Any) -> None:
+  """Writes text beside a point, `shift` points away from it."""
+  axes.annotate(text, at, xytext=shift, textcoords="offset points", **how)
+
+
+def _svg(drawn: figure.Figure, name: str) -> markupsafe.Markup:
+  """Returns a figure as an `<svg>` element, its text escaped by matplotlib."""
+  buffer = io.StringIO()
+  # A fixed salt makes the ids, and thus the bytes, equal in every run; a
+  # different salt for each figure keeps ids on one page unique.
+  with matplotlib.rc_context({"svg.hashsalt": name}):
+    # `savefig` would draw every figure twice, the first time for its layout
+    # only; drawing with the layout engine on arranges the figure as well.
+    backend_svg.FigureCanvasSVG(drawn).print_svg(buffer)
+  text = buffer.getvalue()
+  text = text[text.index("<svg") :]
+  # A style sheet inside a figure would apply to the whole page, and the page's
+  # security policy allows page.css only, which contains the figure's rule.
+  for element in ("metadata", "style"):
+    text = re.sub(rf"<{element}\b.*?</{element}>", "", text, flags=re.DOTALL)
+  text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+  text = re.sub(r' id="[\w.]+_\d+"', "", text)
+  text = re.sub(
+    r"#0([456])00(0\d)",
+    lambda m: f"var(--{_FAMILIES[m[1]]}-{int(m[2])})",
+    text,
+  )
+  for placeholder, variable in _VARIABLES.items():
+    text = text.replace(placeholder, variable)
+  title = " and ".join(axes.get_title("left") for axes in drawn.axes)
+  label = f'<svg role="img" aria-label="{html.escape(title)}"'
+  return markupsafe.Markup(text.replace("<svg", label, 1))
+
+
+def _line(axes: Any, index: int, points: Iterable, shift: float = 0.0) -> None:
+  """Draws (x, estimate) in order, without those of an undefined value."""
+  defined = [(x, e) for x, e in points if None not in (x, e.value)]
+  bars = [
+    (0.0, 0.0) if low is None else (max(0.0, at - low), max(0.0, high - at))
+    for _, (at, low, high) in defined
+  ]
+  axes.errorbar(
+    [x + shift for x, _ in defined],
+    [e.value for _, e in defined],
+    yerr=np.transpose(bars) if np.any(bars) else None,
+    elinewidth=0.9,
+    **line_style(index),
+  )
+
+
+def against_budget(
+  axes: Any,
+  measure: str,
+  found: Sequence[curves_lib.Curve],
+  index: Mapping[str, int],
+  trained: int,
+) -> None:
+  """Draws a measure of rows against the budget.
+
+  With `searches`, a dotted line is their upper bound; with `accuracy`, the best
+  agent's where it is known. Budgets above `trained` are shaded.
+  """
+  points = [p for curve in found for p in curve.points]
+  budgets = sorted({p.budget for p in points})
+  dotted = {"color": _INK, "linestyle": (0, (1, 2))}
+  if measure == "searches" and budgets:
+    ends = [budgets[0], budgets[-1]]
+    axes.plot(ends, ends, linewidth=0.8, **dotted)
+    _note(axes, "searches = B", ends[1:] * 2, (-14, 0), ha="right", va="top")
+  # Of the first row that has it; its regret is that accuracy minus its own.
+  known: list[list[tuple[int, float]]] = [
+    [
+      (p.budget, p.accuracy.value + p.regret.value)
+      for p in c.points
+      if p.accuracy.value is not None and p.regret.value is not None
+    ]
+    for c in found
+    if measure == "accuracy"
+  ]
+  optimum = next(filter(None, known), [])
+  if optimum:
+    axes.plot(*zip(*optimum), linewidth=1.1, **dotted)
+    _note(axes, "optimum", optimum[-2:][0], (-6, 3), ha="right", va="bottom")
+  # Shift the rows slightly, so that their error bars do not overlap.
+  step = 0.4 / max(SERIES, len(found))
+  for place, c in enumerate(found):
+    shown = [(p.budget, getattr(p, measure)) for p in c.points]
+    _line(axes, index[c.label], shown, (place - (len(found) - 1) / 2) * step)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  # Regret may be negative.
+  lows = [x for p in points for x in getattr(p, measure)[:2] if x is not None]
+  axes.set_ylim(bottom=min([0.0, *lows]))
+  if budgets and budgets[-1] > trained:
+    axes.axvspan(trained + 0.5, budgets[-1] + 0.4, color=_SHADE, zorder=0)
+    at = (trained + budgets[-1] + 0.9) / 2, 1.0
+    where = axes.get_xaxis_transform()
+    _note(axes, "never trained", at, (0, 0), xycoords=where, ha="center")
+
+
+@_styled
+def curves(
+  found: Sequence[curves_lib.Curve],
+  measure: str,
   index: Mapping[str, int],
   *,
   name: str,
   trained: int,
-) -> Panel:
-  """Draws the figures of some rows.
+  title: str = "",
+) -> markupsafe.Markup:
+  """Draws a measure of rows against the budget.
 
   Args:
-    title: heading of the panel.
-    curves: curves of the rows over all datasets.
-    by_dataset: curves on each dataset; drawn only if there are several.
-    hops: by label, accuracy by hops.
-    checks: by label, see `verification.checked`.
+    found: the curves of the rows.
+    measure: accuracy, searches, tp, tokens or regret.
     index: colour index of each label.
     name: name that is unique on the page.
     trained: the largest budget of training.
+    title: replaces the measure's own.
   """
-
-  def against(
-    found: Sequence[curves_lib.Curve], measure: str, title: str, label: str
-  ) -> markupsafe.Markup:
-    return _svg(
-      plots.against_budget(
-        [
-          plots.Series(
-            index[c.label], [(p.budget, getattr(p, measure)) for p in c.points]
-          )
-          for c in found
-        ],
-        name=f"{name}-{measure}-{title}",
-        title=title,
-        y_label=label,
-        trained=trained,
-        diagonal=measure == "searches",
-        optimum=_optimum(found) if measure == "accuracy" else None,
-      )
-    )
-
-  def measured(name: str) -> bool:
-    return any(
-      getattr(p, name).value is not None for c in curves for p in c.points
-    )
-
-  sets = by_dataset if len(by_dataset) > 1 else {}
-  told = {label: points for label, points in hops.items() if points}
-  return Panel(
-    title,
-    [(index[c.label], c.label) for c in curves],
-    [
-      against(curves, *measure)
-      for measure in _PANEL
-      if measure[0] != "regret" or measured("regret")
-    ],
-    [
-      against(found, "accuracy", f"Accuracy, {dataset}", "exact match")
-      for dataset, found in sets.items()
-    ],
-    [
-      _price(curves, found, index, against=price, name=f"{name}-{price}")
-      for price, found in study.offers(curves).items()
-    ],
-    _hops(told, index, name=f"{name}-hops") if told else None,
-    [
-      _checks(kind, by_label, index, name=f"{name}-checks-{number}")
-      for number, kind in enumerate(verification_lib.KINDS)
-      if (
-        by_label := {c: row[kind] for c, row in checks.items() if kind in row}
-      )
-    ],
-  )
+  own, y_label = _CURVES[measure]
+  axes = _axes(title or own, "search budget B", y_label)
+  against_budget(axes, measure, found, index, trained)
+  return _svg(axes.figure, f"{name}-{measure}-{title}")
 
 
-def _optimum(curves: Sequence[curves_lib.Curve]) -> dict[int, float]:
-  """Returns the best agent's accuracy by budget, of the first row that has it.
+@_styled
+def prices(
+  found: Sequence[curves_lib.Curve], index: Mapping[str, int], *, name: str
+) -> list[markupsafe.Markup]:
+  """Draws accuracy over each price, with rings around the Pareto front."""
+  drawn = []
+  for price, offers in study_lib.offers(found).items():
+    axes = _axes(f"Accuracy for its {price}", _PRICES[price], "exact match")
+    for c in found:
+      points = [(getattr(p, price).value, p.accuracy) for p in c.points]
+      _line(axes, index[c.label], points)
+    front = [(o.price, o.accuracy) for o in offers if not o.dominated]
+    ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 0.9}
+    axes.plot(*zip(*front), "o", markeredgecolor=_INK, **ring)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    axes.set_ylim(bottom=0)
+    drawn.append(_svg(axes.figure, f"{name}-{price}"))
+  return drawn
 
-  A row's regret is that accuracy minus its own.
-  """
-  for curve in curves:
-    found = {
-      p.budget: p.accuracy.value + p.regret.value
-      for p in curve.points
-      if p.accuracy.value is not None and p.regret.value is not None
-    }
-    if found:
-      return found
-  return {}
 
-
-def _svg(text: str) -> markupsafe.Markup:
-  """Marks SVG of `plots` as safe; `plots` escapes its inputs."""
-  return markupsafe.Markup(text)
-
-
-def _price(
-  curves: Sequence[curves_lib.Curve],
-  offers: Sequence[curves_lib.Offer],
-  index: Mapping[str, int],
-  *,
-  against: str,
-  name: str,
+@_styled
+def use(
+  episodes: Mapping[int, Sequence[int]], *, name: str
 ) -> markupsafe.Markup:
-  """Draws accuracy over a price, with rings around the Pareto front."""
-  return _svg(
-    plots.against_cost(
-      [
-        plots.Series(
-          index[c.label],
-          [
-            (getattr(p, against).value, p.accuracy)
-            for p in c.points
-            if getattr(p, against).value is not None
-          ],
-        )
-        for c in curves
-      ],
-      [(o.price, o.accuracy) for o in offers if not o.dominated],
-      name=name,
-      title=f"Accuracy for its {against}",
-      x_label=_PRICES[against],
-      y_label="exact match",
-    )
-  )
-
-
-def _hops(
-  hops: Mapping[str, Mapping[int, intervals.Estimate]],
-  index: Mapping[str, int],
-  *,
-  name: str,
-) -> markupsafe.Markup:
-  return _svg(
-    plots.against_budget(
-      [
-        plots.Series(index[label], sorted(points.items()))
-        for label, points in hops.items()
-      ],
-      name=name,
-      title="Accuracy by hops, all B ≥ 1",
-      x_label="hops of the question",
-      y_label="exact match",
-    )
-  )
-
-
-def _checks(
-  kind: str,
-  shares: Mapping[str, Mapping[int, intervals.Estimate]],
-  index: Mapping[str, int],
-  *,
-  name: str,
-) -> markupsafe.Markup:
-  return _svg(
-    plots.against_budget(
-      [
-        plots.Series(index[label], sorted(points.items()))
-        for label, points in shares.items()
-      ],
-      name=name,
-      title=f"Checked by a search: {kind}",
-      y_label="share, where a search is left",
-    )
-  )
-
-
-def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
   """Draws the shares of episodes by number of searches at each budget."""
-  shares = [
-    {k: n / sum(found) for k, n in enumerate(found) if n}
-    for found in counts.values()
-  ]
-  return _svg(
-    plots.shares(list(counts), shares, name=name, title="Searches made")
-  )
+  axes = _axes("Searches made", "search budget B", "share of episodes")
+  axes.grid(False)
+  edge = {"edgecolor": _INK, "linewidth": 0.5}
+  for place, counts in enumerate(episodes.values()):
+    bottom = 0.0
+    for searches, height in enumerate(np.divide(counts, max(1, sum(counts)))):
+      if not height:
+        continue
+      color, on = _color("band", searches), _color("on-band", searches)
+      axes.bar(place, height, 0.8, bottom=bottom, color=color, **edge)
+      if height > 0.09:
+        middle = bottom + height / 2
+        axes.text(
+          place, middle, str(searches), ha="center", va="center", color=on
+        )
+      bottom += height
+  axes.set_xticks(range(len(episodes)), list(map(str, episodes)))
+  axes.set_ylim(0, 1)
+  return _svg(axes.figure, name)
 
 
-def memory_use(
-  found: memory_use_lib.Found, index: int, *, name: str
-) -> markupsafe.Markup:
-  """Draws how often the first fact is searched although it is remembered."""
-  return _svg(
-    plots.heat(
-      {
-        reliability: {b: estimate.value for b, estimate in by_budget.items()}
-        for reliability, by_budget in found.items()
-      },
-      index,
-      name=name,
-      title="Remembered, but searched (%)",
-      x_label="search budget B",
-      y_label="memory is right",
-    )
-  )
-
-
+@_styled
 def surface(
-  found: surfaces_lib.Surface, index: int, *, name: str
+  found: curves_lib.Surface, index: int, *, name: str
 ) -> markupsafe.Markup:
-  """Draws the accuracy at each pair of caps as a heat map."""
-  by_tokens: dict[float, dict[int, float | None]] = {}
-  for cell in found.cells:
-    row = by_tokens.setdefault(cell.tokens, {})
-    row[cell.searches] = cell.accuracy.value
-  return _svg(
-    plots.heat(
-      by_tokens,
-      index,
-      name=name,
-      title="Exact match (%)",
-      x_label="searches, at most",
-      y_label="generated tokens, at most",
-    )
+  """Draws the accuracy at each pair of caps, in percent; more is stronger."""
+  axes = _axes(
+    "Exact match (%)", "searches, at most", "generated tokens, at most"
   )
+  axes.grid(False)
+  across = sorted({c.searches for c in found.cells})
+  up = sorted({c.tokens for c in found.cells})
+  for c in found.cells:
+    share = c.accuracy.value
+    if share is not None:
+      x, y = across.index(c.searches), up.index(c.tokens)
+      style = {"color": _color("series", index), "alpha": 0.6 * share}
+      axes.bar(x, 1, 1, bottom=y - 0.5, **style)
+      axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center")
+  axes.set_xticks(range(len(across)), list(map(str, across)))
+  axes.set_yticks(range(len(up)), list(map(str, up)))
+  axes.set_xlim(-0.5, len(across) - 0.5)
+  axes.set_ylim(-0.5, len(up) - 0.5)
+  return _svg(axes.figure, name)
 
 
+@_styled
 def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
-  """Draws the budgets that each rollout played; None without counts."""
+  """Draws the budgets that each rollout played; None without counts.
+
+  A rollout without a record stays empty.
+  """
   counts = {r["rollout"]: metrics.drawn(r) for r in run.records}
-  if not any(any(found.values()) for found in counts.values()):
+  played = {b for found in counts.values() for b, n in found.items() if n}
+  if not played:
     return None
-  return _svg(
-    plots.drawn(
-      counts, phase2=_phase2(run), name=name, title="questions of each budget"
+  rollouts = range(min(counts), max(counts) + 1)
+  edges = np.arange(rollouts[0], rollouts[-1] + 2) - 0.5
+  axes = _axes("questions of each budget", "rollout", "")
+  axes.grid(False)
+  below = np.zeros(len(rollouts))
+  for budget in sorted(played):
+    n = np.array([counts.get(r, {}).get(budget, 0) for r in rollouts])
+    style = {"facecolor": _color("band", budget - 1), "edgecolor": _INK}
+    axes.stairs(
+      below + n, edges, baseline=below, fill=True, linewidth=0.5, **style
     )
-  )
+    if n[-1] > 0.03 * sum(counts[rollouts[-1]].values()):
+      at = edges[-1], below[-1] + n[-1] / 2
+      how = {"va": "center", "annotation_clip": False}
+      _note(axes, f"B = {budget}", at, (4, 0), **how)
+    below = below + n
+  _mark_phases(axes, rollouts[0], _phase2(run), 0.5)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  axes.set_ylim(bottom=0)
+  axes.set_xlim(edges[0], edges[-1])
+  return _svg(axes.figure, name)
 
 
+@_styled
 def histories(
   training: Sequence[metrics.Training], index: Mapping[str, int]
 ) -> list[markupsafe.Markup]:
-  """Draws a figure for each logged quantity that any of the runs has."""
+  """Draws a figure for each logged quantity that any of the runs has.
+
+  Logged values are faint, their trailing mean is strong.
+  """
   starts = {_phase2(run) for run in training}
+  phase2 = starts.pop() if len(starts) == 1 else None
+  known: dict[str, str] = _WORDS["histories"]
   logged = {key for run in training for r in run.records for key in r}
   # The parts of a reward function of the user's have names of their own.
   others = {
     key: f"reward term: {key.removeprefix('reward/')}"
-    for key in sorted(logged - HISTORIES.keys())
+    for key in sorted(logged - known.keys())
     if key.startswith("reward/")
   }
   found = []
-  for key, title in (HISTORIES | others).items():
-    lines = [
-      (
-        index[run.label],
-        [r["rollout"] for r in run.records],
-        [_value(r, key) for r in run.records],
-      )
+  for key, title in (known | others).items():
+    of = {
+      run.label: {r["rollout"]: r.get(key) for r in run.records}
       for run in training
       if any(r.get(key) is not None for r in run.records)
-    ]
-    if lines:
-      svg = plots.history(
-        lines,
-        phase2=next(iter(starts)) if len(starts) == 1 else None,
-        name="training-" + key.replace("/", "-"),
-        title=title,
-      )
-      found.append(_svg(svg))
+    }
+    if not of:
+      continue
+    axes = _axes(title, "rollout", "")
+    for label, values in of.items():
+      xs, ys = list(values), np.array(list(values.values()), float)
+      style = line_style(index[label]) | {"markersize": 4}
+      axes.plot(xs, ys, color=style["color"], linewidth=0.6, alpha=0.4)
+      every = max(1, len(xs) // 6)
+      axes.plot(xs, trailing_mean(ys, 9), markevery=every, **style)
+    low, high = axes.get_ylim()
+    if high - low < 1e-6:  # Do not magnify the rounding noise of a constant.
+      axes.set_ylim(low - 0.05, high + 0.05)
+    _mark_phases(axes, min(map(min, of.values())), phase2)
+    found.append(_svg(axes.figure, "training-" + key.replace("/", "-")))
   return found
 
 
+def trailing_mean(values: npt.ArrayLike, window: int) -> np.ndarray:
+  """Returns means of the last `window` values, without those not finite."""
+  logged = np.asarray(values, dtype=np.float64)
+  means = np.full(len(logged), np.nan)
+  for stop in range(1, len(logged) + 1):
+    recent = logged[max(0, stop - window) : stop]
+    recent = recent[np.isfinite(recent)]
+    if len(recent):
+      means[stop - 1] = recent.mean()
+  return means
+
+
 def _phase2(run: metrics.Training) -> float | None:
+  """Returns the first rollout of Phase II; None if there is none."""
   return next((r["rollout"] for r in run.records if r.get("phase") == 2), None)
 
 
-def _value(record: Mapping[str, Any], key: str) -> float:
-  value = record.get(key)
-  return float("nan") if value is None else float(value)
+def _mark_phases(
+  axes: Any, first: float, phase2: float | None, before: float = 0.0
+) -> None:
+  """Marks the first rollout of Phase II by a line."""
+  if phase2 is None:
+    return
+  phase2 -= before
+  axes.axvline(phase2, color=_INK, linewidth=0.8, linestyle=(0, (4, 2)))
+  where = axes.get_xaxis_transform()
+  for text, side, shift in (("Phase I", "right", -3), ("Phase II", "left", 3)):
+    if side == "left" or phase2 > first:
+      _note(axes, text, (phase2, 1.0), (shift, 2), xycoords=where, ha=side)
+
+
+def of(study: study_lib.Study) -> dict[str, Any]:
+  """Returns every figure of the page, by its name in the template.
+
+  `groups` are those of rows that are drawn together, `histories` a list; the
+  others are (label of a row or run, figure).
+  """
+  index = study.index
+  return {
+    "groups": [
+      _group(study, *group, name=f"group-{number}")
+      for number, group in enumerate(study.groups.values())
+    ],
+    "uses": [
+      (row.label, use(metrics.budget_use(row.episodes), name=f"use-{number}"))
+      for number, row in enumerate(study.rows)
+    ],
+    "surfaces": [
+      (s.label, surface(s, index[s.label], name=f"surface-{number}"))
+      for number, s in enumerate(study.surfaces)
+    ],
+    "samplings": [
+      (run.label, sampling(run, name=f"sampling-{number}"))
+      for number, run in enumerate(study.training)
+    ],
+    "histories": histories(study.training, index),
+  }
+
+
+def _group(
+  study: study_lib.Study,
+  title: str,
+  rows: Sequence[study_lib.Row],
+  *,
+  name: str,
+) -> dict[str, Any]:
+  """Returns the figures of rows that are drawn together."""
+  whole = [row.curve for row in rows]
+  how: dict[str, Any] = {
+    "index": study.index,
+    "name": name,
+    "trained": study.trained,
+  }
+  known = study_lib.know_optimum(rows)
+  others = [m for m in _CURVES if m not in MAIN and (known or m != "regret")]
+  sets = {
+    s: [row.curves[s] for row in rows if s in row.curves]
+    for s in study_lib.datasets(rows)
+  }
+  return {
+    "title": title,
+    "rows": [row.label for row in rows],
+    "main": [curves(whole, measure, **how) for measure in MAIN],
+    "curves": [curves(whole, measure, **how) for measure in others],
+    "sets": [
+      curves(found, "accuracy", title=f"Accuracy, {s}", **how)
+      for s, found in sets.items()
+      if len(sets) > 1
+    ],
+    "prices": prices(whole, study.index, name=name),
+  }
+
+
+@_styled
+def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
+  """Draws accuracy and mean searches of each row as one SVG file.
+
+  Args:
+    rows: at least one; colours and markers are those of the report.
+    trained: the largest budget of training; larger budgets are shaded.
+
+  Returns:
+    The text of an SVG file. Equal rows give equal bytes.
+  """
+  measured = [
+    curves_lib.curve(row.label, row.columns, trained=trained) for row in rows
+  ]
+  index = {row.label: place for place, row in enumerate(rows)}
+  whole = figure.Figure(figsize=(2 * _SIZE[0], _SIZE[1] + 0.4))
+  for axes, measure in zip(whole.subplots(1, 2), MAIN, strict=True):
+    title, y_label = _CURVES[measure]
+    _axes(title, "search budget B", y_label, axes)
+    against_budget(axes, measure, measured, index, trained)
+  named = [lines.Line2D([], [], **line_style(i)) for i in index.values()]
+  how = {"loc": "outside upper center", "ncols": 4, "frameon": False}
+  whole.legend(named, list(index), **how)
+  text = str(_svg(whole, "picture"))
+  for variable, color in _ALONE.items():
+    text = text.replace(variable, color)
+  # The rule is page.css's, for the same look.
+  names = '<svg xmlns="http://www.w3.org/2000/svg"'
+  names += ' xmlns:xlink="http://www.w3.org/1999/xlink"'
+  head, _, rest = text.replace("<svg", names, 1).partition(">")
+  rule = "svg * { stroke-linejoin: round; stroke-linecap: butt }"
+  return f"{head}><style>{rule}</style>{rest}"

@@ -19,6 +19,7 @@ EPISODES = "episodes.jsonl"
 # Complete episodes kept of each row, for the trajectory browser and for the
 # rules that choose trajectories to read.
 _SAMPLED = 500
+_RECORDED = 3  # Rollouts of a training run that the browser shows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,29 +286,6 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   return None
 
 
-def load_search_value(*folders: pathlib.Path) -> Mapping[str, Any]:
-  """Reads the result of `launch.branch` from the first folder that has one.
-
-  Returns:
-    The `branch_values.summary`; empty if no folder has a result.
-
-  Raises:
-    ValueError: an earlier version wrote the result.
-  """
-  for folder in folders:
-    path = folder / "branches" / "summary.json"
-    if path.is_file():
-      found = json_files.read(path)
-      if any("reached" in kind for kind in found.values()):
-        raise ValueError(
-          f"{path}: found values of an earlier version, which depend on "
-          "--tries. Run launch.branch again: it keeps the ends and measures "
-          "them anew."
-        )
-      return found
-  return {}
-
-
 def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
   """Reads `metrics.jsonl` and, if there is one, `config.json` of a run.
 
@@ -339,3 +317,22 @@ def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
     tuple(records[key] | {"rollout": key} for key in sorted(records)),
     json.loads(config.read_text("utf-8")) if config.is_file() else {},
   )
+
+
+def recorded(label: str, folder: pathlib.Path) -> trajectories.Sample:
+  """Reads a run's last recorded rollouts, with rewards and advantages.
+
+  The `seed` of an episode is the number of its rollout; trajectories without an
+  advantage are left out.
+  """
+  paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
+  episodes = [
+    {k: v for k, v in group.items() if k != "trajectories"}
+    | trajectory
+    | {"seed": int(path.stem.rpartition("-")[2]), "training": True}
+    for path in paths[-_RECORDED:]
+    for group in map(json.loads, path.read_bytes().splitlines())
+    for trajectory in group["trajectories"]
+    if "advantage" in trajectory
+  ]
+  return trajectories.Sample(f"{label}, training", episodes)

@@ -1,10 +1,16 @@
-"""Renders the report's page: figures, tables and trajectories."""
+"""The report of a study: a self-contained page, its numbers and its tables.
+
+`data` and `render` are pure; `write` saves the page, `report.json`, `tables.md`
+and a CSV file for each table. Equal inputs give equal bytes.
+"""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import hashlib
+import itertools
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,21 +18,100 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.report import browser, canvas, figures, trajectories
-from anysearch_jax.report import rows as study_lib
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.report import figures, study_tables, trajectories
+from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import tables as tables_lib
 
 _MOST_LINES = 300  # Lines of a table on the page; its CSV file has all.
-_LONG = 60  # Longer tables are collapsed at first.
+_LONG = 60  # Longer tables are printed only if they are open.
 _WIDE = 10  # Number of columns that fit on a laptop and on paper.
 _FILES = pathlib.Path(__file__).parent
 
 
-def render(
-  data: Mapping[str, Any],
+def data(
   study: study_lib.Study,
-  samples: Sequence[trajectories.Sample],
+  tables: Sequence[tables_lib.Table],
+  *,
+  notes: str = "",
+) -> dict[str, Any]:
+  """Returns all that the page says in numbers and words, as plain JSON."""
+  system = study.rows[0].episodes if study.rows else None
+  return {
+    "verdict": study_lib.verdict(study),
+    "system": study.system,
+    "controls": list(study.controls),
+    "trained_budget": study.trained,
+    "questions": len(set(system.question.tolist())) if system else 0,
+    "seeds": sorted(set(system.seed.tolist())) if system else [],
+    "trainings": len(system.runs) if system else 0,
+    "budgets": sorted({b for row in study.rows for b in row.by_budget}),
+    "datasets": study_lib.datasets(study.rows),
+    "rows": [
+      {
+        "label": row.label,
+        "index": row.index,
+        "lacks": study_lib.lacks(row, study.rows),
+      }
+      for row in study.rows
+    ],
+    "verdicts": [_verdict(verdict) for verdict in study.verdicts],
+    "left_out": [
+      {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
+      for label, (pairs, _) in study.compared.items()
+      if pairs.failed or pairs.unpaired
+    ],
+    "training": [run.label for run in study.training],
+    "configuration": configuration_differences(study.training),
+    "tables": {t.name: tables_lib.to_json(t) for t in tables},
+    "notes": notes,
+  }
+
+
+def _verdict(verdict: Any) -> dict[str, Any]:
+  numbers = [
+    {"label": n.label, "n": n.n, "detectable": n.detectable}
+    | n.estimate._asdict()
+    for n in verdict.numbers
+  ]
+  return dataclasses.asdict(verdict) | {"numbers": numbers}
+
+
+def configuration_differences(
+  training: Sequence[metrics.Training],
+) -> dict[str, Any]:
+  """Returns the configuration values that differ between runs.
+
+  Returns:
+    `labels`: the runs that saved a configuration. `lines`: {`key`: dotted path,
+    `values`: JSON text for each run, None if it lacks the key}.
+  """
+
+  def flatten(node: Any, path: str = "") -> dict[str, str]:
+    if not isinstance(node, Mapping):
+      return {path: json.dumps(node)}
+    flat: dict[str, str] = {}
+    for key, value in node.items():
+      flat |= flatten(value, f"{path}.{key}" if path else key)
+    return flat
+
+  configs = {run.label: flatten(run.config) for run in training if run.config}
+  keys = sorted({key for flat in configs.values() for key in flat} - {"name"})
+  lines = [
+    {"key": key, "values": [flat.get(key) for flat in configs.values()]}
+    for key in keys
+  ]
+  return {
+    "labels": list(configs),
+    "lines": [line for line in lines if len(set(line["values"])) > 1],
+  }
+
+
+def render(
+  told: Mapping[str, Any],
+  study: study_lib.Study,
+  tables: Sequence[tables_lib.Table],
+  samples: Sequence[trajectories.Sample] = (),
   groups: Sequence[trajectories.Sample] = (),
   *,
   title: str,
@@ -34,8 +119,9 @@ def render(
   """Returns a self-contained HTML page.
 
   Args:
-    data: the data of `build.build`.
-    study: the measurements that figures and tables show.
+    told: what `data` returns.
+    study: the measurements, for the figures.
+    tables: the tables of `study_tables`.
     samples: complete episodes of the rows, for reading.
     groups: complete episodes of training runs.
     title: title of the page.
@@ -49,38 +135,41 @@ def render(
   )
   environment.filters |= {
     "fixed": fixed,
-    "signed": lambda x, digits=3: fixed(x, digits, sign="+"),
-    "glyph": canvas.glyph,
+    "glyph": figures.glyph,
     "authored": trajectories.authored,
     "blocks": _blocks,
     "parts": parts,
     "headings": _headings,
   }
-  browsed = browser.build([*samples, *groups])
+  browsed = trajectories.browsed([*samples, *groups])
   style = (_FILES / "page.css").read_text("utf-8")
   script = (_FILES / "browser.js").read_text("utf-8")
+  chosen = [
+    choice
+    for system in samples[:1]
+    for choice in trajectories.choose(
+      samples, study.controls, trained=study.trained
+    )
+  ]
   return environment.get_template("template.html").render(
-    data=data,
+    data=told,
     title=title,
-    tables={table.name: table for table in study.tables},
+    index=study.index,
+    tables={table.name: table for table in tables},
     most=_MOST_LINES,
     long=_LONG,
-    choices=trajectories.choose(
-      samples, data["controls"], trained=data["trained_budget"]
-    )
-    if samples
-    else [],
-    browsing=bool(data["rows"] or browsed["entries"]),
-    browser=markupsafe.Markup(browser.script(browsed)),
-    policy=security_policy(style=style, script=script),
+    choices=chosen,
+    browsing=bool(told["rows"] or browsed["entries"]),
+    browser=markupsafe.Markup(trajectories.script(browsed)),
+    policy=_security_policy(style=style, script=script),
     style=markupsafe.Markup(style),
     script=markupsafe.Markup(script),
-    series=canvas.SERIES,
-    **_figures(study),
+    series=figures.SERIES,
+    figures=figures.of(study),
   )
 
 
-def security_policy(*, style: str, script: str) -> str:
+def _security_policy(*, style: str, script: str) -> str:
   """Returns the page's content security policy.
 
   It allows this style sheet and this script, by their hashes, and nothing else.
@@ -88,78 +177,17 @@ def security_policy(*, style: str, script: str) -> str:
   and with this policy they cannot load anything. `style-src` is the fallback
   for browsers without `style-src-elem` and `style-src-attr`:
   https://www.w3.org/TR/CSP3/
-
-  Args:
-    style: the whole text of the page's `<style>` element.
-    script: the whole text of its `<script>` element.
   """
 
   def hashed(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
-  return "; ".join(
-    (
-      "default-src 'none'",
-      f"script-src {hashed(script)}",
-      "style-src 'unsafe-inline'",
-      f"style-src-elem {hashed(style)}",
-      "style-src-attr 'unsafe-inline'",
-      "base-uri 'none'",
-      "form-action 'none'",
-    )
+  return (
+    f"default-src 'none'; script-src {hashed(script)}; "
+    f"style-src 'unsafe-inline'; style-src-elem {hashed(style)}; "
+    "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
   )
-
-
-def _figures(study: study_lib.Study) -> dict[str, Any]:
-  """Returns every figure, by its name in the template."""
-  index = study.index
-
-  def chosen(
-    curves: Sequence[curves_lib.Curve], labels: Sequence[str]
-  ) -> list[curves_lib.Curve]:
-    return [curve for curve in curves if curve.label in labels]
-
-  return {
-    "panels": [
-      figures.panel(
-        title,
-        chosen(study.curves, labels),
-        {
-          dataset: chosen(curves, labels)
-          for dataset, curves in study.by_dataset.items()
-        },
-        {label: study.hops.get(label, {}) for label in labels},
-        {label: study.verification[label] for label in labels},
-        index,
-        name=f"panel-{number}",
-        trained=study.trained,
-      )
-      for number, (title, labels) in enumerate(study.groups.items())
-    ],
-    "uses": [
-      (index[label], label, figures.use(counts, name=f"use-{number}"))
-      for number, (label, counts) in enumerate(study.use.items())
-    ],
-    "memory_uses": [
-      (index[label], label, figures.memory_use(found, index[label], name=name))
-      for number, (label, found) in enumerate(study.memory_use.items())
-      if found and (name := f"memory-{number}")
-    ],
-    "surfaces": [
-      (
-        index[found.label],
-        found.label,
-        figures.surface(found, index[found.label], name=f"surface-{number}"),
-      )
-      for number, found in enumerate(study.surfaces)
-    ],
-    "samplings": [
-      figures.sampling(run, name=f"sampling-{number}")
-      for number, run in enumerate(study.training)
-    ],
-    "histories": figures.histories(study.training, index),
-  }
 
 
 def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
@@ -181,14 +209,11 @@ def parts(table: tables_lib.Table) -> list[tables_lib.Table]:
   for _, width in _headings(table.columns):
     for first in range(start, start + width, _WIDE):
       cut = slice(first, min(first + _WIDE, start + width))
-      lines = (
+      lines = tuple(
         dataclasses.replace(line, cells=line.cells[cut]) for line in table.lines
       )
-      found.append(
-        dataclasses.replace(
-          table, columns=table.columns[cut], lines=tuple(lines)
-        )
-      )
+      columns = table.columns[cut]
+      found.append(dataclasses.replace(table, columns=columns, lines=lines))
     start += width
   return found
 
@@ -206,10 +231,43 @@ def _blocks(
 
 def _headings(columns: Sequence[tables_lib.Column]) -> list[tuple[str, int]]:
   """Returns (name, number of columns) of each run of columns in a group."""
-  found: list[tuple[str, int]] = []
-  for column in columns:
-    if found and found[-1][0] == column.group:
-      found[-1] = (column.group, found[-1][1] + 1)
-    else:
-      found.append((column.group, 1))
-  return found
+  grouped = itertools.groupby(columns, lambda column: column.group)
+  return [(group, len(list(run))) for group, run in grouped]
+
+
+def write(
+  output: pathlib.Path,
+  study: study_lib.Study,
+  samples: Sequence[trajectories.Sample] = (),
+  groups: Sequence[trajectories.Sample] = (),
+  *,
+  title: str = "One policy, any budget",
+  notes: str = "",
+) -> dict[str, Any]:
+  """Writes the page to `output`, and the other files into the same folder.
+
+  Args:
+    output: path of the page.
+    study: the measurements.
+    samples: complete episodes of the rows to show.
+    groups: complete episodes of training runs.
+    title: title of the page.
+    notes: how the report was made, plain text.
+
+  Returns:
+    What `data` returns.
+  """
+  tables = study_tables.tables(study)
+  told = data(study, tables, notes=notes)
+  html = render(told, study, tables, samples, groups, title=title)
+  shown = [table for table in tables if table.lines]
+  files = {
+    output.name: html,
+    "report.json": json.dumps(told, indent=1, allow_nan=False) + "\n",
+    "tables.md": "\n".join(map(tables_lib.to_markdown, shown)),
+  } | {f"{table.name}.csv": tables_lib.to_csv(table) for table in shown}
+  output.parent.mkdir(parents=True, exist_ok=True)
+  for name, text in files.items():
+    # A model may emit an unpaired surrogate, which UTF-8 cannot encode.
+    output.with_name(name).write_bytes(text.encode("utf-8", "replace"))
+  return told

@@ -1,4 +1,8 @@
-"""A table as a value, with its forms as Markdown, CSV and JSON."""
+"""A table: columns that measure lines, and its forms as text, CSV and JSON.
+
+A column is a heading, a format, and what it takes from each line; `make` fills
+the cells. The page draws the same value (`template.html`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,8 @@ import dataclasses
 import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from anysearch_jax.evaluation import intervals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,34 +27,52 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column's heading and format.
+  """A column's heading, format and measurement.
 
   Attributes:
     name: heading; group and name together are unique in the table.
+    of: what it shows of a line's subject: an attribute, a key if the subject is
+      a mapping, or a function. That is a number, an `intervals.Estimate`, a
+      `Cell`, or None.
     group: heading over neighbouring columns with an equal group.
     digits: number of decimals on the page and in Markdown.
     signed: whether a plus sign is shown.
     best: whether the largest values of a block are marked.
+    n: whether the subject's `n` is its sample size.
   """
 
   name: str
+  of: Any = None
   group: str = ""
   digits: int = 3
   signed: bool = False
   best: bool = False
+  n: bool = False
 
   @property
   def full_name(self) -> str:
     return f"{self.group} {self.name}".strip()
 
+  def cell(self, subject: Any) -> Cell | None:
+    """Returns what the column shows of a line's subject."""
+    if callable(self.of):
+      found = self.of(subject)
+    elif isinstance(subject, Mapping):
+      found = subject.get(self.of)
+    else:
+      found = getattr(subject, self.of)
+    if isinstance(found, tuple):  # An estimate.
+      value, low, high = found
+      return Cell(value, low, high, subject.n if self.n else None)
+    return found if found is None or isinstance(found, Cell) else Cell(found)
+
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A line; `index` is the colour index of its row, None for no colour."""
+  """A line: its leading texts, and its numbers."""
 
   keys: tuple[str, ...]
   cells: tuple[Cell | None, ...]
-  index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +96,21 @@ class Table:
   lines: tuple[Line, ...]
 
 
-def cell(estimate: intervals.Estimate, n: int | None = None) -> Cell:
-  """Returns an estimate as a cell."""
-  return Cell(estimate.value, estimate.low, estimate.high, n)
+def make(
+  name: str,
+  title: str,
+  note: str,
+  keys: str,
+  columns: Sequence[Column],
+  lines: Iterable[tuple[Iterable[object], Any]],
+) -> Table:
+  """Fills a table; `keys` are divided by commas, `lines` (keys, subject)."""
+  filled = (
+    Line(tuple(map(str, at)), tuple(column.cell(of) for column in columns))
+    for at, of in lines
+  )
+  heads = tuple(keys.split(", "))
+  return Table(name, title, note, heads, tuple(columns), tuple(filled))
 
 
 def blocks(table: Table) -> list[list[Line]]:
@@ -113,42 +145,23 @@ def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
 
 def to_csv(table: Table) -> str:
   """Returns CSV with full precision: value, and low, high, n if present."""
-  parts = ("value", "low", "high", "n")
-  kept = [
-    [
-      part
-      for part in parts
-      if part == "value"
-      or any(
-        line.cells[i] is not None and getattr(line.cells[i], part) is not None
-        for line in table.lines
-      )
-    ]
-    for i in range(len(table.columns))
-  ]
+  parts = ("low", "high", "n")
+  heads, columns = [], []
+  for place, column in enumerate(table.columns):
+    cells = [line.cells[place] or Cell(None) for line in table.lines]
+    heads.append(column.full_name)
+    columns.append([cell.value for cell in cells])
+    for part in parts:
+      values = [getattr(cell, part) for cell in cells]
+      if any(value is not None for value in values):
+        heads.append(f"{column.full_name} {part}")
+        columns.append(values)
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(
-    [
-      *table.keys,
-      *(
-        column.full_name if part == "value" else f"{column.full_name} {part}"
-        for column, names in zip(table.columns, kept, strict=True)
-        for part in names
-      ),
-    ]
-  )
-  for line in table.lines:
-    writer.writerow(
-      [
-        *map(_text, line.keys),
-        *(
-          None if found is None else getattr(found, part)
-          for found, names in zip(line.cells, kept, strict=True)
-          for part in names
-        ),
-      ]
-    )
+  writer.writerow([*table.keys, *heads])
+  for place, line in enumerate(table.lines):
+    numbers = (column[place] for column in columns)
+    writer.writerow([*map(_text, line.keys), *numbers])
   return out.getvalue()
 
 
@@ -160,25 +173,16 @@ def _text(key: str) -> str:
 def to_markdown(table: Table) -> str:
   """Returns the table as Markdown, with intervals in brackets."""
   head = [*table.keys, *(column.full_name for column in table.columns)]
-  lines = [f"### {escaped(table.title)}", "", _row(head)]
-  lines.append(_row(["---"] * len(head)))
-  lines += [
-    _row(
-      [
-        *line.keys,
-        *(
-          _shown(found, column)
-          for found, column in zip(line.cells, table.columns, strict=True)
-        ),
-      ]
-    )
+  lines = [
+    [*line.keys, *map(_shown, line.cells, table.columns)]
     for line in table.lines
   ]
-  return "\n".join([*lines, "", escaped(table.note), ""])
-
-
-def _row(texts: Sequence[str]) -> str:
-  return f"| {' | '.join(map(escaped, texts))} |"
+  grid = (
+    f"| {' | '.join(map(escaped, texts))} |"
+    for texts in (head, ["---"] * len(head), *lines)
+  )
+  heading = f"### {escaped(table.title)}"
+  return "\n".join([heading, "", *grid, "", escaped(table.note), ""])
 
 
 def escaped(text: str) -> str:
@@ -194,20 +198,53 @@ def escaped(text: str) -> str:
   return " ".join(text.split())
 
 
-def _shown(found: Cell | None, column: Column) -> str:
+def _number(found: Cell | None, column: Column) -> str:
   if found is None or found.value is None:
     return "–"
   sign = "+" if column.signed else ""
-  text = f"{found.value:{sign}.{column.digits}f}"
+  return f"{found.value:{sign}.{column.digits}f}"
+
+
+def _shown(found: Cell | None, column: Column) -> str:
+  text = _number(found, column)
+  if found is None or found.value is None:
+    return text
   if found.low is not None and found.high is not None:
     text += f" [{found.low:.{column.digits}f}, {found.high:.{column.digits}f}]"
   return text if found.n is None else f"{text} n={found.n}"
 
 
+def to_text(table: Table) -> str:
+  """Returns the table as aligned plain text, half an interval after ±."""
+
+  def shown(found: Cell | None, column: Column) -> str:
+    text = _number(found, column)
+    if found is None or found.low is None or found.high is None:
+      return text
+    return f"{text}±{(found.high - found.low) / 2:.{column.digits}f}"
+
+  lines = [[*table.keys, *(column.full_name for column in table.columns)]]
+  for line in table.lines:
+    lines.append([*line.keys, *map(shown, line.cells, table.columns)])
+  widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+  lead = len(table.keys)
+  return "\n".join(
+    "  ".join(
+      text.ljust(width) if place < lead else text.rjust(width)
+      for place, (text, width) in enumerate(zip(line, widths, strict=True))
+    ).rstrip()
+    for line in lines
+  )
+
+
 def to_json(table: Table) -> dict[str, Any]:
   """Returns the table as plain JSON values."""
-  return dataclasses.asdict(table) | {
-    "columns": [
-      dataclasses.asdict(c) | {"full_name": c.full_name} for c in table.columns
-    ]
+  formats = ("name", "full_name", "group", "digits", "signed", "best")
+  return {
+    "name": table.name,
+    "title": table.title,
+    "note": table.note,
+    "keys": table.keys,
+    "columns": [{f: getattr(c, f) for f in formats} for c in table.columns],
+    "lines": [dataclasses.asdict(line) for line in table.lines],
   }

@@ -1,23 +1,31 @@
-"""Chooses trajectories for readers, and splits them by author."""
+"""Trajectories for readers: some chosen by rule, and a sample to browse.
+
+The browser's rows show the same (question, budget, seed) if they have them:
+each row ranks its keys by their hash, which needs no knowledge of the others.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from anysearch_jax.evaluation import episodes as episodes_lib
+from anysearch_jax.evaluation import columns as columns_lib
 
-_VERIFYING = frozenset({"verdict", "verify", "check"})
+# Decodes token ids to text, including control tokens.
+Decoder = Callable[[Sequence[int]], str]
 
-
-class Decoder(Protocol):
-  """Decodes token ids to text, including control tokens."""
-
-  def __call__(self, ids: Sequence[int]) -> str: ...
+_SHOWN = (
+  "question_id", "question", "golden_answers", "budget", "seed", "answer",
+  "em", "format", "searches", "violation", "outcome", "generated_tokens",
+  "retrieved_tokens",
+)  # fmt: skip
+_OPTIONAL = ("reason", "cost", "reward", "advantage", "training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Sample:
   """
 
   label: str
-  episodes: Sequence[episodes_lib.Episode]
+  episodes: Sequence[columns_lib.Episode]
   decode: Decoder | None = None
 
 
@@ -38,9 +46,9 @@ class Choice:
 
   why: str
   label: str
-  episode: episodes_lib.Episode
+  episode: columns_lib.Episode
   other_label: str = ""
-  other: episodes_lib.Episode | None = None
+  other: columns_lib.Episode | None = None
 
 
 def choose(
@@ -54,8 +62,9 @@ def choose(
   """Chooses trajectories of the first row by rule, then at random.
 
   Fixed rules avoid hand-picked examples: wins and losses against the first
-  control, closed book, a verification, a retry, a violation, an unseen budget.
-  `seed` breaks ties, so the order of files does not matter.
+  control, closed book, a violation, an unseen budget.
+  Rare questions and budgets come first; `seed` breaks ties, so the order of
+  files does not matter.
 
   Args:
     samples: samples of the rows; the first is of the system under test.
@@ -65,116 +74,53 @@ def choose(
     count: maximum number of trajectories.
     seed: seed of the random choices.
   """
-  picker = _Picker(samples, controls, count=count, seed=seed)
-  if picker.rival is not None:
-    name = picker.rival.label
-    picker.pick(f"right, {name} wrong", lambda e: picker.differs(e, ours=1), 4)
-    picker.pick(f"wrong, {name} right", lambda e: picker.differs(e, ours=0), 2)
-  picker.pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
-  picker.pick("verifies what it found", verifies, 1)
-  picker.pick("asks again after a miss", retries, 1)
-  picker.pick("tries to search beyond its budget", lambda e: e["violation"], 1)
-  picker.pick("a budget never trained", lambda e: e["budget"] > trained, 1)
-  picker.pick("drawn at random", lambda e: True, count)
-  return picker.chosen
+  system, *others = samples
+  rivals = [s for s in samples if s.label in controls[:1]] or others[:1]
+  rival = rivals[0] if rivals else Sample("", ())
+  theirs = {columns_lib.key_of(e): e for e in _scored(rival.episodes)}
+  pool = sorted(_scored(system.episodes), key=columns_lib.key_of)
+  order = np.random.default_rng(seed).permutation(len(pool))
+  left = [pool[i] for i in order]
+  seen: collections.Counter[Any] = collections.Counter()
+  chosen: list[Choice] = []
 
-
-class _Picker:
-  """Picks episodes of the first sample, none twice.
-
-  Attributes:
-    rival: the sample that it is compared with; None if there is no other.
-    chosen: the choices up to now.
-  """
-
-  def __init__(
-    self,
-    samples: Sequence[Sample],
-    controls: Sequence[str],
-    *,
-    count: int,
-    seed: int,
-  ):
-    self._system = samples[0]
-    others = [s for s in samples if s.label in controls[:1]] or samples[1:2]
-    self.rival = others[0] if others else None
-    theirs = self.rival.episodes if self.rival is not None else ()
-    self._theirs = {
-      episodes_lib.key_of(e): e for e in episodes_lib.scored(theirs)
-    }
-    pool = sorted(
-      episodes_lib.scored(self._system.episodes), key=episodes_lib.key_of
+  def differs(episode: columns_lib.Episode, ours: int) -> bool:
+    other = theirs.get(columns_lib.key_of(episode))
+    return (
+      other is not None and episode["em"] == ours and other["em"] == 1 - ours
     )
-    order = np.random.default_rng(seed).permutation(len(pool))
-    self._pool = [pool[i] for i in order]
-    self._count = count
-    self._questions: collections.Counter[Any] = collections.Counter()
-    self._budgets: collections.Counter[int] = collections.Counter()
-    self.chosen: list[Choice] = []
 
   def pick(
-    self, why: str, wanted: Callable[[episodes_lib.Episode], bool], number: int
+    why: str, wanted: Callable[[columns_lib.Episode], bool], number: int
   ) -> None:
-    """Picks up to `number` episodes, of rare questions and budgets first."""
-    for _ in range(min(number, self._count - len(self.chosen))):
-      left = [e for e in self._pool if wanted(e)]
-      if not left:
+    for _ in range(min(number, count - len(chosen))):
+      best = min(
+        filter(wanted, left),
+        key=lambda e: (seen["question", e["question_id"]],
+                       seen["budget", e["budget"]]),
+        default=None,
+      )  # fmt: skip
+      if best is None:
         return
-      best = min(left, key=self._times_picked)
-      self._pool.remove(best)
-      self._questions[best["question_id"]] += 1
-      self._budgets[best["budget"]] += 1
-      other = self._theirs.get(episodes_lib.key_of(best))
-      label = self.rival.label if self.rival is not None and other else ""
-      self.chosen.append(Choice(why, self._system.label, best, label, other))
-
-  def _times_picked(self, episode: episodes_lib.Episode) -> tuple[int, int]:
-    question, budget = episode["question_id"], episode["budget"]
-    return self._questions[question], self._budgets[budget]
-
-  def differs(self, episode: episodes_lib.Episode, *, ours: int) -> bool:
-    """Whether we score `ours` in an episode, and the rival does not."""
-    other = self._theirs.get(episodes_lib.key_of(episode))
-    if other is None:
-      return False
-    return episode["em"] == ours and other["em"] == 1 - ours
-
-
-def verifies(episode: episodes_lib.Episode) -> bool:
-  """Whether a query asks for a verdict, or contains a fact with its value."""
-  facts = episode.get("metadata", {}).get("facts") or ()
-  return any(
-    _VERIFYING & set(episodes_lib.words(query).split())
-    or any(episodes_lib.mentions(query, f["entity"], f["value"]) for f in facts)
-    for query in episode["queries"]
-  )
-
-
-def retries(episode: episodes_lib.Episode) -> bool:
-  """Whether a search follows an empty result, or rephrases an earlier one."""
-  empty = [
-    index
-    for index, span in enumerate(episode["spans"])
-    if span["author"] != "model" and "No results found" in span["text"]
-  ]
-  if empty and any(
-    span["author"] == "model" and "</search>" in span["text"]
-    for span in episode["spans"][empty[0] :]
-  ):
-    return True
-  return any(
-    all(
-      any(
-        episodes_lib.mentions(query, fact["entity"], fact.get(wording) or "")
-        for query in episode["queries"]
+      left.remove(best)
+      seen.update(
+        [("question", best["question_id"]), ("budget", best["budget"])]
       )
-      for wording in ("relation", "alternative")
-    )
-    for fact in episode.get("metadata", {}).get("facts") or ()
-  )
+      other = theirs.get(columns_lib.key_of(best))
+      label = rival.label if other else ""
+      chosen.append(Choice(why, system.label, best, label, other))
+
+  if rivals:
+    pick(f"right, {rival.label} wrong", lambda e: differs(e, 1), 4)
+    pick(f"wrong, {rival.label} right", lambda e: differs(e, 0), 2)
+  pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
+  pick("tries to search beyond its budget", lambda e: e["violation"], 1)
+  pick("a budget never trained", lambda e: e["budget"] > trained, 1)
+  pick("drawn at random", lambda e: True, count)
+  return chosen
 
 
-def authored(episode: episodes_lib.Episode) -> list[tuple[str, str]]:
+def authored(episode: columns_lib.Episode) -> list[tuple[str, str]]:
   """Returns the response as (author, text); joins spans of equal author."""
   joined: list[tuple[str, str]] = []
   for span in episode["spans"]:
@@ -184,3 +130,144 @@ def authored(episode: episodes_lib.Episode) -> list[tuple[str, str]]:
     else:
       joined.append((author, text))
   return joined
+
+
+def _rank(episode: columns_lib.Episode) -> int:
+  """Returns a rank that depends only on (question, budget, seed)."""
+  key = json.dumps([*columns_lib.key_of(episode)]).encode()
+  return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def _spread(
+  episodes: Iterable[columns_lib.Episode],
+) -> list[columns_lib.Episode]:
+  """Orders episodes by rank, in a round robin over (dataset, budget)."""
+  cells: dict[tuple[str, int], list[columns_lib.Episode]] = {}
+  for episode in sorted(episodes, key=_rank):
+    cell = (columns_lib.dataset_of(episode), episode["budget"])
+    cells.setdefault(cell, []).append(episode)
+  turns = [
+    (turn, _rank(episode), episode)
+    for cell in cells.values()
+    for turn, episode in enumerate(cell)
+  ]
+  return [episode for *_, episode in sorted(turns, key=lambda t: t[:2])]
+
+
+def browsed(
+  samples: Sequence[Sample],
+  *,
+  most: int = 320,
+  most_bytes: int = 5_000_000,
+) -> dict[str, Any]:
+  """Returns the browser's data.
+
+  Args:
+    samples: rows in the page's order, then training runs.
+    most: maximum number of trajectories, divided equally among the samples.
+    most_bytes: approximate limit of their JSON; when it is exceeded, the
+      remaining trajectories of each sample are left out.
+
+  Returns:
+    JSON-ready values: `rows`, `entries` and the `vocabulary` of token texts.
+  """
+  vocabulary: dict[tuple[int, str], int] = {}
+  each = most // max(1, len(samples))
+  columns = [_spread(sample.episodes)[:each] for sample in samples]
+  entries: list[dict[str, Any]] = []
+  size = 0
+  # Turn by turn over all rows, so that a truncated page keeps the same keys in
+  # every row.
+  for turn in range(max(map(len, columns), default=0)):
+    for index, (sample, column) in enumerate(zip(samples, columns)):
+      if turn < len(column):
+        known = len(vocabulary)
+        entry = _entry(index, column[turn], sample.decode, vocabulary)
+        size += len(json.dumps(entry)) + 12 * (len(vocabulary) - known)
+        entries.append(entry)
+    if size > most_bytes:
+      break
+  entries.sort(key=lambda e: e["row"])
+  return {
+    "rows": [sample.label for sample in samples],
+    "entries": entries,
+    "vocabulary": [text for _, text in vocabulary],
+  }
+
+
+def script(data: Mapping[str, Any]) -> str:
+  """Returns JSON that cannot close the `<script>` element that holds it."""
+  text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+  return (
+    text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+  )
+
+
+def _entry(
+  row: int,
+  episode: columns_lib.Episode,
+  decode: Decoder | None,
+  vocabulary: dict[tuple[int, str], int],
+) -> dict[str, Any]:
+  entry = {key: episode.get(key) for key in _SHOWN}
+  entry |= {
+    key: episode[key] for key in _OPTIONAL if episode.get(key) not in (None, "")
+  }
+  entry |= {
+    "row": row,
+    "dataset": columns_lib.dataset_of(episode),
+    "hops": (episode.get("metadata") or {}).get("hops"),
+  }
+  tokens = episode.get("tokens")
+  if isinstance(tokens, Mapping) and decode is not None:
+    return entry | _tokens(tokens, decode, vocabulary)
+  return entry | {"pieces": authored(episode)}
+
+
+def _tokens(
+  tokens: Mapping[str, Any],
+  decode: Decoder,
+  vocabulary: dict[tuple[int, str], int],
+) -> dict[str, Any]:
+  ids, authors = tokens["ids"], [tuple(run) for run in tokens["authors"]]
+  prompt = sum(count for author, count in authors if author == "prompt")
+  texts, logps = token_texts(ids[prompt:], decode), tokens.get("logps")
+  return {
+    "prompt": decode(ids[:prompt]),
+    "tokens": {
+      "texts": [
+        vocabulary.setdefault(pair, len(vocabulary))
+        for pair in zip(ids[prompt:], texts, strict=True)
+      ],
+      "authors": [run for run in authors if run[0] != "prompt"],
+      "logps": None if logps is None else [round(x, 3) for x in logps],
+      "versions": tokens.get("versions"),
+    },
+  }
+
+
+def token_texts(ids: Sequence[int], decode: Decoder) -> list[str]:
+  """Returns the text that each token adds; their concatenation is the text.
+
+  A token that ends inside a multi-byte character adds "", and the token that
+  completes the character adds all of it.
+  """
+  texts: list[str] = []
+  # The previous window, start to done, is decoded again as context: decoders
+  # treat a first token differently (its leading space).
+  start = done = 0
+  for stop in range(1, len(ids) + 1):
+    before, after = decode(ids[start:done]), decode(ids[start:stop])
+    if after.endswith("\ufffd") and stop < len(ids):
+      texts.append("")
+      continue
+    texts.append(after[len(before) :])
+    start, done = done, stop
+  return texts
+
+
+def _scored(
+  episodes: Iterable[columns_lib.Episode],
+) -> list[columns_lib.Episode]:
+  """Returns the episodes that did not fail."""
+  return [e for e in episodes if e["outcome"] != "failed"]

@@ -22,7 +22,7 @@ import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host.http import calls, openai
+from anysearch_jax.host import http_calls
 from anysearch_jax.rollout import drawing, stops
 
 _ADVICE = "Does a server with OpenAI's completions run there?"
@@ -88,11 +88,11 @@ class CompletionsEngine:
         "(its /v1/models lists them)."
       )
     self._codec, self._model, self._sampling = codec, model, sampling
-    self._endpoint = openai.Endpoint(
+    self._endpoint = http_calls.OpenAIEndpoint(
       url,
       "/completions",
       key_variable=key_variable,
-      patience=calls.Patience(deadline=deadline, concurrency=concurrency),
+      patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
       advice=_ADVICE,
       transport=transport,
     )
@@ -162,7 +162,7 @@ class _Completion(NamedTuple):
 
 def _completion(choice: Any) -> _Completion | None:
   """Reads a choice; None if it has another shape."""
-  text, finish = openai.text(choice["text"]), choice["finish_reason"]
+  text, finish = http_calls.text_of(choice["text"]), choice["finish_reason"]
   if text is None or finish not in ("stop", "length"):
     return None
   said = [choice[name] for name in _MATCHED if name in choice]

@@ -3,8 +3,8 @@
 A policy proposes an action by its turn: it asks for a search, or it answers. A
 rule accepts the action or replaces it by the other one: a search is refused as
 if the budget were used up, and an answer is discarded and sampled again until
-it searches. `launch.fit_control` fits a rule to counterfactual ends and writes
-it as a JSON file, `episode.control`.
+it searches. `research.control_fit` fits a rule to counterfactual ends and
+writes it as a JSON file, `episode.control`.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def load(file: str) -> Rule:
     why = error.strerror if isinstance(error, OSError) else error
     raise ValueError(
       f"config.episode.control: found no rule in {file} ({why}); expected a "
-      "file of launch.fit_control."
+      "file of research.control_fit."
     ) from error
 
 

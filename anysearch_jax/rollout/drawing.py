@@ -6,7 +6,7 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import ranges
+from anysearch_jax.config import settings
 
 
 def sampling(
@@ -29,5 +29,5 @@ def sampling(
   if not own:
     return default
   found = dataclasses.replace(default, **own)
-  ranges.check(found, "sampling")
+  settings.check(found, "sampling")
   return found

@@ -11,16 +11,21 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout import answering, episode, episode_state, steering
+from anysearch_jax.rollout import episode, episode_state, steering
 from anysearch_jax.rollout import inflight as inflight_lib
 
+# The share of its seconds after which an episode is asked for its answer.
+LANDING = 0.75
 # Tokenizing more characters than this blocks the event loop for milliseconds.
 _LONG = 16384
+# Lets every episode run at once.
+_OPEN = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +82,10 @@ async def run_episode(
   scaffold: bool,
   address: types.Address,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
+  gate: contextlib.AbstractAsyncContextManager[None] = _OPEN,
+  started: float | None = None,
+  deadline: float = math.inf,
+  watch: Callable[[episode_state.Episode], None] | None = None,
 ) -> types.Trajectory:
   """Plays one episode to its end, and releases it from the engine.
 
@@ -84,24 +93,41 @@ async def run_episode(
     question, budget, scaffold, address: as in `episode.start`.
     parts: what the episode is played with.
     inflight: records what the episode waits for.
+    gate: entered while the episode is played.
+    started, deadline, watch: as in `play`.
 
   Returns:
     The trajectory. It is `failed`, with the reason, if the engine or the
     retriever could not answer in time.
   """
-  try:
-    state, request = await start(
-      question, parts, budget=budget, scaffold=scaffold, address=address
-    )
-    return await play(
-      state,
-      request,
-      engine=parts.engine,
-      retriever=parts.retriever,
-      inflight=inflight,
-    )
-  finally:
-    parts.engine.release(address)
+  with contextlib.ExitStack() as outside:
+    outside.enter_context(inflight.waiting(address))
+    async with gate:
+      outside.close()
+      begin = functools.partial(
+        episode.start,
+        question,
+        budget=budget,
+        scaffold=scaffold,
+        address=address,
+        config=parts.config,
+        codec=parts.codec,
+      )
+      try:
+        is_long = len(question.text) > _LONG
+        state, request = await asyncio.to_thread(begin) if is_long else begin()
+        return await play(
+          state,
+          request,
+          engine=parts.engine,
+          retriever=parts.retriever,
+          inflight=inflight,
+          started=started,
+          deadline=deadline,
+          watch=watch,
+        )
+      finally:
+        parts.engine.release(address)
 
 
 async def play(
@@ -111,93 +137,100 @@ async def play(
   engine: types.Engine,
   retriever: types.Retriever,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
+  started: float | None = None,
+  deadline: float = math.inf,
+  watch: Callable[[episode_state.Episode], None] | None = None,
 ) -> types.Trajectory:
   """Plays an episode from its current state to its end.
 
-  A rule of `episode.control` steers it, see `steering`.
+  A rule of `episode.control` steers it, see `steering`. An episode whose time
+  has passed by three quarters is asked for its answer.
 
   Args:
     state, request: as returned by `episode.start` or `episode.step`.
     engine, retriever, inflight: as in `run_episode`; the caller releases the
-      episode.
+      episode's own address.
+    started: when its time began, in event-loop time; None: now.
+    deadline: seconds that it may take, besides those of its budget.
+    watch: called with each state; an exception of it ends the episode.
   """
-  clock = asyncio.get_running_loop().time
-  started, seconds, first = clock(), state.caps.seconds, state.address
+  clock, first = asyncio.get_running_loop().time, state.address
+  started = clock() if started is None else started
+  seconds = min(deadline, state.caps.seconds)
   try:
-    while not isinstance(request, episode_state.Done):
-      until = answering.time_limit(started, seconds, landed=state.landing)
+    while True:
+      if watch is not None:
+        watch(state)
+      if isinstance(request, episode_state.Done):
+        return request.trajectory
+      limit = seconds * (1.0 if state.landing else LANDING)
       with inflight.waiting(request):
-        event = await answering.in_time(
+        event = await answer(
           request,
           engine=engine,
           retriever=retriever,
           config=state.config,
-          until=until,
+          until=None if limit == math.inf else started + limit,
         )
-      if until is not None:
+      if state.caps.seconds < math.inf:
         state = dataclasses.replace(state, elapsed=clock() - started)
-      if event is None:
-        state, request = episode.land(state)
+      before = state.address
+      if _is_long(event):
+        state, request = await asyncio.to_thread(steering.step, state, event)
       else:
-        state, request = await steered(
-          state, event, engine=engine, retriever=retriever, until=until
-        )
-    return request.trajectory
+        state, request = steering.step(state, event)
+      if state.address != before:  # A rule has a turn sampled again.
+        engine.release(before)
   finally:
-    if state.address != first:  # A rule replaced an answer.
+    if state.address != first:
       engine.release(state.address)
 
 
-async def start(
-  question: types.Question,
-  parts: EpisodeParts,
-  *,
-  budget: budgets.Assigned,
-  scaffold: bool,
-  address: types.Address,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Calls `episode.start`, on a thread if it must tokenize a long text."""
-  begin = functools.partial(
-    episode.start,
-    question,
-    budget=budget,
-    scaffold=scaffold,
-    address=address,
-    config=parts.config,
-    codec=parts.codec,
-  )
-  if len(question.text) > _LONG:
-    return await asyncio.to_thread(begin)
-  return begin()
-
-
-async def step(
-  state: episode_state.Episode, event: episode_state.Event
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Calls `episode.step`, on a thread if it must tokenize a long text.
-
-  On the event loop it would delay the deadlines of all other episodes.
-  """
-  if isinstance(event, episode_state.Retrieved):
-    if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
-      return await asyncio.to_thread(episode.step, state, event)
-  return episode.step(state, event)
-
-
-async def steered(
-  state: episode_state.Episode,
-  event: episode_state.Event,
+async def answer(
+  request: types.GenerateRequest | types.SearchRequest,
   *,
   engine: types.Engine,
   retriever: types.Retriever,
-  until: float | None,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Calls `step`, and lets the rule of `episode.control` replace the turn."""
-  after, request = await step(state, event)
-  if not state.config.control or not isinstance(event, types.Generation):
-    return after, request
-  return await steering.steer(
-    state, event, after, engine=engine, retriever=retriever, until=until
+  config: config_lib.EpisodeConfig,
+  until: float | None = None,
+) -> episode_state.Event | None:
+  """Returns the event that answers a request; an outage is a `Failure`.
+
+  Args:
+    request: what an episode waits for.
+    engine, retriever: answer it.
+    config: has the deadlines.
+    until: event-loop time after which the result is None.
+  """
+  is_turn = isinstance(request, types.GenerateRequest)
+  seconds = config.turn_deadline if is_turn else config.search_deadline
+  ending = asyncio.timeout_at(until)
+  try:
+    async with ending, asyncio.timeout(seconds):
+      if isinstance(request, types.GenerateRequest):
+        return await engine.generate(request)
+      return episode_state.Retrieved(tuple(await retriever.search(request)))
+  # A generative retriever asks an engine, so a search can raise both errors.
+  except (types.EngineError, types.RetrievalError, TimeoutError) as error:
+    if ending.expired():
+      return None
+    why = str(error) or f"no answer within {seconds:g} seconds."
+    what = (
+      f"Turn {request.turn}"
+      if isinstance(request, types.GenerateRequest)
+      else f"The search for {request.query!r}"
+    )
+    return episode_state.Failure(f"{what} failed: {why}")
+
+
+def _is_long(event: episode_state.Event | None) -> bool:
+  """Returns whether a step must tokenize a long text.
+
+  On the event loop it would delay the deadlines of all other episodes.
+  """
+  return (
+    isinstance(event, episode_state.Retrieved)
+    and sum(len(p.title) + len(p.text) for p in event.passages) > _LONG
   )
 
 
@@ -209,7 +242,6 @@ async def run_groups(
   rollout: int,
   max_concurrency: int | None = None,
   keep: int | None = None,
-  on_done: Callable[[types.Trajectory], None] = lambda trajectory: None,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
@@ -226,7 +258,6 @@ async def run_groups(
     max_concurrency: maximum number of concurrent episodes; None for no bound.
     keep: once `keep` groups can be kept, all others are cancelled and released;
       which ones depends on timing. None waits for all groups.
-    on_done: called with every trajectory as it finishes, in any order.
     inflight: records what the episodes wait for, and warns if nothing moves.
 
   Returns:
@@ -239,93 +270,52 @@ async def run_groups(
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
   _check(assignments, group=group, max_concurrency=max_concurrency, keep=keep)
-  sampler = _GroupSampler(
-    parts,
-    group=group,
-    rollout=rollout,
-    max_concurrency=max_concurrency,
-    on_done=on_done,
-    inflight=inflight,
+  gate = (
+    _OPEN if max_concurrency is None else asyncio.Semaphore(max_concurrency)
   )
   # The samplings of each group that is settled, by its index.
   settled: dict[int, list[types.Group]] = {}
 
-  async def settle(assignment: Assignment) -> None:
-    settled[assignment.index] = await sampler.settled(assignment)
+  async def play_group(assignment: Assignment) -> None:
+    budget = budgets.of(assignment.budget)
+    samplings: list[types.Group] = []
+    while not samplings or (len(samplings) < 2 and not _is_kept(samplings[0])):
+      async with asyncio.TaskGroup() as playing:
+        samples = [
+          playing.create_task(
+            run_episode(
+              assignment.question,
+              parts,
+              budget=assignment.budget,
+              scaffold=assignment.scaffold,
+              address=types.Address(
+                rollout, assignment.index, sample, attempt=len(samplings)
+              ),
+              inflight=inflight,
+              gate=gate,
+            )
+          )
+          for sample in range(group)
+        ]
+      samplings.append(
+        types.Group(
+          assignment.question,
+          budget.searches,
+          assignment.scaffold,
+          tuple(sample.result() for sample in samples),
+          budget.beyond_searches,
+        )
+      )
+    settled[assignment.index] = samplings
     if keep and keep == sum(_is_kept(t[-1]) for t in settled.values()):
-      for task in settling:
+      for task in groups:
         if task is not asyncio.current_task():
           task.cancel()
 
   with inflight.watched():
     async with asyncio.TaskGroup() as tasks:
-      settling = [tasks.create_task(settle(each)) for each in assignments]
+      groups = [tasks.create_task(play_group(each)) for each in assignments]
   return _rollout([settled[a.index] for a in assignments if a.index in settled])
-
-
-class _GroupSampler:
-  """Samples groups of trajectories; arguments as in `run_groups`."""
-
-  def __init__(
-    self,
-    parts: EpisodeParts,
-    *,
-    group: int,
-    rollout: int,
-    max_concurrency: int | None,
-    on_done: Callable[[types.Trajectory], None],
-    inflight: inflight_lib.InFlight,
-  ):
-    self._parts, self._group, self._rollout = parts, group, rollout
-    self._on_done, self._inflight = on_done, inflight
-    self._gate: contextlib.AbstractAsyncContextManager[None] = (
-      contextlib.nullcontext()
-      if max_concurrency is None
-      else asyncio.Semaphore(max_concurrency)
-    )
-
-  async def settled(self, assignment: Assignment) -> list[types.Group]:
-    """Samples a group, and a second time if the first cannot be kept."""
-    samplings = [await self._sample_group(assignment, 0)]
-    if not _is_kept(samplings[0]):
-      samplings.append(await self._sample_group(assignment, 1))
-    return samplings
-
-  async def _sample_group(
-    self, assignment: Assignment, attempt: int
-  ) -> types.Group:
-    async with asyncio.TaskGroup() as tasks:
-      samples = [
-        tasks.create_task(self._sample(assignment, sample, attempt))
-        for sample in range(self._group)
-      ]
-    budget = budgets.of(assignment.budget)
-    return types.Group(
-      assignment.question,
-      budget.searches,
-      assignment.scaffold,
-      tuple(task.result() for task in samples),
-      budget.beyond_searches,
-    )
-
-  async def _sample(
-    self, assignment: Assignment, sample: int, attempt: int
-  ) -> types.Trajectory:
-    address = types.Address(self._rollout, assignment.index, sample, attempt)
-    with contextlib.ExitStack() as outside:
-      outside.enter_context(self._inflight.waiting(address))
-      async with self._gate:
-        outside.close()
-        trajectory = await run_episode(
-          assignment.question,
-          self._parts,
-          budget=assignment.budget,
-          scaffold=assignment.scaffold,
-          address=address,
-          inflight=self._inflight,
-        )
-    self._on_done(trajectory)
-    return trajectory
 
 
 def _rollout(samplings: Sequence[Sequence[types.Group]]) -> Rollout:

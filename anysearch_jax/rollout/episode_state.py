@@ -98,6 +98,7 @@ class Episode:
     stopped: whether further searches are refused as if the budget were used up.
     discarded: number of tokens of turns that were sampled and discarded.
     reread: total length of the contexts of those turns.
+    answered: the finished episode whose answer is being sampled again.
     request: the request that the episode waits for; None only inside `start`.
   """
 
@@ -120,6 +121,7 @@ class Episode:
   stopped: bool = False
   discarded: int = 0
   reread: int = 0
+  answered: Episode | None = None
   request: Request | None = None
 
   @property

@@ -43,6 +43,7 @@ class InFlight:
       each time the quiet period has doubled. 0 never warns.
     warn: called with the warning.
     clock: a monotonic clock in seconds.
+    span: entered while an episode waits for a request, for example to time it.
   """
 
   def __init__(
@@ -51,8 +52,12 @@ class InFlight:
     *,
     warn: Callable[[str], None] = _log.warning,
     clock: Callable[[], float] = time.monotonic,
+    span: Callable[[Request], contextlib.AbstractContextManager[None]] = (
+      lambda request: contextlib.nullcontext()
+    ),
   ):
     self._quiet, self._warn, self._clock = quiet_seconds, warn, clock
+    self._span = span
     self._waits: dict[object, _Wait] = {}
     # When something last moved, and the quiet seconds of the next warning.
     self._moved, self._due = clock(), quiet_seconds
@@ -60,13 +65,11 @@ class InFlight:
   @contextlib.contextmanager
   def waiting(self, request: Request) -> Iterator[None]:
     """Marks one episode as waiting for `request` inside the context."""
-    if not self._quiet > 0:
-      yield
-      return
     key = object()
     self._waits[key] = _Wait(self._clock(), request)
     try:
-      yield
+      with self._span(request):
+        yield
     finally:
       del self._waits[key]
       self._move()

@@ -18,7 +18,7 @@ from anysearch_jax.rollout import episode_state
 # Tokens of an answer where `episode.answer_room` does not say.
 _ANSWER = 128
 # The largest share of a cap that is then kept. The same share of a cap on
-# seconds is, see `answering.LANDING`.
+# seconds is, see `driver.LANDING`.
 _SHARE = 4
 
 

@@ -12,13 +12,12 @@ import collections
 import dataclasses
 import itertools
 import time
-import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import counting
+from anysearch_jax.host import counting, loop
 
 
 @dataclasses.dataclass
@@ -39,20 +38,6 @@ class _Call:
   queries: list[_Query]
 
 
-class _Traffic:
-  """The searches in flight in one event loop.
-
-  open: queries without an answer. waiting: the open queries that belong to no
-  call yet. calls: number of calls that exist; `starting` of them have not taken
-  their queries yet.
-  """
-
-  def __init__(self):
-    self.open: dict[Hashable, _Query] = {}
-    self.waiting: dict[Hashable, _Query] = {}
-    self.calls = self.starting = 0
-
-
 class BatchingRetriever:
   """A `types.Retriever` that batches and caches the searches of another one.
 
@@ -66,8 +51,7 @@ class BatchingRetriever:
 
   A failure is raised for every episode that waits for the query and is not
   cached. Cancelling one waiter does not affect the others; a call is cancelled
-  when none of its queries has a waiter. Only cached answers survive the event
-  loop.
+  when none of its queries has a waiter.
 
   Attributes:
     counters: `searches` (requested), `cache_hits` and `deduplicated` (searches
@@ -110,9 +94,11 @@ class BatchingRetriever:
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
     )
-    self._traffic: weakref.WeakKeyDictionary[
-      asyncio.AbstractEventLoop, _Traffic
-    ] = weakref.WeakKeyDictionary()
+    # Queries without an answer, and those of them that belong to no call yet.
+    self._open: dict[Hashable, _Query] = {}
+    self._waiting: dict[Hashable, _Query] = {}
+    # Calls, and those of them that have not taken their queries yet.
+    self._calls = self._starting = 0
     self.identity = identity
     self.counters: Counter[str] = Counter()
     # What the retriever had counted when it was last asked.
@@ -126,6 +112,8 @@ class BatchingRetriever:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` if it cannot."""
+    if not loop.is_here():  # Searches of all event loops share their calls.
+      return await loop.wait(self.search(request))
     key: Hashable = (request, self.identity)
     if self._context_key is not None:
       key = (key, self._context_key(request.known_context()))
@@ -136,48 +124,44 @@ class BatchingRetriever:
       self._cache[key] = answer
       self.counters["cache_hits"] += 1
       return answer
-    loop = asyncio.get_running_loop()
-    traffic = self._traffic.get(loop)
-    if traffic is None:
-      traffic = self._traffic[loop] = _Traffic()
-    query = traffic.open.get(key)
+    query = self._open.get(key)
     if query is None:
       query = _Query(key, request)
-      traffic.open[key] = traffic.waiting[key] = query
-      self._start_calls(traffic)
+      self._open[key] = self._waiting[key] = query
+      self._start_calls()
     else:
       self.counters["deduplicated"] += 1
     # One future per waiter, because cancelling one must not cancel the others.
-    mine = loop.create_future()
+    mine = asyncio.get_running_loop().create_future()
     query.waiters.append(mine)
     try:
       return await mine
     except asyncio.CancelledError:
-      _leave(query, mine, traffic)
+      self._leave(query, mine)
       raise
 
-  def _start_calls(self, traffic: _Traffic) -> None:
+  def _start_calls(self) -> None:
     """Starts calls for waiting queries, up to the concurrency limit.
 
     A call takes its queries when it first runs. By then every episode that runs
     in this iteration of the event loop has added its query to the batch.
     """
     while (
-      traffic.starting * self._size < len(traffic.waiting)
-      and traffic.calls < self._most_calls
+      self._starting * self._size < len(self._waiting)
+      and self._calls < self._most_calls
     ):
       # The event loop references the task until it runs, its queries then do:
       # a task without a strong reference may be garbage-collected, see
       # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
-      asyncio.get_running_loop().create_task(self._call(traffic))
-      traffic.starting += 1
-      traffic.calls += 1
+      asyncio.get_running_loop().create_task(self._call())
+      self._starting += 1
+      self._calls += 1
 
-  async def _call(self, traffic: _Traffic) -> None:
+  async def _call(self) -> None:
     """Takes up to one batch of waiting queries and answers them."""
-    traffic.starting -= 1
-    keys = list(itertools.islice(traffic.waiting, self._size))
-    queries = [traffic.waiting.pop(key) for key in keys]
+    self._starting -= 1
+    keys = list(itertools.islice(self._waiting, self._size))
+    queries = [self._waiting.pop(key) for key in keys]
     task = asyncio.current_task()
     assert task is not None  # This is a coroutine.
     call = _Call(task, queries)
@@ -185,15 +169,48 @@ class BatchingRetriever:
       query.call = call
     try:
       if queries:
-        _settle(queries, await self._answers(queries), traffic)
+        self._settle(queries, await self._answers(queries))
     except asyncio.CancelledError:
       # Cancelled by the last waiter (`_leave`) or by the retriever itself.
       gone = types.RetrievalError("The retriever gave the search up.")
-      _settle(queries, [gone] * len(queries), traffic)
+      self._settle(queries, [gone] * len(queries))
       raise
     finally:
-      traffic.calls -= 1
-      self._start_calls(traffic)
+      self._calls -= 1
+      self._start_calls()
+
+  def _settle(
+    self,
+    queries: Sequence[_Query],
+    answers: Sequence[tuple[types.Passage, ...] | Exception],
+  ) -> None:
+    """Gives all waiters of `queries` their answers or exceptions."""
+    for query, answer in zip(queries, answers, strict=True):
+      if self._open.get(query.key) is query:
+        del self._open[query.key]
+      for waiter in query.waiters:
+        if waiter.done():
+          continue
+        if isinstance(answer, Exception):
+          waiter.set_exception(answer)
+        else:
+          waiter.set_result(answer)
+      query.waiters.clear()
+
+  def _leave(self, query: _Query, mine: asyncio.Future) -> None:
+    """Removes a waiter; cancels a call whose queries have none left."""
+    if mine not in query.waiters:
+      return  # The query was answered in the meantime.
+    query.waiters.remove(mine)
+    if query.waiters:
+      return
+    if query.call is None:
+      del self._open[query.key], self._waiting[query.key]
+    elif not any(other.waiters for other in query.call.queries):
+      for other in query.call.queries:
+        # From now on the same query starts a new call.
+        self._open.pop(other.key, None)
+      query.call.task.cancel()
 
   async def _answers(
     self, queries: Sequence[_Query]
@@ -316,38 +333,3 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
     "search/queries_a_batch": ratio(count["batched_queries"], "batches"),
     "search/seconds_a_batch": ratio(count["call_seconds"], "batches"),
   }
-
-
-def _settle(
-  queries: Sequence[_Query],
-  answers: Sequence[tuple[types.Passage, ...] | Exception],
-  traffic: _Traffic,
-) -> None:
-  """Gives all waiters of `queries` their answers or exceptions."""
-  for query, answer in zip(queries, answers, strict=True):
-    if traffic.open.get(query.key) is query:
-      del traffic.open[query.key]
-    for waiter in query.waiters:
-      if waiter.done():
-        continue
-      if isinstance(answer, Exception):
-        waiter.set_exception(answer)
-      else:
-        waiter.set_result(answer)
-    query.waiters.clear()
-
-
-def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
-  """Removes a waiter; cancels the call if none of its queries has a waiter."""
-  if mine not in query.waiters:
-    return  # The query was answered in the meantime.
-  query.waiters.remove(mine)
-  if query.waiters:
-    return
-  if query.call is None:
-    del traffic.open[query.key], traffic.waiting[query.key]
-  elif not any(other.waiters for other in query.call.queries):
-    for other in query.call.queries:
-      # From now on the same query starts a new call.
-      traffic.open.pop(other.key, None)
-    query.call.task.cancel()

@@ -1,72 +1,90 @@
-"""Steers an episode by a rule: the turns that `control` replaces."""
+"""Steers an episode by a rule: the turns that `control` replaces.
+
+An answer that the rule replaces is discarded and sampled again until the policy
+searches. If it never does, the answer is kept after all.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 
 from anysearch_jax import types
-from anysearch_jax.rollout import (
-  answering,
-  control,
-  episode,
-  episode_state,
-  room,
-)
+from anysearch_jax.rollout import control, episode, episode_state, room
 
 
-async def steer(
-  waiting: episode_state.Episode,
-  turn: types.Generation,
-  after: episode_state.Episode,
-  *,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  until: float | None = None,
+def step(
+  waiting: episode_state.Episode, event: episode_state.Event | None
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Accepts what a turn proposes, or replaces it.
+  """Advances an episode as `episode.step` does, and lets its rule decide.
 
   Args:
-    waiting: the state before the turn.
-    turn: the turn, as it was sampled.
-    after: the state after it.
-    engine, retriever: answer what is asked meanwhile.
-    until: time of the event loop until which answers are sampled again; None
-      for no limit.
+    waiting: as returned by `episode.start` or by the last `step`.
+    event: the answer to its request; None if its time is over.
 
   Returns:
-    The next state and its request. Its address differs from that of `waiting`
-    if an answer was replaced; the engine has then forgotten the old one.
+    The next episode and its request. Its address differs from that of `waiting`
+    while an answer is sampled again; the caller releases the old one.
   """
   rule = control.of(waiting.config)
-  request = after.request
-  if request is None:
-    raise ValueError(f"Found the episode at {after.address} without a request.")
+  if waiting.answered is not None and rule is not None:
+    return _sampled_again(waiting, event, waiting.answered, rule.tries)
+  if event is None:
+    return episode.land(waiting)
+  after, request = episode.step(waiting, event)
   if rule is None or waiting.landing or waiting.stopped:
+    return after, request
+  if not isinstance(event, types.Generation):
     return after, request
   limit = control.cap(after.caps.tokens, after.config.max_generated)
   if isinstance(request, types.SearchRequest):
     if rule.searches(control.ASK, control.seen(after), limit):
       return after, request
-    return refuse(waiting, turn)
-  if not (
+    return refuse(waiting, event)
+  if (
     isinstance(request, episode_state.Done)
     and request.trajectory.outcome is types.Outcome.ANSWERED
     and after.left > 0
     and rule.searches(control.ANSWER, control.seen(after), limit)
+    and rule.tries
+    and (redo := again(waiting, event))
   ):
-    return after, request
-  return await _replaced(
-    waiting,
-    turn,
-    after,
-    request.trajectory,
-    tries=rule.tries,
-    engine=engine,
-    retriever=retriever,
-    until=until,
+    state, request = redo
+    return dataclasses.replace(state, answered=after), request
+  return after, request
+
+
+def _sampled_again(
+  waiting: episode_state.Episode,
+  event: episode_state.Event | None,
+  answered: episode_state.Episode,
+  tries: int,
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Takes a turn that searches; tries again, or keeps the answer otherwise."""
+  spent = waiting
+  if isinstance(event, types.Generation):
+    after, request = episode.step(waiting, event)
+    if isinstance(request, types.SearchRequest):
+      return dataclasses.replace(after, answered=None), request
+    redo = again(waiting, event)
+    made = waiting.address.attempt - answered.address.attempt
+    if redo is not None and made < 2 * tries:
+      return redo
+    spent = _without(waiting, event)
+  # The answer counts as written now, not as discarded.
+  first, ended = answered.chunks[-1], answered.request
+  assert isinstance(ended, episode_state.Done)
+  trajectory = ended.trajectory
+  is_timed = answered.caps.seconds < math.inf
+  done = episode_state.Done(
+    dataclasses.replace(
+      trajectory,
+      discarded_tokens=spent.discarded - len(first.token_ids),
+      discarded_input=spent.reread - (answered.tokens - len(first.token_ids)),
+      seconds=spent.elapsed if is_timed else trajectory.seconds,
+    )
   )
+  return dataclasses.replace(answered, request=done), done
 
 
 def refuse(
@@ -108,88 +126,24 @@ def again(
       f"Found the episode at {waiting.address} waiting on a "
       f"{type(asked).__name__}; expected one that waits for a turn."
     )
-  # Groups are sampled as attempts 0 and 1.
-  address = waiting.address._replace(attempt=waiting.address.attempt + 2)
-  redo = dataclasses.replace(
-    waiting,
-    address=address,
-    discarded=waiting.discarded + len(turn.token_ids),
-    reread=waiting.reread + len(asked.token_ids),
-  )
+  redo = _without(waiting, turn)
   most = min(asked.max_tokens, room.turn(redo))
   if most <= 0:
     return None
+  # Groups are sampled as attempts 0 and 1.
+  address = waiting.address._replace(attempt=waiting.address.attempt + 2)
   request = dataclasses.replace(asked, address=address, max_tokens=most)
-  return dataclasses.replace(redo, request=request), request
+  return dataclasses.replace(redo, address=address, request=request), request
 
 
-async def _replaced(
-  waiting: episode_state.Episode,
-  turn: types.Generation,
-  answered: episode_state.Episode,
-  trajectory: types.Trajectory,
-  *,
-  tries: int,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  until: float | None,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Samples a turn again until it searches; otherwise keeps the answer."""
-  first, clock = waiting.address, asyncio.get_running_loop().time
-  started = clock()
-  discarded = reread = 0
-  for _ in range(tries):
-    redo = again(waiting, turn)
-    if redo is None:
-      break
-    waiting, request = redo
-    try:
-      event = await answering.in_time(
-        request,
-        engine=engine,
-        retriever=retriever,
-        config=waiting.config,
-        until=until,
-      )
-    except BaseException:  # The caller knows the episode's address alone.
-      engine.release(request.address)
-      raise
-    if not isinstance(event, types.Generation):
-      engine.release(request.address)
-      break
-    turn = event
-    after, asked = episode.step(waiting, turn)
-    if isinstance(asked, types.SearchRequest):
-      engine.release(first)
-      return after, asked
-    discarded += len(turn.token_ids)
-    reread += len(request.token_ids)
-    engine.release(request.address)
-  return _charged(
-    answered,
-    trajectory,
-    discarded=discarded,
-    reread=reread,
-    seconds=clock() - started,
+def _without(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> episode_state.Episode:
+  """Returns the episode charged for a turn that is discarded."""
+  asked = waiting.request
+  assert isinstance(asked, types.GenerateRequest)
+  return dataclasses.replace(
+    waiting,
+    discarded=waiting.discarded + len(turn.token_ids),
+    reread=waiting.reread + len(asked.token_ids),
   )
-
-
-def _charged(
-  answered: episode_state.Episode,
-  trajectory: types.Trajectory,
-  *,
-  discarded: int,
-  reread: int,
-  seconds: float,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Returns a finished episode that is charged for discarded turns besides."""
-  is_timed = trajectory.caps.seconds < math.inf
-  done = episode_state.Done(
-    dataclasses.replace(
-      trajectory,
-      discarded_tokens=trajectory.discarded_tokens + discarded,
-      discarded_input=trajectory.discarded_input + reread,
-      seconds=trajectory.seconds + seconds * is_timed,
-    )
-  )
-  return dataclasses.replace(answered, request=done), done

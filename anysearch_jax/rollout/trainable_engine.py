@@ -41,7 +41,7 @@ class TrainableEngine(types.Engine, Protocol):
 class ScoringEngine(TrainableEngine, Protocol):
   """A trainable engine that scores texts, so that its weights can be verified.
 
-  `training/fingerprint` verifies these engines only.
+  `health.Fingerprint` verifies these engines only.
   """
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
@@ -56,7 +56,7 @@ class ScoringEngine(TrainableEngine, Protocol):
 class CachingEngine(TrainableEngine, Protocol):
   """A trainable engine in this process, which can lend its cache's memory.
 
-  `training/phases` frees the cache of these engines only.
+  `learner.Phases` frees the cache of these engines only.
   """
 
   def free_cache(self) -> int:

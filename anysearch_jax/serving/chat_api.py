@@ -14,13 +14,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import (
-  errors,
-  fields,
-  response_items,
-  responses_api,
-  streaming,
-)
+from anysearch_jax.serving import answers, fields, responses_api
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -32,7 +26,7 @@ def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
     The request, and whether a stream ends with the usage.
 
   Raises:
-    errors.RequestError: a field cannot be honoured.
+    fields.RequestError: a field cannot be honoured.
   """
   body = fields.Body(values)
   question = fields.conversation(_turns(body.take("messages")))
@@ -42,10 +36,10 @@ def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
   form = body.take("response_format")
   kind = form.get("type") if isinstance(form, Mapping) else form
   if kind not in (None, "text"):
-    raise errors.refuse("response_format", kind, "'text'")
+    raise fields.refuse("response_format", kind, "'text'")
   options = body.take("stream_options") or {}
   if not isinstance(options, Mapping):
-    raise errors.refuse("stream_options", options, "an object")
+    raise fields.refuse("stream_options", options, "an object")
   asked = fields.asked(
     body,
     served,
@@ -59,12 +53,12 @@ def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
 def _turns(found: Any) -> list[tuple[str, str]]:
   """Returns role and text of each message."""
   if not isinstance(found, list) or not found:
-    raise errors.refuse("messages", found, "a list with a question")
+    raise fields.refuse("messages", found, "a list with a question")
   turns = []
   for message in found:
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in _ROLES:
-      raise errors.refuse("messages", message, f"a role of {', '.join(_ROLES)}")
+      raise fields.refuse("messages", message, f"a role of {', '.join(_ROLES)}")
     text = fields.text_of(message.get("content"), "messages", ("text",))
     turns.append((role, text))
   return turns
@@ -78,8 +72,8 @@ class Writer:
     usage: whether a stream ends with a chunk of the usage.
   """
 
-  framed = staticmethod(streaming.data)
-  last = streaming.DONE
+  framed = staticmethod(answers.data)
+  last = answers.DONE
 
   def __init__(self, asked: fields.Asked, *, usage: bool = False):
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -113,7 +107,7 @@ class Writer:
       chunk = self._chunk(0, {})
       yield chunk | {"choices": [], "usage": _usage(self._replies)}
 
-  def refused(self, error: errors.RequestError) -> dict[str, Any]:
+  def refused(self, error: fields.RequestError) -> dict[str, Any]:
     """Returns the chunk of an error after the first chunk was sent."""
     return error.body()
 
@@ -185,8 +179,8 @@ def _reasoning(event: events.Event) -> str:
 
 def _message(reply: events.Reply) -> dict[str, Any]:
   passages = itertools.chain.from_iterable(reply.documents)
-  cited = response_items.citations(
-    reply.answer or "", {response_items.source(p): p for p in passages}
+  cited = responses_api.citations(
+    reply.answer or "", {responses_api.source(p): p for p in passages}
   )
   return {
     "role": "assistant",

@@ -6,14 +6,18 @@ must not believe that something holds which does not.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import orjson
+from starlette import requests, responses
+
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
-from anysearch_jax.serving import errors
 
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
@@ -23,6 +27,71 @@ _HARMLESS = frozenset(
   "user metadata store service_tier safety_identifier prompt_cache_key "
   "prompt_cache_retention parallel_tool_calls verbosity".split()
 )
+_BODY = 2**20  # Bytes of a request.
+_BODY_SECONDS = 30.0
+
+
+class RequestError(Exception):
+  """A request is refused.
+
+  Args:
+    status: HTTP status.
+    message: what was found, what was expected, what to do.
+    param: the field of the request that is at fault, if one is.
+    code: for programs, such as `model_not_found`.
+    retry_after: seconds after which the client may try again.
+  """
+
+  def __init__(
+    self,
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after: int | None = None,
+  ):
+    super().__init__(message)
+    self.status, self.param, self.code = status, param, code
+    self.retry_after = retry_after
+
+  @property
+  def headers(self) -> dict[str, str]:
+    """The headers of the response."""
+    if self.retry_after is None:
+      return {}
+    return {"retry-after": str(self.retry_after)}
+
+  def body(self) -> dict[str, Any]:
+    """The JSON of the response."""
+    return {
+      "error": {
+        "message": str(self),
+        "type": _type(self.status),
+        "param": self.param,
+        "code": self.code,
+      }
+    }
+
+
+def _type(status: int) -> str:
+  if status == 401:
+    return "authentication_error"
+  if status == 429:
+    return "rate_limit_error"
+  return "invalid_request_error" if status < 500 else "server_error"
+
+
+def refuse(param: str, found: object, expected: str) -> RequestError:
+  """Returns the error of a field that cannot be honoured."""
+  shown = repr(found)
+  shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+  return RequestError(
+    400,
+    f"{param}: found {shown}, expected {expected}.",
+    param=param,
+    code="invalid_value",
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +156,12 @@ class Body:
   """The JSON object of a request, whose fields are taken one by one.
 
   Raises:
-    errors.RequestError: by every method, for a value that cannot be honoured.
+    RequestError: by every method, for a value that cannot be honoured.
   """
 
   def __init__(self, values: Any):
     if not isinstance(values, Mapping):
-      raise errors.RequestError(
+      raise RequestError(
         400, "Found a body that is no JSON object, expected one."
       )
     self._left = {k: v for k, v in values.items() if v is not None}
@@ -105,7 +174,7 @@ class Body:
     """Returns a truth value; absent is False."""
     found = self.take(name)
     if found is not None and not isinstance(found, bool):
-      raise errors.refuse(name, found, "true or false")
+      raise refuse(name, found, "true or false")
     return bool(found)
 
   def number(self, name: str, *, least: int, most: int) -> int | None:
@@ -115,7 +184,7 @@ class Body:
       return None
     whole = isinstance(found, int) and not isinstance(found, bool)
     if not whole or not least <= found <= most:
-      raise errors.refuse(name, found, f"a whole number from {least} to {most}")
+      raise refuse(name, found, f"a whole number from {least} to {most}")
     return found
 
   def same(self, name: str, *served: Any) -> None:
@@ -128,13 +197,13 @@ class Body:
     )
     if found is not None and not any(equal):
       values = " or ".join(repr(value) for value in served) or "no such field"
-      raise errors.refuse(name, found, f"{values}; this service has no other")
+      raise refuse(name, found, f"{values}; this service has no other")
 
   def end(self) -> None:
     """Refuses the fields that nothing has read."""
     for name, found in self._left.items():
       if name not in _HARMLESS:
-        raise errors.RequestError(
+        raise RequestError(
           400,
           f"{name}: found {str(found)[:80]!r}, expected no such field: this "
           "service does not know or does not offer it.",
@@ -161,11 +230,11 @@ def asked(
     choices: whether the API has `n`.
   """
   if not question.strip():
-    raise errors.RequestError(
+    raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
   if len(question) > _CHARACTERS:
-    raise errors.RequestError(
+    raise RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
       f"{_CHARACTERS}.",
@@ -212,7 +281,7 @@ def _sampling(body: Body, served: Served) -> config_lib.SamplingConfig | None:
     number = isinstance(found, int | float) and not isinstance(found, bool)
     if not number or not 0 <= found <= most or (name, found) == ("top_p", 0):
       least = "0" if name == "temperature" else "above 0"
-      raise errors.refuse(name, found, f"a number from {least} to {most:g}")
+      raise refuse(name, found, f"a number from {least} to {most:g}")
     own[name] = float(found)
   sampling = dataclasses.replace(served.sampling, **own)
   return None if sampling == served.sampling else sampling
@@ -226,7 +295,7 @@ def _stop(body: Body) -> tuple[str, ...]:
     or len(texts) > _STOPS
     or not all(isinstance(text, str) and text for text in texts)
   ):
-    raise errors.refuse("stop", found, f"a text, or a list of at most {_STOPS}")
+    raise refuse("stop", found, f"a text, or a list of at most {_STOPS}")
   return tuple(texts)
 
 
@@ -240,7 +309,7 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
     return model, None
   name, at, budget = str(model).rpartition("@")
   if not at or name not in names:
-    raise errors.RequestError(
+    raise RequestError(
       404,
       f"model: found {str(model)[:80]!r}, expected {served.model!r} (or "
       f"'{served.model}@3' for a budget of 3).",
@@ -248,7 +317,7 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
       code="model_not_found",
     )
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
-    raise errors.refuse("model", model, "a number of searches after @")
+    raise refuse("model", model, "a number of searches after @")
   return str(model), int(budget)
 
 
@@ -258,15 +327,13 @@ def _caps(body: Body, served: Served) -> budgets.Budget:
   if found is None:
     return budgets.NO_CAPS
   if not isinstance(found, str):
-    raise errors.refuse("budget", found, "a text such as searches=3,tokens=256")
+    raise refuse("budget", found, "a text such as searches=3,tokens=256")
   try:
     caps = budgets.parse(found, served.prices)
   except ValueError as error:
-    raise errors.RequestError(
-      400, f"budget: {error}", param="budget"
-    ) from error
+    raise RequestError(400, f"budget: {error}", param="budget") from error
   if caps.dollars < math.inf and not served.prices:
-    raise errors.refuse(
+    raise refuse(
       "budget", found, "other units than dollars; this service has no prices"
     )
   return caps
@@ -285,17 +352,17 @@ def _budget(
   found = {name: n for name, n in given.items() if n is not None}
   if len(set(found.values())) > 1:
     said = ", ".join(f"{name} {n}" for name, n in found.items())
-    raise errors.RequestError(
+    raise RequestError(
       400, f"Found different budgets ({said}), expected one.", param=min(found)
     )
   choice = body.take("tool_choice")
   if choice not in (None, "auto", "none"):
-    raise errors.refuse("tool_choice", choice, "'auto' or 'none'")
+    raise refuse("tool_choice", choice, "'auto' or 'none'")
   if choice == "none":
     return 0
   for name, budget in found.items():
     if budget > served.max_budget:
-      raise errors.refuse(name, budget, f"at most {served.max_budget} searches")
+      raise refuse(name, budget, f"at most {served.max_budget} searches")
     return budget
   return min(served.budget, served.max_budget)
 
@@ -306,7 +373,7 @@ def _deadline(body: Body, served: Served) -> float:
     return served.seconds
   number = isinstance(found, int | float) and not isinstance(found, bool)
   if not number or not 0 < found < math.inf:
-    raise errors.refuse("deadline", found, "seconds above 0")
+    raise refuse("deadline", found, "seconds above 0")
   return float(min(found, served.seconds))
 
 
@@ -320,12 +387,12 @@ def tools(body: Body, known: Collection[str]) -> None:
   if found is None:
     return
   if not isinstance(found, list):
-    raise errors.refuse("tools", found, "a list")
+    raise refuse("tools", found, "a list")
   for tool in found:
     kind = tool.get("type") if isinstance(tool, Mapping) else tool
     if kind not in known:
       expected = ", ".join(sorted(known)) or "no tools"
-      raise errors.refuse(
+      raise refuse(
         "tools",
         kind,
         f"{expected}: this policy searches and has no other tool",
@@ -343,12 +410,12 @@ def conversation(turns: Sequence[tuple[str, str]]) -> str:
     turns: role and text of each message; the last one is the user's.
   """
   if not turns:
-    raise errors.RequestError(
+    raise RequestError(
       400, "Found no message, expected a question.", code="no_question"
     )
   role, last = turns[-1]
   if role != "user":
-    raise errors.RequestError(
+    raise RequestError(
       400,
       f"Found {role!r} as the role of the last message, expected 'user': the "
       "question that is to be answered.",
@@ -370,11 +437,54 @@ def text_of(content: Any, param: str, kinds: Collection[str]) -> str:
   if isinstance(content, str):
     return content
   if not isinstance(content, list):
-    raise errors.refuse(param, content, "a text or a list of texts")
+    raise refuse(param, content, "a text or a list of texts")
   texts = []
   for part in content:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in kinds or not isinstance(part.get("text"), str):
-      raise errors.refuse(param, part, f"texts of type {' or '.join(kinds)}")
+      raise refuse(param, part, f"texts of type {' or '.join(kinds)}")
     texts.append(part["text"])
   return "\n".join(texts)
+
+
+async def read(request: requests.Request) -> Any:
+  """Returns the JSON of a request's body."""
+  body, more = bytearray(), True
+  try:
+    async with asyncio.timeout(_BODY_SECONDS):
+      while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+          raise RequestError(499, "The client left.")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > _BODY:
+          raise RequestError(
+            413, f"The request has more than {_BODY} bytes; send less."
+          )
+  except TimeoutError as error:
+    raise RequestError(
+      408, f"The body took more than {_BODY_SECONDS:g} seconds."
+    ) from error
+  try:
+    return json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise RequestError(
+      400, f"The body is no JSON ({error}); expected an object."
+    ) from error
+
+
+def respond(
+  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses.Response:
+  """Returns a response of JSON."""
+  return responses.Response(encode(value), status, headers, "application/json")
+
+
+def encode(value: Any) -> bytes:
+  """Returns a value as JSON."""
+  try:
+    return orjson.dumps(value)
+  except TypeError:
+    # A policy may write half a surrogate pair, which orjson refuses to encode.
+    return json.dumps(value).encode()

@@ -24,12 +24,15 @@ import pathlib
 import re
 import secrets
 import sqlite3
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from anysearch_jax.agent import events
 from anysearch_jax.host import disk
-from anysearch_jax.serving import errors
+from anysearch_jax.serving import fields
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PREFIX = "sk-anysearch-"
@@ -189,7 +192,7 @@ class Guard:
     takes says nothing about a key.
 
     Raises:
-      errors.RequestError: 401, there is no such key.
+      fields.RequestError: 401, there is no such key.
     """
     scheme, _, given = (header or "").partition(" ")
     digest = _hash(given.strip())
@@ -198,7 +201,7 @@ class Guard:
       if hmac.compare_digest(key.sha256, digest):
         found = key
     if found is None or scheme.lower() != "bearer":
-      raise errors.RequestError(
+      raise fields.RequestError(
         401,
         "Found no key of this service, expected one in the header "
         "'Authorization: Bearer KEY'.",
@@ -217,15 +220,15 @@ class Guard:
       searches, tokens: the most that the request can use.
 
     Raises:
-      errors.RequestError: 429, the key has too many requests or has used up its
+      fields.RequestError: 429, the key has too many requests or has used up its
         day; 400, its requests may not have such a budget.
     """
     if key.max_budget is not None and searches > key.max_budget:
-      raise errors.refuse(
+      raise fields.refuse(
         "max_tool_calls", searches, f"at most {key.max_budget} for this key"
       )
     if self._running[key.name] >= key.requests:
-      raise errors.RequestError(
+      raise fields.RequestError(
         429,
         f"Found {key.requests} requests of this key under way, expected fewer; "
         "wait for one to end.",
@@ -263,7 +266,7 @@ class Guard:
       if most is not None and before + wanted > most:
         # What is under way may give back what it reserved.
         soon = self._running[key.name] > 0 and wanted <= most
-        raise errors.RequestError(
+        raise fields.RequestError(
           429,
           f"This key has used or reserved {before} of its {most} {what} of "
           f"today (UTC), and this request may need {wanted}; ask for less, or "
@@ -293,3 +296,92 @@ class Guard:
 
 def _hash(key: str) -> str:
   return hashlib.sha256(key.encode()).hexdigest()
+
+
+class EndedError(Exception):
+  """The request has ended: its client left, or another answer to it failed."""
+
+
+@dataclasses.dataclass
+class Account:
+  """What a request used, for logs, metrics and its key.
+
+  `tell` runs in the agent's thread, the rest in the service's.
+
+  replies: of the questions that have ended.
+  begun: questions that had a place, ended or not.
+  searches: made so far, by questions that have not ended as well.
+  heard: whether anything beyond the budget was told.
+  status: of the response.
+  ends: is closed when the request has ended.
+  """
+
+  route: str
+  id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
+  key: str = ""
+  asked: fields.Asked | None = None
+  replies: list[events.Reply] = dataclasses.field(default_factory=list)
+  begun: int = 0
+  searches: int = 0
+  heard: bool = False
+  status: int = 200
+  started: float = dataclasses.field(default_factory=time.monotonic)
+  ends: contextlib.ExitStack = dataclasses.field(
+    default_factory=contextlib.ExitStack
+  )
+  _ended: bool = False
+
+  def tell(self, event: events.Event) -> None:
+    """Counts what an event costs, before it is made.
+
+    Raises:
+      EndedError: the request has ended, and what it used was read. Nothing may
+        be used after that, so the episode ends here.
+    """
+    match event:
+      case events.Budget(used=0):
+        self.begun += 1
+      case events.Searching():
+        self.searches += 1
+      case events.Answer(reply):
+        self.replies.append(reply)
+    # After counting: `close` marks the end before it reads the counts.
+    if self._ended:
+      raise EndedError
+
+  def close(self) -> None:
+    """Ends the request; what it used is final."""
+    self._ended = True
+    self.ends.close()
+
+  @property
+  def tokens(self) -> int:
+    return sum(reply.tokens for reply in self.replies)
+
+  @property
+  def most_tokens(self) -> int:
+    """What the request can have used: all of a question that was cut short."""
+    if self.asked is None:
+      return 0
+    replies = tuple(self.replies)
+    cut = self.begun - len(replies)
+    return sum(r.tokens for r in replies) + cut * self.asked.max_tokens
+
+  def line(
+    self, status: int, seconds: float, with_question: bool
+  ) -> dict[str, Any]:
+    """Returns the values of the request's line in the log."""
+    values: dict[str, Any] = {
+      "request": self.id,
+      "route": self.route,
+      "status": status,
+      "key": self.key,
+      "seconds": round(seconds, 3),
+      "budget": self.asked.budget if self.asked else None,
+      "searches": self.searches,
+      "tokens": self.tokens,
+      "outcomes": [str(reply.outcome) for reply in self.replies],
+    }
+    if with_question and self.asked:
+      values["question"] = self.asked.question
+    return values

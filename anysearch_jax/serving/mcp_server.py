@@ -26,7 +26,7 @@ from mcp_types import ToolAnnotations
 
 from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import background, events, limits
+from anysearch_jax.agent import events
 from anysearch_jax.environment import records
 
 _URI = "anysearch://trajectories/"
@@ -244,8 +244,8 @@ class Service:
       ValueError,
       types.EngineError,
       types.RetrievalError,
-      limits.BusyError,
-      background.ClosedError,
+      agent_lib.BusyError,
+      agent_lib.ClosedError,
     ) as error:
       raise ToolError(str(error)) from error
     finally:

@@ -7,14 +7,16 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 from __future__ import annotations
 
 import time
+import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import errors, fields, response_items, streaming
+from anysearch_jax.serving import answers, fields
 
+Item = dict[str, Any]
 _TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
 _TEXTS = ("input_text", "output_text", "text")
 
@@ -23,7 +25,7 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
   """Reads the body of `POST /v1/responses`.
 
   Raises:
-    errors.RequestError: a field cannot be honoured.
+    fields.RequestError: a field cannot be honoured.
   """
   body = fields.Body(values)
   turns = _turns(body.take("input"))
@@ -34,7 +36,7 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
   fields.tools(body, _TOOLS)
   for name in ("previous_response_id", "conversation", "prompt"):
     if (found := body.take(name)) is not None:
-      raise errors.refuse(
+      raise fields.refuse(
         name,
         found,
         "no such field, because this service stores nothing; send the earlier "
@@ -57,13 +59,13 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
 def _turns(found: Any) -> list[tuple[str, str]]:
   """Returns role and text of each message of `input`."""
   if found is None:
-    raise errors.RequestError(
+    raise fields.RequestError(
       400, "input: found nothing, expected a question.", param="input"
     )
   if isinstance(found, str):
     return [("user", found)]
   if not isinstance(found, list):
-    raise errors.refuse("input", found, "a text or a list of messages")
+    raise fields.refuse("input", found, "a text or a list of messages")
   turns = []
   for item in found:
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
@@ -72,7 +74,7 @@ def _turns(found: Any) -> list[tuple[str, str]]:
     if kind != "message" or item.get("role") not in (
       *("user", "assistant", "system", "developer"),
     ):
-      raise errors.refuse("input", item, "messages with a role and a text")
+      raise fields.refuse("input", item, "messages with a role and a text")
     text = fields.text_of(item.get("content"), "input", _TEXTS)
     turns.append((item["role"], text))
   return turns
@@ -85,7 +87,121 @@ def _plain_text(body: fields.Body) -> None:
   form = found.get("format") if isinstance(found, Mapping) else found
   kind = form.get("type") if isinstance(form, Mapping) else form
   if kind not in (None, "text"):
-    raise errors.refuse("text.format", kind, "'text': answers are plain text")
+    raise fields.refuse("text.format", kind, "'text': answers are plain text")
+
+
+class Items:
+  """The output items of one response, in order; they grow as it is made.
+
+  Attributes:
+    all: the items.
+    reasoning: the item of the reasoning that still grows, if any.
+
+  Args:
+    name: unique to the response; the items' ids contain it.
+  """
+
+  def __init__(self, name: str):
+    self.all: list[Item] = []
+    self.reasoning: Item | None = None
+    self._name = name
+    self._cited: dict[str, types.Passage] = {}
+
+  def reason(self, text: str) -> Item:
+    """Adds text to the reasoning, which it begins if none grows."""
+    if self.reasoning is None:
+      part = {"type": "reasoning_text", "text": ""}
+      self.reasoning = self._add(
+        "rs", "reasoning", "in_progress", summary=[], content=[part]
+      )
+    self.reasoning["content"][0]["text"] += text
+    return self.reasoning
+
+  def end_reasoning(self) -> None:
+    """Ends the reasoning, if one grows."""
+    if self.reasoning is not None:
+      self.reasoning["status"] = "completed"
+      self.reasoning = None
+
+  def search(self, query: str) -> Item:
+    """Adds a search."""
+    action = {"type": "search", "query": query, "queries": [query]}
+    return self._add("ws", "web_search_call", "searching", action=action)
+
+  def found(self, passages: Iterable[types.Passage]) -> Item:
+    """Adds what the last search showed."""
+    item = self.all[-1]
+    sources = [(source(passage), passage) for passage in passages]
+    item["status"] = "completed"
+    item["action"]["sources"] = [
+      {"type": "url", "url": url} for url, _ in sources
+    ]
+    # OpenAI's own item has no texts; clients ignore what they do not know.
+    item["results"] = shown(passage for _, passage in sources)
+    self._cited.update(sources)
+    return item
+
+  def end_searches(self) -> list[tuple[int, Item]]:
+    """Fails searches without an answer; returns their indices and items."""
+    open_now = [
+      (index, item)
+      for index, item in enumerate(self.all)
+      if item["status"] == "searching"
+    ]
+    for _, item in open_now:
+      item["status"] = "failed"
+    return open_now
+
+  def message(self, text: str) -> Item:
+    """Adds the answer, with a citation of each passage that was shown."""
+    part = {
+      "type": "output_text",
+      "text": text,
+      "annotations": citations(text, self._cited),
+      "logprobs": [],
+    }
+    return self._add(
+      "msg", "message", "completed", role="assistant", content=[part]
+    )
+
+  def _add(self, prefix: str, kind: str, status: str, **values: Any) -> Item:
+    name = f"{prefix}_{self._name}{len(self.all):02x}"
+    item = {"id": name, "type": kind, "status": status, **values}
+    self.all.append(item)
+    return item
+
+
+def shown(passages: Iterable[types.Passage]) -> list[dict[str, str]]:
+  """Returns passages as JSON values."""
+  return [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
+
+
+def source(passage: types.Passage) -> str:
+  """Returns the URL of a passage: its id, if that is one, or a URN."""
+  if passage.id.startswith(("http://", "https://")):
+    return passage.id
+  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
+
+
+def citations(answer: str, cited: dict[str, types.Passage]) -> list[Item]:
+  """Returns a citation of each passage that was shown, the first first.
+
+  They say what the policy has read, not that a passage proves the answer.
+
+  Args:
+    answer: is what they annotate.
+    cited: the passages by their URLs.
+  """
+  return [
+    {
+      "type": "url_citation",
+      "url": url,
+      "title": passage.title,
+      "start_index": 0,
+      "end_index": len(answer),
+    }
+    for url, passage in cited.items()
+  ]
 
 
 class Writer:
@@ -96,14 +212,14 @@ class Writer:
     served: what the service offers.
   """
 
-  framed = staticmethod(streaming.named)
+  framed = staticmethod(answers.named)
   last = b""
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
     self._asked, self._served = asked, served
     self._name = uuid.uuid4().hex
     self._created = int(time.time())
-    self._items = response_items.Items(self._name)
+    self._items = Items(self._name)
     self._number = 0
 
   def response(self, told: Iterable[events.Event]) -> dict[str, Any]:
@@ -153,7 +269,7 @@ class Writer:
     """Yields nothing: the answer's event is the last one."""
     return iter(())
 
-  def refused(self, error: errors.RequestError) -> dict[str, Any]:
+  def refused(self, error: fields.RequestError) -> dict[str, Any]:
     """Returns the event of an error after the first event was sent."""
     told = error.body()["error"]
     return self._event(
@@ -309,5 +425,5 @@ def told(reply: events.Reply) -> dict[str, Any]:
     "outcome": str(reply.outcome),
     "reason": reply.reason,
     "seconds": round(reply.seconds, 3),
-    "documents": [response_items.shown(found) for found in reply.documents],
+    "documents": [shown(found) for found in reply.documents],
   }

@@ -4,7 +4,7 @@
   `ppo` adds a critic.
 * `collection`, `sampler`, `pipeline` sample rollouts, also ahead of training.
 * `rewards_and_advantages`, `batching`, `logprobs`: episodes to arrays.
-* `checkpoint`, `manifest`, `damaged`, `saving`, `resuming`: save and resume.
-* `health`, `fingerprint`, `metrics`, `timeline`, `throughput`: monitoring.
+* `checkpoint`, `manifest`, `resuming`: save and resume.
+* `health`, `metrics`, `timeline`, `throughput`: monitoring.
 * `validation` refuses configurations that cannot run.
 """

@@ -92,24 +92,13 @@ class Place(NamedTuple):
   segment: int
 
 
-def rows_per_micro_batch(
-  length: int, *, config: config_lib.BatchConfig, multiple: int = 1
-) -> int:
-  """Returns the number of rows of `length` tokens in a micro-batch.
-
-  It is a multiple of `multiple`, and at least that.
-  """
-  rows = config.micro_batch_tokens // length
-  return max(multiple, rows // multiple * multiple)
-
-
 def abstract(
   config: config_lib.BatchConfig, *, multiple: int = 1, rewards: bool = False
 ) -> AbstractBatch:
   """Returns the shapes and dtypes of every batch that `pack` makes."""
 
   def rows(length: int) -> Rows[jax.ShapeDtypeStruct]:
-    b = rows_per_micro_batch(length, config=config, multiple=multiple)
+    b = config.rows(length, multiple)
     shape = (config.max_micro_batches, b, length)
     ids = jax.ShapeDtypeStruct(shape, np.int32)
     values = jax.ShapeDtypeStruct(shape, np.float32)
@@ -174,42 +163,6 @@ def pack(
   return batch
 
 
-def check_room(
-  config: config_lib.BatchConfig,
-  *,
-  multiple: int,
-  episodes: int,
-  tokens: int,
-) -> None:
-  """Checks that an optimizer step of only longest episodes fits its batch.
-
-  Args:
-    config: the shapes of the batch.
-    multiple: the number of devices that rows are sharded over.
-    episodes: of a step.
-    tokens: of the longest episode.
-
-  Raises:
-    ValueError: it does not; names the setting to raise.
-  """
-  longest = config.row_lengths[-1]
-  if tokens > longest + 1:  # The first token is not predicted.
-    raise ValueError(
-      f"episode.max_context {tokens} exceeds the longest training row, "
-      f"batch.row_lengths[-1] {longest}."
-    )
-  row = min(config.max_segments, longest // max(1, tokens - 1))
-  rows = rows_per_micro_batch(longest, config=config, multiple=multiple)
-  needed = -(-episodes // (row * rows))
-  if needed > config.max_micro_batches:
-    raise ValueError(
-      f"batch.max_micro_batches: found {config.max_micro_batches}, expected at "
-      f"least {needed}: an optimizer step has {episodes} episodes of up to "
-      f"{tokens} tokens, and {row} of them fit a row, {rows} rows a "
-      "micro-batch. Raise it, or batch.micro_batch_tokens."
-    )
-
-
 @dataclasses.dataclass
 class _Row:
   """The tokens and segments that a row holds so far."""
@@ -261,7 +214,7 @@ def places(
       if not put(n, bucket, rows):
         rows.append(_Row())
         put(n, bucket, rows)
-    b = rows_per_micro_batch(lengths[bucket], config=config, multiple=multiple)
+    b = config.rows(lengths[bucket], multiple)
     rows += [_Row() for _ in range(-len(rows) % b)]
     if len(rows) > config.max_micro_batches * b:
       raise ValueError(

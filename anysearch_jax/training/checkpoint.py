@@ -27,6 +27,7 @@ and reads the shards of its devices, and the first does everything else.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import operator
 import pathlib
@@ -42,16 +43,16 @@ from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum as curriculum_lib
-from anysearch_jax.host import disk, processes
-from anysearch_jax.policy import tensor_files
-from anysearch_jax.training import (
-  damaged,
-  manifest,
-  rollout_buffer,
-  saving,
-  train_step,
-)
+from anysearch_jax.host import disk, json_files, processes
+from anysearch_jax.training import collection, manifest, train_step
 
+# Size and duration of the newest save, in the folder of the checkpoints.
+_LAST_SAVE = "last_save.json"
+# Bytes a second to assume before the first save: those of a slow network disk.
+_SPEED = 100e6
+# Least seconds granted until a save begins; a first compilation takes that.
+_LEAST = 120.0
+_DAMAGED = "damaged"
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 # Orbax writes these at the rename, after the manifest, which gets them later.
 # They may be absent from it after a kill: they hold times, and no restore reads
@@ -79,20 +80,7 @@ class Saved(NamedTuple):
   state: train_step.TrainState
   curriculum: curriculum_lib.CurriculumState
   progress: dict[str, Any]
-  pending: rollout_buffer.StoredRollouts | None = None
-
-
-def validate(config: config_lib.CheckpointConfig) -> None:
-  """Checks that the export's dtype is supported.
-
-  Raises:
-    ValueError: it is not.
-  """
-  if config.export_dtype not in tensor_files.SAVED:
-    raise ValueError(
-      f"checkpoint.export_dtype: found {config.export_dtype!r}, expected one "
-      f"of {', '.join(tensor_files.SAVED)}."
-    )
+  pending: collection.StoredRollouts | None = None
 
 
 def quality(
@@ -177,7 +165,7 @@ class Checkpoints:
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
     if processes.is_main():
-      damaged.make_room(self.folder, saving.size(saved.state))
+      make_room(self.folder, state_size(saved.state))
     with disk.translate_errors(self.folder / str(saved.rollout)):
       self._manager.save(
         saved.rollout,
@@ -240,7 +228,7 @@ class Checkpoints:
     )
     size = sum(entry["bytes"] for entry in self._listed.values())
     took = self._clock() - self._began
-    saving.write(self.folder, saving.Save(size, took))
+    write_save(self.folder, Save(size, took))
 
   def _finish(self) -> None:
     """Waits for the save in progress and lists the files its rename added."""
@@ -340,7 +328,7 @@ def _trees(saved: Saved) -> dict[str, Any]:
 
 
 def _pending_items(
-  pending: rollout_buffer.StoredRollouts | None,
+  pending: collection.StoredRollouts | None,
 ) -> dict[str, ocp.args.CheckpointArgs]:
   if pending is None:
     return {}
@@ -351,15 +339,15 @@ def _pending_items(
   return items
 
 
-def _read_pending(folder: pathlib.Path) -> rollout_buffer.StoredRollouts | None:
+def _read_pending(folder: pathlib.Path) -> collection.StoredRollouts | None:
   if not (folder / "pending").is_dir():
     return None
-  tokens = rollout_buffer.pack(()).tokens
+  tokens = collection.pack(()).tokens
   if (folder / "tokens").is_dir():
     with ocp.StandardCheckpointer() as reader:
       tokens = reader.restore(folder / "tokens")
   values = read_json(folder.parent, int(folder.name), "pending")
-  return rollout_buffer.StoredRollouts(values, tokens)
+  return collection.StoredRollouts(values, tokens)
 
 
 def _leaves(tree: Any) -> dict[str, str]:
@@ -390,5 +378,137 @@ def _tidy(folder: pathlib.Path) -> None:
     )
   for rollout, damage in damages.items():
     if damage:
-      damaged.set_aside(folder, rollout, damage)
-  damaged.prune(folder, keep=1)
+      set_aside(folder, rollout, damage)
+  prune_damaged(folder, keep=1)
+
+
+def set_aside(folder: pathlib.Path, rollout: int, damage: str) -> None:
+  """Moves a checkpoint to the subfolder `damaged/`.
+
+  Args:
+    folder: of the checkpoints.
+    rollout: number of the checkpoint.
+    damage: describes the damage, for the log.
+  """
+  aside = _free(folder / _DAMAGED / str(rollout))
+  aside.parent.mkdir(exist_ok=True)
+  (folder / str(rollout)).rename(aside)
+  logging.warning(
+    "Moved a damaged checkpoint to %s; it is not used: %s", aside, damage
+  )
+
+
+def prune_damaged(folder: pathlib.Path, *, keep: int) -> None:
+  """Removes all but the newest damaged checkpoints of a folder.
+
+  Args:
+    folder: of the checkpoints.
+    keep: number of damaged checkpoints to keep.
+  """
+  found = [path for path in (folder / _DAMAGED).glob("*") if path.is_dir()]
+  # The move to this folder sets ctime; mtime is from before the move.
+  newest = sorted(found, key=lambda path: path.stat().st_ctime_ns, reverse=True)
+  for path in newest[keep:]:
+    shutil.rmtree(path)
+  if removed := len(newest[keep:]):
+    logging.warning(
+      "Removed %d damaged checkpoints of %s, kept %d.",
+      removed,
+      folder / _DAMAGED,
+      min(keep, len(found)),
+    )
+
+
+def make_room(folder: pathlib.Path, size: int) -> None:
+  """Removes all damaged checkpoints if a save needs their disk space.
+
+  Args:
+    folder: of the checkpoints.
+    size: bytes of the save.
+  """
+  if shutil.disk_usage(folder).free < size:
+    prune_damaged(folder, keep=0)
+
+
+def _free(path: pathlib.Path) -> pathlib.Path:
+  """Returns the first of `path`, `path.1`, `path.2`, ... that is missing."""
+  number, free = 0, path
+  while free.exists():
+    number += 1
+    free = path.with_name(f"{path.name}.{number}")
+  return free
+
+
+class Save(NamedTuple):
+  """Size and duration of a completed save."""
+
+  bytes: int
+  seconds: float
+
+
+def write_save(folder: pathlib.Path, save: Save) -> None:
+  """Records the newest save in the folder of the checkpoints.
+
+  Raises:
+    disk.DiskError: the disk is full.
+  """
+  disk.write_whole(folder / _LAST_SAVE, json.dumps(save._asdict()) + "\n")
+
+
+def read_save(folder: pathlib.Path) -> Save | None:
+  """Reads the newest save of a folder of checkpoints; None before the first."""
+  try:
+    values = json_files.read(folder / _LAST_SAVE)
+    return Save(int(values["bytes"]), float(values["seconds"]))
+  except (OSError, ValueError, LookupError, TypeError):
+    return None
+
+
+def state_size(state: Any) -> int:
+  """Returns the bytes of a state's arrays, as if they were not sharded."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+
+
+def stop_seconds(
+  size: int, *, last: Save | None, longest_rollout: float
+) -> float:
+  """Returns the seconds to allow from a stop until its checkpoint is written.
+
+  A stop waits for the optimizer step in progress, and for rollouts that use
+  older weights; both take less than one rollout. Times vary, so the result is
+  twice the expected duration.
+
+  Args:
+    size: bytes of the state.
+    last: the newest save, which gives the disk's speed; None before the first.
+    longest_rollout: seconds from one rollout's end to the next.
+  """
+  speed = last.bytes / max(last.seconds, 1e-3) if last else _SPEED
+  return max(_LEAST, 2 * longest_rollout) + 2 * size / max(speed, 1.0)
+
+
+class Pace:
+  """Measures rollouts and decides when a save by the clock is due.
+
+  longest: seconds of the longest rollout so far.
+
+  Args:
+    minutes: between saves; 0 disables saves by the clock.
+    clock: returns the time in seconds.
+  """
+
+  def __init__(self, minutes: float, clock: Callable[[], float]):
+    self._every, self._clock = 60 * minutes, clock
+    self._began = self._saved = clock()
+    self.longest = 0.0
+
+  def rollout(self) -> bool:
+    """Records the end of a rollout; returns whether a save is due."""
+    now = self._clock()
+    self.longest = max(self.longest, now - self._began)
+    self._began = now
+    return 0 < self._every <= now - self._saved
+
+  def saved(self) -> None:
+    """Records that a save began."""
+    self._saved = self._clock()

@@ -8,13 +8,20 @@ keeps, and cancels the slowest groups (stragglers). Their questions count as
 used: every rollout has its own range of the stream, so the next one begins at
 the same question whatever the timing. Cancelling is biased against long
 episodes.
+
+Rollouts that are played and not trained on travel as values: processes send
+each other groups, and checkpoints store rollouts. Tokens are concatenated into
+a few arrays; everything else is JSON. Questions are not stored: their addresses
+find them in the training stream.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +32,27 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
-from anysearch_jax.host import counting, processes
+from anysearch_jax.environment import observed
+from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.rollout import driver, inflight, trainable_engine
-from anysearch_jax.training import rollout_buffer
 from anysearch_jax.training import timeline as timeline_lib
 
+# The fields of `RolloutBatch` that are counts.
+COUNTS = ("dropped", "resampled", "failed", "stragglers")
+# Its plain fields, besides groups, places and counters.
+_BATCH_PLAIN = (*COUNTS, "reason", "fingerprint", "fingerprint_max")
+# The arrays of a trajectory, which have one length.
+_DTYPES = {
+  "token_ids": np.int32,
+  "authors": np.int8,
+  "logps": np.float32,
+  "versions": np.int32,
+}
+_PLAIN = tuple(
+  field.name
+  for field in dataclasses.fields(types.Trajectory)
+  if field.name not in (*_DTYPES, "question", "caps")
+)
 # What every process counts for its share of a rollout.
 _SUMMED = ("dropped", "resampled", "failed")
 
@@ -71,7 +94,7 @@ class _Share(NamedTuple):
   """
 
   values: dict[str, Any]
-  groups: rollout_buffer.PackedGroups
+  groups: PackedGroups
 
 
 class Collector:
@@ -103,8 +126,7 @@ class Collector:
     prices: budgets_lib.Prices = budgets_lib.NO_CAPS.prices,
   ):
     self.stream, self._prices = stream, prices
-    self._engine, self._retriever = engine, retriever
-    self._codec, self._config = codec, config
+    self._parts = driver.EpisodeParts(engine, retriever, config, codec)
     self._slots, self._quiet_seconds = slots, quiet_seconds
     self._timeline = timeline
 
@@ -112,29 +134,40 @@ class Collector:
     self,
     rollout: int,
     assignment: curriculum.Assignment,
-    *,
-    run: Callable[[Coroutine], Any] = asyncio.run,
-  ) -> rollout_buffer.RolloutBatch:
+    scope: loop.Scope,
+  ) -> RolloutBatch:
     """Plays the questions of one rollout.
 
     Args:
       rollout: its number.
       assignment: a budget for each question, and which prompt to use.
-      run: runs the coroutine that plays the episodes.
+      scope: plays the episodes, and stops them.
     """
     scaffold = bool(assignment.scaffold)
     assignments = [
       driver.Assignment(i, self.stream.question(rollout, i), budget, scaffold)
       for i, budget in enumerate(self._budgets(assignment))
     ]
-    shares = processes.all_gather(lambda: self._play(rollout, assignments, run))
+    first, count = jax.process_index(), jax.process_count()
+    keep = len(range(first, self.stream.groups, count))
+    playing = scope.start(
+      driver.run_groups(
+        assignments[first::count] if keep else (),
+        self._parts,
+        group=self.stream.samples,
+        rollout=rollout,
+        max_concurrency=self._slots,
+        keep=keep if self.stream.extra_groups else None,
+        inflight=inflight.InFlight(
+          self._quiet_seconds, span=functools.partial(self._span, rollout)
+        ),
+      )
+    )
+    shares = processes.all_gather(lambda: self._share(playing))
     return self._merged(
       assignments,
       # Tuples of other processes arrive as lists.
-      [
-        _Share(values, rollout_buffer.PackedGroups(*groups))
-        for values, groups in shares
-      ],
+      [_Share(values, PackedGroups(*groups)) for values, groups in shares],
     )
 
   def _budgets(
@@ -159,51 +192,47 @@ class Collector:
       for b, t in zip(searches, tokens, strict=True)
     ]
 
-  def _play(
-    self,
-    rollout: int,
-    assignments: Sequence[driver.Assignment],
-    run: Callable[[Coroutine], Any],
-  ) -> _Share:
-    """Plays this process's share of a rollout."""
-    first, count = jax.process_index(), jax.process_count()
-    keep = len(range(first, self.stream.groups, count))
-    played: driver.Rollout = run(
-      driver.run_groups(
-        assignments[first::count] if keep else (),
-        driver.EpisodeParts(
-          engine=_TimedEngine(self._engine, self._timeline),
-          retriever=_TimedRetriever(self._retriever, self._timeline, rollout),
-          config=self._config,
-          codec=self._codec,
-        ),
-        group=self.stream.samples,
-        rollout=rollout,
-        max_concurrency=self._slots,
-        keep=keep if self.stream.extra_groups else None,
-        inflight=inflight.InFlight(self._quiet_seconds),
-      )
-    )
+  def _share(self, playing: loop.Work[driver.Rollout]) -> _Share:
+    """Waits for this process's share of a rollout."""
+    played = playing.wait()
     values = {
       "dropped": played.dropped,
       "resampled": played.resampled,
       "failed": played.failed,
       "reason": played.reason,
-      "engine": dict(_pop_counters(self._engine)),
-      "search": dict(_pop_counters(self._retriever)),
+      "engine": dict(_pop_counters(self._parts.engine)),
+      "search": dict(_pop_counters(self._parts.retriever)),
     }
-    return _Share(values, rollout_buffer.pack_groups(played.groups))
+    return _Share(values, pack_groups(played.groups))
+
+  def _span(
+    self, rollout: int, request: inflight.Request
+  ) -> contextlib.AbstractContextManager[None]:
+    """Records a turn or a search on the timeline."""
+    match request:
+      case types.GenerateRequest(address=a, turn=turn):
+        return self._timeline.span(
+          rollout,
+          timeline_lib.TURNS,
+          "turn",
+          question=a.question,
+          sample=a.sample,
+          turn=turn,
+        )
+      case types.SearchRequest(query=query):
+        return self._timeline.span(
+          rollout, timeline_lib.SEARCHES, "search", query=query
+        )
+    return contextlib.nullcontext()
 
   def _merged(
     self, assignments: Sequence[driver.Assignment], shares: Sequence[_Share]
-  ) -> rollout_buffer.RolloutBatch:
+  ) -> RolloutBatch:
     """Returns the rollout of which every process played a share."""
     found = {
       group.trajectories[0].address.question: group
       for share in shares
-      for group in rollout_buffer.unpack_groups(
-        share.groups, self.stream.question
-      )
+      for group in unpack_groups(share.groups, self.stream.question)
       if group is not None
     }
     # Pad missing groups with None, at the first indices that are free.
@@ -219,7 +248,7 @@ class Collector:
       engine.update(share.values["engine"])
       search.update(share.values["search"])
     reasons = (share.values["reason"] for share in shares)
-    return rollout_buffer.RolloutBatch(
+    return RolloutBatch(
       groups=[found.get(place) for place in places],
       places=np.asarray(places),
       dropped=counts["dropped"],
@@ -240,46 +269,182 @@ def _pop_counters(part: object) -> Counter[str]:
   return counts
 
 
-class _TimedEngine:
-  """An engine whose turns are recorded on the timeline."""
+class RolloutBatch(NamedTuple):
+  """A rollout of all processes: its groups in question order.
 
-  def __init__(self, engine: types.Engine, timeline: timeline_lib.Timeline):
-    self._engine = engine
-    self._timeline = timeline
+  groups: None where a group was dropped.
+  places: int `[Q]`, the index of each group in the rollout's assignment.
+  dropped, resampled, failed: as in `driver.Rollout`.
+  stragglers: number of groups that were cancelled because they were slow.
+  engine, search: counters of engines and retrievers during the rollout.
+  reason: why the first failed episode failed; "" if none did.
+  fingerprint, fingerprint_max: mean and largest distance of log-probabilities
+    between engine and trainer in nats, see `fingerprint.Gap`.
+  """
 
-  async def generate(self, request: types.GenerateRequest) -> types.Generation:
-    a = request.address
-    with self._timeline.span(
-      a.rollout,
-      timeline_lib.TURNS,
-      "turn",
-      question=a.question,
-      sample=a.sample,
-      turn=request.turn,
-    ):
-      return await self._engine.generate(request)
+  groups: list[types.Group | None]
+  places: np.ndarray
+  dropped: int
+  resampled: int
+  failed: int
+  stragglers: int
+  engine: Counter[str]
+  search: Counter[str]
+  reason: str = ""
+  fingerprint: float = 0.0
+  fingerprint_max: float = 0.0
 
-  def release(self, address: types.Address) -> None:
-    self._engine.release(address)
+  def with_failed(self, reasons: Sequence[str]) -> RolloutBatch:
+    """Returns the counts with more failed episodes, and the first reason."""
+    return self._replace(
+      failed=self.failed + len(reasons),
+      reason=self.reason or next(iter(reasons), ""),
+    )
 
 
-class _TimedRetriever:
-  """A retriever whose searches are recorded on the timeline."""
+class PackedGroups(NamedTuple):
+  """Groups in order, serialized.
 
-  def __init__(
-    self,
-    retriever: types.Retriever,
-    timeline: timeline_lib.Timeline,
-    rollout: int,
-  ):
-    self._retriever = retriever
-    self._timeline = timeline
-    self._rollout = rollout
+  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
+  """
 
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    with self._timeline.span(
-      self._rollout, timeline_lib.SEARCHES, "search", query=request.query
-    ):
-      return await self._retriever.search(request)
+  values: list[Any]
+  tokens: dict[str, np.ndarray]
+
+
+def pack_groups(groups: Sequence[types.Group | None]) -> PackedGroups:
+  """Serializes groups; `unpack_groups` restores them. None stays None."""
+  trajectories = [t for group in groups if group for t in group.trajectories]
+  tokens = {
+    name: np.concatenate(
+      [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
+      dtype=dtype,
+    )
+    for name, dtype in _DTYPES.items()
+  }
+  values = [
+    None if group is None else [_trajectory(t) for t in group.trajectories]
+    for group in groups
+  ]
+  return PackedGroups(values, tokens)
+
+
+def unpack_groups(
+  packed: PackedGroups, question: Callable[[int, int], types.Question]
+) -> list[types.Group | None]:
+  """Restores the groups that `pack_groups` serialized.
+
+  Args:
+    packed: the result of `pack_groups`, maybe after a round trip through JSON.
+    question: returns the question at (rollout, index in the rollout).
+  """
+  tokens = _tokens_of_each(packed)
+
+  def trajectory(values: dict[str, Any]) -> types.Trajectory:
+    address = types.Address(*values["address"])
+    arrays = next(tokens)
+    return types.Trajectory(
+      address=address,
+      question=question(address.rollout, address.question),
+      budget=values["budget"],
+      scaffold=values["scaffold"],
+      token_ids=arrays["token_ids"],
+      authors=arrays["authors"],
+      logps=arrays["logps"],
+      versions=arrays["versions"],
+      spans=tuple(
+        types.Span(types.Author(author), text)
+        for author, text in values["spans"]
+      ),
+      searches=values["searches"],
+      queries=tuple(values["queries"]),
+      violation=values["violation"],
+      outcome=types.Outcome(values["outcome"]),
+      reason=values["reason"],
+      observations=observed.from_values(values),
+      search_ends=tuple(values["search_ends"]),
+      caps=budgets_lib.from_record(values.get("caps", {})),
+      seconds=values.get("seconds", 0.0),
+    )
+
+  def group(values: list[dict[str, Any]] | None) -> types.Group | None:
+    if values is None:
+      return None
+    members = tuple(map(trajectory, values))
+    first = members[0]
+    return types.Group(
+      first.question, first.budget, first.scaffold, members, first.caps
+    )
+
+  return [group(values) for values in packed.values]
+
+
+class StoredRollouts(NamedTuple):
+  """Consecutive rollouts, serialized.
+
+  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
+  """
+
+  values: dict[str, Any]
+  tokens: dict[str, np.ndarray]
+
+
+def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
+  """Serializes rollouts; `unpack` restores them."""
+  packed = pack_groups([g for c in rollouts for g in c.groups])
+  values = {
+    "groups": packed.values,
+    "rollouts": [_rollout(c) for c in rollouts],
+  }
+  return StoredRollouts(values, packed.tokens)
+
+
+def unpack(
+  stored: StoredRollouts, question: Callable[[int, int], types.Question]
+) -> list[RolloutBatch]:
+  """Restores the rollouts that `pack` serialized.
+
+  Args:
+    stored: the result of `pack`, after a round trip through JSON.
+    question: returns the question at (rollout, index in the rollout).
+  """
+  packed = PackedGroups(stored.values["groups"], stored.tokens)
+  groups = iter(unpack_groups(packed, question))
+  return [
+    RolloutBatch(
+      groups=[next(groups) for _ in values["places"]],
+      places=np.asarray(values["places"], np.int64),
+      engine=Counter(values["engine"]),
+      search=Counter(values["search"]),
+      **values["plain"],
+    )
+    for values in stored.values["rollouts"]
+  ]
+
+
+def _rollout(c: RolloutBatch) -> dict[str, Any]:
+  return {
+    "places": c.places.tolist(),
+    "engine": dict(c.engine),
+    "search": dict(c.search),
+    "plain": {name: getattr(c, name) for name in _BATCH_PLAIN},
+  }
+
+
+def _trajectory(t: types.Trajectory) -> dict[str, Any]:
+  values = {name: getattr(t, name) for name in _PLAIN}
+  values["observations"] = observed.to_values(t.observations)
+  values["spans"] = [[int(span.author), span.text] for span in t.spans]
+  values["caps"] = t.caps.record()
+  return values | {"tokens": len(t.token_ids)}
+
+
+def _tokens_of_each(packed: PackedGroups) -> Iterator[dict[str, np.ndarray]]:
+  """Yields the arrays of each trajectory in order."""
+  arrays = {name: np.asarray(x) for name, x in packed.tokens.items()}
+  start = 0
+  for group in packed.values:
+    for values in group or ():
+      here = slice(start, start + values["tokens"])
+      start = here.stop
+      yield {name: x[here] for name, x in arrays.items()}

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.policy import decoder, hf, lora
+from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.training import (
   batching,
   metrics,
@@ -21,6 +22,7 @@ from anysearch_jax.training import (
   throughput,
   train_step,
 )
+from anysearch_jax.training import timeline as timeline_lib
 
 
 class Learner:
@@ -63,7 +65,7 @@ class Learner:
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
     trained = jax.device_put(trained, shardings.params)
-    start = critic and critic_lib.initialize(trained, a)
+    start = critic and ppo.initialize(trained, a)
     self.state = train_step.init(
       trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
     )
@@ -259,3 +261,72 @@ def _with_own(batch: batching.HostBatch) -> batching.HostBatch:
     rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
     for rows in batch
   )
+
+
+class Phases:
+  """Frees what the next phase does not need; the trainer's thread calls it.
+
+  Where sampling and training use the same devices and never run at the same
+  time, neither needs the other's memory: the KV cache is freed while training,
+  and the training state may be in host memory while sampling
+  (`pipeline.offload`). Host memory of a sharding:
+  https://docs.jax.dev/en/latest/201/memory-spaces.html
+
+  Args:
+    learner: its state is moved.
+    engine: its cache is freed, if it is a `trainable_engine.CachingEngine`.
+    free_kv: `engine.free_kv_while_training`.
+    offload: `pipeline.offload`.
+    async_level: `pipeline.async_level`.
+    timeline: records durations.
+  """
+
+  def __init__(
+    self,
+    learner: Learner,
+    engine: trainable_engine.TrainableEngine,
+    *,
+    free_kv: bool,
+    offload: str,
+    async_level: int,
+    timeline: timeline_lib.Timeline,
+  ):
+    self._learner, self._offload = learner, offload
+    frees = (
+      free_kv
+      and isinstance(engine, trainable_engine.CachingEngine)
+      and placement.take_turns(learner.placement, async_level=async_level)
+    )
+    self._engine = engine if frees else None
+    self._timeline = timeline
+    self._logged: set[str] = set()
+
+  def sample(self, rollout: int) -> None:
+    """Moves the training state to host memory, before a rollout is sampled."""
+    if self._offload == "none":
+      return
+    with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
+      self._log(
+        "Moved %.2f GiB of the training state to host memory for sampling "
+        "(pipeline.offload).",
+        self._learner.offload(self._offload),
+      )
+
+  def train(self, rollout: int) -> None:
+    """Frees the KV cache and fetches the state, before training."""
+    if self._engine is None and self._offload == "none":
+      return
+    with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
+      if isinstance(self._engine, trainable_engine.CachingEngine):
+        self._log(
+          "Freed %.2f GiB of KV cache for training "
+          "(engine.free_kv_while_training).",
+          self._engine.free_cache(),
+        )
+      self._learner.fetch()
+
+  def _log(self, sentence: str, size: int) -> None:
+    """Logs bytes of a device once, the first time that there are any."""
+    if size and sentence not in self._logged:
+      self._logged.add(sentence)
+      logging.info(sentence, size / 2**30)

@@ -8,6 +8,7 @@ import math
 import pathlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,28 +16,28 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import changes as config_changes
-from anysearch_jax.config import values as config_values
+from anysearch_jax.algorithms import curriculum
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import trainable_engine
+from anysearch_jax.rollout import engines, episode, searching, trainable_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
+  collection,
   health,
   metrics,
-  parts,
   pipeline,
   resuming,
   rewards_and_advantages,
-  run_folder,
   sampler,
-  saving,
-  staleness,
   throughput,
-  timeline,
+  validation,
 )
+from anysearch_jax.training import learner as learner_lib
+from anysearch_jax.training import timeline as timeline_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,16 +125,17 @@ class Trainer:
     # Drop the weights: the learner owns them now.
     self._policy = policy._replace(params={})
     self._allow_changes = allow_changes
-    self._folder = run_folder.RunFolder(folder)
-    self._timeline = timeline.Timeline(
-      clock, folder / "timeline.json" if trace and processes.is_main() else None
+    self._folder = metrics.RunFolder(folder)
+    self._timeline = timeline_lib.Timeline(
+      clock,
+      folder / "timeline.json" if trace and processes.is_main() else None,
     )
     self._stopping = threading.Event()
-    self._pace = saving.Pace(config.save_minutes, clock)
+    self._pace = checkpoint.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
-    made = parts.make(
+    made = make(
       config,
       policy=policy,
       questions=questions,
@@ -147,7 +149,7 @@ class Trainer:
     self._sampler_state = self._sampler.state
     self._folder.begin(
       self._policy,
-      parts.prompts(
+      prompts(
         questions[0],
         policy.tokenizer,
         config=config.episode,
@@ -165,9 +167,9 @@ class Trainer:
 
   def stop_seconds(self) -> float:
     """Returns the seconds that a stop may take. Thread-safe."""
-    return saving.stop_seconds(
-      saving.size(self._learner.state),
-      last=saving.read(self._checkpoints),
+    return checkpoint.stop_seconds(
+      checkpoint.state_size(self._learner.state),
+      last=checkpoint.read_save(self._checkpoints),
       longest_rollout=self._pace.longest,
     )
 
@@ -175,7 +177,7 @@ class Trainer:
     self,
     on_event: Callable[[Event], None] = lambda event: None,
     on_start: Callable[
-      [int, list[config_changes.Change]], None
+      [int, list[config_settings.Change]], None
     ] = lambda rollout, changes: None,
   ) -> bool:
     """Trains to the end, from the newest sound checkpoint if there is one.
@@ -195,7 +197,7 @@ class Trainer:
       types.EngineError: the engine refused new weights, or has different ones.
       health.WrongWeightsError: the engine's log-probabilities were too far from
         the trainer's in `watch.gap_rollouts` rollouts in a row.
-      staleness.StaleError: the engine sampled with weights of a wrong version.
+      sampler.StaleError: the engine sampled with weights of a wrong version.
       checkpoint.DamagedError: there are checkpoints, and all are damaged.
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
@@ -206,7 +208,7 @@ class Trainer:
       self._writer() as writer,
       checkpoint.Checkpoints(
         self._checkpoints,
-        config=config_values.to_dict(config),
+        config=config_settings.to_dict(config),
         keep=config.checkpoint,
       ) as checkpoints,
       self._timeline,
@@ -256,7 +258,7 @@ class Trainer:
     """Restores the newest checkpoint, or begins at rollout 0."""
     resumed = resuming.resume(
       checkpoints,
-      changes_since=lambda saved: config_changes.changes(saved, self._config),
+      changes_since=lambda saved: config_settings.changes(saved, self._config),
       stream=self._stream,
       learner=self._learner,
       sampler=self._sampler,
@@ -289,7 +291,7 @@ class Trainer:
     if due or late:
       self._pace.saved()
       saved = self._saved(done, ahead)
-      with self._timeline.span(done, timeline.TRAINER, "save"):
+      with self._timeline.span(done, timeline_lib.TRAINER, "save"):
         checkpoints.save(saved, quality)
 
   @property
@@ -316,22 +318,22 @@ class Trainer:
     if sampled is None:
       raise _StoppedError
     self._monitor.collected(rollout, sampled.counted)
-    ages = staleness.ages(rollout, sampled.scored.groups)
-    staleness.check(rollout, ages, bound=level)
+    ages = sampler.token_ages(rollout, sampled.scored.groups)
+    sampler.check_ages(rollout, ages, bound=level)
     self._phases.train(rollout)
-    with self._timeline.span(rollout, timeline.TRAINER, "train"):
+    with self._timeline.span(rollout, timeline_lib.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored)
       steps = self._optimize(sampled, packed, ahead)
     self._sampler_state = sampled.state
     if level:
       # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._learner.published)
-    seconds = timeline.metrics(self._timeline.take(rollout))
+    seconds = timeline_lib.metrics(self._timeline.take(rollout))
     position = self._stream.position(rollout + 1)
     values = {
       **sampler.metrics(sampled, config=self._config.curriculum),
       **metrics.over_steps(steps, on_policy=not ages.any()),
-      **staleness.metrics(ages),
+      **sampler.age_metrics(ages),
       **self._learner.speed(packed, seconds["time/train"]),
       "compile/prefill": throughput.programs(kv_store.prefill),
       "compile/decode": throughput.programs(kv_store.decode),
@@ -397,3 +399,130 @@ class Trainer:
     self, name: str, scored: rewards_and_advantages.Experience
   ) -> pathlib.Path:
     return self._folder.record(name, rewards_and_advantages.records(scored))
+
+
+class Parts(NamedTuple):
+  """The parts of one training."""
+
+  learner: learner_lib.Learner
+  engine: trainable_engine.TrainableEngine
+  stream: collection.QuestionStream
+  sampler: sampler.Sampler
+  monitor: health.HealthMonitor
+  phases: learner_lib.Phases
+
+
+def make(
+  config: config_lib.ExperimentConfig,
+  *,
+  policy: hf.Policy,
+  questions: Sequence[types.Question],
+  retriever: types.Retriever,
+  engine: trainable_engine.TrainableEngine | None,
+  timeline: timeline_lib.Timeline,
+) -> Parts:
+  """Makes the parts; the arguments are those of `loop.Trainer`.
+
+  Raises:
+    ValueError: the devices cannot run the configuration, or the engine does not
+      support `pipeline.async_level`.
+  """
+  learner = learner_lib.Learner(config, policy)
+  if engine is None:
+    engine = engines.make(
+      policy._replace(
+        params=learner.published(), architecture=learner.architecture
+      ),
+      config,
+      seed=config.seed,
+    )
+  level = config.pipeline.async_level
+  validation.check_engine(engine, async_level=level)
+  searching.attach(retriever, engine, policy.tokenizer)
+  stream = collection.QuestionStream(
+    questions,
+    groups=config.questions,
+    samples=config.group,
+    extra_groups=config.pipeline.extra_groups,
+  )
+  made = sampler.Sampler(
+    engine,
+    collection.Collector(
+      stream,
+      engine=engine,
+      retriever=retriever,
+      codec=policy.tokenizer,
+      config=config.episode,
+      slots=config.engine.slots,
+      quiet_seconds=config.watch.quiet_seconds,
+      timeline=timeline,
+      prices=systems.of_episode(config.episode).prices(
+        config.evaluation.prices
+      ),
+    ),
+    _fingerprint(config, engine, learner, policy.tokenizer, questions[0]),
+    settings=sampler.Settings(
+      config.curriculum,
+      systems.trained(config),
+      config.objective,
+      async_level=level,
+      max_failed=config.watch.max_failed,
+    ),
+    state=sampler.SamplerState(
+      curriculum.init(config.curriculum, config.seed),
+      {"run": Counter(), "engine": Counter()},
+    ),
+    timeline=timeline,
+  )
+  monitor = health.HealthMonitor(
+    config.watch, stream=stream, curriculum=config.curriculum
+  )
+  turns = learner_lib.Phases(
+    learner,
+    engine,
+    free_kv=config.engine.free_kv_while_training,
+    offload=config.pipeline.offload,
+    async_level=level,
+    timeline=timeline,
+  )
+  return Parts(learner, engine, stream, made, monitor, turns)
+
+
+def _fingerprint(
+  config: config_lib.ExperimentConfig,
+  engine: trainable_engine.TrainableEngine,
+  learner: learner_lib.Learner,
+  codec: types.TextCodec,
+  question: types.Question,
+) -> health.Fingerprint:
+  """Returns what verifies the engine's weights by a question's prompt."""
+  _, prompt = episode.prompt(
+    question,
+    budget=config.curriculum.max_budget,
+    scaffold=config.curriculum.phase1_scaffold,
+    config=config.episode,
+    codec=codec,
+  )
+  return health.Fingerprint(
+    engine,
+    architecture=learner.architecture,
+    dtype=config.compute_dtype,
+    prompt=prompt,
+    bound=config.watch.max_fingerprint_gap,
+  )
+
+
+def prompts(
+  question: types.Question,
+  codec: types.TextCodec,
+  *,
+  config: config_lib.EpisodeConfig,
+  budget: int,
+) -> dict[str, str]:
+  """Returns both prompts of a question, as the policy reads them, by name."""
+  return {
+    name: episode.prompt(
+      question, budget=budget, scaffold=scaffold, config=config, codec=codec
+    )[0]
+    for name, scaffold in (("scaffold", True), ("plain", False))
+  }

@@ -1,7 +1,7 @@
-"""Writes a run's metrics to two JSON-lines files and to TensorBoard.
+"""Writes the files of a run: metrics, prompts, trajectories, the policy.
 
 `metrics.jsonl` has one record for each rollout, `steps.jsonl` one for each
-optimizer step.
+optimizer step; TensorBoard shows the former.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.host import disk
+from anysearch_jax.environment import records
+from anysearch_jax.host import disk, processes
+from anysearch_jax.policy import hf
 
 Values = Mapping[str, float | int | bool]
 
@@ -54,12 +57,12 @@ class Writer:
       {"rollout": values["rollout"], "step": first + i, **of_step}
       for i, of_step in enumerate(steps)
     ]
-    for path, records in (
+    for path, lines in (
       (self._steps, numbered),
       (self._rollouts, [values]),
     ):
       with disk.translate_errors(path), path.open("a") as file:
-        file.writelines(json.dumps(_plain(r)) + "\n" for r in records)
+        file.writelines(json.dumps(_plain(r)) + "\n" for r in lines)
     with disk.translate_errors(self._board_folder):
       self._show(step, values)
 
@@ -169,3 +172,62 @@ def _no_torch() -> Iterator[None]:
     yield
   finally:
     del sys.modules["torch"]
+
+
+class RunFolder:
+  """The files of one run, except its checkpoints and metrics.
+
+  path: an existing folder.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path
+
+  def begin(
+    self,
+    policy: hf.Policy,
+    prompts: Mapping[str, str],
+  ) -> None:
+    """Writes `source/` and `prompts.json`, and creates `trajectories/`.
+
+    Args:
+      policy: the initial policy; later exports copy its files.
+      prompts: by name, the prompts of an example question.
+    """
+
+    def write() -> None:
+      (self.path / "trajectories").mkdir(exist_ok=True)
+      source = self.path / "source"
+      if not source.is_dir():
+        with hf.appears_whole(source) as beside:
+          hf.save_files(beside, policy)
+      text = json.dumps(dict(prompts), indent=2) + "\n"
+      (self.path / "prompts.json").write_text(text)
+
+    with disk.translate_errors(self.path):
+      processes.on_main(write)
+
+  def record(
+    self, name: str, groups: Iterable[Mapping[str, Any]]
+  ) -> pathlib.Path:
+    """Writes groups of trajectories, one a line; returns the file's path."""
+    path = self.path / "trajectories" / f"{name}.jsonl"
+    if processes.is_main():
+      with disk.translate_errors(path):
+        records.write(path, groups)
+    return path
+
+  def export(self, policy: hf.Policy, *, base: str, dtype: str) -> None:
+    """Writes `policy/`, and `adapter/` of adapters; all processes call it.
+
+    Args:
+      policy: the trained policy.
+      base: folder of the initial policy, which the adapters belong to.
+      dtype: of the files in `policy/`.
+    """
+    policy = policy._replace(source=self.path / "source")
+    with disk.translate_errors(self.path / "policy"):
+      hf.save(self.path / "policy", policy, dtype=dtype)
+    if policy.architecture.lora is not None:
+      with disk.translate_errors(self.path / "adapter"):
+        hf.save_adapter(self.path / "adapter", policy, base=base)

@@ -203,27 +203,23 @@ class Pipeline:
     return True
 
   def _work(self) -> None:
-    while self._sample_one():
-      pass
-
-  def _sample_one(self) -> bool:
-    """Takes one job and does it; returns False at the end or after an error."""
-    start = self._timeline.clock()
-    job = self._jobs.get()
-    if job is None:
-      return False
-    (rollout, version, sampled), params = job
-    self._timeline.add(
-      rollout, timeline_lib.SAMPLER, "idle", start, self._timeline.clock()
-    )
-    try:
-      if params is not None:
-        self._sampler.set_params(rollout, params, version)
-      # Drop these references, so that the engine can free the weights when it
-      # gets new ones.
-      del job, params
-      sampled.set_result(self._sampler.sample(rollout))
-    except BaseException as error:  # Raised again where the rollout is taken.
-      sampled.set_exception(error)
-      return False
-    return True
+    """Does jobs until the last one, or an error."""
+    while True:
+      start = self._timeline.clock()
+      job = self._jobs.get()
+      if job is None:
+        return
+      (rollout, version, sampled), params = job
+      self._timeline.add(
+        rollout, timeline_lib.SAMPLER, "idle", start, self._timeline.clock()
+      )
+      try:
+        if params is not None:
+          self._sampler.set_params(rollout, params, version)
+        # Drop these references, so that the engine can free the weights when it
+        # gets new ones.
+        del job, params
+        sampled.set_result(self._sampler.sample(rollout))
+      except BaseException as error:  # Raised again where the rollout is taken.
+        sampled.set_exception(error)
+        return

@@ -8,14 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from anysearch_jax.config import changes as config_changes
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
-from anysearch_jax.training import (
-  checkpoint,
-  collection,
-  rollout_buffer,
-  train_step,
-)
+from anysearch_jax.training import checkpoint, collection, train_step
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import sampler as sampler_lib
 
@@ -34,7 +29,7 @@ class Resumed(NamedTuple):
   sampler_state: sampler_lib.SamplerState
   ready: list[sampler_lib.ScoredRollout]
   steps: list[dict[str, float]]
-  changes: list[config_changes.Change]
+  changes: list[config_settings.Change]
 
 
 def snapshot(
@@ -44,7 +39,7 @@ def snapshot(
   *,
   seed: int,
   stream: collection.QuestionStream,
-  played: Sequence[rollout_buffer.RolloutBatch] = (),
+  played: Sequence[collection.RolloutBatch] = (),
   steps: Sequence[dict[str, float]] = (),
 ) -> checkpoint.Saved:
   """Returns the contents of a checkpoint.
@@ -70,14 +65,14 @@ def snapshot(
     # The curriculum is replicated; in host memory, Orbax writes it once.
     jax.device_get(sampler_state.curriculum),
     progress | ({"steps": list(steps)} if steps else {}),
-    rollout_buffer.pack(played) if played else None,
+    collection.pack(played) if played else None,
   )
 
 
 def resume(
   checkpoints: checkpoint.Checkpoints,
   *,
-  changes_since: Callable[[Mapping[str, Any]], list[config_changes.Change]],
+  changes_since: Callable[[Mapping[str, Any]], list[config_settings.Change]],
   stream: collection.QuestionStream,
   learner: learner_lib.Learner,
   sampler: sampler_lib.Sampler,
@@ -108,7 +103,7 @@ def resume(
     return Resumed(0, sampler.state, [], [], [])
   newest = found[-1]
   changes = changes_since(checkpoint.read_json(folder, newest, "config"))
-  if refusal := config_changes.refusal(changes, allow=allow_changes):
+  if refusal := config_settings.refusal(changes, allow=allow_changes):
     raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
   saved = _restored(checkpoints, newest, learner, sampler.state, stream)
   learner.state = saved.state
@@ -159,12 +154,12 @@ def _restored(
 def _stored_rollouts(
   saved: checkpoint.Saved,
   sampler: sampler_lib.Sampler,
-  changes: Sequence[config_changes.Change],
+  changes: Sequence[config_settings.Change],
 ) -> list[sampler_lib.ScoredRollout]:
   """Returns the rollouts of a checkpoint that may be trained on."""
   if saved.pending is None:
     return []
-  learning = config_changes.named(changes, config_changes.Kind.LEARNING)
+  learning = config_settings.named(changes, config_settings.Kind.LEARNING)
   if learning:
     sampler.discard_stored(
       f"Found {learning}.",

@@ -7,12 +7,10 @@ is therefore the same function of earlier outcomes at every `async_level`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,18 +19,12 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.host import loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching, trainable_engine
-from anysearch_jax.training import (
-  collection,
-  health,
-  rewards_and_advantages,
-  rollout_buffer,
-  staleness,
-)
-from anysearch_jax.training import fingerprint as fingerprint_lib
+from anysearch_jax.training import collection, health, rewards_and_advantages
 from anysearch_jax.training import timeline as timeline_lib
 
 _log = logging.getLogger(__name__)
@@ -60,12 +52,12 @@ class ScoredRollout(NamedTuple):
   scaffold: bool
   levels: np.ndarray
   probabilities: np.ndarray
-  collected: rollout_buffer.RolloutBatch
+  collected: collection.RolloutBatch
   scored: rewards_and_advantages.Experience
   state: SamplerState
 
   @property
-  def counted(self) -> rollout_buffer.RolloutBatch:
+  def counted(self) -> collection.RolloutBatch:
     """`collected` with the trajectories that could not be measured as failed.
 
     A checkpoint stores `collected`, because a resumed run measures again.
@@ -91,8 +83,12 @@ class Settings(NamedTuple):
   max_failed: float
 
 
-class StoppedError(RuntimeError):
-  """`Sampler.stop` was called."""
+class StoppedError(BaseException):
+  """`Sampler.stop` was called.
+
+  It is no `Exception`: the processes of a run stop each by itself, and do not
+  wait until all have been told.
+  """
 
 
 class Sampler:
@@ -111,7 +107,7 @@ class Sampler:
     self,
     engine: trainable_engine.TrainableEngine,
     collector: collection.Collector,
-    fingerprint: fingerprint_lib.Fingerprint,
+    fingerprint: health.Fingerprint,
     *,
     settings: Settings,
     state: SamplerState,
@@ -122,10 +118,7 @@ class Sampler:
     self._fingerprint = fingerprint
     self._settings = settings
     self._timeline = timeline
-    self._lock = threading.Lock()
-    self._stopped = False
-    # The event loop and the task that play a rollout; None between rollouts.
-    self._playing: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
+    self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
   def set_params(
     self, rollout: int, params: decoder.Params, version: int
@@ -151,7 +144,7 @@ class Sampler:
     before = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
-      collected = self._collector.collect(rollout, assignment, run=self._run)
+      collected = self._collector.collect(rollout, assignment, self._scope)
     # Another run may have replaced the weights meanwhile. If every group
     # failed, there is nothing to train on and the engine may not answer.
     after = self._verify(rollout) if any(collected.groups) else before
@@ -164,13 +157,13 @@ class Sampler:
     return self._enter(rollout, assignment, collected)
 
   def score_played(
-    self, rollout: int, collected: rollout_buffer.RolloutBatch
+    self, rollout: int, collected: collection.RolloutBatch
   ) -> ScoredRollout:
     """Scores and records the next rollout, played before a resume."""
     return self._enter(rollout, self._assign(), collected)
 
   def score_stored(
-    self, first: int, packed: rollout_buffer.StoredRollouts
+    self, first: int, packed: collection.StoredRollouts
   ) -> list[ScoredRollout]:
     """Scores and records the stored rollouts of a checkpoint, from `first` on.
 
@@ -180,10 +173,10 @@ class Sampler:
     later budgets depend on its outcomes.
     """
     level, stream = self._settings.async_level, self._collector.stream
-    played = rollout_buffer.unpack(packed, stream.question)
+    played = collection.unpack(packed, stream.question)
     ready: list[ScoredRollout] = []
     for rollout, collected in enumerate(played, start=first):
-      ages = staleness.ages(rollout, collected.groups)
+      ages = token_ages(rollout, collected.groups)
       outage = health.outage(
         rollout,
         collected,
@@ -193,7 +186,7 @@ class Sampler:
       if outage:
         self.discard_stored(outage, failed_rollouts=len(played) - len(ready))
         break
-      if not staleness.holds(rollout, ages, bound=level):
+      if not holds(rollout, ages, bound=level):
         self.discard_stored(
           f"Rollout {rollout} is older than pipeline.async_level allows.",
           stale_rollouts=len(played) - len(ready),
@@ -214,36 +207,13 @@ class Sampler:
     counters["run"].update(counts)
     self.state = self.state._replace(counters=counters)
 
-  def _verify(self, rollout: int) -> fingerprint_lib.Gap:
+  def _verify(self, rollout: int) -> health.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
       return self._fingerprint.check(rollout)
 
   def stop(self) -> None:
     """Cancels the rollout in progress and all later ones. Thread-safe."""
-    with self._lock:
-      self._stopped = True
-      if self._playing is not None:
-        loop, task = self._playing
-        loop.call_soon_threadsafe(task.cancel)
-
-  def _run(self, playing: Coroutine) -> Any:
-    """Runs a coroutine like `asyncio.run`, until `stop` cancels it."""
-
-    async def stoppable() -> Any:
-      with self._lock:
-        if self._stopped:
-          playing.close()
-          raise StoppedError("The sampler was stopped.")
-        task = asyncio.current_task()
-        if task is not None:  # It is None outside of coroutines only.
-          self._playing = asyncio.get_running_loop(), task
-      try:
-        return await playing
-      finally:
-        with self._lock:
-          self._playing = None
-
-    return asyncio.run(stoppable())
+    self._scope.stop()
 
   def _assign(self) -> curriculum_lib.Assignment:
     return jax.device_get(
@@ -258,7 +228,7 @@ class Sampler:
     self,
     rollout: int,
     assignment: curriculum_lib.Assignment,
-    collected: rollout_buffer.RolloutBatch,
+    collected: collection.RolloutBatch,
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
     settings, stream = self._settings, self._collector.stream
@@ -277,7 +247,7 @@ class Sampler:
         method=settings.method,
         objective=settings.objective,
         progress=progress(rollout, settings.curriculum),
-        run=self._run,
+        run=self._scope.run,
       )
       recorded = curriculum_lib.record(
         self.state.curriculum,
@@ -300,7 +270,7 @@ class Sampler:
     )
 
   def _counted(
-    self, collected: rollout_buffer.RolloutBatch
+    self, collected: collection.RolloutBatch
   ) -> Mapping[str, Counter[str]]:
     """Returns the counters after adding a rollout."""
     counters = {name: Counter(c) for name, c in self.state.counters.items()}
@@ -393,3 +363,55 @@ def metrics(
   if offered := collected.engine["lanes_offered"]:
     out["engine/lanes_occupied"] = collected.engine["lanes_used"] / offered
   return out
+
+
+class StaleError(RuntimeError):
+  """A rollout holds tokens whose age is out of bounds."""
+
+
+def token_ages(
+  rollout: int, groups: Iterable[types.Group | None]
+) -> np.ndarray:
+  """Returns the ages of the tokens that are trained on, int `[tokens]`.
+
+  Version v of the policy is the weights after training on v rollouts. A token
+  of rollout k that was sampled with version v has age k - v, in rollouts.
+  """
+  versions = [
+    t.versions[t.authors == types.Author.MODEL]
+    for group in groups
+    if group
+    for t in group.trajectories
+    if not t.failed
+  ]
+  return rollout - np.concatenate([np.zeros(0, np.int32), *versions])
+
+
+def holds(rollout: int, ages: np.ndarray, *, bound: int) -> bool:
+  """Whether all ages are in [0, bound], and no version is below 0."""
+  return bool(np.all((ages >= 0) & (ages <= min(bound, rollout))))
+
+
+def check_ages(rollout: int, ages: np.ndarray, *, bound: int) -> None:
+  """Checks the ages of a rollout's tokens.
+
+  Raises:
+    StaleError: an age is out of bounds. It names the oldest version or, if a
+      version is newer than the trainer's, the newest.
+  """
+  if not holds(rollout, ages, bound=bound):
+    worst = int(ages.min() if ages.min() < 0 else ages.max())
+    raise StaleError(
+      f"Rollout {rollout} holds tokens of policy version {rollout - worst}, "
+      f"expected {max(0, rollout - bound)} to {rollout} (pipeline.async_level "
+      f"{bound}). It was not trained on."
+    )
+
+
+def age_metrics(ages: np.ndarray) -> dict[str, float]:
+  """Returns mean and maximum of the ages; 0 if there is no token."""
+  ages = ages if ages.size else np.zeros(1)
+  return {
+    "policy/staleness_mean": float(ages.mean()),
+    "policy/staleness_max": float(ages.max()),
+  }

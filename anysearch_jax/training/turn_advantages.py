@@ -7,6 +7,21 @@ A is the advantage of the trajectory in its group. A_s is that of the reward of
 search s among the trajectories of the group that made an s-th search. Without a
 critic, this is how rewards of searches (`Method.steps`) enter the loss.
 https://arxiv.org/abs/2505.11821
+
+With `objective.baseline=turn` the baseline belongs to a turn, not to the whole
+episode. Two trajectories of a group are at the same point before a turn if the
+same passages were shown to both so far. The baseline of turn t of trajectory i
+is the mean reward of the others at its point; if there are none, of those at
+the last point before it that another trajectory shared:
+
+    A_it = (G - 1) / G  (R_i - mean of R_j over these others) / deviation
+
+G is the number of valid trajectories of the group. All share the point before
+the first passage, and A_i0 is GRPO's advantage. Later, an earlier mistake or a
+lucky memory no longer counts for or against a turn that did not depend on it.
+The baseline does not depend on what i does in the turn, so the gradient has the
+same mean and less noise. GiGPO compares turns by their state too, and adds that
+to the advantage of the episode: https://arxiv.org/abs/2505.10978
 """
 
 from __future__ import annotations
@@ -18,9 +33,11 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.training import turn_baselines
 
-Place = turn_baselines.Place
+# A trajectory's question and its sample.
+Place = tuple[int, int]
+# What was shown before a turn: the documents of each call.
+_Point = tuple[tuple[types.Document, ...], ...]
 
 
 def of_turns(
@@ -46,7 +63,7 @@ def of_turns(
   added = of_searches(steps, totals.shape, config=config) if steps else {}
   if config.baseline != "turn":
     return added
-  own = turn_baselines.of_turns(trajectories, totals, config=config)
+  own = against_others(trajectories, totals, config=config)
   for place, turns in own.items():
     turns -= advantages[place]
     if place in added:
@@ -114,3 +131,65 @@ def of_tokens(
     advantages[start : end + 1] += advantage
     start = end + 1
   return advantages
+
+
+def against_others(
+  trajectories: Mapping[Place, types.Trajectory],
+  totals: np.ndarray,
+  *,
+  config: config_lib.ObjectiveConfig,
+) -> dict[Place, np.ndarray]:
+  """Returns the advantages of the turns of each trajectory.
+
+  Args:
+    trajectories: the valid ones, by question and sample.
+    totals: `[Q, G]` rewards.
+    config: how differences are divided, see `grpo.advantages`.
+
+  Returns:
+    float32 `[searches + 1]` for each trajectory: of each search's turn, and of
+    what follows the last search.
+  """
+  groups: dict[int, list[int]] = {}
+  for q, g in trajectories:
+    groups.setdefault(q, []).append(g)
+  centred = {
+    q: np.asarray(totals[q, members], float) - np.mean(totals[q, members])
+    for q, members in groups.items()
+  }
+  pooled = np.concatenate([*centred.values(), []])
+  found = {}
+  for q, members in groups.items():
+    match config.normalize:
+      case "none":
+        divisor = 1.0
+      case "batch":
+        divisor = np.sqrt(np.mean(pooled**2)) + config.advantage_epsilon
+      case _:
+        divisor = np.sqrt(np.mean(centred[q] ** 2)) + config.advantage_epsilon
+    points = [_points(trajectories[q, g]) for g in members]
+    for i, g in enumerate(members):
+      differences = _differences(i, points, centred[q])
+      found[q, g] = np.asarray(differences / divisor, np.float32)
+  return found
+
+
+def _points(trajectory: types.Trajectory) -> list[_Point]:
+  """Returns where a trajectory stood before each turn, `[searches + 1]`."""
+  shown = tuple(o.documents for o in trajectory.observations)
+  return [shown[:t] for t in range(trajectory.searches + 1)]
+
+
+def _differences(
+  i: int, points: list[list[_Point]], rewards: np.ndarray
+) -> np.ndarray:
+  """Returns (G - 1) / G (R_i - mean of others) of each turn of one member."""
+  scale = (len(points) - 1) / len(points)
+  out, others = [], [j for j in range(len(points)) if j != i]
+  for t, point in enumerate(points[i]):
+    # Whoever stands here stood at all points before.
+    here = [j for j in others if t < len(points[j]) and points[j][t] == point]
+    others = here or others
+    mean = np.mean(rewards[others]) if others else rewards[i]
+    out.append(scale * (rewards[i] - mean))
+  return np.array(out)

@@ -1,7 +1,8 @@
-"""Refuses configurations that cannot run: one call before anything is made.
+"""Refuses configurations that cannot run, before anything is made.
 
-A command calls `validate` once, and nothing checks these values again. What the
-configuration alone does not decide is checked when it is known, once too:
+`check` reads the values alone and imports nothing that computes, so a command
+can call it first. `validate` calls it and then asks the systems, the engine and
+the rewards. What the configuration does not decide is checked when it is known:
 `check_prompts` by the questions and the tokenizer, `check_engine` by the engine
 that samples, `placement.check` by the policy's architecture and the devices.
 """
@@ -10,25 +11,44 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.algorithms import curriculum, grpo, rewards
-from anysearch_jax.config import ranges
-from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import otc, systems
-from anysearch_jax.policy import decoder, lora
-from anysearch_jax.policy.attention import paged_attention, self_attention
-from anysearch_jax.rollout import control, episode, trainable_engine
-from anysearch_jax.rollout.jax_engine import kv_memory, sampling
-from anysearch_jax.training import (
-  batching,
-  checkpoint,
-  mesh_checks,
-  placement,
-  rewards_and_advantages,
-  turn_baselines,
-)
+from anysearch_jax.config import settings
+
+if TYPE_CHECKING:
+  from anysearch_jax.rollout import trainable_engine
+
+
+def check(
+  config: config_lib.ExperimentConfig,
+  *,
+  trains: bool = True,
+  samples: bool = True,
+) -> None:
+  """Checks the values of a configuration, each alone and among each other.
+
+  Args:
+    config: the whole configuration.
+    trains: whether a policy is trained by reinforcement learning.
+    samples: whether an engine samples a policy.
+
+  Raises:
+    ValueError: names the setting, its value and the expected values.
+  """
+  settings.check(config)
+  _name(config.name)
+  _mesh(config.mesh)
+  _evaluation(config.evaluation)
+  if samples and config.engine.kind == "jax":
+    if config.episode.max_context > config.engine.max_context:
+      raise ValueError(
+        f"episode.max_context {config.episode.max_context} exceeds "
+        f"engine.max_context {config.engine.max_context}; raise that."
+      )
+  if trains:
+    _training(config)
 
 
 def validate(
@@ -52,9 +72,12 @@ def validate(
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  ranges.check(config)
-  _name(config.name)
-  _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
+  check(config, trains=trains, samples=samples)
+  # These rooms import JAX.
+  from anysearch_jax.methods import systems
+  from anysearch_jax.rollout import control
+  from anysearch_jax.rollout.jax_engine import kv_memory
+
   systems.of_episode(config.episode)
   rule = control.of(config.episode)
   if trains and rule is not None:
@@ -63,39 +86,61 @@ def validate(
       "training; expected none, because a rule steers a policy that is trained "
       "already. Evaluate with it."
     )
-  mesh_checks.check(config.mesh)
-  _evaluation(config.evaluation)
   _tool_prices(config)
-  if samples:
-    _engine(config.engine, config.sglang, config.episode)
-  if trains:
-    _training(config, processes)
+  if samples and config.engine.kind == "sglang":
+    from anysearch_jax.rollout.sglang import server as sglang_server
 
-
-def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
-  """Checks the settings of a training."""
-  c, objective, batch = config.curriculum, config.objective, config.batch
-  curriculum.validate(c)
-  sampling.validate_training(config.sampling)
-  checkpoint.validate(config.checkpoint)
-  lora.validate(config.lora)
-  _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
-  _rel_cost(config)
-  _one_of("method.otc.form", config.method.otc.form, otc.FORMS)
-  _objective(objective)
-  _critic(config.critic, objective, steps=c.total_steps)
+    sglang_server.validate(config.sglang)
+  elif samples:
+    kv_memory.validate(config.engine)
+  if not trains:
+    return
+  if config.pipeline.async_level and processes > 1:
+    raise ValueError(
+      f"pipeline.async_level: found {config.pipeline.async_level} in "
+      f"{processes} processes, expected 0: processes that sample and train at "
+      "the same time would wait for each other in different orders. Set 0, or "
+      "train in one process."
+    )
+  _prices(config)
+  name = config.method.name
   method = systems.trained(config)
-  _method(config.method.name, config.episode.prompts)
-  _best_metric(
-    config.checkpoint,
+  known = systems.prompts_of(name)
+  _one_of(
+    f"episode.prompts of method.name {name}", config.episode.prompts, known
+  )
+  own = systems.has_own_reward(config)
+  if not config.checkpoint.keep_best and not own:
+    return
+  from anysearch_jax.training import rewards_and_advantages
+
+  # Calls the user's own reward function once, also if the name is not used.
+  metrics = rewards_and_advantages.reward_metrics(
     method,
     samples=config.group,
-    max_budget=c.max_budget,
-    own=bool(config.reward.function),
+    max_budget=config.curriculum.max_budget,
+    traced=not own,
   )
-  _batch(batch)
-  mesh_checks.check_rows(config.mesh, batch)
-  _async_level(config.pipeline.async_level, objective, processes)
+  if config.checkpoint.keep_best:
+    best = config.checkpoint.best_metric
+    _one_of("checkpoint.best_metric", best, sorted(metrics))
+
+
+def _training(config: config_lib.ExperimentConfig) -> None:
+  """Checks the settings of a training."""
+  c, objective, batch = config.curriculum, config.objective, config.batch
+  _curriculum(c)
+  _sampling(config.sampling)
+  _lora(config.lora)
+  _objective(objective)
+  _critic(config.critic, objective, steps=c.total_steps)
+  if list(batch.row_lengths) != sorted(set(batch.row_lengths)):
+    raise ValueError(
+      f"batch.row_lengths: found {batch.row_lengths}, expected ascending "
+      "lengths."
+    )
+  _rows(config.mesh, batch)
+  _async_level(config.pipeline.async_level, objective)
   _offload(config.pipeline, config.engine.kind)
   if config.engine.kind == "sglang":
     # Otherwise the driver gives up turns that the engine still waits for.
@@ -106,7 +151,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
     )
   elif config.pipeline.async_level:
     # With servers this process only publishes weights, without a collective.
-    mesh_checks.check_separate(config.pipeline.async_level, config.mesh)
+    _separate(config.pipeline.async_level, config.mesh)
   if config.group < 2 and not objective.has_critic:
     raise ValueError(
       f"group: found {config.group}, expected at least 2: an advantage is a "
@@ -119,7 +164,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
       f"trajectories do not divide into {c.batches_per_rollout} batches "
       "(curriculum.steps_per_rollout / curriculum.epochs)."
     )
-  batching.check_room(
+  _room(
     batch,
     multiple=config.mesh.data * config.mesh.fsdp,
     episodes=trajectories // c.batches_per_rollout,
@@ -127,36 +172,10 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
   )
 
 
-def _method(name: str, prompts: str) -> None:
-  """Checks that the method can be trained as configured."""
-  known = tuple(systems.get(name).environments)
-  _one_of(f"episode.prompts of method.name {name}", prompts, known)
+def _prices(config: config_lib.ExperimentConfig) -> None:
+  from anysearch_jax.methods import systems
 
-
-def _best_metric(
-  config: config_lib.CheckpointConfig,
-  method: method_lib.TrainedMethod,
-  *,
-  samples: int,
-  max_budget: int,
-  own: bool,
-) -> None:
-  """Checks a name that is otherwise only used after the first rollout.
-
-  Calls the user's own reward function once, also if the name is not used.
-  """
-  if not config.keep_best and not own:
-    return
-  known = rewards_and_advantages.reward_metrics(
-    method, samples=samples, max_budget=max_budget, traced=not own
-  )
-  if config.keep_best:
-    _one_of("checkpoint.best_metric", config.best_metric, sorted(known))
-
-
-def _rel_cost(config: config_lib.ExperimentConfig) -> None:
   cost = config.reward.rel_cost
-  _one_of("reward.rel_cost", cost, rewards.RELATIVE_COSTS)
   prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
   if prices:
     return
@@ -172,6 +191,8 @@ def _rel_cost(config: config_lib.ExperimentConfig) -> None:
 
 
 def _tool_prices(config: config_lib.ExperimentConfig) -> None:
+  from anysearch_jax.methods import systems
+
   names = [each.name for each in systems.of_episode(config.episode).tools]
   try:
     priced = config.evaluation.prices.tools
@@ -193,33 +214,6 @@ def _evaluation(config: config_lib.EvaluationConfig) -> None:
       budgets.parse(text)
     except ValueError as error:
       raise ValueError(f"evaluation.pairs: {error}") from error
-  _one_of("evaluation.scorer", config.scorer, ("paper", "official"))
-
-
-def _engine(
-  config: config_lib.EngineConfig,
-  sglang: config_lib.SglangConfig,
-  episode: config_lib.EpisodeConfig,
-) -> None:
-  """Checks that the engine can sample the episodes."""
-  _one_of("engine.kind", config.kind, ("jax", "sglang"))
-  if config.kind == "sglang":
-    # Imported late: the in-process engine needs no HTTP.
-    from anysearch_jax.rollout.sglang import server as sglang_server
-
-    sglang_server.validate(sglang)
-    return
-  kv_memory.validate(config)
-  _one_of(
-    "engine.attention",
-    config.attention,
-    ("auto", *paged_attention.IMPLEMENTATIONS),
-  )
-  if episode.max_context > config.max_context:
-    raise ValueError(
-      f"episode.max_context {episode.max_context} exceeds engine.max_context "
-      f"{config.max_context}; raise that."
-    )
 
 
 def check_prompts(
@@ -245,6 +239,8 @@ def check_prompts(
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
+  from anysearch_jax.rollout import episode
+
   middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
   tokens = max(
     len(
@@ -295,13 +291,192 @@ def _at_least(name: str, found: float, least: float) -> None:
     raise ValueError(f"{name}: found {found}, expected at least {least}.")
 
 
+def _curriculum(c: config_lib.CurriculumConfig) -> None:
+  """Refuses a curriculum whose numbers of steps do not fit together.
+
+  Args:
+    c: its numbers are within their ranges.
+
+  Raises:
+    ValueError: the message names the value and what was expected.
+  """
+  if list(c.token_levels) != sorted(set(c.token_levels)):
+    raise ValueError(
+      f"Found the token_levels {c.token_levels}; expected ascending numbers."
+    )
+  if c.token_levels and c.fixed_budget >= 0:
+    raise ValueError(
+      f"Found the token_levels {c.token_levels} with a fixed_budget of "
+      f"{c.fixed_budget}; expected one of them. A fixed budget draws no pair."
+    )
+  _cents(c)
+  if c.phase1_steps > c.total_steps:
+    raise ValueError(
+      f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
+      "expected at most all of them. Lower phase1_steps."
+    )
+  if c.total_steps % c.steps_per_rollout:
+    raise ValueError(
+      f"Found {c.total_steps} total_steps; expected a multiple of "
+      f"steps_per_rollout, {c.steps_per_rollout}: a rollout is used up whole."
+    )
+  if c.steps_per_rollout % c.epochs:
+    raise ValueError(
+      f"Found {c.steps_per_rollout} steps_per_rollout; expected a multiple of "
+      f"epochs, {c.epochs}: every pass over a rollout has as many steps."
+    )
+  if c.phase1_steps % c.max_budget:
+    raise ValueError(
+      f"Found {c.phase1_steps} phase1_steps; expected a multiple of "
+      f"max_budget, {c.max_budget}: every level gets as many steps."
+    )
+  level_steps = c.phase1_steps // c.max_budget
+  if level_steps % c.steps_per_rollout:
+    raise ValueError(
+      f"Found {level_steps} steps per level (phase1_steps / max_budget); "
+      f"expected a multiple of steps_per_rollout, {c.steps_per_rollout}: a "
+      "rollout has one level. Change phase1_steps."
+    )
+
+
+def _cents(c: config_lib.CurriculumConfig) -> None:
+  if not c.cent_levels:
+    return
+  if list(c.cent_levels) != sorted(set(c.cent_levels)):
+    raise ValueError(
+      f"Found the cent_levels {c.cent_levels}; expected ascending numbers."
+    )
+  if len(c.cent_levels) != c.max_budget:
+    raise ValueError(
+      f"Found {len(c.cent_levels)} cent_levels and a max_budget of "
+      f"{c.max_budget}; expected as many: each level is one cap on cents."
+    )
+  if c.token_levels or c.fixed_budget >= 0:
+    raise ValueError(
+      f"Found the cent_levels {c.cent_levels} with token_levels or a "
+      "fixed_budget; expected one of the three."
+    )
+
+
+def _sampling(config: config_lib.SamplingConfig) -> None:
+  """Raises ValueError for settings that training cannot use.
+
+  With temperature 0, top-p or top-k the recorded log-probabilities are not
+  those of the distribution that was sampled.
+  """
+  if config.temperature <= 0 or config.top_p < 1 or config.top_k:
+    raise ValueError(
+      f"sampling: found temperature {config.temperature}, top_p "
+      f"{config.top_p}, top_k {config.top_k}; training needs temperature > 0, "
+      "top_p 1 and top_k 0 (the others are for evaluation)."
+    )
+
+
+def _lora(c: config_lib.LoraConfig) -> None:
+  known = config_lib.LoraConfig.targets
+  repeated = len(set(c.targets)) < len(c.targets)
+  if set(c.targets) - set(known) or repeated or (c.rank and not c.targets):
+    raise ValueError(
+      f"lora.targets: found {', '.join(c.targets) or 'none'}; expected some of "
+      f"{', '.join(known)}, each once."
+    )
+
+
+def _mesh(c: config_lib.MeshConfig) -> None:
+  """Checks that the devices are distinct and that their number fits the axes.
+
+  Raises:
+    ValueError: names the setting, its value and the expected values.
+  """
+  for name in ("trainer", "rollout"):
+    indices = getattr(c, name)
+    if len(set(indices)) < len(indices):
+      raise ValueError(
+        f"mesh.{name}: found {indices}, expected indices of devices from 0, "
+        "each once."
+      )
+  devices = c.data * c.fsdp * c.tensor
+  if c.trainer and devices % len(c.trainer):
+    raise ValueError(
+      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
+      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
+      "expected a number that divides it."
+    )
+
+
+def _rows(c: config_lib.MeshConfig, batch: config_lib.BatchConfig) -> None:
+  """Checks that sequence parallelism can cut every packed row evenly.
+
+  Raises:
+    ValueError: names a row length that the tensor axis does not divide.
+  """
+  uneven = [n for n in batch.row_lengths if n % c.tensor]
+  if c.sequence_parallel and uneven:
+    raise ValueError(
+      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
+      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
+      "which positions are cut."
+    )
+
+
+def _separate(level: int, mesh: config_lib.MeshConfig) -> None:
+  """Checks that sampling and training, at the same time, share no devices.
+
+  Args:
+    level: `pipeline.async_level`, for the message.
+    mesh: has the devices of both.
+
+  Raises:
+    ValueError: names a device that is in both.
+  """
+  trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
+  shared = trainer & set(mesh.rollout or trainer)
+  if shared and len(trainer | set(mesh.rollout)) > 1:
+    raise ValueError(
+      f"pipeline.async_level: found {level} with device {min(shared)} both in "
+      "mesh.trainer and in mesh.rollout; expected devices of their own, or one "
+      "device for both: programs of several devices that start at the same "
+      "time may wait for each other."
+    )
+
+
+def _room(
+  config: config_lib.BatchConfig,
+  *,
+  multiple: int,
+  episodes: int,
+  tokens: int,
+) -> None:
+  """Checks that an optimizer step of only longest episodes fits its batch.
+
+  Args:
+    config: the shapes of the batch.
+    multiple: the number of devices that rows are sharded over.
+    episodes: of a step.
+    tokens: of the longest episode.
+
+  Raises:
+    ValueError: it does not; names the setting to raise.
+  """
+  longest = config.row_lengths[-1]
+  if tokens > longest + 1:  # The first token is not predicted.
+    raise ValueError(
+      f"episode.max_context {tokens} exceeds the longest training row, "
+      f"batch.row_lengths[-1] {longest}."
+    )
+  row = min(config.max_segments, longest // max(1, tokens - 1))
+  rows = config.rows(longest, multiple)
+  needed = -(-episodes // (row * rows))
+  if needed > config.max_micro_batches:
+    raise ValueError(
+      f"batch.max_micro_batches: found {config.max_micro_batches}, expected at "
+      f"least {needed}: an optimizer step has {episodes} episodes of up to "
+      f"{tokens} tokens, and {row} of them fit a row, {rows} rows a "
+      "micro-batch. Raise it, or batch.micro_batch_tokens."
+    )
+
+
 def _objective(c: config_lib.ObjectiveConfig) -> None:
-  _one_of("objective.kl_estimator", c.kl_estimator, grpo.KL_ESTIMATORS)
-  _one_of("objective.normalize", c.normalize, grpo.NORMALIZERS)
-  _one_of("objective.reduction", c.reduction, grpo.REDUCTIONS)
-  _one_of("objective.old_logp", c.old_logp, grpo.OLD_LOGPS)
-  _one_of("objective.advantage", c.advantage, grpo.ADVANTAGES)
-  _one_of("objective.baseline", c.baseline, turn_baselines.BASELINES)
   if c.baseline == "turn" and c.has_critic:
     raise ValueError(
       "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
@@ -335,9 +510,7 @@ def _critic(
     )
 
 
-def _async_level(
-  level: int, objective: config_lib.ObjectiveConfig, processes: int
-) -> None:
+def _async_level(level: int, objective: config_lib.ObjectiveConfig) -> None:
   if not level:
     return
   if objective.old_logp == "trainer" and not objective.importance_cap:
@@ -346,16 +519,9 @@ def _async_level(
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if processes > 1:
-    raise ValueError(
-      f"pipeline.async_level: found {level} in {processes} processes, expected "
-      "0: processes that sample and train at the same time would wait for each "
-      "other in different orders. Set 0, or train in one process."
-    )
 
 
 def _offload(config: config_lib.PipelineConfig, engine: str) -> None:
-  _one_of("pipeline.offload", config.offload, tuple(placement.OFFLOADED))
   if config.offload != "none" and (config.async_level or engine != "jax"):
     raise ValueError(
       f"pipeline.offload: found {config.offload!r} with pipeline.async_level "
@@ -373,16 +539,3 @@ def _name(name: str) -> None:
       f"name: found {name!r}, expected the name of a folder, without a path to "
       "it (--output takes one)."
     )
-
-
-def _batch(c: config_lib.BatchConfig) -> None:
-  if list(c.row_lengths) != sorted(set(c.row_lengths)):
-    raise ValueError(
-      f"batch.row_lengths: found {c.row_lengths}, expected ascending lengths."
-    )
-  _one_of("batch.remat", c.remat, ("none", *decoder.REMAT))
-  _one_of(
-    "batch.attention",
-    c.attention,
-    ("auto", *self_attention.IMPLEMENTATIONS),
-  )

@@ -25,8 +25,16 @@ PROBE_KINDS = (
 )
 # The kinds of decisions whose tokens get `decision_weight`.
 _WEIGHTED = frozenset(PROBE_KINDS) - {"relation"} | {"choice", "answer"}
+_LARGEST_BUDGET = 10
 
 Search = Callable[[str, int, str], Sequence[types.Passage]]
+
+
+class Demonstration(NamedTuple):
+  """Token ids `[T]` and the loss weight of each as a target `[T]`."""
+
+  token_ids: np.ndarray
+  weights: np.ndarray
 
 
 class Probes(NamedTuple):
@@ -34,7 +42,6 @@ class Probes(NamedTuple):
 
   Attributes:
     token_ids: int32 `[B, T]`, demonstrations, padded with 0 at the end.
-    lengths: int32 `[B]`, tokens of each demonstration.
     rows, positions: int32 `[P]`, the position of the label.
     labels: int32 `[P]`, the demonstrated token; but always `recall` for
       `recall_known` and `recall_unknown`, the decisions between search and
@@ -47,20 +54,12 @@ class Probes(NamedTuple):
   """
 
   token_ids: np.ndarray
-  lengths: np.ndarray
   rows: np.ndarray
   positions: np.ndarray
   labels: np.ndarray
   kinds: np.ndarray
   features: np.ndarray
   searches: np.ndarray
-
-
-class _Choice(NamedTuple):
-  """A decision between memory and a search, see `Probes`."""
-
-  features: tuple[float, float]
-  search: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +71,32 @@ class Setting:
     search: returns the passages for (query, k, corpus).
     codec: a tokenizer with one token for every word of the world.
     episode: configuration of the episodes, with the `world` prompts.
-    expert: probabilities of the expert's decisions.
+    expert: probabilities of the expert's decisions; None: `expert.SCAFFOLDED`
+      or `expert.PLAIN`, as the episode is.
   """
 
   world: world_lib.World
   search: Search
   codec: types.TextCodec
   episode: config_lib.EpisodeConfig
-  expert: expert_lib.ExpertConfig = expert_lib.ExpertConfig()
+  expert: expert_lib.ExpertConfig | None = None
+
+
+class Played(NamedTuple):
+  """An episode of the expert.
+
+  Attributes:
+    trajectory: the episode.
+    weights: float32 `[T]`, the loss weight of each token as a target.
+    marks: (position, kind) of its decisions.
+    choices: of each `recall_known` among them: change, slack and the expert's
+      probability of searching, see `Probes`.
+  """
+
+  trajectory: types.Trajectory
+  weights: np.ndarray
+  marks: list[tuple[int, str]]
+  choices: list[tuple[float, float, float]]
 
 
 def demonstrate(
@@ -90,8 +107,13 @@ def demonstrate(
   scaffold: bool,
   rng: np.random.Generator,
   decision_weight: float = 3.0,
-) -> tuple[types.Trajectory, np.ndarray]:
+) -> Played:
   """Plays one episode as the expert.
+
+  Its weights are `decision_weight` on decisions and on copied, recalled and
+  answered values, 1 on the model's other tokens, 0 elsewhere. If the episode
+  asked for its answer, only that answer has weights: what led there ignored the
+  cap.
 
   Args:
     question: one of the setting's world.
@@ -101,26 +123,107 @@ def demonstrate(
     rng: the expert's random numbers.
     decision_weight: loss weight of the tokens of decisions.
 
-  Returns:
-    The trajectory, and float32 `[T]` loss weights: `decision_weight` on
-    decisions and on copied, recalled and answered values, 1 on the model's
-    other tokens, 0 elsewhere. If the episode asked for its answer, only that
-    answer has weights: what led there ignored the cap.
-
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
-  trajectory, marks, _, asked = _play(
+  usual = expert_lib.SCAFFOLDED if scaffold else expert_lib.PLAIN
+  config = setting.expert or usual
+  decide = config.strategy(setting.world)
+  choices = []
+
+  def strategy(situation: expert_lib.Situation) -> float:
+    chance = decide(situation)
+    if situation.decision == "known" and situation.remaining:
+      features = expert_lib.features(situation, setting.world)
+      choices.append((*features, chance))
+    return chance
+
+  expert = expert_lib.Expert(
     question,
-    setting,
+    world=setting.world,
+    budget=budgets_lib.of(budget).searches,
+    scaffold=scaffold,
+    config=config,
+    rng=rng,
+    strategy=strategy,
+  )
+  turns = expert.turns()
+  state, request = episode.start(
+    question,
     budget=budget,
     scaffold=scaffold,
-    rng=rng,
+    address=types.Address(rollout=0, question=0, sample=0),
+    config=setting.episode,
+    codec=setting.codec,
   )
+  passages: Sequence[types.Passage] | None = None
+  marks: list[tuple[int, str]] = []
+  asked = 0  # The position from which on the episode asked for its answer.
+  event: episode_state.Retrieved | types.Generation
+  while not isinstance(request, episode_state.Done):
+    if isinstance(request, types.SearchRequest):
+      passages = setting.search(request.query, request.k, request.corpus)
+      event = episode_state.Retrieved(tuple(passages))
+    else:
+      start = len(request.token_ids)
+      if state.landing:
+        asked, expert.room = start, request.max_tokens
+      turn = turns.send(passages)
+      passages = None
+      words = turn.words[: request.max_tokens]
+      marks += [
+        (start + at, kind) for at, kind in turn.marks if at < len(words)
+      ]
+      cut = len(words) < len(turn.words)
+      event = _generation(words, setting.codec, cut=cut)
+    state, request = episode.step(state, event)
+  trajectory = request.trajectory
   weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
   weights[:asked] = 0
-  return trajectory, weights
+  return Played(trajectory, weights, marks, choices)
+
+
+def pool(
+  setting: Setting,
+  questions: Sequence[types.Question],
+  *,
+  seed: int,
+  decision_weight: float,
+  caps: Sequence[int] = (),
+  on_done: Callable[[int], None] = lambda count: None,
+) -> list[Demonstration]:
+  """Makes a demonstration of each question, under budgets of 0 to 10 searches.
+
+  Args:
+    setting: the world, its search and the expert.
+    questions: of the setting's world.
+    seed: of budgets and of the expert.
+    decision_weight: loss weight of the tokens of decisions.
+    caps: 60 % of the episodes without the scaffold state one of these caps on
+      tokens; empty: none does. 40 % of all have the scaffold.
+    on_done: called with the number of demonstrations made.
+  """
+  rng = np.random.Generator(np.random.PCG64(seed))
+  made: list[Demonstration] = []
+  for question in questions:
+    searches = int(rng.integers(0, _LARGEST_BUDGET + 1))
+    scaffold = bool(rng.random() < 0.4)
+    budget = budgets_lib.of(searches)
+    if caps and not scaffold and rng.random() < 0.6:
+      budget = budgets_lib.Budget(searches, int(rng.choice(caps)))
+    played = demonstrate(
+      question,
+      setting,
+      budget=budget,
+      scaffold=scaffold,
+      rng=rng,
+      decision_weight=decision_weight,
+    )
+    ids = played.trajectory.token_ids
+    made.append(Demonstration(ids, played.weights))
+    on_done(len(made))
+  return made
 
 
 def probe_sets(
@@ -144,128 +247,44 @@ def probe_sets(
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   (recall,) = setting.codec.encode("recall")
-  rows, probes, features = [], [], []
+  rows, probes, choices = [], [], []
   for row, question in enumerate(setting.world.questions(split, count, seed)):
-    trajectory, marks, choices, _ = _play(
+    found = demonstrate(
       question,
       setting,
       budget=int(rng.choice(budgets)),
       scaffold=scaffold,
       rng=rng,
     )
-    rows.append(trajectory.token_ids)
-    made = iter(choices)
-    for at, kind in marks:
+    rows.append(found.trajectory.token_ids)
+    made = iter(found.choices)
+    for at, kind in found.marks:
       if kind not in PROBE_KINDS:
         continue
       label = recall if kind.startswith("recall") else rows[-1][at]
       probes.append((row, at, label, PROBE_KINDS.index(kind)))
-      choice = next(made) if kind == "recall_known" else _Choice((0, 0), 0)
-      features.append((*choice.features, choice.search))
-  return packed(rows, probes, features)
-
-
-def packed(
-  rows: Sequence[np.ndarray],
-  probes: Sequence[tuple[int, int, int, int]],
-  features: Sequence[tuple[float, float, float]] | np.ndarray,
-) -> Probes:
-  """Returns probes as arrays.
-
-  Args:
-    rows: the token ids of each demonstration.
-    probes: row, position, label and index of the kind of each probe.
-    features: change, slack and the expert's probability of searching of each.
-  """
-  lengths = np.array([len(ids) for ids in rows], np.int32)
-  token_ids = np.zeros((len(rows), max(lengths, default=0)), np.int32)
-  for row, ids in zip(token_ids, rows, strict=True):
-    row[: len(ids)] = ids
+      choices.append(next(made) if kind == "recall_known" else (0, 0, 0))
+  most = max(map(len, rows), default=0)
+  token_ids = np.zeros((len(rows), most), np.int32)
+  for padded, ids in zip(token_ids, rows, strict=True):
+    padded[: len(ids)] = ids
   at_rows, positions, labels, kinds = (
     np.array(probes, np.int32).reshape(-1, 4).T
   )
-  *of_choices, searches = np.array(features, np.float32).reshape(-1, 3).T
+  change, slack, searches = np.array(choices, np.float32).reshape(-1, 3).T
   return Probes(
     token_ids,
-    lengths,
     at_rows,
     positions,
     labels,
     kinds.astype(np.int8),
-    np.stack(of_choices, 1),
+    np.stack([change, slack], 1),
     searches,
   )
 
 
-def _play(
-  question: types.Question,
-  setting: Setting,
-  *,
-  budget: budgets_lib.Assigned,
-  scaffold: bool,
-  rng: np.random.Generator,
-) -> tuple[types.Trajectory, list[tuple[int, str]], list[_Choice], int]:
-  """Plays an episode.
-
-  Returns:
-    The trajectory, (position, kind) of its decisions, a choice for each
-    `recall_known` among them, and the position from which on it was asked for
-    its answer (0 if it was not).
-  """
-  decide = setting.expert.strategy(setting.world)
-  choices = []
-
-  def strategy(situation: expert_lib.Situation) -> float:
-    chance = decide(situation)
-    if situation.decision == "known" and situation.remaining:
-      features = expert_lib.features(situation, setting.world)
-      choices.append(_Choice(features, chance))
-    return chance
-
-  expert = expert_lib.Expert(
-    question,
-    world=setting.world,
-    budget=budgets_lib.of(budget).searches,
-    scaffold=scaffold,
-    config=setting.expert,
-    rng=rng,
-    strategy=strategy,
-  )
-  turns = expert.turns()
-  state, request = episode.start(
-    question,
-    budget=budget,
-    scaffold=scaffold,
-    address=types.Address(rollout=0, question=0, sample=0),
-    config=setting.episode,
-    codec=setting.codec,
-  )
-  passages: Sequence[types.Passage] | None = None
-  marks: list[tuple[int, str]] = []
-  asked = 0
-  event: episode_state.Retrieved | types.Generation
-  while not isinstance(request, episode_state.Done):
-    if isinstance(request, types.SearchRequest):
-      passages = setting.search(request.query, request.k, request.corpus)
-      event = episode_state.Retrieved(tuple(passages))
-    else:
-      start = len(request.token_ids)
-      if state.landing:
-        asked, expert.room = start, request.max_tokens
-      turn = turns.send(passages)
-      passages = None
-      words = turn.words[: request.max_tokens]
-      marks += [
-        (start + at, kind) for at, kind in turn.marks if at < len(words)
-      ]
-      cut = len(words) < len(turn.words)
-      event = generation(words, setting.codec, cut=cut)
-    state, request = episode.step(state, event)
-  return request.trajectory, marks, choices, asked
-
-
-def generation(
-  words: Sequence[str], codec: types.TextCodec, *, cut: bool = False
+def _generation(
+  words: Sequence[str], codec: types.TextCodec, *, cut: bool
 ) -> types.Generation:
   """Returns `words` as if an engine had sampled them with probability 1."""
   text = " ".join(words)

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
@@ -76,10 +75,10 @@ class ExpertConfig:
     p_early_answer: of answering before the end of the chain, at every hop.
   """
 
-  p_search_known: float = 0.3
-  p_search_unknown: float = 0.8
-  p_retry_on_miss: float = 0.75
-  p_check_on_conflict: float = 0.65
+  p_search_known: float = 0.6
+  p_search_unknown: float = 0.75
+  p_retry_on_miss: float = 0.7
+  p_check_on_conflict: float = 0.5
   p_over_budget: float = 0.15
   p_redundant: float = 0.02
   p_early_answer: float = 0.02
@@ -104,6 +103,24 @@ class ExpertConfig:
       return min(max(chance + self.slack_slope * slack, 0.03), 0.97)
 
     return chance
+
+
+# The experts whose demonstrations made the shipped warm start. They also search
+# what memory holds, a little more often if the memory is less reliable or
+# budget is left over. With the scaffold they depend on both more strongly, so
+# that the scaffold helps before any training.
+PLAIN = ExpertConfig(change_slope=0.6, slack_slope=0.15)
+SCAFFOLDED = ExpertConfig(
+  p_search_known=0.5,
+  p_search_unknown=0.95,
+  p_retry_on_miss=0.85,
+  p_check_on_conflict=0.7,
+  change_slope=1.2,
+  slack_slope=0.4,
+)
+# Its budget is never exceeded, and no search and no fact is left out: for
+# strategies that decide on searches.
+EXACT = ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
 
 
 def features(
@@ -203,7 +220,7 @@ class Expert:
     """Finds, recalls or guesses one value."""
     config, world = self._config, self._world
     memory = world.recall(entity, relation)
-    alternative = relations_lib.ALL[relations_lib.INDEX[relation]].alternative
+    alternative = world_lib.RELATIONS[world_lib.INDEX[relation]].alternative
     candidates = world.objects(relation)
     known = memory is not None
     chance = self._wants("known" if known else "unknown", known)

@@ -34,8 +34,6 @@ _PASSAGE = re.compile(
 
 
 NAMES = ("expert", "optimum", "unknown_only", "everything")
-# Its budget is never exceeded, and no search and no fact is left out.
-_EXACT = expert.ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
 
 
 def named(
@@ -49,7 +47,7 @@ def named(
   kind, _, price = name.partition(":")
   if price and kind == "optimum":
     try:
-      return make(world, _EXACT, optimum.Optimum(world, price=float(price)))
+      return make(world, optimum.Optimum(world, price=float(price)))
     except ValueError as error:
       raise ValueError(
         f"--scripted={name}: {error}; expected a price as in optimum:0.05."
@@ -58,11 +56,11 @@ def named(
     case "expert":
       return make(world)
     case "optimum":
-      return make(world, _EXACT, optimum.Optimum(world))
+      return make(world, optimum.Optimum(world))
     case "unknown_only":
-      return make(world, _EXACT, optimum.search_unknown)
+      return make(world, optimum.search_unknown)
     case "everything":
-      return make(world, _EXACT, optimum.search_everything)
+      return make(world, optimum.search_everything)
   raise ValueError(
     f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
     "module:function."
@@ -70,9 +68,7 @@ def named(
 
 
 def make(
-  world: world_lib.World,
-  config: expert.ExpertConfig | None = None,
-  strategy: expert.Strategy | None = None,
+  world: world_lib.World, strategy: expert.Strategy | None = None
 ) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
   """Returns the expert's engine, and the tokenizer of its world.
 
@@ -81,10 +77,9 @@ def make(
 
   Args:
     world: its memory is the expert's.
-    config: probabilities of decisions; None uses those of the demonstrations.
-    strategy: decides on searches within the budget, instead of `config`.
+    strategy: decides on searches within the budget; None: as in the
+      demonstrations.
   """
-  config = config or expert.ExpertConfig()
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
   def say(request: types.GenerateRequest, context: str) -> str:
@@ -94,44 +89,30 @@ def make(
         f"Found the context {context[:80]!r}, expected the prompt of a "
         "question of the world (episode.prompts 'world')."
       )
+    config = expert.SCAFFOLDED if prompt[1] else expert.PLAIN
     turns = expert.Expert(
       types.Question("", prompt[3], ()),
       world=world,
       budget=int(prompt[2]),
       scaffold=bool(prompt[1]),
-      config=config,
+      config=expert.EXACT if strategy else config,
       rng=np.random.default_rng(request.address[:4]),
       strategy=strategy,
     ).turns()
-    return replayed(turns, context, prompt.end())
+    said = " ".join(next(turns).words)
+    for found in _AFTER_SEARCH.finditer(context, prompt.end()):
+      if said not in context:
+        raise types.EngineError(
+          "Found a turn that the scripted expert did not write; it can "
+          "continue only its own episodes, so they cannot branch."
+        )
+      passages = None
+      if found[1] is not None:
+        passages = [
+          types.Passage("", title, words)
+          for title, words in _PASSAGE.findall(found[1])
+        ]
+      said = " ".join(turns.send(passages).words)
+    return said
 
   return scripted.ScriptedEngine(say, codec), codec
-
-
-def replayed(turns: expert.Turns, context: str, start: int) -> str:
-  """Returns what an expert says next.
-
-  Args:
-    turns: of the expert, from the beginning of the episode.
-    context: the episode so far.
-    start: where its prompt ends.
-
-  Raises:
-    types.EngineError: the expert did not write the context's turns.
-  """
-  said = " ".join(next(turns).words)
-  for found in _AFTER_SEARCH.finditer(context, start):
-    if said not in context:
-      raise types.EngineError(
-        "Found a turn that the scripted expert did not write; it can "
-        "continue only its own episodes, so they cannot branch."
-      )
-    passages = None if found[1] is None else _passages(found[1])
-    said = " ".join(turns.send(passages).words)
-  return said
-
-
-def _passages(text: str) -> list[types.Passage]:
-  return [
-    types.Passage("", title, words) for title, words in _PASSAGE.findall(text)
-  ]

@@ -4,16 +4,21 @@ The agent reads the relations of a question, and knows the statistics of the
 world: how often each relation is in memory, how often that memory is right, how
 often a search misses or finds two values. What it searches is decided by
 dynamic programming over the facts that are left and the searches that are left.
+
+`accuracy` is that of any exact agent on given questions, without playing them:
+a question names its snapshot, so everything that the agent sees is known. Only
+its guesses, and its choices between two values, are random.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from anysearch_jax.world import expert
-from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 # Searching must be better by more than rounding errors.
@@ -51,7 +56,6 @@ class Optimum:
     if not price >= 0:
       raise ValueError(f"Found the price {price}; expected at least 0.")
     self._price = price
-    self._miss = world.config.alternative
     self._odds = relation_odds(world)
     self._values: dict[tuple[tuple[str, ...], int, float], float] = {}
 
@@ -59,30 +63,77 @@ class Optimum:
     """Returns 1 if searching is best in this situation, otherwise 0."""
     if not situation.remaining:
       return 0.0
-    search, stop = self._options(
-      situation.decision,
-      situation.known,
-      situation.relations,
-      situation.remaining,
-      self._confidence(situation.settled),
+    decision, known, relations, searches, settled = situation
+    search, stop = self.options(
+      decision, known, relations, searches, self._confidence(settled)
     )
     return float(search > stop + _TIE)
 
-  def value(self, relations: tuple[str, ...], searches: int) -> float:
-    """Returns the maximum for a chain of facts with this budget."""
-    return self._value(relations, searches, 1.0)
+  def value(
+    self, relations: tuple[str, ...], searches: int, q: float = 1.0
+  ) -> float:
+    """Returns the maximum for a chain of facts with this budget.
+
+    Args:
+      relations: of the facts; without one, P(right answer) is q.
+      searches: that are left.
+      q: the probability that all is right so far.
+    """
+    if not relations:
+      return q
+    key = relations, searches, q
+    if key not in self._values:
+      known = self._odds[relations[0]].known
+      self._values[key] = known * max(
+        self.options("known", True, relations, searches, q)
+      ) + (1 - known) * max(
+        self.options("unknown", False, relations, searches, q)
+      )
+    return self._values[key]
 
   def options(
-    self, decision: str, known: bool, relations: tuple[str, ...], searches: int
+    self,
+    decision: str,
+    known: bool,
+    relations: tuple[str, ...],
+    searches: int,
+    q: float = 1.0,
   ) -> tuple[float, float]:
     """Returns the maxima after searching and after not searching.
 
     Args:
-      decision, known, relations: as in `expert.Situation`; all facts before
-        this one are settled rightly.
+      decision, known, relations: as in `expert.Situation`.
       searches: that are left.
+      q: the probability that all facts before this one are settled rightly.
     """
-    return self._options(decision, known, relations, searches, 1.0)
+    odds, rest = self._odds[relations[0]], relations[1:]
+
+    def best(decision: str, r: int) -> float:
+      return max(self.options(decision, known, relations, r, q))
+
+    def found(r: int) -> float:
+      one = self.value(rest, r, q)
+      if known:
+        return one
+      return (1 - odds.twin) * one + odds.twin * best("conflict", r)
+
+    if decision == "conflict":
+      stop = self.value(rest, searches, q / 2)
+    else:
+      stop = self.value(
+        rest, searches, q * (odds.right if known else odds.guess)
+      )
+    if not searches:
+      return -np.inf, stop
+    match decision:
+      case "conflict":
+        search = self.value(rest, searches - 1, q)
+      case "miss":
+        search = found(searches - 1)
+      case _:
+        search = (1 - world_lib.ALTERNATIVE) * found(searches - 1)
+        search += world_lib.ALTERNATIVE * best("miss", searches - 1)
+    return search - self._price, stop
 
   def _confidence(self, settled: tuple[tuple[str, str], ...]) -> float:
     """Returns P(all values so far are right)."""
@@ -98,57 +149,6 @@ class Optimum:
         "choice": 0.5,
       }[how]
     return q
-
-  def _value(self, relations: tuple[str, ...], r: int, q: float) -> float:
-    """Returns the maximum with r searches left, if all is right with prob. q.
-
-    Without a decision left, P(right answer) is q.
-    """
-    if not relations:
-      return q
-    key = relations, r, q
-    if key not in self._values:
-      known = self._odds[relations[0]].known
-      self._values[key] = known * max(
-        self._options("known", True, relations, r, q)
-      ) + (1 - known) * max(self._options("unknown", False, relations, r, q))
-    return self._values[key]
-
-  def _options(
-    self,
-    decision: str,
-    known: bool,
-    relations: tuple[str, ...],
-    r: int,
-    q: float,
-  ) -> tuple[float, float]:
-    """Returns the values of searching and of not searching."""
-    odds, rest = self._odds[relations[0]], relations[1:]
-
-    def best(decision: str, r: int) -> float:
-      return max(self._options(decision, known, relations, r, q))
-
-    def found(r: int) -> float:
-      one = self._value(rest, r, q)
-      if known:
-        return one
-      return (1 - odds.twin) * one + odds.twin * best("conflict", r)
-
-    if decision == "conflict":
-      stop = self._value(rest, r, q / 2)
-    else:
-      stop = self._value(rest, r, q * (odds.right if known else odds.guess))
-    if not r:
-      return -np.inf, stop
-    match decision:
-      case "conflict":
-        search = self._value(rest, r - 1, q)
-      case "miss":
-        search = found(r - 1)
-      case _:
-        search = (1 - self._miss) * found(r - 1)
-        search += self._miss * best("miss", r - 1)
-    return search - self._price, stop
 
 
 def search_unknown(situation: expert.Situation) -> float:
@@ -166,7 +166,7 @@ def relation_odds(world: world_lib.World) -> dict[str, Odds]:
   """Returns the statistics of each relation, over the training snapshots."""
   snapshots = [world.snapshot(i) for i in world.split_snapshots("train")]
   odds = {}
-  for r, relation in enumerate(relations_lib.ALL):
+  for r, relation in enumerate(world_lib.RELATIONS):
     subjects = np.array(world.members[relation.subject])
     known = world.known[subjects, r]
     twins = np.stack([s.twins[subjects, r] >= 0 for s in snapshots])
@@ -178,3 +178,91 @@ def relation_odds(world: world_lib.World) -> dict[str, Odds]:
       twin=float(unknown.mean()) if unknown.size else 0.0,
     )
   return odds
+
+
+def accuracy(
+  world: world_lib.World,
+  strategy: expert.Strategy,
+  ids: Iterable[str],
+  budgets: Sequence[int],
+) -> np.ndarray:
+  """Returns P(right answer) of an agent for each question and budget.
+
+  The agent searches again after a miss and verifies two values if the strategy
+  says so; it makes no search that the budget does not allow.
+
+  Args:
+    world: its memory is the agent's.
+    strategy: decides on searches; returns 0 or 1.
+    ids: ids of N questions of the world.
+    budgets: B numbers of searches, >= 0.
+
+  Returns:
+    float64 `[N, B]`, in [0, 1].
+
+  Raises:
+    ValueError: an id is not that of a question of the world.
+  """
+  found = [_right(world, strategy, name, budgets) for name in ids]
+  return np.array(found, dtype=float).reshape(-1, len(budgets))
+
+
+def _right(
+  world: world_lib.World,
+  strategy: expert.Strategy,
+  name: str,
+  budgets: Sequence[int],
+) -> list[float]:
+  """Returns P(right answer) to the question with this id, by budget."""
+  try:
+    _, index, start, chain = name.split("/")
+    names = tuple(chain.split("-"))
+    relations = [world_lib.INDEX[word] for word in names]
+    snapshot, first = world.snapshot(int(index)), world.index[start]
+  except (KeyError, ValueError):
+    raise ValueError(
+      f"Found the question {name!r}; expected one of the generated world, such "
+      "as held-out/34/bedur/river-mouth-mayor. The evaluation's config.json "
+      "names another world."
+    ) from None
+  answer = first
+  for relation in relations:
+    answer = int(snapshot.values[answer, relation])
+
+  @functools.cache
+  def after(hop: int, entity: int, left: int, settled: tuple) -> float:
+    """Returns P(right answer) from an entity on, with `left` searches."""
+    if hop == len(relations):
+      return float(entity == answer)
+    place = entity, relations[hop]
+    known = bool(world.known[place])
+
+    def searches(decision: str) -> bool:
+      here = expert.Situation(decision, known, names[hop:], left, settled)
+      return left > 0 and strategy(here) > 0
+
+    def mean(how: str, values: Iterable[int]) -> float:
+      """Returns the mean over values of equal probability."""
+      # Without searches left, nothing depends on how facts were settled.
+      now = (*settled, (names[hop], how)) if left else ()
+      return float(np.mean([after(hop + 1, int(v), left, now) for v in values]))
+
+    found = searches("known" if known else "unknown")
+    left -= found
+    if found and snapshot.alternative[place]:
+      found = searches("miss")
+      left -= found
+    if not found:
+      if known:
+        return mean("recall", [world.memory[place]])
+      kind = world_lib.RELATIONS[relations[hop]].object
+      return mean("guess", world.members[kind])
+    values = [snapshot.values[place], snapshot.twins[place]]
+    if values[1] < 0:
+      return mean("found", values[:1])
+    if searches("conflict"):
+      left -= 1
+      return mean("found", values[:1])
+    return mean("choice", values)
+
+  return [after(0, first, budget, ()) for budget in budgets]

@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import safetensors
+from safetensors import numpy as safetensors_numpy
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import disk
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.training import batching, optimizers, train_step
 from anysearch_jax.world import demonstrations as demonstrations_lib
-from anysearch_jax.world import experts, saved_fit
 
-
-class Demonstration(NamedTuple):
-  """Token ids `[T]` and the loss weight of each as a target `[T]`."""
-
-  token_ids: np.ndarray
-  weights: np.ndarray
+# What a policy must show before reinforcement learning: the least mean
+# probability of each probed decision, and the least P(recall | known) -
+# P(recall | unknown).
+_PROBE, _GAP = 0.99, 0.2
 
 
 def validate(config: config_lib.WarmStartConfig) -> None:
@@ -56,7 +56,7 @@ def validate(config: config_lib.WarmStartConfig) -> None:
 def fit(
   params: decoder.Params,
   a: architecture_lib.Architecture,
-  pool: Sequence[Demonstration],
+  pool: Sequence[demonstrations_lib.Demonstration],
   *,
   seed: int,
   config: config_lib.WarmStartConfig,
@@ -102,50 +102,90 @@ def fit(
   )
   tx = optimizers.adamw(a, optimizer, schedule=schedule)
   step = train_step.make(train_step.cross_entropy_loss(a), tx)
-  at = saved_fit.Position(train_step.init(params, tx), 0, 0)
-  if saved is not None:
-    at = saved_fit.load(saved, at.state) or at
-  demonstrations = itertools.islice(_endless(pool, seed), at.consumed, None)
-  while at.steps < config.steps:
+  state, steps = train_step.init(params, tx), 0
+  if saved is not None and saved.is_file():
+    state, steps = _load(saved, state)
+  batches = _batches(pool, seed, config.batch_tokens)
+  batches = itertools.islice(batches, steps, None)
+  while steps < config.steps:
     stopped = stop()
     if not stopped:
-      chosen = _take(demonstrations, config.batch_tokens)
-      packed = batching.pack(_examples(chosen), config=batch)
-      state, metrics = step(at.state, None, packed)
-      at = saved_fit.Position(state, at.steps + 1, at.consumed + len(chosen))
-      if at.steps % 20 == 1 or at.steps == config.steps:
-        on_step(at.steps, float(metrics["loss/total"]))
-    due = at.steps % save_every == 0 or at.steps == config.steps
+      packed = batching.pack(_examples(next(batches)), config=batch)
+      state, metrics = step(state, None, packed)
+      steps += 1
+      if steps % 20 == 1 or steps == config.steps:
+        on_step(steps, float(metrics["loss/total"]))
+    due = steps % save_every == 0 or steps == config.steps
     if saved is not None and (stopped or due):
-      saved_fit.save(saved, at)
+      _save(saved, state, steps)
     if stopped:
       return None
-  return at.state.params
+  return state.params
 
 
-def _endless(
-  pool: Sequence[Demonstration], seed: int
-) -> Iterator[Demonstration]:
-  """Yields the pool endlessly, in a new order on each pass."""
+def _save(path: pathlib.Path, state: train_step.TrainState, steps: int) -> None:
+  """Replaces the file at once: a kill leaves the old one or the new one.
+
+  Raises:
+    disk.DiskError: the disk is full or broken.
+  """
+  leaves = map(np.asarray, jax.tree.leaves(state))
+  arrays = {str(i): leaf for i, leaf in enumerate(leaves)}
+  with disk.replacing(path) as beside:
+    safetensors_numpy.save_file(arrays, beside, {"steps": str(steps)})
+
+
+def _load(
+  path: pathlib.Path, like: train_step.TrainState
+) -> tuple[train_step.TrainState, int]:
+  """Returns the saved state, bit for bit, and the steps taken.
+
+  Args:
+    path: of the file.
+    like: a state with the same arrays, such as the one before the first step.
+
+  Raises:
+    ValueError: the file is damaged, or its arrays are those of another policy.
+  """
+  try:
+    with safetensors.safe_open(path, framework="numpy") as file:
+      steps = int(file.metadata()["steps"])
+      found = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+      f"{path}: not a whole safetensors file ({error}); remove it to begin "
+      "anew."
+    ) from error
+  expected, tree = jax.tree.flatten(like)
+  if [(x.shape, x.dtype) for x in found] != [
+    (x.shape, x.dtype) for x in expected
+  ]:
+    raise ValueError(
+      f"{path}: found the arrays of another policy or optimizer, expected "
+      f"{len(expected)} arrays of this one; remove it to begin anew."
+    )
+  return jax.tree.unflatten(tree, map(jax.device_put, found)), steps
+
+
+def _batches(
+  pool: Sequence[demonstrations_lib.Demonstration], seed: int, tokens: int
+) -> Iterator[list[demonstrations_lib.Demonstration]]:
+  """Yields batches of at least `tokens` tokens; each pass has a new order."""
   rng = np.random.Generator(np.random.PCG64(seed))
+  chosen: list[demonstrations_lib.Demonstration] = []
+  size = 0
   while True:
     for i in rng.permutation(len(pool)):
-      yield pool[i]
+      chosen.append(pool[i])
+      size += len(pool[i].token_ids)
+      if size >= tokens:
+        yield chosen
+        chosen, size = [], 0
 
 
-def _take(
-  demonstrations: Iterator[Demonstration], tokens: int
-) -> list[Demonstration]:
-  """Takes demonstrations of at least `tokens` tokens."""
-  chosen: list[Demonstration] = []
-  size = 0
-  while size < tokens:
-    chosen.append(next(demonstrations))
-    size += len(chosen[-1].token_ids)
-  return chosen
-
-
-def _examples(chosen: Sequence[Demonstration]) -> list[batching.Example]:
+def _examples(
+  chosen: Sequence[demonstrations_lib.Demonstration],
+) -> list[batching.Example]:
   """Returns demonstrations as examples of a batch, whose weights sum to 1."""
   total = sum(float(d.weights[1:].sum()) for d in chosen)
   return [
@@ -244,29 +284,26 @@ def slopes(
 def gate(
   p: np.ndarray,
   probes: demonstrations_lib.Probes,
-  expert: experts.Demonstrator,
 ) -> list[str]:
   """Returns in words what the policy lacks to begin reinforcement learning.
 
   Args:
     p: `[P]`, the policy's probabilities of the probes' labels.
     probes: of the expert's episodes.
-    expert: what it must show.
   """
   found = by_kind(p, probes)
   needs = [
-    (kind, found[kind], expert.probe)
+    (kind, found[kind], _PROBE)
     for kind in ("nothing", "conflict", "copy", "memory")
   ]
   gap = found["recall_known"] - found["recall_unknown"]
-  needs.append(("recall_known - recall_unknown", gap, expert.gap))
+  needs.append(("recall_known - recall_unknown", gap, _GAP))
   lacks = [
     f"{kind}: found {value:.4f}, expected at least {least}"
     for kind, value, least in needs
     if value < least
   ]
-  if expert.slopes:
-    for name, mine, its in zip(Slopes._fields, *slopes(p, probes)):
-      if abs(mine - its) > 0.05 + abs(its) / 2:
-        lacks.append(f"slope by {name}: found {mine:.2f}, expected {its:.2f}")
+  for name, mine, its in zip(Slopes._fields, *slopes(p, probes)):
+    if abs(mine - its) > 0.05 + abs(its) / 2:
+      lacks.append(f"slope by {name}: found {mine:.2f}, expected {its:.2f}")
   return lacks

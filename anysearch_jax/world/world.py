@@ -1,14 +1,13 @@
 """A generated world of facts, with an exact line between memory and search.
 
 *Parametric* facts are those that a policy can memorize. Memory may be wrong;
-the corpus is right. In the default world a relation says how often a remembered
-fact *changes* from snapshot to snapshot; in another version a memory is *stale*
-in every snapshot or in none (see `versions`). All other facts are drawn anew in
-each snapshot, so that only a search finds them. A passage may use the
-alternative wording of its relation, which the usual query misses, or have a
-false twin; then one more search finds a verdict on the two.
+the corpus is right: a relation says how often a remembered fact *changes* from
+snapshot to snapshot. All other facts are drawn anew in each snapshot, so that
+only a search finds them. A passage may use the alternative wording of its
+relation, which the usual query misses, or have a false twin; then one more
+search finds a verdict on the two.
 
-Everything is a function of `WorldConfig`; snapshots are drawn when first used.
+Everything is a function of the seed; snapshots are drawn when first used.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.world import relations as relations_lib
 
 SPLITS = ("train", "dev", "held-out")
 
@@ -33,46 +31,61 @@ PADS = tuple("also here often long once quite rather then there very".split())
 VERDICT = "verdict"
 CONFIRMED = "confirmed"
 
+# Evaluations of different sizes can be paired: smaller sets are the first
+# questions of a shuffled pool, the same one for every policy.
+_EVALUATION_SEED = 2024
+_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
 
-@dataclasses.dataclass(frozen=True)
-class WorldConfig:
-  """The constants of the world; proportions are in [0, 1].
+
+# Kinds of entities, and how many there are of each.
+KINDS = {"person": 100, "city": 50, "country": 16, "company": 50, "river": 24}
+
+
+class Relation(NamedTuple):
+  """A relation between two kinds of entity.
 
   Attributes:
-    seed: equal configurations, seed included, give equal worlds.
-    entities: number of entities of each of `relations.KINDS`.
-    known: for each of `relations.ALL`, the probability that a fact is
-      parametric.
-    stale: share of the parametric facts that memory holds wrongly, in every
-      snapshot.
-    changes: for each of `relations.ALL`, the probability that a parametric fact
-      differs from memory, drawn anew in each snapshot; empty: all are 0.
-    alternative: share of a snapshot's facts in the alternative wording only.
-    contradicted: share of the non-parametric facts that have a false twin, at
-      most one for each entity.
-    fillers: number of passages of each entity that state no fact.
-    hop_mix: shares of the questions with 1, 2, ... hops.
-    snapshots: number of snapshots of each of `SPLITS`.
-    chain_shares: relative shares of the chains of each of `SPLITS`.
+    name, alternative: its two wordings.
+    subject, object: of `KINDS`.
+    known: the probability that a fact is parametric.
+    change: the probability that a parametric fact differs from memory, drawn
+      anew in each snapshot.
   """
 
-  seed: int = 0
-  entities: tuple[int, ...] = (100, 50, 16, 50, 24)
-  known: tuple[float, ...] = (
-    *(0.5, 0.45, 0.45, 0.6, 0.55, 0.6),
-    *(0.5, 0.5, 0.9, 0.75),
-  )
-  stale: float = 0.0
-  alternative: float = 0.35
-  contradicted: float = 0.2
-  fillers: int = 3
-  hop_mix: tuple[float, ...] = (0.1, 0.2, 0.25, 0.2, 0.15, 0.1)
-  changes: tuple[float, ...] = (
-    *(0.0, 0.5, 0.5, 0.0, 0.2, 0.5),
-    *(0.2, 0.2, 0.0, 0.0),
-  )
-  snapshots: tuple[int, ...] = (32, 2, 4)
-  chain_shares: tuple[int, ...] = (6, 2, 2)
+  name: str
+  alternative: str
+  subject: str
+  object: str
+  known: float
+  change: float
+
+
+RELATIONS = (
+  Relation("birthplace", "born", "person", "city", 0.5, 0.0),
+  Relation("employer", "works", "person", "company", 0.45, 0.5),
+  Relation("mentor", "taught", "person", "person", 0.45, 0.5),
+  Relation("country", "nation", "city", "country", 0.6, 0.0),
+  Relation("river", "stream", "city", "river", 0.55, 0.2),
+  Relation("mayor", "governs", "city", "person", 0.6, 0.5),
+  Relation("headquarters", "based", "company", "city", 0.5, 0.2),
+  Relation("founder", "founded", "company", "person", 0.5, 0.2),
+  Relation("capital", "seat", "country", "city", 0.9, 0.0),
+  Relation("mouth", "ends", "river", "city", 0.75, 0.0),
+)
+INDEX = {relation.name: i for i, relation in enumerate(RELATIONS)}
+
+# Share of a snapshot's facts in the alternative wording only.
+ALTERNATIVE = 0.35
+# Share of the non-parametric facts that have a false twin, at most one for each
+# entity.
+_CONTRADICTED = 0.2
+# Number of passages of each entity that state no fact.
+_FILLERS = 3
+# Shares of the questions with 1, 2, ... hops.
+_HOP_MIX = (0.1, 0.2, 0.25, 0.2, 0.15, 0.1)
+# Of each of `SPLITS`: number of snapshots, and relative share of the chains.
+_SNAPSHOTS = {"train": 32, "dev": 2, "held-out": 4}
+_CHAIN_SHARES = (6, 2, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,50 +107,45 @@ class Snapshot:
 
 
 class World:
-  """Entities, memory, snapshots and questions of one `WorldConfig`.
+  """Entities, memory, snapshots and questions of one seed.
+
+  Args:
+    seed: equal seeds give equal worlds.
 
   Attributes:
     entities: names, one word each, grouped by kind in the order of
-      `relations.KINDS`.
+      `KINDS`.
     members: for each kind, its entities as a range of indices.
     known: bool `[E, R]`, the fact is parametric.
-    memory: int `[E, R]`, the memorized values, -1 for facts not in memory.
-    facts: int `[E, R]`, the true values of the parametric facts, -1 elsewhere,
-      in all snapshots where they have not changed.
+    memory: int `[E, R]`, the memorized values, -1 for facts not in memory; they
+      are true in all snapshots where they have not changed.
   """
 
-  def __init__(self, config: WorldConfig = WorldConfig()):
-    self.config = config
-    rng = _generator(config.seed, 0)
-    self.entities = _names(rng, sum(config.entities))
+  def __init__(self, seed: int = 0):
+    self._seed = seed
+    rng = _generator(seed, 0)
+    self.entities = _names(rng, sum(KINDS.values()))
     self.index = {name: i for i, name in enumerate(self.entities)}
-    ends = itertools.accumulate(config.entities, initial=0)
+    ends = itertools.accumulate(KINDS.values(), initial=0)
     ranges = itertools.starmap(range, itertools.pairwise(ends))
-    self.members = dict(zip(relations_lib.KINDS, ranges, strict=True))
+    self.members = dict(zip(KINDS, ranges, strict=True))
     values = self._draw_values(rng)
-    self.known = (values >= 0) & (rng.random(values.shape) < config.known)
-    self.facts = np.where(self.known, values, -1)
-    facts = rng.permutation(np.argwhere(self.known))
-    stale = tuple(facts[: round(config.stale * len(facts))].T)
-    self.memory = self.facts.copy()
-    self.memory[stale] = self._draw_values(rng, values)[stale]
+    known = [relation.known for relation in RELATIONS]
+    self.known = (values >= 0) & (rng.random(values.shape) < known)
+    self.memory = np.where(self.known, values, -1)
 
   def recall(self, entity: str, relation: str) -> str | None:
-    """Returns the memorized value of a fact, true or stale, or None."""
-    value = self.memory[self.index[entity], relations_lib.INDEX[relation]]
+    """Returns the memorized value of a fact, or None."""
+    value = self.memory[self.index[entity], INDEX[relation]]
     return None if value < 0 else self.entities[value]
 
   def reliability(self, relation: str) -> float:
     """Returns the probability that a memory of this relation is right."""
-    changes = self.config.changes or (0.0,) * len(relations_lib.ALL)
-    change = changes[relations_lib.INDEX[relation]]
-    return (1 - self.config.stale) * (1 - change)
+    return 1 - RELATIONS[INDEX[relation]].change
 
   def objects(self, relation: str) -> Sequence[str]:
     """Returns all entities of the kind that a relation leads to."""
-    members = self.members[
-      relations_lib.ALL[relations_lib.INDEX[relation]].object
-    ]
+    members = self.members[RELATIONS[INDEX[relation]].object]
     return self.entities[members.start : members.stop]
 
   @functools.cache  # noqa: B019 - a world lives as long as its process.
@@ -147,19 +155,22 @@ class World:
     Raises:
       ValueError: there is no such snapshot.
     """
-    total = sum(self.config.snapshots)
+    total = sum(_SNAPSHOTS.values())
     if not 0 <= index < total:
       raise ValueError(f"Found snapshot {index}; expected 0 to {total - 1}.")
-    rng = _generator(self.config.seed, 1, index)
-    values = np.where(self.known, self.facts, self._draw_values(rng))
-    if self.config.changes:
-      values = self._changed(values, _generator(self.config.seed, 4, index))
-    alternative = rng.random(values.shape) < self.config.alternative
+    rng = _generator(self._seed, 1, index)
+    values = np.where(self.known, self.memory, self._draw_values(rng))
+    changing = _generator(self._seed, 4, index)
+    change = [relation.change for relation in RELATIONS]
+    changes = changing.random(values.shape) < change
+    others = self._draw_values(changing, values)
+    values = np.where(self.known & changes, others, values)
+    alternative = rng.random(values.shape) < ALTERNATIVE
     twin_first = rng.random(values.shape) < 0.5
     # A verdict names its entity but no relation: one twin for each entity.
     facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
     _, firsts = np.unique(facts[:, 0], return_index=True)
-    wanted = round(self.config.contradicted * len(facts))
+    wanted = round(_CONTRADICTED * len(facts))
     chosen = tuple(facts[np.sort(firsts)[:wanted]].T)
     twins = np.full_like(values, -1)
     twins[chosen] = self._draw_values(rng, values)[chosen]
@@ -179,9 +190,9 @@ class World:
 
   def split_snapshots(self, split: str) -> range:
     """Returns the snapshots of one of `SPLITS`; splits share no snapshot."""
-    at = _split_index(split)
-    start = sum(self.config.snapshots[:at])
-    return range(start, start + self.config.snapshots[at])
+    before = SPLITS[: _split_index(split)]
+    start = sum(_SNAPSHOTS[each] for each in before)
+    return range(start, start + _SNAPSHOTS[split])
 
   def questions(
     self, split: str, count: int, seed: int
@@ -191,12 +202,11 @@ class World:
     A chain starts at an entity and follows distinct relations, each from the
     value of the one before; no entity occurs twice. The golden answer is the
     corpus's value. `metadata` holds `hops`, `min_searches` (for an agent that
-    knows which memories are stale) and `facts`, one dict for each hop, with the
-    `reliability` of its relation if memory is graded.
+    knows which memories are stale) and `facts`, one dict for each hop.
 
     Args:
       split: one of `SPLITS`; splits share neither chains nor snapshots.
-      count: number of questions, distributed over the hops by `hop_mix`.
+      count: number of questions, distributed over the hops by `_HOP_MIX`.
       seed: equal seeds give equal questions.
 
     Returns:
@@ -206,10 +216,10 @@ class World:
       ValueError: the split is unknown, or has fewer questions.
     """
     snapshots = self.split_snapshots(split)
-    rng = _generator(self.config.seed, 2, _split_index(split), seed)
+    rng = _generator(self._seed, 2, _split_index(split), seed)
     values = np.stack([self.snapshot(i).values for i in snapshots])
     drawn = []
-    for hops, share in enumerate(_shares(count, self.config.hop_mix), 1):
+    for hops, share in enumerate(_shares(count, _HOP_MIX), 1):
       relations, starts = self._chains(hops, split)
       where, paths = _sample_paths(rng, values, relations, starts, share)
       drawn += [
@@ -218,6 +228,24 @@ class World:
       ]
     return [drawn[i] for i in rng.permutation(len(drawn))]
 
+  def evaluation_questions(
+    self, count: int = 0, split: str = "held-out"
+  ) -> list[types.Question]:
+    """Returns evaluation questions; a smaller set is a prefix of a larger one.
+
+    Args:
+      count: number of questions; 0 returns 1000 (600 of "dev").
+      split: one of `SPLITS`.
+
+    Raises:
+      ValueError: the split is unknown, or has fewer questions.
+    """
+    _split_index(split)
+    size = max(count, _POOL[split])
+    pool = self.questions(split, size, _EVALUATION_SEED)
+    order = _generator(_EVALUATION_SEED).permutation(size)
+    return [pool[i] for i in order[: count or None]]
+
   def _draw_values(
     self, rng: np.random.Generator, *avoid: np.ndarray
   ) -> np.ndarray:
@@ -225,22 +253,14 @@ class World:
 
     A value is neither the fact's subject nor its value in one of `avoid`.
     """
-    values = np.full((len(self.entities), len(relations_lib.ALL)), -1)
-    for r, relation in enumerate(relations_lib.ALL):
+    values = np.full((len(self.entities), len(RELATIONS)), -1)
+    for r, relation in enumerate(RELATIONS):
       subjects = np.array(self.members[relation.subject])
       taken = [subjects, *(other[subjects, r] for other in avoid)]
       values[subjects, r] = _draw(
         rng, self.members[relation.object], np.stack(taken, 1)
       )
     return values
-
-  def _changed(
-    self, values: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
-    """Replaces some parametric facts by values that differ from memory."""
-    changes = rng.random(values.shape) < self.config.changes
-    others = self._draw_values(rng, values, self.memory)
-    return np.where(self.known & changes, others, values)
 
   def _write(self, index: int) -> Iterator[types.Passage]:
     """Yields the passages of a snapshot: facts by entity, then fillers.
@@ -249,7 +269,7 @@ class World:
     """
     snapshot = self.snapshot(index)
     names = self.entities
-    rng = _generator(self.config.seed, 3, index)
+    rng = _generator(self._seed, 3, index)
     pads = itertools.cycle(rng.choice(PADS, 4096).tolist())
 
     def passage(entity: int, label: str, *words: str, padding: int):
@@ -258,7 +278,7 @@ class World:
       return types.Passage(f"{snapshot.name}/{title}/{label}", title, text)
 
     for e, r in np.argwhere(snapshot.values >= 0).tolist():
-      relation, value = relations_lib.ALL[r], names[snapshot.values[e, r]]
+      relation, value = RELATIONS[r], names[snapshot.values[e, r]]
       alternative = snapshot.alternative[e, r]
       wording = relation.alternative if alternative else relation.name
       fact = passage(e, relation.name, wording, value, padding=2)
@@ -270,7 +290,7 @@ class World:
       yield from (twin, fact) if snapshot.twin_first[e, r] else (fact, twin)
       yield passage(e, VERDICT, VERDICT, value, CONFIRMED, padding=3)
     for e in range(len(names)):
-      for i in range(self.config.fillers):
+      for i in range(_FILLERS):
         yield passage(e, f"filler-{i}", padding=2)
 
   @functools.cache  # noqa: B019
@@ -278,8 +298,8 @@ class World:
     """Returns a split's chains: relations `[n, hops]`, first entities `[n]`."""
     chains = [
       (sequence, entity)
-      for sequence in relations_lib.sequences(hops)
-      for entity in self.members[relations_lib.ALL[sequence[0]].subject]
+      for sequence in _sequences(hops)
+      for entity in self.members[RELATIONS[sequence[0]].subject]
       if self._split_of(entity, sequence) == split
     ]
     relations = np.array([sequence for sequence, _ in chains], int)
@@ -287,9 +307,9 @@ class World:
 
   def _split_of(self, entity: int, relations: Sequence[int]) -> str:
     """Returns the split of a chain, by a hash; it is the same everywhere."""
-    names = (relations_lib.ALL[r].name for r in relations)
+    names = (RELATIONS[r].name for r in relations)
     chain = " ".join([self.entities[entity], *names])
-    ends = list(itertools.accumulate(self.config.chain_shares))
+    ends = list(itertools.accumulate(_CHAIN_SHARES))
     place = zlib.crc32(chain.encode()) % ends[-1]
     return SPLITS[bisect.bisect_right(ends, place)]
 
@@ -300,19 +320,17 @@ class World:
     facts: list[dict[str, Any]] = [
       {
         "entity": self.entities[e],
-        "relation": relations_lib.ALL[r].name,
+        "relation": RELATIONS[r].name,
         "value": self.entities[v],
         "known": bool(self.known[e, r]),
         "stale": bool(self.known[e, r] and self.memory[e, r] != v),
-        "alternative": relations_lib.ALL[r].alternative,
+        "alternative": RELATIONS[r].alternative,
         "misses": bool(snapshot.alternative[e, r]),
         "contradicted": bool(snapshot.twins[e, r] >= 0),
+        "reliability": self.reliability(RELATIONS[r].name),
       }
       for r, e, v in zip(relations, path, path[1:], strict=False)
     ]
-    if self.config.changes:
-      for fact in facts:
-        fact["reliability"] = self.reliability(fact["relation"])
     searches = sum(
       1 + fact["misses"] + fact["contradicted"]
       for fact in facts
@@ -329,6 +347,57 @@ class World:
     )
 
 
+def with_evidence(
+  world: World, questions: Iterable[types.Question]
+) -> list[types.Question]:
+  """Returns questions of the world with evidence from its corpora.
+
+  The evidence of a question has a passage for each fact of its chain, known or
+  not, and the query in the wording that finds it. A fact with a false twin also
+  has the passage and the query of the verdict.
+
+  Args:
+    world: the world of the questions.
+    questions: any of `world.questions`.
+
+  Returns:
+    The questions, with `supporting` and `search_keys` added to their metadata.
+  """
+  corpora: dict[str, dict[str, types.Passage]] = {}
+  out = []
+  for question in questions:
+    name = question.corpus
+    if name not in corpora:
+      corpora[name] = {passage.id: passage for passage in world.corpus(name)}
+    supporting, keys = [], []
+    for fact in question.metadata["facts"]:
+      wording = fact["alternative" if fact["misses"] else "relation"]
+      steps = [(fact["relation"], wording)]
+      if fact["contradicted"]:
+        steps.append((VERDICT, VERDICT))
+      for label, word in steps:
+        passage = corpora[name][f"{name}/{fact['entity']}/{label}"]
+        supporting.append({"title": passage.title, "text": passage.text})
+        keys.append([f"{fact['entity']} {word}"])
+    known = {"supporting": supporting, "search_keys": keys}
+    metadata = {**question.metadata, **known}
+    out.append(dataclasses.replace(question, metadata=metadata))
+  return out
+
+
+def _sequences(hops: int) -> list[tuple[int, ...]]:
+  """Returns all sequences of distinct relations whose kinds chain."""
+  rows: list[tuple[int, ...]] = [(r,) for r in range(len(RELATIONS))]
+  for _ in range(hops - 1):
+    rows = [
+      (*row, r)
+      for row in rows
+      for r in range(len(RELATIONS))
+      if r not in row and RELATIONS[row[-1]].object == RELATIONS[r].subject
+    ]
+  return rows
+
+
 def _generator(*entropy: int) -> np.random.Generator:
   return np.random.Generator(np.random.PCG64(entropy))
 
@@ -343,7 +412,7 @@ def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
   """Draws distinct pronounceable names; none is a relation, as "river" is."""
   parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
   every = ["".join(letters) for letters in itertools.product(*parts)]
-  names = [name for name in every if name not in relations_lib.INDEX]
+  names = [name for name in every if name not in INDEX]
   return tuple(rng.choice(names, count, replace=False).tolist())
 
 

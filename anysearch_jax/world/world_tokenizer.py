@@ -8,7 +8,6 @@ again gives the same ids.
 
 from __future__ import annotations
 
-import pathlib
 import re
 
 import tokenizers
@@ -16,7 +15,6 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 from anysearch_jax.environment import prompts, protocol
-from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
@@ -58,8 +56,8 @@ def vocabulary(world: world_lib.World) -> list[str]:
     *map(str, range(_LARGEST_NUMBER + 1)),
     *re.sub(r"\{\w+\}", " ", " ".join(texts)).split(),
     *THOUGHTS,
-    *(relation.name for relation in relations_lib.ALL),
-    *(relation.alternative for relation in relations_lib.ALL),
+    *(relation.name for relation in world_lib.RELATIONS),
+    *(relation.alternative for relation in world_lib.RELATIONS),
     *(world_lib.VERDICT, world_lib.CONFIRMED),
     *world_lib.PADS,
     *world.entities,
@@ -95,16 +93,6 @@ def build_tokenizer(
     chat_template=_TEMPLATE,
     clean_up_tokenization_spaces=False,
   )
-
-
-def save(world: world_lib.World, folder: str | pathlib.Path) -> None:
-  """Writes the tokenizer's files; equal worlds give equal bytes.
-
-  Args:
-    world: as for `build_tokenizer`.
-    folder: created if it is missing.
-  """
-  build_tokenizer(world).save_pretrained(folder)
 
 
 def _escape(text: str) -> str:

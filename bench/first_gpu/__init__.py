@@ -1,10 +1,10 @@
 """Half an hour on an accelerator: one command that measures all of it.
 
-* `stages`: what is measured, in order of worth; `running` runs the stages, each
-  in a process of its own, and writes what they find; `notes` is what a stage
-  writes its figures into; `shapes` makes policies of real shapes.
-* `machine`: the installation, peaks of products and copies; `kernels`: errors
-  of attention; `engine`: decode, prefill, and both sides' log-probabilities;
-  `steps`: train steps; `rollouts`: whole rollouts with their steps; `vectors`:
-  exact search.
+* `running`: the stages in order of worth; each runs in a process of its own and
+  notes what it finds.
+* `machine`: the installation, peaks of products and copies, errors of
+  attention, exact search.
+* `engine`: policies of real shapes, decode, prefill, and both sides'
+  log-probabilities.
+* `rollouts`: train steps, and whole rollouts with them.
 """

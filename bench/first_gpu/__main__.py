@@ -7,7 +7,7 @@ Writes DIR/first_gpu.json (the `stages` with name, status, seconds and figures)
 and DIR/first_gpu.txt, the same as a table, after each stage. Stages run in
 order of worth, each in a process of its own with a time limit. The same command
 again runs what is not done. Weights and texts are random, in the policies' real
-shapes; nothing is downloaded. docs/accelerators.md explains the figures.
+shapes; nothing is downloaded. docs/training.md explains the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from absl import app, flags
 
 from bench import harness
 from bench.first_gpu import running
-from bench.first_gpu import stages as stages_lib
 from launch import jax_setup
 
 
@@ -50,18 +49,18 @@ def main() -> dict[str, object]:
   return {"stages": len(results)}
 
 
-def _chosen(names: Sequence[str]) -> list[stages_lib.Stage]:
+def _chosen(names: Sequence[str]) -> list[running.Stage]:
   """Returns the named stages, in order of worth; all if none is named.
 
   Raises:
     ValueError: a name is unknown.
   """
-  if unknown := set(names) - set(stages_lib.BY_NAME):
+  if unknown := set(names) - set(running.BY_NAME):
     raise ValueError(
       f"--stages: found {min(unknown)!r}, expected some of "
-      f"{', '.join(stages_lib.BY_NAME)}."
+      f"{', '.join(running.BY_NAME)}."
     )
-  return [s for s in stages_lib.STAGES if not names or s.name in names]
+  return [s for s in running.STAGES if not names or s.name in names]
 
 
 def _stage(name: str, output: str, rehearse: str) -> object:
@@ -69,7 +68,7 @@ def _stage(name: str, output: str, rehearse: str) -> object:
   folder = running.Folder(pathlib.Path(output))
   tiny = rehearse == "1"
   jax_setup.configure(threads=1 if tiny else 0, cache=str(folder.cache))
-  return running.measure(stages_lib.BY_NAME[name], folder, rehearse=tiny)
+  return running.measure(running.BY_NAME[name], folder, rehearse=tiny)
 
 
 if __name__ == "__main__":

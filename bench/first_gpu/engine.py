@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+import math
+import pathlib
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,15 +18,30 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder as decoder_lib
 from anysearch_jax.policy import lora as lora_lib
-from anysearch_jax.policy import sharding
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import sharding, table
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import logprobs, placement
 from bench import decode as decode_lib
 from bench import harness, random_weights
-from bench.first_gpu import notes as notes_lib
-from bench.first_gpu import shapes
+from bench.first_gpu import running
+from launch import shipped
 
+_TINY = {
+  "hidden_size": 64,
+  "intermediate_size": 96,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 8,
+  "num_key_value_heads": 2,
+  "head_dim": 16,
+  "vocab_size": 512,
+}
+# Every so many ids, one is a whole search or a whole answer.
+_SEARCH, _ANSWER = 601, 1999
+_FEW = 61  # The same in a tiny vocabulary.
+_HEAD_ROOM = 0.95
 _DTYPE = "bfloat16"
 _CALLS = 5
 _STEPS = 32
@@ -34,7 +53,7 @@ _PREFILL_ROWS, _LANES, _CHUNK = 16, 32, 64
 
 
 def decode(
-  notes: notes_lib.Notes, *, policy: str, lora: bool, profile: bool = False
+  notes: running.Notes, *, policy: str, lora: bool, profile: bool = False
 ) -> None:
   """Times decode calls at several rows and contexts.
 
@@ -78,12 +97,12 @@ class _Calls:
 
   def measure(self, context: int) -> Mapping[str, Any]:
     """Raises SkippedError if the keys and values do not fit."""
-    shapes.need(self.size(context))
+    need(self.size(context))
     return decode_lib.measure(self.decoder, context=context, calls=self._count)
 
   @functools.cached_property
   def decoder(self) -> decode_lib.Decoder:
-    fitting = [c for c in self.contexts if shapes.fits(self.size(c))]
+    fitting = [c for c in self.contexts if fits(self.size(c))]
     engine = config_lib.EngineConfig(
       slots=self._rows,
       max_context=self._tokens(self.contexts[-1]),
@@ -108,9 +127,9 @@ class _Calls:
     )
 
 
-def _trace(notes: notes_lib.Notes, calls: _Calls) -> Mapping[str, Any]:
+def _trace(notes: running.Notes, calls: _Calls) -> Mapping[str, Any]:
   context = calls.contexts[0]
-  shapes.need(calls.size(context))
+  need(calls.size(context))
   calls.decoder(context)
   notes.traces.mkdir(parents=True, exist_ok=True)
   with jax.profiler.trace(str(notes.traces)):
@@ -121,13 +140,13 @@ def _trace(notes: notes_lib.Notes, calls: _Calls) -> Mapping[str, Any]:
 def _architecture(
   policy: str, *, lora: bool, rehearse: bool
 ) -> architecture_lib.Architecture:
-  a = shapes.architecture(policy, rehearse=rehearse)
+  a = architecture(policy, rehearse=rehearse)
   rank = config_lib.LoraConfig(rank=32 if lora else 0)
   return lora_lib.attach(a, rank)
 
 
 def _random(
-  notes: notes_lib.Notes, a: architecture_lib.Architecture
+  notes: running.Notes, a: architecture_lib.Architecture
 ) -> decoder_lib.Params:
   """Returns random weights as the engine holds them; notes the hand-over.
 
@@ -153,7 +172,7 @@ def _engine_bytes(
   return weights + tokens * each + 3 * 2**30
 
 
-def prefill(notes: notes_lib.Notes, *, policy: str) -> None:
+def prefill(notes: running.Notes, *, policy: str) -> None:
   """Times the prefill of passages behind contexts of several lengths."""
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
   params = _random(notes, a)
@@ -203,7 +222,7 @@ def _prefill(
     prefill_lanes=lanes,
     prefill_chunk=chunk,
   )
-  shapes.need(_engine_bytes(a, params, rows * engine.max_context))
+  need(_engine_bytes(a, params, rows * engine.max_context))
   mesh = sharding.mesh()
   model = model_lib.make(engine, a, mesh, dtype=_DTYPE)
   pages = kv_store.allocator(
@@ -228,7 +247,7 @@ def _prefill(
     "first, s": first,
     "ms": 1e3 * seconds,
     "tokens/s": tokens / seconds,
-    "TFLOP/s by 2 N": 2 * shapes.parameters(a) * tokens / seconds / 1e12,
+    "TFLOP/s by 2 N": 2 * parameters(a) * tokens / seconds / 1e12,
   }
 
 
@@ -257,14 +276,14 @@ def _chunks(
   return calls
 
 
-def gaps(notes: notes_lib.Notes, *, policy: str) -> None:
+def gaps(notes: running.Notes, *, policy: str) -> None:
   """Compares sampled log-probabilities with the trainer's, in bfloat16.
 
   Both are also compared with the trainer's computation in float32.
   """
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
   rows, prompt, steps = (2, 20, 8) if notes.rehearse else (16, 256, 128)
-  shapes.need(6 * shapes.parameters(a) + 8 * 2**30)
+  need(6 * parameters(a) + 8 * 2**30)
   masters = random_weights.policy(a)
   # Larger logits than at random: a trained policy is seldom undecided.
   masters["embed"] = 4 * masters["embed"]
@@ -349,3 +368,74 @@ def _trained(
       segment_ids=np.ones_like(tokens),
     )
   return np.asarray(logps)
+
+
+def architecture(
+  policy: str, *, rehearse: bool
+) -> architecture_lib.Architecture:
+  """Returns the architecture of a policy in configs/shapes."""
+  path = pathlib.Path(shipped.find(f"configs/shapes/{policy}.json"))
+  shape = json.loads(path.read_text())
+  return architecture_lib.from_hf(shape | _TINY if rehearse else shape)
+
+
+def parameters(a: architecture_lib.Architecture) -> int:
+  return weights.count(table.rows(a))
+
+
+def need(size: float) -> None:
+  """Raises SkippedError if the first device cannot hold `size` bytes."""
+  if not fits(size):
+    raise running.SkippedError(
+      f"needs {size / 2**30:.1f} GiB; the device gives {_limit() / 2**30:.1f}"
+    )
+
+
+def fits(size: float) -> bool:
+  """Returns whether the first device can hold `size` bytes."""
+  return size <= _HEAD_ROOM * _limit()
+
+
+def _limit() -> float:
+  """Returns the bytes that JAX may use; infinite if it does not say."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return stats.get("bytes_limit", math.inf)
+
+
+class Words(tokenizer_lib.Tokenizer):
+  """A tokenizer of invented words, for policies with random weights.
+
+  Most ids are words. Some are a whole search or a whole answer, so that a
+  policy that draws ids at random searches now and then, and answers.
+  """
+
+  def __init__(self, vocab_size: int):
+    self.vocab_size = vocab_size
+    self.end_of_turn_ids = frozenset({0})
+    self.control_tokens = ()
+    self._every = (
+      (_FEW, _FEW + 2) if vocab_size < _ANSWER else (_SEARCH, _ANSWER)
+    )
+
+  def encode(self, text: str) -> list[int]:
+    return [
+      1 + zlib.crc32(word.encode()) % (self.vocab_size - 1)
+      for word in text.split()
+    ]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return "".join(map(self._text, ids))
+
+  def render(self, content: str) -> tuple[str, list[int]]:
+    return content, self.encode(content)
+
+  def token_texts(self) -> list[str]:
+    return [self._text(i) for i in range(self.vocab_size)]
+
+  def _text(self, token: int) -> str:
+    search, answer = self._every
+    if token and token % search == 0:
+      return f"<search>word{token}</search>"
+    if token and token % answer == 0:
+      return f"<answer>word{token}</answer>"
+    return f"word{token} " if token else ""

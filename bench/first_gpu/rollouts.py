@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.util
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +24,15 @@ from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
-from anysearch_jax.world import versions
 from anysearch_jax.world import world as world_lib
-from bench import harness, playing, random_weights
-from bench.first_gpu import notes as notes_lib
-from bench.first_gpu import shapes
+from bench import harness, playing, random_weights, train_step
+from bench.first_gpu import engine, running
 from configs import quickstart, qwen3_4b
 from launch import shipped
 
+_POLICY = "Qwen3-4B"
+_STEPS = 3
+_MICRO_BATCHES = 2
 _ROLLOUTS = 4
 _WORD = re.compile(r"\w+")
 
@@ -179,7 +182,7 @@ class Loop:
     return digest.hexdigest()[:16]
 
 
-def small(notes: notes_lib.Notes) -> None:
+def small(notes: running.Notes) -> None:
   """Trains the quickstart's policy twice: do the bits repeat?"""
   config = quickstart.get_config()
   count = _ROLLOUTS
@@ -203,9 +206,7 @@ def small(notes: notes_lib.Notes) -> None:
 def _small(
   config: config_lib.ExperimentConfig, rollouts: int
 ) -> list[dict[str, Any]]:
-  world = world_lib.World(
-    versions.config(config.data.world, config.data.world_seed)
-  )
+  world = world_lib.World(config.data.world_seed)
   policy = hf.load(shipped.find(config.policy))
   if importlib.util.find_spec("jinja2") is None:
     # transformers renders templates by it, but does not require it.
@@ -232,12 +233,12 @@ def _fewer(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   )
 
 
-def colocated(notes: notes_lib.Notes, *, policy: str) -> None:
+def colocated(notes: running.Notes, *, policy: str) -> None:
   """Samples, trains and hands over adapters of a large policy on one device."""
-  a = shapes.architecture(policy, rehearse=notes.rehearse)
+  a = engine.architecture(policy, rehearse=notes.rehearse)
   config = _colocated(rehearse=notes.rehearse)
-  shapes.need(2 * shapes.parameters(a) + 30 * 2**30)
-  tokenizer = shapes.Words(a.vocab_size)
+  engine.need(2 * engine.parameters(a) + 30 * 2**30)
+  tokenizer = engine.Words(a.vocab_size)
   base = random_weights.policy(a, dtype=config.lora.base_dtype)
   loop = Loop(
     config,
@@ -289,3 +290,89 @@ def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
       max_micro_batches=2 * questions,
     ),
   )
+
+
+def step(
+  notes: running.Notes,
+  *,
+  lora: bool,
+  remat: str,
+  rows: int,
+  profile: bool = False,
+) -> None:
+  """Times optimizer steps on random weights, in packed rows of 8,192 tokens.
+
+  Args:
+    notes: gets the figures.
+    lora: whether adapters of rank 32 are trained, instead of all weights.
+    remat: what the backward pass computes again.
+    rows: rows of a micro-batch.
+    profile: whether to trace one more step.
+  """
+  config = _config(lora=lora, remat=remat, rows=rows, rehearse=notes.rehearse)
+  a = engine.architecture(_POLICY, rehearse=notes.rehearse)
+  count = engine.parameters(a)
+  # Masters, two moments and gradients; or the frozen base.
+  engine.need(2 * count if lora else 16 * count)
+  work = train_step.examples(
+    row=config.batch.row_lengths[-1],
+    vocab=a.vocab_size,
+    tokens=_MICRO_BATCHES * config.batch.micro_batch_tokens,
+  )
+  ours = train_step.Ours(config, a, work)
+  arguments = (ours.state, ours.reference, ours.batch)
+  compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
+  notes.add({"compile, s": took.seconds} | _planned(compiled))
+  first = harness.seconds(ours)
+  seconds = [harness.seconds(ours) for _ in range(_STEPS)]
+  found = train_step.describe(ours, seconds, first)
+  trained = found["trained"]
+  # Forward and activations' gradients cost 4 N, gradients of weights 2 T.
+  flops = (4 * count + 2 * trained) * found["tokens"]
+  notes.add(
+    found | {"TFLOP/s by 6 N": flops / statistics.median(seconds) / 1e12}
+  )
+  if profile:
+    with _trace(notes):
+      notes.add({"traced step, s": harness.seconds(ours)})
+
+
+def _config(
+  *, lora: bool, remat: str, rows: int, rehearse: bool
+) -> config_lib.ExperimentConfig:
+  config = qwen3_4b.get_config("lora80" if lora else "")
+  row = 128 if rehearse else config.batch.row_lengths[-1]
+  return dataclasses.replace(
+    config,
+    mesh=config_lib.MeshConfig(),
+    pipeline=config_lib.PipelineConfig(),
+    # Without a KL term there is no reference beside the masters.
+    objective=dataclasses.replace(config.objective, kl_coefficient=0.0),
+    batch=dataclasses.replace(
+      config.batch,
+      row_lengths=(row,),
+      micro_batch_tokens=rows * row,
+      max_micro_batches=_MICRO_BATCHES,
+      remat=remat,
+    ),
+  )
+
+
+def _planned(compiled: Any) -> dict[str, float]:
+  """Returns the bytes that the compiler counts, by its own analysis."""
+  analysis = compiled.memory_analysis()
+  if analysis is None:
+    return {}
+  return {
+    "compiler: arguments, GiB": analysis.argument_size_in_bytes / 2**30,
+    "compiler: temporaries, GiB": analysis.temp_size_in_bytes / 2**30,
+    "compiler: peak, GiB": analysis.peak_memory_in_bytes / 2**30,
+  }
+
+
+@contextlib.contextmanager
+def _trace(notes: running.Notes) -> Iterator[None]:
+  notes.traces.mkdir(parents=True, exist_ok=True)
+  with jax.profiler.trace(str(notes.traces)):
+    yield
+  notes.add({"trace": str(notes.traces)})

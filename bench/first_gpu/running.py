@@ -6,7 +6,10 @@ is done stays done: the same command continues.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
+import importlib
 import os
 import pathlib
 import signal
@@ -16,10 +19,13 @@ from typing import Any
 
 from anysearch_jax.host import json_files
 from bench import harness
-from bench.first_gpu import notes as notes_lib
-from bench.first_gpu import stages as stages_lib
-from launch import children
+from launch import supervisor
 
+# XLA chooses between its own Triton kernels and cuBLAS for matrix products.
+_CUBLAS = "--xla_gpu_enable_triton_gemm=false"
+# Command buffers (CUDA graphs) save launches, which dominate small programs.
+_NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+Figures = Mapping[str, Any]
 RESULTS, TABLE = "first_gpu.json", "first_gpu.txt"
 DONE, FAILED, LATE, SKIPPED, UNTIMED = (
   "done",
@@ -75,12 +81,12 @@ class Folder:
 
 
 def run(
-  stages: Sequence[stages_lib.Stage],
+  stages: Sequence[Stage],
   folder: Folder,
   *,
   rehearse: bool,
   minutes: float,
-  command: Callable[[stages_lib.Stage], Sequence[str]],
+  command: Callable[[Stage], Sequence[str]],
 ) -> list[Result]:
   """Runs the stages that are not done and writes all results.
 
@@ -120,14 +126,14 @@ def run(
 
 def _ordered(results: Mapping[str, Result]) -> Iterator[Result]:
   """Yields results in the order of worth, whatever ran first."""
-  order = [*stages_lib.BY_NAME, *results]
+  order = [*BY_NAME, *results]
   for name in dict.fromkeys(order):
     if name in results:
       yield results[name]
 
 
 def _run_one(
-  stage: stages_lib.Stage,
+  stage: Stage,
   folder: Folder,
   command: Sequence[str],
   limit: float,
@@ -145,7 +151,7 @@ def _run_one(
   folder.notes(stage.name).unlink(missing_ok=True)
   flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
   started = time.monotonic()
-  child = children.Child(
+  child = supervisor.Child(
     command, folder.log(stage.name), env={"XLA_FLAGS": flags}
   )
   try:
@@ -154,7 +160,7 @@ def _run_one(
     code = child.code
   finally:
     child.kill()
-  found = notes_lib.read(folder.notes(stage.name))
+  found = read_notes(folder.notes(stage.name))
   if code is None:
     status, reason = LATE, f"not done after {limit:.0f} s"
   elif code == 0 and "status" in found:
@@ -171,7 +177,7 @@ def _run_one(
   )
 
 
-def _died(code: int, child: children.Child) -> str:
+def _died(code: int, child: supervisor.Child) -> str:
   """Returns how a process ended, and the last line that it wrote."""
   last = (child.tail(_TAIL) or ["it wrote nothing"])[-1]
   if code > 128:
@@ -180,20 +186,20 @@ def _died(code: int, child: children.Child) -> str:
 
 
 def measure(
-  stage: stages_lib.Stage, folder: Folder, *, rehearse: bool
+  stage: Stage, folder: Folder, *, rehearse: bool
 ) -> Mapping[str, Any]:
   """Runs a stage in this process; notes how it ended."""
-  notes = notes_lib.Notes(
+  notes = Notes(
     folder.notes(stage.name),
     traces=folder.traces(stage.name),
     rehearse=rehearse,
   )
   try:
     stage.run(notes)
-  except notes_lib.SkippedError as error:
+  except SkippedError as error:
     notes.close(status=SKIPPED, reason=str(error))
   except Exception as error:
-    notes.close(status=FAILED, reason=notes_lib.sentence(error))
+    notes.close(status=FAILED, reason=sentence(error))
     raise
   else:
     notes.close(status=DONE)
@@ -270,3 +276,224 @@ def _lines(figures: Mapping[str, Any], indent: int = 2) -> Iterator[str]:
     else:
       width = 46 - indent
       yield f"{'':{indent}}{name:<{width}}{harness.shown(value)}"
+
+
+class SkippedError(Exception):
+  """The stage does not suit this machine; the message says why."""
+
+
+class Notes:
+  """The figures of one stage, by case.
+
+  Args:
+    path: file that is replaced after each figure.
+    traces: folder for profiler traces of the stage.
+    rehearse: whether sizes are tiny.
+  """
+
+  def __init__(
+    self, path: pathlib.Path, *, traces: pathlib.Path, rehearse: bool
+  ):
+    self.rehearse = rehearse
+    self.traces = traces
+    self.figures: dict[str, Any] = {}
+    self._path = path
+    self._failed: list[str] = []
+    self._cases = 0
+    self._write()
+
+  def add(self, figures: Figures) -> None:
+    """Adds figures that belong to no case."""
+    self.figures |= figures
+    harness.print_numbers(figures)
+    self._write()
+
+  def case(self, name: str, measure: Callable[[], Figures]) -> None:
+    """Measures one case; if it fails, its figure says why.
+
+    Memory that only the case used is free afterwards.
+    """
+    print(f"-- {name}", flush=True)
+    self._cases += 1
+    # Only the sentence is kept: a traceback would keep the arrays of its
+    # frames, and the next case could not have their memory.
+    found: Figures
+    try:
+      found = measure()
+    except SkippedError as error:
+      found = {"skipped": str(error)}
+    except Exception as error:
+      found = {"failed": sentence(error)}
+      self._failed.append(name)
+    gc.collect()
+    self.figures[name] = dict(found)
+    harness.print_numbers(found)
+    self._write()
+
+  def check(self) -> None:
+    """Raises RuntimeError if every case failed."""
+    if self._cases and len(self._failed) == self._cases:
+      raise RuntimeError(self.figures[self._failed[0]]["failed"])
+
+  def close(self, **outcome: str) -> None:
+    """Notes how the stage ended."""
+    self._outcome = outcome
+    self._write()
+
+  _outcome: Mapping[str, str] = {}
+
+  def _write(self) -> None:
+    json_files.write(self._path, {**self._outcome, "figures": self.figures})
+
+
+def read_notes(path: pathlib.Path) -> dict[str, Any]:
+  """Returns what a stage wrote; empty figures if it wrote nothing."""
+  with contextlib.suppress(OSError, ValueError):
+    return json_files.read(path)
+  return {"figures": {}}
+
+
+def sentence(error: BaseException) -> str:
+  """Returns an error's kind and the first line of its message.
+
+  Of a group of errors it takes the first.
+  """
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
+  lines = str(error).strip().splitlines() or [""]
+  return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """One measurement.
+
+  name: a word, also of its files.
+  measures: what, as a phrase.
+  function: `module.function` of this package.
+  seconds: limit.
+  options: keyword arguments of the function.
+  xla_flags: that its process adds to XLA_FLAGS.
+  """
+
+  name: str
+  measures: str
+  function: str
+  seconds: float
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  xla_flags: str = ""
+
+  def run(self, notes: Notes) -> None:
+    """Measures, in this process."""
+    module, _, function = self.function.partition(".")
+    imported = importlib.import_module(f"bench.first_gpu.{module}")
+    getattr(imported, function)(notes, **self.options)
+    notes.check()
+
+
+_LORA = {"lora": True, "remat": "dots", "rows": 2}
+_4B = {"policy": "Qwen3-4B", "lora": False}
+
+STAGES = (
+  Stage("doctor", "installation and devices", "machine.doctor", 90),
+  Stage("peaks", "matrix products and copies", "machine.peaks", 90),
+  Stage("kernels", "attention against float64", "machine.attention", 180),
+  Stage("small", "the quickstart's policy, twice", "rollouts.small", 180),
+  Stage("decode", "decode, Qwen3-4B", "engine.decode", 300, _4B),
+  Stage(
+    "step",
+    "train step, Qwen3-4B, adapters, remat dots",
+    "rollouts.step",
+    240,
+    _LORA,
+  ),
+  Stage(
+    "prefill",
+    "prefill of passages, Qwen3-4B",
+    "engine.prefill",
+    150,
+    {"policy": "Qwen3-4B"},
+  ),
+  Stage(
+    "gaps",
+    "sampled against trained log-probabilities, Qwen3-0.6B",
+    "engine.gaps",
+    200,
+    {"policy": "Qwen3-0.6B"},
+  ),
+  Stage(
+    "colocated",
+    "rollout, step and hand-over on one device, Qwen3-4B with adapters",
+    "rollouts.colocated",
+    240,
+    {"policy": "Qwen3-4B"},
+  ),
+  Stage("vectors", "exact search of 21 M x 768", "machine.search", 120),
+  Stage(
+    "step_full",
+    "train step, Qwen3-4B, all weights, remat full",
+    "rollouts.step",
+    240,
+    {"lora": False, "remat": "full", "rows": 1},
+  ),
+  Stage(
+    "step_remat",
+    "train step, Qwen3-4B, adapters, remat full",
+    "rollouts.step",
+    200,
+    _LORA | {"remat": "full"},
+  ),
+  Stage(
+    "trace_decode",
+    "profile of a decode call",
+    "engine.decode",
+    120,
+    _4B | {"profile": True},
+  ),
+  Stage(
+    "trace_step",
+    "profile of a train step",
+    "rollouts.step",
+    180,
+    _LORA | {"profile": True},
+  ),
+  Stage(
+    "decode_cublas",
+    "decode, Qwen3-4B, matrix products by cuBLAS",
+    "engine.decode",
+    300,
+    _4B,
+    _CUBLAS,
+  ),
+  Stage(
+    "step_cublas",
+    "train step, Qwen3-4B, adapters, matrix products by cuBLAS",
+    "rollouts.step",
+    200,
+    _LORA,
+    _CUBLAS,
+  ),
+  Stage(
+    "decode_no_graphs",
+    "decode, Qwen3-4B, without command buffers",
+    "engine.decode",
+    300,
+    _4B,
+    _NO_GRAPHS,
+  ),
+  Stage(
+    "decode_lora",
+    "decode, Qwen3-4B with adapters",
+    "engine.decode",
+    300,
+    _4B | {"lora": True},
+  ),
+  Stage(
+    "decode_7b",
+    "decode, Qwen2.5-7B",
+    "engine.decode",
+    300,
+    {"policy": "Qwen2.5-7B-Instruct", "lora": False},
+  ),
+)
+BY_NAME = {stage.name: stage for stage in STAGES}

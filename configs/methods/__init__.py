@@ -65,15 +65,8 @@ def experiment(
       "of their own (docs/fidelity.md); expected the backbone alone."
     )
   base = importlib.import_module(f"configs.{backbone or _WORLD}").get_config()
-  system = systems.get(method)
-  prompts = system.prompts if backbone else system.world_prompts
-  named = dataclasses.replace(
-    base,
-    name="-".join(filter(None, (method, backbone, recipe))),
-    method=dataclasses.replace(base.method, name=method),
-    episode=dataclasses.replace(base.episode, prompts=prompts),
-  )
-  trained = system.train(named)
+  name = "-".join(filter(None, (method, backbone, recipe)))
+  trained = systems.select(dataclasses.replace(base, name=name), method)
   if recipe and original is not None:
     return original(trained)
   return change(trained)

@@ -24,7 +24,9 @@ _CALLS_AT_ONCE = 2
 _SHORT = 32
 # Tokens of a call, for each CPU core or for each accelerator.
 _CORE_TOKENS, _DEVICE_TOKENS = 256, 1 << 16
-# Up to this many tokens, as passages have, texts are padded in equal steps.
+# Up to this many tokens, as passages have, texts are padded in equal steps;
+# longer ones to an eighth of the next power of two, so that they need few
+# programs.
 _FINE = 256
 # Scores of attention of a call and a head, which limit the rows of long texts.
 _SCORES = 1 << 27
@@ -40,21 +42,17 @@ class Shapes(NamedTuple):
       in hundreds.
     passage_tokens: tokens of a call for passages, including padding.
     max_tokens: the most tokens of a text.
-    fine: texts of more tokens are padded to a multiple of an eighth of the
-      next power of two, so that long ones need few programs.
   """
 
   step: int
   query_rows: int
   passage_tokens: int
   max_tokens: int
-  fine: int = _FINE
 
   def length(self, tokens: int) -> int:
     """Returns the padded row length for a text of `tokens` tokens."""
     step = self.step // (2 if tokens <= _SHORT else 1)
-    if tokens > self.fine:
-      # An eighth of the next power of two.
+    if tokens > _FINE:
       step = max(step, 1 << (tokens - 1).bit_length() >> 3)
     return min(-(-tokens // step) * step, self.max_tokens)
 
@@ -99,10 +97,10 @@ class BatchedModel:
   """Calls a model with any number of texts; thread-safe.
 
   Args:
-    compute: maps parameters, ids `[B, T]`, lengths `[B]` and one `[B]` for each
-      further column to float32 `[B, *out]`. A row of length 0 is padding.
+    compute: maps parameters, ids `[B, T]` and lengths `[B]` to float32
+      `[B, dim]`. A row of length 0 is padding.
     params: parameters, replicated on every device of `mesh`.
-    out: shape of the result for one text.
+    dim: width of the result for one text.
     mesh: has the axis `data`, over which the rows of a call are sharded.
     shapes: shapes of calls.
   """
@@ -112,12 +110,12 @@ class BatchedModel:
     compute: Callable[..., jax.Array],
     params: Any,
     *,
-    out: tuple[int, ...],
+    dim: int,
     mesh: jax.sharding.Mesh,
     shapes: Shapes,
   ):
     self._compute, self._params = compute, params
-    self._out, self._shapes, self._devices = out, shapes, mesh.size
+    self._dim, self._shapes, self._devices = dim, shapes, mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
     self._lock = threading.Lock()
     self._programs: dict[tuple[int, int], Callable[..., jax.Array]] = {}
@@ -126,33 +124,18 @@ class BatchedModel:
     """Returns the number of compiled programs, one for each shape of call."""
     return len(self._programs)
 
-  def compile(self, columns: int = 0) -> None:
-    """Compiles the programs of all lengths of texts.
-
-    Args:
-      columns: number of further columns of the later calls.
-    """
-    most = self._shapes.max_tokens
-    for length in sorted({self._shapes.length(n) for n in range(1, most + 1)}):
-      self._program((self._rows(length, few=False), length), 1 + columns)
-
   def _rows(self, length: int, *, few: bool) -> int:
     """Returns the rows of a call, a multiple of the number of devices."""
     rows = self._shapes.rows(length, few=few)
     return -(-rows // self._devices) * self._devices
 
   def __call__(
-    self,
-    tokens: Sequence[np.ndarray],
-    columns: Sequence[Sequence[int]] = (),
-    *,
-    few: bool = False,
+    self, tokens: Sequence[np.ndarray], *, few: bool = False
   ) -> np.ndarray:
-    """Returns float32 `[n, *out]`, in the order of the texts.
+    """Returns float32 `[n, dim]`, in the order of the texts.
 
     Args:
       tokens: int32 ids of each of n texts, at most `shapes.max_tokens`.
-      columns: further numbers of each text, the same number in every call.
       few: whether calls have the few rows of queries.
 
     Raises:
@@ -166,13 +149,11 @@ class BatchedModel:
       rows = self._rows(length, few=few)
       for start in range(0, len(members), rows):
         calls.append(((rows, length), members[start : start + rows]))
-    out = np.zeros((len(tokens), *self._out), np.float32)
-    table = np.asarray(columns, np.int32).reshape(len(columns), len(tokens))
+    out = np.zeros((len(tokens), self._dim), np.float32)
 
     def answer(call: tuple[tuple[int, int], list[int]]) -> None:
       shape, some = call
-      found = self._call([tokens[i] for i in some], table[:, some], shape)
-      out[some] = found[: len(some)]
+      out[some] = self._call([tokens[i] for i in some], shape)
 
     if len(calls) > 1:
       with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, cores())) as pool:
@@ -187,32 +168,24 @@ class BatchedModel:
     return out
 
   def _call(
-    self,
-    tokens: Sequence[np.ndarray],
-    columns: np.ndarray,
-    shape: tuple[int, int],
+    self, tokens: Sequence[np.ndarray], shape: tuple[int, int]
   ) -> np.ndarray:
-    """Returns `[rows, *out]`: first the results of `tokens`, then padding."""
-    ids = np.zeros(shape, np.int32)
-    # The lengths, then the further columns.
-    numbers = np.zeros((1 + len(columns), shape[0]), np.int32)
-    numbers[1:, : len(tokens)] = columns
+    """Returns the results of at most `shape[0]` texts; the rest is padding."""
+    ids, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
     for row, some in enumerate(tokens):
       ids[row, : len(some)] = some
-      numbers[0, row] = len(some)
-    batch = jax.device_put((ids, *numbers), self._batch)
-    return np.asarray(self._program(shape, len(numbers))(self._params, *batch))
+      lengths[row] = len(some)
+    batch = jax.device_put((ids, lengths), self._batch)
+    return np.asarray(self._program(shape)(self._params, *batch))[: len(tokens)]
 
-  def _program(
-    self, shape: tuple[int, int], numbers: int
-  ) -> Callable[..., jax.Array]:
+  def _program(self, shape: tuple[int, int]) -> Callable[..., jax.Array]:
     if shape in self._programs:
       return self._programs[shape]
     with self._lock:
       if shape not in self._programs:
         batch = (
           jax.ShapeDtypeStruct(axes, jnp.int32, sharding=self._batch)
-          for axes in (shape, *[shape[:1]] * numbers)
+          for axes in (shape, shape[:1])
         )
         self._programs[shape] = (
           jax.jit(self._compute, out_shardings=self._batch)

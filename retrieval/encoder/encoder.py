@@ -1,7 +1,7 @@
 """A text encoder: a Hugging Face folder, on any devices.
 
-It is of BERT's family, ModernBERT's or Nomic's, or a decoder of a family that
-policies have. A text's vector does not depend on the other texts in a call (see
+It is of BERT's family or ModernBERT's, or a decoder of a family that policies
+have. A text's vector does not depend on the other texts in a call (see
 `batched`).
 """
 
@@ -17,15 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anysearch_jax.host import platforms
 from anysearch_jax.policy import tensor_files
 from retrieval.encoder import (
   batched,
   encoder_settings,
   encoder_tokenizer,
   models,
-  placing,
 )
-from retrieval.encoder import pooling as pooling_lib
 
 
 class Encoder:
@@ -110,24 +109,27 @@ class Encoder:
       max_tokens=settings.max_tokens,
       end=model.end,
     )
-    placed = placing.place(devices, dtype)
-    params = model.load(folder, sharding=placed.whole, dtype=placed.dtype)
+    devices = [platforms.cpu()] if devices is None else devices
+    if dtype is None:
+      on_cpu = devices[0].platform == "cpu"
+      dtype = jnp.float32 if on_cpu else jnp.bfloat16
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
+    whole = jax.sharding.NamedSharding(mesh, jax.P())
+    params = model.load(folder, sharding=whole, dtype=dtype)
 
     def vectors(
       params: models.Params, ids: jax.Array, lengths: jax.Array
     ) -> jax.Array:
       hidden = model.hidden(params, ids, lengths)
-      return pooling_lib.pool(hidden, lengths, settings.pooling)
+      return models.pool(hidden, lengths, settings.pooling)
 
     return cls(
       batched.BatchedModel(
         vectors,
         params,
-        out=(model.dim,),
-        mesh=placed.mesh,
-        shapes=batched.shapes(
-          placed.devices, settings.max_tokens, batch_tokens
-        ),
+        dim=model.dim,
+        mesh=mesh,
+        shapes=batched.shapes(devices, settings.max_tokens, batch_tokens),
       ),
       tokenizer,
       settings,
@@ -136,8 +138,8 @@ class Encoder:
         "folder": str(folder.absolute()),
         "weights_sha256": tensor_files.digest(folder),
         "tokenizer_sha256": tokenizer.sha256,
-        "dtype": jnp.dtype(placed.dtype).name,
-        **model.identity(),
+        "dtype": jnp.dtype(dtype).name,
+        **model.identity,
       },
     )
 

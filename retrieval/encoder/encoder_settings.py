@@ -5,7 +5,7 @@ sentence-transformers says how to pool and how long a text may be, and may have
 prompts. Otherwise pooling is the usual one of the model (by mean for BERT, the
 last token for a decoder; the first token for gte-modernbert), a text has up to
 256 tokens, and the prefixes are E5's if the model's name is E5's, Nomic's for
-nomic-embed-text and modernbert-embed, an instruction for E5-instruct and
+modernbert-embed, an instruction for E5-instruct and
 Qwen3-Embedding, or empty.
 """
 
@@ -27,14 +27,13 @@ _TASK = (
   "Instruct: Given a web search query, retrieve relevant passages that answer "
   "the query\nQuery:"
 )
-# Nomic's models, and models of others that were trained with its data.
+# Of modernbert-embed, which was trained with Nomic's data.
 _NOMIC = {
   "query_prefix": "search_query: ",
   "passage_prefix": "search_document: ",
 }
 _NOMIC_NAME = re.compile(
-  r"(?<![a-z0-9])(nomic-embed-text|modernbert-embed)(?![a-z0-9])",
-  re.IGNORECASE,
+  r"(?<![a-z0-9])modernbert-embed(?![a-z0-9])", re.IGNORECASE
 )
 _FIRST_TOKEN = re.compile(r"gte-modernbert", re.IGNORECASE)
 _MAX_TOKENS = 256

@@ -95,26 +95,6 @@ class EncoderTokenizer:
       ]
     return out
 
-  def pairs(
-    self, pairs: Sequence[tuple[str, str]]
-  ) -> tuple[list[np.ndarray], list[int]]:
-    """Returns the int32 ids of each pair, and how many are of the first text.
-
-    Of a pair that is too long the longer text is cut. The special tokens before
-    the second text count as the first one's.
-    """
-    ids: list[np.ndarray] = []
-    first: list[int] = []
-    for start in range(0, len(pairs), _TEXTS_AT_ONCE):
-      some = [
-        (_clean(one), _clean(other))
-        for one, other in pairs[start : start + _TEXTS_AT_ONCE]
-      ]
-      for encoding in self._tokenizer.encode_batch_fast(some):
-        ids.append(np.asarray(encoding.ids, np.int32))
-        first.append(encoding.type_ids.count(0))
-    return ids, first
-
 
 def _clean(text: str) -> str:
   return _SURROGATES.sub("\ufffd", text)

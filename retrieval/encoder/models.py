@@ -1,4 +1,4 @@
-"""The models of encoders: BERT and its kin, or the policy's own decoder.
+"""The models of encoders: BERT's kin and ModernBERT, or the policy's decoder.
 
 A decoder reads a text from left to right, so its last token, an end of text
 that the tokenizer appends, has seen all of it (Qwen3-Embedding).
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,10 @@ from anysearch_jax.policy import (
   tensor_files,
 )
 from anysearch_jax.policy import parameters as weights
-from retrieval.encoder import bert, encoder_settings, modernbert, nomic
+from retrieval.encoder import bidirectional, encoder_settings
 
 Params = dict[str, Any]
 
-_ENCODERS: Mapping[str, Any] = {
-  "bert": bert,
-  "roberta": bert,
-  "xlm-roberta": bert,
-  "modernbert": modernbert,
-  "nomic_bert": nomic,
-}
 _DECODERS = ("qwen2", "qwen3", "llama")
 # What published decoders have beside the rows of the table: buffers, and a head
 # that an encoder does not use.
@@ -41,7 +34,8 @@ _IGNORED = (
 )
 
 
-class Model(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Model:
   """Maps tokens to hidden states.
 
   Attributes:
@@ -50,6 +44,9 @@ class Model(Protocol):
     dim: width of a hidden state.
     pooling: the usual pooling of the family.
     end: id of the token that ends a text if the tokenizer adds none, or None.
+    identity: the fields of the architecture as JSON values.
+    load: reads the weights of a folder, with `sharding` and `dtype` of each.
+    hidden: maps parameters, ids `[B, T]` and lengths `[B]` to `[B, T, D]`.
   """
 
   vocab_size: int
@@ -57,26 +54,9 @@ class Model(Protocol):
   dim: int
   pooling: str
   end: int | None
-
-  def load(
-    self,
-    folder: pathlib.Path,
-    *,
-    sharding: jax.sharding.Sharding,
-    dtype: Any,
-  ) -> Params:
-    """Reads the weights of a folder."""
-    ...
-
-  def hidden(
-    self, params: Params, ids: jax.Array, lengths: jax.Array
-  ) -> jax.Array:
-    """Returns `[B, T, D]` for ids `[B, T]` of texts of `lengths` tokens."""
-    ...
-
-  def identity(self) -> dict[str, Any]:
-    """Returns the fields of the architecture as JSON values."""
-    ...
+  identity: dict[str, Any]
+  load: Callable[..., Params]
+  hidden: Callable[[Params, jax.Array, jax.Array], jax.Array]
 
 
 def describe(folder: pathlib.Path) -> Model:
@@ -93,100 +73,48 @@ def describe(folder: pathlib.Path) -> Model:
     )
   hf_config.refuse_adapter(folder)
   config = encoder_settings.read(path, dict)
+  kind = config.get("model_type")
   try:
-    kind = config.get("model_type")
     if kind in _DECODERS:
-      return DecoderModel.from_hf(config)
-    if not isinstance(kind, str) or kind not in _ENCODERS:
-      known = ", ".join(map(repr, (*_ENCODERS, *_DECODERS)))
-      raise ValueError(
-        f"config.json: model_type {kind!r} is not supported; expected one of "
-        f"{known}."
+      return _decoder(config)
+    if kind in bidirectional.KINDS:
+      a = bidirectional.from_hf(config)
+      return Model(
+        vocab_size=a.vocab_size,
+        max_tokens=a.max_tokens,
+        dim=a.d_model,
+        pooling="mean",
+        end=None,
+        identity=a.identity(),
+        load=lambda folder, **how: bidirectional.load(folder, a, **how),
+        hidden=lambda params, *text: bidirectional.forward(params, a, *text),
       )
-    return BertModel(_ENCODERS[kind], config)
+    known = ", ".join(map(repr, (*bidirectional.KINDS, *_DECODERS)))
+    raise ValueError(
+      f"config.json: model_type {kind!r} is not supported; expected one of "
+      f"{known}."
+    )
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
 
 
-class BertModel:
-  """A model whose tokens see the whole text, or a window of it, as a `Model`.
+def _decoder(config: Mapping[str, Any]) -> Model:
+  """Returns the policy's decoder; its LM head is not read."""
+  config = dict(config)
+  # A decoder that was saved without its head, as embedding models are.
+  names = config.get("architectures") or []
+  if isinstance(names, list) and all(
+    isinstance(name, str) and name.endswith("Model") for name in names
+  ):
+    config.pop("architectures", None)
+  end = config.get("eos_token_id")
+  end = end[0] if isinstance(end, list) and end else end
+  end = end if type(end) is int else None
+  a = table.headless(architecture.from_hf(config))
 
-  Args:
-    family: module of the family: `bert`, or one with the same functions.
-    config: a config.json; a wrong one raises ValueError as `bert.from_hf`.
-  """
-
-  pooling = "mean"
-  end: int | None = None
-
-  def __init__(self, family: Any, config: Mapping[str, Any]):
-    self._family, self._a = family, family.from_hf(config)
-    self.vocab_size, self.max_tokens = self._a.vocab_size, self._a.max_tokens
-    self.dim = self._a.d_model
-
-  def load(
-    self,
-    folder: pathlib.Path,
-    *,
-    sharding: jax.sharding.Sharding,
-    dtype: Any,
-  ) -> Params:
-    """See `bert.load`."""
-    return self._family.load(folder, self._a, sharding=sharding, dtype=dtype)
-
-  def hidden(
-    self, params: Params, ids: jax.Array, lengths: jax.Array
-  ) -> jax.Array:
-    """See `bert.forward`."""
-    return self._family.forward(params, self._a, ids, lengths)
-
-  def identity(self) -> dict[str, Any]:
-    """See `Model`."""
-    return self._a.identity()
-
-
-class DecoderModel:
-  """The policy's decoder as a `Model`.
-
-  Args:
-    a: its architecture; the LM head is not read.
-    end: id of the token that ends a text, or None.
-  """
-
-  pooling = "lasttoken"
-
-  def __init__(self, a: architecture.Architecture, end: int | None):
-    self._a = table.headless(a)
-    self.vocab_size, self.max_tokens = a.vocab_size, a.max_context
-    self.dim, self.end = a.d_model, end
-
-  @classmethod
-  def from_hf(cls, config: Mapping[str, Any]) -> DecoderModel:
-    """Reads a config.json; raises ValueError as `architecture.from_hf`."""
-    config = dict(config)
-    # A decoder that was saved without its head, as embedding models are.
-    names = config.get("architectures") or []
-    if isinstance(names, list) and all(
-      isinstance(name, str) and name.endswith("Model") for name in names
-    ):
-      config.pop("architectures", None)
-    end = config.get("eos_token_id")
-    end = end[0] if isinstance(end, list) and end else end
-    return cls(architecture.from_hf(config), end if type(end) is int else None)
-
-  def load(
-    self,
-    folder: pathlib.Path,
-    *,
-    sharding: jax.sharding.Sharding,
-    dtype: Any,
-  ) -> Params:
-    """Reads the weights; their names may lack the prefix `model.`.
-
-    Raises:
-      ValueError: a tensor is missing, unknown or misshaped.
-    """
-    rows = table.base_rows(self._a)
+  def load(folder: pathlib.Path, *, sharding: Any, dtype: Any) -> Params:
+    """Reads the weights; their names may lack the prefix `model.`."""
+    rows = table.base_rows(a)
     names = tensor_files.headers(folder)
     if not any(name.startswith("model.") for name in names):
       rows = [
@@ -201,22 +129,53 @@ class DecoderModel:
       ignored=_IGNORED,
     )
 
-  def hidden(
-    self, params: Params, ids: jax.Array, lengths: jax.Array
-  ) -> jax.Array:
-    """Returns hidden states after the final norm; see `Model`."""
+  def hidden(params: Params, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Returns hidden states after the final norm."""
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     return decoder.forward(
       params,
-      self._a,
+      a,
       ids,
       positions,
       (positions < lengths[:, None]).astype(jnp.int32),
       compute=decoder.Compute(dtype=params["embed"].dtype),
     )
 
-  def identity(self) -> dict[str, Any]:
-    """See `Model`."""
-    fields = dataclasses.asdict(self._a)
-    del fields["lora"]
-    return fields | {"end": self.end}
+  fields = dataclasses.asdict(a)
+  del fields["lora"]
+  return Model(
+    vocab_size=a.vocab_size,
+    max_tokens=a.max_context,
+    dim=a.d_model,
+    pooling="lasttoken",
+    end=end,
+    identity=fields | {"end": end},
+    load=load,
+    hidden=hidden,
+  )
+
+
+def pool(hidden: jax.Array, lengths: jax.Array, pooling: str) -> jax.Array:
+  """Returns the unit vectors of texts.
+
+  Args:
+    hidden: `[B, T, D]`.
+    lengths: int `[B]`; 0 marks a row of padding.
+    pooling: `mean` over a text's tokens, `cls`, its first token, or
+      `lasttoken`, its last one.
+
+  Returns:
+    float32 `[B, D]`.
+  """
+  hidden = hidden.astype(jnp.float32)
+  if pooling == "cls":
+    x = hidden[:, 0]
+  elif pooling == "lasttoken":
+    last = jnp.maximum(lengths - 1, 0)[:, None, None]
+    x = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+  else:
+    visible = jnp.arange(hidden.shape[1]) < lengths[:, None]
+    x = jnp.where(visible[..., None], hidden, 0).sum(1)
+    x /= jnp.maximum(lengths, 1)[:, None]
+  norm = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
+  return x / jnp.maximum(norm, 1e-12)

@@ -5,7 +5,6 @@
     corpus/      the prepared corpus, see `passages`
     vectors/     the encoder's vectors, see `vectors`
     words/       the index of BM25, see `word_index`
-    *.faiss      the index files of FAISS, see `faiss_flat`
     index.json   the identity of the finished index, written last
 
 Several processes may build one folder: each encodes its share of the shards,
@@ -23,7 +22,6 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -31,10 +29,10 @@ from typing import Any, TextIO
 import numpy as np
 
 from anysearch_jax.host import json_files
-from retrieval import passages
-from retrieval.index import flat_file, search, vector_sources, vectors
+from retrieval import analysis, passages
+from retrieval.index import search, vectors
 
-KINDS = ("bm25", "faiss_flat", "jax_flat", "faiss_file")
+KINDS = ("bm25", "flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
 ROWS = "rows.npy"
 # Seconds to wait for another builder's lock, and between attempts.
@@ -48,15 +46,14 @@ class Settings:
   """Settings of an index.
 
   Attributes:
-    kind: `bm25`; `faiss_flat` or `jax_flat`, exact search over an encoder's
-      vectors; `faiss_file`, an existing index file with its encoder.
-    dtype: dtype of `jax_flat`'s vectors, one of `vectors.DTYPES`.
-    k1, b: saturation and length normalisation of BM25.
+    kind: `bm25`; `flat`, exact search over an encoder's vectors; `faiss_file`,
+      an existing index file with its encoder.
+    dtype: dtype of `flat`'s vectors, one of `vectors.DTYPES`.
     language: language of the passages for BM25, one of `analysis.LANGUAGES`.
     faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus,
       or ids of its passages.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
-      `faiss_file` reads; 0: chosen by `faiss_tuning.tune`.
+      `faiss_file` reads; 0: chosen by `faiss_file.tune`.
     vectors: the file of an IndexFlatIP, or its parts in their order, whose row
       i is the vector of passage i; "": the encoder makes the vectors.
     shard: rows of a shard, which is the unit of resuming.
@@ -65,8 +62,6 @@ class Settings:
 
   kind: str
   dtype: str = "float32"
-  k1: float = 0.9
-  b: float = 0.4
   language: str = "english"
   faiss_file: str = ""
   search: int = 0
@@ -125,10 +120,10 @@ def build(
     return True
   if encoder is not None and settings.kind != "faiss_file":
     shards = shards_of(folder, identity)
-    make = vector_sources.encoded(corpus, encoder)
+    make = vectors.encoded(corpus, encoder)
     if settings.vectors:
-      file = flat_file.FlatFile(settings.vectors)
-      make = vector_sources.read(corpus, encoder, file)
+      file = vectors.FlatFile(settings.vectors)
+      make = vectors.read(corpus, encoder, file)
     _write(shards, make, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):
       return False
@@ -171,24 +166,13 @@ def _validate(
       f"faiss_file: found {settings.faiss_file!r} for kind {settings.kind}; "
       "expected a file for kind faiss_file, and for that one only."
     )
-  if settings.search and settings.kind != "faiss_file":
-    raise ValueError(
-      f"search: found {settings.search} for kind {settings.kind}, expected it "
-      "for kind faiss_file only."
-    )
-  if settings.vectors and settings.kind not in ("faiss_flat", "jax_flat"):
-    raise ValueError(
-      f"vectors: found {', '.join(settings.vectors)} for kind {settings.kind}, "
-      "expected them for jax_flat or faiss_flat."
-    )
-  if settings.kind == "faiss_flat" and settings.dtype != "float32":
-    raise ValueError(
-      f"dtype: found {settings.dtype!r} for faiss_flat, expected float32."
-    )
+  for name, kind in (("search", "faiss_file"), ("vectors", "flat")):
+    if (found := getattr(settings, name)) and settings.kind != kind:
+      raise ValueError(
+        f"{name}: found {found} for kind {settings.kind}, expected it for kind "
+        f"{kind} only."
+      )
   if settings.kind == "bm25":
-    from retrieval import analysis, bm25  # Their library computes with JAX.
-
-    bm25.check(settings.k1, settings.b)
     analysis.shared(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
@@ -208,10 +192,7 @@ def _identity(
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
   }
   if encoder is None:
-    values |= {"k1": settings.k1, "b": settings.b}
-    # Indexes of earlier versions name no language.
-    if settings.language != "plain":
-      values["language"] = settings.language
+    values |= {"ranking": "tantivy", "language": settings.language}
   else:
     values["encoder"] = {"dim": encoder.dim} | encoder.identity()
   if settings.kind == "faiss_file":
@@ -226,7 +207,7 @@ def _identity(
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
     if settings.vectors:
-      values["vectors"] = flat_file.FlatFile(settings.vectors).identity()
+      values["vectors"] = vectors.FlatFile(settings.vectors).identity()
   if settings.search:
     values["search"] = settings.search
   return _hashed(values)
@@ -267,7 +248,7 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
 
 def _write(
   shards: vectors.Shards,
-  make: vector_sources.Source,
+  make: vectors.Source,
   process: int,
   processes: int,
   on_rows: Callable[[int, int], None],
@@ -303,19 +284,17 @@ def _finish(
 ) -> None:
   """Makes the index from the encoded shards and writes its identity."""
   if settings.kind == "bm25":
-    from retrieval.index import word_index  # Its library computes with JAX.
+    from retrieval.index import word_index
 
     word_index.write(
       folder / "words",
       corpus.contents(0, len(corpus)),
-      k1=settings.k1,
-      b=settings.b,
       language=settings.language,
     )
   elif settings.kind == "faiss_file":
-    from retrieval.index import faiss_flat
+    from retrieval.index import faiss_file
 
-    index = faiss_flat.FaissFile(settings.faiss_file)
+    index = faiss_file.FaissFile(settings.faiss_file)
     if (index.count, index.dim) != (len(corpus), identity["encoder"]["dim"]):
       raise ValueError(
         f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
@@ -324,19 +303,7 @@ def _finish(
       )
     assert encoder is not None  # As `_validate` checked.
     identity = _tuned(folder, corpus, index.index, identity, encoder)
-  elif settings.kind == "faiss_flat":
-    from retrieval.index import faiss_flat
-
-    shards = shards_of(folder, identity)
-    faiss_flat.write(
-      folder,
-      lambda: (shards.rows(i).floats() for i in range(len(shards))),
-      count=shards.count,
-      dim=shards.dim,
-    )
   json_files.write(folder / BUILT, identity)
-  if settings.kind == "faiss_flat":
-    shutil.rmtree(folder / "vectors")
 
 
 def _tuned(
@@ -350,20 +317,20 @@ def _tuned(
 
   Titles of passages are the queries that measure a search.
   """
-  from retrieval.index import faiss_tuning
+  from retrieval.index import faiss_file
 
-  rows = faiss_tuning.rows_of_ids(index, corpus)
+  rows = faiss_file.rows_of_ids(index, corpus)
   if rows is not None:
     np.save(folder / ROWS, rows)
     identity = identity | {"rows": vectors.digest(folder / ROWS)}
   asked = identity.get("search", 0)
-  if faiss_tuning.parameter(index):
-    sample = map(corpus.__getitem__, vector_sources.sample(len(corpus)))
+  if faiss_file.parameter(index):
+    sample = map(corpus.__getitem__, vectors.sample(len(corpus)))
     queries = [p.title.strip('"') or p.text[:80] for p in sample]
-    found = faiss_tuning.tune(index, encoder.queries(queries), asked)
+    found = faiss_file.tune(index, encoder.queries(queries), asked)
     identity = identity | {"search": found._asdict()}
   elif asked:
-    faiss_tuning.apply(index, asked)  # Says why that cannot be.
+    faiss_file.apply(index, asked)  # Says why that cannot be.
   return _hashed(identity)
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from retrieval import passages
 from retrieval.encoder import encoder_settings
-from retrieval.index import building, parts, search, vectors
+from retrieval.index import building, search, vectors
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +33,12 @@ def open_index(
     folder: folder of the index.
     encoder: the encoder that built the index, or its folder; None: the folder
       where it was.
-    devices: JAX devices for the vectors of `jax_flat` and for an encoder that
+    devices: JAX devices for the vectors of `flat` and for an encoder that
       is loaded here; None: the CPU.
-    verify: whether to read the corpus and `jax_flat`'s vectors and compare
-      their hashes.
+    verify: whether to read the corpus and `flat`'s vectors and compare their
+      hashes.
+    part: I and N, to open the I-th of N parts, from 0, with the scores of the
+      whole; None: all of it.
 
   Raises:
     passages.CorpusError: the corpus is missing or a different one.
@@ -59,7 +62,7 @@ def open_index(
   if identity["kind"] == "bm25":
     from retrieval.index import word_index
 
-    rows = part and parts.span(len(corpus), *part)
+    rows = part and span(len(corpus), *part)
     index = word_index.WordIndex(folder / "words", rows)
   else:
     made = _encoder(identity["encoder"], encoder, devices)
@@ -84,8 +87,11 @@ def open_index(
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
   try:
-    return json.loads((folder / building.BUILT).read_text())
-  except (OSError, ValueError) as error:
+    identity = json.loads((folder / building.BUILT).read_text())
+    if identity["kind"] not in building.KINDS:
+      raise ValueError(f"its kind {identity['kind']!r} is an earlier version's")
+    return identity
+  except (OSError, ValueError, KeyError) as error:
     raise ValueError(
       f"{folder}: found no finished index ({error}); build it with "
       "launch.build_index; the same command resumes a build that was stopped."
@@ -126,28 +132,21 @@ def _vectors(
   verify: bool,
   part: tuple[int, int] | None,
 ) -> search.VectorIndex:
-  kind, count = identity["kind"], identity["corpus"]["passages"]
-  if kind == "jax_flat":
-    from retrieval.index import jax_flat
+  if identity["kind"] == "flat":
+    from retrieval.index import flat
 
-    shards = whole = building.shards_of(folder, identity)
-    if part:
-      first, last = parts.span(len(whole), *part)
-      shards = parts.PartOfShards(whole, first, last)
-    if verify:
-      for shard in range(len(shards)):
-        shards.check(shard, read=True)
-    flat = jax_flat.JaxFlat(shards, devices=devices)
-    return parts.Shifted(flat, whole.span(first)[0], count) if part else flat
-  from retrieval.index import faiss_flat
-
-  if kind == "faiss_flat":
-    return faiss_flat.FaissFlat(folder, part and parts.span(count, *part))
+    shards = building.shards_of(folder, identity)
+    numbers = part and span(len(shards), *part)
+    for shard in range(*(numbers or (0, len(shards)))) if verify else ():
+      shards.check(shard, read=True)
+    return flat.Flat(shards, numbers, devices=devices)
   if part:
     raise ValueError(
       f"{folder}: found shard {part[0]}/{part[1]} of a FAISS file, which "
-      "cannot be divided; expected kind bm25, faiss_flat or jax_flat."
+      "cannot be divided; expected kind bm25 or flat."
     )
+  from retrieval.index import faiss_file
+
   file = identity["file"]
   path = pathlib.Path(file["path"])
   if not path.is_file() or path.stat().st_size != file["bytes"]:
@@ -155,8 +154,6 @@ def _vectors(
       f"{path}: expected the file of {file['bytes']} bytes that the index "
       "was built over."
     )
-  from retrieval.index import faiss_tuning
-
   rows = None
   if "rows" in identity:
     rows = np.load(folder / building.ROWS, mmap_mode="r")
@@ -165,20 +162,42 @@ def _vectors(
         f"{folder / building.ROWS}: it differs from what was written; build "
         "the index again."
       )
-  index = faiss_flat.FaissFile(path, rows)
-  if "search" in identity:
-    how = identity["search"]
-    faiss_tuning.apply(index.index, how["value"])
+  index = faiss_file.FaissFile(path, rows)
+  if how := identity.get("search"):
+    faiss_file.apply(index.index, how["value"])
     _log.log(
-      logging.INFO if how["recall"] >= faiss_tuning.LEAST else logging.WARNING,
+      logging.INFO if how["recall"] >= faiss_file.LEAST else logging.WARNING,
       "%s: searched with %s=%d, which finds %.2f of the first 10 hits of the "
       "whole file",
       *(path, how["parameter"], how["value"], how["recall"]),
     )
-  elif faiss_tuning.parameter(index.index):
-    _log.warning(
-      "%s: an earlier version built this index; FAISS's default of %s may find "
-      "little. Build it in a new folder to have it measured.",
-      *(path, faiss_tuning.parameter(index.index)),
-    )
   return index
+
+
+def parse_part(text: str) -> tuple[int, int]:
+  """Parses `I/N`, the I-th of N parts, from 0.
+
+  Raises:
+    ValueError: the text has another form, or I is not in [0, N).
+  """
+  found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+  part, of = map(int, found.groups()) if found else (0, 0)
+  if part >= of:
+    raise ValueError(
+      f"shard: found {text!r}, expected I/N, such as 0/4 for the first of four."
+    )
+  return part, of
+
+
+def span(count: int, part: int, of: int) -> tuple[int, int]:
+  """Returns the beginning and the end, exclusive, of the I-th of N parts.
+
+  Raises:
+    ValueError: there are fewer items than parts.
+  """
+  if count < of:
+    raise ValueError(
+      f"shard: found {of} parts of an index with {count} rows (or files of "
+      "vectors); expected at most that many."
+    )
+  return count * part // of, count * (part + 1) // of

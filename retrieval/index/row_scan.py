@@ -110,55 +110,27 @@ class RowScan:
     return self._search(vectors, k, _MORE)
 
   def _search(self, vectors: np.ndarray, k: int, more: int) -> Best:
+    if not self.count or not len(vectors):
+      return _nothing(len(vectors), 0)
     rough = self._candidates(vectors, k + more)
-    # A sum of n products in float32 is off by at most n roundings, relative to
-    # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1.
-    error = (self.dim + 4) * 2.0**-24
-    return self.settled(
-      vectors, rough, k, error, lambda some: self._search(some, k, 8 * more)
-    )
-
-  def settled(
-    self,
-    vectors: np.ndarray,
-    rough: Best,
-    k: int,
-    error: float,
-    again: Callable[[np.ndarray], Best],
-  ) -> Best:
-    """Returns the best `k` rows, found among candidates.
-
-    Args:
-      vectors: float32 `[Q, dim]`.
-      rough: candidates by an approximate score, more than `k` or all rows.
-      k: at least 1.
-      error: bound of the scores' error, for unit vectors.
-      again: searches queries for which the candidates may lack a row.
-    """
     k = min(k, self.count)
-    if not k or not len(vectors):
-      return _nothing(len(vectors), k)
-    # At least k rows have a score of `least` or more. A row whose approximate
-    # score is lower than that by `error` is not among the best.
+    # A sum of n products in float32 is off by at most n roundings, relative to
+    # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. At least
+    # k rows have a score of `least` or more; a row whose float32 score is lower
+    # than that by the error is not among the best.
+    error = (self.dim + 4) * 2.0**-24
     moved = error * np.linalg.norm(vectors, axis=1)
     least = rough.scores[:, k - 1] - 2 * moved
     n = rough.rows.shape[1]
     is_whole = rough.scores[:, -1] < least
     is_whole |= (rough.rows[:, -1] < 0) | (n >= self.count)
-    is_plain = is_whole & (rough.scores[:, min(k, n - 1)] < least)
-    if is_plain.all():
-      return self._scored(vectors, rough.rows[:, :k], k)
-    out = _nothing(len(vectors), k)
-    for chosen, width in ((is_plain, k), (is_whole & ~is_plain, n)):
-      if chosen.any():
-        found = self._scored(vectors[chosen], rough.rows[chosen, :width], k)
-        out.scores[chosen], out.rows[chosen] = found
+    out = self._scored(vectors, rough.rows, k)
     if not is_whole.all():
-      found = again(vectors[~is_whole])
+      found = self._search(vectors[~is_whole], k, 8 * more)
       out.scores[~is_whole], out.rows[~is_whole] = found
     return out
 
-  def map(self, call: Callable[[T], U], items: Sequence[T]) -> list[U]:
+  def _map(self, call: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """Calls a function for each item, on all threads and on this one."""
     waiting = iter(range(len(items)))
     found: dict[int, U] = {}
@@ -198,7 +170,7 @@ class RowScan:
         n,
       )
 
-    return merged(self.map(scan, self._pieces), min(n, self.count))
+    return merged(self._map(scan, self._pieces), min(n, self.count))
 
   def _scored(self, vectors: np.ndarray, rows: np.ndarray, k: int) -> Best:
     """Returns the best `k` of rows `[Q, n]` by their inner products."""
@@ -214,7 +186,7 @@ class RowScan:
       )
 
     starts = range(0, len(vectors), some)
-    scores = np.concatenate(self.map(score, starts)).astype(np.float32)
+    scores = np.concatenate(self._map(score, starts)).astype(np.float32)
     is_valid = (rows >= 0) & np.isfinite(scores)
     scores = np.where(is_valid, scores, np.float32(-np.inf))
     rows = np.where(is_valid, rows, -1)

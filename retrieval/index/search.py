@@ -5,6 +5,7 @@ An index finds rows, a corpus has their passages, an encoder makes vectors.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,10 @@ import numpy as np
 
 from anysearch_jax import types
 from retrieval import passages
+from retrieval import requests as requests_lib
 from retrieval.encoder import encoder_settings
+
+Answer = tuple[types.Passage, ...]
 
 
 class Hits(NamedTuple):
@@ -25,6 +29,16 @@ class Hits(NamedTuple):
 
   rows: np.ndarray
   scores: np.ndarray
+
+
+def checked(vectors: np.ndarray, dim: int) -> np.ndarray:
+  """Returns queries as float32 `[Q, dim]`; another shape raises ValueError."""
+  vectors = np.ascontiguousarray(vectors, np.float32)
+  if vectors.ndim != 2 or vectors.shape[1] != dim:
+    raise ValueError(
+      f"Found vectors of shape {vectors.shape}, expected [Q, {dim}]."
+    )
+  return vectors
 
 
 class VectorIndex(Protocol):
@@ -188,3 +202,37 @@ class SearchIndex:
   def hits(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the rows and scores that `search` would return as passages."""
     return self._index.search(queries, k)
+
+
+class LocalRetriever(requests_lib.OneByBatch):
+  """Searches an index on another thread; usable from any event loop.
+
+  Args:
+    searching: the search over the index.
+    corpus: name of its corpus; a request must name this corpus or none.
+  """
+
+  def __init__(self, searching: SearchIndex, *, corpus: str = ""):
+    self._searching, self._corpus = searching, corpus
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Answer]:
+    """Returns answers in the order of the requests, by one search for each `k`.
+
+    Raises:
+      ValueError: a request is invalid, see `requests.check`.
+    """
+    requests_lib.check(requests, self._corpus)
+    found: list[Answer] = [()] * len(requests)
+    for k in sorted({request.k for request in requests}):
+      slots = [i for i, request in enumerate(requests) if request.k == k]
+      queries = [requests[i].query for i in slots]
+      answers = await asyncio.to_thread(self._searching.search, queries, k)
+      for i, answer in zip(slots, answers, strict=True):
+        found[i] = answer
+    return found
+
+  def identity(self) -> dict:
+    """Returns JSON values that identify the answers."""
+    return self._searching.identity

@@ -1,4 +1,8 @@
-"""Vectors of a corpus in shards, with hashes that detect damage.
+"""Vectors of a corpus in shards, and where they come from.
+
+An encoder makes them, or they are read from a FAISS file of exact search, whole
+or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
+`part_ab`, to be joined to one `e5_Flat.index` of 64 GB.
 
     vectors-00007.npy     the rows, float32, bfloat16 (as uint16) or int8
     scales-00007.npy      float32, the factor of each row of int8
@@ -13,16 +17,30 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from anysearch_jax.host import json_files
+from retrieval import passages
+from retrieval.index import search
 
 DTYPES = ("float32", "bfloat16", "int8")
 _BLOCK = 1 << 22
+# Of a FAISS file: kind, width, rows, two unused numbers, whether trained,
+# metric, and how many float32 values follow.
+_HEADER = struct.Struct("<4siqqq?iQ")
+_INNER_PRODUCT = 0
+# Rows that are read, and passages that an encoder sorts by length, at a time.
+_ROWS = 4096
+# Passages that stand for a corpus, and the least cosine of equal vectors.
+_SAMPLE, _SAME = 64, 0.98
+
+# Yields the vectors of rows from the first to the second, exclusive.
+Source = Callable[[int, int], Iterator[np.ndarray]]
 
 
 class DamagedError(ValueError):
@@ -235,3 +253,123 @@ def digest(path: str | os.PathLike) -> str:
     while block := file.read(_BLOCK):
       found.update(block)
   return found.hexdigest()
+
+
+class FlatFile:
+  """The rows of an IndexFlatIP that FAISS wrote.
+
+  Args:
+    parts: the file, or its parts in their order.
+
+  Attributes:
+    count: number of rows.
+    dim: width of a vector.
+
+  Raises:
+    vectors.DamagedError: a part is missing, or the bytes are not as many as the
+      header announces.
+    ValueError: the file is of another kind than IndexFlatIP.
+  """
+
+  def __init__(self, parts: Sequence[str | os.PathLike]):
+    self._parts = [pathlib.Path(part).absolute() for part in parts]
+    self._shown = ", ".join(map(str, self._parts))
+    try:
+      sizes = [part.stat().st_size for part in self._parts]
+      self._ends = np.cumsum(sizes).tolist()
+      head = b"".join(self._read(0, min(_HEADER.size, self._ends[-1])))
+      kind, dim, count, _, _, _, metric, values = _HEADER.unpack(head)
+    except (OSError, struct.error, IndexError) as error:
+      raise DamagedError(
+        f"{self._shown}: {error}; expected a FAISS file or its parts."
+      ) from error
+    if kind != b"IxFI" or metric != _INNER_PRODUCT:
+      raise ValueError(
+        f"{self._shown}: found a FAISS file of kind {kind!r} and metric "
+        f"{metric}, expected IndexFlatIP (b'IxFI', metric 0), first part "
+        "first. Other kinds are searched as they are: --kind=faiss_file."
+      )
+    size = _HEADER.size + 4 * count * dim
+    if dim < 1 or count < 0 or values != count * dim or size != self._ends[-1]:
+      raise DamagedError(
+        f"{self._shown}: found {self._ends[-1]} bytes for {count} rows of "
+        f"{dim}, expected {size}; name all parts in their order, or copy them "
+        "again."
+      )
+    self.count, self.dim = count, dim
+
+  def rows(self, start: int, end: int) -> Iterator[np.ndarray]:
+    """Yields rows `start` to `end` (exclusive) as float32 `[n, dim]` blocks."""
+    for first in range(start, end, _ROWS):
+      last = min(first + _ROWS, end)
+      at = _HEADER.size + 4 * first * self.dim
+      data = b"".join(self._read(at, 4 * (last - first) * self.dim))
+      yield np.frombuffer(data, "<f4").reshape(last - first, self.dim)
+
+  def identity(self) -> dict[str, Any]:
+    """Returns the bytes and the SHA-256 of the joined parts."""
+    digest = hashlib.sha256()
+    for block in self._read(0, self._ends[-1]):
+      digest.update(block)
+    return {"bytes": self._ends[-1], "sha256": digest.hexdigest()}
+
+  def _read(self, at: int, size: int) -> Iterator[bytes]:
+    """Yields `size` bytes from `at` in blocks, from one part after another."""
+    begin = 0
+    for part, end in zip(self._parts, self._ends, strict=True):
+      if size and at < end:
+        with part.open("rb") as file:
+          file.seek(at - begin)
+          while size and at < end:
+            block = file.read(min(size, end - at, _BLOCK))
+            if not block:
+              raise DamagedError(f"{part}: it was cut short.")
+            at, size = at + len(block), size - len(block)
+            yield block
+      begin = end
+
+
+def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
+  """Returns the vectors that an encoder makes of the passages."""
+
+  def make(start: int, end: int) -> Iterator[np.ndarray]:
+    for first in range(start, end, _ROWS):
+      last = min(first + _ROWS, end)
+      yield encoder.passages(list(corpus.contents(first, last)))
+
+  return make
+
+
+def read(
+  corpus: passages.Corpus, encoder: search.Encoder, file: FlatFile
+) -> Source:
+  """Returns the vectors of a file, after encoding a sample of its passages.
+
+  Raises:
+    ValueError: the file has other rows than the corpus, or the encoder makes
+      other vectors of the sampled passages.
+  """
+  if (file.count, file.dim) != (len(corpus), encoder.dim):
+    raise ValueError(
+      f"vectors: found {file.count} rows of {file.dim}, expected {len(corpus)} "
+      f"of {encoder.dim}, one row a passage, of the encoder's dimension."
+    )
+  rows = sample(len(corpus))
+  made = encoder.passages([corpus[row].contents for row in rows])
+  for row, vector in zip(rows, made, strict=True):
+    (stored,) = next(file.rows(row, row + 1))
+    cosine, length = float(stored @ vector), float(np.linalg.norm(stored))
+    if not (cosine > _SAME and abs(length - 1) < 1 - _SAME):
+      raise ValueError(
+        f"vectors: found one of length {length:.3f} for row {row}, whose "
+        f"cosine with the encoder's vector of that passage is {cosine:.3f}; "
+        f"expected more than {_SAME}. The corpus or the encoder is another "
+        "one, or vectors are not of unit length."
+      )
+  return file.rows
+
+
+def sample(count: int) -> list[int]:
+  """Returns up to 64 rows that are spread over `count` rows."""
+  rows = np.linspace(0, count - 1, _SAMPLE).astype(int)
+  return np.unique(rows).tolist()

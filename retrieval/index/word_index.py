@@ -1,26 +1,32 @@
-"""BM25 over a corpus, in memory-mapped files."""
+"""BM25 over a corpus by tantivy, the search library, over terms of ours.
+
+tantivy gets the terms of `analysis` and ranks by its BM25 (k1 1.2, b .75, and
+lengths above 40 rounded to a byte, as Lucene rounds them).
+"""
 
 from __future__ import annotations
 
-import array
+import importlib.metadata
 import json
 import os
 import pathlib
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from concurrent import futures
 
-import bm25s
 import numpy as np
+import tantivy
 
+from anysearch_jax.host import json_files
 from retrieval import analysis
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
-from retrieval.index import word_ranking
 
 _INFO = "words.json"
-# Words that are held in memory and counted at a time.
-_WORDS_AT_ONCE = 1 << 23
+_TERMS, _ROW = "terms", "row"
+# Bytes of postings in memory before they are written as a segment.
+_MEMORY = 512 << 20
+# Hits that are asked for beyond k, to see whether hits after it equal the k-th.
+_MORE = 8
 # The beginnings of this many texts are kept with their terms, in characters:
 # another version of the stemmer would find other ones.
 _SAMPLED, _BEGINNING = 64, 200
@@ -31,7 +37,8 @@ class WordIndex:
 
   Args:
     folder: the folder.
-    part: rows that may be found, see `word_ranking.WordRanking`.
+    part: the first row that may be found, and the row after the last; None:
+      all rows. Scores are those of the whole.
 
   Raises:
     vectors.DamagedError: a file is missing or not as it was written.
@@ -45,18 +52,18 @@ class WordIndex:
     folder = pathlib.Path(folder)
     try:
       info = json.loads((folder / _INFO).read_text())
+      if "tantivy" not in info:
+        raise ValueError(
+          "found the form of an earlier version, expected an index of tantivy"
+        )
       for name, sha256 in info["sha256"].items():
         if pathlib.PurePath(name).name != name:
           raise ValueError(f"{name!r} is not a file name")
         if vectors_lib.digest(folder / name) != sha256:
           raise ValueError(f"{name} differs from what was written")
-      self.count = info["count"]
-      index = bm25s.BM25.load(folder, mmap=True, load_vocab=True)
-      # Indexes of earlier versions name no language.
-      self.language = info.get("language", "plain")
+      self.count, self.language = info["count"], info["language"]
       self._analyzer = analysis.shared(self.language)
-      sample = info.get("sample", {})
-      for text, terms in sample.items():
+      for text, terms in info["sample"].items():
         found = self._analyzer(text)
         if found != terms:
           raise ValueError(
@@ -64,42 +71,80 @@ class WordIndex:
             f"built with {sorted(set(terms) - set(found))}; the stemmer is "
             "another version"
           )
+      index = tantivy.Index.open(str(folder))
+      index.config_reader("manual")  # Else a thread watches the folder.
+      self._searcher = index.searcher()
+      if self._searcher.num_docs != self.count:
+        raise ValueError(f"found {self._searcher.num_docs} rows")
     except (OSError, ValueError, KeyError) as error:
       raise vectors_lib.DamagedError(
-        f"{folder}: {error}; run launch.build_index again."
+        f"{folder}: {error}; run launch.build_index again, into a new folder."
       ) from error
-    self._vocabulary = index.vocab_dict
-    self._ranking = word_ranking.WordRanking(index.scores, part)
+    self._schema = index.schema
+    self._part: tantivy.Query | None = None
+    if part is not None:
+      rows = tantivy.Query.range_query(
+        self._schema,
+        _ROW,
+        tantivy.FieldType.Unsigned,
+        *part,
+        include_upper=False,
+      )
+      self._part = tantivy.Query.const_score_query(rows, 0.0)
+    self._threads = futures.ThreadPoolExecutor(os.cpu_count(), "words")
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
     """Returns rows that share a word with the query; see `search.TextIndex`."""
-    number = self._vocabulary.get
-    found = []
-    for query in queries:
-      numbers = map(number, self._analyzer(query))
-      words = [n for n in numbers if n is not None]
-      found.append(self._ranking.rank(words, k))
-    return found
+    if len(queries) == 1:
+      return [self._rank(queries[0], k)]
+    return list(self._threads.map(lambda query: self._rank(query, k), queries))
+
+  def _rank(self, query: str, k: int) -> search_lib.Hits:
+    terms = self._analyzer(query)
+    if not terms:
+      return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    Query, Occur = tantivy.Query, tantivy.Occur
+    asked = Query.boolean_query(
+      [
+        (Occur.Should, Query.term_query(self._schema, _TERMS, term, "freq"))
+        for term in terms
+      ]
+    )
+    if self._part is not None:
+      asked = Query.boolean_query(
+        [(Occur.Must, self._part), (Occur.Must, asked)]
+      )
+    limit = k + _MORE
+    while True:
+      limit = min(limit, self.count)
+      hits = self._searcher.search(asked, limit, count=False).hits
+      # tantivy orders equal scores by segment. All hits with the k-th score are
+      # needed to order them by row.
+      if len(hits) < limit or limit == self.count:
+        break
+      if hits[-1][0] < hits[k - 1][0]:
+        break
+      limit *= 8
+    addresses = [address for _, address in hits]
+    rows = np.asarray(
+      self._searcher.fast_field_values(_ROW, addresses), np.int64
+    )
+    scores = np.asarray([score for score, _ in hits], np.float32)
+    best = np.lexsort((rows, -scores))[:k]
+    return search_lib.Hits(rows[best], scores[best])
 
 
 def write(
   folder: str | os.PathLike,
   texts: Iterable[str],
   *,
-  k1: float,
-  b: float,
   language: str = analysis.DEFAULT,
 ) -> None:
-  """Builds the index of all texts on disk, equal to the one that bm25s builds.
-
-  bm25s needs all tokens in memory. Here memory holds the words of a block of
-  texts, the vocabulary and four bytes for each text. The disk needs three times
-  the size of the index.
+  """Builds the index of all texts on disk, in constant memory.
 
   Args:
     folder: created if missing; complete only when this returns.
     texts: the texts in the order of rows.
-    k1, b: saturation and length normalisation.
     language: language of the texts, one of `analysis.LANGUAGES`.
 
   Raises:
@@ -108,110 +153,41 @@ def write(
   analyzer = analysis.shared(language)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-  beside = folder / "spool"
-  shutil.rmtree(beside, ignore_errors=True)  # Left by a killed builder.
-  beside.mkdir()
-  try:
-    sample: dict[str, list[str]] = {}
-    spool = _Spool(beside, _analyzed(texts, analyzer, sample))
-    index.vocab_dict = spool.vocabulary
-    index.scores = spool.scores(k1=k1, b=b)
-    index.nonoccurrence_array = None
-    index.save(folder)
-  finally:
-    shutil.rmtree(beside)
-  files = sorted(p.name for p in folder.iterdir() if p.name != _INFO)
+  for left in folder.iterdir():  # By a killed builder.
+    left.unlink()
+  # Terms are runs of letters: blanks separate them again.
+  schema = (
+    tantivy.SchemaBuilder()
+    .add_text_field(_TERMS, tokenizer_name="whitespace", index_option="freq")
+    .add_unsigned_field(_ROW, fast=True)
+    .build()
+  )
+  index = tantivy.Index(schema, str(folder))
+  # One thread: rows stay in their order, and segments are few.
+  writer = index.writer(_MEMORY, num_threads=1)
+  sample: dict[str, list[str]] = {}
+  count, is_empty = 0, True
+  for count, text in enumerate(texts, start=1):
+    if count <= _SAMPLED:
+      sample[text[:_BEGINNING]] = analyzer(text[:_BEGINNING])
+    terms = analyzer(text)
+    is_empty = is_empty and not terms
+    document = tantivy.Document()
+    document.add_text(_TERMS, " ".join(terms))
+    document.add_unsigned(_ROW, count - 1)
+    writer.add_document(document)
+  if is_empty:
+    raise ValueError("Found no word in any passage, expected at least one.")
+  writer.commit()
+  writer.wait_merging_threads()
+  for file in (".managed.json", "meta.json"):  # tantivy's are private.
+    (folder / file).chmod(0o644)
+  files = sorted(p.name for p in folder.iterdir() if p.name[0] != ".")
   info = {
-    "count": len(spool.lengths),
+    "tantivy": importlib.metadata.version("tantivy"),
+    "count": count,
     "language": language,
     "sample": sample,
     "sha256": {name: vectors_lib.digest(folder / name) for name in files},
   }
-  (folder / _INFO).write_text(json.dumps(info, indent=2) + "\n")
-
-
-def _analyzed(
-  texts: Iterable[str],
-  analyzer: analysis.Analyzer,
-  sample: dict[str, list[str]],
-) -> Iterator[list[str]]:
-  """Yields the terms of each text; the sample gets the first ones."""
-  for i, text in enumerate(texts):
-    if i < _SAMPLED:
-      sample[text[:_BEGINNING]] = analyzer(text[:_BEGINNING])
-    yield analyzer(text)
-
-
-class _Spool:
-  """Counts of each word in each text, in files; the scores follow from them.
-
-  Attributes:
-    vocabulary: maps each word to its number.
-    lengths: number of words of each text.
-  """
-
-  def __init__(self, folder: pathlib.Path, texts: Iterable[Iterable[str]]):
-    self.vocabulary: dict[str, int] = {}
-    self.lengths = array.array("i")
-    self._folder = folder
-    self._blocks = 0
-    # Number of texts with each word, for the vocabulary so far.
-    self._has = np.zeros(0, np.int64)
-    numbers = array.array("i")
-    number = self.vocabulary.setdefault
-    begun = 0
-    for text in texts:
-      before = len(numbers)
-      numbers.extend(number(w, len(self.vocabulary)) for w in text)
-      self.lengths.append(len(numbers) - before)
-      if len(numbers) >= _WORDS_AT_ONCE:
-        self._write(numbers, begun)
-        numbers, begun = array.array("i"), len(self.lengths)
-    if not self.vocabulary:
-      raise ValueError("Found no word in any passage, expected at least one.")
-    self._write(numbers, begun)
-
-  def _write(self, numbers: array.array, begun: int) -> None:
-    """Writes a block: `[word, row, times]` of texts from `begun`, sorted."""
-    lengths = np.asarray(self.lengths[begun:], np.int64)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    pair, times = np.unique(
-      np.asarray(numbers, np.int64) * len(lengths) + row, return_counts=True
-    )
-    word, row = np.divmod(pair, len(lengths))
-    block = np.stack([word, row + begun, times]).astype(np.int32)
-    np.save(self._folder / f"{self._blocks}.npy", block)
-    self._blocks += 1
-    has = np.bincount(word, minlength=len(self.vocabulary))
-    has[: len(self._has)] += self._has
-    self._has = has
-
-  def scores(self, *, k1: float, b: float) -> dict[str, Any]:
-    """Returns bm25s's sparse matrix: each word's rows and their scores."""
-    count = len(self.lengths)
-    lengths = np.asarray(self.lengths, np.int32)
-    idf = np.log(1 + (count - self._has + 0.5) / (self._has + 0.5))
-    idf = idf.astype(np.float32)
-    starts = np.concatenate([[0], np.cumsum(self._has)])
-    scores, rows = (
-      np.lib.format.open_memmap(
-        self._folder / name, "w+", dtype=dtype, shape=(starts[-1],)
-      )
-      for name, dtype in (("scores", np.float32), ("rows", np.int32))
-    )
-    place = starts[:-1].copy()
-    for i in range(self._blocks):
-      word, row, times = np.load(self._folder / f"{i}.npy", mmap_mode="r")
-      first = np.searchsorted(word, word)
-      at = place[word] + np.arange(len(word)) - first
-      norm = k1 * ((1 - b) + b * lengths[row] / lengths.mean())
-      scores[at] = idf[word] * (times / (norm + times))
-      rows[at] = row
-      place += np.bincount(word, minlength=len(place))
-    return {
-      "data": scores,
-      "indices": rows,
-      "indptr": starts,
-      "num_docs": count,
-    }
+  json_files.write(folder / _INFO, info)

@@ -23,16 +23,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import fastapi
 import prometheus_client
-from starlette import requests
-from starlette import types as types_lib
+from starlette import applications, exceptions, requests, responses, routing
 
 from anysearch_jax import types
-from retrieval.service import batching, dialects, service_metrics
-from retrieval.service import limits as limits_lib
+from retrieval.service import batching, dialects
 
 _log = logging.getLogger(__name__)
+# Bounds of buckets of times and of numbers of queries.
+_SECONDS = tuple(m * 10.0**e for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5))
+_QUERIES = tuple(2**e for e in range(11))
 _GONE = "The client left."  # Sent with 499, but no client reads it.
 
 
@@ -56,8 +56,85 @@ class _RefusedError(Exception):
     self.status = status
     self.headers = {k.replace("_", "-"): v for k, v in headers.items()}
 
-  def response(self) -> fastapi.Response:
+  def response(self) -> responses.Response:
     return _json({"detail": str(self)}, self.status, self.headers)
+
+
+class Metrics:
+  """Counts and times, in their own registry.
+
+  Args:
+    waiting: returns the number of queries that wait now.
+  """
+
+  def __init__(self, waiting: Callable[[], int]):
+    self.registry = prometheus_client.CollectorRegistry()
+
+    def counter(
+      name: str, text: str, *labels: str
+    ) -> prometheus_client.Counter:
+      return prometheus_client.Counter(
+        f"retrieval_{name}", text, labels, registry=self.registry
+      )
+
+    def histogram(
+      name: str, text: str, buckets: Sequence[float], *labels: str
+    ) -> prometheus_client.Histogram:
+      return prometheus_client.Histogram(
+        f"retrieval_{name}",
+        text,
+        labels,
+        buckets=buckets,
+        registry=self.registry,
+      )
+
+    self._requests = counter(
+      "requests",
+      "Requests that were answered; 499: the client left.",
+      *("route", "status"),
+    )
+    self._seconds = histogram(
+      "request_seconds",
+      "From the headers of a request to its answer.",
+      _SECONDS,
+      "route",
+    )
+    self.queries = counter("queries", "Queries of requests that were read.")
+    self.blank_queries = counter(
+      "blank_queries", "Queries without a letter, which got no passages."
+    )
+    self.cut_queries = counter(
+      "cut_queries",
+      "Queries that were too long and of which the beginning was searched.",
+    )
+    self._closed = counter(
+      "closed_connections",
+      "Connections that were closed because their headers or their request "
+      "took too long, another one took their place, or none was left.",
+      "reason",
+    )
+    self._batches = histogram(
+      "search_queries", "Different queries in a search.", _QUERIES
+    )
+    self._searches = histogram(
+      "search_seconds", "Of a search that did not fail.", _SECONDS
+    )
+    prometheus_client.Gauge(
+      "retrieval_waiting_queries",
+      "Queries that wait for a search.",
+      registry=self.registry,
+    ).set_function(waiting)
+
+  def responded(self, route: str, status: int, seconds: float) -> None:
+    self._requests.labels(route, str(status)).inc()
+    self._seconds.labels(route).observe(seconds)
+
+  def closed(self, reason: str) -> None:
+    self._closed.labels(reason).inc()
+
+  def searched(self, queries: int, seconds: float) -> None:
+    self._batches.observe(queries)
+    self._searches.observe(seconds)
 
 
 class Service:
@@ -73,14 +150,14 @@ class Service:
   def __init__(
     self,
     search: Search,
-    limits: limits_lib.Limits,
+    limits: dialects.Limits,
     token: str,
     described: Mapping[str, Any],
   ):
     self._search, self._limits = search, limits
     self._described = described
     self._token = token.encode()
-    self._metrics = service_metrics.Metrics(lambda: self._batcher.waiting)
+    self._metrics = Metrics(lambda: self._batcher.waiting)
     self._batcher = batching.Batcher(
       search.search,
       batch=limits.batch,
@@ -110,7 +187,7 @@ class Service:
     self.draining = True
     self._batcher.close()
 
-  def health(self) -> fastapi.Response:
+  def health(self) -> responses.Response:
     """Returns status and identity of the service; needs no token."""
     status = "ok"
     if self.draining:
@@ -127,20 +204,20 @@ class Service:
     }
     return _json(values, 200 if status == "ok" else 503)
 
-  def metrics(self, request: requests.Request) -> fastapi.Response:
+  def metrics(self, request: requests.Request) -> responses.Response:
     """Returns the metrics for Prometheus."""
     try:
       self._authorize(request)
     except _RefusedError as refused:
       return refused.response()
-    return fastapi.Response(
+    return responses.Response(
       prometheus_client.generate_latest(self._metrics.registry),
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
   async def respond(
     self, route: str, read: dialects.Read, request: requests.Request
-  ) -> fastapi.Response:
+  ) -> responses.Response:
     """Answers a request; errors become responses too."""
     start = time.monotonic()
     try:
@@ -251,10 +328,10 @@ class Service:
 def create_app(
   search: Search,
   *,
-  limits: limits_lib.Limits | None = None,
+  limits: dialects.Limits | None = None,
   token: str = "",
   described: Mapping[str, Any] | None = None,
-) -> fastapi.FastAPI:
+) -> applications.Starlette:
   """Returns the service as an ASGI app; its `Service` is `app.state.service`.
 
   Args:
@@ -264,71 +341,44 @@ def create_app(
       "" admits all clients.
     described: more fields of `/health`, as `search.SearchIndex.described`.
   """
-  service = Service(
-    search, limits or limits_lib.Limits(), token, described or {}
-  )
+  service = Service(search, limits or dialects.Limits(), token, described or {})
 
   @contextlib.asynccontextmanager
-  async def lifespan(app: fastapi.FastAPI):
+  async def lifespan(app: applications.Starlette):
     yield
     service.close()
 
-  app = fastapi.FastAPI(title="AnySearch retrieval", lifespan=lifespan)
-  app.state.service = service
-  app.add_middleware(_Searches, service=service)
-  for route, (read, example) in dialects.ROUTES.items():
-    _add(app, service, route, read, example)
-
-  @app.get("/health")
-  async def health() -> fastapi.Response:
+  async def health(request: requests.Request) -> responses.Response:
     return service.health()
 
-  @app.get("/metrics")
-  async def metrics(request: fastapi.Request) -> fastapi.Response:
+  async def metrics(request: requests.Request) -> responses.Response:
     return service.metrics(request)
 
+  def route(path: str, read: dialects.Read) -> routing.Route:
+    async def respond(request: requests.Request) -> responses.Response:
+      return await service.respond(path, read, request)
+
+    return routing.Route(path, respond, methods=["POST"])
+
+  app = applications.Starlette(
+    routes=[
+      *(route(path, read) for path, read in dialects.ROUTES.items()),
+      routing.Route("/health", health),
+      routing.Route("/metrics", metrics),
+    ],
+    lifespan=lifespan,
+    exception_handlers={exceptions.HTTPException: _refused},
+  )
+  app.state.service = service
   return app
 
 
-def _add(
-  app: fastapi.FastAPI,
-  service: Service,
-  route: str,
-  read: dialects.Read,
-  example: Mapping[str, Any],
-) -> None:
-  """Adds a route to the app's documentation; `_Searches` answers it."""
-  shown = {"content": {"application/json": {"example": example}}}
-
-  @app.post(route, openapi_extra={"requestBody": shown})
-  async def respond(request: fastapi.Request) -> fastapi.Response:
-    return await service.respond(route, read, request)
-
-
-class _Searches:
-  """ASGI middleware that answers searches without FastAPI's routing.
-
-  Routing, dependencies and validation of FastAPI take longer than all else that
-  the event loop does for a search. `Service.respond` needs none of them.
-  """
-
-  def __init__(self, app: types_lib.ASGIApp, service: Service):
-    self._app, self._service = app, service
-
-  async def __call__(
-    self,
-    scope: types_lib.Scope,
-    receive: types_lib.Receive,
-    send: types_lib.Send,
-  ) -> None:
-    known = scope["type"] == "http" and scope["method"] == "POST"
-    if not known or scope["path"] not in dialects.ROUTES:
-      await self._app(scope, receive, send)
-      return
-    read, _ = dialects.ROUTES[scope["path"]]
-    request = requests.Request(scope, receive)
-    response = await self._service.respond(scope["path"], read, request)
-    await response(scope, receive, send)
+async def _refused(
+  request: requests.Request, error: Exception
+) -> responses.Response:
+  """Answers a request of an unknown path or method."""
+  assert isinstance(error, exceptions.HTTPException)
+  return _json({"detail": error.detail}, error.status_code, error.headers)
 
 
 async def _departed(
@@ -341,6 +391,6 @@ async def _departed(
 
 def _json(
   value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> fastapi.Response:
+) -> responses.Response:
   body = dialects.dump(value)
-  return fastapi.Response(body, status, headers, "application/json")
+  return responses.Response(body, status, headers, "application/json")

@@ -1,18 +1,34 @@
-"""Fetches pages within limits: of addresses, redirects, bytes and seconds."""
+"""Fetches pages within limits: of addresses, redirects, bytes and seconds.
+
+What robots.txt lets a program fetch is read by RFC 9309,
+https://www.rfc-editor.org/rfc/rfc9309.html, with Protego.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import ssl
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import httpx2
+import protego
 
-from retrieval.web_pages import addresses, bodies, robots
+from retrieval.web_pages import addresses
 
+# RFC 9309: at least 500 KiB are read, and a copy is used for at most 24 hours.
+_ROBOTS_LARGEST = 512_000
+_SECONDS = 24 * 3600.0
+# A site whose file could not be read is asked again after this time.
+_RETRY_SECONDS = 60.0
+_SITES = 4096
+
+# Returns status and text of an address.
+Get = Callable[[httpx2.URL], Awaitable[tuple[int, bytes]]]
 T = TypeVar("T")
 
 KINDS = ("text/html", "application/xhtml+xml", "text/plain")
@@ -26,11 +42,11 @@ _LONGEST_URL = 8192
 class Limits:
   """Limits on fetching a page.
 
-  deadline: seconds for all of it: robots.txt, redirects, body and text.
+  deadline: seconds for all of it: txt, redirects, body and text.
   redirects: the most redirects that are followed.
   largest: bytes of a page that are read, after decompression; of a larger page
     the beginning is taken.
-  agent: the User-Agent, and the name that robots.txt knows the fetcher by.
+  agent: the User-Agent, and the name that txt knows the fetcher by.
   allowed: networks that pages may be fetched from although they are not public,
     such as `10.0.0.0/8`.
   """
@@ -62,7 +78,7 @@ class Fetched:
 class Fetcher:
   """Fetches pages; usable from any event loop and thread.
 
-  Every request, also one for a robots.txt or after a redirect, goes to an
+  Every request, also one for a txt or after a redirect, goes to an
   address that `addresses.checked` checked. Cookies, proxies and passwords of
   the environment are not used.
 
@@ -84,10 +100,10 @@ class Fetcher:
     self._transport = transport
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
-    self._robots = robots.Robots(limits.agent, self._robots_file, clock=clock)
+    self._robots = Robots(limits.agent, self._robots_file, clock=clock)
 
   async def fetch(self, address: str) -> Fetched:
-    """Returns a page that robots.txt allows; the caller limits the time.
+    """Returns a page that txt allows; the caller limits the time.
 
     Raises:
       PageError: the page is refused or does not exist.
@@ -116,7 +132,7 @@ class Fetcher:
     return Fetched(str(url), kind, charset, response.data, response.is_whole)
 
   async def _robots_file(self, url: httpx2.URL) -> tuple[int, bytes]:
-    _, response = await self._follow(url, robots.LARGEST, kinds=())
+    _, response = await self._follow(url, _ROBOTS_LARGEST, kinds=())
     return response.status, response.data
 
   async def _follow(
@@ -136,7 +152,7 @@ class Fetcher:
       kinds: content types whose bodies are read; empty: all.
     """
     for _ in range(self._limits.redirects + 1):
-      # The address first: a refused host is not asked for its robots.txt.
+      # The address first: a refused host is not asked for its txt.
       hosts = await addresses.checked(url, self._allowed, self._resolve)
       if check is not None:
         await check(url)
@@ -194,7 +210,7 @@ class Fetcher:
           "Host": url.netloc.decode("ascii"),
           "User-Agent": self._limits.agent,
           "Accept": "text/html, application/xhtml+xml, text/plain;q=0.9",
-          "Accept-Encoding": bodies.ENCODINGS,
+          "Accept-Encoding": "gzip, deflate",
         },
         extensions={"sni_hostname": name},
       )
@@ -223,8 +239,30 @@ async def _read(
   content_type = headers.get("content-type", "")
   data, more = b"", False
   if status == 200 and (not kinds or _content_type(content_type)[0] in kinds):
-    data, more = await bodies.read(response, largest)
+    data, more = await _body(response, largest)
   return _Response(status, location, content_type, data, not more)
+
+
+async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
+  """Returns a body up to a size, decompressed, and whether there is more.
+
+  Raises:
+    PageError: the encoding is unknown or broken.
+  """
+  coding = response.headers.get("content-encoding", "").strip().lower()
+  data = bytearray()
+  try:
+    if coding not in ("", "identity", "gzip", "deflate"):
+      raise httpx2.DecodingError("it is not gzip or deflate")
+    async for part in response.aiter_bytes():
+      data += part
+      if len(data) > most:
+        return bytes(data[:most]), True
+  except httpx2.DecodingError as error:
+    raise addresses.PageError(
+      f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"
+    ) from None
+  return bytes(data), False
 
 
 def _content_type(value: str) -> tuple[str, str]:
@@ -246,3 +284,79 @@ async def until(when: float, url: str, work: Awaitable[T]) -> T:
     raise addresses.PageError(
       f"{url[:200]}: not read in the time that it had.", "late"
     ) from None
+
+
+class Robots:
+  """The rules of sites, remembered for a day.
+
+  Args:
+    agent: the name that rules are looked up by.
+    get: fetches a robots.txt.
+    clock: monotonic seconds.
+  """
+
+  def __init__(
+    self,
+    agent: str,
+    get: Get,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._agent, self._get, self._clock = agent, get, clock
+    # By origin: rules (None: nothing may be fetched), and until when they hold.
+    self._sites: collections.OrderedDict[
+      str, tuple[protego.Protego | None, float]
+    ] = collections.OrderedDict()
+    # Held while a file is read, so that pages of a site read it once. A lock
+    # belongs to an event loop, and is forgotten when nobody holds it.
+    self._locks: weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock] = (
+      weakref.WeakValueDictionary()
+    )
+
+  async def check(self, url: httpx2.URL) -> None:
+    """Returns if a page may be fetched.
+
+    A missing file (4xx) allows all. A site whose file cannot be read allows
+    nothing, as the RFC demands.
+
+    Raises:
+      PageError: the rules do not allow it, or they cannot be read.
+    """
+    site = str(url.copy_with(raw_path=b"/robots.txt"))
+    name = id(asyncio.get_running_loop()), site
+    lock = self._locks.setdefault(name, asyncio.Lock())
+    async with lock:
+      rules = await self._rules(site)
+    if rules is None:
+      raise addresses.PageError(
+        f"{site} cannot be read, so no page of this site is fetched.", "robots"
+      )
+    if not rules.can_fetch(str(url), self._agent):
+      raise addresses.PageError(
+        f"{site} does not allow this page to be fetched.", "robots"
+      )
+
+  async def _rules(self, site: str) -> protego.Protego | None:
+    """Returns the rules of a site, remembered or read."""
+    rules, until = self._sites.get(site, (None, 0.0))
+    if self._clock() >= until:
+      rules, seconds = await self._read(site)
+      self._sites[site] = (rules, self._clock() + seconds)
+      self._sites.move_to_end(site)
+      while len(self._sites) > _SITES:
+        self._sites.popitem(last=False)
+    return rules
+
+  async def _read(self, site: str) -> tuple[protego.Protego | None, float]:
+    try:
+      status, data = await self._get(httpx2.URL(site))
+    except addresses.PageError as error:
+      # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
+      if error.why != "redirects":
+        return None, _RETRY_SECONDS
+      status, data = 404, b""
+    # A server that is busy says nothing about what it allows.
+    if status >= 500 or status == 429:
+      return None, _RETRY_SECONDS
+    text = data.decode("utf-8-sig", errors="replace") if status < 300 else ""
+    return protego.Protego.parse(text), _SECONDS

@@ -117,7 +117,7 @@ def test_caller_is_told_the_events_in_the_agents_thread():
     reply = asyncio.run(agent.ask_async("Who?", budget=1, tell=tell))
     expected = list(agent.stream("Who?", budget=1))
   assert told[:-1] == expected[:-1]
-  assert told[-1] == events.Answer(reply) and threads == {"agent"}
+  assert told[-1] == events.Answer(reply) and threads == {"event loop"}
 
 
 def test_exception_of_a_listener_ends_the_episode_before_the_search():

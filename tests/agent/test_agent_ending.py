@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import os
-import threading
 
 import pytest
 import scripted
 from scripted import answer
 from scripted_agent import Held, make, wait_for
 
-from anysearch_jax.agent import background, events
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.agent import events
 
 
 def test_closing_a_stream_releases_the_episode():
@@ -50,7 +49,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
     asking = pool.submit(agent.ask, "Who?", budget=1)
     engine.started.wait(10)
     agent.close()
-    with pytest.raises(background.ClosedError):
+    with pytest.raises(agent_lib.ClosedError):
       asking.result(10)
   agent.close()
   assert closed == [1] and len(engine.released) == 1
@@ -63,7 +62,7 @@ def test_closing_does_not_look_like_a_cancelled_task_of_the_caller():
     asking = asyncio.ensure_future(call)
     await asyncio.sleep(0.1)
     await asyncio.to_thread(agent.close)
-    with pytest.raises(background.ClosedError):
+    with pytest.raises(agent_lib.ClosedError):
       await asking
 
   async def streamed(agent):
@@ -95,20 +94,9 @@ def test_forked_process_is_refused_and_may_leave_the_context():
       try:
         with agent:
           agent.ask("Who?", budget=1)
-      except background.ClosedError:
+      except agent_lib.ClosedError:
         code = 0
       finally:
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert agent.ask("Who?", budget=1).answer == "Jane"
-
-
-def agent_threads():
-  gc.collect()
-  return {t for t in threading.enumerate() if t.name == "agent"}
-
-
-def test_agent_that_nobody_refers_to_ends_its_thread():
-  before = agent_threads()
-  make().ask("Who?", budget=1)
-  wait_for(lambda: agent_threads() <= before)

@@ -12,7 +12,7 @@ from scripted_agent import ANSWERED, CONFIG, Held, make
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import limits
+from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import prompts
 
 
@@ -101,7 +101,7 @@ def test_question_without_a_place_before_its_deadline_is_refused():
     first = agent.stream("Who?", budget=1)
     next(first)
     engine.started.wait(10)
-    with pytest.raises(limits.BusyError, match="1 places"):
+    with pytest.raises(agent_lib.BusyError, match="1 places"):
       agent.ask("Who?", budget=1, deadline=0.05)
     engine.go.set()
     assert list(first)[-1].text == "Jane"

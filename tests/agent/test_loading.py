@@ -18,7 +18,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import loading
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import searching
 from retrieval.index import building, opening
@@ -32,7 +32,7 @@ def policy(tmp_path_factory):
   """A random policy in the folder of a run: `run/policy`."""
   folder = tmp_path_factory.mktemp("run")
   hf.save(folder / "policy", small_run.parts()["policy"])
-  values = config_values.to_dict(CONFIG)
+  values = config_settings.to_dict(CONFIG)
   # The run was trained before this setting got its present name.
   del values["objective"]["normalize"]
   values["objective"]["normalize_std"] = True

@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from anysearch_jax.agent import reasoning
+from anysearch_jax.agent import events
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from anysearch_jax.agent import reasoning
   ],
 )
 def test_reasoning_is_the_text_before_the_action(text, expected):
-  assert reasoning.of_turn(text) == expected
+  assert events.of_turn(text) == expected
 
 
 def test_unfinished_tag_and_character_wait_for_their_rest():
   told = []
   data = "<think>é</think>x".encode()
-  turn = reasoning.Reasoning(
+  turn = events.Reasoning(
     lambda ids: bytes(ids).decode(errors="replace"), told.append
   )
   for byte in data:
@@ -45,11 +45,11 @@ def test_unfinished_tag_and_character_wait_for_their_rest():
 )
 def test_pieces_add_up_to_the_whole(text):
   told = []
-  turn = reasoning.Reasoning(lambda ids: "".join(map(chr, ids)), told.append)
+  turn = events.Reasoning(lambda ids: "".join(map(chr, ids)), told.append)
   for char in text:
     turn.add([ord(char)])
   turn.end(text)
-  assert "".join(told) == reasoning.of_turn(text)
+  assert "".join(told) == events.of_turn(text)
 
 
 @hypothesis.given(
@@ -61,7 +61,7 @@ def test_pieces_add_up_to_the_whole(text):
 )
 def test_pieces_of_bytes_add_up_to_the_whole(text, draw):
   data, told = list(text.encode()), []
-  turn = reasoning.Reasoning(
+  turn = events.Reasoning(
     lambda ids: bytes(ids).decode(errors="replace"), told.append
   )
   while data:
@@ -69,7 +69,7 @@ def test_pieces_of_bytes_add_up_to_the_whole(text, draw):
     turn.add(data[:size])
     del data[:size]
   turn.end(text)
-  assert "".join(told) == reasoning.of_turn(text)
+  assert "".join(told) == events.of_turn(text)
 
 
 def test_each_token_is_decoded_a_bounded_number_of_times():
@@ -80,7 +80,7 @@ def test_each_token_is_decoded_a_bounded_number_of_times():
     decoded += len(ids)
     return "".join(map(chr, ids))
 
-  turn = reasoning.Reasoning(decode, lambda piece: None)
+  turn = events.Reasoning(decode, lambda piece: None)
   for _ in range(1000):
     turn.add(list(b"word"))
   assert decoded <= 3 * 4000
@@ -89,7 +89,7 @@ def test_each_token_is_decoded_a_bounded_number_of_times():
 def test_space_between_tokens_is_kept_by_a_tokenizer_that_strips_it():
   words = ["one", "two", "three"]
   told = []
-  turn = reasoning.Reasoning(
+  turn = events.Reasoning(
     lambda ids: " ".join(words[i] for i in ids), told.append
   )
   for i in range(3):

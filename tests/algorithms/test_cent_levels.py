@@ -11,6 +11,7 @@ import pytest
 from curriculum_states import CONFIG as CURRICULUM
 
 from anysearch_jax.algorithms import curriculum
+from anysearch_jax.training import validation
 
 CENTS = (1, 3, 8, 20)
 CONFIG = dataclasses.replace(
@@ -66,4 +67,4 @@ def test_levels_are_recorded_and_drawn_as_the_oracle_says():
 )
 def test_levels_that_do_not_fit_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
-    curriculum.validate(dataclasses.replace(CONFIG, **changes))
+    validation._curriculum(dataclasses.replace(CONFIG, **changes))

@@ -15,6 +15,7 @@ from absl.testing import parameterized
 from curriculum_states import CONFIG, at, held
 
 from anysearch_jax.algorithms import curriculum
+from anysearch_jax.training import validation
 
 PROBABILITIES = curriculum.probabilities.__wrapped__
 
@@ -235,7 +236,7 @@ def test_resumes_exactly():
   ],
 )
 def test_valid_configurations(changes):
-  curriculum.validate(dataclasses.replace(CONFIG, **changes))
+  validation._curriculum(dataclasses.replace(CONFIG, **changes))
 
 
 @pytest.mark.parametrize(
@@ -249,4 +250,4 @@ def test_valid_configurations(changes):
 )
 def test_refused_configurations(changes, sentence):
   with pytest.raises(ValueError, match=sentence):
-    curriculum.validate(dataclasses.replace(CONFIG, **changes))
+    validation._curriculum(dataclasses.replace(CONFIG, **changes))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum, rewards
+from anysearch_jax.training import validation
 
 PAIRS = dataclasses.replace(
   CURRICULUM, max_budget=4, phase1_steps=80, token_levels=(64, 128)
@@ -207,4 +208,4 @@ def test_one_token_level_draws_the_budgets_of_none():
 )
 def test_levels_that_do_not_fit_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
-    curriculum.validate(dataclasses.replace(PAIRS, **changes))
+    validation._curriculum(dataclasses.replace(PAIRS, **changes))

@@ -14,7 +14,6 @@ import small_policy
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import grpo as objective
 from anysearch_jax.algorithms import ppo as objective_ppo
-from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.training import optimizers, ppo, train_step
 
 A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
@@ -47,7 +46,7 @@ def test_estimates_equal_their_formulas(params):
   rng = np.random.default_rng(2)
   tokens, logps, rewards = bandit.play(params, rng)
   reference = jax.tree.map(lambda p: 0.9 * p, params)
-  critic = critic_lib.initialize(params, A)
+  critic = ppo.initialize(params, A)
   critic["value"] = rng.normal(size=A.d_model).astype(np.float32)
   state = train_step.init(params, optimizers.Pair(KEEP, KEEP), critic=critic)
   c = config_lib.CriticConfig(gamma=0.9, lam=0.8, reward_kl=0.3)
@@ -57,7 +56,7 @@ def test_estimates_equal_their_formulas(params):
 
   positions = np.broadcast_to(np.arange(4), tokens.shape)
   values = np.asarray(
-    critic_lib.values(critic, None, A, tokens, positions, tokens * 0 + 1)
+    ppo.values(critic, None, A, tokens, positions, tokens * 0 + 1)
   ).astype(float)
   penalty = 0.3 * (logps[:, 1:] - scored(reference, tokens))
   reward = (rewards[:, 1:] - penalty)[:, [0, 2]]
@@ -111,7 +110,7 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
     valued,
     optimizers.Pair(KEEP, KEEP),
     PPO,
-    critic_lib.initialize(params, A),
+    ppo.initialize(params, A),
   )
   np.testing.assert_allclose(expected["loss/ratio"], 1, atol=1e-5)
   for name in ("loss/policy_loss", "loss/ratio", "grad_norm"):
@@ -148,7 +147,7 @@ def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
   state = train_step.init(
     params,
     optimizers.Pair(KEEP, KEEP),
-    critic=critic_lib.initialize(params, A),
+    critic=ppo.initialize(params, A),
   )
   c = config_lib.CriticConfig(whiten=False)
   batches = bandit.pack(episodes)
@@ -171,7 +170,7 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
     learning_rate=0.25, warmup_steps=4, weight_decay=0.0, eps=1e-12
   )
   tx = optimizers.adamw(A, o, critic=c)
-  trained = params, critic_lib.initialize(params, A)
+  trained = params, ppo.initialize(params, A)
   state = tx.init(trained)
   grads = jax.tree.map(np.ones_like, trained)
   update = jax.jit(tx.update)
@@ -195,7 +194,7 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
 def test_each_gradient_is_clipped_by_its_own_norm(params):
   o = config_lib.OptimizerConfig(max_grad_norm=1.0)
   tx = optimizers.adamw(A, o, critic=config_lib.CriticConfig())
-  trained = params, critic_lib.initialize(params, A)
+  trained = params, ppo.initialize(params, A)
   small = jax.tree.map(lambda x: 0 * x + 1e-4, trained[0])
   huge = jax.tree.map(lambda x: 0 * x + 1e4, trained[1])
   _, state = jax.jit(tx.update)((small, huge), tx.init(trained), trained)

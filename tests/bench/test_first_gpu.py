@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bench.first_gpu import stages as stages_lib
+from bench.first_gpu import running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _OWN = ("anysearch_jax", "bench", "configs", "launch", "retrieval")
@@ -117,7 +117,7 @@ def test_stages_need_few_packages_and_write_figures(tmp_path):
 @pytest.mark.slow
 def test_the_whole_rehearsal(tmp_path):
   found = _rehearse(tmp_path)
-  assert list(found) == [stage.name for stage in stages_lib.STAGES]
+  assert list(found) == [stage.name for stage in running.STAGES]
   assert found["small"]["same bits twice"] is True
   for figures in found.values():
     assert figures

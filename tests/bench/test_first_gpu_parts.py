@@ -12,11 +12,11 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.world import world as world_lib
-from bench.first_gpu import kernels, notes, rollouts, shapes
+from bench.first_gpu import engine, machine, rollouts, running
 
 
 def test_some_words_search_and_some_answer():
-  words = shapes.Words(512)
+  words = engine.Words(512)
   texts = words.token_texts()
   assert len(texts) == 512
   actions = [protocol.last_action(text) for text in texts]
@@ -29,7 +29,7 @@ def test_some_words_search_and_some_answer():
 
 
 def test_overlap_finds_the_passage_that_has_the_words():
-  world = world_lib.World(world_lib.WorldConfig(seed=0))
+  world = world_lib.World()
   (question,) = world.questions("train", 1, 0)
   wanted = world.corpus(question.corpus)[7]
   found = asyncio.run(
@@ -42,7 +42,7 @@ def test_overlap_finds_the_passage_that_has_the_words():
 
 
 @pytest.mark.parametrize(
-  "heads", [kernels.Heads(4, 2, 8), kernels.Heads(3, 1, 4)]
+  "heads", [machine.Heads(4, 2, 8), machine.Heads(3, 1, 4)]
 )
 def test_reference_in_float64_equals_sums_written_out(heads):
   rng = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_reference_in_float64_equals_sums_written_out(heads):
     rng.normal(size=(len(ids), n, heads.size))
     for n in (heads.query, heads.kv, heads.kv, heads.query)
   )
-  found = kernels._float64(ids, q, k, v, g)
+  found = machine._float64(ids, q, k, v, g)
   for number in (1, 2):
     some = ids == number
     expected = packed_rows.written_out(q[some], k[some], v[some], g[some])
@@ -62,7 +62,7 @@ def test_reference_in_float64_equals_sums_written_out(heads):
 
 def test_error_is_relative():
   truth = np.array([3.0, 4.0])
-  assert kernels._error(jnp.asarray(1.01 * truth), truth) == pytest.approx(
+  assert machine._error(jnp.asarray(1.01 * truth), truth) == pytest.approx(
     0.01, rel=1e-4
   )
 
@@ -71,4 +71,4 @@ def test_the_sentence_of_grouped_errors_is_that_of_the_first():
   error = ExceptionGroup(
     "two", [ExceptionGroup("one", [ValueError("it\nis")]), KeyError("b")]
   )
-  assert notes.sentence(error) == "ValueError: it"
+  assert running.sentence(error) == "ValueError: it"

@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running
-from bench.first_gpu import stages as stages_lib
 
 _WRITES = """
 import json, pathlib
@@ -33,7 +31,7 @@ _SCRIPTS = {
 
 
 def _stage(name, seconds=30.0):
-  return stages_lib.Stage(name, f"what {name} measures", "nothing.at", seconds)
+  return running.Stage(name, f"what {name} measures", "nothing.at", seconds)
 
 
 class _Runs:
@@ -154,7 +152,7 @@ def test_highlights_relate_stages_to_the_measured_peak():
 
 
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
-  notes = notes_lib.Notes(
+  notes = running.Notes(
     tmp_path / "x.json", traces=tmp_path / "traces", rehearse=True
   )
 
@@ -162,7 +160,7 @@ def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
     raise MemoryError("RESOURCE_EXHAUSTED: out of memory\nmany more lines")
 
   def skips():
-    raise notes_lib.SkippedError("needs 99 GiB")
+    raise running.SkippedError("needs 99 GiB")
 
   notes.case("large", fails)
   with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
@@ -170,7 +168,7 @@ def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
   notes.case("larger", skips)
   notes.case("small", lambda: {"ms": 2.0})
   notes.check()
-  assert notes_lib.read(tmp_path / "x.json")["figures"] == {
+  assert running.read_notes(tmp_path / "x.json")["figures"] == {
     "large": {"failed": "MemoryError: RESOURCE_EXHAUSTED: out of memory"},
     "larger": {"skipped": "needs 99 GiB"},
     "small": {"ms": 2.0},
@@ -178,6 +176,6 @@ def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
 
 
 def test_names_of_stages_are_files_and_differ():
-  names = [stage.name for stage in stages_lib.STAGES]
+  names = [stage.name for stage in running.STAGES]
   assert len(set(names)) == len(names)
   assert all(name.isidentifier() for name in names)

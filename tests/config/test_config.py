@@ -8,8 +8,7 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import changes
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 
 CHANGED = config_lib.ExperimentConfig(
   name="x",
@@ -22,14 +21,16 @@ CHANGED = config_lib.ExperimentConfig(
 
 @pytest.mark.parametrize("config", [config_lib.ExperimentConfig(), CHANGED])
 def test_round_trip_is_the_identity_through_json_too(config):
-  values = config_values.to_dict(config)
+  values = config_settings.to_dict(config)
   cls = config_lib.ExperimentConfig
-  assert config_values.from_dict(cls, values) == config
-  assert config_values.from_dict(cls, json.loads(json.dumps(values))) == config
+  assert config_settings.from_dict(cls, values) == config
+  assert (
+    config_settings.from_dict(cls, json.loads(json.dumps(values))) == config
+  )
 
 
 def test_missing_keys_take_the_defaults():
-  config = config_values.from_dict(
+  config = config_settings.from_dict(
     config_lib.ExperimentConfig, {"reward": {"alpha": 1}}
   )
   assert config == config_lib.ExperimentConfig(
@@ -57,36 +58,21 @@ def test_missing_keys_take_the_defaults():
 )
 def test_a_wrong_key_or_type_is_refused_with_its_path(values, sentence):
   with pytest.raises(ValueError, match=sentence):
-    config_values.from_dict(config_lib.ExperimentConfig, values)
+    config_settings.from_dict(config_lib.ExperimentConfig, values)
 
 
 def test_a_saved_configuration_with_an_old_name_is_read():
-  old = config_values.to_dict(CHANGED)
+  old = config_settings.to_dict(CHANGED)
   del old["objective"]["normalize"]
   old["objective"]["normalize_std"] = False
   with pytest.raises(ValueError, match="unknown key 'normalize_std'"):
-    config_values.from_dict(config_lib.ExperimentConfig, old)
-  config = config_values.from_dict(
-    config_lib.ExperimentConfig, config_values.renamed(old)
+    config_settings.from_dict(config_lib.ExperimentConfig, old)
+  config = config_settings.from_dict(
+    config_lib.ExperimentConfig, config_settings.renamed(old)
   )
   assert config.objective == config_lib.ObjectiveConfig(normalize="none")
   assert config.batch == CHANGED.batch
   assert "normalize_std" in old["objective"]  # The argument is unchanged.
-
-
-def test_a_saved_configuration_without_a_world_is_of_the_fixed_one():
-  old = config_values.to_dict(config_lib.ExperimentConfig())
-  assert old["data"].pop("world") == "graded"
-  config = config_values.from_dict(
-    config_lib.ExperimentConfig, config_values.renamed(old)
-  )
-  assert config.data == config_lib.DataConfig(world="fixed")
-  assert "world" not in old["data"]  # The argument is unchanged.
-  # A run resumes in its own world and in no other.
-  (change,) = changes.changes(old, config_lib.ExperimentConfig())
-  assert str(change) == 'data.world "fixed" -> "graded"'
-  assert "never change" in changes.refusal([change], allow=True)
-  assert not changes.changes(old, config)
 
 
 def test_defaults_are_the_papers_hyperparameters():

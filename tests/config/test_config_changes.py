@@ -8,33 +8,31 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import changes, values
+from anysearch_jax.config import settings
 from launch import flags
 
 CONFIG = config_lib.ExperimentConfig()
-Kind = changes.Kind
+Kind = settings.Kind
 
 
-def test_every_setting_is_identity_learning_or_placement():
-  settings = dict(values.leaves(values.to_dict(CONFIG)))
-  without_kind = settings.keys() - changes.KINDS.keys()
-  assert not without_kind, "Give each a kind in config.changes._TABLE."
-  assert not changes.KINDS.keys() - settings.keys()
-  words = [
-    name
-    for kinds in changes._TABLE.values()
-    for names in kinds.values()
-    for name in names.split()
-  ]
-  assert len(words) == len(settings)  # No setting is listed twice.
+def test_every_setting_has_a_kind_and_a_sentence_and_numbers_have_a_range():
+  found = {each.path: each for each in settings.listed(CONFIG)}
+  for path, value in settings.leaves(settings.to_dict(CONFIG)):
+    setting = found[path]
+    assert setting.meta.kind in Kind and setting.sentence.endswith(".")
+    items = value if isinstance(value, tuple) else (value,)
+    if any(type(item) in (int, float) for item in items):
+      assert setting.meta.range.words, path
 
 
 def stored(config=CONFIG):
-  return json.loads(json.dumps(values.to_dict(config)))
+  return json.loads(json.dumps(settings.to_dict(config)))
 
 
 def found(*assignments):
-  changed = changes.changes(stored(), flags.override(CONFIG, list(assignments)))
+  changed = settings.changes(
+    stored(), flags.override(CONFIG, list(assignments))
+  )
   return [(c.path, c.kind, c.old, c.new) for c in changed]
 
 
@@ -55,9 +53,9 @@ def test_changes_are_named_with_their_kind_and_both_values():
 def test_a_setting_that_was_not_stored_had_its_default():
   old = stored()
   del old["watch"]["max_kl"], old["sglang"]
-  assert changes.changes(old, CONFIG) == []
+  assert settings.changes(old, CONFIG) == []
   config = flags.override(CONFIG, ["watch.max_kl=2"])
-  (changed,) = changes.changes(old, config)
+  (changed,) = settings.changes(old, config)
   assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
 
 
@@ -67,12 +65,12 @@ def test_a_renamed_setting_of_an_old_run_is_no_change():
     del old["objective"]["normalize"]
     old["objective"]["normalize_std"] = divides
     config = flags.override(CONFIG, [f"objective.normalize={normalize}"])
-    assert changes.changes(old, config) == []
+    assert settings.changes(old, config) == []
 
 
 def test_a_removed_setting_is_a_change_of_learning():
   old = stored() | {"penalty": 3}
-  (changed,) = changes.changes(old, CONFIG)
+  (changed,) = settings.changes(old, CONFIG)
   assert changed == ("penalty", Kind.LEARNING, 3, None)
 
 
@@ -91,9 +89,9 @@ def test_a_removed_setting_is_a_change_of_learning():
   ],
 )
 def test_which_changes_a_run_may_resume_with(assignments, free, allowed):
-  changed = changes.changes(stored(), flags.override(CONFIG, assignments))
+  changed = settings.changes(stored(), flags.override(CONFIG, assignments))
   for allow, may in ((False, free), (True, allowed)):
-    sentence = changes.refusal(changed, allow=allow)
+    sentence = settings.refusal(changed, allow=allow)
     assert (sentence == "") == bool(may)
     for change in changed if sentence else ():
       named = change.path in sentence
@@ -102,5 +100,5 @@ def test_which_changes_a_run_may_resume_with(assignments, free, allowed):
 
 def test_a_refusal_names_every_setting_that_never_changes():
   config = dataclasses.replace(CONFIG, seed=1, questions=2, group=3)
-  sentence = changes.refusal(changes.changes(stored(), config), allow=True)
+  sentence = settings.refusal(settings.changes(stored(), config), allow=True)
   assert "seed 42 -> 1, questions 512 -> 2, group 5 -> 3" in sentence

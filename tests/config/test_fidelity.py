@@ -1,18 +1,14 @@
-"""The recipes of the compared systems, and docs/fidelity.md, which lists them.
-
-A row of its tables whose first cell is a setting holds that setting's value in
-the equal and in the original recipe.
-"""
+"""The recipes of the compared systems equal configs/methods/fidelity.csv."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import pathlib
-import re
 
 import pytest
 
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.methods import originals, systems
 from anysearch_jax.training import validation
 from configs import methods
@@ -20,7 +16,6 @@ from launch import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "fidelity.md").read_text()
-ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([^|]*) \| ([^|]*) \|", re.M)
 SYSTEMS = (
   *("search_r1", "search_r1_ppo", "stepsearch"),
   *("zerosearch", "ikea", "search_o1", "bats"),
@@ -34,12 +29,12 @@ def load(system, preset):
 
 
 def tables():
-  """Returns the rows (setting, equal, original) by the system of a section."""
-  _, *parts = re.split(r"^## .*?\(`(\w+)`\)\n", TEXT, flags=re.M)
-  return {
-    name: ROW.findall(text)
-    for name, text in zip(parts[::2], parts[1::2], strict=True)
-  }
+  """Returns the rows (setting, equal, original) by system."""
+  found = {}
+  with (ROOT / "configs/methods/fidelity.csv").open(newline="") as file:
+    for system, *row in list(csv.reader(file))[1:]:
+      found.setdefault(system, []).append(tuple(row[:3]))
+  return found
 
 
 def test_every_recipe_has_a_table():
@@ -51,7 +46,7 @@ def test_the_table_has_the_values_of_the_configurations(system):
   rows = tables()[system]
   assert rows
   recipes = [
-    dict(config_values.leaves(config_values.to_dict(load(system, preset))))
+    dict(config_settings.leaves(config_settings.to_dict(load(system, preset))))
     for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
   ]
   found = {
@@ -64,7 +59,7 @@ def test_the_table_has_the_values_of_the_configurations(system):
 @pytest.mark.parametrize("system", sorted(tables()))
 def test_the_table_names_every_difference_of_the_recipes(system):
   equal, original = (
-    dict(config_values.leaves(config_values.to_dict(load(system, preset))))
+    dict(config_settings.leaves(config_settings.to_dict(load(system, preset))))
     for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
   )
   differ = {key for key in equal if equal[key] != original[key]}

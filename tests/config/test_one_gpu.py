@@ -9,7 +9,7 @@ from anysearch_jax.planning import targets
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from configs import one_gpu
-from launch import flags, footprint, plan, train
+from launch import flags, plan, run_checks, train
 
 TARGETS = {"24": "rtx4090:1", "80": "h100:1", "141": "h200:1"}
 # As the files of the published weights count them, tied heads once.
@@ -38,13 +38,13 @@ def test_preset_passes_a_dry_run(preset):
 
 @pytest.mark.parametrize("preset", one_gpu.PRESETS)
 def test_state_and_cache_of_a_preset_fit_its_gpu(preset):
-  """A lower bound: docs/one_gpu.md has the compiler's peaks."""
+  """A lower bound: docs/training.md has the compiler's peaks."""
   config = flags.load_config(f"configs/one_gpu.py:{preset}")
   policy, memory = preset.rsplit("-", 1)
   memory = memory.removeprefix("full")
   a = plan.read_architecture(config.policy)
   assert weights.count(table.rows(a)) == PARAMETERS[policy]
-  needed = footprint.of(a, config)
+  needed = run_checks.footprint(a, config)
   capacity = targets.parse(TARGETS[memory]).capacity
   assert needed.shared < capacity
 

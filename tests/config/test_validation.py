@@ -15,7 +15,6 @@ import spoken
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.config import ranges
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import control
 from anysearch_jax.training import rewards_and_advantages, validation
@@ -229,12 +228,6 @@ def replaced(config, path, value):
   if rest:
     value = replaced(getattr(config, name), rest, value)
   return dataclasses.replace(config, **{name: value})
-
-
-def test_every_number_of_the_configuration_has_a_range():
-  numbers = set(paths_of_numbers(config_lib.ExperimentConfig))
-  assert "method.ikea.kb" in numbers and "seed" in numbers
-  assert numbers == set(ranges._RANGES)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import question_files
 
-from anysearch_jax.data import beside, files, leaks, preparing, texts
+from anysearch_jax.data import files, formats, preparing
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ from anysearch_jax.data import beside, files, leaks, preparing, texts
   ],
 )
 def test_question_is_one_line_with_question_mark(found, read):
-  assert texts.ask(found) == read
+  assert formats.ask(found) == read
 
 
 @hypothesis.given(st.text())
 def test_cleaning_a_question_is_idempotent(text):
-  once = texts.ask(text)
-  assert once.endswith("?") and texts.ask(once) == once
+  once = formats.ask(text)
+  assert once.endswith("?") and formats.ask(once) == once
 
 
 def test_answers_that_normalise_to_nothing_are_removed():
@@ -51,7 +51,7 @@ def test_answers_that_normalise_to_nothing_are_removed():
     "jane austen",
     "",
   ]
-  assert texts.accept(found) == ("Jane Austen", "jane austen")
+  assert formats.accept(found) == ("Jane Austen", "jane austen")
 
 
 def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
@@ -140,7 +140,7 @@ def test_leak_is_found_despite_spelling(tmp_path, asked, held):
   assert [e.question for e in part.entries] == ["another?"]
   assert part.dropped == {"in an evaluation split": 1}
   inputs = [preparing.Input(train, "nq", "train")]
-  known = beside.Beside(held_out=[held])
+  known = preparing.Beside(held_out=[held])
   parts, _ = preparing.prepare(inputs, preparing.Settings(), known)
   assert parts["nq_train"].dropped == {"in a held-out set": 1}
 
@@ -150,7 +150,7 @@ def test_leak_is_found_despite_spelling(tmp_path, asked, held):
   [("who is 1", "who is 2"), ("c++?", "c#"), ("\u0915\u093f", "\u0915\u0940")],
 )
 def test_different_questions_are_not_leaks(one, other):
-  different = leaks.key(one) != leaks.key(other)
+  different = formats.question_key(one) != formats.question_key(other)
   assert different == (one != "c++?")  # ASCII signs are ignored.
 
 
@@ -173,7 +173,7 @@ def test_official_scorer_accepts_entity_aliases(tmp_path):
     tmp_path / "id_aliases.json",
     [{"Q_id": "Q30", "aliases": ["USA", "x"], "demonyms": ["American"]}],
   )
-  known = beside.Beside(aliases=beside.read_aliases(names))
+  known = preparing.Beside(aliases=preparing.read_aliases(names))
   inputs = [preparing.Input(path, "2wikimultihopqa", "dev")]
   parts, _ = preparing.prepare(inputs, preparing.Settings(), known)
   entries = parts["2wikimultihopqa_dev"].entries
@@ -184,7 +184,7 @@ def test_official_scorer_accepts_entity_aliases(tmp_path):
   ]
   assert {e.golden_answers for e in entries} == {("x",)}
   with pytest.raises(ValueError, match="a.jsonl, row 1: found no Q_id"):
-    beside.read_aliases(path)
+    preparing.read_aliases(path)
 
 
 _QUESTION = st.sampled_from(

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 
+import point_values
 import pytest
 import study
 
@@ -98,8 +99,10 @@ def test_a_report_has_the_papers_and_the_official_scores():
     _episode("hotpotqa", "yes it is", ["yes"]),
     _episode("2wikimultihopqa", "USA", ["America"], official_answers=["usa"]),
   ]
-  cells = metrics.by_dataset(rows)
-  hotpot, wiki = cells["hotpotqa"][1], cells["2wikimultihopqa"][1]
+  parts = columns.by_dataset(rows)
+  hotpot, wiki = (
+    point_values.cell(parts[name]) for name in ("hotpotqa", "2wikimultihopqa")
+  )
   assert (hotpot.f1, hotpot.official_f1) == (0.5, 0.0)
   assert (wiki.accuracy, wiki.official_accuracy) == (0.0, 1.0)
   average = metrics.over_sets(rows, ("official_accuracy",))
@@ -109,7 +112,7 @@ def test_a_report_has_the_papers_and_the_official_scores():
 def test_a_set_without_a_script_has_no_official_score_in_a_report():
   table = columns.of([_episode("world", "x", ["x"])])
   assert math.isnan(table.official_em[0])
-  cell = metrics.cell(table)
+  cell = point_values.cell(table)
   assert (cell.accuracy, cell.official_accuracy, cell.official_f1) == (
     1.0,
     None,

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import (
-  comparison,
-  episodes,
-  metrics,
-  pairing,
-  verdicts,
-)
+from anysearch_jax.evaluation import columns, comparison, metrics, verdicts
 
 
 def _row(
@@ -49,7 +43,7 @@ def _row(
 def test_the_early_stopping_table_by_hand():
   ours = _row("a", {"q1": (1, 1), "q2": (0, 1), "q3": (0, 2), "q4": (1, 0)})
   theirs = _row("b", {"q1": (0, 2), "q2": (1, 2), "q3": (1, 2), "q4": (1, 2)})
-  table = comparison.compare(pairing.pair(ours, theirs))
+  table = comparison.compare(comparison.pair(ours, theirs))
   assert [line.budget for line in table] == [2, None]
   line = table[0]
   assert (line.n, line.wins, line.losses) == (4, 1, 2)
@@ -62,7 +56,7 @@ def test_the_early_stopping_table_by_hand():
 def test_failed_pairs_are_left_out_and_counted():
   ours = _row("a", {"q1": (1, 1)})
   theirs = _row("b", {"q1": (0, 1)}, outcome="failed")
-  pairs = pairing.pair(ours, theirs)
+  pairs = comparison.pair(ours, theirs)
   assert (pairs.failed, pairs.questions) == (1, 0)
   assert comparison.compare(pairs) == []
 
@@ -71,7 +65,7 @@ def test_subset_is_compared_on_common_questions():
   ours = _row("a", {f"q{i}": (1, 1) for i in range(5)})
   theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
   for one, other in ((ours, theirs), (theirs, ours)):
-    pairs = pairing.pair(one, other)
+    pairs = comparison.pair(one, other)
     assert (len(pairs), pairs.unpaired) == (3, 2)
 
 
@@ -79,18 +73,18 @@ def test_rows_on_different_questions_are_rejected():
   ours = _row("a", {"q1": (1, 1), "q2": (1, 1)})
   theirs = _row("b", {"q2": (0, 1), "q3": (0, 1), "q4": (0, 1)})
   with pytest.raises(ValueError, match="1 only in the first, 2 only in the"):
-    pairing.pair(ours, theirs)
+    comparison.pair(ours, theirs)
 
 
 def test_rows_without_common_episodes_are_rejected():
   with pytest.raises(ValueError, match="no budget and seed in common"):
-    pairing.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
+    comparison.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
 
 
 def test_budgets_of_one_row_only_are_ignored():
   ours = study.row("a", budgets=(0, 1, 2), questions=5)
   theirs = study.row("b", budgets=(1, 2, 3), questions=5)
-  pairs = pairing.pair(ours, theirs)
+  pairs = comparison.pair(ours, theirs)
   assert set(np.unique(pairs.budget)) <= {1, 2}
   assert pairs.unpaired == 0
 
@@ -101,7 +95,7 @@ def test_the_early_stopping_table_of_one_set():
     musique = _row(label, {"musique/1": (1 - em, 1)}, dataset="musique")
     return metrics.Row(label, nq.episodes + musique.episodes)
 
-  pairs = pairing.pair(both("a", 0), both("b", 1))
+  pairs = comparison.pair(both("a", 0), both("b", 1))
   parts = pairs.by_dataset()
   assert list(parts) == ["nq", "musique"]
   (line, _) = comparison.compare(parts["nq"])
@@ -113,10 +107,12 @@ def test_the_early_stopping_table_of_one_set():
 def test_pairs_equal_a_naive_join():
   ours = study.row("a", questions=12, budgets=(0, 1, 3), seeds=(3, 1))
   theirs = study.row("b", questions=9, budgets=(3, 0, 5), seeds=(1, 2))
-  left = {episodes.key_of(e): e for e in episodes.scored(ours.episodes)}
-  right = {episodes.key_of(e): e for e in episodes.scored(theirs.episodes)}
+  left, right = (
+    {columns.key_of(e): e for e in row.episodes if e["outcome"] != "failed"}
+    for row in (ours, theirs)
+  )
   common = sorted(left.keys() & right.keys())
-  pairs = pairing.pair(ours, theirs)
+  pairs = comparison.pair(ours, theirs)
   assert len(pairs) == len(common) > 10
   for side, own in ((pairs.ours, left), (pairs.theirs, right)):
     found = list(
@@ -141,24 +137,12 @@ def test_pairing_narrows_the_interval():
     f"q{i}": (int(not h or n), 1) for i, (h, n) in enumerate(zip(hard, nudge))
   }
   theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
-  pairs = pairing.pair(_row("a", ours), _row("b", theirs))
+  pairs = comparison.pair(_row("a", ours), _row("b", theirs))
   (effect,) = comparison.differences(pairs, pools=[[2]])
   found = effect.estimate
   assert found.above()
   # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
   assert found.high - found.low < 0.07
-
-
-def test_productivity_by_budget_and_pooled():
-  row = study.row("a", questions=40, budgets=(0, 1, 3))
-  found = comparison.productivities(row.episodes)
-  cells = metrics.by_budget(row.episodes)
-  assert found[0] == (None, None, None)
-  assert found[3].value == pytest.approx(cells[3].tp)
-  assert found[3].low < found[3].value < found[3].high
-  pooled = metrics.average(list(cells.values()))
-  assert found[None].value == pytest.approx(pooled.tp)
-  assert comparison.productivities([]) == {}
 
 
 def test_knowledge_of_a_policy_that_searches_what_it_lacks():
@@ -175,7 +159,7 @@ def test_knowledge_of_a_policy_that_searches_what_it_lacks():
 def _verdicts(system, *others, controls=()):
   compared = {}
   for row in others:
-    pairs = pairing.pair(system, row)
+    pairs = comparison.pair(system, row)
     compared[row.label] = pairs, comparison.compare(pairs)
   found = verdicts.verdicts(
     [system, *others],

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import point_values
 import pytest
 from scipy import stats
 
-from anysearch_jax.evaluation import inference, intervals, linear
+from anysearch_jax.evaluation import inference
 
 
 def _rates(right, answers, runs=("",)):
   """Returns the rate of right answers, float `[R, N]` each."""
   right, answers = (np.asarray(x, float)[..., None] for x in (right, answers))
-  return linear.ratios(right, answers, runs=runs, trials=answers.sum(0))
+  return inference.ratios(right, answers, runs=runs, trials=answers.sum(0))
 
 
 def _mean(values):
   values = np.asarray(values, float)
-  return linear.ratios(values[None, :, None], np.ones((1, len(values), 1)))
+  return inference.ratios(values[None, :, None], np.ones((1, len(values), 1)))
 
 
 def _crossed(runs, questions, *, spread=0.3, seed=0):
@@ -51,7 +52,7 @@ def test_crossed_trainings_have_the_variance_of_their_mean_squares():
   ms_rest = np.sum(rest**2) / ((runs - 1) * (questions - 1))
   size = runs * questions
   assert ms_run > ms_rest
-  scores = linear.ratios(
+  scores = inference.ratios(
     y[..., None], np.ones_like(y)[..., None], runs=tuple("abcd")
   )
   found = inference.variance(scores)
@@ -71,7 +72,7 @@ def test_crossed_trainings_have_the_variance_of_their_mean_squares():
 def test_p_value_is_where_the_interval_reaches_zero():
   y = _crossed(3, 30)[..., None] + 0.8
   (found,) = inference.effects(
-    linear.ratios(y, np.ones_like(y), runs=tuple("abc"))
+    inference.ratios(y, np.ones_like(y), runs=tuple("abc"))
   )
   assert found.reach(found.p / 2) == pytest.approx(found.estimate.value)
   assert (found.p < 0.05) == (found.estimate.low > 0)
@@ -80,8 +81,8 @@ def test_p_value_is_where_the_interval_reaches_zero():
 def test_trainings_alike_leave_the_interval_over_questions():
   y = _crossed(1, 40) * np.ones((3, 1))
   ones = np.ones_like(y)
-  three = linear.ratios(y[..., None], ones[..., None], runs=tuple("abc"))
-  one = linear.ratios(y[:1, :, None], ones[:1, :, None])
+  three = inference.ratios(y[..., None], ones[..., None], runs=tuple("abc"))
+  one = inference.ratios(y[:1, :, None], ones[:1, :, None])
   np.testing.assert_allclose(
     inference.variance(three).total, inference.variance(one).total
   )
@@ -91,7 +92,7 @@ def test_one_trial_a_question_is_wilson():
   em = np.random.default_rng(0).integers(0, 2, 90)
   (found,) = inference.rates(_rates([em], np.ones((1, 90))), [90])
   np.testing.assert_allclose(
-    found.estimate, intervals.wilson(int(em.sum()), 90)
+    found.estimate, point_values.wilson(int(em.sum()), 90)
   )
 
 
@@ -100,7 +101,7 @@ def test_boundary_counts_a_question_once(rate):
   right = np.full((1, 20), 4.0 * rate)
   (found,) = inference.rates(_rates(right, np.full((1, 20), 4.0)), [80])
   np.testing.assert_allclose(
-    found.estimate, intervals.wilson(20 * rate, 20), atol=1e-15
+    found.estimate, point_values.wilson(20 * rate, 20), atol=1e-15
   )
   assert found.estimate.low < found.estimate.high
 
@@ -130,7 +131,7 @@ def test_a_difference_without_any_change_is_not_certain():
   right = np.random.default_rng(0).integers(0, 2, (1, 60))
   ours = _rates(right, np.ones((1, 60)), ("a",))
   theirs = _rates(right, np.ones((1, 60)), ("b",))
-  (found,) = inference.effects(linear.minus(ours, theirs))
+  (found,) = inference.effects(inference.minus(ours, theirs))
   assert found.estimate.value == 0
   assert 2 / 60 < found.estimate.high < 5 / 60
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import point_values
 import pytest
 import study
 
-from anysearch_jax.evaluation import episodes, metrics
+from anysearch_jax.evaluation import columns, metrics
 
 
 def _episode(**changes):
@@ -45,8 +46,8 @@ _FACT = {
 }
 
 
-def test_cell_excludes_failed_episodes_and_counts_them():
-  cell = metrics.cell(
+def test_failed_episodes_are_counted_and_excluded():
+  cell = point_values.cell(
     [
       _episode(),
       _episode(
@@ -66,66 +67,33 @@ def test_cell_excludes_failed_episodes_and_counts_them():
       _episode(question_id="q4", em=0, outcome="failed", total_tokens=999),
     ]
   )
-  assert (cell.n, cell.failed, cell.invalid, cell.truncated) == (4, 1, 1, 1)
-  assert (cell.correct, cell.searches_total, cell.violations) == (2, 4, 1)
+  assert (cell.n, cell.failed) == (4, 1)
+  rates = cell.invalid_rate, cell.truncated_rate, cell.violation_rate
+  assert rates == (0.25, 0.25, 0.25)
   assert (cell.accuracy, cell.searches, cell.tp) == (0.5, 1.0, 0.5)
-  assert cell.format_rate == 0.75
+  assert (cell.format_rate, cell.unused) == (0.75, 1.0)
   assert (cell.generated_tokens, cell.retrieved_tokens) == (17.5, 22.5)
   assert cell.total_tokens == 32.5
   assert cell.retrieval_share == pytest.approx(90 / 130)
 
 
-def test_productivity_is_undefined_without_a_search():
-  cell = metrics.cell([_episode(searches=0, budget=0)])
-  assert cell.tp is None
-  assert cell.accuracy == 1.0
-  assert metrics.productivity(0, 3) == 0.0
-
-
-def test_cell_of_only_failures_has_no_mean():
-  cell = metrics.cell([_episode(outcome="failed")])
+def test_only_failures_have_no_mean():
+  cell = point_values.cell([_episode(outcome="failed")])
   assert (cell.n, cell.failed) == (0, 1)
-  assert cell.accuracy is None
-  assert cell.tp is None
-  assert cell.retrieval_share is None
+  assert cell.accuracy is cell.tp is cell.retrieval_share is None
 
 
-def test_spread_over_seeds():
-  one = [_episode(seed=1, question_id=q, em=e) for q, e in zip("ab", (1, 1))]
-  two = [_episode(seed=2, question_id=q, em=e) for q, e in zip("ab", (1, 0))]
-  assert metrics.cell(one).accuracy_spread is None
-  # Accuracies 1.0 and 0.5: sample standard deviation 0.5 / sqrt(2).
-  assert metrics.cell(one + two).accuracy_spread == pytest.approx(0.35355339)
-
-
-def test_average_weighs_budgets_alike_and_pools_productivity():
-  cells = metrics.by_budget(
-    [
-      _episode(budget=0, searches=0, em=0),
-      _episode(budget=1, searches=1, em=1),
-      _episode(budget=1, searches=1, em=1, question_id="q1"),
-      _episode(budget=2, searches=2, em=1),
-    ]
-  )
-  average = metrics.average(list(cells.values()))
-  assert list(cells) == [0, 1, 2]
-  assert average.accuracy == pytest.approx(2 / 3)  # 0, 1, 1
-  assert average.searches == pytest.approx(1.0)  # 0, 1, 2
-  assert average.tp == pytest.approx(3 / 4)
-  assert average.n == 4
-
-
-def test_productivity_excludes_closed_book_answers():
+def test_productivity_pools_searches_and_excludes_closed_book_answers():
   found = [
     _episode(budget=0, searches=0, em=1),
     _episode(budget=1, searches=1, em=1),
     _episode(budget=2, searches=2, em=0),
   ]
-  cells = metrics.by_budget(found)
-  assert cells[0].tp is None
-  assert metrics.average(list(cells.values())).tp == pytest.approx(1 / 3)
-  assert metrics.cell(found).tp == pytest.approx(1 / 3)
-  assert metrics.cell(found).accuracy == pytest.approx(2 / 3)
+  cells = point_values.by_budget(found)
+  assert (cells[0].tp, cells[0].accuracy) == (None, 1.0)
+  assert (cells[1].tp, cells[2].tp) == (1.0, 0.0)
+  assert point_values.cell(found).tp == pytest.approx(1 / 3)
+  assert point_values.cell(found).accuracy == pytest.approx(2 / 3)
 
 
 def test_budget_use_counts_the_searches_of_each_budget():
@@ -137,34 +105,10 @@ def test_budget_use_counts_the_searches_of_each_budget():
     _episode(budget=2, searches=1, question_id="q3", outcome="failed"),
   ]
   assert metrics.budget_use(found) == {0: (1,), 2: (1, 0, 2)}
-  assert metrics.by_budget(found)[2].unused == pytest.approx(2 / 3)
-
-
-def test_by_dataset():
-  found = [
-    _episode(dataset="musique", question_id="a"),
-    _episode(dataset="nq", question_id="b", em=0),
-    _episode(dataset="nq", question_id="b", budget=3),
-  ]
-  cells = metrics.by_dataset(found)
-  assert {
-    d: {b: c.accuracy for b, c in t.items()} for d, t in cells.items()
-  } == {
-    "nq": {2: 0.0, 3: 1.0},
-    "musique": {2: 1.0},
-  }
-  assert list(cells) == ["nq", "musique"]
-
-
-def test_by_hops():
-  episodes = [
-    _episode(metadata={"hops": 2}),
-    _episode(metadata={"hops": 1}, em=0, question_id="q1"),
-    _episode(metadata={"hops": 2}, em=0, question_id="q2"),
-    _episode(metadata={"hops": 2}, outcome="failed", question_id="q3"),
-    _episode(metadata={}, question_id="q4"),
-  ]
-  assert metrics.by_hops(episodes) == {1: {2: (0, 1)}, 2: {2: (1, 2)}}
+  shares = metrics.search_shares(found)
+  assert [share.value for share in shares[2]] == pytest.approx(
+    [1 / 3, 0, 2 / 3]
+  )
 
 
 @pytest.mark.parametrize(
@@ -180,12 +124,12 @@ def test_by_hops():
   ],
 )
 def test_asks_for_matches_whole_words_of_either_wording(query, asks):
-  assert episodes.asks_for(query, _FACT) is asks
+  assert columns.asks_for(query, _FACT) is asks
 
 
 def test_a_fact_without_another_wording_matches_only_its_own():
   fact = _FACT | {"alternative": ""}
-  assert not episodes.asks_for("kelmar", fact)
+  assert not columns.asks_for("kelmar", fact)
 
 
 def test_first_hop_sorts_by_memory_and_needs_budget():
@@ -197,7 +141,7 @@ def test_first_hop_sorts_by_memory_and_needs_budget():
     )
 
   found = [
-    episodes.first_hop(episode)
+    columns.first_hop(episode)
     for episode in (
       asked(queries=["kelmar born in"]),
       asked(known=False),
@@ -218,7 +162,7 @@ def test_first_hop_sorts_by_memory_and_needs_budget():
 def test_episodes_are_read_as_they_were_written():
   row = study.row("a", questions=2, budgets=(0, 1))
   lines = [json.dumps(e) for e in row.episodes] + ["\n"]
-  assert tuple(episodes.read(lines, source="x")) == row.episodes
+  assert tuple(columns.parse(lines, source="x")) == row.episodes
 
 
 @pytest.mark.parametrize(
@@ -230,4 +174,4 @@ def test_episodes_are_read_as_they_were_written():
 )
 def test_invalid_lines_of_episodes_are_refused(line, sentence):
   with pytest.raises(ValueError, match=sentence):
-    list(episodes.read([line], source="x.jsonl"))
+    list(columns.parse([line], source="x.jsonl"))

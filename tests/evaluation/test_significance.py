@@ -16,17 +16,6 @@ from anysearch_jax.evaluation import significance
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.integers(0, 400), st.integers(0, 400))
-def test_exact_mcnemar_agrees_with_statsmodels(wins, losses):
-  tables = pytest.importorskip("statsmodels.stats.contingency_tables")
-  found = significance.mcnemar(wins, losses, mid=False)
-  oracle = tables.mcnemar([[7, wins], [losses, 9]], exact=True)
-  # Without discordant pairs statsmodels divides by zero.
-  expected = oracle.pvalue if wins + losses else 1.0
-  assert found == pytest.approx(expected, rel=1e-9)
-
-
-@hypothesis.settings(deadline=None)
-@hypothesis.given(st.integers(0, 400), st.integers(0, 400))
 def test_mid_p_counts_half_of_the_observed_outcome(wins, losses):
   n, few = wins + losses, min(wins, losses)
   half = stats.binom.pmf(few, n, 0.5) / 2
@@ -37,19 +26,11 @@ def test_mid_p_counts_half_of_the_observed_outcome(wins, losses):
 def test_the_mid_p_of_a_published_table():
   # Fagerland, Lydersen and Laake (2013), airway hyper-responsiveness: 1 and 7.
   assert significance.mcnemar(1, 7) == pytest.approx(0.0391, abs=5e-5)
-  assert significance.mcnemar(1, 7, mid=False) == pytest.approx(
-    0.0703, abs=5e-5
-  )
 
 
 def test_many_discordant_pairs_do_not_overflow():
   assert 0.8 < significance.mcnemar(50_010, 50_000) < 1
   assert significance.mcnemar(60_000, 40_000) < 1e-100
-
-
-def test_negative_counts_are_refused():
-  with pytest.raises(ValueError, match="Found -1 wins"):
-    significance.mcnemar(-1, 3)
 
 
 def _scores(ours, theirs):
@@ -155,13 +136,10 @@ def multitest():
 
 
 @hypothesis.given(p_values=_P_VALUES)
-def test_corrections_agree_with_statsmodels(multitest, p_values):
-  for ours, method in (
-    (significance.holm, "holm"),
-    (significance.benjamini_hochberg, "fdr_bh"),
-  ):
-    oracle = multitest.multipletests(p_values, method=method)[1]
-    np.testing.assert_allclose(ours(p_values), oracle, rtol=1e-12, atol=1e-300)
+def test_holm_agrees_with_statsmodels(multitest, p_values):
+  oracle = multitest.multipletests(p_values, method="holm")[1]
+  found = significance.holm(p_values)
+  np.testing.assert_allclose(found, oracle, rtol=1e-12, atol=1e-300)
 
 
 def test_nan_p_values_are_not_in_the_family():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import columns, curves, surfaces
+from anysearch_jax.evaluation import columns, curves
 
 SEARCHES, TOKENS = (1, 2, 5), (40, 80, 160)
 
@@ -38,7 +38,7 @@ def accuracy(pair):
 
 
 def test_cells_are_means_over_their_episodes():
-  found = surfaces.surface("A", PLAYED)
+  found = curves.surface("A", PLAYED)
   assert [(c.searches, c.tokens) for c in found.cells] == GRID
   for cell in found.cells:
     pair = cell.searches, cell.tokens
@@ -62,7 +62,7 @@ def test_cells_are_means_over_their_episodes():
 
 
 def test_area_is_the_integral_over_the_rectangle():
-  found = surfaces.surface("A", PLAYED)
+  found = curves.surface("A", PLAYED)
   whole = 0.0
   for b0, b1 in zip(SEARCHES, SEARCHES[1:]):
     for t0, t1 in zip(TOKENS, TOKENS[1:]):
@@ -79,7 +79,7 @@ def test_area_of_one_cap_that_changes_nothing_is_that_of_the_curve():
     for e in study.row("A", budgets=SEARCHES, questions=30).episodes
   ]
   plain = study.row("A", budgets=SEARCHES, questions=30).episodes
-  area = surfaces.surface("A", same).area
+  area = curves.surface("A", same).area
   curve = curves.curve("A", plain, trained=5).area
   assert area.value == pytest.approx(curve.value)
   assert area.low == pytest.approx(curve.low, abs=0.01)
@@ -87,23 +87,23 @@ def test_area_of_one_cap_that_changes_nothing_is_that_of_the_curve():
 
 @pytest.mark.parametrize("pairs", [[(1, 40), (2, 80)], [(1, 40), (2, 40)]])
 def test_area_of_what_is_no_grid_is_undefined(pairs):
-  assert surfaces.surface("A", episodes(pairs)).area.value is None
+  assert curves.surface("A", episodes(pairs)).area.value is None
 
 
 def test_other_budgets_are_left_out_or_refused():
   plain = study.row("A", budgets=(1, 2), questions=30).episodes
   with pytest.raises(ValueError, match="'A': found no budget with a cap"):
-    surfaces.surface("A", plain)
+    curves.surface("A", plain)
   mixed = columns.of([*PLAYED, *plain])
-  assert surfaces.surface("A", mixed) == surfaces.surface("A", PLAYED)
+  assert curves.surface("A", mixed) == curves.surface("A", PLAYED)
   timed = [e | {"caps": {"tokens": 40, "seconds": 3}} for e in PLAYED[:30]]
   with pytest.raises(ValueError, match="dollars or seconds"):
-    surfaces.surface("A", [*timed, *PLAYED[30:]])
+    curves.surface("A", [*timed, *PLAYED[30:]])
 
 
 def test_pairs_have_the_order_of_their_numbers():
   table = columns.of(episodes([(2, 1000), (2, 90), (10, 90)]))
-  found = surfaces.surface("A", table)
+  found = curves.surface("A", table)
   assert [(c.searches, c.tokens) for c in found.cells] == [
     (2, 90),
     (2, 1000),

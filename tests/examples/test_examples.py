@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import json
 import re
@@ -17,11 +16,9 @@ import pytest
 import source_tree
 
 import anysearch_jax as aj
-from anysearch_jax.methods import systems
 from configs import quickstart
 from examples import (
   evaluate_folder,
-  own_environment,
   own_retriever,
   own_reward,
   price_of_a_search,
@@ -48,13 +45,6 @@ SMALL = (
   "batch.row_lengths=(128,)",
   "batch.micro_batch_tokens=256",
 )
-
-
-@pytest.fixture(autouse=True)
-def only_shipped_methods(monkeypatch):
-  """What an example registers is gone after its test."""
-  monkeypatch.setattr(systems, "METHODS", dict(systems.METHODS))
-  monkeypatch.setattr(systems, "ENVIRONMENTS", dict(systems.ENVIRONMENTS))
 
 
 def lines(path) -> list[dict]:
@@ -119,21 +109,12 @@ def test_own_reward_is_trained_on(tmp_path, capsys):
   assert "reward/cost" in capsys.readouterr().out
 
 
-def test_own_environment_is_played(capsys):
-  own_environment.main()
-  said = capsys.readouterr().out
-  assert (
-    "</information>\n\n<budget>remaining=2; used=1; total=3</budget>" in said
-  )
-  assert "em=1" in said
-
-
 def test_own_retriever_answers_the_searches(capsys):
   own_retriever.main(["--questions=4"])
   said = capsys.readouterr().out.splitlines()
   assert [line.partition(":")[0] for line in said] == [
     f"{name}, budget {budget}"
-    for name in ("LexicalRetriever", "WordOverlap")
+    for name in ("WordOverlap", "_Fused")
     for budget in (0, 3)
   ]
   searches = [int(line.split()[-2]) for line in said]
@@ -209,17 +190,3 @@ def test_importing_the_package_imports_no_jax():
     "sys.exit('jax' in sys.modules)"
   )
   subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
-def test_registered_method_never_replaces_a_shipped_one():
-  shipped = aj.get_method("anysearch")
-  with pytest.raises(ValueError, match="anysearch"):
-    aj.register_method(shipped)
-  env = dataclasses.replace(aj.get_environment("world"), no_action="again\n")
-  mine = dataclasses.replace(shipped, name="mine", environments={"world": env})
-  with pytest.raises(ValueError, match="world"):
-    aj.register_method(mine)
-  mine = dataclasses.replace(shipped, name="mine")
-  aj.register_method(mine)
-  aj.register_method(mine)  # As a notebook's cell is run again.
-  assert aj.get_method("mine") is mine

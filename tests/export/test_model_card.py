@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import huggingface_hub
+import point_values
 import pytest
 import study
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values as config_values
-from anysearch_jax.evaluation import columns, intervals, measures, metrics
+from anysearch_jax.config import settings as config_settings
+from anysearch_jax.evaluation import columns, measures
 from anysearch_jax.export import model_card
 from anysearch_jax.methods import systems
 from anysearch_jax.report import tables
@@ -20,7 +21,7 @@ CONFIG = config_lib.ExperimentConfig()
 
 def render(config=CONFIG, **values) -> str:
   policy = model_card.Exported(
-    config=config_values.to_dict(config),
+    config=config_settings.to_dict(config),
     provenance={},
     base_model="base",
     licence={},
@@ -234,13 +235,13 @@ def test_the_header_is_read_by_the_hubs_own_tools(licence, tmp_path):
 def test_evaluation_has_a_line_per_budget_with_intervals():
   row = study.row("plain", questions=40, budgets=(0, 2), seeds=(1, 2))
   card = render(rows=[row], evaluated_dtype="float32")
-  cells = metrics.by_budget(row.episodes)
+  cells = point_values.by_budget(row.episodes)
   for budget, c in cells.items():
     part = columns.by_budget(row.columns)[budget]
     low, high = measures.estimates(part)["accuracy"][1:]
-    naive = intervals.wilson(c.correct, c.n)
+    _, least, most = point_values.wilson(round(c.accuracy * c.n), c.n)
     # Two seeds of a question are not independent, so the interval is wider.
-    assert high - low > naive.high - naive.low
+    assert high - low > most - least
     (line,) = [x for x in card.splitlines() if x.startswith(f"| {budget} |")]
     n, accuracy, searches, tp, failed = line.strip("| ").split(" | ")[1:]
     assert n == str(c.n)

@@ -13,8 +13,7 @@ from jax.experimental import multihost_utils
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import processes
-from anysearch_jax.host.http import errors
+from anysearch_jax.host import http_calls, processes
 from anysearch_jax.training import placement
 
 
@@ -127,7 +126,7 @@ class _OddError(ValueError):
   [
     (OSError(28, "No space left", "a.txt"), OSError, "No space left: 'a.txt'"),
     (types.EngineError("gone"), types.EngineError, "gone"),
-    (errors.AnswerError("not JSON"), errors.AnswerError, "not JSON"),
+    (http_calls.AnswerError("not JSON"), http_calls.AnswerError, "not JSON"),
     # An error of a library arrives as its nearest built-in base.
     (json.JSONDecodeError("odd", "{", 0), ValueError, "JSONDecodeError: odd"),
     (_OddError(3, reason="x"), ValueError, "_OddError: x (3)"),

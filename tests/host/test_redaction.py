@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.generative_retrieval import text_model
-from anysearch_jax.host.http import redaction
+from anysearch_jax.host import redaction
 from launch import retrieval_settings
-from retrieval.clients import client, web
+from retrieval import http_retriever as client
+from retrieval import web_search
 
 KEY = "sk-Proj/9fQ+aZ_71&vB%2dTqLm8xW4eRy"
 LETTERS = string.ascii_letters + string.digits + string.punctuation
@@ -165,7 +166,7 @@ def make_http(transport):
 
 
 def make_web(transport):
-  return web.WebRetriever(
+  return web_search.WebRetriever(
     "serper",
     price=0,
     key_variable="A_KEY",
@@ -174,7 +175,7 @@ def make_web(transport):
   )
 
 
-PATIENCE = fake.calls.Patience(retries=0, pause=0.001, failures=10**6)
+PATIENCE = fake.http_calls.Patience(retries=0, pause=0.001, failures=10**6)
 
 
 @pytest.mark.parametrize("make", [make_http, make_web])

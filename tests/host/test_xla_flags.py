@@ -56,11 +56,3 @@ def test_this_jaxlib_knows_every_flag():
     check=False,
   )
   assert done.returncode == 0, done.stderr
-
-
-def test_docs_list_every_flag_with_its_value_and_reason():
-  text = (ROOT / "docs" / "accelerators.md").read_text()
-  for flags in (*xla_flags.FLAGS.values(), xla_flags.ONE_THREAD):
-    for flag in flags:
-      value = "XLA's own" if flag.value is None else f"`{flag.value}`"
-      assert f"| `{flag.name}` | {value} | {flag.why} |" in text

@@ -14,7 +14,7 @@ import source_tree
 ROOT = source_tree.ROOT
 TREES = (
   *("anysearch_jax", "retrieval", "configs"),
-  *("launch", "bench", "examples"),
+  *("launch", "bench", "examples", "research"),
 )
 # Words in backticks that are not modules.
 _OTHER = re.compile(r"[^a-z0-9_/*]|X$")

@@ -115,7 +115,9 @@ def test_an_encoders_modules_are_in_its_folder(own, name):
 def test_an_index_of_words_is_made_of_its_own_files(own, name):
   (own.parent / "secret").write_text("s")
   sums = {name: vectors.digest(own.parent / "secret")}
-  (own / word_index._INFO).write_text(json.dumps({"sha256": sums}))
+  (own / word_index._INFO).write_text(
+    json.dumps({"tantivy": "", "sha256": sums})
+  )
   with pytest.raises(vectors.DamagedError, match=re.escape(repr(name))):
     word_index.WordIndex(own)
 

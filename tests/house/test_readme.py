@@ -42,11 +42,15 @@ def test_links_lead_to_files_and_headings(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_and_files_exist(page):
   text = page.read_text()
-  for folder, name in re.findall(r"\b(launch|bench)\.([a-z]\w*)", text):
+  for folder, name in re.findall(
+    r"\b(launch|bench|(?<=-m )research)\.([a-z]\w*)", text
+  ):
     module, package = f"{name}.py", f"{name}/__main__.py"
     found = [(ROOT / folder / path).is_file() for path in (module, package)]
     assert any(found), name
-  for path in re.findall(r"\b(?:configs|docs|tests)/[\w/]+\.\w+", text):
+  for path in re.findall(
+    r"(?<!/)\b(?:configs|docs|tests|research)/[\w/]+\.\w+", text
+  ):
     # Made from a finished quickstart.
     assert path.endswith(".svg") or (ROOT / path).is_file(), path
   targets = re.findall(r"^[\w-]+(?=:)", (ROOT / "Makefile").read_text(), re.M)
@@ -64,7 +68,8 @@ def test_site_lists_every_page():
   )
   assert len(of_root) == 4
   pages = [page.name for page in PAGES[1:]]
-  assert sorted(listed) == sorted(pages + of_root)
+  # The page of settings is made from `anysearch list settings`.
+  assert sorted(listed) == sorted([*pages, *of_root, "configuration.md"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -73,11 +78,12 @@ def test_flags_exist(page):
   for path in [
     *(ROOT / "launch").glob("*.py"),
     *(ROOT / "bench").rglob("*.py"),
+    *(ROOT / "research").glob("*.py"),
   ]:
     known |= set(FLAG.findall(path.read_text()))
     known |= set(re.findall(r"DEFINE_alias\(\"(\w+)\"", path.read_text()))
   commands = re.findall(
-    r"(?:launch|bench)\.\w+(?:\\\n|[^\n`])*", page.read_text()
+    r"(?:launch|bench|research)\.\w+(?:\\\n|[^\n`])*", page.read_text()
   )
   for command in commands:
     for flag in re.findall(r" --(\w+)\b(?!\.)", command):

@@ -5,13 +5,10 @@ Whole commands run as a user types them; no weight is read, no folder created.
 
 from __future__ import annotations
 
-import dataclasses
-
 import commands
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import ranges
 from launch import evaluate, train, warm_start
 from launch import flags as launch_flags
 
@@ -148,8 +145,8 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
     ("--hf=configs", "configs: no config.json; expected a Hugging Face folder"),
     ("--checkpoint=configs", "configs: no source/; expected the folder of a"),
     ("--checkpoint=configs@x", "found 'x' after @, expected the number of rol"),
-    ("--scripted=nowhere:x", "--scripted=nowhere:x: No module named 'nowhere'"),
-    ("--scripted=os:sep", "--scripted=os:sep: '/' is no function."),
+    ("--scripted=nowhere:x", "ModuleNotFoundError: No module named 'nowhere'"),
+    ("--scripted=os:sep", "--scripted: found 'sep' in "),
     ("--sglang=a:1", "sglang.urls: found 'a:1', expected addresses such as"),
     ("--split=none", "Found split 'none'; expected train, dev, held-out."),
     ("--datasets=nq", "Dataset 'nq': data.source 'world' has only 'world';"),
@@ -222,16 +219,3 @@ def test_numbers_and_lists_of_a_file_are_what_their_fields_are(tmp_path):
   config = launch_flags.load_config(str(path))
   assert type(config.reward.alpha) is float
   assert config.lora == config_lib.LoraConfig(alpha=1.0, targets=("q",))
-
-
-def test_every_range_belongs_to_a_value():
-  def values(config, path=""):
-    for field in dataclasses.fields(config):
-      value, name = getattr(config, field.name), f"{path}{field.name}"
-      if dataclasses.is_dataclass(value):
-        yield from values(value, f"{name}.")
-      else:
-        yield name
-
-  names = set(values(config_lib.ExperimentConfig()))
-  assert set(ranges._RANGES) <= names

@@ -35,19 +35,14 @@ _ALLOWED = {
     "anysearch_jax/__init__.py",
     "importlib.import_module",
   ): "a name of its own table",
-  ("launch/flags.py", "loader.exec_module"): "a configuration file",
   (
-    "anysearch_jax/methods/own_reward.py",
+    "anysearch_jax/host/plugins.py",
     "importlib.import_module",
-  ): "what --reward names",
+  ): "what a user names",
   (
-    "anysearch_jax/methods/own_reward.py",
+    "anysearch_jax/host/plugins.py",
     "loader.exec_module",
-  ): "what --reward names",
-  (
-    "launch/scripted_policies.py",
-    "importlib.import_module",
-  ): "what --scripted names",
+  ): "what a user names",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from anysearch_jax.host import platforms
 from anysearch_jax.policy import architecture, hf
-from launch import accelerator, checks, run_checks
+from launch import doctor, jax_setup, run_checks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "configs" / "shapes"
@@ -38,34 +38,34 @@ def shape(name):
 def test_every_policy_of_the_configurations_is_of_full_size(machine, path):
   machine("cpu")
   with pytest.raises(ValueError, match="--allow_cpu"):
-    accelerator.check(shape(path.name), allow=False)
-  accelerator.check(shape(path.name), allow=True)
+    jax_setup.refuse_cpu(shape(path.name), allow=False)
+  jax_setup.refuse_cpu(shape(path.name), allow=True)
 
 
 def test_the_policy_of_the_quickstart_is_for_cpus(machine):
   machine("cpu")
   a, _ = hf.describe(str(ROOT / "configs" / "graded_world_policy"))
-  accelerator.check(a, allow=False)
+  jax_setup.refuse_cpu(a, allow=False)
 
 
 def test_an_accelerator_takes_any_policy(machine):
   machine("gpu", "cuda")
-  accelerator.check(shape("Qwen3-4B.json"), allow=False)
+  jax_setup.refuse_cpu(shape("Qwen3-4B.json"), allow=False)
 
 
 def test_a_device_that_jax_does_not_use_is_named(machine):
   machine("cpu", "cuda")
-  assert "has a CUDA device" in accelerator.problem(shape("Qwen3-4B.json"))
+  assert "has a CUDA device" in jax_setup.cpu_problem(shape("Qwen3-4B.json"))
   machine("cpu")
-  assert "has a" not in accelerator.problem(shape("Qwen3-4B.json"))
+  assert "has a" not in jax_setup.cpu_problem(shape("Qwen3-4B.json"))
 
 
 def test_doctor_reports_a_policy_of_full_size_on_a_cpu(machine):
   machine("cpu")
   found = run_checks.accelerated(shape("Qwen3-4B.json"))
-  assert found.level == checks.PROBLEM and "4.0 billion" in found.found
+  assert found.level == doctor.PROBLEM and "4.0 billion" in found.found
   machine("gpu")
-  assert run_checks.accelerated(shape("Qwen3-4B.json")).level == checks.OK
+  assert run_checks.accelerated(shape("Qwen3-4B.json")).level == doctor.OK
 
 
 def test_training_refuses_a_policy_of_full_size_on_a_cpu(tmp_path):

@@ -13,11 +13,11 @@ import pytest
 import rich.console
 
 from anysearch_jax import types
-from anysearch_jax.agent import asking, events
+from anysearch_jax.agent import events
 from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import driver, searching
 from configs import quickstart
-from launch import agents, ask, parts, policies, transcript
+from launch import agents, ask, parts, policies
 
 # Found at budget 3, after a search in other words; memory is wrong.
 QUESTION = "gebos employer founder ?"
@@ -171,7 +171,7 @@ def test_a_question_without_a_place_is_one_sentence(monkeypatch):
   async def unanswered(*_, **__):
     await asyncio.Event().wait()
 
-  monkeypatch.setattr(asking, "ask", unanswered)
+  monkeypatch.setattr(driver, "run_episode", unanswered)
   said = commands.run(
     ask,
     "--config=configs/quickstart.py",
@@ -187,13 +187,13 @@ def test_control_characters_and_markup_of_outside_text_are_shown(
 ):
   """On a terminal, where markup and escapes would act."""
   monkeypatch.setattr(
-    transcript,
+    ask,
     "_console",
     lambda **_: rich.console.Console(force_terminal=True, color_system=None),
   )
   passage = types.Passage("1", "[red]t[/red]", "a\x1b[31mb\x07")
   with pytest.raises(ValueError, match="without an answer"):
-    transcript.show([events.Found(1, (passage,))])
+    ask.show([events.Found(1, (passage,))])
   said = capsys.readouterr().out
   assert "[red]t[/red]" in said
   assert "\x1b[31m" not in said and "\x07" not in said

@@ -8,7 +8,7 @@ import time
 import process_trees
 import pytest
 
-from launch import children
+from launch import supervisor
 
 # Ignores SIGTERM; its log says that it is ready.
 DEAF = (
@@ -26,7 +26,7 @@ def start(tmp_path):
 
   def start(code, *arguments, **settings):
     command = [sys.executable, "-c", code, *arguments]
-    child = children.Child(command, tmp_path / "log", **settings)
+    child = supervisor.Child(command, tmp_path / "log", **settings)
     started.append(child)
     return child
 
@@ -61,7 +61,7 @@ def test_code_of_a_killed_child_is_that_of_a_shell(start):
 def test_a_deaf_child_is_killed_after_the_limit(start):
   child = start(DEAF)
   wait_until(lambda: child.tail(1) == ["ready"])
-  assert children.stop([child], limit=lambda _: 0.2) == [child]
+  assert supervisor.stop([child], limit=lambda _: 0.2) == [child]
   assert not child.runs()
 
 
@@ -75,11 +75,11 @@ def test_a_child_that_announces_its_time_is_given_it(start):
 def test_an_urged_stop_kills_at_once(start):
   child = start(DEAF)
   wait_until(lambda: child.tail(1) == ["ready"])
-  assert children.stop([child], urged=lambda: True) == [child]
+  assert supervisor.stop([child], urged=lambda: True) == [child]
 
 
 def test_what_a_child_started_ends_with_it(start, tmp_path):
   child = start(process_trees.PARENT, str(tmp_path))
   process_trees.pids(tmp_path)
-  assert children.stop([child], limit=lambda _: 20) == []
+  assert supervisor.stop([child], limit=lambda _: 20) == []
   process_trees.assert_ended(tmp_path)

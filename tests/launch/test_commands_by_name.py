@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -86,3 +89,15 @@ def test_version_is_the_packages():
 
   done = anysearch("--version")
   assert done.stdout.split() == ["anysearch", anysearch_jax.__version__]
+
+
+def test_list_names_systems_environments_and_every_setting():
+  listing = anysearch("list").stdout
+  for name in ("search_r1", "bats_plan", "build_index", "file.py:NAME"):
+    assert name in listing
+  page = anysearch("list", "--markdown").stdout
+  paths = dict(settings.leaves(settings.to_dict(config_lib.ExperimentConfig())))
+  assert page.count("\n| `") == len(paths)
+  assert (
+    "| `alpha` | `0.5` | at least 0 | learning | Weight of accuracy." in page
+  )

@@ -16,13 +16,7 @@ import pytest
 
 from anysearch_jax.host import platforms, run_lock
 from anysearch_jax.policy import hf
-from launch import (
-  checks,
-  doctor,
-  footprint,
-  machine_checks,
-  run_checks,
-)
+from launch import doctor, run_checks
 
 
 def examine(config, tmp_path, **settings):
@@ -31,7 +25,7 @@ def examine(config, tmp_path, **settings):
 
 def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
   found = examine(doctored.CONFIG, tmp_path)
-  assert doctored.levels(found) == {checks.OK}, found
+  assert doctored.levels(found) == {doctor.OK}, found
   names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
   assert names >= {
     *("python", "packages", "devices", "config", "policy", "texts", "mesh"),
@@ -86,7 +80,7 @@ def test_invalid_configuration_is_a_problem(
 ):
   monkeypatch.delenv("NO_KEY", raising=False)
   found = examine(doctored.with_(**groups), tmp_path)
-  problems = doctored.said(found, checks.PROBLEM)
+  problems = doctored.said(found, doctor.PROBLEM)
   assert any(sentence in problem for problem in problems), problems
 
 
@@ -104,7 +98,7 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
     sys.exit(3)
 
   def half():
-    yield checks.ok("first")
+    yield doctor.ok("first")
     raise RuntimeError("then")
 
   for look, sentence in (
@@ -113,24 +107,24 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
     (exits, "found SystemExit: 3"),
     (half, "found RuntimeError: then"),
   ):
-    (finding,) = checks.run(checks.Check("c", look), deadline=10)
-    assert (finding.level, finding.found) == (checks.PROBLEM, sentence)
+    (finding,) = doctor.run(doctor.Check("c", look), deadline=10)
+    assert (finding.level, finding.found) == (doctor.PROBLEM, sentence)
   held = threading.Event()
-  (finding,) = checks.run(checks.Check("c", held.wait), deadline=0.1)
+  (finding,) = doctor.run(doctor.Check("c", held.wait), deadline=0.1)
   assert finding.found == "found no answer within 0.1 seconds"
   held.set()
 
 
 def test_every_finding_is_one_line():
-  finding = checks.warning("a\nb", "c")
-  assert list(checks.lines("name", [finding])) == [
+  finding = doctor.warning("a\nb", "c")
+  assert list(doctor.lines("name", [finding])) == [
     "warning  name        a b",
     " " * 21 + "c",
   ]
-  assert checks.size(999) == "999 B"
-  assert checks.size(1500) == "1.5 KB"
-  assert checks.size(12.34e9) == "12.3 GB"
-  assert checks.size(1234e9) == "1,234.0 GB"
+  assert doctor.size(999) == "999 B"
+  assert doctor.size(1500) == "1.5 KB"
+  assert doctor.size(12.34e9) == "12.3 GB"
+  assert doctor.size(1234e9) == "1,234.0 GB"
 
 
 # The machine.
@@ -139,13 +133,13 @@ def test_every_finding_is_one_line():
 def test_missing_or_old_package_is_named(tmp_path):
   path = tmp_path / "requirements.txt"
   path.write_text("# said\njax>=0.1\nno-such-thing>=2  # why\nnumpy>=999\n")
-  found = list(machine_checks.packages(path))
-  assert doctored.said(found, checks.PROBLEM) == [
+  found = list(doctor.packages(path))
+  assert doctored.said(found, doctor.PROBLEM) == [
     "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
     f"numpy: found {__import__('numpy').__version__}, expected >=999 "
     "pip install 'numpy>=999'",
   ]
-  assert doctored.said(found, checks.OK) == [
+  assert doctored.said(found, doctor.OK) == [
     "1 of 3 are as required and import "
   ]
 
@@ -167,14 +161,14 @@ def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
   monkeypatch.setenv("PYTHONPATH", str(tmp_path))
   path = tmp_path / "requirements.txt"
   path.write_text("raises-it>=1\nends-it>=1\nworks-well>=1\n")
-  found = list(machine_checks.packages(path))
-  problems = doctored.said(found, checks.PROBLEM)
+  found = list(doctor.packages(path))
+  problems = doctored.said(found, doctor.PROBLEM)
   assert len(problems) == 2
   assert "raises-it: found that it cannot be imported (OSError" in problems[0]
   assert "libx.so.1: not found" in problems[0]
   assert "ends-it: found that it cannot be imported" in problems[1]
   assert "ended with 7" in problems[1]
-  assert doctored.said(found, checks.OK) == [
+  assert doctored.said(found, doctor.OK) == [
     "1 of 3 are as required and import "
   ]
 
@@ -182,7 +176,7 @@ def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["/dev/null/x", "/dev/null"])
 def test_a_run_cannot_be_written_below_a_file(tmp_path, folder):
   found = list(doctor.examine(doctored.CONFIG, output=folder))
-  problems = doctored.said(found, checks.PROBLEM)
+  problems = doctored.said(found, doctor.PROBLEM)
   assert any("/dev/null is not a folder" in problem for problem in problems)
 
 
@@ -190,15 +184,15 @@ def test_a_missing_policy_names_its_download(tmp_path):
   config = dataclasses.replace(
     doctored.CONFIG, policy="models/Qwen2.5-7B-Instruct"
   )
-  problems = doctored.said(examine(config, tmp_path), checks.PROBLEM)
+  problems = doctored.said(examine(config, tmp_path), doctor.PROBLEM)
   assert any(
     "hf download Qwen/Qwen2.5-7B-Instruct" in problem for problem in problems
   ), problems
 
 
 def test_checked_requirements_are_the_projects():
-  assert machine_checks.REQUIREMENTS.is_file()
-  assert "orbax-checkpoint" in machine_checks.REQUIREMENTS.read_text()
+  assert doctor.REQUIREMENTS.is_file()
+  assert "orbax-checkpoint" in doctor.REQUIREMENTS.read_text()
 
 
 # Room.
@@ -210,33 +204,38 @@ def test_a_checkpoint_holds_the_weights_and_both_moments():
     lambda params: (params, optax.adamw(1e-3).init(params)), policy.params
   )
   arrays = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
-  takes = footprint.of(policy.architecture, doctored.CONFIG)
+  takes = run_checks.footprint(policy.architecture, doctored.CONFIG)
   assert takes.checkpoint == pytest.approx(arrays, abs=100)
   assert takes.checkpoints == 3 * takes.checkpoint
 
 
 def test_footprint_follows_from_the_sizes():
   a, _ = hf.describe(doctored.CONFIG.policy)
-  plain = footprint.of(a, doctored.CONFIG)
+  plain = run_checks.footprint(a, doctored.CONFIG)
   policy = pathlib.Path(doctored.CONFIG.policy)
   weights = sum(f.stat().st_size for f in policy.glob("*.safetensors"))
   # The shipped policy is float16.
   assert plain.export == pytest.approx(2 * weights, rel=0.05)
-  half = footprint.of(
+  half = run_checks.footprint(
     a, doctored.with_(checkpoint={"export_dtype": "bfloat16"})
   )
   assert half.export == plain.export / 2
-  adapters = footprint.of(a, doctored.with_(lora={"rank": 4}))
+  adapters = run_checks.footprint(a, doctored.with_(lora={"rank": 4}))
   assert adapters.checkpoint < plain.checkpoint / 4
   assert adapters.export > plain.export
-  cut = footprint.of(a, doctored.with_(mesh={"fsdp": 2, "tensor": 2}))
+  cut = run_checks.footprint(a, doctored.with_(mesh={"fsdp": 2, "tensor": 2}))
   assert cut.trained == plain.trained // 4
-  bare = footprint.of(a, doctored.with_(objective={"kl_coefficient": 0.0}))
+  bare = run_checks.footprint(
+    a, doctored.with_(objective={"kl_coefficient": 0.0})
+  )
   assert plain.trained - bare.trained == plain.export
   e = doctored.CONFIG.engine
   cache = 2 * a.layers * a.kv_heads * a.head_dim * e.slots * e.max_context * 4
   assert plain.sampled == cache
-  assert footprint.of(a, doctored.with_(engine={"kind": "sglang"})).sampled == 0
+  assert (
+    run_checks.footprint(a, doctored.with_(engine={"kind": "sglang"})).sampled
+    == 0
+  )
 
 
 def test_a_shared_device_holds_the_larger_of_its_phases():
@@ -244,7 +243,7 @@ def test_a_shared_device_holds_the_larger_of_its_phases():
 
   def of(pipeline=None, **engine):
     # A critical size: the cache is larger than gradients.
-    return footprint.of(
+    return run_checks.footprint(
       a, doctored.with_(engine=engine, pipeline=pipeline or {})
     )
 
@@ -265,9 +264,9 @@ def test_a_shared_device_holds_the_larger_of_its_phases():
 
 def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
   a, _ = hf.describe(doctored.CONFIG.policy)
-  needs = footprint.of(a, doctored.CONFIG)
+  needs = run_checks.footprint(a, doctored.CONFIG)
   usage = shutil.disk_usage(tmp_path)
-  for free, level in ((needs.disk, checks.OK), (needs.disk - 1, "problem")):
+  for free, level in ((needs.disk, doctor.OK), (needs.disk - 1, "problem")):
     full = usage._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
     assert run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == level
@@ -275,18 +274,18 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
   (tmp_path / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "run" / "checkpoints" / "x").write_bytes(b"x")
   assert (
-    run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == checks.OK
+    run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == doctor.OK
   )
   least = needs.shared
-  for has, level in ((least, checks.OK), (least - 1, checks.PROBLEM)):
-    monkeypatch.setattr(machine_checks, "device_memory", lambda has=has: has)
-    monkeypatch.setattr(machine_checks, "available_memory", lambda: 10**12)
+  for has, level in ((least, doctor.OK), (least - 1, doctor.PROBLEM)):
+    monkeypatch.setattr(doctor, "device_memory", lambda has=has: has)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 10**12)
     (finding,) = run_checks.memory(a, doctored.CONFIG)
     assert finding.level == level
   sglang = doctored.with_(
     engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)}
   )
-  for free, level in ((10**9, checks.OK), (1000, checks.PROBLEM)):
+  for free, level in ((10**9, doctor.OK), (1000, doctor.PROBLEM)):
     full = usage._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
     finding = run_checks.handed_over(a, sglang)
@@ -294,41 +293,41 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
     assert str(tmp_path) in finding.found
   # Weights for SGLang stay in RAM during the run, beside a checkpoint.
   in_ram = doctored.with_(engine={"kind": "sglang"})
-  takes = footprint.of(a, in_ram)
+  takes = run_checks.footprint(a, in_ram)
   both = takes.checkpoint + takes.handed
-  monkeypatch.setattr(machine_checks, "device_memory", lambda: 10**12)
+  monkeypatch.setattr(doctor, "device_memory", lambda: 10**12)
   for config, free, count in (
     (in_ram, both, 1),
     (in_ram, both - 1, 2),
     (sglang, both - 1, 1),
   ):
-    monkeypatch.setattr(machine_checks, "available_memory", lambda x=free: x)
+    monkeypatch.setattr(doctor, "available_memory", lambda x=free: x)
     found = list(run_checks.memory(a, config))
     assert len(found) == count
     assert count == 1 or "for SGLang, of which" in found[-1].found
 
 
 def test_locked_or_read_only_folder_is_a_problem(tmp_path):
-  assert run_checks.output(tmp_path / "run").level == checks.OK
+  assert run_checks.output(tmp_path / "run").level == doctor.OK
   with run_lock.hold(tmp_path / "run" / run_lock.NAME):
     finding = run_checks.output(tmp_path / "run")
-    assert finding.level == checks.PROBLEM
+    assert finding.level == doctor.PROBLEM
     assert "writes to it" in finding.found
-  assert run_checks.output(pathlib.Path("/proc/run")).level == checks.PROBLEM
+  assert run_checks.output(pathlib.Path("/proc/run")).level == doctor.PROBLEM
 
 
 def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
   monkeypatch,
 ):
   monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
-  found = list(machine_checks.devices())
-  assert [each.level for each in found] == [checks.OK, checks.WARNING]
+  found = list(doctor.devices())
+  assert [each.level for each in found] == [doctor.OK, doctor.WARNING]
   assert "has a CUDA device" in found[1].found
-  assert "requirements-cuda12.txt" in found[1].todo
+  assert ".[cuda13]" in found[1].todo
 
 
 def test_a_plug_in_that_fails_says_why(monkeypatch):
   monkeypatch.setattr(platforms, "plugins", lambda name: [name])
-  monkeypatch.setattr(machine_checks, "_START", "raise OSError('no libcuda')")
-  machine_checks._refusal.cache_clear()
-  assert machine_checks._refusal("cuda") == "OSError: no libcuda"
+  monkeypatch.setattr(doctor, "_START", "raise OSError('no libcuda')")
+  doctor._refusal.cache_clear()
+  assert doctor._refusal("cuda") == "OSError: no libcuda"

@@ -18,12 +18,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.data import prepared, preparing
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from launch import (
-  checks,
-  policy_checks,
-  run_checks,
-)
-from retrieval.recording import recorder
+from launch import doctor, policy_checks, run_checks
+from retrieval import recording
 
 # The policy's text side.
 
@@ -51,7 +47,7 @@ def test_a_tag_that_is_a_special_token_is_lost(tmp_path):
 
   codec = codec_of(tmp_path, change)
   found = list(policy_checks.texts(codec, doctored.CONFIG))
-  problems = doctored.said(found, checks.PROBLEM)
+  problems = doctored.said(found, doctor.PROBLEM)
   assert any("loses </answer>" in each for each in problems), problems
 
 
@@ -59,7 +55,7 @@ def test_the_three_families_carry_the_protocol(real_tokenizer):
   found = list(
     policy_checks.texts(real_tokenizer, config_lib.ExperimentConfig())
   )
-  assert doctored.levels(found) <= {checks.OK, checks.WARNING}, found
+  assert doctored.levels(found) <= {doctor.OK, doctor.WARNING}, found
   assert sum("tags survive" in f.found for f in found) == 1
 
 
@@ -68,12 +64,12 @@ def test_a_template_whose_end_ends_no_turn_is_a_warning(real_tokenizer):
   silent.end_of_turn_ids = frozenset({0})
   found = list(policy_checks.texts(silent, config_lib.ExperimentConfig()))
   assert any(
-    "which ends no turn" in w for w in doctored.said(found, checks.WARNING)
+    "which ends no turn" in w for w in doctored.said(found, doctor.WARNING)
   )
   silent.end_of_turn_ids = frozenset()
   found = list(policy_checks.texts(silent, config_lib.ExperimentConfig()))
   assert any(
-    "no token ends a turn" in p for p in doctored.said(found, checks.PROBLEM)
+    "no token ends a turn" in p for p in doctored.said(found, doctor.PROBLEM)
   )
 
 
@@ -86,7 +82,7 @@ def test_stop_text_that_halts_no_row_is_found(real_tokenizer, monkeypatch):
   )
   assert any(
     protocol.STOPS[0] in p and "not found" in p
-    for p in doctored.said(found, checks.PROBLEM)
+    for p in doctored.said(found, doctor.PROBLEM)
   )
 
 
@@ -136,18 +132,18 @@ async def _finds_nothing(writer):
 @pytest.mark.parametrize(
   ("talk", "level", "sentence"),
   [
-    (_answers, checks.OK, "10 searches: p50 "),
-    (_finds_nothing, checks.PROBLEM, "10 without a passage"),
-    (fake_retriever.die_at_once, checks.PROBLEM, "tried 4 times"),
+    (_answers, doctor.OK, "10 searches: p50 "),
+    (_finds_nothing, doctor.PROBLEM, "10 without a passage"),
+    (fake_retriever.die_at_once, doctor.PROBLEM, "tried 4 times"),
   ],
 )
 def test_a_server_of_passages_is_asked(questions, talk, level, sentence):
   with fake_retriever.listening(talk) as url:
     config = doctored.with_(questions, retrieval={"kind": "http", "url": url})
-    check = checks.Check(
+    check = doctor.Check(
       "r", lambda: run_checks.retriever(config, ask_web=False)
     )
-    (finding,) = checks.run(check, deadline=60)
+    (finding,) = doctor.run(check, deadline=60)
   assert (finding.level, sentence in finding.found) == (level, True), finding
 
 
@@ -160,14 +156,11 @@ def test_a_slow_retriever_is_a_warning():
   config = dataclasses.replace(doctored.CONFIG.episode, search_deadline=0.03)
   questions = [run_checks._QUESTION]
   (finding,) = run_checks._asked(Slow(), questions, config)
-  assert finding.level == checks.WARNING
+  assert finding.level == doctor.WARNING
   assert "episode.search_deadline, now 0.03" in finding.todo
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_web_is_asked_only_with_ask_web(
-  questions, tmp_path, monkeypatch, staged
-):
+def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
   monkeypatch.setenv("BRAVE_API_KEY", "k")
   sent = []
 
@@ -177,40 +170,21 @@ def test_web_is_asked_only_with_ask_web(
 
   monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", refuse)
   web = {"kind": "web", "web": "brave", "price": 0.005}
-  if staged:
-    (tmp_path / "p.toml").write_text(
-      '[[stage]]\nretrieve = {kind = "web", web = "brave", price = 0.005}'
-    )
-    web = {"kind": "pipeline", "pipeline": str(tmp_path / "p.toml")}
   config = doctored.with_(questions, retrieval=web)
   (finding,) = run_checks.retriever(config, ask_web=False)
-  assert finding.level == checks.OK
+  assert finding.level == doctor.OK
   assert not sent
   (finding,) = run_checks.retriever(config, ask_web=True)
-  assert finding.level == checks.PROBLEM
+  assert finding.level == doctor.PROBLEM
   assert 1 <= len(sent) <= 4  # One search and its tries.
-
-
-def test_stages_with_more_time_than_a_search_are_a_warning(tmp_path):
-  path = tmp_path / "p.toml"
-  retrieve = '[[stage]]\nretrieve = {kind = "http", url = "http://a"}\n'
-  rerank = '[[stage]]\nrerank = {url = "http://b"}\ndeadline = '
-  episode = dataclasses.replace(doctored.CONFIG.episode, search_deadline=60.0)
-  # Retrievers are asked at the same time, for 30 seconds.
-  path.write_text(retrieve + retrieve + rerank + "30")
-  assert not [*run_checks._in_time(str(path), episode)]
-  path.write_text(retrieve + retrieve + rerank + "31")
-  (finding,) = run_checks._in_time(str(path), episode)
-  assert finding.level == checks.WARNING
-  assert "take up to 61 seconds, a search 60" in finding.found
 
 
 def test_questions_whose_passages_no_server_has_are_a_problem():
   served = {"kind": "http", "url": "http://127.0.0.1:9"}
   config = doctored.with_(retrieval=served)
-  check = checks.Check("data", lambda: run_checks.data(config))
-  (finding,) = checks.run(check, deadline=60)
-  assert finding.level == checks.PROBLEM
+  check = doctor.Check("data", lambda: run_checks.data(config))
+  (finding,) = doctor.run(check, deadline=60)
+  assert finding.level == doctor.PROBLEM
   assert "'http' with data.source 'world'" in finding.found
 
 
@@ -222,20 +196,20 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert not path.exists()
   strict = doctored.with_(retrieval={"log": str(path), "log_mode": "strict"})
   (finding,) = run_checks.retriever(strict, ask_web=False)
-  assert finding.level == checks.PROBLEM
+  assert finding.level == doctor.PROBLEM
 
   class One:
     async def search_many(self, requests):
       return [()] * len(requests)
 
-  made = recorder.Recorder(One(), path, mode="record", identity="i")
+  made = recording.Recorder(One(), path, mode="record", identity="i")
   asyncio.run(made.search(fake_retriever.ask("q")))
   made.close()
   (finding,) = run_checks.retriever(strict, ask_web=False)
-  assert (finding.level, "1 answers" in finding.found) == (checks.OK, True)
+  assert (finding.level, "1 answers" in finding.found) == (doctor.OK, True)
   path.write_bytes(b"not a database" * 100)
   (finding,) = run_checks.retriever(strict, ask_web=False)
-  assert finding.level == checks.PROBLEM
+  assert finding.level == doctor.PROBLEM
 
 
 def test_sglang_servers_are_checked_and_not_changed():
@@ -245,9 +219,9 @@ def test_sglang_servers_are_checked_and_not_changed():
       episode={"max_context": fake_sglang.CONTEXT // 2},
     )
     good, gone = run_checks.servers(config)
-    assert good.level == checks.OK, good
+    assert good.level == doctor.OK, good
     assert "serves 'default'" in good.found
-    assert gone.level == checks.PROBLEM
+    assert gone.level == doctor.PROBLEM
     assert "Is an SGLang server running there" in gone.found
     long = doctored.with_(
       config, episode={"max_context": fake_sglang.CONTEXT * 2}
@@ -262,9 +236,9 @@ def test_questions_without_needed_evidence_are_named(questions):
   config = dataclasses.replace(
     questions, method=config_lib.MethodConfig(name="stepsearch")
   )
-  check = checks.Check("data", lambda: run_checks.data(config))
-  *_, finding = checks.run(check, deadline=60)
-  assert finding.level == checks.PROBLEM
+  check = doctor.Check("data", lambda: run_checks.data(config))
+  *_, finding = doctor.run(check, deadline=60)
+  assert finding.level == doctor.PROBLEM
   assert "1 of 1 questions without evidence (nq_dev/0)" in finding.found
 
 
@@ -273,9 +247,9 @@ def test_prepared_questions_are_read_whole(questions):
   assert (finding.level, "nq_dev 10, train 1" in finding.found) == ("ok", True)
   path = pathlib.Path(questions.data.path) / "nq_dev.parquet"
   path.write_bytes(b"x")
-  check = checks.Check("data", lambda: run_checks.data(questions))
-  (finding,) = checks.run(check, deadline=60)
-  assert finding.level == checks.PROBLEM
+  check = doctor.Check("data", lambda: run_checks.data(questions))
+  (finding,) = doctor.run(check, deadline=60)
+  assert finding.level == doctor.PROBLEM
   assert "nq_dev.parquet: found SHA-256" in finding.found
 
 
@@ -286,6 +260,6 @@ def test_questions_to_train_on_alone_are_a_warning(tmp_path):
     data={"source": "prepared", "path": str(tmp_path / "qa")}
   )
   good, missing = run_checks.data(config)
-  assert good.level == checks.OK and "train 1" in good.found
-  assert missing.level == checks.WARNING
+  assert good.level == doctor.OK and "train 1" in good.found
+  assert missing.level == doctor.WARNING
   assert "no evaluation split" in missing.found

@@ -10,18 +10,18 @@ import time
 
 import pytest
 
-from launch import jobs, stopping
+from launch import quickstart, stopping
 
 
 def _job(tmp_path, name, code, after=()):
   result = tmp_path / f"{name}.done"
   script = f"import pathlib, sys; {code}; pathlib.Path({str(result)!r}).touch()"
-  return jobs.Job(name, ["-c", script], result, tuple(after))
+  return quickstart.Job(name, ["-c", script], result, tuple(after))
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-  monkeypatch.setattr(jobs, "_POLL", 0.01)
+  monkeypatch.setattr(quickstart, "_POLL", 0.01)
 
 
 def test_jobs_run_after_what_they_need(tmp_path):
@@ -31,7 +31,7 @@ def test_jobs_run_after_what_they_need(tmp_path):
     _job(tmp_path, "a", "pass"),
     _job(tmp_path, "report", "pass", after=["a", "b"]),
   ]
-  jobs.run(some, tmp_path / "logs", at_once=2)
+  quickstart.run(some, tmp_path / "logs", at_once=2)
   assert all(job.result.exists() for job in some)
 
 
@@ -45,11 +45,11 @@ def test_job_waits_for_a_file_while_others_run(tmp_path):
     _job(tmp_path, "c", "pass"),
   ]
   some[1].once = file
-  jobs.run(some, tmp_path / "logs", at_once=3)
+  quickstart.run(some, tmp_path / "logs", at_once=3)
   assert all(job.result.exists() for job in some)
   # Nothing else can write it, so waiting would be in vain.
   some[2].once, some[2].again = tmp_path / "never", True
-  jobs.run(some, tmp_path / "logs", at_once=3)
+  quickstart.run(some, tmp_path / "logs", at_once=3)
 
 
 def test_finished_job_is_not_run_again(tmp_path, capsys):
@@ -58,7 +58,7 @@ def test_finished_job_is_not_run_again(tmp_path, capsys):
     _job(tmp_path, "report", "pass", after=["a"]),
   ]
   some[0].result.touch()
-  jobs.run(some, tmp_path / "logs", at_once=1)
+  quickstart.run(some, tmp_path / "logs", at_once=1)
   out = capsys.readouterr().out
   assert "not run again: a" in out
   assert f"Results stand in {tmp_path}; remove it" in out
@@ -70,7 +70,7 @@ def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path):
     _job(tmp_path, "report", "pass", after=["a"]),
   ]
   with pytest.raises(SystemExit, match="out of luck"):
-    jobs.run(some, tmp_path / "logs", at_once=1)
+    quickstart.run(some, tmp_path / "logs", at_once=1)
   assert not some[1].result.exists()
 
 
@@ -78,18 +78,18 @@ def test_job_with_again_runs_although_its_result_exists(tmp_path):
   job = _job(tmp_path, "a", "print('anew')")
   job.result.touch()
   job.again = True
-  jobs.run([job], tmp_path / "logs", at_once=1)
+  quickstart.run([job], tmp_path / "logs", at_once=1)
   assert "anew" in (tmp_path / "logs" / "a.log").read_text()
 
 
 def test_missing_dependency_is_named(tmp_path):
   with pytest.raises(SystemExit, match="Nothing can run: b is not there"):
-    jobs.run([_job(tmp_path, "a", "pass", ["b"])], tmp_path, at_once=1)
+    quickstart.run([_job(tmp_path, "a", "pass", ["b"])], tmp_path, at_once=1)
 
 
 def test_a_job_that_was_stopped_stops_the_rest(tmp_path):
   with pytest.raises(stopping.StoppedError) as stopped:
-    jobs.run([_job(tmp_path, "a", "sys.exit(75)")], tmp_path, at_once=1)
+    quickstart.run([_job(tmp_path, "a", "sys.exit(75)")], tmp_path, at_once=1)
   assert stopped.value.code == stopping.RESUME
 
 
@@ -107,10 +107,10 @@ time.sleep(60)
 """
   code = (
     "import pathlib\n"
-    "from launch import jobs\n"
+    "from launch import quickstart\n"
     f"root = pathlib.Path({str(tmp_path)!r})\n"
-    f"job = jobs.Job('a', ['-c', {sleeper!r}], root / 'x')\n"
-    "jobs.run([job], root, at_once=1)\n"
+    f"job = quickstart.Job('a', ['-c', {sleeper!r}], root / 'x')\n"
+    "quickstart.run([job], root, at_once=1)\n"
   )
   process = subprocess.Popen([sys.executable, "-c", code])
   end = time.monotonic() + 120

@@ -95,17 +95,6 @@ def test_an_index_is_served_beside_the_trainer(servers):
   )
 
 
-def test_a_pipeline_is_served_beside_the_trainer():
-  config = dataclasses.replace(
-    paper(),
-    retrieval=config_lib.RetrievalConfig(kind="pipeline", pipeline="p.toml"),
-  )
-  services, trainer = node.parts_of(config, [], servers=None)
-  served = ("-m", "launch.serve_retriever", "--pipeline=p.toml")
-  assert services[0].command[1:4] == served
-  assert resolved(config, trainer).retrieval.kind == "http"
-
-
 def test_the_script_starts_the_server_that_its_settings_say():
   config = paper(rollout=(4, 5, 6, 7))
   services, _ = node.parts_of(

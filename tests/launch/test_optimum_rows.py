@@ -9,9 +9,9 @@ import pytest
 import study
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values as config_values
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.evaluation import metrics
-from anysearch_jax.world import exact_accuracy, optimum, versions
+from anysearch_jax.world import optimum
 from anysearch_jax.world import world as world_lib
 from launch import optimum_rows
 
@@ -30,23 +30,19 @@ def row_of(questions, budgets=(0, 2)):
 
 def evaluated(folder, **data):
   config = config_lib.ExperimentConfig(data=config_lib.DataConfig(**data))
-  values = config_values.to_dict(config)
+  values = config_settings.to_dict(config)
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(values))
   return folder
 
 
-@pytest.mark.parametrize("version", ["graded", "fixed", ""])
-def test_a_row_is_held_against_the_optimum_of_its_world(version, tmp_path):
-  folder = evaluated(tmp_path / "one", world=version or "fixed")
-  if not version:  # As before versions had names.
-    values = json.loads((folder / "config.json").read_text())
-    del values["data"]["world"]
-    (folder / "config.json").write_text(json.dumps(values))
-  world = world_lib.World(versions.config(version or "fixed", 0))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_row_is_held_against_the_optimum_of_its_world(seed, tmp_path):
+  folder = evaluated(tmp_path / "one", world_seed=seed)
+  world = world_lib.World(seed)
   questions = world.questions("held-out", 12, 0)
   found = optimum_rows.add(row_of(questions), [folder, folder]).columns
-  best = exact_accuracy.table(
+  best = optimum.accuracy(
     world, optimum.Optimum(world), found.ids.tolist(), (0, 2)
   )
   expected = best[found.question, (found.budget == 2).astype(int)]

@@ -1,4 +1,4 @@
-"""The files and the cheap commands of docs/own_data.md."""
+"""The files and the cheap commands of docs/data.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anysearch_jax.training import validation
 from launch import build_index, flags, prepare_data
 from retrieval.index import opening
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "own_data.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "data.md"
 COMMANDS = {"prepare_data": prepare_data, "build_index": build_index}
 
 
@@ -31,7 +31,10 @@ def played(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(folder)
     for name, command in COMMANDS.items():
-      (line,) = re.findall(rf"^    python -m launch\.{name} (.*)$", lines, re.M)
+      # The first of the page.
+      line, *_ = re.findall(
+        rf"^    python -m launch\.{name} (.*)$", lines, re.M
+      )
       assert run(command, *shlex.split(line)) == ""
     yield folder
 

@@ -11,7 +11,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import units, wording
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import control
-from launch import parts, retrievers
+from launch import parts
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
 
@@ -29,21 +29,18 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   assert noted["retriever"]["kind"] == "bm25"
   assert noted["packages"]["jax"]
   assert noted["policy"] == parts.policy(CONFIG.policy)
-  assert noted["world"] == {"version": "graded", "seed": 0}
+  assert noted["world"] == {"seed": 0}
   json.dumps(noted)
   changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
     other = parts.provenance(CONFIG, source.retriever, others)
     assert other["questions"]["sha256"] != noted["questions"]["sha256"]
-  for data in (
-    config_lib.DataConfig(world_seed=1),
-    config_lib.DataConfig(world="fixed"),
-  ):
-    config = dataclasses.replace(CONFIG, data=data)
-    retriever = parts.source(config).retriever
-    other = parts.provenance(config, retriever, questions)
-    assert other["world"] == {"version": data.world, "seed": data.world_seed}
-    assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
+  data = config_lib.DataConfig(world_seed=1)
+  config = dataclasses.replace(CONFIG, data=data)
+  retriever = parts.source(config).retriever
+  other = parts.provenance(config, retriever, questions)
+  assert other["world"] == {"seed": 1}
+  assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
 
 
 def test_texts_are_known_by_their_hash(source, tmp_path):
@@ -98,16 +95,3 @@ def test_rule_is_known_by_its_hash(source, tmp_path):
   noted = parts.provenance(config, source.retriever, [])["prompts"]
   sha256 = control.load(str(path)).sha256
   assert noted["control"] == {"file": str(path), "sha256": sha256}
-
-
-def test_worlds_of_equal_seeds_record_different_searches(tmp_path):
-  identities = {}
-  for world in ("fixed", "graded"):
-    config = dataclasses.replace(
-      CONFIG,
-      data=config_lib.DataConfig(world=world),
-      retrieval=config_lib.RetrievalConfig(log=str(tmp_path / world)),
-    )
-    made = retrievers.make(config, parts.source(config).retriever)
-    identities[world] = made.identity()
-  assert identities["fixed"]["sha256"] != identities["graded"]["sha256"]

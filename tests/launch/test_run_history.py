@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import changes
+from anysearch_jax.config import settings as config_settings
 from launch import flags, run_history
 
 CONFIG = config_lib.ExperimentConfig()
@@ -40,14 +40,14 @@ def start(folder, config=CONFIG, sources=SOURCES, *, allow=False, **kwargs):
   """Starts a run that resumes from a checkpoint of `CONFIG`."""
   run_history.begin(folder, config, sources, allow=allow)
   stored, _ = noted(folder)
-  resumed = {"rollout": 0, "changes": changes.changes(stored, config)}
+  resumed = {"rollout": 0, "changes": config_settings.changes(stored, config)}
   return run_history.resumed(folder, config, sources, **(resumed | kwargs))
 
 
 def test_the_first_start_is_noted_without_changes(tmp_path):
   assert start(tmp_path) == []
   config, provenance = noted(tmp_path)
-  assert changes.changes(config, CONFIG) == []
+  assert config_settings.changes(config, CONFIG) == []
   assert provenance == SOURCES
 
 
@@ -56,7 +56,7 @@ def test_placement_settings_change_freely_and_are_noted(tmp_path):
   moved = changed("mesh.data=2", "engine.slots=4", "pipeline.async_level=1")
   assert len(start(tmp_path, moved, ELSEWHERE, rollout=20)) == 3
   config, provenance = noted(tmp_path)
-  assert changes.changes(config, moved) == []
+  assert config_settings.changes(config, moved) == []
   assert provenance == ELSEWHERE | {
     "changes": [
       {
@@ -127,7 +127,7 @@ def test_another_retriever_is_a_change_of_learning(tmp_path):
 def test_a_change_is_noted_once_if_the_run_dies_before_it_saves(tmp_path):
   start(tmp_path)
   slower = changed("optimizer.learning_rate=1e-7")
-  differs = changes.changes(noted(tmp_path)[0], slower)
+  differs = config_settings.changes(noted(tmp_path)[0], slower)
   for _ in range(2):
     start(tmp_path, slower, allow=True, rollout=20, changes=differs)
   assert len(noted(tmp_path)[1]["changes"]) == 1
@@ -136,7 +136,7 @@ def test_a_change_is_noted_once_if_the_run_dies_before_it_saves(tmp_path):
 def test_a_change_that_only_the_checkpoint_shows_is_noted(tmp_path):
   """Somebody has edited config.json."""
   slower = changed("optimizer.learning_rate=1e-7")
-  differs = changes.changes(
+  differs = config_settings.changes(
     json.loads(json.dumps({"optimizer": {"learning_rate": 1e-6}})), slower
   )
   start(tmp_path, slower)

@@ -1,4 +1,4 @@
-"""`launch.serve_mcp` as a client starts it, with the shipped policy."""
+"""`launch.serve --mcp` as a client starts it, with the shipped policy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import pytest
 
 from anysearch_jax import serving
 from anysearch_jax.serving import mcp_server
-from launch import serve_mcp
+from launch import serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Found at budget 3, after a search in other words.
 QUESTION = "gebos employer founder ?"
 COMMAND = (
-  *(sys.executable, "-m", "launch.serve_mcp"),
+  *(sys.executable, "-m", "launch.serve", "--mcp"),
   *("--config=configs/quickstart.py", "--max_budget=3", "--threads=1"),
 )
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -123,7 +123,7 @@ def test_policy_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path):
   )
   said = process.stderr.read()  # The input stays open.
   assert process.wait(20) == 1
-  assert "launch.serve_mcp: " in said and str(folder) in said
+  assert "launch.serve: " in said and str(folder) in said
   assert "Traceback" not in said
   process.stdin.close()
 
@@ -150,7 +150,7 @@ def test_official_client_talks_over_http_and_a_signal_ends_the_server():
   ],
 )
 def test_bad_input_is_one_sentence(flags, expected):
-  said = commands.run(serve_mcp, "--config=configs/quickstart.py", *flags)
+  said = commands.run(serve, "--mcp", "--config=configs/quickstart.py", *flags)
   assert expected in said
 
 
@@ -158,5 +158,5 @@ def test_missing_package_names_the_extra(monkeypatch):
   monkeypatch.delitem(sys.modules, mcp_server.__name__)
   monkeypatch.delattr(serving, "mcp_server")
   monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-  said = commands.run(serve_mcp, "--config=configs/quickstart.py")
+  said = commands.run(serve, "--mcp", "--config=configs/quickstart.py")
   assert "found no package 'mcp'; pip install -e '.[serve]'" in said

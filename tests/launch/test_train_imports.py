@@ -71,8 +71,55 @@ def test_a_training_loads_the_rooms_that_it_uses(tmp_path):
   others = {"launch.plan", "anysearch_jax.data.prepared"}
   others |= {"retrieval.encoder.encoder", "retrieval.index.opening"}
   assert not others & set(loaded)
-  unused = ("sglang", "host.http", "retrieval.clients", "retrieval.service")
+  unused = (
+    "sglang",
+    "http_calls",
+    "retrieval.http_retriever",
+    "retrieval.service",
+  )
   assert not [m for m in loaded if any(name in m for name in unused)]
+
+
+REFUSE = """
+import sys
+from absl import flags
+from launch import train
+train.define_flags()
+for given in sys.argv[1:]:
+  flags.FLAGS.unparse_flags()
+  flags.FLAGS(["train", "--config=configs/quickstart.py", "--set_config="])
+  flags.FLAGS["set_config"].value = given.split()
+  try:
+    train.main(["train"])
+  except BaseException as error:
+    ours = ("anysearch_jax", "launch", "retrieval", "configs")
+    count = sum(name.split(".")[0] in ours for name in sys.modules)
+    print(count, "jax" in sys.modules, str(error)[:90])
+"""
+
+
+def test_a_wrong_value_is_refused_before_the_library_is_imported():
+  wrong = {
+    "sead=1": "unknown key 'sead'",
+    "reward.alpha=-1": "reward.alpha: found -1.0",
+    "objective.kl_estimator=k4": "found 'k4'",
+    "objective.importance_cap=2": "found 2.0 with old_logp",
+    "group=3": "48 trajectories do not divide",
+    "retrieval.price=1": "retrieval.price: found 1.0",
+  }
+  done = subprocess.run(
+    [sys.executable, "-c", REFUSE, *wrong],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  lines = done.stdout.splitlines()
+  assert len(lines) == len(wrong), done.stderr[-1000:]
+  for line, sentence in zip(lines, wrong.values()):
+    count, has_jax, said = line.split(" ", 2)
+    assert int(count) <= 60 and has_jax == "False", line
+    assert sentence in said
 
 
 def test_metrics_are_written_without_torch(tmp_path):

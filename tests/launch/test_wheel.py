@@ -39,7 +39,7 @@ def pip(*arguments: object) -> None:
 def wheel(tmp_path_factory) -> pathlib.Path:
   """Builds a wheel from a copy, because setuptools writes beside sources."""
   pytest.importorskip(
-    "setuptools", reason="building needs setuptools (requirements-test.txt)"
+    "setuptools", reason="building needs setuptools (the extra [test])"
   )
   copy = tmp_path_factory.mktemp("source")
   for package in PACKAGES:
@@ -50,7 +50,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     )
   for name in ("pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, copy)
-  for path in ROOT.glob("requirements*.txt"):
+  for path in ROOT.glob("requirements.txt"):
     shutil.copy(path, copy)
   output = tmp_path_factory.mktemp("wheel")
   pip(

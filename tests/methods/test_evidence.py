@@ -12,17 +12,14 @@ import question_rows
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import (
-  beside,
   dataset_iterator,
   evidence,
   files,
   formats,
-  gold_passages,
   prepared,
   preparing,
 )
 from anysearch_jax.world import world as world_lib
-from anysearch_jax.world import world_evidence
 from launch import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -161,7 +158,7 @@ def test_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
     files, "rows", lambda path: opened.append(path) or rows(path)
   )
   parts, _ = preparing.prepare(
-    inputs, preparing.Settings(), beside.Beside(corpus=corpus)
+    inputs, preparing.Settings(), preparing.Beside(corpus=corpus)
   )
   assert opened.count(corpus) == 1
   for part in parts.values():
@@ -174,23 +171,21 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
   corpus = _lines(tmp_path / "corpus.jsonl", rows)
   known = {"gold_doc_ids": ["3", "7"], "level": "hard"}
   own = {"gold_doc_ids": ["9"], "supporting": [{"title": "A", "text": "x"}]}
-  found = gold_passages.filled(
-    [json.dumps(known), json.dumps(own), "{}"], corpus
-  )
+  found = preparing.filled([json.dumps(known), json.dumps(own), "{}"], corpus)
   first, second, third = map(json.loads, found)
   assert evidence.of_metadata(first) == (("T3 text 3", "T7 text 7"), ())
   assert first["level"] == "hard" and second == own and third == {}
   known["gold_doc_ids"].append("8")
   with pytest.raises(ValueError, match=r"1 of 3 passages .*\(8\)"):
-    gold_passages.filled([json.dumps(known)], corpus)
+    preparing.filled([json.dumps(known)], corpus)
   with pytest.raises(ValueError, match="row 1: found no passage"):
-    gold_passages.filled([], _lines(corpus, [{"id": "1"}]))
+    preparing.filled([], _lines(corpus, [{"id": "1"}]))
 
 
 def test_world_evidence_equals_its_passages():
   questions = WORLD.questions("train", 200, 0)
   for told, question in zip(
-    world_evidence.of_world(WORLD, questions), questions
+    world_lib.with_evidence(WORLD, questions), questions
   ):
     assert told.metadata.items() >= question.metadata.items()
     passages, keys = evidence.gold(told)

@@ -16,7 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import hiprag, systems
-from anysearch_jax.training import measuring
+from anysearch_jax.training import rewards_and_advantages
 from launch import flags
 
 CONFIG = config_methods.HipragConfig()
@@ -172,7 +172,7 @@ def test_a_judge_that_fails_fails_the_trajectory():
   )
   with fake_openai.served({}, status=400) as server:
     method = dataclasses.replace(method, measure=judge(server).measure)
-    found = measuring.measure(
+    found = rewards_and_advantages.measure(
       method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
     )
   assert found.values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}

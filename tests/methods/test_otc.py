@@ -119,5 +119,5 @@ def test_larger_c_reduces_the_cost_of_a_search():
 
 def test_unknown_form_is_rejected():
   told = spoken.outcomes([1])
-  with pytest.raises(ValueError, match="'reinforce'.*grpo, ppo"):
+  with pytest.raises(ValueError, match="'reinforce'.*grpo or ppo"):
     otc.reward(told, config=dataclasses.replace(GRPO, form="reinforce"))

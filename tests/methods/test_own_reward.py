@@ -14,12 +14,13 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.methods import anysearch, own_reward, systems
+from anysearch_jax.host import plugins
+from anysearch_jax.methods import anysearch, own, systems
 from anysearch_jax.report import figures
 from anysearch_jax.training import rewards_and_advantages, validation
 from launch import flags, node, parts, run_history, score, train
 
-TRIAL = own_reward.trial(group=3, budget=2, measures=())
+TRIAL = own.trial(group=3, budget=2, measures=())
 SHIPPED = """
 from anysearch_jax.methods import anysearch
 
@@ -33,12 +34,12 @@ def write(tmp_path):
   """Writes a function's file, as a new process would find it."""
 
   def written(text, name="mine.py"):
-    own_reward.load.cache_clear()
+    plugins._module.cache_clear()
     (tmp_path / name).write_text(text)
     return f"{tmp_path / name}:reward"
 
   yield written
-  own_reward.load.cache_clear()
+  plugins._module.cache_clear()
 
 
 def body(returned, before=""):
@@ -55,7 +56,7 @@ def with_reward(function, config=small_run.CONFIG):
 
 
 def called(name, outcomes=TRIAL, config=small_run.CONFIG):
-  return own_reward.reward(name, config)(outcomes)
+  return systems.trained(with_reward(name, config)).reward(outcomes)
 
 
 def test_rewards_are_float32_and_zero_where_not_valid(write):
@@ -111,13 +112,13 @@ def reward(outcomes, config):
       "line 6: ValueError: assignment destination is read-only",
     ),
     ("def reward():\n  pass\n", "TypeError: reward() takes 0 positional"),
-    ("reward = 3\n", "expected def reward(outcomes, config)."),
+    ("reward = 3\n", "expected a function (outcomes, config)."),
     ("import nowhere\n", "line 1: ModuleNotFoundError: No module named 'no"),
     ("def reward(:\n", "SyntaxError: invalid syntax (mine.py, line 1)"),
   ],
 )
 def test_wrong_function_is_refused_before_a_run_begins(text, sentence, write):
-  with pytest.raises(own_reward.RewardError, match=re.escape(sentence)):
+  with pytest.raises(plugins.PluginError, match=re.escape(sentence)):
     validation.validate(with_reward(write(text), small_run_of(3)))
 
 
@@ -129,14 +130,14 @@ def small_run_of(group):
 @pytest.mark.parametrize(
   ("name", "sentence"),
   [
-    ("reward", "found 'reward', expected module:function or path/to/file.py:"),
-    ("a.py:x y", "found 'a.py:x y', expected module:function or path/to/file"),
-    ("absent.py:reward", "found no file absent.py in"),
+    ("reward", "found 'reward', expected module:NAME or path/to/file.py:NAME"),
+    ("a.py:x y", "found 'a.py:x y', expected module:NAME or path/to/file.py"),
+    ("absent.py:reward", "found no file "),
     ("absent_module:reward", "No module named 'absent_module'"),
     ("sys:exit", "'sys', a module without a file"),
     (
       "anysearch_jax.methods.anysearch:nothing",
-      "found no function 'nothing'",
+      "found no 'nothing'",
     ),
   ],
 )
@@ -206,20 +207,18 @@ def test_shipped_reward_can_be_named_as_it_is():
 def test_error_in_a_rollout_is_a_sentence(write, tmp_path):
   """The function passes the trial of two questions; this run asks four."""
   name = write(body("outcomes.em", "assert len(outcomes.em) == 2, 'two'"))
-  with pytest.raises(own_reward.RewardError, match="line 6: AssertionError"):
+  with pytest.raises(plugins.PluginError, match="line 6: AssertionError"):
     small_run.train(tmp_path / "run", small_run.parts(), with_reward(name))
 
 
 def test_source_is_noted_by_its_hash_and_loaded_once(write, tmp_path):
   name = write(body("outcomes.em"))
   text = (tmp_path / "mine.py").read_bytes()
-  assert parts.reward(name) == {
-    "function": name,
-    "sha256": hashlib.sha256(text).hexdigest(),
-  }
-  assert parts.reward("") is None
+  noted = {"name": name, "sha256": hashlib.sha256(text).hexdigest()}
+  assert parts.own(with_reward(name)) == {"reward.function": noted}
+  assert parts.own(small_run.CONFIG) == {}
   (tmp_path / "mine.py").write_bytes(text.replace(b"em", b"f1"))
-  assert parts.reward(name)["sha256"] == hashlib.sha256(text).hexdigest()
+  assert parts.own(with_reward(name)) == {"reward.function": noted}
 
 
 def test_a_quick_edit_of_the_same_size_is_seen(write):
@@ -237,7 +236,7 @@ def test_changed_source_is_refused_without_allow_changes(write, tmp_path):
       "policy": {"sha256": "p"},
       "questions": {"sha256": "q"},
       "retriever": {"sha256": "r"},
-      "reward": parts.reward(config.reward.function),
+      "own": parts.own(config),
       "packages": {},
     }
     run_history.begin(folder, config, noted, allow=allow)
@@ -249,23 +248,25 @@ def test_changed_source_is_refused_without_allow_changes(write, tmp_path):
     return json.loads((folder / "provenance.json").read_text())
 
   assert start("") == []
-  assert saved()["reward"] is None
+  assert saved()["own"] == {}
   # Earlier versions did not record it.
-  old = {k: v for k, v in saved().items() if k != "reward"}
+  old = {k: v for k, v in saved().items() if k != "own"}
   (folder / "provenance.json").write_text(json.dumps(old))
   with pytest.raises(ValueError, match="reward.function .*--allow_changes"):
     start(body("outcomes.em"))
   start(body("outcomes.em"), allow=True, rollout=2)
-  first = saved()["reward"]["sha256"]
+  first = saved()["own"]["reward.function"]["sha256"]
   assert start(body("outcomes.em"), rollout=3) == []
-  with pytest.raises(ValueError, match="reward.sha256 .*--allow_changes"):
+  with pytest.raises(ValueError, match="own.reward.function.sha256 "):
     start(body("outcomes.f1"))
   (change,) = start(body("outcomes.f1"), allow=True, rollout=4)
-  assert (change.path, change.old) == ("reward.sha256", first)
-  assert saved()["reward"]["sha256"] == change.new != first
+  assert (change.path, change.old) == ("own.reward.function.sha256", first)
+  assert saved()["own"]["reward.function"]["sha256"] == change.new != first
   (_, later) = saved()["changes"]
   assert later["rollout"] == 4
-  assert later["settings"] == {"reward.sha256": [first, change.new]}
+  assert later["settings"] == {
+    "own.reward.function.sha256": [first, change.new]
+  }
 
 
 def test_flag_is_short_for_the_configuration_and_a_node_hands_it_on(
@@ -296,8 +297,8 @@ def test_report_draws_the_parts_of_an_own_reward():
 
 
 def test_example_of_the_page_runs_as_it_is_printed(write):
-  page = pathlib.Path(__file__).parents[2] / "docs" / "your_reward.md"
-  (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+  page = pathlib.Path(__file__).parents[2] / "docs" / "own.md"
+  (code, *_) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
   found = called(write(code))
   assert found.keys() == {"total", "search_cost", "repeated"}
   # The second sample is wrong, and only right answers pay for searches.

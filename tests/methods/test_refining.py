@@ -18,7 +18,7 @@ from anysearch_jax.methods import search_o1, systems
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import loop
-from anysearch_jax.world import expert_policy, versions, world_retrieval
+from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
 from launch import retrievers
 from retrieval import lexical
@@ -234,10 +234,10 @@ def test_world_refiner_keeps_only_requested_facts():
 
 
 def test_evaluation_uses_the_policys_engine_for_the_second_call(tmp_path):
-  """An expert of the fixed world stays as accurate with the script."""
-  world = world_lib.World(versions.config("fixed", 0))
+  """An exact agent stays as accurate with the script."""
+  world = world_lib.World()
   real = lexical.LexicalRetriever(world.corpus)
-  player = harness.Player(*expert_policy.make(world))
+  player = harness.Player(*expert_policy.named("everything", world))
   asked = []
 
   class Policy(scripted.Retriever):

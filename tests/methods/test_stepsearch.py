@@ -19,16 +19,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.data import gold_passages
+from anysearch_jax.data import preparing
 from anysearch_jax.environment import observed, protocol
 from anysearch_jax.methods import stepsearch
 from anysearch_jax.policy import tokenizer
-from anysearch_jax.world import (
-  demonstrations,
-  expert,
-  world_evidence,
-  world_tokenizer,
-)
+from anysearch_jax.world import demonstrations, expert, world_tokenizer
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -244,7 +239,7 @@ def test_similarities_equal_scikit_learn():
 
 def test_world_expert_reaches_the_maximum_gain():
   world = world_lib.World()
-  questions = world_evidence.of_world(world, world.questions("train", 60, 0))
+  questions = world_lib.with_evidence(world, world.questions("train", 60, 0))
   setting = demonstrations.Setting(
     world,
     lexical.LexicalRetriever(world.corpus).lookup,
@@ -254,7 +249,7 @@ def test_world_expert_reaches_the_maximum_gain():
   )
   rng = np.random.default_rng(0)
   for question in questions:
-    played, _ = demonstrations.demonstrate(
+    played, *_ = demonstrations.demonstrate(
       question, setting, budget=20, scaffold=False, rng=rng
     )
     assert stepsearch.measure(played) == {"search_keys": 1}
@@ -299,7 +294,7 @@ def test_real_passages_gain_on_their_own_hop():
 
   rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
   rows = list(itertools.islice(rows, 20))
-  known = gold_passages.filled(
+  known = preparing.filled(
     [json.dumps(row["metadata"]) for row in rows], DATA / "corpus.jsonl.gz"
   )
   for row, metadata in zip(rows, map(json.loads, known), strict=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
-import re
 
 import pytest
 import scripted_runs as runs
@@ -66,26 +64,6 @@ def trained(name, parts, folder, **method):
     for line in file.read_text().splitlines()
   ]
   return list(map(json.loads, lines)), list(map(json.loads, steps)), groups
-
-
-def test_the_system_of_the_page_trains_as_it_is_printed(
-  parts, tmp_path, monkeypatch
-):
-  for name in ("METHODS", "ENVIRONMENTS", "WORDINGS"):
-    monkeypatch.setattr(systems, name, dict(getattr(systems, name)))
-  page = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
-  (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-  made = {}
-  exec(compile(code, str(page), "exec"), made)  # noqa: S102 - the page's code.
-  systems.register(made["METHOD"])
-  assert systems.environment("thrifty").tools == (made["SEARCH"],)
-  records, _, groups = trained("thrifty", parts, tmp_path)
-  # Of four rollouts, both belong to the first half.
-  for record in records:
-    assert record["reward/total"] == record["reward/em"]
-    assert "reward/repeated" in record and "reward/steps" in record
-  played = [t for group in groups for t in group["trajectories"]]
-  assert all(len(t["steps"]) == t["searches"] for t in played)
 
 
 @pytest.mark.parametrize("name", sorted(PARTS))

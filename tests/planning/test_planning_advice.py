@@ -7,7 +7,7 @@ import dataclasses
 import planned
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import advice
+from anysearch_jax.planning import planner
 
 CONFIG, made, part = planned.CONFIG, planned.made, planned.part
 TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
@@ -15,7 +15,7 @@ TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
 
 def _advised(*parts, config=CONFIG, searched=False, **changes) -> str:
   return "\n".join(
-    advice.of(
+    planner.advise(
       made(*parts, **changes),
       batch=config.batch,
       engine=config.engine,

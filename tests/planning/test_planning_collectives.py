@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import collectives, compilation, hlo, targets
+from anysearch_jax.planning import collectives, compilation, targets
 from anysearch_jax.planning import program as program_lib
 
 # Four devices along `tensor`, two along `fsdp`; each device has one block.
@@ -187,7 +187,7 @@ def test_groups_are_read_in_every_syntax(attributes, size):
   ],
 )
 def test_the_bytes_of_a_type(kind, size):
-  assert hlo.size(kind) == size
+  assert collectives.size(kind) == size
 
 
 # Syntax of the TPU compiler: asynchronous pairs, a reduction fused with the

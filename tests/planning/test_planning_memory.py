@@ -7,13 +7,7 @@ import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import (
-  compilation,
-  memory,
-  planner,
-  roofline,
-  targets,
-)
+from anysearch_jax.planning import compilation, planner, targets
 from anysearch_jax.planning import program as program_lib
 
 # Each layer has two matrices.
@@ -28,19 +22,19 @@ def test_a_device_holds_its_shard():
       (16, 32), dtype, sharding=jax.NamedSharding(mesh, jax.P(*spec))
     )
 
-  assert memory.on_device(array("fsdp", "tensor")) == 16 * 32 * 4 // 8
-  assert memory.on_device(array(None, "tensor")) == 16 * 32 * 4 // 4
-  assert memory.on_device(array(dtype=jnp.bfloat16)) == 16 * 32 * 2
-  assert memory.on_device([array(), {"x": array("fsdp")}]) == 16 * 32 * 6
+  assert compilation.on_device(array("fsdp", "tensor")) == 16 * 32 * 4 // 8
+  assert compilation.on_device(array(None, "tensor")) == 16 * 32 * 4 // 4
+  assert compilation.on_device(array(dtype=jnp.bfloat16)) == 16 * 32 * 2
+  assert compilation.on_device([array(), {"x": array("fsdp")}]) == 16 * 32 * 6
   # Arrays without a sharding count in full; real arrays like abstract ones.
-  assert memory.on_device(jax.ShapeDtypeStruct((3,), jnp.int32)) == 12
-  assert memory.on_device(jnp.zeros((4, 4))) == 64
-  assert memory.on_device(jax.eval_shape(lambda: jax.random.key(0))) == 8
+  assert compilation.on_device(jax.ShapeDtypeStruct((3,), jnp.int32)) == 12
+  assert compilation.on_device(jnp.zeros((4, 4))) == 64
+  assert compilation.on_device(jax.eval_shape(lambda: jax.random.key(0))) == 8
 
 
 def test_kinds_are_counted_separately():
   train = planned.train_step(jax.devices(), 4, 2)
-  assert memory.kinds(train) == {
+  assert compilation.kinds(train) == {
     "masters": 4 * PARAMETERS // 8,
     "moments": 8 * PARAMETERS // 8,
     "reference": 2 * PARAMETERS // 8,
@@ -57,16 +51,16 @@ def test_arrays_of_other_programs_on_the_same_devices_are_held():
   weights = planned.WIDTH * planned.HIDDEN * 2 // 4
   cache = 9 * planned.WIDTH * 4
   # Two of four devices are shared; the batch is freed everywhere.
-  assert memory.held(train, [beside]) == {
+  assert compilation.held(train, [beside]) == {
     "engine weights": weights,
     "KV cache": cache,
   }
-  assert set(memory.held(beside, [train])) == {
+  assert set(compilation.held(beside, [train])) == {
     "masters",
     "moments",
     "reference",
   }
-  assert memory.held(train, [apart]) == {}
+  assert compilation.held(train, [apart]) == {}
 
 
 def test_what_is_freed_or_in_host_memory_is_not_held():
@@ -74,15 +68,15 @@ def test_what_is_freed_or_in_host_memory_is_not_held():
   train = planned.train_step(devices, 2, 2)
   decode = planned.sampler(devices, 2, 2)
   freed = train._replace(freed=frozenset(["KV cache"]))
-  assert set(memory.held(freed, [decode])) == {"engine weights"}
-  assert memory.offloaded(freed, [decode]) == 0
+  assert set(compilation.held(freed, [decode])) == {"engine weights"}
+  assert compilation.offloaded(freed, [decode]) == 0
   moved = decode._replace(offloaded=frozenset(["masters", "moments"]))
-  assert set(memory.held(moved, [train])) == {"reference"}
+  assert set(compilation.held(moved, [train])) == {"reference"}
   # Float32 masters and two moments, over four devices.
-  assert memory.offloaded(moved, [train]) == 12 * PARAMETERS // 4
+  assert compilation.offloaded(moved, [train]) == 12 * PARAMETERS // 4
   # Kinds of its own are not another program's.
   own = moved._replace(offloaded=frozenset(["KV cache"]))
-  assert memory.offloaded(own, [train, decode]) == 0
+  assert compilation.offloaded(own, [train, decode]) == 0
 
 
 def test_a_kind_of_the_same_name_is_the_same_arrays():
@@ -91,7 +85,7 @@ def test_a_kind_of_the_same_name_is_the_same_arrays():
     name="scorer",
     kinds={"reference": train.kinds["reference"], "cache": train.args[2]},
   )
-  assert set(memory.held(train, [scorer, scorer])) == {"cache"}
+  assert set(compilation.held(train, [scorer, scorer])) == {"cache"}
 
 
 @pytest.mark.parametrize("name", ["h100:4", "h200:4", "a100:4", "v5p:2x2x1"])
@@ -102,7 +96,7 @@ def test_the_compiler_finds_the_arguments_that_are_counted_by_hand(name):
   part = planner.measure(train, [train], target)
   # Small arrays, such as the count of micro-batches, are padded.
   assert part.compiled.arguments == pytest.approx(
-    memory.on_device(train.args), rel=1e-3
+    compilation.on_device(train.args), rel=1e-3
   )
   # The whole state is donated.
   assert part.compiled.outputs < 1024
@@ -164,12 +158,12 @@ def test_refused_bytes_are_parsed_from_the_error(message, size):
 
 def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
   target = planned.target(4)
-  assumptions = roofline.Assumptions(
+  assumptions = targets.Assumptions(
     compute=0.5, memory=0.5, links=0.5, latency=1e-3
   )
 
   def predict(flops, read, traffic):
-    return roofline.predict(
+    return targets.predict(
       target, flops=flops, read=read, traffic=traffic, assumptions=assumptions
     )
 
@@ -178,7 +172,7 @@ def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
   assert predict(1e12, 1e12, {}) == pytest.approx((2.0, 20.0, 0.0, 20.0, 10.0))
   sent = {"all-gather": (10, 5e9), "all-reduce": (20, 5e9)}
   traffic = {
-    kind: roofline.collectives.Traffic(*numbers)
+    kind: targets.collectives.Traffic(*numbers)
     for kind, numbers in sent.items()
   }
   assert predict(1e12, 0, traffic) == pytest.approx((2.0, 0.0, 2.03, 4.03, 1.0))
@@ -186,7 +180,7 @@ def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
 
 def test_every_assumption_is_stated():
   words = " ".join(
-    roofline.sentences(targets.parse("h100:16"), roofline.Assumptions())
+    targets.sentences(targets.parse("h100:16"), targets.Assumptions())
   )
   for number in ("40%", "989 TFLOP/s", "80%", "3350 GB/s", "50 GB/s", "10 us"):
     assert number in words

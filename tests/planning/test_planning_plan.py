@@ -12,11 +12,11 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
+  compilation,
   flops,
-  memory,
+  plan,
   planner,
   programs,
-  rendering,
   targets,
 )
 from launch import plan as plan_command
@@ -68,7 +68,7 @@ def test_text_and_markdown_have_all_numbers():
     part("decode", total=20, kinds={"KV cache": 1.25}),
     advice=("Do this.",),
   )
-  text, markdown = rendering.text(whole), rendering.markdown(whole)
+  text, markdown = plan.text(whole), plan.markdown(whole)
   for form in (text, markdown):
     for words in (
       "run on h100:4",
@@ -93,7 +93,7 @@ def test_text_and_markdown_have_all_numbers():
 
 def test_json_holds_numbers():
   whole = made(part(total=40, kinds=TRAINING, held={"KV cache": 1.0}))
-  found = json.loads(rendering.to_json(whole))
+  found = json.loads(plan.to_json(whole))
   train = found["programs"]["train step"]
   assert found["fits"] is True
   assert found["capacity_bytes"] == whole.target.capacity
@@ -186,7 +186,7 @@ def test_a_hand_over_is_counted_by_hand(apart, adapters, cast, moved):
 
   trained = program(devices[0], masters=4)
   sampled = program(devices[int(apart)], engine_weights=1.5)
-  found = memory.hand_over(trained, sampled, itemsize=2, adapters=adapters)
+  found = compilation.hand_over(trained, sampled, itemsize=2, adapters=adapters)
   assert found == (cast * GIB, moved * GIB)
 
 
@@ -206,10 +206,10 @@ def test_old_log_probabilities_are_a_program_where_a_run_computes_them():
 
 def test_text_markdown_and_json_have_the_phases_of_a_step(toy):
   phases = ["prefill", "decode", "hand-over", "train step", "whole step"]
-  text = rendering.text(toy[0]).split("seconds of a step")[1]
+  text = plan.text(toy[0]).split("seconds of a step")[1]
   assert [line.split("  ")[0] for line in text.splitlines()[1:6]] == phases
-  assert "| whole step |" in rendering.markdown(toy[0])
-  found = json.loads(rendering.to_json(toy[0]))["step_seconds"]
+  assert "| whole step |" in plan.markdown(toy[0])
+  found = json.loads(plan.to_json(toy[0]))["step_seconds"]
   assert list(found) == phases
 
 
@@ -237,7 +237,9 @@ def test_phases_hold_what_the_configuration_leaves_them(
 
   def held(name):
     program = next(p for p in found if p.name == name)
-    return set(memory.held(program, (p for p in found if p is not program)))
+    return set(
+      compilation.held(program, (p for p in found if p is not program))
+    )
 
   assert held("train step") == trains
   assert held("prefill") == held("decode") == samples

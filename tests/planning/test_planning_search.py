@@ -7,7 +7,7 @@ import planned
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
-from anysearch_jax.planning import planner, programs, roofline, search
+from anysearch_jax.planning import planner, programs, search, targets
 
 
 class _Fake:
@@ -49,7 +49,7 @@ class _Fake:
       total=total,
       kinds={"masters": state / 4, "moments": state / 2},
       tokens=tokens,
-      predicted=roofline.Prediction(0, 0, 0, tokens / speed, 0),
+      predicted=targets.Prediction(0, 0, 0, tokens / speed, 0),
     )
 
 

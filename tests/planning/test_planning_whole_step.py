@@ -8,7 +8,7 @@ import planned
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import episodes, plan, whole_step
+from anysearch_jax.planning import plan, whole_step
 
 A = planned.A
 ENGINE = config_lib.EngineConfig(
@@ -19,7 +19,7 @@ ENGINE = config_lib.EngineConfig(
   decode_steps=8,
 )
 CONFIG = dataclasses.replace(planned.CONFIG, engine=ENGINE)
-EPISODES = episodes.Episodes(tokens=2000, generated=400, trajectories=32)
+EPISODES = whole_step.Episodes(tokens=2000, generated=400, trajectories=32)
 GIB = 2**30
 
 

@@ -12,7 +12,6 @@ import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, optimizers, ppo, train_step
@@ -29,18 +28,18 @@ KEEP = optimizers.Pair(small_policy.KEEP, small_policy.KEEP)
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied", "llama"])
 def test_values_equal_a_token_classifier(case, tmp_path):
   torch = pytest.importorskip(
-    "torch", reason="oracle tests need torch==2.13.0 (requirements-test.txt)"
+    "torch", reason="oracle tests need torch==2.13.0 (the extra [test])"
   )
   import transformers
 
   random_models.make(case, tmp_path)
   policy = hf.load(tmp_path)
-  critic = critic_lib.initialize(policy.params, policy.architecture)
+  critic = ppo.initialize(policy.params, policy.architecture)
   head = np.random.default_rng(0).normal(size=critic["value"].shape)
   row = random_models.one_segment(random_models.random_tokens((2, 40)))
 
   def ours(head):
-    return jax.jit(critic_lib.values, static_argnums=2)(
+    return jax.jit(ppo.values, static_argnums=2)(
       critic | {"value": np.float32(head)}, None, policy.architecture, *row
     )
 
@@ -62,7 +61,7 @@ def test_new_critic_has_the_arrays_of_its_table(case, rank):
   config = config_lib.LoraConfig(rank=rank, targets=("q", "down"))
   a = lora.attach(random_models.architecture(case), config)
   trained = lora.initialize(a, 0) if rank else random_models.params(a)
-  critic = critic_lib.initialize(trained, a)
+  critic = ppo.initialize(trained, a)
   rows = table.critic_rows(a)
   assert jax.tree.map(np.shape, critic) == weights.tree(rows, lambda r: r.shape)
   # Everything that the policy trains except its LM head.
@@ -140,7 +139,7 @@ def test_mesh_and_one_device_give_the_same_values_and_gradients(name, capfd):
     adapters = architecture_lib.Lora(rank, 4.0, ("q", "v", "o", "down"))
     a = dataclasses.replace(a, lora=adapters)
     trained = small_policy.noisy(lora.initialize(a, 0), 1)
-  critic = small_policy.noisy(critic_lib.initialize(trained, a), 2)
+  critic = small_policy.noisy(ppo.initialize(trained, a), 2)
   *axes, sequence = mesh
   layout = sharding.Layout(
     sharding.mesh(**dict(zip(sharding.AXES, axes, strict=True))), sequence
@@ -173,11 +172,9 @@ def test_mesh_and_one_device_give_the_same_values_and_gradients(name, capfd):
 
 def test_the_gradient_of_a_value_is_its_slope():
   a = random_models.architecture("qwen3-tied")
-  critic = small_policy.noisy(
-    critic_lib.initialize(random_models.params(a), a), 3
-  )
+  critic = small_policy.noisy(ppo.initialize(random_models.params(a), a), 3)
   row = random_models.one_segment(random_models.random_tokens((1, 12)))
-  at = jax.jit(lambda c: critic_lib.values(c, None, a, *row)[0, -1])
+  at = jax.jit(lambda c: ppo.values(c, None, a, *row)[0, -1])
   direction = small_policy.noisy(jax.tree.map(np.zeros_like, critic), 4)
   slope = jax.tree.map(jnp.vdot, jax.jit(jax.grad(at))(critic), direction)
   ends = [

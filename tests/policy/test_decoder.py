@@ -12,6 +12,7 @@ import pytest
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 from bench import random_models
 
 ADAPTED = dataclasses.replace(
@@ -53,7 +54,7 @@ def test_cached_forward_equals_the_full_forward(a, fused):
     return paged(q, k, v, pages, table, positions, real)
 
   prompts, chunk = np.array([19, 8, 26]), 8
-  pages = paged_attention.empty(a, 1 + table.size, size, jnp.float32)
+  pages = pages_lib.empty(a, 1 + table.size, size, jnp.float32)
   done = np.zeros(3, np.int32)
   garbage = np.random.default_rng(1)
   seen = 0
@@ -102,7 +103,7 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
     tokens.reshape(3, 8),
     jnp.array([0, 8, 16]),
     jnp.array([8, 8, 8]),
-    paged_attention.empty(a, 7, 4, jnp.float32),
+    pages_lib.empty(a, 7, 4, jnp.float32),
     attend,
   )
   np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 
 from anysearch_jax.policy import sharding
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 # Rows, kv heads, queries of each, head size, tokens of a page, pages of a row.
 B, K, G, H, S, M = 4, 2, 3, 8, 4, 6
@@ -24,7 +25,7 @@ def case(seed=0):
   new = rng.normal(size=(STEPS, B, 1, G + 2, K, H))
   q = new[..., :G, :, :].swapaxes(3, 4).reshape(STEPS, B, 1, K * G, H)
   k, v = new[..., G, :, :], new[..., G + 1, :, :]
-  pages = paged_attention.Pages(*map(jnp.float32, pages))
+  pages = pages_lib.Pages(*map(jnp.float32, pages))
   return pages, table, *map(jnp.float32, (q, k, v))
 
 

@@ -17,6 +17,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.training import validation
 from bench import random_models
 
 ALL = architecture_lib.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
@@ -27,7 +28,7 @@ CASES = [("qwen2", ALL), ("qwen3-tied", SOME), ("llama-biased", ALL)]
 @pytest.fixture(scope="module")
 def peft(torch):
   return pytest.importorskip(
-    "peft", reason="adapter tests need peft==0.21.2 (requirements-test.txt)"
+    "peft", reason="adapter tests need peft==0.21.2 (the extra [test])"
   )
 
 
@@ -216,7 +217,7 @@ def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
 )
 def test_invalid_adapter_settings_are_refused(rank, targets, sentence):
   with pytest.raises(ValueError, match=sentence):
-    lora.validate(config_lib.LoraConfig(rank, 8.0, targets))
+    validation._lora(config_lib.LoraConfig(rank, 8.0, targets))
 
 
 @pytest.mark.parametrize("targets", [("q",), ("down", "v"), lora.TARGETS])

@@ -12,6 +12,7 @@ from anysearch_jax.planning import targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding
 from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 B, K, G, H, S, M = 4, 2, 3, 8, 4, 6
 LENGTHS = np.array([1, 9, 24, 14])
@@ -36,7 +37,7 @@ def in_pages(keys, values, table, new):
       page, offset = table[row, at // S], at % S
       pools[0, :, page, offset] = keys[row, at]
       pools[1, :, page, offset] = values[row, at]
-  return paged_attention.Pages(*map(jnp.float32, pools))
+  return pages_lib.Pages(*map(jnp.float32, pools))
 
 
 def expected(q, keys, values, positions):
@@ -171,7 +172,7 @@ def test_kernels_compile_for_absent_devices(target, implementation, tokens):
   def array(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=stand)
 
-  (pages,) = paged_attention.empty(a, 9, 64, jnp.bfloat16)
+  (pages,) = pages_lib.empty(a, 9, 64, jnp.bfloat16)
   compiled = (
     jax.jit(paged_attention.Paged(implementation))
     .trace(

@@ -14,7 +14,7 @@ from bench import random_models
 
 pairs = pytest.importorskip(
   "bench.pairs",
-  reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
+  reason="oracle tests need torch==2.13.0 (the extra [test])",
 )
 
 ROWS, TOKENS = 4, 288

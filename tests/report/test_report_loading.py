@@ -27,25 +27,18 @@ def _run(folder, *names, label="A", seed=42):
   return folder
 
 
-def test_a_run_gives_a_row_for_each_of_its_evaluations(tmp_path):
+def test_a_row_is_named_by_its_run_and_evaluation(tmp_path):
   run = _run(tmp_path / "any-42", "plain", "scaffold")
   found = loading.sources(str(run))
   assert [s.label for s in found] == ["any-42", "any-42, scaffold"]
   assert [s.run for s in found] == [run, run]
-  assert found[1].folders == (run / "evaluation" / "scaffold",)
-
-
-def test_evaluation_label_is_its_runs_name(tmp_path):
-  run = _run(tmp_path / "any-42", "scaffold")
   folder = run / "evaluation" / "scaffold"
+  assert found[1].folders == (folder,)
   assert [s.label for s in loading.sources(str(folder))] == ["any-42, scaffold"]
   assert [s.label for s in loading.sources(f"B={folder}")] == ["B"]
-
-
-def test_evaluation_outside_a_run_is_labelled_by_its_folder(tmp_path):
   study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
-  (found,) = loading.sources(str(tmp_path / "mine"))
-  assert (found.label, found.run) == ("mine", None)
+  (outside,) = loading.sources(str(tmp_path / "mine"))
+  assert (outside.label, outside.run) == ("mine", None)
 
 
 def test_runs_of_several_seeds_make_one_row_of_each_evaluation(tmp_path):
@@ -113,12 +106,6 @@ def test_two_checkpoints_of_a_training_are_no_two_trainings(tmp_path):
     assert len(loading.load_row("A", *pair).columns.runs) == 2
 
 
-def test_folder_that_is_neither_evaluation_nor_run_is_rejected(tmp_path):
-  (tmp_path / "empty").mkdir()
-  with pytest.raises(ValueError, match="episodes.jsonl"):
-    loading.sources(str(tmp_path / "empty"))
-
-
 def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
   runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
   with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
@@ -134,23 +121,15 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   data = json.loads((run / "report" / "report.json").read_text("utf-8"))
   assert data["rows"] == data["budgets"] == data["verdicts"] == []
   assert (data["system"], data["trained_budget"]) == ("run", 5)
-  assert data["training"][0]["rollouts"] == 12
+  assert data["tables"]["training"]["lines"][0]["cells"][0]["value"] == 12
   page = (run / "report" / "report.html").read_text("utf-8")
   assert 'id="training"' in page
   assert 'id="results"' not in page and 'id="browser"' not in page
   assert "reward term: exact match" in page
-  assert "run</b> was not evaluated yet" in page
-  assert (run / "report" / "sampling.csv").is_file()
+  assert "run was not evaluated yet" in page
+  assert (run / "report" / "training.csv").is_file()
   for link in re.findall(r'<a href="#(\w+)"', page):
     assert f'<section id="{link}">' in page
-
-
-def test_run_without_evaluation_adds_its_training_to_a_report(tmp_path):
-  runs = [_run(tmp_path / "a", "plain", label="a"), _run(tmp_path / "b")]
-  _command(*map(str, runs))
-  data = json.loads((runs[0] / "report" / "report.json").read_text("utf-8"))
-  assert [row["label"] for row in data["rows"]] == ["a"]
-  assert [run["label"] for run in data["training"]] == ["a", "b"]
 
 
 def test_figure_without_an_evaluation_is_rejected(tmp_path):
@@ -169,30 +148,14 @@ def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
   decode = loading.decoder(folder)
   # The world's words are separated by spaces; control tokens are included.
   assert decode([7, 56]) == "<think> need"
-
-
-def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
-  folder = tmp_path / "run" / "evaluation" / "plain"
+  # A run that moved has its tokenizer inside.
+  folder = tmp_path / "moved" / "evaluation" / "plain"
   folder.mkdir(parents=True)
-  (tmp_path / "run" / "policy").mkdir()
-  (tmp_path / "run" / "policy" / "tokenizer.json").write_bytes(
+  (tmp_path / "moved" / "policy").mkdir()
+  (tmp_path / "moved" / "policy" / "tokenizer.json").write_bytes(
     (_POLICY / "tokenizer.json").read_bytes()
   )
   assert loading.decoder(folder)([7]) == "<think>"
-
-
-def test_search_value_is_read_from_the_evaluation(tmp_path):
-  (tmp_path / "b" / "branches").mkdir(parents=True)
-  path = tmp_path / "b" / "branches" / "summary.json"
-  path.write_text(json.dumps({"stop": {"cuts": 1}}))
-  folders = tmp_path / "a", tmp_path / "b"
-  assert loading.load_search_value(*folders) == {"stop": {"cuts": 1}}
-  assert loading.load_search_value(folders[0]) == {}
-  path.write_text(json.dumps({"stop": {"cuts": 1, "reached": 1}}))
-  with pytest.raises(
-    ValueError, match="summary.json: found .* earlier version"
-  ):
-    loading.load_search_value(*folders)
 
 
 def test_training_groups_come_with_reward_and_advantage(tmp_path):
@@ -210,7 +173,7 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
   (run / "trajectories" / "rollout-00007.jsonl").write_text(
     json.dumps(group) + "\n"
   )
-  (sample,) = command.groups_of({"A": run})
+  sample = loading.recorded("A", run)
   assert sample.label == "A, training"
   (episode,) = sample.episodes
   assert episode == {
@@ -262,13 +225,6 @@ def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
       loading.named(item)
 
 
-def test_command_accepts_folder_with_plus_and_equals_signs(tmp_path):
-  run = _run(tmp_path / "lr=1e-6+kl=0", "plain")
-  _command(str(run), training=[f"B={run}"])
-  data = json.loads((run / "report" / "report.json").read_text("utf-8"))
-  assert [row["label"] for row in data["rows"]] == ["lr=1e-6+kl=0"]
-
-
 def test_a_report_without_an_output_is_written_into_the_first_run(
   tmp_path, monkeypatch, capsys
 ):
@@ -283,7 +239,7 @@ def test_a_report_without_an_output_is_written_into_the_first_run(
   assert page.is_file()
   assert capsys.readouterr().out.strip().endswith(str(page))
   study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
-  _command(rows=[f"x={tmp_path / 'mine'}"])
+  _command(f"x={tmp_path / 'mine'}")
   assert (tmp_path / "mine" / "report" / "report.html").is_file()
 
 
@@ -300,23 +256,30 @@ def _command(*arguments, **given):
     command.main(["report", *arguments])
 
 
-def test_run_without_recorded_groups_has_no_trajectories(tmp_path):
-  _run(tmp_path / "run")
-  assert command.groups_of({"A": tmp_path / "run"}) == []
-
-
 def test_the_command_takes_run_folders(tmp_path, capsys):
   runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
-  flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(
-    output=str(tmp_path / "out" / "r.html"), controls=["other"]
-  ):
-    command.main(["report", str(runs[0]), f"other={runs[1]}"])
+  output = tmp_path / "out" / "r.html"
+  _command(str(runs[0]), f"γ=0={runs[1]}", output=str(output), controls=["γ=0"])
   data = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-  assert [row["label"] for row in data["rows"]] == ["a", "other"]
-  assert [run["label"] for run in data["training"]] == ["a", "other"]
-  assert data["controls"] == ["other"]
-  assert "other" in capsys.readouterr().out
+  assert [row["label"] for row in data["rows"]] == ["a", "γ=0"]
+  assert data["training"] == ["a", "γ=0"]
+  assert data["controls"] == ["γ=0"]
+  printed = capsys.readouterr().out.splitlines()
+  assert printed[0].split()[:5] == ["measure", "row", "B", "=", "0"]
+  assert printed[-3:] == [data["verdict"], "", str(output)]
+
+
+@pytest.mark.parametrize(
+  ("items", "sentence"),
+  [
+    (["A=nowhere"], "A=nowhere: found no such folder; expected folder or lab"),
+    (["A=."], r"\.: found neither episodes.jsonl nor evaluation"),
+    ([], "Found no row; name the folder"),
+  ],
+)
+def test_the_command_says_what_it_expected(items, sentence):
+  with pytest.raises(app.UsageError, match=sentence):
+    _command(*items)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +287,7 @@ def test_the_command_takes_run_folders(tmp_path, capsys):
   [
     ({"prices": ["1", "2"]}, "--prices: found '1,2', expected three numbers"),
     ({"tables": ["tool"]}, "--tables: found 'tool', expected label=ablation"),
-    ({"training": ["a=nowhere"]}, "a=nowhere: found no such folder"),
+    ({"surfaces": ["a=nowhere"]}, "a=nowhere: found no such folder"),
   ],
 )
 def test_invalid_flags_have_messages(tmp_path, given, sentence):

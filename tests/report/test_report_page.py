@@ -1,351 +1,279 @@
-"""The report in a browser: it works from a file, on laptop and phone."""
+"""The page: its verdict, complete, self-contained, safe, deterministic."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html.parser
 import json
+import pathlib
+import re
 
-import chromium
+import point_values
 import pytest
 import study
 
 from anysearch_jax.evaluation import metrics
-from anysearch_jax.report import build as report
-from anysearch_jax.report import trajectories
-
-pytestmark = pytest.mark.skipif(
-  chromium.BINARY is None, reason="There is no chromium here."
-)
-_SIZES = {"laptop": (1366, 768), "phone": (390, 844)}
-_HOSTILE = (
-  "<img src=x onerror=\"document.title='run'\"></script><script>document.title="
-  "'run'</script><svg onload=\"document.title='run'\">"
-)
-
-
-def _hostile(episode):
-  return episode | {
-    "question": _HOSTILE + episode["question"],
-    "answer": _HOSTILE,
-    "golden_answers": [_HOSTILE],
-    "reason": _HOSTILE,
-  }
+from anysearch_jax.report import loading, trajectories
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-  size = {"questions": 30, "budgets": (0, 2, 6)}
-  rows = [
-    study.row("A", **size),
-    study.row("B", thrift=0.8, **size),
-  ]
-  samples = [
-    trajectories.Sample(row.label, row.episodes, study.decode) for row in rows
-  ]
-  group = {
-    key: value for key, value in rows[0].episodes[0].items() if key != "tokens"
-  } | {"training": True, "reward": 0.65, "advantage": -1.25, "seed": 7}
-  samples += [
-    trajectories.Sample("A, training", [_hostile(group)]),
-  ]
-  samples[0] = trajectories.Sample(
-    "A", [_hostile(e) for e in rows[0].episodes], lambda ids: _decoded(ids)
+def inputs():
+  size = {"questions": 24, "budgets": (0, 1, 3, 6)}
+  return (
+    [
+      study.row("AnySearch", run="a", **size),
+      study.row("γ=0", thrift=0.8, run="b", **size),
+      study.row("AnySearch + scaffold", run="a", scaffold=True, **size),
+    ],
+    ["γ=0"],
+    [study.training("AnySearch"), study.training("γ=0", tool=0.0, seed=1)],
   )
+
+
+@pytest.fixture(scope="module")
+def written(inputs, tmp_path_factory):
   output = tmp_path_factory.mktemp("report") / "report.html"
-  data = report.write(
-    output,
-    rows,
-    ["B"],
-    [study.training("A")],
-    samples=samples,
-    notes=_HOSTILE,
-  )
-  return output, data
-
-
-def _decoded(ids):
-  """Decodes to the study's text with hostile text before each `</answer>`."""
-  return study.decode(ids).replace("</answer>", f"{_HOSTILE}</answer>")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-  with chromium.page(tmp_path_factory.mktemp("profile")) as page:
-    yield page
-
-
-@pytest.fixture(params=_SIZES)
-def page(request, browser, written):
-  width, height = _SIZES[request.param]
-  browser.errors.clear()
-  browser.open(written[0], width=width, height=height)
-  yield browser
-  assert browser.errors == []
-
-
-def _choose(page, part, value):
-  page.run(
-    f"""(() => {{
-      const control = document.querySelector('[data-part="{part}"]');
-      control.value = {json.dumps(value)};
-      control.dispatchEvent(new Event(
-        control.tagName === 'SELECT' ? 'change' : 'input'));
-    }})()"""
-  )
-
-
-def _text(page, selector):
-  return page.run(f"document.querySelector('{selector}').textContent")
-
-
-def _listed(page):
-  return page.run(
-    "[...document.querySelectorAll('.list small')].map(e => e.textContent)"
-  )
-
-
-def test_page_does_not_overflow_the_viewport(page):
-  # A phone widens its viewport for wide content, so compare with page.width.
-  width, over = page.run(
-    f"""[document.documentElement.scrollWidth,
-    [...document.querySelectorAll('body *')].filter(e =>
-      e.getBoundingClientRect().right > {page.width} + 1 &&
-      !e.closest('.scroll, svg')).map(e => e.outerHTML.slice(0, 80))]"""
-  )
-  assert width <= page.width
-  assert over == []
-
-
-# Elements that clip their content. The browser's list is a scrolling control.
-_CUT = """[...document.querySelectorAll('body *')].filter(e =>
-  (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1) &&
-  e.clientWidth && getComputedStyle(e).overflow !== 'visible' &&
-  !e.closest('.list, svg, select, input')).map(e => e.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-  """Writes a page with many budgets and datasets, long labels and texts."""
-  names = ("musique", "nq", "triviaqa", "popqa", "hotpotqa", "bamboogle")
-  long = " ".join(["a passage that goes on and on"] * 200)
-
-  def whole(row):
-    return metrics.Row(
-      row.label,
-      tuple(
-        e
-        | {
-          "dataset": names[int(e["question_id"][1:]) % len(names)],
-          "spans": [{"author": "environment", "text": long}, *e["spans"]],
-        }
-        for e in row.episodes
-      ),
-    )
-
-  rows = [
-    whole(study.row(label, questions=12, budgets=tuple(range(9))))
-    for label in ("A", "A rather long label of a method", "no-space-" * 6)
-  ]
-  rows.append(whole(study.row("some", questions=12, budgets=(0, 1, 5))))
-  output = tmp_path_factory.mktemp("large") / "report.html"
-  training = [study.training(row.label) for row in rows[:3]]
-  report.write(output, rows, training=training)
+  study.write(output, *inputs, words={"notes": "make it"})
   return output
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_content_is_not_clipped_on_screen(browser, large, width):
-  browser.open(large, width=width, height=800)
-  browser.run("document.querySelectorAll('details').forEach(d => d.open = 1)")
-  assert browser.run(_CUT) == []
-  assert browser.run("document.documentElement.scrollWidth") <= width
+class _Reader(html.parser.HTMLParser):
+  """Collects sections, references and open tags."""
+
+  def __init__(self, text: str):
+    super().__init__()
+    self.ids, self.tags, self.references, self.stack = [], [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    attrs = dict(attrs)
+    self.tags.append(tag)
+    self.stack += [] if tag in ("meta", "br", "input") else [tag]
+    self.ids += [attrs["id"]] if "id" in attrs else []
+    self.references += [
+      attrs[k] for k in ("src", "href", "xlink:href") if k in attrs
+    ]
+
+  def handle_startendtag(self, tag, attrs):
+    self.handle_starttag(tag, attrs)
+    self.handle_endtag(tag)
+
+  def handle_endtag(self, tag):
+    assert self.stack.pop() == tag
 
 
-def test_content_is_not_clipped_in_print(browser, large):
-  browser.open(large, width=1280, height=800)
-  browser.run("document.querySelectorAll('.lines').forEach(d => d.open = 1)")
-  # A4 landscape without its margins: 297 - 24 mm at 96 pixels per inch.
-  browser.printed(width=1031)
-  assert browser.run(_CUT) == []
-  # Elements that do not scroll could still extend beyond the edge.
-  over = """[...document.querySelectorAll('main *')].filter(e =>
-    e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('svg'))
-    .map(e => e.outerHTML.slice(0, 80))"""
-  assert browser.run(over) == []
-  shown = browser.run(
-    """[...document.querySelectorAll('.card .response')].map(e =>
-      e.checkVisibility() && e.offsetHeight > 0)"""
+def test_the_page_is_complete(written):
+  read = _Reader(written.read_text("utf-8"))
+  assert read.stack == []
+  assert len(read.ids) == len(set(read.ids))
+  assert {
+    "curves", "results", "pairs", "targets", "paper", "price", "use",
+    "knowledge", "trajectories", "browser", "training", "making",
+  } <= set(read.ids)  # fmt: skip
+  # 4 against the budget, 2 against a price, the budget use of 3 rows, the
+  # sampling of 2 runs, 7 logged histories.
+  assert read.tags.count("svg") == 4 + 2 + 3 + 2 + 7
+
+
+def test_the_page_opens_with_the_verdict_and_two_figures(written):
+  text = written.read_text("utf-8")
+  first = text[text.index("<body>") : text.index("<details")]
+  verdict = json.loads(written.with_name("report.json").read_bytes())["verdict"]
+  assert f'<p class="verdict">{html.escape(verdict)}</p>' in first
+  labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', first)
+  assert labels == ["Accuracy", "Searches made"]
+  assert "<table" not in first
+  for link in re.findall(r'<a href="#(\w+)"', text):
+    assert f'<section id="{link}">' in text
+
+
+def _verdict(*labels, **skills):
+  rows = [
+    study.row(label, skill=skills[label], budgets=(0, 2), questions=80)
+    for label in labels
+  ]
+  return study.told(rows, draws=400)
+
+
+def test_the_verdict_says_what_is_resolved():
+  skills = {"A": 0.9, "B": 0.0, "C": 0.9}
+  data = _verdict(*"ABC", **skills)
+  lines = {
+    line["keys"]: line["cells"]
+    for line in data["tables"]["pairwise_rows"]["lines"]
+  }
+
+  def shown(other):
+    gain, holm = lines["all", "all ≥ 1", f"A − {other}"][0:4:3]
+    numbers = (gain["value"], gain["low"], gain["high"])
+    text = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*numbers)
+    return text.replace("-", "−"), holm["value"]
+
+  (won, p), (tied, large) = shown("B"), shown("C")
+  assert p < 0.05 < large
+  assert data["verdict"].startswith(f"A is more accurate than B ({won}")
+  assert f"; it cannot be told in accuracy from C ({tied}" in data["verdict"]
+  turned = _verdict("B", "A", **skills)["verdict"]
+  assert turned.startswith("B is less accurate than A (−")
+  alone = _verdict("A", **skills)
+  mean = alone["tables"]["overview"]["lines"][0]["cells"][-1]["value"]
+  assert alone["verdict"].startswith(f"A answers {mean:.3f} [")
+  assert study.told([], [], [study.training("t")])["verdict"] == (
+    "t was not evaluated yet."
   )
-  assert len(shown) > 12 and all(shown)
-  assert browser.run("document.querySelector('#browser').offsetHeight") == 0
 
 
-def test_first_trajectory_is_visible_to_its_answer(browser, large):
-  browser.open(large, width=1280, height=800)
-  assert browser.run(
-    """(() => {
-      const box = document.querySelector('.card .response');
-      const last = box.lastElementChild.getBoundingClientRect();
-      return box.offsetHeight > 480 && last.height > 0 &&
-        last.bottom <= box.getBoundingClientRect().bottom + 1;
-    })()"""
+def test_page_is_self_contained(written):
+  text = written.read_text("utf-8")
+  read = _Reader(text)
+  assert all(r.startswith("#") and r[1:] in read.ids for r in read.references)
+  assert not {"link", "iframe", "img"} & set(read.tags)
+  assert read.tags.count("script") == 2  # The browser and its data.
+  for outside in ("http:", "https:", "@import", "url(h", "url(//"):
+    assert outside not in text
+  assert str(pathlib.Path.home()) not in text
+
+
+def test_the_pages_policy_allows_its_own_script_and_style_only(written):
+  text = written.read_text("utf-8")
+  (policy,) = re.findall(
+    r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text
   )
+  rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
+  assert rules["default-src"] == "'none'"
+  assert text.index("Content-Security-Policy") < text.index("<style")
+  for element, rule in (("script", "script-src"), ("style", "style-src-elem")):
+    # Data between script tags is not executed and needs no permission.
+    (own,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert rules[rule] == f"'sha256-{digest}'"
+  # A style sheet inside a figure would have to be in the policy, too.
+  assert text.count("<style") == 1
+  assert not re.search(r"\son[a-z]+=", re.sub(r">[^<]*<", "><", text))
 
 
-def test_untrusted_text_is_never_executed(page):
-  assert page.run("document.title") == "One policy, any budget: A"
-  assert page.run("document.querySelectorAll('script').length") == 2
-  assert page.run("document.querySelectorAll('img, [onerror]').length") == 0
-  for shade in ("logp", "difference", "advantage", "author"):
-    _choose(page, "shade", shade)
-  assert "<img src=x onerror" in _text(page, "[data-part=detail] h3")
-  assert page.run("document.title") == "One policy, any budget: A"
+def test_figures_follow_the_theme(written):
+  text = written.read_text("utf-8")
+  for placeholder in ("#010101", "#020202", "#030303", "#0400", "#0500"):
+    assert placeholder not in text
+  assert "var(--series-2)" in text
+  assert text.count('role="img"') == _Reader(text).tags.count("svg")
+  assert "never trained" in text
 
 
-def test_filters_narrow_the_list(page):
-  everything = _text(page, "[data-part=status]")
-  _choose(page, "row", "1")
-  _choose(page, "budget", "6")
-  found = _listed(page)
-  assert found
-  assert all(text.startswith("B · B = 6") for text in found)
-  assert _text(page, "[data-part=status]") != everything
-  _choose(page, "em", "1")
-  right = _listed(page)
-  assert 0 < len(right) < len(found)
-  assert all(text.endswith("right") for text in right)
-  _choose(page, "text", "kel3x0 kel3x0 nowhere")
-  assert _listed(page) == []
-  assert "No trajectory passes" in _text(page, "[data-part=detail]")
-  _choose(page, "text", "")
-  assert _listed(page) == right
-
-
-def test_text_search_finds_words(page):
-  _choose(page, "text", "KEL7X0")
-  assert page.run(
-    "[...document.querySelectorAll('.list span')].every("
-    "e => e.textContent.includes('kel7x0'))"
-  )
-  assert _listed(page)
-
-
-def test_token_shows_its_log_probability(page, written):
-  _choose(page, "row", "1")
-  _choose(page, "shade", "logp")
-  payload = json.loads(_text(page, "#browser-data"))
-  shown = _text(page, "[data-part=detail] h3")
-  (entry,) = (
-    e
-    for e in payload["entries"]
-    if e["row"] == 1
-    and e["question"] == shown
-    and f"B = {e['budget']} ·" in _text(page, "[data-part=detail] p")
-  )
-  page.run("document.querySelectorAll('.token')[1].click()")
-  told = _text(page, "[data-part=told]")
-  logp = f"{entry['tokens']['logps'][1]:.3f}".replace("-", "−")
-  assert f"log-probability {logp}," in told
-  assert told.endswith("policy version 3")
-  assert page.run("document.querySelectorAll('.token.down').length") > 0
-
-
-def test_comparison_marks_where_rows_diverge(page):
-  _choose(page, "row", "1")
-  _choose(page, "shade", "difference")
-  note = _text(page, "[data-part=shade-note]")
-  assert "Log-probability here minus A's" in note
-  # Rows are compared on the tokens before the first difference only.
-  payload = json.loads(_text(page, "#browser-data"))
-  ours, theirs = (
-    {
-      (e["question_id"], e["budget"]): e["tokens"]["texts"]
-      for e in payload["entries"]
-      if e["row"] == row
-    }
-    for row in (1, 0)
-  )
-  first = next(iter(ours))
-  shared = 0
-  for one, other in zip(ours[first], theirs[first]):
-    if one != other:
-      break
-    shared += 1
-  assert f"({shared} tokens of the response)" in note
-
-
-def test_advantage_is_shown_for_training_only(page):
-  _choose(page, "shade", "advantage")
-  assert "rows of GRPO trainings" in _text(page, "[data-part=shade-note]")
-  _choose(page, "row", "2")
-  facts = _text(page, "[data-part=detail] p")
-  assert "rollout 7" in facts
-  assert "reward 0.650 · advantage −1.250" in facts
-  assert page.run("document.querySelectorAll('.piece .down').length") > 0
-
-
-def test_next_and_previous_walk_the_list(page):
-  first = _text(page, "[data-part=detail]")
-  page.run("document.querySelector('[data-part=next]').click()")
-  assert _text(page, "[data-part=detail]") != first
-  assert (
-    page.run(
-      "[...document.querySelectorAll('.list button')].findIndex("
-      "b => b.getAttribute('aria-current') === 'true')"
+def test_equal_inputs_give_equal_bytes(inputs, written, tmp_path):
+  rows, controls, training = inputs
+  shuffled = [
+    metrics.Row(r.label, tuple(reversed(r.episodes)), r.run) for r in rows
+  ]
+  for again in (rows, shuffled):
+    output = tmp_path / "report.html"
+    study.write(
+      output,
+      again,
+      controls,
+      training,
+      words={"notes": "make it"},
     )
-    == 1
-  )
-  page.run("document.querySelector('[data-part=previous]').click()")
-  assert _text(page, "[data-part=detail]") == first
+    assert output.read_bytes() == written.read_bytes()
+    numbers = output.with_name("report.json").read_bytes()
+    assert numbers == written.with_name("report.json").read_bytes()
 
 
-def test_text_has_enough_contrast(browser, written):
-  script = """(() => {
-    const light = (text) => {
-      const [r, g, b] = text.match(/[\\d.]+/g).map((x) => x / 255).map((x) =>
-        x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const ground = (e) => {
-      for (; e; e = e.parentElement) {
-        const color = getComputedStyle(e).backgroundColor;
-        if (!/, 0\\)$/.test(color) && color !== 'transparent') return color;
-      }
-      return 'rgb(255, 255, 255)';
-    };
-    const low = [];
-    for (const e of document.querySelectorAll(
-      'p, th, td, small, a, button, label, h1, h2, h3, .text, .who, summary')) {
-      const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
-      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (ratio < 4.5) low.push(e.outerHTML.slice(0, 80));
+def test_hostile_text_stays_text(tmp_path):
+  hostile = study.HOSTILE
+  base = study.row("x", questions=2, budgets=(0, 1, 8))
+  episodes = tuple(
+    e
+    | {
+      "question": hostile,
+      "golden_answers": [hostile],
+      "answer": hostile,
+      "reason": hostile,
+      "spans": [{"author": "environment", "text": hostile}],
+      "dataset": hostile,
     }
-    return low;
-  })()"""
-  browser.open(written[0], width=1366, height=768)
-  assert browser.run(script) == []
-  browser.dark()
-  assert browser.run("matchMedia('(prefers-color-scheme: dark)').matches")
-  assert browser.run(script) == []
-
-
-def test_injected_script_is_not_executed(browser, written, tmp_path):
-  """If escaping failed, the content security policy would block the script."""
-  page = written[0].read_text("utf-8")
-  scripts = (
-    "<script>document.title='run'</script>"
-    "<img src=x onerror=\"document.title='run'\">"
-    "<svg onload=\"document.title='run'\"></svg>"
-    "<style>h1 { display: none }</style>"
-    "<script src='https://example.org/x.js'></script>"
+    for e in base.episodes
   )
-  hurt = tmp_path / "hurt.html"
-  for head, tail in (("</header>", scripts), ("</main>", scripts)):
-    hurt.write_text(page.replace(head, head + tail, 1), "utf-8")
-    browser.errors.clear()
-    browser.open(hurt, width=1366, height=768)
-    assert browser.run("document.title") == "One policy, any budget: A"
-    assert browser.run("document.querySelector('h1').offsetHeight") > 0
-    refused = [e for e in browser.errors if "Content Security Policy" in e]
-    assert len(refused) >= 5
-    assert any("https://example.org/x.js" in e for e in refused)
-    assert _listed(browser)  # Its own script works.
+  rows = [metrics.Row(hostile, episodes), metrics.Row(f"b{hostile}", episodes)]
+  training = [
+    metrics.Training(
+      hostile,
+      study.training("x").records,
+      {"a": {hostile: hostile}},
+    ),
+    metrics.Training("plain", (), {"a": {}}),
+  ]
+  output = tmp_path / "r.html"
+  study.write(
+    output, rows, [f"b{hostile}"], training,
+    samples=[trajectories.Sample(hostile, episodes, lambda ids: hostile)],
+    groups={f"b{hostile}": hostile}, words={"title": hostile, "notes": hostile},
+  )  # fmt: skip
+  text = output.read_bytes().decode("utf-8")
+  read = _Reader(text)
+  assert "img" not in read.tags
+  assert read.tags.count("script") == 2
+  assert read.stack == []
+  assert "&lt;script&gt;alert(" in text
+  assert "{{ 7*7 }}" in text
+  assert "<" not in output.with_name("tables.md").read_text("utf-8")
+
+
+def test_numbers_are_written_next_to_the_page(inputs, written):
+  data = json.loads(written.with_name("report.json").read_text("utf-8"))
+  cell = point_values.by_budget(inputs[0][0].episodes)[3]
+  (line,) = (
+    line["cells"]
+    for line in data["tables"]["curves"]["lines"]
+    if line["keys"] == ["world", "3", "AnySearch"]
+  )
+  assert line[0]["value"] == pytest.approx(cell.accuracy)
+  assert line[1]["low"] < cell.tp < line[1]["high"]
+  assert data["budgets"] == [0, 1, 3, 6]
+  assert data["trained_budget"] == 5
+  assert data["datasets"] == ["world"]
+  assert data["verdicts"][0]["claim"].startswith("Searching pays")
+  assert data["configuration"] == {
+    "labels": ["AnySearch", "γ=0"],
+    "lines": [{"key": "reward.gamma_max", "values": ["0.3", "0.0"]}],
+  }
+
+
+@pytest.mark.parametrize(
+  ("rows", "options", "sentence"),
+  [
+    ([], {}, "no row"),
+    (["a", "a"], {}, "two rows of one label"),
+    (["a"], {"controls": ["a"]}, "Control 'a'"),
+    (["a"], {"groups": {"b": "tool"}}, "Table 'tool' names 'b'"),
+  ],
+)
+def test_build_errors_have_messages(rows, options, sentence):
+  rows = [study.row(label, questions=1, budgets=(1,)) for label in rows]
+  with pytest.raises(ValueError, match=sentence):
+    study.told(rows, **options)
+
+
+def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
+  row = study.row("a", questions=2, budgets=(1,))
+  run = metrics.Training(
+    "b", ({"rollout": 0}, {"rollout": 1, "loss/kl": float("nan")})
+  )
+  output = tmp_path / "report.html"
+  study.write(output, [row], training=[run])
+  assert "hold no counts of the budgets" in output.read_text("utf-8")
+
+
+def test_a_repeated_rollout_counts_once(tmp_path):
+  run = study.training("a", rollouts=10)
+  again = run.records[-1] | {"loss/kl": 7.0}
+  study.save_training(
+    metrics.Training("a", (*run.records, again), run.config), tmp_path / "a"
+  )
+  loaded = loading.load_training("a", tmp_path / "a")
+  assert len(loaded.records) == 10
+  assert loaded.records[-1]["loss/kl"] == 7.0
+  with pytest.raises(ValueError, match=r"found no .*metrics\.jsonl"):
+    loading.load_training("a", tmp_path / "b")

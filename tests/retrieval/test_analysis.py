@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-
 import pytest
 
-from retrieval import analysis, passages
-from retrieval.index import recall, search, word_index
-
-SHARED = pathlib.Path(
-  os.environ.get(
-    "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
-  )
-)
-
+from retrieval import analysis
 
 # What org.apache.lucene.analysis.en.EnglishAnalyzer makes of them.
 ENGLISH = {
@@ -88,79 +76,3 @@ def test_words_that_are_kept_are_bounded(monkeypatch):
 def test_an_unknown_language_is_refused():
   with pytest.raises(ValueError, match="found 'klingon', expected one of"):
     analysis.Analyzer("klingon")
-
-
-CHINESE = [
-  '"北京大学"\n北京大学位于北京市海淀区。',
-  '"清华大学"\n清华大学也位于北京。',
-  '"猫"\n猫是一种动物。',
-]
-
-
-def test_chinese_passages_are_found_by_their_words(tmp_path):
-  word_index.write(tmp_path, CHINESE, k1=0.9, b=0.4)
-  index = word_index.WordIndex(tmp_path)
-  for query, row in (
-    ("海淀", 0),
-    ("清华大学在哪里", 1),
-    ("猫", 2),
-    ("動物 动物", 2),
-  ):
-    assert index.search([query], 1)[0].rows.tolist() == [row]
-
-
-def test_a_stemmer_that_finds_other_terms_is_refused(tmp_path):
-  word_index.write(tmp_path, ["running dogs"], k1=0.9, b=0.4)
-  info = json.loads((tmp_path / "words.json").read_text())
-  assert info["sample"] == {"running dogs": ["run", "dog"]}
-  info["sample"] = {"running dogs": ["runn", "dog"]}
-  (tmp_path / "words.json").write_text(json.dumps(info))
-  with pytest.raises(
-    ValueError, match=r"found terms \['run'\].*another version"
-  ):
-    word_index.WordIndex(tmp_path)
-
-
-def test_an_index_without_a_language_is_read_as_before(tmp_path):
-  word_index.write(tmp_path, ["running dogs"], k1=0.9, b=0.4, language="plain")
-  info = json.loads((tmp_path / "words.json").read_text())
-  del info["language"], info["sample"]
-  (tmp_path / "words.json").write_text(json.dumps(info))
-  index = word_index.WordIndex(tmp_path)
-  assert index.search(["dogs"], 1)[0].rows.tolist() == [0]
-  assert index.search(["dog"], 1)[0].rows.tolist() == []
-
-
-# Mean share of the gold passages among the first 2 and 5 that Lucene 9.9 finds
-# with its EnglishAnalyzer and BM25Similarity(.9, .4).
-LUCENE = {
-  "hotpotqa_dev": (0.575, 0.749),
-  "hotpotqa_train": (0.573, 0.723),
-  "2wikimultihopqa_dev": (0.568, 0.709),
-  "2wikimultihopqa_train": (0.582, 0.669),
-  "musique_dev": (0.351, 0.451),
-  "musique_train": (0.371, 0.479),
-}
-
-
-@pytest.mark.skipif(
-  not SHARED.is_dir(), reason=f"no folder {SHARED}; set ANYSEARCH_DATA to it"
-)
-def test_recall_on_multi_hop_questions_is_that_of_lucene(tmp_path):
-  corpus = passages.prepare(SHARED / "corpus.jsonl.gz", tmp_path / "corpus")
-  word_index.write(
-    tmp_path / "words", corpus.contents(0, len(corpus)), k1=0.9, b=0.4
-  )
-  index = search.SearchIndex(
-    corpus, word_index.WordIndex(tmp_path / "words"), identity={}
-  )
-  for name, expected in LUCENE.items():
-    asked = recall.read(SHARED / "questions" / f"{name}.jsonl")
-    found = index.search([each.question for each in asked], 5)
-    for k, least in zip((2, 5), expected, strict=True):
-      shares = [
-        len({p.id for p in answer[:k]} & each.gold) / len(each.gold)
-        for answer, each in zip(found, asked, strict=True)
-      ]
-      # Lucene rounds lengths to a byte, which moves an answer or two.
-      assert sum(shares) / len(shares) >= least - 0.0025, (name, k)

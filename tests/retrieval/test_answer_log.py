@@ -16,7 +16,7 @@ import pytest
 import recorded
 
 from anysearch_jax import types
-from retrieval.recording import answer_log, recorder
+from retrieval import recording
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path):
 WRITER = textwrap.dedent("""
   import asyncio, sys
   from anysearch_jax import types
-  from retrieval.recording import recorder
+  from retrieval import recording
 
   class Mine:
     async def search_many(self, requests):
@@ -36,7 +36,7 @@ WRITER = textwrap.dedent("""
       ]
 
   path, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-  tested = recorder.Recorder(Mine(), path, mode="record", identity="w")
+  tested = recording.Recorder(Mine(), path, mode="record", identity="w")
   for i in range(count):
     answer = asyncio.run(tested.search(types.SearchRequest(f"query {i}", 2)))
     print(f"query {i}", answer[0].title, flush=True)
@@ -133,8 +133,8 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(path):
       tested, recorded.ask("a"), recorded.ask("b"), recorded.ask("c")
     )
   assert [type(answer) for answer in found] == [
-    answer_log.MissError,
-    answer_log.MissError,
+    recording.MissError,
+    recording.MissError,
     tuple,
   ]
 
@@ -160,7 +160,9 @@ def test_another_file_is_refused_and_left_alone(
     path.write_bytes(content)
   before = path.read_bytes()
   with pytest.raises(types.RetrievalError, match=sentence):
-    recorder.Recorder(recorded.Source(), path, mode=mode, identity=recorded.WHO)
+    recording.Recorder(
+      recorded.Source(), path, mode=mode, identity=recorded.WHO
+    )
   assert path.read_bytes() == before
   assert os.listdir(tmp_path) == ["other"]
 
@@ -171,12 +173,12 @@ def test_a_log_of_another_version_is_refused(path):
   with contextlib.closing(sqlite3.connect(path)) as database:
     database.execute("PRAGMA user_version = 2")
   with pytest.raises(types.RetrievalError, match=r", 2\], expected .*, 1\]"):
-    recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
+    recording.Recorder(None, path, mode="strict", identity=recorded.WHO)
 
 
 def test_reading_a_missing_log_does_not_create_it(path):
   with pytest.raises(types.RetrievalError, match="found no log of answers"):
-    recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
+    recording.Recorder(None, path, mode="strict", identity=recorded.WHO)
   assert not path.exists()
 
 
@@ -215,7 +217,7 @@ def test_damaged_log_never_gives_a_wrong_answer(path, seed):
               request
             )
             outcomes["answered"] += 1
-          except (types.RetrievalError, answer_log.MissError):
+          except (types.RetrievalError, recording.MissError):
             outcomes["failed"] += 1
     except types.RetrievalError:
       outcomes["failed"] += 1
@@ -228,7 +230,7 @@ def test_truncated_log_is_an_error_or_a_miss(path):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, *requests)
   path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-  with pytest.raises((types.RetrievalError, answer_log.MissError)):
+  with pytest.raises((types.RetrievalError, recording.MissError)):
     with recorded.recording(None, path, mode="strict") as tested:
       for answer in recorded.search(tested, *requests):
         if isinstance(answer, Exception):

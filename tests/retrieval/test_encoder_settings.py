@@ -57,9 +57,8 @@ NOMIC = ("search_query: ", "search_document: ")
     ("base5", ("", "")),
     ("me5x", ("", "")),
     ("e5/bge-small", ("", "")),
-    ("nomic-embed-text-v1.5", NOMIC),
     ("models--nomic-ai--modernbert-embed-base/snapshots/0a1b", NOMIC),
-    ("models--nomic-ai--nomic-bert-2048/snapshots/0a1b", ("", "")),
+    ("nomic-embed-text-v1.5", ("", "")),
     ("my-modernbert-embedder", ("", "")),
   ],
 )

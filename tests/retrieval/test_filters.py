@@ -39,45 +39,45 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def postgres(corpus):
-  pytest.importorskip("psycopg", reason="needs requirements-postgres.txt")
-  pytest.importorskip("pgvector", reason="needs requirements-postgres.txt")
-  from retrieval.postgres import retriever, server, table
+  pytest.importorskip("psycopg_pool", reason="needs the extra [postgres]")
+  pytest.importorskip("pgvector", reason="needs the extra [postgres]")
+  from retrieval import postgres as lib
 
   vectors = postgres_server.programs()[1]
-  encoder = cases.Encoder()
+  encoder = cases.Encoder() if vectors else None
   running = postgres_server.running()
-  database = server.Server(next(running).address())
-  for kind in table.VECTORS:
-    table.build(
-      database,
+  address = next(running).address()
+  pool = lib.connect(address)
+  for kind in ("flat", "hnsw"):
+    lib.build(
+      pool,
       kind,
       corpus,
-      encoder=encoder if vectors else None,
+      encoder=encoder,
       vectors=kind,
       fields=["year", "source"],
     )
-  database.run(lambda c: c.execute("ALTER ROLE admin SET enable_seqscan = off"))
-  database.close()
+  with pool.connection() as connection:
+    connection.execute("ALTER ROLE admin SET enable_seqscan = off")
+  pool.close()
+  pool = lib.connect(address)
 
   def make(ranking, kind="flat", **values):
-    if ranking != "bm25" and not vectors:
+    ranking = ranking.replace("bm25", "words")
+    if ranking != "words" and not vectors:
       pytest.skip("needs pgvector on the server")
-    return retriever.PostgresRetriever(
-      database,
-      kind,
-      ranking=ranking,
-      encoder=None if ranking == "bm25" else encoder,
-      **values,
+    used = None if ranking == "words" else encoder
+    return lib.PostgresRetriever(
+      pool, kind, ranking=ranking, encoder=used, **values
     )
 
   def of(corpus):
-    table.build(database, "odd", corpus, fields=["\u00f6dd"])
-    return lambda **values: retriever.PostgresRetriever(
-      database, "odd", **values
-    )
+    lib.build(pool, "odd", corpus, fields=["\u00f6dd"])
+    return lambda **values: lib.PostgresRetriever(pool, "odd", **values)
 
   make.of = of
   yield make
+  pool.close()
   running.close()
 
 
@@ -97,23 +97,20 @@ def odd_fields(request, tmp_path):
 
 @pytest.fixture(scope="module")
 def milvus(corpus, tmp_path_factory):
-  pytest.importorskip("milvus_lite", reason="needs requirements-milvus.txt")
-  collection = pytest.importorskip("retrieval.milvus.collection")
-  retriever = pytest.importorskip("retrieval.milvus.retriever")
+  pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+  lib = pytest.importorskip("retrieval.milvus")
   encoder = cases.Encoder()
-  client = collection.connect(str(tmp_path_factory.mktemp("milvus") / "f.db"))
-  collection.build(
-    client, "f", corpus, encoder=encoder, fields=["year", "source"]
-  )
+  client = lib.connect(str(tmp_path_factory.mktemp("milvus") / "f.db"))
+  lib.build(client, "f", corpus, encoder=encoder, fields=["year", "source"])
 
   def make(ranking, **values):
-    return retriever.MilvusRetriever(
+    return lib.MilvusRetriever(
       client, "f", ranking=ranking, encoder=encoder, **values
     )
 
   def of(corpus):
-    collection.build(client, "odd", corpus, fields=["\u00f6dd"])
-    return lambda **values: retriever.MilvusRetriever(client, "odd", **values)
+    lib.build(client, "odd", corpus, fields=["\u00f6dd"])
+    return lambda **values: lib.MilvusRetriever(client, "odd", **values)
 
   make.of = of
   yield make

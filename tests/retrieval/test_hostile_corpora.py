@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from anysearch_jax import types
-from retrieval import passages
-from retrieval.recording import answer_log
+from retrieval import passages, recording
 
 CORPUS = b"".join(
   hostile.as_json({"id": str(i), "contents": f'"T{i}"\n{"word " * i}{i}'})
@@ -117,7 +116,7 @@ def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
 
 def logged(tape):
   """Draws a key and an answer of arbitrary texts."""
-  key = answer_log.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
+  key = recording.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
   found = tape.some(
     lambda: types.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3
   )
@@ -128,7 +127,7 @@ def logged(tape):
 @hypothesis.given(hostile.tapes(100))
 def test_a_log_gives_the_answers_that_it_was_given(folder, tape):
   answers = dict(tape.some(lambda: logged(tape), 2, least=1))
-  log = answer_log.AnswerLog(folder / "any.sqlite", writable=True)
+  log = recording.AnswerLog(folder / "any.sqlite", writable=True)
   try:
     held, _, _ = log.write([*answers.items()])
     assert log.read([*answers]) == held
@@ -139,7 +138,7 @@ def test_a_log_gives_the_answers_that_it_was_given(folder, tape):
     log.close()
 
 
-FIRST: dict[answer_log.Key, answer_log.Answer] = {}
+FIRST: dict[recording.Key, recording.Answer] = {}
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +146,12 @@ def small(folder):
   """The bytes of a log, and the answers in it."""
   path = folder / "small.sqlite"
   answers = {
-    answer_log.Key(f"query {i}", 2, "", '"who"'): (
+    recording.Key(f"query {i}", 2, "", '"who"'): (
       types.Passage(str(i), "title", "text " * 40, 0.5),
     )
     for i in range(20)
   }
-  log = answer_log.AnswerLog(path, writable=True)
+  log = recording.AnswerLog(path, writable=True)
   log.write([*answers.items()])
   log.close()
   return path.read_bytes(), answers
@@ -167,7 +166,7 @@ def test_a_damaged_log_gives_its_own_answers_or_none(folder, small, tape):
   path = folder / "damaged.sqlite"
   path.write_bytes(tape.damage(data))
   try:
-    log = answer_log.AnswerLog(path, writable=True)
+    log = recording.AnswerLog(path, writable=True)
   except types.RetrievalError as error:
     assert str(path) in str(error)
     opened = pathlib.Path("/proc/self/fd").glob("*")

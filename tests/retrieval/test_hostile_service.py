@@ -14,12 +14,12 @@ import orjson
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import redaction, wire
-from retrieval.clients import client
-from retrieval.service import dialects, limits, service
+from anysearch_jax.host import http_calls, redaction
+from retrieval import http_retriever
+from retrieval.service import dialects, service
 
 REDACT = redaction.Redactor("key")
-LIMITS = limits.Limits(
+LIMITS = dialects.Limits(
   characters=200,
   max_topk=9,
   queries=3,
@@ -58,7 +58,7 @@ def body(tape):
 @hypothesis.given(hostile.tapes(120))
 def test_any_body_is_a_request_or_an_error(tape):
   data = body(tape)
-  read, _ = tape.pick([*dialects.ROUTES.values()])
+  read = tape.pick([*dialects.ROUTES.values()])
   try:
     asked = read(dialects.load(data))
     k = LIMITS.check(asked)
@@ -94,13 +94,13 @@ def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   data = hostile.as_json(values, escaped=tape.pick((True, False)))
   data = tape.pick((data, data, tape.damage(data), tape.raw()))
   try:
-    value = wire.parse(data, "http://x", REDACT)
+    value = http_calls.parse(data, "http://x", REDACT)
   except types.RetrievalError as error:
     assert "http://x: found" in str(error) and len(str(error)) < 700
   else:
     again = json.loads(data, parse_constant=lambda name: pytest.fail(name))
     assert repr(value) == repr(again)
-  said = wire.message(data, REDACT)
+  said = http_calls.message(data, REDACT)
   assert 0 < len(said) <= 300
   assert said.isprintable()
   date = email.utils.format_datetime(
@@ -108,7 +108,7 @@ def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   )
   day = tape.damage(date.encode()).decode("latin-1")
   header = tape.pick((day, tape.text(3), tape.raw(2).decode("latin-1")))
-  seconds = wire.retry_after({"retry-after": header})
+  seconds = http_calls.retry_after({"retry-after": header})
   assert 0 <= seconds < math.inf
 
 
@@ -131,7 +131,7 @@ class Found:
 def test_hostile_documents_come_through_the_wire():
   search = Found()
   app = service.create_app(search)
-  retriever = client.HttpRetriever(
+  retriever = http_retriever.HttpRetriever(
     "http://service", transport=httpx2.ASGITransport(app)
   )
   met = set()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import subprocess
-import sys
 
 import database_cases
 import pytest
@@ -14,14 +11,10 @@ from database_cases import ask, search
 
 from anysearch_jax import config, types
 from launch import retrievers
-from retrieval import built as built_lib
 from retrieval import passages
 
-pytest.importorskip(
-  "milvus_lite", reason="needs requirements-milvus.txt (pymilvus, milvus-lite)"
-)
-collection_lib = pytest.importorskip("retrieval.milvus.collection")
-retriever_lib = pytest.importorskip("retrieval.milvus.retriever")
+pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+milvus = pytest.importorskip("retrieval.milvus")
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +26,28 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-  made = collection_lib.connect(
-    str(tmp_path_factory.mktemp("milvus") / "test.db")
-  )
+  made = milvus.connect(str(tmp_path_factory.mktemp("milvus") / "test.db"))
   yield made
   made.close()
 
 
 @pytest.fixture(scope="module")
 def built(client, corpus):
-  collection_lib.build(client, "dense", corpus, encoder=cases.Encoder())
+  milvus.build(client, "dense", corpus, encoder=cases.Encoder())
   return "dense"
 
 
 def test_dense_search_finds_the_rows_of_a_float64_product(
   client, built, corpus
 ):
-  retriever = retriever_lib.MilvusRetriever(
+  retriever = milvus.MilvusRetriever(
     client, built, ranking="dense", encoder=cases.Encoder()
   )
   database_cases.finds_the_rows_of_a_float64_product(retriever, corpus)
 
 
 def test_words_find_the_passage_that_has_them(client, built, corpus):
-  retriever = retriever_lib.MilvusRetriever(client, built)
+  retriever = milvus.MilvusRetriever(client, built)
   (first, *_), blank, odd = search(
     retriever,
     ask("which passage is number n77", 3),
@@ -72,7 +63,7 @@ def test_words_find_the_passage_that_has_them(client, built, corpus):
 
 
 def test_hybrid_search_has_the_first_of_both(client, built, corpus):
-  retriever = retriever_lib.MilvusRetriever(
+  retriever = milvus.MilvusRetriever(
     client, built, ranking="hybrid", encoder=cases.Encoder()
   )
   database_cases.finds_the_first_of_both(retriever, corpus)
@@ -86,48 +77,43 @@ def test_a_build_that_stopped_resumes(client, corpus):
       return super().passages(texts)
 
   with pytest.raises(KeyboardInterrupt):
-    collection_lib.build(client, "resumed", corpus, encoder=Dying())
+    milvus.build(client, "resumed", corpus, encoder=Dying())
   with pytest.raises(ValueError, match="found 1024 of 1200 passages"):
-    retriever_lib.MilvusRetriever(client, "resumed")
+    milvus.MilvusRetriever(client, "resumed")
   encoder = cases.Encoder()
-  collection_lib.build(client, "resumed", corpus, encoder=encoder)
+  milvus.build(client, "resumed", corpus, encoder=encoder)
   assert encoder.encoded == 1200 - 1024
-  assert collection_lib.rows(client, "resumed") == 1200
+  assert milvus.rows(client, "resumed") == 1200
   # Once more changes nothing.
-  collection_lib.build(client, "resumed", corpus, encoder=encoder)
-  assert collection_lib.rows(client, "resumed") == 1200
+  milvus.build(client, "resumed", corpus, encoder=encoder)
+  assert milvus.rows(client, "resumed") == 1200
 
 
 def test_an_identity_names_corpus_encoder_and_ranking(client, built, corpus):
   encoder = cases.Encoder()
   retrievers = [
-    retriever_lib.MilvusRetriever(
-      client, built, ranking=ranking, encoder=encoder
-    )
-    for ranking in built_lib.RANKINGS
+    milvus.MilvusRetriever(client, built, ranking=ranking, encoder=encoder)
+    for ranking in milvus.RANKINGS
   ]
   found = [retriever.identity() for retriever in retrievers]
   assert len({each["sha256"] for each in found}) == 3
   assert found[0]["corpus"]["sha256"] == corpus.sha256
   assert found[1]["encoder"] == {"dim": 16, "name": "hash"}
-  assert retrievers[0].health()
 
 
 def test_another_corpus_or_encoder_is_refused(client, built, corpus, tmp_path):
   other = passages.prepare(cases.write(tmp_path / "o.jsonl"), tmp_path / "o")
   with pytest.raises(ValueError, match="name another collection"):
-    collection_lib.build(client, built, other, encoder=cases.Encoder())
+    milvus.build(client, built, other, encoder=cases.Encoder())
   for encoder in (None, cases.Encoder(name="other")):
     with pytest.raises(ValueError, match="expected the one of collection"):
-      retriever_lib.MilvusRetriever(
-        client, built, ranking="dense", encoder=encoder
-      )
+      milvus.MilvusRetriever(client, built, ranking="dense", encoder=encoder)
 
 
 @pytest.mark.parametrize(
   ("collection", "ranking", "sentence"),
   [
-    ("missing", "bm25", "build it with launch.build_milvus"),
+    ("missing", "bm25", "launch.build_index --kind=milvus"),
     ("dense", "best", "expected one of bm25, dense, hybrid"),
   ],
 )
@@ -135,22 +121,22 @@ def test_invalid_settings_are_refused(
   client, built, collection, ranking, sentence
 ):
   with pytest.raises(ValueError, match=sentence):
-    retriever_lib.MilvusRetriever(client, collection, ranking=ranking)
+    milvus.MilvusRetriever(client, collection, ranking=ranking)
 
 
 def test_invalid_addresses_and_names_are_refused(client, corpus):
   for address in ("", "h:19530", "http://me:secret@h"):
     with pytest.raises(ValueError, match="expected the address") as caught:
-      collection_lib.connect(address)
+      milvus.connect(address)
     assert "secret" not in str(caught.value)
   with pytest.raises(ValueError, match="expected letters"):
-    collection_lib.build(client, "a b", corpus)
+    milvus.build(client, "a b", corpus)
 
 
 def test_a_search_that_fails_is_a_value(corpus, tmp_path):
-  client = collection_lib.connect(str(tmp_path / "gone.db"))
-  collection_lib.build(client, "gone", corpus)
-  retriever = retriever_lib.MilvusRetriever(client, "gone")
+  client = milvus.connect(str(tmp_path / "gone.db"))
+  milvus.build(client, "gone", corpus)
+  retriever = milvus.MilvusRetriever(client, "gone")
   client.drop_collection("gone")
   found = search(retriever, ask("a"), ask("b"))
   assert all(isinstance(each, types.RetrievalError) for each in found)
@@ -160,27 +146,16 @@ def test_a_search_that_fails_is_a_value(corpus, tmp_path):
   client.close()
 
 
-# The command and a run's retriever.
-
-
 def test_the_command_builds_what_a_run_searches(tmp_path, corpus):
   source = cases.write(tmp_path / "c.jsonl", 50)
   address = str(tmp_path / "passages.db")
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "launch.build_milvus", f"--corpus={source}"),
-      *(f"--milvus={address}", f"--output={tmp_path / 'offsets'}", "--cache="),
-    ],
-    cwd=pathlib.Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    timeout=300,
+  said = database_cases.built_by_the_command(
+    *("--kind=milvus", f"--corpus={source}", f"--address={address}"),
+    f"--output={tmp_path / 'offsets'}",
   )
-  assert done.returncode == 0, done.stderr
-  assert "collection passages of 50 passages" in done.stdout
+  assert "passages of 50 passages" in said
   c = config.RetrievalConfig(kind="milvus", milvus=address)
-  experiment = config.ExperimentConfig(retrieval=c)
-  found = retrievers.make(experiment, None)
+  found = retrievers.make(config.ExperimentConfig(retrieval=c), None)
   (answer,) = search(found, ask("number n7", 1))
   assert answer[0].id == "7"
   assert found.identity()["identity"]["ranking"] == "bm25"

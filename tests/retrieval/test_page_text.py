@@ -8,7 +8,7 @@ import pytest
 import web_site
 
 extraction = pytest.importorskip(
-  "retrieval.web_pages.extraction", reason="needs requirements-web.txt"
+  "retrieval.web_pages.pages", reason="needs the extra [web]"
 )
 from lxml import html  # noqa: E402
 

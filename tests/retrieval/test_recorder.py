@@ -20,8 +20,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.rollout import searching
-from retrieval import lexical
-from retrieval.recording import answer_log, recorder
+from retrieval import lexical, recording
 
 
 @pytest.fixture
@@ -152,7 +151,7 @@ def test_miss_names_the_query(path):
       tested, recorded.ask("a"), recorded.ask("Who is it?", 7, "wiki")
     )
     assert hit == recorded.truth(recorded.ask("a"))
-    with pytest.raises(answer_log.MissError) as caught:
+    with pytest.raises(recording.MissError) as caught:
       asyncio.run(tested.search(recorded.ask("Who is it?", 7, "wiki")))
     assert str(caught.value) == str(miss)
   for part in (
@@ -181,7 +180,7 @@ def test_every_part_of_the_key_counts(path, other):
     recorded.search(tested, recorded.ask("a"))
   with recorded.recording(None, path, mode="strict") as tested:
     (found,) = recorded.search(tested, other)
-    assert isinstance(found, answer_log.MissError)
+    assert isinstance(found, recording.MissError)
 
 
 def test_answers_of_another_identity_are_not_found_and_named(path):
@@ -209,13 +208,13 @@ def test_without_a_retriever_the_only_identity_is_used(path):
       recorded.truth(recorded.ask("a"))
     ]
   with pytest.raises(ValueError, match="pass the retriever's identity"):
-    recorder.Recorder(recorded.Source(), path, mode="record")
+    recording.Recorder(recorded.Source(), path, mode="record")
   with recorded.recording(
     recorded.Source(), path, identity="another"
   ) as tested:
     recorded.search(tested, recorded.ask("a"))
   with pytest.raises(ValueError, match='"kind":"test".*"another"'):
-    recorder.Recorder(None, path, mode="strict")
+    recording.Recorder(None, path, mode="strict")
 
 
 def test_failures_are_answered_and_not_recorded(path):
@@ -232,7 +231,7 @@ def test_failures_are_answered_and_not_recorded(path):
     assert tested.counters["failures"] == 1
   with recorded.recording(None, path, mode="strict") as tested:
     (miss,) = recorded.search(tested, recorded.ask("bad"))
-    assert isinstance(miss, answer_log.MissError)
+    assert isinstance(miss, recording.MissError)
 
 
 def test_a_retriever_that_raises_leaves_the_logs_answers(path):
@@ -321,13 +320,15 @@ def test_loops_and_threads_share_a_recorder(path):
 )
 def test_invalid_settings_are_refused(path, retriever, mode, sentence):
   with pytest.raises(ValueError, match=sentence):
-    recorder.Recorder(retriever, path, mode=mode, identity=recorded.WHO)
+    recording.Recorder(retriever, path, mode=mode, identity=recorded.WHO)
   assert not path.exists()
 
 
 def test_an_identity_is_json(path):
   with pytest.raises(ValueError):
-    recorder.Recorder(recorded.Source(), path, mode="record", identity=math.nan)
+    recording.Recorder(
+      recorded.Source(), path, mode="record", identity=math.nan
+    )
   with recorded.recording(
     recorded.Source(), path, identity={"ä": [1, None]}
   ) as tested:

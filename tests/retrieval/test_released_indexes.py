@@ -11,7 +11,7 @@ import pytest
 import retrieval_cases as cases
 
 from retrieval import passages
-from retrieval.index import building, faiss_tuning, flat_file, opening, vectors
+from retrieval.index import building, faiss_file, opening, vectors
 
 QUERY = '"Title 7"\nPassage number n7 is about fire.'
 
@@ -46,8 +46,8 @@ def of_passages(tmp_path, count):
 @pytest.mark.parametrize("cut", [0, 3, 44, 45, 47, 3000, None])
 def test_rows_are_those_of_faiss_wherever_the_file_is_cut(tmp_path, cut):
   x = units(77)
-  file = flat_file.FlatFile(parts(tmp_path, x, cut=cut))
-  whole = flat_file.FlatFile([tmp_path / "e5_Flat.index"])
+  file = vectors.FlatFile(parts(tmp_path, x, cut=cut))
+  whole = vectors.FlatFile([tmp_path / "e5_Flat.index"])
   assert (file.count, file.dim) == (77, 16)
   for start, end in ((0, 77), (0, 1), (30, 60), (76, 77), (5, 5)):
     found = [np.zeros((0, 16)), *file.rows(start, end)]
@@ -55,33 +55,29 @@ def test_rows_are_those_of_faiss_wherever_the_file_is_cut(tmp_path, cut):
   assert file.identity() == whole.identity()
 
 
-@pytest.mark.parametrize("kind", ["jax_flat", "faiss_flat"])
 @pytest.mark.parametrize("dtype", vectors.DTYPES)
-def test_vectors_of_a_file_are_not_encoded_again(tmp_path, kind, dtype):
-  if kind == "faiss_flat" and dtype != "float32":
-    return
+def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
   source, x = of_passages(tmp_path, 200)
   settings = building.Settings(
-    kind, dtype=dtype, shard=60, vectors=parts(tmp_path, x)
+    "flat", dtype=dtype, shard=60, vectors=parts(tmp_path, x)
   )
   encoder = cases.Encoder()
   assert building.build(source, tmp_path / "i", settings, encoder=encoder)
   assert encoder.encoded == 64  # The sample.
   found = opening.open_index(tmp_path / "i", encoder=encoder)
   assert found.search([QUERY], 1)[0][0].id == "7"
-  if kind == "jax_flat":
-    made = vectors.Shards(
-      tmp_path / "i" / "vectors", count=200, each=60, dim=16, dtype=dtype
-    )
-    stored = np.concatenate([made.rows(i).floats() for i in range(4)])
-    error = {"float32": 0, "bfloat16": 4e-3, "int8": 5e-3}[dtype]
-    np.testing.assert_allclose(stored, x, atol=error)
+  made = vectors.Shards(
+    tmp_path / "i" / "vectors", count=200, each=60, dim=16, dtype=dtype
+  )
+  stored = np.concatenate([made.rows(i).floats() for i in range(4)])
+  error = {"float32": 0, "bfloat16": 4e-3, "int8": 5e-3}[dtype]
+  np.testing.assert_allclose(stored, x, atol=error)
   # The same command again changes nothing; other vectors are another index.
   assert building.build(source, tmp_path / "i", settings, encoder=encoder)
   x[3] = x[4]
   (tmp_path / "other").mkdir()
   other = building.Settings(
-    kind, dtype=dtype, shard=60, vectors=parts(tmp_path / "other", x)
+    "flat", dtype=dtype, shard=60, vectors=parts(tmp_path / "other", x)
   )
   with pytest.raises(building.OtherIndexError, match="begun with vectors"):
     building.build(source, tmp_path / "i", other, encoder=encoder)
@@ -100,7 +96,7 @@ def test_vectors_of_a_file_are_not_encoded_again(tmp_path, kind, dtype):
 def test_vectors_of_other_passages_are_refused(tmp_path, change, message):
   source, x = of_passages(tmp_path, 200)
   changed = np.ascontiguousarray(change(x))
-  settings = building.Settings("jax_flat", vectors=parts(tmp_path, changed))
+  settings = building.Settings("flat", vectors=parts(tmp_path, changed))
   with pytest.raises(ValueError, match=message):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
 
@@ -108,25 +104,25 @@ def test_vectors_of_other_passages_are_refused(tmp_path, change, message):
 def test_parts_that_are_missing_or_in_another_order_are_refused(tmp_path):
   first, second = parts(tmp_path, units(50))
   with pytest.raises(vectors.DamagedError, match="name all parts"):
-    flat_file.FlatFile([first])
+    vectors.FlatFile([first])
   with pytest.raises(ValueError, match="first part first"):
-    flat_file.FlatFile([second, first])
+    vectors.FlatFile([second, first])
   with pytest.raises(vectors.DamagedError, match="part_ac"):
-    flat_file.FlatFile([first, tmp_path / "part_ac"])
+    vectors.FlatFile([first, tmp_path / "part_ac"])
   for kept in (0, 10, 44):
     (tmp_path / "short").write_bytes(b"IxFI" + bytes(kept))
     with pytest.raises(ValueError, match="short: "):
-      flat_file.FlatFile([tmp_path / "short"])
+      vectors.FlatFile([tmp_path / "short"])
   index = faiss.IndexFlatL2(4)
   index.add(units(3, 4))
   faiss.write_index(index, str(tmp_path / "l2"))
   with pytest.raises(ValueError, match="kind b'IxF2' and metric 1"):
-    flat_file.FlatFile([tmp_path / "l2"])
+    vectors.FlatFile([tmp_path / "l2"])
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
   names = parts(tmp_path, units(100_000, 32))  # 12.8 MB.
-  file = flat_file.FlatFile(names)
+  file = vectors.FlatFile(names)
   shards = vectors.Shards(
     tmp_path / "v", count=file.count, each=30_000, dim=32, dtype="bfloat16"
   )
@@ -163,8 +159,8 @@ def test_a_search_finds_most_of_what_the_whole_file_has(factory):
     index.add_with_ids(x, np.arange(5000) + 7)
   else:
     index.add(x)
-  found = faiss_tuning.tune(index, queries)
-  assert faiss_tuning.parameter(index) == found.parameter == FACTORIES[factory]
+  found = faiss_file.tune(index, queries)
+  assert faiss_file.parameter(index) == found.parameter == FACTORIES[factory]
   assert found.recall >= 0.95
   if factory == "IVF64,Flat":
     # All lists are exact search; FAISS's default is one list.
@@ -172,8 +168,8 @@ def test_a_search_finds_most_of_what_the_whole_file_has(factory):
     rows = index.search(queries, 10)[1]
     shares = [len(set(a) & set(b)) / 10 for a, b in zip(rows, exact)]
     assert np.mean(shares) == pytest.approx(found.recall)
-    assert faiss_tuning.tune(index, queries, 1).recall < 0.7
-    fewer = faiss_tuning.tune(index, queries, found.value // 2)
+    assert faiss_file.tune(index, queries, 1).recall < 0.7
+    fewer = faiss_file.tune(index, queries, found.value // 2)
     assert fewer.recall < 0.95 and fewer.value == found.value // 2
 
 
@@ -218,11 +214,11 @@ def test_a_setting_that_an_index_does_not_have_is_refused(tmp_path):
   settings = building.Settings("faiss_file", faiss_file=file, search=8)
   with pytest.raises(ValueError, match="found 8 for a IndexFlat"):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
-  settings = building.Settings("jax_flat", search=8)
+  settings = building.Settings("flat", search=8)
   with pytest.raises(ValueError, match="for kind faiss_file only"):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
   settings = building.Settings("bm25", vectors=("x",))
-  with pytest.raises(ValueError, match="for jax_flat or faiss_flat"):
+  with pytest.raises(ValueError, match="for kind flat only"):
     building.build(source, tmp_path / "i", settings)
 
 

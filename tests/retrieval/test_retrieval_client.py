@@ -15,9 +15,9 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls, errors
-from retrieval.clients import client
-from retrieval.service import limits, service
+from anysearch_jax.host import http_calls
+from retrieval import http_retriever
+from retrieval.service import dialects, service
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_many_searches_are_few_calls_answered_in_order(asked, batch):
     seen.append(json.loads(request.content))
     return fake.search_r1(request)
 
-  retriever = client.HttpRetriever(
+  retriever = http_retriever.HttpRetriever(
     fake.URL, batch=batch, transport=httpx2.MockTransport(handler)
   )
   try:
@@ -71,7 +71,7 @@ def test_many_searches_are_few_calls_answered_in_order(asked, batch):
 
 def test_a_url_may_name_the_route_as_search_r1s_flag_does(connect):
   for url in ("http://h:1/retrieve", "http://h:1/retrieve/", "http://h:1/"):
-    retriever = client.HttpRetriever(url)
+    retriever = http_retriever.HttpRetriever(url)
     assert retriever.url == "http://h:1"
     retriever.close()
 
@@ -89,7 +89,7 @@ def test_a_url_may_name_the_route_as_search_r1s_flag_does(connect):
 )
 def test_invalid_url_is_refused_without_showing_it(url):
   with pytest.raises(ValueError, match="url") as caught:
-    client.HttpRetriever(url)
+    http_retriever.HttpRetriever(url)
   assert "secret" not in str(caught.value)
 
 
@@ -135,7 +135,9 @@ def test_concurrent_calls_are_limited(connect):
     running[0] -= 1
     return fake.search_r1(request)
 
-  retriever = connect(handler, batch=1, patience=calls.Patience(concurrency=3))
+  retriever = connect(
+    handler, batch=1, patience=http_calls.Patience(concurrency=3)
+  )
   fake.search(retriever, *(fake.ask(str(i)) for i in range(10)))
   assert running == [0, 3]
 
@@ -158,7 +160,7 @@ def test_refused_query_fails_alone(connect, bad):
   found = fake.search(retriever, *requests)
   for i, (request, answer) in enumerate(zip(requests, found, strict=True)):
     if i in bad:
-      assert isinstance(answer, calls.RefusedError)
+      assert isinstance(answer, http_calls.RefusedError)
       assert answer.status == 422
     else:
       assert answer == fake.truth(request)
@@ -190,7 +192,7 @@ def test_one_query_that_breaks_a_server_fails_alone_in_201(connect, how):
     found = fake.search(retriever, *requests)
     failed = [r.query for r, a in zip(requests, found) if a != fake.truth(r)]
     assert failed == ["77"]
-    assert isinstance(found[77], errors.AnswerError)
+    assert isinstance(found[77], http_calls.AnswerError)
   assert retriever.counters["failures"] == 2
   assert retriever.counters["splits"] == 16
   assert len(retriever.sent) < 40
@@ -205,7 +207,7 @@ def test_server_that_always_fails_is_asked_a_few_times(connect, how, known):
     fake.search(retriever, fake.ask("good"))
     wrong[0] = lambda query: True
   found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))
-  assert all(isinstance(answer, errors.AnswerError) for answer in found)
+  assert all(isinstance(answer, http_calls.AnswerError) for answer in found)
   # A batch, and the query that had an answer.
   sent, failures = len(retriever.sent), retriever.counters["failures"]
   assert (sent, failures) == (3, 1) if known else sent < 40 and failures < 9
@@ -219,7 +221,7 @@ def test_a_dead_server_is_not_asked_for_the_parts_of_a_batch(connect):
 
 
 def test_bad_queries_do_not_keep_good_ones_from_being_asked(connect):
-  patience = calls.Patience(retries=0, failures=2, pause=0.001)
+  patience = http_calls.Patience(retries=0, failures=2, pause=0.001)
   retriever = connect(
     failing(lambda q: q.startswith("bad"), fake.status(500)), patience=patience
   )
@@ -233,7 +235,7 @@ def test_bad_queries_do_not_keep_good_ones_from_being_asked(connect):
 
 def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
   """Holds whether it has answered before or not; each batch counts once."""
-  patience = calls.Patience(retries=0, failures=3, pause=0.001)
+  patience = http_calls.Patience(retries=0, failures=3, pause=0.001)
   broken = []
   retriever = connect(
     failing(lambda q: broken, fake.status(500)),
@@ -259,7 +261,7 @@ def test_transient_failure_is_retried_once(connect):
 def test_server_that_refuses_everything_is_not_asked_for_every_query(connect):
   retriever = connect(picky(lambda query: True), batch=512)
   found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))
-  assert all(isinstance(answer, calls.RefusedError) for answer in found)
+  assert all(isinstance(answer, http_calls.RefusedError) for answer in found)
   assert len(retriever.sent) < 40
 
 
@@ -277,7 +279,7 @@ def test_a_token_is_sent_and_shown_nowhere(connect, monkeypatch, caplog):
   (request,) = retriever.sent
   assert request.headers["authorization"] == "Bearer s3cret-token"
   with fake.listening(fake.die_at_once) as url:
-    over_sockets = client.HttpRetriever(
+    over_sockets = http_retriever.HttpRetriever(
       url, token_variable="RETRIEVER_TOKEN", patience=fake.QUICK
     )
     fake.failure(over_sockets)
@@ -292,7 +294,7 @@ def test_a_token_that_cannot_be_sent_is_refused_by_name(monkeypatch, value):
   if value is not None:
     monkeypatch.setenv("RETRIEVER_TOKEN", value)
   with pytest.raises(ValueError, match="RETRIEVER_TOKEN") as caught:
-    client.HttpRetriever(fake.URL, token_variable="RETRIEVER_TOKEN")
+    http_retriever.HttpRetriever(fake.URL, token_variable="RETRIEVER_TOKEN")
   assert not (value or "").strip() or value not in str(caught.value)
 
 
@@ -331,7 +333,7 @@ def test_a_server_out_of_reach_has_no_identity(connect):
 def test_invalid_patience_is_refused_by_name(settings):
   (name,) = settings
   with pytest.raises(ValueError, match=f"{name}: found"):
-    calls.Patience(**settings)
+    http_calls.Patience(**settings)
 
 
 class Letters:
@@ -348,16 +350,16 @@ class Letters:
 
 def test_it_understands_the_service_of_this_package():
   """Tests identity, batches and a refused query over the service's app."""
-  retriever = client.HttpRetriever(
+  retriever = http_retriever.HttpRetriever(
     fake.URL,
     transport=httpx2.ASGITransport(
-      service.create_app(Letters(), limits=limits.Limits(blank="reject"))
+      service.create_app(Letters(), limits=dialects.Limits(blank="reject"))
     ),
   )
   assert retriever.identity() == {"kind": "letters"}
   requests = [fake.ask("a"), fake.ask("naïve 東京", 1), fake.ask("c")]
   *found, refused = fake.search(retriever, *requests, fake.ask(" "))
   assert found == [fake.truth(request) for request in requests]
-  assert isinstance(refused, calls.RefusedError)
+  assert isinstance(refused, http_calls.RefusedError)
   assert "blank" in str(refused)
   retriever.close()

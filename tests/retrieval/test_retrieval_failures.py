@@ -14,8 +14,8 @@ import fake_retriever as fake
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import breaker, calls, wire
-from retrieval.clients import client
+from anysearch_jax.host import http_calls
+from retrieval import http_retriever
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_retry_after_beyond_the_deadline_fails_at_once(connect):
 
 
 def test_retry_after_is_a_number_or_a_date():
-  assert wire.retry_after({"retry-after": "7"}) == 7
+  assert http_calls.retry_after({"retry-after": "7"}) == 7
   now = datetime.datetime.now(datetime.UTC)
   later = email.utils.format_datetime(now + datetime.timedelta(minutes=1))
-  assert 50 < wire.retry_after({"retry-after": later}) <= 60
+  assert 50 < http_calls.retry_after({"retry-after": later}) <= 60
   earlier = email.utils.format_datetime(now - datetime.timedelta(minutes=1))
   for text in (earlier, "", "soon", "nan", "inf", "-3", "1e999"):
-    assert wire.retry_after({"retry-after": text}) == 0
+    assert http_calls.retry_after({"retry-after": text}) == 0
 
 
 def test_slow_server_fails_at_the_deadline(connect):
@@ -81,7 +81,7 @@ def test_slow_server_fails_at_the_deadline(connect):
     answered.append(request)
 
   retriever = connect(
-    handler, patience=calls.Patience(deadline=0.1, concurrency=1), batch=1
+    handler, patience=http_calls.Patience(deadline=0.1, concurrency=1), batch=1
   )
   first, second = fake.search(retriever, fake.ask("a"), fake.ask("b"))
   assert "no whole answer within 0.1 seconds" in str(first)
@@ -101,7 +101,7 @@ def test_cancelled_search_closes_its_call(connect):
         raise
     return fake.search_r1(request)
 
-  retriever = connect(handler, patience=calls.Patience(concurrency=1))
+  retriever = connect(handler, patience=http_calls.Patience(concurrency=1))
 
   async def give_up():
     with pytest.raises(TimeoutError):
@@ -168,10 +168,10 @@ async def _never_stop(writer):
 )
 def test_broken_connection_is_an_error(talk, tries, sentence):
   with fake.listening(talk) as url:
-    retriever = client.HttpRetriever(
+    retriever = http_retriever.HttpRetriever(
       url,
       largest=100_000,
-      patience=calls.Patience(deadline=0.5, retries=1, pause=0.001),
+      patience=http_calls.Patience(deadline=0.5, retries=1, pause=0.001),
     )
     assert sentence in fake.failure(retriever)
     assert retriever.counters["requests"] == tries
@@ -181,7 +181,7 @@ def test_broken_connection_is_an_error(talk, tries, sentence):
 def test_unreachable_server_is_named_with_advice():
   with fake.listening(fake.die_at_once) as url:
     pass
-  retriever = client.HttpRetriever(url, patience=fake.QUICK)
+  retriever = http_retriever.HttpRetriever(url, patience=fake.QUICK)
   sentence = fake.failure(retriever)
   assert sentence.startswith(f"{url}/retrieve: tried 3 times")
   assert "ConnectError" in sentence
@@ -213,7 +213,7 @@ DOWN = types.RetrievalError("It is down.")
 
 def test_open_breaker_blocks_then_lets_one_call_through():
   clock = fake.Clock()
-  tested = breaker.Breaker(3, 10.0, unless=FineError, clock=clock)
+  tested = http_calls.Breaker(3, 10.0, unless=FineError, clock=clock)
   for _ in range(3):
     assert step(tested, DOWN)
   assert not step(tested)
@@ -228,7 +228,7 @@ def test_open_breaker_blocks_then_lets_one_call_through():
 
 def test_breaker_opens_again_if_the_trial_fails():
   clock = fake.Clock()
-  tested = breaker.Breaker(2, 10.0, unless=FineError, clock=clock)
+  tested = http_calls.Breaker(2, 10.0, unless=FineError, clock=clock)
   assert step(tested, DOWN)
   assert step(tested, DOWN)
   clock.now += 11
@@ -253,7 +253,7 @@ def test_breaker_opens_again_if_the_trial_fails():
 def test_only_an_answer_counts_in_favour(error, is_alone):
   """A cancelled call proves nothing, so the next call may try."""
   clock = fake.Clock()
-  tested = breaker.Breaker(1, 10.0, unless=FineError, clock=clock)
+  tested = http_calls.Breaker(1, 10.0, unless=FineError, clock=clock)
   assert step(tested, DOWN)
   clock.now += 11
   assert step(tested, error)
@@ -267,7 +267,7 @@ def test_a_dead_server_is_left_alone_until_it_may_be_back(connect):
   def handler(request):
     return fake.search_r1(request) if alive else fake.broken(request)
 
-  patience = calls.Patience(retries=0, failures=3, cooldown=30.0)
+  patience = http_calls.Patience(retries=0, failures=3, cooldown=30.0)
   retriever = connect(handler, patience=patience, clock=clock)
   for _ in range(5):
     sentence = fake.failure(retriever)
@@ -288,7 +288,9 @@ def test_a_dead_server_is_left_alone_until_it_may_be_back(connect):
 )
 def test_a_server_that_fails_or_lies_is_left_alone_too(connect, handler, tries):
   retriever = connect(
-    handler, patience=calls.Patience(retries=0, failures=2), clock=fake.Clock()
+    handler,
+    patience=http_calls.Patience(retries=0, failures=2),
+    clock=fake.Clock(),
   )
   for _ in range(4):
     fake.failure(retriever)
@@ -297,7 +299,9 @@ def test_a_server_that_fails_or_lies_is_left_alone_too(connect, handler, tries):
 
 def test_a_server_that_refuses_queries_is_well(connect):
   retriever = connect(
-    fake.status(422), patience=calls.Patience(failures=1), clock=fake.Clock()
+    fake.status(422),
+    patience=http_calls.Patience(failures=1),
+    clock=fake.Clock(),
   )
   for _ in range(3):
     assert "HTTP 422" in fake.failure(retriever)

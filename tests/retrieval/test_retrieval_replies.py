@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.clients import client
+from anysearch_jax.host import http_calls
+from retrieval import http_retriever
 
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def replies(draw):
 def repeats():
   """Makes a client of a server with a settable reply."""
   told = {}
-  retriever = client.HttpRetriever(
+  retriever = http_retriever.HttpRetriever(
     fake.URL,
-    patience=calls.Patience(failures=1_000_000),
+    patience=http_calls.Patience(failures=1_000_000),
     transport=httpx2.MockTransport(
       lambda request: httpx2.Response(200, content=told["reply"])
     ),

@@ -13,10 +13,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import searching
 from launch import retrievers
+from retrieval import recording
 from retrieval.index import building, opening
-from retrieval.recording import answer_log
-from retrieval.service import limits as limits_lib
-from retrieval.service import service
+from retrieval.service import dialects, service
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_a_run_is_repeated_from_its_log_with_no_retriever(folder, tmp_path):
       (p.id, p.title, p.text, p.score) for p in theirs
     ]
   # Not a failed episode: this run cannot be had from this log.
-  assert isinstance(told[2], answer_log.MissError)
+  assert isinstance(told[2], recording.MissError)
   assert "never asked" in str(told[2])
   assert strict.identity() == recorded.identity()
 
@@ -112,10 +111,10 @@ def test_searcher_accepts_the_retriever(folder):
     ({"kind": "index", "index": "gone"}, "found no finished index"),
     ({"kind": "http", "url": "a"}, "retrieval.url: found 'a', expected an ad"),
     ({"kind": "milvus"}, "retrieval.milvus: found ''"),
-    ({"kind": "milvus", "milvus": "h"}, "Milvus needs|expected the address"),
+    ({"kind": "milvus", "milvus": "h"}, "milvus needs|expected the address"),
     ({"ranking": "dense"}, "expected it with kind milvus or postgres only"),
     ({"kind": "postgres"}, "retrieval.postgres: found ''"),
-    ({"kind": "postgres", "postgres": "h"}, "PostgreSQL needs|not shown"),
+    ({"kind": "postgres", "postgres": "h"}, "postgres needs|not shown"),
     ({"kind": "postgres", "postgres": "password=x"}, "with a password"),
     (
       {"kind": "postgres", "postgres": "postgresql://me:a/b@h/d"},
@@ -140,12 +139,10 @@ def test_the_service_serves_what_the_client_asks(folder):
   """The client asks the service's application directly."""
   import httpx2
 
-  from retrieval.clients import client
+  from retrieval import http_retriever
 
-  app = service.create_app(
-    opening.open_index(folder), limits=limits_lib.Limits()
-  )
-  made = client.HttpRetriever(
+  app = service.create_app(opening.open_index(folder), limits=dialects.Limits())
+  made = http_retriever.HttpRetriever(
     "http://retriever", transport=httpx2.ASGITransport(app=app)
   )
   direct = retrievers.make(config(kind="index", index=str(folder)), None)

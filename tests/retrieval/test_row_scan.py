@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from retrieval.index import faiss_flat, jax_flat, row_scan, vectors
+from retrieval.index import flat, row_scan, vectors
 
 DIM = 48
 BATCHES = (1, 2, 3, 4, 5, 8, 33, 130)
@@ -41,23 +41,19 @@ def oracle(queries, x, k):
   return np.take_along_axis(scores, rows, 1), rows
 
 
-def opened(kind, folder, x):
-  if kind == "faiss_flat":
-    faiss_flat.write(folder, lambda: iter([x]), count=len(x), dim=DIM)
-    return faiss_flat.FaissFlat(folder)
+def opened(folder, x):
   made = vectors.Shards(
     folder, count=len(x), each=700, dim=DIM, dtype="float32"
   )
   for shard in range(len(made)):
     made.write(shard, iter([x[slice(*made.span(shard))]]))
-  return jax_flat.JaxFlat(made)
+  return flat.Flat(made)
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 120])
-@pytest.mark.parametrize("kind", ["faiss_flat", "jax_flat"])
-def test_every_batch_has_the_rows_and_scores_of_float64(tmp_path, kind, k):
+def test_every_batch_has_the_rows_and_scores_of_float64(tmp_path, k):
   x = with_copies()
-  index = opened(kind, tmp_path, x)
+  index = opened(tmp_path, x)
   for batch in BATCHES:
     queries = queries_for(x, batch)
     scores, rows = oracle(queries, x, k)
@@ -104,9 +100,8 @@ def test_rows_within_the_rounding_of_float32_are_ranked_by_float64():
     np.testing.assert_array_equal(found.scores, scores)
 
 
-@pytest.mark.parametrize("kind", ["faiss_flat", "jax_flat"])
-def test_queries_that_are_no_numbers_find_nothing(tmp_path, kind):
-  index = opened(kind, tmp_path, units(900))
+def test_queries_that_are_no_numbers_find_nothing(tmp_path):
+  index = opened(tmp_path, units(900))
   for batch in (1, 6):
     queries = units(batch, seed=1)
     queries[0] = np.nan
@@ -131,5 +126,5 @@ def test_an_error_on_a_thread_is_raised():
     raise IndexError(f"no {item}")
 
   with pytest.raises(IndexError, match="no "):
-    scan.map(fail, [1, 2, 3])
-  assert scan.map(str, [1, 2, 3]) == ["1", "2", "3"]
+    scan._map(fail, [1, 2, 3])
+  assert scan._map(str, [1, 2, 3]) == ["1", "2", "3"]

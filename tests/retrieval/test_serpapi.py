@@ -14,11 +14,13 @@ import httpx2
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.clients import web, web_services
+from anysearch_jax.host import http_calls
+from retrieval import web_search
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "web" / "serpapi.json"
-QUICK = calls.Patience(deadline=10.0, retries=1, pause=0.001, failures=1000)
+QUICK = http_calls.Patience(
+  deadline=10.0, retries=1, pause=0.001, failures=1000
+)
 KEY = "k3y-of-nobody"
 
 
@@ -36,7 +38,7 @@ def test_a_search_that_failed_is_no_empty_answer(monkeypatch, reply, sentence):
   answer = httpx2.MockTransport(
     lambda request: httpx2.Response(200, content=content)
   )
-  retriever = web.WebRetriever(
+  retriever = web_search.WebRetriever(
     "serpapi", price=0, patience=QUICK, transport=answer
   )
   with pytest.raises(types.RetrievalError, match=sentence):
@@ -63,10 +65,10 @@ def test_the_key_reaches_a_server_and_no_log(monkeypatch, caplog):
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
   threading.Thread(target=server.serve_forever, daemon=True).start()
   url = f"http://127.0.0.1:{server.server_port}/search.json"
-  here = dataclasses.replace(web_services.SERVICES["serpapi"], url=url)
-  monkeypatch.setitem(web_services.SERVICES, "serpapi", here)
+  here = dataclasses.replace(web_search.SERVICES["serpapi"], url=url)
+  monkeypatch.setitem(web_search.SERVICES, "serpapi", here)
   monkeypatch.setenv("SERPAPI_API_KEY", KEY)
-  retriever = web.WebRetriever("serpapi", price=0.01, patience=QUICK)
+  retriever = web_search.WebRetriever("serpapi", price=0.01, patience=QUICK)
   found = asyncio.run(retriever.search(types.SearchRequest("tall & wide", 1)))
   retriever.close()
   server.shutdown()

@@ -9,10 +9,12 @@ import httpx2
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.pipeline import served
+from anysearch_jax.host import http_calls
+from retrieval import served_reranker as served
 
-QUICK = calls.Patience(deadline=10.0, retries=1, pause=0.001, failures=1000)
+QUICK = http_calls.Patience(
+  deadline=10.0, retries=1, pause=0.001, failures=1000
+)
 ASKED = [("q", ["aaa", "b", "cc"]), ("word", ["dddd"])]
 SCORES = [[3.0, 1.0, 2.0], [4.0]]
 
@@ -124,7 +126,9 @@ def test_a_query_that_is_refused_fails_alone():
     return tei([(0, "dddd")])
 
   error, found = scores(reranker(answer))
-  assert isinstance(error, calls.RefusedError) and "empty text" in str(error)
+  assert isinstance(error, http_calls.RefusedError) and "empty text" in str(
+    error
+  )
   assert found == [4.0]
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import strategies as st
 
-from retrieval.service import dialects, limits, service
+from retrieval.service import dialects, service
 
 _TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 _HOSTILE = st.sampled_from(
@@ -79,7 +79,9 @@ def test_any_body_gets_an_answer_or_an_error(route, blank, kind, examples, met):
     "near": near_requests.map(lambda value: json.dumps(value).encode()),
     "any": st.binary(max_size=60),
   }
-  values = limits.Limits(blank=blank, characters=4000, max_topk=9, body=20_000)
+  values = dialects.Limits(
+    blank=blank, characters=4000, max_topk=9, body=20_000
+  )
   app = service.create_app(held_search.HeldSearch(), limits=values)
   client = httpx2.AsyncClient(
     transport=httpx2.ASGITransport(app), base_url="http://service"

@@ -14,12 +14,12 @@ import pytest
 import retrieval_cases as cases
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.clients import sharded
-from retrieval.index import building, opening, parts
+from anysearch_jax.host import http_calls
+from retrieval import http_retriever
+from retrieval.index import building, opening
 from retrieval.service import service
 
-KINDS = ["bm25", "faiss_flat", "jax_flat"]
+KINDS = ["bm25", "flat"]
 QUERIES = ["water n3", "fire about n77", "Title 5", "passage", "number n150"]
 
 
@@ -66,13 +66,13 @@ def test_parts_together_have_the_rows_and_scores_of_the_whole(built, kind, of):
 )
 def test_an_invalid_part_is_refused(text):
   with pytest.raises(ValueError, match="expected I/N"):
-    parts.parse(text)
-  assert parts.parse("1/2") == (1, 2)
+    opening.parse_part(text)
+  assert opening.parse_part("1/2") == (1, 2)
 
 
 def test_more_parts_than_files_are_refused(built):
   with pytest.raises(ValueError, match="13 parts of an index with 12"):
-    opened(built("jax_flat"), "jax_flat", (0, 13))
+    opened(built("flat"), "flat", (0, 13))
 
 
 # Servers.
@@ -120,8 +120,8 @@ def connect():
   def start(address, network, **settings):
     settings = {"patience": fake.QUICK} | settings
     made.append(
-      sharded.ShardedRetriever(
-        sharded.addresses(address), transport=network, **settings
+      http_retriever.ShardedRetriever(
+        http_retriever.addresses(address), transport=network, **settings
       )
     )
     return made[-1]
@@ -193,7 +193,7 @@ def test_a_failed_shard_fails_the_query_and_is_named(connect):
 
 def test_a_slow_shard_is_bounded_by_the_deadline(connect):
   network = Network(a=answers, b=sleeps)
-  patience = calls.Patience(deadline=0.5, retries=0, failures=100)
+  patience = http_calls.Patience(deadline=0.5, retries=0, failures=100)
   retriever = connect("http://a,http://b", network, patience=patience)
   began = time.monotonic()
   message = fake.failure(retriever, fake.ask("q"))
@@ -204,7 +204,7 @@ def test_a_slow_shard_is_bounded_by_the_deadline(connect):
 @pytest.mark.parametrize("broken", [refuses, sleeps])
 def test_another_replica_answers_for_one_that_fails(connect, broken):
   network = Network(a=broken, b=answers)
-  patience = calls.Patience(deadline=2.0, retries=0, failures=100)
+  patience = http_calls.Patience(deadline=2.0, retries=0, failures=100)
   retriever = connect("http://a|http://b", network, patience=patience)
   assert fake.search(retriever, fake.ask("q")) == [fake.truth(fake.ask("q"))]
   # For a while the failed one is asked last.
@@ -239,7 +239,7 @@ def test_replicas_share_the_queries(connect):
 def test_replicas_of_different_indexes_are_refused(built, connect):
   network = Network(
     a=app(opened(built("bm25"), "bm25")),
-    b=app(opened(built("jax_flat"), "jax_flat")),
+    b=app(opened(built("flat"), "flat")),
   )
   retriever = connect("http://a|http://b", network)
   with pytest.raises(types.RetrievalError, match="replicas of different index"):
@@ -249,4 +249,4 @@ def test_replicas_of_different_indexes_are_refused(built, connect):
 @pytest.mark.parametrize("address", ["http://a,", "http://a||http://b", ","])
 def test_an_empty_address_is_refused(address):
   with pytest.raises(ValueError, match="url is invalid"):
-    sharded.ShardedRetriever(sharded.addresses(address))
+    http_retriever.ShardedRetriever(http_retriever.addresses(address))

@@ -15,13 +15,13 @@ import pytest
 import web_site
 
 pages_lib = pytest.importorskip(
-  "retrieval.web_pages.pages", reason="needs requirements-web.txt"
+  "retrieval.web_pages.pages", reason="needs the extra [web]"
 )
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 from anysearch_jax.rollout import searching  # noqa: E402
 from launch import retrieval_settings, retrievers  # noqa: E402
-from retrieval.clients import web  # noqa: E402
+from retrieval import web_search  # noqa: E402
 from retrieval.web_pages import addresses, fetching  # noqa: E402
 
 LIMITS = fetching.Limits(deadline=5.0, allowed=(f"{web_site.HOST}/32",))
@@ -89,7 +89,7 @@ def test_without_a_resolver_searches_fail_and_pages_are_not_blamed():
 def test_first_results_show_their_pages_and_others_their_snippets(site):
   engine_of(site, "/a", "/pdf", "/a?again")
   made = pages_lib.SearchWithPages(
-    web.WebRetriever("searxng", price=0.25, address=site.origin),
+    web_search.WebRetriever("searxng", price=0.25, address=site.origin),
     pages_lib.PageReader(LIMITS, words=50),
     first=2,
   )
@@ -112,7 +112,7 @@ def test_pages_of_a_search_share_one_deadline(site):
   engine_of(site, "/slow", "/a", "/slow")
   limits = dataclasses.replace(LIMITS, deadline=1.0)
   made = pages_lib.SearchWithPages(
-    web.WebRetriever("searxng", price=0, address=site.origin),
+    web_search.WebRetriever("searxng", price=0, address=site.origin),
     pages_lib.PageReader(limits, words=50),
     first=3,
   )

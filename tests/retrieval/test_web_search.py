@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.clients import web
+from anysearch_jax.host import http_calls
+from retrieval import web_search
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "web"
 _KEYS = {
@@ -29,7 +29,9 @@ EXCHANGES = [
   for kind in _KEYS
   for exchange in json.loads((_DATA / f"{kind}.json").read_text())
 ]
-QUICK = calls.Patience(deadline=10.0, retries=1, pause=0.001, failures=1000)
+QUICK = http_calls.Patience(
+  deadline=10.0, retries=1, pause=0.001, failures=1000
+)
 KEY = "k3y-of-nobody"
 
 
@@ -53,7 +55,7 @@ def connect(monkeypatch):
 
     engine = "0123456789abcdef0" if kind == "google" else ""
     made.append(
-      web.WebRetriever(
+      web_search.WebRetriever(
         kind,
         price=0.005,
         engine=engine,
@@ -105,7 +107,9 @@ def test_an_exchange_is_asked_and_understood(connect, kind, exchange):
     )
     assert retriever.counters["cost"] == 0.005
   else:
-    with pytest.raises(web.AccountError, match=exchange["account_error"]):
+    with pytest.raises(
+      web_search.AccountError, match=exchange["account_error"]
+    ):
       asyncio.run(retriever.search(request))
     assert retriever.counters["cost"] == 0
   assert said(retriever.sent[0]) == exchange["request"]
@@ -228,7 +232,7 @@ def test_a_busy_service_is_tried_again(connect):
 def test_key_is_never_shown(connect, kind, caplog):
   caplog.set_level(logging.DEBUG)
   retriever = connect(kind, body({"message": f"Bad key {KEY}"}, status=403))
-  with pytest.raises(web.AccountError, match="Bad key") as caught:
+  with pytest.raises(web_search.AccountError, match="Bad key") as caught:
     asyncio.run(retriever.search(ask("a")))
   assert caught.value.__cause__ is None
   shown = str(caught.value) + repr(caught.value) + repr(retriever)
@@ -241,7 +245,9 @@ def test_a_key_that_is_not_there_is_named(monkeypatch, kind):
   variable, _ = _KEYS[kind]
   monkeypatch.delenv(variable, raising=False)
   with pytest.raises(ValueError, match=f"{variable} is not set"):
-    web.WebRetriever(kind, price=0, engine="x" if kind == "google" else "")
+    web_search.WebRetriever(
+      kind, price=0, engine="x" if kind == "google" else ""
+    )
 
 
 def test_another_variable_may_hold_the_key(connect):
@@ -263,7 +269,7 @@ def test_another_variable_may_hold_the_key(connect):
 )
 def test_invalid_settings_are_refused(kind, settings, sentence):
   with pytest.raises(ValueError, match=sentence):
-    web.WebRetriever(kind, **settings)
+    web_search.WebRetriever(kind, **settings)
 
 
 def test_the_web_is_one_corpus(connect):
@@ -288,7 +294,7 @@ SEARXNG = json.loads((_DATA / "searxng.json").read_text())
 
 
 def searxng(handler, **settings):
-  return web.WebRetriever(
+  return web_search.WebRetriever(
     "searxng",
     price=0,
     address="http://searx.test:8888/",
@@ -317,7 +323,9 @@ def test_an_exchange_with_searxng_is_understood(exchange):
     message = exchange.get("error") or exchange["account_error"]
     with pytest.raises(types.RetrievalError, match=message):
       raise found
-    assert isinstance(found, web.AccountError) == ("account_error" in exchange)
+    assert isinstance(found, web_search.AccountError) == (
+      "account_error" in exchange
+    )
   assert said(sent[0]) == exchange["request"]
   assert retriever.identity() == {
     "kind": "web",
@@ -337,7 +345,7 @@ def test_an_exchange_with_searxng_is_understood(exchange):
 )
 def test_invalid_settings_of_searxng_are_refused(address, settings, sentence):
   with pytest.raises(ValueError, match=sentence) as caught:
-    web.WebRetriever("searxng", price=0, address=address, **settings)
+    web_search.WebRetriever("searxng", price=0, address=address, **settings)
   assert "secret" not in str(caught.value)
 
 
@@ -385,7 +393,7 @@ def test_query_that_breaks_the_service_blocks_no_other(connect):
       return httpx2.Response(500, text="Oops.")
     return response(exchange["reply"])
 
-  patience = calls.Patience(retries=0, failures=2, pause=0.001)
+  patience = http_calls.Patience(retries=0, failures=2, pause=0.001)
   retriever = connect("serper", handler, patience=patience)
   for _ in range(9):
     with pytest.raises(types.RetrievalError, match="HTTP 500: Oops."):

@@ -136,7 +136,7 @@ def test_file_without_a_rule_is_refused(tmp_path, values, expected):
   with pytest.raises(ValueError) as error:
     control.of(config)
   assert expected in str(error.value)
-  assert "expected a file of launch.fit_control" in str(error.value)
+  assert "expected a file of research.control_fit" in str(error.value)
 
 
 def test_hash_is_of_what_decides(tmp_path):

@@ -100,11 +100,9 @@ def test_groups_and_samples_come_in_order():
 def test_result_does_not_depend_on_finishing_order():
   expected = values(run_groups(assignments(), scripted.Engine(script)))
   for seed in range(3):
-    finished = []
     engine = scripted.Engine(script, seconds=scripted.shuffled_seconds(seed))
-    rollout = run_groups(assignments(), engine, on_done=finished.append)
-    assert values(rollout) == expected
-    order = [(each.address.question, each.address.sample) for each in finished]
+    assert values(run_groups(assignments(), engine)) == expected
+    order = [(a.question, a.sample) for a in engine.released]
     assert len(order) == 9 and order != sorted(order)
 
 

@@ -16,7 +16,7 @@ from hostile_episode import episode_of, play
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import records
-from anysearch_jax.evaluation import episodes, journal
+from anysearch_jax.evaluation import columns, journal
 from anysearch_jax.host import json_files
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import tensor_files
@@ -40,17 +40,16 @@ def test_line_is_a_valid_episode_or_refused(tape):
   line = tape.pick((line, line, tape.damage(line), tape.raw()))
   lines = line.splitlines() or [line]
   try:
-    found = list(episodes.read(lines, source="rows"))
+    found = list(columns.parse(lines, source="rows"))
   except ValueError as error:
     assert str(error).startswith("rows") and len(str(error)) < 600
     return
-  sample = episodes.Sample(2)
+  sample = columns.Sample(2)
   for each in found:
     assert isinstance(each["spans"], list)
-    assert isinstance(episodes.dataset_of(each), str)
+    assert isinstance(columns.dataset_of(each), str)
     sample.add(each)
   assert len(sample.episodes()) == min(2, len(found))
-  assert len(episodes.scored(found)) <= len(found)
 
 
 @hostile.cases("an episode is read as it was written")
@@ -70,7 +69,7 @@ def test_episode_round_trips_through_its_file(folder, tape):
     rows.finish()
   (found,) = journal.read(path)
   with path.open("rb") as lines:
-    assert list(episodes.read(lines, source="rows")) == [found]
+    assert list(columns.parse(lines, source="rows")) == [found]
   assert found.keys() == row.keys()
   assert found["tokens"] == row["tokens"]
   assert [(each["author"], each["text"]) for each in found["spans"]] == [

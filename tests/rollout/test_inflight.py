@@ -17,6 +17,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.evaluation import harness
+from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout import inflight as inflight_lib
 from anysearch_jax.training import collection, timeline
@@ -278,7 +279,9 @@ def test_training_warns_when_nothing_moves(stuck):
     quiet_seconds=WATCHED.watch.quiet_seconds,
     timeline=timeline.Timeline(lambda: 0.0),
   )
-  collected = collector.collect(3, curriculum.Assignment([1], False))
+  collected = collector.collect(
+    3, curriculum.Assignment([1], False), loop.Scope(RuntimeError)
+  )
   assert collected.failed == 0
   assert stuck.said[0].startswith("Nothing moved for ")
 

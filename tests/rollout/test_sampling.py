@@ -13,6 +13,7 @@ from absl.testing import parameterized
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.rollout.jax_engine import sampling, threefry
+from anysearch_jax.training import validation
 
 P = np.array([0.4, 0.05, 0.3, 0.1, 0.15])
 LOGITS = jnp.log(jnp.asarray(P, jnp.float32)) + 3.0
@@ -146,11 +147,11 @@ def test_ties_go_to_the_first_token_and_no_draw_leaves_the_vocabulary():
 )
 def test_training_refuses_what_changes_the_distribution(kwargs):
   with pytest.raises(ValueError, match="training needs temperature > 0"):
-    sampling.validate_training(config_lib.SamplingConfig(**kwargs))
+    validation._sampling(config_lib.SamplingConfig(**kwargs))
 
 
 def test_training_takes_any_positive_temperature():
-  sampling.validate_training(config_lib.SamplingConfig(temperature=0.7))
+  validation._sampling(config_lib.SamplingConfig(temperature=0.7))
 
 
 class AddressKeyTest(chex.TestCase, parameterized.TestCase):

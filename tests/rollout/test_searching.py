@@ -23,6 +23,7 @@ from scripted_search import (
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver, searching
 from retrieval import lexical
 
@@ -44,7 +45,7 @@ def test_answers_do_not_depend_on_the_order_of_searches(
   async def play():
     return await asyncio.gather(*(one(*each[:2]) for each in asked))
 
-  answers = asyncio.run(play())
+  answers = loop.run(play())
   assert listed(answers) == [truth(request) for request, *_ in asked]
   # Each distinct query was sent once.
   assert Counter(inner.asked) == Counter({request for request, *_ in asked})
@@ -97,7 +98,7 @@ def test_queries_that_wait_for_a_call_form_one_batch():
   async def play():
     await asyncio.gather(*map(one, range(10)))
 
-  asyncio.run(play())
+  loop.run(play())
   assert [len(call) for call in inner.calls] == [1, 9]
 
 
@@ -121,9 +122,13 @@ def test_answers_outlive_the_event_loop():
 def test_cached_answer_does_not_yield_to_the_event_loop():
   ret = searcher(Many())
   run(ret, ask("a"))
-  with pytest.raises(StopIteration) as done:
-    ret.search(ask("a")).send(None)
-  assert list(done.value.value) == truth(ask("a"))
+
+  async def at_once():
+    with pytest.raises(StopIteration) as done:
+      ret.search(ask("a")).send(None)
+    return list(done.value.value)
+
+  assert loop.run(at_once()) == truth(ask("a"))
 
 
 def test_empty_answer_is_cached():
@@ -173,7 +178,7 @@ def test_rollout_is_unchanged_and_sends_each_query_once():
     return scripted.answer("yes")
 
   def play(retriever):
-    rollout = asyncio.run(
+    rollout = loop.run(
       driver.run_groups(
         [
           driver.Assignment(
@@ -213,7 +218,7 @@ def test_bm25_batch_equals_single_searches():
   requests = [ask("West"), ask("town", 2), ask("nothing")]
   expected = [retriever.lookup(r.query, r.k) for r in requests]
   assert expected[0] and expected[1] and expected[2] == ()
-  assert asyncio.run(retriever.search_many(requests)) == expected
+  assert loop.run(retriever.search_many(requests)) == expected
   assert run(searcher(retriever), *requests) == expected
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 import hypothesis
 import pytest
@@ -22,6 +20,7 @@ from scripted_search import (
 )
 
 from anysearch_jax import types
+from anysearch_jax.host import loop
 
 
 @KINDS
@@ -60,7 +59,7 @@ def test_cancelled_and_failed_searches_do_not_affect_others(
         *(one(i, *each) for i, each in enumerate(asked))
       )
 
-  answers = asyncio.run(play())
+  answers = loop.run(play())
   for i, (answer, (request, *_)) in enumerate(zip(answers, asked, strict=True)):
     if answer == "gave up":
       assert i in impatient
@@ -138,7 +137,7 @@ def test_deadline_of_one_waiter_does_not_affect_others(kind):
     first.cancel()
     return list(await second), first.cancelled()
 
-  assert asyncio.run(play()) == (truth(ask("a")), True)
+  assert loop.run(play()) == (truth(ask("a")), True)
   assert len(inner.asked) == 1 and not inner.cancelled
 
 
@@ -162,7 +161,7 @@ def test_last_cancelled_waiter_cancels_the_search(kind):
     await rounds(5)
     again.cancel()
 
-  asyncio.run(play())
+  loop.run(play())
   assert len(inner.asked) == 2
 
 
@@ -181,7 +180,7 @@ def test_batch_without_waiters_is_cancelled():
     tasks["b"].cancel()
     assert list(await joined) == truth(ask("a"))
 
-  asyncio.run(play())
+  loop.run(play())
   assert inner.calls == [[ask("a"), ask("b")]]
   assert not inner.cancelled
 
@@ -210,7 +209,7 @@ def test_search_during_a_cancellation_starts_a_new_call():
     third = asyncio.create_task(ret.search(ask("a")))
     return [list(await second), list(await third)]
 
-  assert asyncio.run(play()) == [truth(ask("a"))] * 2
+  assert loop.run(play()) == [truth(ask("a"))] * 2
   assert len(inner.calls) == 2
   assert ret.counters["deduplicated"] == 1
 
@@ -225,30 +224,5 @@ def test_query_without_waiters_is_not_sent():
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
-  asyncio.run(play())
+  loop.run(play())
   assert [r.query for r in inner.asked] == ["a", "c"]
-
-
-@KINDS
-@pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_event_loop_that_ends_early_leaves_no_state(kind, start, caplog):
-  latency = [1000]
-  inner = kind(lambda request: latency[0])
-  ret = searcher(inner, batch=1, concurrency=2)
-
-  async def play():
-    for query in "aabcdef":
-      asyncio.create_task(ret.search(ask(query)))
-    await rounds(start)
-
-  with asyncio.Runner() as runner:
-    loop = weakref.ref(runner.get_loop())
-    runner.run(play())
-  del runner
-  gc.collect()
-  assert loop() is None
-  assert inner.running == 0
-  # The next event loop starts without any searches in flight.
-  latency[0] = 1
-  assert listed(run(ret, *map(ask, "abc"))) == [truth(ask(q)) for q in "abc"]
-  assert not caplog.records

@@ -211,31 +211,6 @@ def test_closing_sends_the_aborts_that_are_due(serve):
   assert len(server.bodies("/abort_request")) == 1
 
 
-def test_closing_waits_for_tasks_that_cancelling_starts():
-  background, left = sglang_server.Background(), []
-
-  async def say():
-    await asyncio.sleep(0.05)
-    left.append("said")
-
-  async def work():
-    try:
-      await asyncio.sleep(60)
-    finally:
-      await asyncio.sleep(0.05)
-      asyncio.create_task(say())
-
-  async def end():
-    left.append("ended")
-
-  working = asyncio.run_coroutine_threadsafe(work(), background._loop)
-  background.run(asyncio.sleep(0.05))
-  working.cancel()
-  background.close(end)
-  background.close(end)
-  assert left == ["said", "ended"]
-
-
 def test_a_server_that_was_left_paused_is_continued(serve):
   _, server = serve()
   server.answer("/pause_generation", {"mode": "in_place"})

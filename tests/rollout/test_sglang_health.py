@@ -10,6 +10,7 @@ import pytest
 import sglang_engines as engines
 
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.rollout.sglang import health
 
 serve = engines.serve
@@ -89,7 +90,7 @@ def test_turn_is_sampled_again_even_if_its_server_recovers_at_once(serve):
       lambda: any(len(r.versions) == 5 for r in server.running.values()),
     )
     server.hold_at = -1
-    await asyncio.to_thread(engine._background.run, down_and_up())
+    await asyncio.to_thread(loop.run, down_and_up())
     return await turn
 
   assert len(asyncio.run(run()).token_ids) == 20
@@ -271,8 +272,8 @@ def test_servers_of_another_run_are_not_used(serve):
   theirs = first.version
   with pytest.raises(types.EngineError, match="did another run hand weights"):
     engines.turn(engine, question=0)
-  engine._background.run(engine._fleet._look(engine._fleet._members[0]))
-  engine._background.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
   assert _is(engine, 0, health.State.DOWN)()
   assert first.version == theirs
   # Its questions go to the other server.

@@ -30,6 +30,7 @@ import sglang_chains
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -257,11 +258,11 @@ def test_errors_quote_the_server(policy, make_engine, recorded):
   (server,) = engine._servers
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
-      engine._background.run(server.generate(body))
+      loop.run(server.generate(body))
   with pytest.raises(
     types.EngineError, match="did not reach.*iterator.*serves"
   ):
-    engine._background.run(
+    loop.run(
       sglang_weights.hand_over(
         [server],
         pathlib.Path("/nowhere"),

@@ -17,6 +17,7 @@ import sglang_chains
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import engine as sglang
@@ -123,9 +124,9 @@ def test_errors_quote_the_recorded_server(replay):
   (server,) = engine._servers
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
-      engine._background.run(server.generate(body))
+      loop.run(server.generate(body))
   with pytest.raises(types.EngineError, match="400: Failed to get weights"):
-    engine._background.run(
+    loop.run(
       sglang_weights.hand_over(
         [server],
         pathlib.Path("/nowhere"),

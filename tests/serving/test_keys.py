@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from anysearch_jax.serving import errors, keys
+from anysearch_jax.serving import fields, keys
 
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 ALICE = keys.Key(
@@ -35,7 +35,7 @@ def guard(tmp_path, clock):
 
 
 def refusal(guard, **wanted):
-  with pytest.raises(errors.RequestError) as refused:
+  with pytest.raises(fields.RequestError) as refused:
     with guard.admitted(ALICE, **{"searches": 1, "tokens": 1} | wanted):
       pass
   return refused.value
@@ -61,7 +61,7 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   "header", [None, "", "Bearer", "Bearer x", "Basic sk-alice", "sk-alice"]
 )
 def test_unknown_key_is_401(guard, header):
-  with pytest.raises(errors.RequestError) as refused:
+  with pytest.raises(fields.RequestError) as refused:
     guard.key(header)
   assert refused.value.status == 401 and refused.value.code == "invalid_api_key"
 
@@ -107,7 +107,7 @@ def test_running_requests_cannot_exceed_the_day_together(guard):
 def refusal_of_third(guard):
   """The key may have two requests at a time; its searches run out before."""
   other = keys.Key("alice", ALICE.sha256, requests=9, searches_a_day=10)
-  with pytest.raises(errors.RequestError) as refused:
+  with pytest.raises(fields.RequestError) as refused:
     with guard.admitted(other, searches=1, tokens=1):
       pass
   return refused.value

@@ -18,7 +18,7 @@ from served_agent import CONFIG, EMMA, script, served, wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import accounts, fields, keys, streaming
+from anysearch_jax.serving import answers, fields, keys
 
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 2}
 
@@ -90,7 +90,7 @@ def test_passage_without_room_is_no_source_and_no_citation():
 
 @pytest.fixture
 def impatient(monkeypatch):
-  monkeypatch.setattr(streaming, "HEARTBEAT_SECONDS", 0.05)
+  monkeypatch.setattr(answers, "HEARTBEAT_SECONDS", 0.05)
 
 
 def test_silent_stream_has_comments_that_the_official_client_ignores(impatient):
@@ -109,7 +109,7 @@ def test_silent_stream_has_comments_that_the_official_client_ignores(impatient):
         stream=True,
       )
     )
-  beat = streaming.HEARTBEAT.decode()
+  beat = answers.HEARTBEAT.decode()
   before, _, _ = text.partition("response.web_search_call.completed")
   assert before.count(beat) >= 3
   assert text.replace(beat, "").count(": still") == 0
@@ -141,7 +141,7 @@ def account(**values):
     deadline=9,
     stream=False,
   )
-  return accounts.Account("responses", asked=asked, **values)
+  return keys.Account("responses", asked=asked, **values)
 
 
 def test_nothing_is_used_after_the_end_of_a_request():
@@ -151,7 +151,7 @@ def test_nothing_is_used_after_the_end_of_a_request():
   mine.close()
   assert (mine.searches, mine.most_tokens) == (1, 100)
   for event in (events.Searching(2, "again"), events.Budget(0, 3)):
-    with pytest.raises(accounts.EndedError):
+    with pytest.raises(keys.EndedError):
       mine.tell(event)
 
 
@@ -160,7 +160,7 @@ def test_episode_whose_request_has_ended_makes_no_search():
   mine = account()
   mine.close()
   with served(retriever=retriever) as (_, service):
-    with pytest.raises(accounts.EndedError):
+    with pytest.raises(keys.EndedError):
       asyncio.run(service._agent.ask_async("Who?", budget=3, tell=mine.tell))
   assert not retriever.requests
 

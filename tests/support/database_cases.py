@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +20,19 @@ def ask(query, k=3, corpus=""):
 
 def search(retriever, *asked):
   return asyncio.run(retriever.search_many(asked))
+
+
+def built_by_the_command(*flags):
+  """Runs launch.build_index in a process; returns what it said."""
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.build_index", "--cache=", *flags],
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
 
 
 def finds_the_rows_of_a_float64_product(retriever, corpus):

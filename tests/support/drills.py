@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
@@ -28,7 +27,6 @@ from anysearch_jax.training import (
   rewards_and_advantages,
   validation,
 )
-from anysearch_jax.world import versions
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -57,6 +55,8 @@ PATIENT = dataclasses.replace(
   CONFIG, watch=config_lib.WatchConfig(max_failed=1.0)
 )
 
+_run_episode = driver.run_episode
+
 
 def with_deadlines(config, **seconds):
   return dataclasses.replace(
@@ -65,18 +65,20 @@ def with_deadlines(config, **seconds):
 
 
 def parts() -> dict[str, Any]:
-  """Returns the fixed world's policy, and questions that make it search.
+  """Returns the shipped policy, and questions that make it search.
 
   They are about one corpus, and their episodes are short.
   """
-  world = world_lib.World(versions.config("fixed", 0))
-  folder = pathlib.Path(__file__).parents[2] / "configs/fixed_world_policy"
+  world = world_lib.World()
+  folder = pathlib.Path(__file__).parents[2] / "configs/graded_world_policy"
   return {
     "policy": hf.load(folder),
     "questions": [
       q
       for q in world.questions("train", 3000, 0)
-      if q.corpus == CORPUS and q.metadata["min_searches"] in (1, 2)
+      if q.corpus == CORPUS
+      and q.metadata["min_searches"] in (1, 2)
+      and q.metadata["hops"] <= 2
     ],
     "retriever": lexical.LexicalRetriever(world.corpus),
   }
@@ -141,13 +143,13 @@ class Drill:
     validation.validate(self.config)
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(learner, "Learner", Watched)
-      patch.setattr(
-        driver,
-        "run_groups",
-        functools.partial(driver.run_groups, on_done=self.played.append),
-      )
+      patch.setattr(driver, "run_episode", self._played)
       loop.Trainer(self.config, folder=self.folder, **self._parts).run(on_event)
     return self
+
+  async def _played(self, *args, **kwargs) -> types.Trajectory:
+    self.played.append(await _run_episode(*args, **kwargs))
+    return self.played[-1]
 
   def policy(self) -> list[np.ndarray]:
     """Returns the weights that the run exported."""

@@ -11,11 +11,11 @@ import httpx2
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls
-from retrieval.clients import client
+from anysearch_jax.host import http_calls
+from retrieval import http_retriever
 
 URL = "http://retriever.test:8000"
-QUICK = calls.Patience(
+QUICK = http_calls.Patience(
   deadline=10.0, retries=2, pause=0.001, failures=1000, cooldown=60.0
 )
 
@@ -126,7 +126,7 @@ def clients():
 
     is_async = asyncio.iscoroutinefunction(handler)
     made.append(
-      client.HttpRetriever(
+      http_retriever.HttpRetriever(
         URL,
         patience=patience,
         transport=httpx2.MockTransport(answer_later if is_async else answer),

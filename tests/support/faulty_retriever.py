@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host.http import calls
+from anysearch_jax.host import http_calls
 from anysearch_jax.rollout import searching
 from launch import retrievers
-from retrieval.clients import client
+from retrieval import http_retriever
 
 # The error that a run reports for each fault; "hangs" ends by a deadline.
 FAULTS = {
@@ -136,13 +136,13 @@ def connect(url: str, corpus: str, *, batch: int, **patience):
     url: address of the server.
     corpus: corpus of the requests.
     batch: queries per call; with 1 a fault affects only its own query.
-    **patience: fields of `calls.Patience`.
+    **patience: fields of `http_calls.Patience`.
   """
-  asking = client.HttpRetriever(
+  asking = http_retriever.HttpRetriever(
     url,
     batch=batch,
     corpus=corpus,
-    patience=calls.Patience(**{"retries": 1, "pause": 0.001} | patience),
+    patience=http_calls.Patience(**{"retries": 1, "pause": 0.001} | patience),
   )
   try:
     yield searching.BatchingRetriever(

@@ -122,10 +122,10 @@ def _write(tell: int, name: str) -> None:
 def _report(happened: Callable[[str], None]) -> None:
   """Has the events of this process reported."""
   from anysearch_jax.evaluation import journal
-  from anysearch_jax.rollout import answering
+  from anysearch_jax.rollout import driver
   from anysearch_jax.training import checkpoint, learner
 
-  answer, steps = answering.answer, learner.Learner.steps
+  answer, steps = driver.answer, learner.Learner.steps
   save, add = checkpoint.Checkpoints.save, journal.Journal.add
 
   async def answer_and_tell(request, **kwargs):
@@ -146,7 +146,7 @@ def _report(happened: Callable[[str], None]) -> None:
     add(self, row)
     happened("row")
 
-  answering.answer = answer_and_tell
+  driver.answer = answer_and_tell
   learner.Learner.steps = steps_and_tell
   checkpoint.Checkpoints.save = tell_and_save
   journal.Journal.add = add_and_tell

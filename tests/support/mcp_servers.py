@@ -16,15 +16,12 @@ import time
 import pytest
 
 tool_lib = pytest.importorskip(
-  "retrieval.mcp_tools.tool", reason="needs requirements-serve.txt"
+  "retrieval.mcp_tool", reason="needs the extra [serve]"
 )
 from anysearch_jax import types  # noqa: E402
-from anysearch_jax.host.http import calls  # noqa: E402
-from retrieval.mcp_tools import transports  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
 COMMAND = (sys.executable, str(SERVER))
-PATIENCE = calls.Patience(deadline=90.0, retries=2, failures=100)
 EMMA = ["w/1", "w/2", "w/3"]
 
 
@@ -65,6 +62,9 @@ def url():
   process.wait(10)
 
 
-def over_http(url, **settings):
-  server = transports.Address(url, {}, tool_lib.LARGEST)
-  return tool_lib.McpRetriever(server, **{"patience": PATIENCE} | settings)
+def opened(server, **settings):
+  """Returns a tool of a server, `search_documents` unless one is given."""
+  given = {"tool": "search_documents", "deadline": 90.0}
+  if "tool" not in settings:
+    given |= {"query": "search_query", "count": "max_results"}
+  return tool_lib.McpRetriever(server, **given | settings)

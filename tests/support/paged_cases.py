@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 
 def case(*, heads, ends, new, columns, size=64, kv=1):
@@ -22,7 +23,7 @@ def case(*, heads, ends, new, columns, size=64, kv=1):
   (group, h), rng = heads, np.random.default_rng(0)
   table = 1 + rng.permutation(len(ends) * columns)
   shape = (kv, 1 + len(ends) * columns, size, h)
-  pages = paged_attention.Pages(
+  pages = pages_lib.Pages(
     *(jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(2))
   )
   q = jnp.asarray(

@@ -19,7 +19,6 @@ from anysearch_jax.planning import (
   compilation,
   plan,
   program,
-  roofline,
   targets,
 )
 from anysearch_jax.policy import architecture as architecture_lib
@@ -84,7 +83,7 @@ def need(name: str) -> None:
     try:
       importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      pytest.skip(f"needs {package} of requirements-plan.txt")
+      pytest.skip(f"needs {package} of the extra [plan]")
 
 
 @contextlib.contextmanager
@@ -235,7 +234,7 @@ def part(name="train step", *, total=0.0, **changes) -> plan.Part:
     gradients=gradients,
     held=held,
     compiled=compiled,
-    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
+    predicted=targets.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
   )
   return dataclasses.replace(whole, **changes)
 

@@ -1,6 +1,6 @@
 """Tables of a real server of PostgreSQL: fixtures that modules of tests name.
 
-A module takes a fixture by an assignment, `server = postgres_tables.server`.
+A module takes a fixture by an assignment, `pool = postgres_tables.pool`.
 Importing this module skips a module of tests without PostgreSQL's client.
 """
 
@@ -14,12 +14,10 @@ import retrieval_cases as cases
 
 from retrieval import passages
 
-psycopg = pytest.importorskip(
-  "psycopg", reason="needs requirements-postgres.txt (psycopg, pgvector)"
-)
-pytest.importorskip("pgvector", reason="needs requirements-postgres.txt")
-from retrieval.postgres import server as server_lib  # noqa: E402
-from retrieval.postgres import table as table_lib  # noqa: E402
+psycopg = pytest.importorskip("psycopg", reason="needs the extra [postgres]")
+pytest.importorskip("pgvector", reason="needs the extra [postgres]")
+pytest.importorskip("psycopg_pool", reason="needs the extra [postgres]")
+from retrieval import postgres  # noqa: E402
 
 with_vectors = pytest.mark.skipif(
   not postgres_server.programs()[1],
@@ -33,8 +31,8 @@ def real():
 
 
 @pytest.fixture
-def server(real):
-  made = server_lib.Server(real.address())
+def pool(real):
+  made = postgres.connect(real.address())
   yield made
   made.close()
 
@@ -48,8 +46,8 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(real, corpus):
-  server = server_lib.Server(real.address())
-  table_lib.build(server, "plain", corpus)
+  with postgres.connect(real.address()) as pool:
+    postgres.build(pool, "plain", corpus)
   return "plain"
 
 

@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 
 from anysearch_jax import types
-from retrieval.recording import recorder
+from retrieval import recording as recording_lib
 
 WHO = {"kind": "test", "corpus": "abc"}
 
@@ -49,7 +49,7 @@ class Source:
 
 @contextlib.contextmanager
 def recording(retriever, path, mode="record", identity=WHO):
-  tested = recorder.Recorder(retriever, path, mode=mode, identity=identity)
+  tested = recording_lib.Recorder(retriever, path, mode=mode, identity=identity)
   try:
     yield tested
   finally:

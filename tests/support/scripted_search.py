@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.rollout import searching
 
 
@@ -104,7 +105,7 @@ async def all_of(ret, *requests):
 
 def run(ret, *requests):
   """Runs searches concurrently in a new event loop."""
-  return asyncio.run(all_of(ret, *requests))
+  return loop.run(all_of(ret, *requests))
 
 
 def listed(answers):

@@ -8,7 +8,7 @@ import contextlib
 import held_search
 import httpx2
 
-from retrieval.service import limits, service
+from retrieval.service import dialects, service
 
 
 @contextlib.asynccontextmanager
@@ -27,7 +27,7 @@ def play(scenario, *, token="", headers=None, search=None, **values):
 
   async def main():
     app = service.create_app(
-      search, limits=limits.Limits(**values), token=token
+      search, limits=dialects.Limits(**values), token=token
     )
     try:
       async with client_of(app, headers=headers) as client:

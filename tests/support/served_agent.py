@@ -14,7 +14,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.serving import app, fields, service
+from anysearch_jax.serving import fields, service
 
 EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
@@ -51,7 +51,7 @@ def served(
     with socket.create_server(("127.0.0.1", 0)) as listening:
       server = uvicorn.Server(
         uvicorn.Config(
-          app.create_app(made), log_config=None, timeout_graceful_shutdown=5
+          service.create_app(made), log_config=None, timeout_graceful_shutdown=5
         )
       )
       thread = threading.Thread(

@@ -12,7 +12,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum
-from anysearch_jax.config import values
+from anysearch_jax.config import settings
 from anysearch_jax.training import checkpoint, train_step
 
 CONFIG = config_lib.ExperimentConfig(
@@ -68,7 +68,7 @@ def bits(saved: checkpoint.Saved):
 def opened(folder, **keep) -> checkpoint.Checkpoints:
   return checkpoint.Checkpoints(
     folder,
-    config=values.to_dict(CONFIG),
+    config=settings.to_dict(CONFIG),
     keep=config_lib.CheckpointConfig(**keep),
   )
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax.evaluation import metrics
+from anysearch_jax.report import page, study_tables, trajectories
+from anysearch_jax.report import study as study_lib
 
 WORDS: list[str] = []  # Texts of the tokens of all rows made so far.
 HOSTILE = (
@@ -217,3 +219,25 @@ def save_training(run: metrics.Training, folder: pathlib.Path) -> None:
   lines = "".join(json.dumps(record) + "\n" for record in run.records)
   (folder / "metrics.jsonl").write_text(lines, "utf-8")
   (folder / "config.json").write_text(json.dumps(run.config), "utf-8")
+
+
+def told(*measured: Any, **options: Any) -> dict[str, Any]:
+  """Returns the data of a report; arguments as for `study.measure`."""
+  found = study_lib.measure(*measured, **options)
+  return page.data(found, study_tables.tables(found))
+
+
+def write(
+  output: pathlib.Path,
+  rows: Sequence[metrics.Row],
+  *measured: Any,
+  samples: Sequence[trajectories.Sample] | None = None,
+  recorded: Sequence[trajectories.Sample] = (),
+  words: dict[str, str] | None = None,
+  **options: Any,
+) -> dict[str, Any]:
+  """Writes a report; `recorded` are of trainings, `words` title and notes."""
+  found = study_lib.measure(rows, *measured, **options)
+  if samples is None:
+    samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
+  return page.write(output, found, samples, recorded, **(words or {}))

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.training import (
-  learner,
-  rollout_buffer,
-)
+from anysearch_jax.training import collection, learner
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +110,11 @@ def test_a_rollout_of_an_earlier_version_gets_its_observations(parts):
     observations=(types.Observation("search", "kelmar mayor", 0, (shown,), 3),),
     search_ends=(1,),
   )
-  packed = rollout_buffer.pack_groups(
-    [types.Group(question, 2, False, (made,))]
-  )
+  packed = collection.pack_groups([types.Group(question, 2, False, (made,))])
   for (values,) in packed.values:
     del values["observations"]
     values["documents"] = made.documents
-  (group,) = rollout_buffer.unpack_groups(
+  (group,) = collection.unpack_groups(
     packed._replace(values=json.loads(json.dumps(packed.values))),
     lambda rollout, index: question,
   )
@@ -219,7 +214,7 @@ def test_pending_rollouts_survive_a_round_trip(parts):
       for name in ("token_ids", "authors", "logps", "versions")
     },
   )
-  rollout = rollout_buffer.RolloutBatch(
+  rollout = collection.RolloutBatch(
     groups=[None, types.Group(question, 2, True, (whole, failed))],
     places=np.asarray([1, 3]),
     dropped=1,
@@ -229,9 +224,9 @@ def test_pending_rollouts_survive_a_round_trip(parts):
     engine=Counter(sampled_tokens=3),
     search=Counter(call_seconds=0.1),
   )
-  packed = rollout_buffer.pack([rollout, rollout])
+  packed = collection.pack([rollout, rollout])
   packed = packed._replace(values=json.loads(json.dumps(packed.values)))
-  for back in rollout_buffer.unpack(
+  for back in collection.unpack(
     packed, lambda r, place: {(7, 3): question}[r, place]
   ):
     none, group = back.groups

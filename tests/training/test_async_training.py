@@ -25,7 +25,7 @@ from anysearch_jax.training import (
   health,
   learner,
   pipeline,
-  staleness,
+  sampler,
   timeline,
   validation,
 )
@@ -123,7 +123,7 @@ def test_tokens_of_a_wrong_version_stop_the_run(lie, parts, tmp_path, scripted):
     if lie < 0
     else "Rollout 0 holds tokens of policy version 1, expected 0 to 0"
   )
-  with pytest.raises(staleness.StaleError, match=sentence):
+  with pytest.raises(sampler.StaleError, match=sentence):
     runs.run(
       tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, lie=lie)
     )

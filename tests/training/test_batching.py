@@ -216,10 +216,7 @@ def test_a_row_holds_at_most_max_segments():
 )
 def test_rows_of_a_micro_batch_by_hand(length, multiple, rows):
   # For 40 tokens; the minimum is one row for each device.
-  found = batching.rows_per_micro_batch(
-    length, config=CONFIG, multiple=multiple
-  )
-  assert found == rows
+  assert CONFIG.rows(length, multiple) == rows
 
 
 def test_short_sequences_fill_the_free_space_of_long_rows():

@@ -1,4 +1,4 @@
-"""A training whose budgets are cents alone, with two searches."""
+"""A training whose budgets are cents alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import json
 import pytest
 import small_run
 
-from anysearch_jax.rollout import toolbox
 from anysearch_jax.training import validation
-from anysearch_jax.world import cheap_retrieval
-from anysearch_jax.world import world as world_lib
 
 CENTS = (1, 6)
 CONFIG = dataclasses.replace(
@@ -23,9 +20,8 @@ CONFIG = dataclasses.replace(
   reward=dataclasses.replace(
     small_run.CONFIG.reward, abs_searches=0.0, abs_dollars=1.0
   ),
-  episode=dataclasses.replace(small_run.CONFIG.episode, prompts="world_priced"),
   evaluation=dataclasses.replace(
-    small_run.CONFIG.evaluation, tool_prices=("cheap=10", "search=30")
+    small_run.CONFIG.evaluation, tool_prices=("search=30",)
   ),
 )
 
@@ -34,12 +30,6 @@ CONFIG = dataclasses.replace(
 def played(tmp_path_factory):
   folder = tmp_path_factory.mktemp("cents")
   parts = small_run.parts()
-  parts["retriever"] = toolbox.Toolbox(
-    {
-      "search": parts["retriever"],
-      "cheap": cheap_retrieval.CheapRetriever(world_lib.World()),
-    }
-  )
   small_run.train(folder / "whole", parts, CONFIG)
   small_run.train(folder / "killed", parts, CONFIG, rollouts=3)
   small_run.train(folder / "killed", parts, CONFIG)
@@ -65,7 +55,7 @@ def test_every_group_has_a_cap_in_cents_and_no_other(played):
         caps = each["caps"]
         drawn.add(caps["dollars"])
         assert "tokens" not in caps
-        assert caps["prices"]["tools"] == [["search", 30.0], ["cheap", 10.0]]
+        assert caps["prices"]["tools"] == [["search", 30.0]]
   assert drawn == {0.01, 0.06}
 
 
@@ -82,9 +72,9 @@ def test_levels_are_counted_and_resume_exactly(played):
   "prices, words",
   [
     ((), "curriculum.cent_levels: found caps"),
-    (("cheep=10",), "evaluation.tool_prices: found 'cheep'"),
-    (("cheap:10",), "evaluation.tool_prices: Found 'cheap:10'"),
-    (("cheap=1", "cheap=2"), "each tool once"),
+    (("serch=10",), "evaluation.tool_prices: found 'serch'"),
+    (("search:10",), "evaluation.tool_prices: Found 'search:10'"),
+    (("search=1", "search=2"), "each tool once"),
   ],
 )
 def test_prices_that_do_not_fit_are_refused(prices, words):

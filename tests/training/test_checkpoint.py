@@ -14,7 +14,7 @@ import pytest
 import small_checkpoint as small
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import values
+from anysearch_jax.config import settings
 from anysearch_jax.training import checkpoint, manifest
 
 pristine, folder = small.pristine, small.folder
@@ -24,7 +24,9 @@ def test_saved_values_are_restored(folder, tmp_path):
   assert small.restore(tmp_path / "new") is None
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
   written = checkpoint.read_json(folder, 4, "config")
-  assert values.from_dict(config_lib.ExperimentConfig, written) == small.CONFIG
+  assert (
+    settings.from_dict(config_lib.ExperimentConfig, written) == small.CONFIG
+  )
 
 
 def test_parameters_are_read_without_the_optimizer(folder):

@@ -10,7 +10,6 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.algorithms import curriculum
 from anysearch_jax.training import learner, loop, validation
 
 
@@ -101,7 +100,7 @@ def test_a_run_stopped_between_epochs_ends_on_the_same_bits(parts, tmp_path):
 def test_epochs_divide_the_steps_of_a_rollout():
   config = over(steps=4, epochs=3)
   with pytest.raises(ValueError, match="4 steps_per_rollout; .* of epochs, 3"):
-    curriculum.validate(config.curriculum)
+    validation._curriculum(config.curriculum)
   # Eight trajectories in eight batches of one; the ninth has none.
   validation.validate(over(steps=16, epochs=2))
   with pytest.raises(ValueError, match="8 trajectories do not divide into 16"):

@@ -18,7 +18,7 @@ from anysearch_jax import types
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
-from anysearch_jax.training import fingerprint, health
+from anysearch_jax.training import health
 
 serve = sglang_engines.serve
 
@@ -140,7 +140,7 @@ def test_scores_are_those_of_one_forward(axes):
   placed = jax.device_put(params, sharding.shardings(small_engine.A, mesh))
   prompt = small_engine.prompt(3)
   scores = small_engine.engine(placed, mesh=mesh).scores(prompt)
-  expected = fingerprint._score(
+  expected = health._score(
     placed, np.asarray(prompt, np.int32), a=small_engine.A, dtype=np.float32
   )
   assert len(scores) == axes.get("data", 1)
@@ -156,7 +156,7 @@ def _of_servers(engine, policy):
     config=config_lib.EpisodeConfig(prompts="world", max_context=60),
     codec=policy.tokenizer,
   )
-  return fingerprint.Fingerprint(
+  return health.Fingerprint(
     engine,
     architecture=policy.architecture,
     dtype="float32",
@@ -204,7 +204,7 @@ def test_an_engine_without_scores_is_not_verified():
   policy = sglang_engines.policy()
   prints = _of_servers(object(), policy)
   prints.expect({}, 0)
-  assert prints.check(0) == fingerprint.Gap(0, 0.0, 0.0)
+  assert prints.check(0) == health.Gap(0, 0.0, 0.0)
 
 
 def test_fake_servers_score_the_weights_that_they_loaded(serve):
@@ -220,8 +220,8 @@ def test_fake_servers_score_the_weights_that_they_loaded(serve):
 
 def test_weights_that_are_broken_on_both_sides_are_the_same_weights():
   nan = float("nan")
-  found = fingerprint._difference(
+  found = health._difference(
     np.array([nan, -1.0, -2.0]), np.array([nan, -1.5, -2.0])
   )
   np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])
-  assert np.isnan(fingerprint._difference(np.array([nan]), np.array([-1.0])))
+  assert np.isnan(health._difference(np.array([nan]), np.array([-1.0])))

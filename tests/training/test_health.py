@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import collection, health, rollout_buffer
+from anysearch_jax.training import collection, health
 
 CONFIG = config_lib.ExperimentConfig(
   questions=4,
@@ -41,8 +41,8 @@ FINE = {
 
 
 def collected(**counts):
-  values = dict.fromkeys(rollout_buffer.COUNTS, 0) | counts
-  return rollout_buffer.RolloutBatch(
+  values = dict.fromkeys(collection.COUNTS, 0) | counts
+  return collection.RolloutBatch(
     groups=[],
     places=np.zeros(0, np.int64),
     engine=Counter(),

@@ -14,7 +14,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
-from anysearch_jax.training import learner, measuring, rewards_and_advantages
+from anysearch_jax.training import learner, rewards_and_advantages
 
 MODEL = types.Author.MODEL
 QUESTION = types.Question("q", "where?", ("tol",))
@@ -142,9 +142,11 @@ def test_only_the_first_process_asks(monkeypatch):
     raise AssertionError("another process asked")
 
   told = [[{"kind": 1.0}, ""], [{}, "The judge is down."]]
-  monkeypatch.setattr(measuring.processes, "on_main", lambda make: told)
+  monkeypatch.setattr(
+    rewards_and_advantages.processes, "on_main", lambda make: told
+  )
   places = {(0, 0): trajectory(0, 0), (0, 1): trajectory(0, 1)}
-  found = measuring.measure(trained(measure), places)
+  found = rewards_and_advantages.measure(trained(measure), places)
   assert found.values == {(0, 0): {"kind": 1.0}}
   assert found.reasons == {(0, 1): "The judge is down."}
 

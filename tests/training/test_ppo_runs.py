@@ -12,7 +12,7 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import flops, memory, programs
+from anysearch_jax.planning import compilation, flops, programs
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.training import learner, throughput, validation
 
@@ -87,10 +87,10 @@ def test_a_plan_includes_the_critic_and_its_pass():
   )
   step, values = found[:2]
   assert (step.name, values.name) == ("train step", "value pass")
-  kinds = memory.kinds(step)
+  kinds = compilation.kinds(step)
   # The policy without its head, sharded by fsdp, and a head of 16 numbers.
   assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
-  assert memory.gradients(kinds) == kinds["critic"] + kinds["masters"]
+  assert compilation.gradients(kinds) == kinds["critic"] + kinds["masters"]
   tokens = step.tokens
   # All attention scores are computed, also masked ones.
   work = throughput.Work(tokens, tokens, pairs=tokens * 128)

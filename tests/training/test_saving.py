@@ -11,12 +11,12 @@ import scripted_runs as runs
 import small_checkpoint as small
 import small_run
 
-from anysearch_jax.training import checkpoint, learner, saving
+from anysearch_jax.training import checkpoint, learner
 
 
 def test_a_checkpoint_is_due_after_the_configured_minutes():
   times = iter([0, 100, 1799, 1800, 1900, 3599, 3700])
-  pace = saving.Pace(30, lambda: next(times))
+  pace = checkpoint.Pace(30, lambda: next(times))
   assert [pace.rollout() for _ in range(3)] == [False, False, True]
   pace.saved()  # At 1900.
   assert [pace.rollout() for _ in range(2)] == [False, True]
@@ -25,26 +25,26 @@ def test_a_checkpoint_is_due_after_the_configured_minutes():
 
 def test_zero_minutes_disable_saves_by_the_clock():
   times = iter([0, 1e9])
-  assert not saving.Pace(0, lambda: next(times)).rollout()
+  assert not checkpoint.Pace(0, lambda: next(times)).rollout()
 
 
 def test_a_stop_may_take_twice_as_long_as_the_last_save_at_its_speed():
   def seconds(size, last):
-    return saving.stop_seconds(size, last=last, longest_rollout=0)
+    return checkpoint.stop_seconds(size, last=last, longest_rollout=0)
 
-  measured = saving.Save(bytes=91_000_000_000, seconds=310)
+  measured = checkpoint.Save(bytes=91_000_000_000, seconds=310)
   whole = seconds(91_000_000_000, measured)
   assert whole - seconds(0, measured) == pytest.approx(2 * 310)
   assert seconds(182_000_000_000, measured) - whole == pytest.approx(2 * 310)
   # Before the first save no speed is known, and a slow disk is assumed.
   assert seconds(91_000_000_000, None) > whole
-  for broken in (saving.Save(0, 0.0), saving.Save(0, 5.0)):
+  for broken in (checkpoint.Save(0, 0.0), checkpoint.Save(0, 5.0)):
     assert math.isfinite(seconds(91_000_000_000, broken))
 
 
 def test_a_stop_may_take_the_longest_rollout():
   def seconds(longest):
-    return saving.stop_seconds(1, last=None, longest_rollout=longest)
+    return checkpoint.stop_seconds(1, last=None, longest_rollout=longest)
 
   assert seconds(900) - seconds(600) == 600
   assert seconds(1) == seconds(0) > 60
@@ -52,7 +52,7 @@ def test_a_stop_may_take_the_longest_rollout():
 
 def test_the_size_of_a_state_is_that_of_its_arrays():
   state = {"a": jnp.zeros((3, 5)), "b": [jnp.zeros(7, jnp.bfloat16)]}
-  assert saving.size(state) == 3 * 5 * 4 + 7 * 2
+  assert checkpoint.state_size(state) == 3 * 5 * 4 + 7 * 2
 
 
 def test_a_save_is_measured(tmp_path):
@@ -63,14 +63,14 @@ def test_a_save_is_measured(tmp_path):
     keep=small.CONFIG.checkpoint,
     clock=lambda: next(ticks),
   ) as checkpoints:
-    assert saving.read(tmp_path) is None
+    assert checkpoint.read_save(tmp_path) is None
     checkpoints.save(small.saved(2), small.QUALITY)
   written = sum(
     path.stat().st_size
     for path in (tmp_path / "2").rglob("*")
     if path.is_file() and path.name not in checkpoint._LATE
   )
-  found = saving.read(tmp_path)
+  found = checkpoint.read_save(tmp_path)
   assert found.seconds == 60
   # Orbax writes some metadata later, which then enters the manifest.
   assert 0.7 * written < found.bytes < written
@@ -79,7 +79,7 @@ def test_a_save_is_measured(tmp_path):
 @pytest.mark.parametrize("text", ["", "[1]", '{"bytes": "x"}', "{}"])
 def test_an_unreadable_record_of_a_save_is_ignored(tmp_path, text):
   (tmp_path / "last_save.json").write_text(text)
-  assert saving.read(tmp_path) is None
+  assert checkpoint.read_save(tmp_path) is None
 
 
 def test_minutes_add_checkpoints_and_change_nothing_else(tmp_path, monkeypatch):

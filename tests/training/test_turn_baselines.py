@@ -11,7 +11,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.training import turn_advantages, turn_baselines
+from anysearch_jax.training import turn_advantages
 
 OBJECTIVE = config_lib.ObjectiveConfig(normalize="none", baseline="turn")
 
@@ -48,7 +48,7 @@ def test_by_hand():
   """Four trajectories; two have the same first passage, one no search."""
   members = group("ab", "ac", "b", "")
   totals = np.float32([[1, 0, 0, 1]])
-  found = turn_baselines.of_turns(members, totals, config=OBJECTIVE)
+  found = turn_advantages.against_others(members, totals, config=OBJECTIVE)
   scale = 3 / 4
   expected = [
     # At first all four; after "a" the second; after "ab" nobody else, so "a".
@@ -76,7 +76,7 @@ def test_before_the_first_passage_it_is_the_groups_advantage(normalize):
   expected = grpo.advantages(
     totals, valid, epsilon=config.advantage_epsilon, normalize=normalize
   )
-  found = turn_baselines.of_turns(members, totals, config=config)
+  found = turn_advantages.against_others(members, totals, config=config)
   for place, turns in found.items():
     assert turns.dtype == np.float32
     assert turns.shape == (members[place].searches + 1,)
@@ -98,7 +98,7 @@ def test_a_lone_trajectory_and_equal_rewards_learn_nothing():
     totals = np.full((1, len(members)), 0.65, np.float32)
     for normalize in grpo.NORMALIZERS:
       config = dataclasses.replace(OBJECTIVE, normalize=normalize)
-      found = turn_baselines.of_turns(members, totals, config=config)
+      found = turn_advantages.against_others(members, totals, config=config)
       for turns in found.values():
         np.testing.assert_allclose(turns, 0, atol=1e-6)
 
@@ -127,7 +127,7 @@ def test_the_mean_gradient_is_that_of_the_episode_with_less_noise():
     luck, choice = rng.integers(0, 2, (2, 6))
     members = group(*("ab"[x] for x in luck))
     totals = np.float32([2 * luck + choice])
-    found = turn_baselines.of_turns(members, totals, config=OBJECTIVE)
+    found = turn_advantages.against_others(members, totals, config=OBJECTIVE)
     score = choice - 0.5  # Of the logit.
     last = np.array([found[0, g][1] for g in range(6)])
     first = np.array([found[0, g][0] for g in range(6)])

@@ -1,4 +1,4 @@
-"""Tests the exact rows: by hand, by enumeration, and against play."""
+"""Tests the optimum and exact agents: by hand, by enumeration, against play."""
 
 from __future__ import annotations
 
@@ -11,18 +11,46 @@ from played_evaluation import configured, play, rows_of
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import harness
-from anysearch_jax.world import expert, expert_policy, optimum, versions
+from anysearch_jax.world import expert, expert_policy, optimum
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
-WORLD = world_lib.World(versions.config("graded", 0))
-MISS = WORLD.config.alternative
+WORLD = world_lib.World()
+MISS = world_lib.ALTERNATIVE
+LOOKUP = lexical.LexicalRetriever(WORLD.corpus).lookup
+QUESTIONS = WORLD.questions("held-out", 400, 3)
+AGENTS = {
+  "optimum": optimum.Optimum(WORLD),
+  "priced": optimum.Optimum(WORLD, price=0.05),
+  "unknown": optimum.search_unknown,
+  "everything": optimum.search_everything,
+}
+
+
+def accuracy(question, budget, agent="everything"):
+  table = optimum.accuracy(WORLD, AGENTS[agent], [question.id], [budget])
+  assert table.shape == (1, 1)
+  return table[0, 0]
+
+
+def of(hops, **fact):
+  """Returns questions of this length whose first fact is like `fact`."""
+  found = [
+    q
+    for q in QUESTIONS
+    if q.metadata["hops"] == hops
+    and all(q.metadata["facts"][0][k] == v for k, v in fact.items())
+  ]
+  assert found
+  return found
+
+
 KINDS = ("known", "unknown", "miss", "conflict")
 
 
 def odds(relation):
   """Counts P(known) and P(twin | unknown) from the world's snapshots."""
-  r = optimum.relations_lib.INDEX[relation]
+  r = world_lib.INDEX[relation]
   snapshots = [WORLD.snapshot(i) for i in WORLD.split_snapshots("train")]
   applies = snapshots[0].values[:, r] >= 0
   known = WORLD.known[applies, r]
@@ -133,9 +161,103 @@ def test_no_random_table_is_better_in_a_chain():
   assert enumerated(tables, chain, 3, 0.0) < best
 
 
+def episode(question, budget, strategy, seed):
+  """Plays an episode as the expert writes it; returns whether it is right."""
+  turns = expert.Expert(
+    question,
+    world=WORLD,
+    budget=budget,
+    scaffold=False,
+    config=expert.EXACT,
+    rng=np.random.default_rng(seed),
+    strategy=strategy,
+  ).turns()
+  words = next(turns).words
+  while "<search>" in words:
+    at = words.index("<search>")
+    query = " ".join(words[at + 1 : words.index("</search>")])
+    words = turns.send(LOOKUP(query, 3, question.corpus)).words
+  return words[words.index("<answer>") + 1] == question.golden_answers[0]
+
+
+def test_accuracy_of_one_fact_by_hand():
+  for question in of(1, known=True, misses=False):
+    (fact,) = question.metadata["facts"]
+    assert accuracy(question, 0) == (not fact["stale"])
+    assert accuracy(question, 1) == 1
+    assert accuracy(question, 1, "unknown") == (not fact["stale"])
+  for question in of(1, known=False, misses=False, contradicted=False):
+    (fact,) = question.metadata["facts"]
+    guess = 1 / len(WORLD.objects(fact["relation"]))
+    assert accuracy(question, 0) == pytest.approx(guess)
+    assert accuracy(question, 1) == 1
+  # The other wording and the verdict cost a search each.
+  for question in of(1, known=False, misses=True, contradicted=True):
+    (fact,) = question.metadata["facts"]
+    guess = 1 / len(WORLD.objects(fact["relation"]))
+    assert [accuracy(question, b) for b in range(4)] == pytest.approx(
+      [guess, guess, 0.5, 1]
+    )
+
+
+def test_a_wrong_value_may_still_lead_to_the_right_answer():
+  """All objects of the first relation, each with its own memory."""
+  (question, *_) = of(2, known=False)
+  entity, first, second = question.text.split()[:3]
+  right = question.golden_answers[0]
+  chances = []
+  for value in WORLD.objects(first):
+    memory = WORLD.recall(value, second)
+    known = memory is not None
+    chances.append(
+      float(memory == right) if known else 1 / len(WORLD.objects(second))
+    )
+  assert entity in WORLD.index
+  assert accuracy(question, 0) == pytest.approx(np.mean(chances))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_play_has_the_exact_accuracy(name):
+  questions, budgets, tries = QUESTIONS[:30], (0, 1, 3, 8), 30
+  ids = [q.id for q in questions]
+  exact = optimum.accuracy(WORLD, AGENTS[name], ids, budgets)
+  assert ((exact >= 0) & (exact <= 1)).all()
+  for p, budget in zip(exact.T, budgets, strict=True):
+    right = np.array(
+      [
+        np.mean([episode(q, budget, AGENTS[name], t) for t in range(tries)])
+        for q in questions
+      ]
+    )
+    sure = (p == 0) | (p == 1)
+    np.testing.assert_array_equal(right[sure], p[sure])
+    error = np.sqrt((p * (1 - p)).sum() / tries) / len(p)
+    assert abs(right.mean() - p.mean()) < 4 * error + 1e-12
+
+
+def test_no_other_agent_is_better_on_the_whole():
+  ids = [q.id for q in QUESTIONS[:120]]
+  found = {
+    name: optimum.accuracy(WORLD, AGENTS[name], ids, (1, 3, 8)).mean(axis=0)
+    for name in ("optimum", "unknown", "everything")
+  }
+  for name in ("unknown", "everything"):
+    # Its decisions are best on average over questions, not on these.
+    assert (found["optimum"] > found[name] - 0.01).all()
+  assert (found["optimum"] > 0.1 + found["everything"])[1]
+
+
+@pytest.mark.parametrize(
+  "name", ["nq-17", "dev/3/nobody/mayor", "dev/x/gasur/mayor", "dev/99/gasur/x"]
+)
+def test_another_question_is_refused(name):
+  with pytest.raises(ValueError, match="expected one of the generated world"):
+    optimum.accuracy(WORLD, AGENTS["optimum"], [name], [1])
+
+
 def test_play_has_the_computed_values(tmp_path):
   """Held-out questions, as `launch.evaluate --scripted=NAME` plays them."""
-  budgets, n = (1, 3, 8), 150
+  budgets, n = (1, 3, 8), 120
   questions = WORLD.questions("held-out", n, 2024)
   config = dataclasses.replace(
     configured(budgets=budgets, seeds=(1,)),
@@ -145,12 +267,19 @@ def test_play_has_the_computed_values(tmp_path):
   )
   retriever = lexical.LexicalRetriever(WORLD.corpus)
   right, searches = {}, {}
-  for name in ("optimum", "unknown_only", "everything"):
+  for name in ("expert", "optimum", "unknown_only", "everything"):
     player = harness.Player(*expert_policy.named(name, WORLD))
+    # The expert's decisions depend on the scaffold.
+    evaluation = dataclasses.replace(
+      config.evaluation, scaffold=name == "expert"
+    )
+    config = dataclasses.replace(config, evaluation=evaluation)
     _, text = play(config, player, questions, retriever, tmp_path / name)
     rows = rows_of(text)
     assert {row["outcome"] for row in rows} == {"answered"}
-    assert not any(row["violation"] for row in rows)
+    # Only the expert searches beyond its budget.
+    assert any(row["violation"] for row in rows) == (name == "expert")
+    assert all(row["format"] != row["violation"] for row in rows)
     for b in budgets:
       mine = [row for row in rows if row["budget"] == b]
       right[name, b] = np.mean([row["em"] for row in mine])
@@ -164,6 +293,7 @@ def test_play_has_the_computed_values(tmp_path):
     assert abs(right["optimum", b] - value) < 3.5 * error
     assert right["unknown_only", b] < right["optimum", b] + 2 * error
     assert right["everything", b] < right["optimum", b] + 2 * error
+    assert right["expert", b] < right["optimum", b] + 2 * error
     assert searches["unknown_only", b] < searches["optimum", b]
     assert searches["optimum", b] < searches["everything", b]
   # The budget binds: what no search settles is lost, up to eight.

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
@@ -59,7 +60,7 @@ class Gathered:
 
   def empty(
     self,
-    pages: paged_attention.Pages,
+    pages: pages_lib.Pages,
     *,
     lanes: int,
     columns: int,
@@ -88,7 +89,7 @@ class Gathered:
   def gather(
     self,
     rows: Rows,
-    pages: paged_attention.Pages,
+    pages: pages_lib.Pages,
     table: jax.Array,
     starts: jax.Array,
   ) -> Rows:
@@ -104,7 +105,7 @@ class Gathered:
 
     def here(
       rows: Rows,
-      pages: paged_attention.Pages,
+      pages: pages_lib.Pages,
       table: jax.Array,
       starts: jax.Array,
     ) -> Rows:
@@ -179,11 +180,11 @@ class Gathered:
 
   def write_back(
     self,
-    pages: paged_attention.Pages,
+    pages: pages_lib.Pages,
     rows: Rows,
     table: jax.Array,
     counts: jax.Array,
-  ) -> paged_attention.Pages:
+  ) -> pages_lib.Pages:
     """Writes the new tokens of the rows to their pages.
 
     Args:
@@ -201,7 +202,7 @@ class Gathered:
         mode="clip"
       )
       real = step < counts[:, None]
-      return paged_attention.write(pages, rows.new, v, table, positions, real)
+      return pages_lib.write(pages, rows.new, v, table, positions, real)
 
     return self._local(here, ("pages", "gathered", "rows", "rows"), ("pages",))(
       pages, rows, table, counts

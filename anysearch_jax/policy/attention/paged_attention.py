@@ -1,9 +1,5 @@
 """Attention over paged KV caches (https://arxiv.org/abs/2309.06180).
 
-A layer's cache is a pool of pages. A row of a call finds its tokens by a table
-of page numbers, so rows of any length use one pool and can share pages. Page 0
-is reserved: padding is written there.
-
 Attention runs over blocks of pages up to the longest row of a call. A block
 past a row's last token adds exact zeros, so the row's result does not depend,
 to the bit, on the other rows of the call.
@@ -14,43 +10,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
 # Scores that `_xla` has in memory at a time: 16 MiB.
 _SCORES = 1 << 22
 IMPLEMENTATIONS = ("xla", "triton", "tpu")
-
-
-class Pages(NamedTuple):
-  """Keys and values of one layer, `[K, P, S, H]` each: P pages of S tokens."""
-
-  k: jax.Array
-  v: jax.Array
-
-
-Pools = tuple[Pages, ...]
-
-
-def empty(
-  a: architecture_lib.Architecture, pages: int, size: int, dtype: Any
-) -> Pools:
-  """Returns zeroed pages of every layer.
-
-  The layers are separate arrays: a stack would be copied in every step.
-  """
-  shape = (a.kv_heads, pages, size, a.head_dim)
-  return tuple(
-    Pages(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-    for _ in range(a.layers)
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +48,11 @@ class Paged:
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    pages: Pages,
+    pages: pages_lib.Pages,
     table: jax.Array,
     positions: jax.Array,
     real: jax.Array,
-  ) -> tuple[jax.Array, Pages]:
+  ) -> tuple[jax.Array, pages_lib.Pages]:
     """Writes new tokens to their pages; each attends to all tokens up to it.
 
     Args:
@@ -99,7 +71,7 @@ class Paged:
     chex.assert_equal_shape([positions, real])
 
     def here(q, k, v, pages, table, positions, real):
-      pages = write(
+      pages = pages_lib.write(
         pages, k, v, table, positions, real, as_vectors=self.as_vectors
       )
       attend = self._attend(tokens=q.shape[1])
@@ -181,41 +153,9 @@ def choose(
   return implementation
 
 
-def write(
-  pages: Pages,
-  k: jax.Array,
-  v: jax.Array,
-  table: jax.Array,
-  positions: jax.Array,
-  real: jax.Array,
-  *,
-  as_vectors: bool = False,
-) -> Pages:
-  """Writes tokens to their pages; arguments as in `Paged.__call__`.
-
-  With `as_vectors` the pool is written as one list of `[H]` vectors. Otherwise
-  the TPU compiler lays out the whole pool anew before and after the scatter, in
-  every layer of every step.
-  """
-  heads, count, size, h = pages.k.shape
-  number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
-  number, offset = jnp.where(real, number, 0), positions % size
-  head = jnp.arange(heads)[:, None, None]
-  at = (head * count + number) * size + offset
-
-  def written(pool: jax.Array, new: jax.Array) -> jax.Array:
-    new = new.transpose(2, 0, 1, 3).astype(pool.dtype)
-    if not as_vectors:
-      return pool.at[:, number, offset].set(new)
-    vectors = pool.reshape(heads * count * size, h)
-    return vectors.at[at].set(new).reshape(pool.shape)
-
-  return Pages(written(pages.k, k), written(pages.v, v))
-
-
 def _xla(
   q: jax.Array,
-  pages: Pages,
+  pages: pages_lib.Pages,
   table: jax.Array,
   positions: jax.Array,
   *,
@@ -273,7 +213,7 @@ def _xla(
 
 
 def _triton(
-  q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
+  q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
   # Imported here because it loads Pallas, which only GPUs need.
   from anysearch_jax.policy.attention import triton_attention
@@ -282,7 +222,7 @@ def _triton(
 
 
 def _tpu(
-  q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
+  q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
   # Imported here because it loads Pallas, which only TPUs need.
   from jax.experimental.pallas.ops.tpu.paged_attention import (
@@ -302,7 +242,7 @@ def _tpu(
 
 
 def _tpu_prefill(
-  q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
+  q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
   # Imported here because it loads Pallas, which only TPUs need.
   from anysearch_jax.policy.attention import tpu_attention

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-if TYPE_CHECKING:
-  from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that differences of masked scores are 0 and not NaN.
 _MASKED = -1e30
@@ -40,7 +39,7 @@ _MAX_SPLITS = 16
 
 def attend(
   q: jax.Array,
-  pages: paged_attention.Pages,
+  pages: pages_lib.Pages,
   table: jax.Array,
   positions: jax.Array,
   *,

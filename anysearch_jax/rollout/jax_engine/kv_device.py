@@ -21,7 +21,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
 
@@ -79,7 +79,7 @@ class KvDevice:
       mesh=mesh,
     )
     # None until a call needs them. Only the thread of the calls uses them.
-    self._pages: paged_attention.Pools | None = None
+    self._pages: pages_lib.Pools | None = None
     # What decode calls gather, by their number of rows.
     self._rows: dict[int, kv_store.GatheredRows] = {}
     self._broken: BaseException | None = None
@@ -214,12 +214,12 @@ class KvDevice:
       return rows
     return jax.device_put(rows, self._by_rows)
 
-  def _allocated(self) -> paged_attention.Pools:
+  def _allocated(self) -> pages_lib.Pools:
     """Returns the pages, for a call that they are donated to."""
     return self._allocate() if self._pages is None else self._pages
 
   def _gathered(
-    self, pages: paged_attention.Pools, table: np.ndarray
+    self, pages: pages_lib.Pools, table: np.ndarray
   ) -> kv_store.GatheredRows:
     """Returns memory for the rows of a decode call, which is donated to it."""
     lanes, columns = table.shape

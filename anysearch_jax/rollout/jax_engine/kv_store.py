@@ -18,6 +18,7 @@ import numpy as np
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.rollout.jax_engine import threefry
@@ -89,7 +90,7 @@ def allocator(
   dtype: Any,
   *,
   mesh: jax.sharding.Mesh,
-) -> Callable[[], paged_attention.Pools]:
+) -> Callable[[], pages_lib.Pools]:
   """Returns a function that allocates zeroed pages, which it compiles once.
 
   They have the sharding that the calls return. With another sharding, the first
@@ -103,13 +104,13 @@ def allocator(
     mesh: has the axes `sharding.AXES`; each shard of `data` has its own pages.
   """
   pages *= mesh.shape["data"]
-  make = functools.partial(paged_attention.empty, a, pages, size, dtype)
+  make = functools.partial(pages_lib.empty, a, pages, size, dtype)
   return jax.jit(make, out_shardings=sharding(a, mesh))
 
 
 def empty_rows(
   model: model_lib.Model,
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   *,
   lanes: int,
   columns: int,
@@ -160,12 +161,12 @@ def sharding(
   jax.jit, static_argnames=("shards",), donate_argnames=("pages",)
 )
 def copy(
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   sources: jax.Array,
   targets: jax.Array,
   *,
   shards: int,
-) -> paged_attention.Pools:
+) -> pages_lib.Pools:
   """Copies pages `sources` to pages `targets`; reads all before writing any.
 
   Args:
@@ -193,11 +194,11 @@ def copy(
 )
 def prefill(
   params: decoder.Params,
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   chunks: Chunks[jax.Array],
   *,
   model: model_lib.Model,
-) -> paged_attention.Pools:
+) -> pages_lib.Pools:
   """Appends known tokens to some rows (chunked prefill).
 
   Args:
@@ -240,7 +241,7 @@ def score(
   rows, table = (
     jnp.broadcast_to(x, (shards, len(x))) for x in (tokens[:-1], table)
   )
-  pages = paged_attention.empty(
+  pages = pages_lib.empty(
     model.a, shards * (table.shape[1] + 1), size, model.dtype
   )
   starts = jnp.zeros(shards, jnp.int32)
@@ -274,7 +275,7 @@ class _Carry(NamedTuple):
 )
 def decode(
   params: decoder.Params,
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   rows: GatheredRows,
   turns: Turns[jax.Array],
   enough: jax.Array,
@@ -283,7 +284,7 @@ def decode(
   model: model_lib.Model,
   steps: int,
   restricted: bool,
-) -> tuple[paged_attention.Pools, GatheredRows, Decoded]:
+) -> tuple[pages_lib.Pools, GatheredRows, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
   Args:
@@ -355,7 +356,7 @@ def decode(
 
 def _opened(
   model: model_lib.Model,
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   rows: GatheredRows,
   turns: Turns[jax.Array],
 ) -> tuple[tuple[Any, ...], serving.Attend[Any]]:
@@ -372,11 +373,11 @@ def _opened(
 
 def _closed(
   model: model_lib.Model,
-  pages: paged_attention.Pools,
+  pages: pages_lib.Pools,
   caches: tuple[Any, ...],
   turns: Turns[jax.Array],
   found: Decoded,
-) -> tuple[paged_attention.Pools, GatheredRows]:
+) -> tuple[pages_lib.Pools, GatheredRows]:
   """Returns the pages after a decode call, and its gathered rows."""
   if model.gathered is None:
     return caches, ()

@@ -14,6 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
+from anysearch_jax.policy.attention import pages as pages_lib
 
 C = TypeVar("C")
 
@@ -73,9 +74,7 @@ class Model:
       dtype=self.dtype,
     )
 
-  def over_pages(
-    self, table: jax.Array
-  ) -> serving.Attend[paged_attention.Pages]:
+  def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
 
     def attend(q, k, v, pages, positions, real):

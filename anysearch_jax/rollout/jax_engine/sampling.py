@@ -18,20 +18,6 @@ from anysearch_jax.rollout.jax_engine import threefry
 A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
-def validate_training(config: config_lib.SamplingConfig) -> None:
-  """Raises ValueError for settings that training cannot use.
-
-  With temperature 0, top-p or top-k the recorded log-probabilities are not
-  those of the distribution that was sampled.
-  """
-  if config.temperature <= 0 or config.top_p < 1 or config.top_k:
-    raise ValueError(
-      f"sampling: found temperature {config.temperature}, top_p "
-      f"{config.top_p}, top_k {config.top_k}; training needs temperature > 0, "
-      "top_p 1 and top_k 0 (the others are for evaluation)."
-    )
-
-
 def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
   """Returns the key of an address: `fold_in` of each of its numbers in order.
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import disk, processes
+from anysearch_jax.host import disk, loop, processes
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout import drawing, stops
 from anysearch_jax.rollout.sglang import health
@@ -92,11 +92,10 @@ class SglangEngine:
     self._folder = sglang_weights.folder(
       config.weights, (server.url for server in self._servers)
     )
-    self._background = sglang_server.Background()
     try:
-      limits = self._background.run(self._connect())
+      limits = loop.run(self._connect())
     except BaseException:
-      self._background.close(self._client.aclose)
+      loop.run(sglang_server.close(self._client, self._servers))
       raise
     self.max_context = min(context for context, _ in limits)
     self.supports_spans = all(spans for _, spans in limits)
@@ -108,7 +107,7 @@ class SglangEngine:
       counters=self.counters,
     )
     try:
-      self._background.run(self._fleet.start())
+      loop.run(self._fleet.start())
       self.set_params(policy.params, version)
     except BaseException:
       self.close()
@@ -139,7 +138,7 @@ class SglangEngine:
     name = sglang_weights.name(self._run, next(self._serial), version)
     self._handed.append((name, version))
     path = self._folder / name
-    self._background.run(self._fleet.hold())
+    loop.run(self._fleet.hold())
     weights = health.Weights(
       path, name, self.supports_spans, self._config.deadline
     )
@@ -150,12 +149,10 @@ class SglangEngine:
           sglang_weights.remove(self._folder)
         with disk.translate_errors(path):
           hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
-        processes.on_main(
-          lambda: self._background.run(self._fleet.hand_over(weights))
-        )
+        processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
       finally:
-        self._background.run(self._fleet.release())
-      processes.on_main(lambda: self._background.run(self._fleet.any_up()))
+        loop.run(self._fleet.release())
+      processes.on_main(lambda: loop.run(self._fleet.any_up()))
     except BaseException:
       self._handed.pop()
       self._drop(self._fleet.present(before))
@@ -176,7 +173,7 @@ class SglangEngine:
       request, max_tokens=min(request.max_tokens, room)
     )
     self.counters["requests"] += 1
-    return await self._background.wait(
+    return await loop.wait(
       self._fleet.ask(
         # All samples of a question share a server; questions go round-robin.
         request.address.rollout + request.address.question,
@@ -214,7 +211,7 @@ class SglangEngine:
 
     def found() -> dict[str, list[float]]:
       out = {}
-      for server, scores in zip(self._servers, self._background.run(ask())):
+      for server, scores in zip(self._servers, loop.run(ask())):
         if isinstance(scores, list):
           out[server.url] = scores
         elif not isinstance(scores, types.EngineError):
@@ -226,10 +223,10 @@ class SglangEngine:
     return scores
 
   def close(self) -> None:
-    """Closes the connections, ends their thread and removes the weights."""
+    """Closes the connections and removes the weights."""
     self._fleet.stop()
     self._drop(self._fleet.present(None))
-    self._background.close(self._client.aclose)
+    loop.run(sglang_server.close(self._client, self._servers))
 
   def _drop(self, weights: health.Weights | None) -> None:
     """Removes these weights' folder, and its parent if it is then empty."""
@@ -241,10 +238,7 @@ class SglangEngine:
   async def _turn(
     self, request: types.GenerateRequest, server: sglang_server.Server
   ) -> types.Generation:
-    """Samples a turn, again each time an update of the weights aborts it.
-
-    Runs in the event loop of the connections.
-    """
+    """Samples a turn, again each time an update of the weights aborts it."""
     while True:
       first = self._current
       body = self._body(request, self._handed[first][0])

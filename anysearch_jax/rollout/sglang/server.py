@@ -12,19 +12,17 @@ import contextlib
 import json
 import random
 import re
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host.http import calls, redaction, wire
+from anysearch_jax.host import http_calls, redaction
 
-T = TypeVar("T")
 Json = dict[str, Any]
 
 _BUSY = (429, 502, 503, 504)
@@ -45,51 +43,8 @@ class UnansweredError(types.EngineError):
   """A server gave no valid answer; another one may, or this one later."""
 
 
-class Background:
-  """An event loop on a separate thread.
-
-  Each rollout runs in an event loop of its own, which ends with it. Connections
-  and pending aborts must outlive it, so they live in this loop.
-  """
-
-  def __init__(self):
-    self._loop = asyncio.new_event_loop()
-    self._thread = threading.Thread(target=self._serve, daemon=True)
-    self._thread.start()
-
-  def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine in this loop; blocks the calling thread."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-    try:
-      return future.result()
-    except BaseException:
-      future.cancel()  # Has an effect if this thread was interrupted.
-      raise
-
-  async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine in this loop, awaited and cancelled from another."""
-    return await asyncio.wrap_future(
-      asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-    )
-
-  def close(self, last: Callable[[], Awaitable[None]]) -> None:
-    """Waits briefly for running tasks, awaits `last` and ends the thread.
-
-    Tasks that do not end in time are abandoned.
-    """
-    if self._thread.is_alive():
-      self.run(_settle(last))
-      self._loop.call_soon_threadsafe(self._loop.stop)
-      # A daemon thread, so one that hangs does not keep the process alive.
-      self._thread.join(_ABORT_SECONDS)
-
-  def _serve(self) -> None:
-    self._loop.run_forever()
-    self._loop.close()
-
-
 class Server:
-  """One server; its methods run in the event loop of `client`.
+  """One server; its methods run in the event loop of the process.
 
   Args:
     url: address of the server.
@@ -97,6 +52,9 @@ class Server:
     config: gives `retries`, and `deadline` if it is below 30 seconds.
     counters: counts `retries`.
     secret: the key; it is removed from everything that is quoted.
+
+  Attributes:
+    tasks: those that wait for a generation, or abort one that nobody wants.
   """
 
   def __init__(
@@ -114,7 +72,7 @@ class Server:
     self._retries = config.retries
     self._patience = min(_CONTROL_SECONDS, config.deadline)
     self._counters = counters
-    self._aborts: set[asyncio.Task] = set()
+    self.tasks: set[asyncio.Task] = set()
 
   async def limits(self) -> tuple[int, bool]:
     """Checks that the server generates.
@@ -137,7 +95,7 @@ class Server:
       except (LookupError, TypeError, ValueError):
         raise types.EngineError(
           f"{self.url}: neither /server_info nor /v1/models tells the longest "
-          "context; expected a server of requirements-sglang.txt."
+          "context; expected a server of launch/requirements-sglang.txt."
         ) from None
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", str(info.get("version")))
     spans = (
@@ -170,6 +128,9 @@ class Server:
     There is no deadline here: the caller sets one and cancels.
     """
     waiting: list[str] = []
+    mine = asyncio.current_task()
+    assert mine is not None  # This is a coroutine.
+    self.tasks.add(mine)
 
     def request() -> Json:
       # A new id for each try: the server refuses an id that is still running.
@@ -180,10 +141,11 @@ class Server:
       response = await self._ask("POST", "/generate", request, None)
       waiting.pop()
     finally:
+      self.tasks.discard(mine)
       for rid in waiting:
         task = asyncio.create_task(self._abort(rid))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
     return self._object(response)
 
   async def _abort(self, rid: str) -> None:
@@ -240,7 +202,7 @@ class Server:
       )
 
   def _message(self, response: httpx2.Response) -> str:
-    return wire.message(response.content, self._redact)
+    return http_calls.message(response.content, self._redact)
 
   def _object(self, response: httpx2.Response) -> Json:
     """Returns the JSON object in a response."""
@@ -306,7 +268,7 @@ def read_key(config: config_lib.SglangConfig) -> str:
       message does not show the value.
   """
   variable = config.api_key_variable
-  return variable and calls.secret_in(variable, "the servers' key")
+  return variable and http_calls.secret_in(variable, "the servers' key")
 
 
 def pause(attempt: int) -> float:
@@ -315,20 +277,14 @@ def pause(attempt: int) -> float:
   return seconds * random.uniform(0.5, 1.5)
 
 
-async def _settle(last: Callable[[], Awaitable[None]]) -> None:
-  async def others() -> None:
-    # A cancelled request starts an abort task, so loop until no task is left.
-    while tasks := asyncio.all_tasks() - mine:
-      await asyncio.wait(tasks)
-
-  waiting = asyncio.create_task(others())
-  mine = {asyncio.current_task(), waiting}
-  await asyncio.wait([waiting], timeout=_ABORT_SECONDS)
-  late = asyncio.all_tasks() - {asyncio.current_task()}
-  for task in late:
-    task.cancel()
-  if late:
-    await asyncio.wait(late, timeout=_ABORT_SECONDS)
+async def close(client: httpx2.AsyncClient, servers: Sequence[Server]) -> None:
+  """Closes the connections of servers, after what is under way."""
+  await asyncio.sleep(0)
+  # A cancelled request starts an abort, so loop until no task is left.
+  while tasks := {task for server in servers for task in server.tasks}:
+    _, late = await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
+    for task in late:
+      task.cancel()
   with contextlib.suppress(TimeoutError):
     async with asyncio.timeout(_ABORT_SECONDS):
-      await last()
+      await client.aclose()

@@ -123,7 +123,7 @@ async def version(server: sglang_server.Server) -> str:
   if not isinstance(found, str):
     raise server.error(
       f"found weight_version {found!r} in its model_info, expected a name; "
-      "requirements-sglang.txt has a version that tells it."
+      "launch/requirements-sglang.txt has a version that tells it."
     )
   return found
 

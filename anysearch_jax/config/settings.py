@@ -1,0 +1,368 @@
+"""What a setting is: one line of its group, and a sentence beneath it.
+
+    learning_rate: float = learning(1e-6, at_least(0))
+    \"\"\"The policy's learning rate.\"\"\"
+
+The function names the setting's kind, which says when its value may change; its
+arguments are the default and what the value may be. `check`, `--help`, the
+decision at a resume (`changes`) and the page of all settings read these lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import inspect
+import json
+import math
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Kind(enum.StrEnum):
+  """What a setting decides.
+
+  IDENTITY: which run it is: its seed, its questions, their order and number,
+    the system, the shapes of what a checkpoint holds. It never changes.
+  LEARNING: what is learned and from which texts: rates, rewards, lengths. It
+    may change at a resume with `--allow_changes`.
+  PLACEMENT: where and how fast the run computes, what it keeps and watches, and
+    paths; the files at them are compared by hash, see provenance.json. It may
+    change at every start.
+  """
+
+  IDENTITY = "identity"
+  LEARNING = "learning"
+  PLACEMENT = "placement"
+
+
+class Range(NamedTuple):
+  """What a value, or each item of a tuple, may be.
+
+  Attributes:
+    words: for messages and documentation.
+    holds: the condition; NaN satisfies none.
+    empty: whether a tuple may have no item.
+  """
+
+  words: str
+  holds: Callable[[Any], bool]
+  empty: bool = False
+
+
+def at_least(least: float) -> Range:
+  return Range(f"at least {least}", lambda x: x >= least)
+
+
+def one_of(*known: str) -> Range:
+  return Range(f"one of {', '.join(known)}", lambda x: x in known)
+
+
+def or_none(each: Range) -> Range:
+  """The range of a tuple that may be empty."""
+  return each._replace(empty=True)
+
+
+ANY = Range("", lambda _: True, empty=True)
+POSITIVE = Range("above 0", lambda x: x > 0)
+SHARE = Range("a share, 0 to 1", lambda x: 0 <= x <= 1)
+DECAY = Range("0 to below 1", lambda x: 0 <= x < 1)
+# JAX takes a seed modulo 2^32, so two larger seeds could give the same draws.
+SEED = Range("0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+TOP_P = Range("above 0, at most 1", lambda x: 0 < x <= 1)
+# A reward on the scale where a right answer earns 1.
+REWARD = Range("-1 to 1", lambda x: -1 <= x <= 1)
+_FINITE = Range("a finite number", math.isfinite)
+
+
+class Meta(NamedTuple):
+  """What a field's metadata holds.
+
+  Attributes:
+    kind: when the value may change.
+    range: what the value may be.
+    switch: whether a change between 0 and another number is one of identity,
+      because it changes the structure of the optimizer's state.
+  """
+
+  kind: Kind
+  range: Range
+  switch: bool = False
+
+
+def identity(default: T, range: Range = ANY) -> T:
+  """A setting that never changes during a run."""
+  return _field(default, Meta(Kind.IDENTITY, range))
+
+
+def learning(default: T, range: Range = ANY, *, switch: bool = False) -> T:
+  """A setting that may change at a resume, if the user allows it."""
+  return _field(default, Meta(Kind.LEARNING, range, switch))
+
+
+def placement(default: T, range: Range = ANY) -> T:
+  """A setting that may change at every start."""
+  return _field(default, Meta(Kind.PLACEMENT, range))
+
+
+def _field(default: Any, meta: Meta) -> Any:
+  return dataclasses.field(default=default, metadata={"setting": meta})
+
+
+class Setting(NamedTuple):
+  """A setting of a configuration, or one of its groups.
+
+  Attributes:
+    path: its dotted path, such as `reward.alpha`; "" for the whole.
+    value: its value; a dataclass if it is a group.
+    meta: None for a group.
+    sentence: what it means; of a group, the beginning of its docstring.
+  """
+
+  path: str
+  value: Any
+  meta: Meta | None
+  sentence: str
+
+
+def listed(group: Any, path: str = "") -> Iterator[Setting]:
+  """Yields a group of settings, its settings, then the groups in it.
+
+  Args:
+    group: a configuration dataclass.
+    path: its own path; "" for a whole configuration.
+  """
+  yield Setting(path, group, None, (inspect.getdoc(group) or "").strip())
+  sentences = _sentences(type(group).__module__)[type(group).__name__]
+  groups = []
+  for name, value, meta in _fields(group):
+    if meta is None:
+      groups.append((value, _joined(path, name)))
+    else:
+      yield Setting(_joined(path, name), value, meta, sentences[name])
+  for value, inner in groups:
+    yield from listed(value, inner)
+
+
+@functools.cache
+def _sentences(module: str) -> dict[str, dict[str, str]]:
+  """Returns the string beneath each field, by class and name."""
+  tree = ast.parse(inspect.getsource(sys.modules[module]))
+  return {
+    node.name: {
+      field.target.id: " ".join(str(below.value.value).split())
+      for field, below in zip(node.body, node.body[1:])
+      if isinstance(field, ast.AnnAssign)
+      and isinstance(field.target, ast.Name)
+      and isinstance(below, ast.Expr)
+      and isinstance(below.value, ast.Constant)
+    }
+    for node in tree.body
+    if isinstance(node, ast.ClassDef)
+  }
+
+
+def _fields(group: Any) -> Iterator[tuple[str, Any, Meta | None]]:
+  """Yields the fields of a group; a group in it has no metadata."""
+  for field in dataclasses.fields(group):
+    yield field.name, getattr(group, field.name), field.metadata.get("setting")
+
+
+def _joined(path: str, name: str) -> str:
+  return f"{path}.{name}" if path else name
+
+
+def check(group: Any, path: str = "") -> None:
+  """Refuses values outside their ranges, and tuples that must not be empty.
+
+  `training.validation` checks how values fit together.
+
+  Args:
+    group: an `ExperimentConfig`, or the part of one at `path`.
+    path: "" for the whole; `sampling` for a `SamplingConfig`.
+
+  Raises:
+    ValueError: the message names the path of the first such value and what was
+      expected.
+  """
+  for name, value, meta in _fields(group):
+    inner = _joined(path, name)
+    if meta is None:
+      check(value, inner)
+    elif isinstance(value, tuple):
+      if not value and meta.range is not ANY and not meta.range.empty:
+        raise ValueError(
+          f"{inner}: found (), expected one number or more, each "
+          f"{meta.range.words}."
+        )
+      for i, item in enumerate(value):
+        _check_value(item, f"{inner}[{i}]", meta.range)
+    else:
+      _check_value(value, inner, meta.range)
+
+
+def _check_value(value: Any, path: str, range: Range) -> None:
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  for each in (range, _FINITE) if number else (range,):
+    if not each.holds(value):
+      raise ValueError(f"{path}: found {value!r}, expected {each.words}.")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """Returns a configuration dataclass as nested dicts; tuples stay tuples."""
+  return dataclasses.asdict(config)
+
+
+def leaves(
+  values: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+  """Yields the values of nested dicts with their dotted paths."""
+  for key, value in values.items():
+    if isinstance(value, Mapping):
+      yield from leaves(value, f"{path}{key}.")
+    else:
+      yield f"{path}{key}", value
+
+
+def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a saved configuration with the names that settings have today.
+
+  A setting that the configuration is older than gets the value that held before
+  it, if that is not today's default.
+
+  Args:
+    stored: nested plain values as any version of this project saved them.
+  """
+  today = dict(stored)
+  objective = dict(stored.get("objective", {}))
+  divides = objective.pop("normalize_std", None)
+  if divides is not None:
+    objective.setdefault("normalize", "group" if divides else "none")
+    today["objective"] = objective
+  return today
+
+
+def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
+  """Builds config dataclass `cls` from nested plain values, strictly.
+
+  Raises:
+    ValueError: a key is unknown or a value has the wrong type; the message
+      names its path.
+  """
+  hints = typing.get_type_hints(cls)
+  fields = {field.name for field in dataclasses.fields(cls)}
+  unknown = sorted(set(values) - fields)
+  if unknown:
+    raise ValueError(
+      f"{path}: unknown key {unknown[0]!r}; expected one of "
+      f"{', '.join(sorted(fields))}."
+    )
+  return cls(
+    **{
+      key: _typed(hints[key], value, f"{path}.{key}")
+      for key, value in values.items()
+    }
+  )
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+  """Returns `value` converted to type `hint`; raises ValueError otherwise."""
+  if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ValueError(f"{path}: found {value!r}, expected a group of values.")
+    return from_dict(hint, value, path=path)
+  if typing.get_origin(hint) is tuple:
+    if not isinstance(value, list | tuple):
+      raise ValueError(f"{path}: found {value!r}, expected a list.")
+    (item, _) = typing.get_args(hint)
+    return tuple(_typed(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+  if hint is float and type(value) is int:
+    return float(value)
+  if type(value) is not hint:
+    raise ValueError(
+      f"{path}: found {value!r} ({type(value).__name__}), expected "
+      f"{hint.__name__}."
+    )
+  return value
+
+
+class Change(NamedTuple):
+  """A setting that differs; `old` and `new` are JSON values."""
+
+  path: str
+  kind: Kind
+  old: Any
+  new: Any
+
+  def __str__(self) -> str:
+    return f"{self.path} {json.dumps(self.old)} -> {json.dumps(self.new)}"
+
+
+def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
+  """Returns the settings that differ from those of an earlier start.
+
+  Args:
+    stored: the earlier configuration as it was saved. A setting that it lacks
+      is newer than that start, and counts as its default.
+    config: the present configuration.
+  """
+  old, new, default = (
+    dict(leaves(json.loads(json.dumps(values))))
+    for values in (renamed(stored), to_dict(config), to_dict(type(config)()))
+  )
+  metas = dict(_metas(config))
+  old = default | old
+  return [
+    Change(
+      path, _kind(metas.get(path), value, new.get(path)), value, new.get(path)
+    )
+    for path, value in old.items()
+    if path not in new or value != new[path]
+  ]
+
+
+def _metas(group: Any, path: str = "") -> Iterator[tuple[str, Meta]]:
+  for name, value, meta in _fields(group):
+    if meta is None:
+      yield from _metas(value, _joined(path, name))
+    else:
+      yield _joined(path, name), meta
+
+
+def _kind(meta: Meta | None, old: Any, new: Any) -> Kind:
+  if meta is None:
+    # A setting that this version no longer has cannot change any shape.
+    return Kind.LEARNING
+  return Kind.IDENTITY if meta.switch and bool(old) != bool(new) else meta.kind
+
+
+def refusal(changed: Sequence[Change], *, allow: bool) -> str:
+  """Returns why a run must not resume with these changes; "" if it may.
+
+  Args:
+    changed: the result of `changes`.
+    allow: whether settings of learning may change.
+  """
+  if identity := named(changed, Kind.IDENTITY):
+    return (
+      f"found {identity}: such settings say which run it is and never change. "
+      "Resume with what the run began with, or name another --output."
+    )
+  learning = named(changed, Kind.LEARNING)
+  if learning and not allow:
+    return (
+      f"found {learning}: this changes what is learned. Give --allow_changes "
+      "to resume with it, or resume with what the run had."
+    )
+  return ""
+
+
+def named(changed: Sequence[Change], kind: Kind) -> str:
+  """Returns the changes of a kind in words; "" if there are none."""
+  return ", ".join(str(change) for change in changed if change.kind == kind)

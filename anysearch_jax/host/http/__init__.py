@@ -1,1 +1,0 @@
-"""HTTP calls with deadlines, retries, a circuit breaker and redacted errors."""

@@ -1,0 +1,588 @@
+"""HTTP calls with a deadline, retries, a circuit breaker and redacted errors.
+
+A `Caller` makes the calls to one service. Error messages never contain its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import email.utils
+import json
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
+
+from anysearch_jax import types
+from anysearch_jax.host import loop, redaction
+
+T = TypeVar("T")
+
+# Temporary statuses: of servers that are busy, restarting or too slow.
+BUSY = (408, 425, 429, 502, 503, 504)
+_CONNECT_SECONDS, _CLOSE_SECONDS = 10.0, 5.0
+_LONGEST_PAUSE = 5.0
+# Limit on the characters that an error message quotes.
+_LONGEST = 300
+# Limit on the bytes of a language model's answer.
+_LARGEST_TEXT = 1 << 24
+
+
+class AnswerError(types.RetrievalError):
+  """The service replied, with an error or with something invalid."""
+
+
+class StatusError(types.RetrievalError):
+  """The service answered with another status than 200, stored in `status`."""
+
+  def __init__(self, sentence: str, status: int):
+    super().__init__(sentence)
+    self.status = status
+
+
+class RefusedError(StatusError, AnswerError):
+  """The service works, and refuses this request (4xx)."""
+
+
+class FailedError(StatusError, AnswerError):
+  """The service failed (5xx); the request may be the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+  """Limits on the waiting for a service.
+
+  deadline: seconds that a search may take, including its retries.
+  retries: limit on retries, which follow broken connections and temporary
+    statuses (by default `BUSY`).
+  pause: seconds before the first retry; it doubles for each further one, up to
+    5 seconds, with random jitter.
+  concurrency: limit on concurrent calls.
+  failures, cooldown: after `failures` consecutive failed calls, no call is made
+    for `cooldown` seconds.
+  """
+
+  deadline: float = 30.0
+  retries: int = 3
+  pause: float = 0.1
+  concurrency: int = 4
+  failures: int = 5
+  cooldown: float = 10.0
+
+  def __post_init__(self):
+    for name, least in (("retries", 0), ("concurrency", 1), ("failures", 1)):
+      if getattr(self, name) < least:
+        raise ValueError(
+          f"{name}: found {getattr(self, name)}, expected at least {least}."
+        )
+    for name in ("deadline", "pause", "cooldown"):
+      if not 0 < getattr(self, name) < math.inf:
+        raise ValueError(
+          f"{name}: found {getattr(self, name)}, expected seconds above 0."
+        )
+
+
+DEFAULT = Patience()
+
+
+class Breaker:
+  """Lets calls through, or refuses them at once while the service fails.
+
+  After `failures` consecutive failed calls, it refuses all calls for `cooldown`
+  seconds and then lets one through. If that one succeeds, all calls are let
+  through again; if it fails, another `cooldown` begins. See
+  https://martinfowler.com/bliki/CircuitBreaker.html.
+
+  Args:
+    failures: 1 or more.
+    cooldown: seconds.
+    unless: class of errors that show that the service works; such an error
+      counts as a success.
+    clock: monotonic clock, in seconds.
+  """
+
+  def __init__(
+    self,
+    failures: int,
+    cooldown: float,
+    *,
+    unless: type[types.RetrievalError] = RefusedError,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._limit, self._cooldown = failures, cooldown
+    self._unless, self._clock = unless, clock
+    self._failed = 0
+    self._closed_until = 0.0
+    self._last = ""
+    self._probing = False
+
+  @contextlib.contextmanager
+  def call(
+    self, unsure: tuple[type[types.RetrievalError], ...] = ()
+  ) -> Iterator[None]:
+    """Wraps one call; a `RetrievalError` inside counts as a failure.
+
+    Any other exception, for example a cancellation, says nothing about the
+    service and changes nothing.
+
+    Args:
+      unsure: classes of errors that count neither as failures nor as successes.
+        A caller that finds the service at fault reports it by `fail`.
+
+    Raises:
+      RetrievalError: calls are refused at present.
+    """
+    is_probe = self._failed >= self._limit
+    if is_probe:
+      self._refuse_early()
+      self._probing = True
+    try:
+      yield
+      self._failed = 0
+    except self._unless:
+      self._failed = 0
+      raise
+    except unsure:
+      raise
+    except types.RetrievalError as error:
+      self.fail(error)
+      raise
+    finally:
+      if is_probe:
+        self._probing = False
+
+  def fail(self, error: types.RetrievalError) -> None:
+    """Counts a failed call."""
+    self._failed += 1
+    self._closed_until = self._clock() + self._cooldown
+    self._last = str(error)
+
+  def _refuse_early(self) -> None:
+    left = self._closed_until - self._clock()
+    if left > 0 or self._probing:
+      when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
+      raise types.RetrievalError(
+        f"{self._failed} calls in a row failed, so nothing is asked; it is "
+        f"tried again {when}. The last met: {self._last}"
+      )
+
+
+class Caller:
+  """Makes HTTP calls to a service, in the loop of `host.loop`.
+
+  Args:
+    patience: limits on the waiting.
+    headers: sent with each call.
+    secret: the key; `redact` removes it from everything that is quoted.
+    advice: last sentence of the error for an unreachable service.
+    largest: limit on the bytes of an answer.
+    again: statuses that are retried.
+    proxies: whether to use the proxies that the environment names.
+    transport: replaces the network, for tests.
+    clock: clock of the circuit breaker.
+
+  `counters` holds the number of `requests` sent, how many of them were
+  `retries`, the number of calls that were `failures`, and the total `seconds`
+  of all calls.
+  """
+
+  def __init__(
+    self,
+    patience: Patience,
+    *,
+    headers: dict[str, str],
+    secret: str,
+    advice: str,
+    largest: int,
+    again: tuple[int, ...] = BUSY,
+    proxies: bool = False,
+    transport: httpx2.AsyncBaseTransport | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._patience = patience
+    through = redaction.proxy_passwords() if proxies else []
+    self.redact = redaction.Redactor(secret, *through)
+    self._advice, self._largest, self._again = advice, largest, again
+    self._breaker = Breaker(patience.failures, patience.cooldown, clock=clock)
+    self._slots = asyncio.Semaphore(patience.concurrency)
+    self._client = httpx2.AsyncClient(
+      headers=headers,
+      follow_redirects=False,
+      timeout=httpx2.Timeout(
+        None, connect=min(_CONNECT_SECONDS, patience.deadline)
+      ),
+      limits=httpx2.Limits(max_connections=patience.concurrency),
+      trust_env=proxies and transport is None,
+      transport=transport,
+    )
+    # Counts of events, and the seconds, which are a fraction.
+    self.counters: Counter[str] = Counter()
+    # The deadlines of calls in progress; None once this is closed.
+    self._limits: set[asyncio.Timeout] | None = set()
+
+  def close(self) -> None:
+    """Closes the connections; calls in progress and later ones fail."""
+    if self._limits is not None:
+      loop.run(self._end())
+
+  async def _end(self) -> None:
+    limits, self._limits = self._limits or set(), None
+    for limit in limits:
+      limit.reschedule(0.0)
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout(_CLOSE_SECONDS):
+        await asyncio.sleep(0)  # So that they end before their connections.
+        await self._client.aclose()
+
+  def until(self) -> float:
+    """Returns the deadline of a search that begins now, as event-loop time."""
+    return time.monotonic() + self._patience.deadline
+
+  async def ask(
+    self,
+    method: str,
+    url: str,
+    *,
+    read: Callable[[bytes], T],
+    until: float | None = None,
+    counted: bool = True,
+    **request: Any,
+  ) -> T:
+    """Makes a call with retries; it may be awaited in any event loop.
+
+    Args:
+      method, url: of the request; the URL must not contain secrets.
+      read: converts the bytes of the answer to the result. A `RetrievalError`
+        that it raises counts as a failure of the service. It must quote the
+        answer only through `redact`.
+      until: result of the method `until`, for several calls with one deadline.
+      counted: whether an `AnswerError` counts as a failure of the service. A
+        caller whose request may itself be at fault passes False and reports by
+        `fail` if it was not.
+      request: further arguments of httpx2's `request`.
+
+    Raises:
+      RetrievalError: the call failed; a `StatusError` if the last answer had
+        another status than 200.
+    """
+    if not loop.is_here():
+      return await loop.wait(
+        self.ask(
+          method, url, read=read, until=until, counted=counted, **request
+        )
+      )
+    if self._limits is None:
+      raise types.RetrievalError(f"{url}: not asked, the client was closed.")
+    limit = asyncio.timeout_at(self.until() if until is None else until)
+    self._limits.add(limit)
+    started: float | None = None
+    try:
+      async with limit, self._slots:
+        started = time.perf_counter()
+        with self._breaker.call(() if counted else (AnswerError,)):
+          return read(await self._try(method, url, limit, request))
+    except TimeoutError:
+      self.counters["failures"] += 1
+      raise self._late(url, asked=started is not None) from None
+    except types.RetrievalError as error:
+      if counted or not isinstance(error, AnswerError):
+        self.counters["failures"] += 1
+      raise
+    finally:
+      if self._limits is not None:
+        self._limits.discard(limit)
+      if started is not None:
+        self.counters["seconds"] += (  # type: ignore[assignment]  # A float.
+          time.perf_counter() - started
+        )
+
+  def fail(self, error: types.RetrievalError) -> None:
+    """Counts an error that was not `counted` as a failure of the service."""
+    self._breaker.fail(error)
+
+  def _late(self, url: str, *, asked: bool) -> types.RetrievalError:
+    """Returns the error of a call that ended before its answer."""
+    if self._limits is None:
+      return types.RetrievalError(f"{url}: the client was closed.")
+    seconds = f"within {self._patience.deadline:g} seconds"
+    if not asked:
+      return types.RetrievalError(
+        f"{url}: not asked {seconds}, because it was never its turn; calls at "
+        f"a time: {self._patience.concurrency}."
+      )
+    error = types.RetrievalError(
+      f"{url}: no whole answer {seconds}. {self._advice}"
+    )
+    self._breaker.fail(error)
+    return error
+
+  async def _try(
+    self,
+    method: str,
+    url: str,
+    limit: asyncio.Timeout,
+    request: dict[str, Any],
+  ) -> bytes:
+    """Returns the bytes of an answer with status 200, retrying if needed."""
+    for attempt in range(self._patience.retries + 1):
+      self.counters["requests"] += 1
+      self.counters["retries"] += attempt > 0
+      pause = self._patience.pause * 2**attempt
+      pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+      status = 0
+      try:
+        async with self._client.stream(method, url, **request) as response:
+          data = await self._read(url, response)
+        status = response.status_code
+      except httpx2.TransportError as error:
+        # The message may quote what the server sent instead of HTTP.
+        met = self.redact.quote(str(error), _LONGEST)
+        met = f"{type(error).__name__}: {met}".rstrip(": ")
+      # Raised `from None`: the cause holds the request and so the key.
+      except httpx2.HTTPError as error:
+        met = self.redact.quote(str(error), _LONGEST)
+        raise types.RetrievalError(f"{url}: {met}") from None
+      if status == 200:
+        return self.redact.scrub(data)
+      if status:
+        met = f"HTTP {status}: {message(data, self.redact)}"
+        if status not in self._again:
+          kinds = {4: RefusedError, 5: FailedError}
+          kind = kinds.get(status // 100, StatusError)
+          raise kind(f"{url}: {met}", status)
+        pause = max(pause, retry_after(response.headers))
+      if attempt == self._patience.retries:
+        break
+      if time.monotonic() + pause >= (limit.when() or math.inf):
+        met += f" To wait for {pause:.3g} seconds more would be too long."
+        break
+      await asyncio.sleep(pause)
+    sentence = f"{url}: tried {attempt + 1} times, the last met {met}"
+    if status:
+      raise (StatusError if status in BUSY else FailedError)(sentence, status)
+    raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
+
+  async def _read(self, url: str, response: httpx2.Response) -> bytes:
+    """Reads an answer, unless it is too large."""
+    data = bytearray()
+    async for part in response.aiter_bytes():
+      data += part
+      if len(data) > self._largest:
+        raise AnswerError(
+          f"{url}: found an answer of more than {self._largest} bytes; "
+          "expected passages only."
+        )
+    return bytes(data)
+
+
+class Usage(NamedTuple):
+  """The tokens of a call as its server counts them; 0 if it says nothing."""
+
+  prompt: int
+  completion: int
+
+
+class OpenAIEndpoint:
+  """One route of a server with OpenAI's interface: one choice, and its usage.
+
+  https://platform.openai.com/docs/api-reference/completions
+
+  Args:
+    url: of the server's interface (`http://host:8000/v1`), with or without
+      `route`.
+    route: such as `/completions`.
+    key_variable: environment variable with the key; "": no key.
+    patience: limits on the waiting.
+    advice: last sentence of the error for an unreachable server.
+    transport: replaces the network, for tests.
+
+  Attributes:
+    url: the address of the route.
+
+  Raises:
+    ValueError: the url is invalid, or the key is missing.
+  """
+
+  def __init__(
+    self,
+    url: str,
+    route: str,
+    *,
+    key_variable: str,
+    patience: Patience,
+    advice: str,
+    transport: httpx2.AsyncBaseTransport | None = None,
+  ):
+    if not redaction.is_address(url):
+      # The message does not quote the url, which may contain a password.
+      raise ValueError(
+        "The model's url is invalid; expected an address such as "
+        "http://127.0.0.1:8000/v1, with no user, query or fragment."
+      )
+    self.url = url.rstrip("/").removesuffix(route).rstrip("/") + route
+    key = key_variable and secret_in(key_variable, "the key for the model")
+    self._caller = Caller(
+      patience,
+      headers=json_headers(key),
+      secret=key,
+      advice=advice,
+      largest=_LARGEST_TEXT,
+      proxies=True,
+      transport=transport,
+    )
+
+  async def ask(
+    self,
+    request: Mapping[str, Any],
+    read: Callable[[Any], T | None],
+    *,
+    expected: str,
+  ) -> tuple[T, Usage]:
+    """Makes a call, with retries.
+
+    Args:
+      request: the body.
+      read: returns what the caller wants of the first choice; None, KeyError
+        or TypeError if it is not there.
+      expected: what `read` looks for, for the error message.
+
+    Raises:
+      types.RetrievalError: the server gave no such answer in time.
+    """
+
+    def parsed(data: bytes) -> tuple[T, Usage]:
+      value = parse(data, self.url, self._caller.redact)
+      try:
+        found = read(value["choices"][0])
+      except (KeyError, IndexError, TypeError, AttributeError):
+        found = None
+      if found is None:
+        raise AnswerError(
+          f"{self.url}: found {self._caller.redact.quote(repr(value), 80)}, "
+          f"expected {expected}."
+        )
+      usage = value.get("usage")
+      usage = usage if isinstance(usage, Mapping) else {}
+      counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+      return found, Usage(
+        *(n if type(n) is int and n > 0 else 0 for n in counts)
+      )
+
+    return await self._caller.ask(
+      "POST", self.url, content=body(request), read=parsed
+    )
+
+  def close(self) -> None:
+    """Closes connections; running calls fail."""
+    self._caller.close()
+
+
+def json_headers(key: str) -> dict[str, str]:
+  """Returns the headers of a JSON request; "" sends no bearer key."""
+  headers = {"Content-Type": "application/json"}
+  return headers | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def secret_in(variable: str, what: str) -> str:
+  """Returns the secret in an environment variable.
+
+  Args:
+    variable: name of the variable.
+    what: what the variable should contain, for error messages.
+
+  Raises:
+    ValueError: the variable is not set, or its value cannot be sent in a
+      header. The message does not show the value.
+  """
+  redaction.check_variable(variable, f"The variable with {what}")
+  value = os.environ.get(variable, "").strip()
+  if not value:
+    raise ValueError(f"{variable} is not set; expected {what} in it.")
+  if not (value.isascii() and value.isprintable() and " " not in value):
+    raise ValueError(
+      f"{variable}: expected {what}, found characters that none has."
+    )
+  return value
+
+
+def text_of(value: object) -> str | None:
+  """Returns a text without halves of surrogate pairs; None for other values.
+
+  No tokenizer can encode such a half.
+  """
+  if not isinstance(value, str):
+    return None
+  return value.encode(errors="replace").decode()
+
+
+def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
+  """Parses an answer as strict JSON, without NaN and infinities.
+
+  Raises:
+    AnswerError: the answer is not JSON; the message quotes its beginning with
+      keys redacted.
+  """
+
+  def refuse(name: str) -> None:
+    raise ValueError(f"it says {name}")
+
+  try:
+    return json.loads(data, parse_constant=refuse)
+  except (ValueError, RecursionError) as error:
+    raise AnswerError(
+      f"{url}: found {redact.quote(data, 80)!r} ({error}), expected JSON."
+    ) from None
+
+
+def body(value: Any) -> bytes:
+  """Encodes a request as JSON in ASCII.
+
+  A policy can write half of a surrogate pair, which has no UTF-8 encoding but
+  can be escaped in ASCII.
+  """
+  return json.dumps(value).encode("ascii")
+
+
+def message(data: bytes, redact: redaction.Redactor) -> str:
+  """Returns the message of an error reply for logs, with keys redacted.
+
+  Services put it at different places: `error`, `message` or `detail`, possibly
+  nested, or plain text.
+  """
+  try:
+    value = json.loads(data)
+  except (ValueError, RecursionError):
+    value = None
+  while isinstance(value, dict):
+    value = next(
+      (value[k] for k in ("error", "message", "detail") if k in value), None
+    )
+  text = value if isinstance(value, str) else data.decode(errors="replace")
+  text = redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
+  # Replaces terminal control characters and halves of surrogate pairs.
+  return "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+  """Returns the seconds that the Retry-After header asks to wait, or 0.
+
+  The header is a number of seconds or a date.
+  """
+  text = headers.get("retry-after", "")
+  try:
+    seconds = float(text)
+  except ValueError:
+    try:
+      date = email.utils.parsedate_to_datetime(text)
+      seconds = (date - datetime.datetime.now(date.tzinfo)).total_seconds()
+    except (ValueError, OverflowError):
+      return 0.0
+  return seconds if 0 < seconds < math.inf else 0.0

@@ -1,0 +1,219 @@
+"""The event loop of this process: one thread, in which everything waits.
+
+Connections and locks belong to the event loop that first uses them, so a run
+has one loop from its first rollout to its last. Engines, retrievers, episodes
+and agents wait in it; other threads (training, a command, a notebook) start
+work in it and wait for its end. It begins with the first work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+
+# Seconds that cancelled work has for its clean-up.
+_PATIENCE = 30.0
+
+
+class Work(concurrent.futures.Future, Generic[T]):
+  """A coroutine in the loop, for other threads.
+
+  Unlike other futures, it is done only when the coroutine is: `result` waits
+  for the clean-up of cancelled work, and then raises `CancelledError`.
+  """
+
+  def __init__(
+    self,
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, T],
+  ):
+    super().__init__()
+    self._loop = loop
+    self._task: asyncio.Task[T] | None = None
+    loop.call_soon_threadsafe(self._begin, coroutine)
+
+  def cancel(self) -> bool:
+    """Cancels the coroutine; may be called from any thread."""
+    if not self.done():
+      self._loop.call_soon_threadsafe(self._cancel)
+    return not self.done()
+
+  def wait(self) -> T:
+    """Returns the result; what interrupts this thread cancels the coroutine."""
+    try:
+      return self.result()
+    except BaseException:
+      if self.cancel():
+        concurrent.futures.wait([self], _PATIENCE)
+      raise
+
+  def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
+    self._task = self._loop.create_task(coroutine)
+    self._task.add_done_callback(self._end)
+
+  def _cancel(self) -> None:
+    assert self._task is not None  # `_begin` was called before.
+    # Not before its first step, which would leave it without a clean-up.
+    self._loop.call_soon(self._task.cancel)
+
+  def _end(self, task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+      super().cancel()
+      self.set_running_or_notify_cancel()
+    elif error := task.exception():
+      self.set_exception(error)
+    else:
+      self.set_result(task.result())
+
+
+class Scope:
+  """Work of one owner, who can stop all of it. Thread-safe.
+
+  Args:
+    stopped: returns the error that `start` raises after `stop`, and that the
+      results of work raise that `stop` ended.
+  """
+
+  def __init__(self, stopped: Callable[[], BaseException]):
+    self._error = stopped
+    self._stopped = False
+    self._works: set[Work] = set()
+    self._lock = threading.Lock()
+
+  def start(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
+    """Starts a coroutine in the loop; see the class for errors."""
+
+    async def stoppable() -> T:
+      try:
+        return await coroutine
+      except asyncio.CancelledError:
+        if self._stopped:
+          raise self._error() from None
+        raise
+
+    with self._lock:
+      if self._stopped:
+        coroutine.close()
+        raise self._error()
+      work = start(stoppable())
+      self._works.add(work)
+    work.add_done_callback(self._works.discard)
+    return work
+
+  def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine as the function `run` does; see the class for errors."""
+    return self.start(coroutine).wait()
+
+  def stop(self) -> list[Work]:
+    """Cancels all work and refuses more; returns what it cancelled."""
+    with self._lock:
+      self._stopped = True
+      return [work for work in list(self._works) if work.cancel()]
+
+
+class _Thread(threading.Thread):
+  """The thread of the loop."""
+
+  def __init__(self) -> None:
+    # A daemon, so that a call that hangs in it does not keep the process alive.
+    super().__init__(name="event loop", daemon=True)
+    self.loop = asyncio.new_event_loop()
+    self.process = os.getpid()
+    self.start()
+
+  def run(self) -> None:
+    while True:
+      try:
+        self.loop.run_forever()
+      except (KeyboardInterrupt, SystemExit):
+        # Raised by a task, which holds it for whoever waits for the task.
+        continue
+
+
+_lock = threading.Lock()
+_thread: _Thread | None = None
+
+
+def _started() -> _Thread:
+  """Returns the thread; a forked process has lost that of its parent."""
+  global _thread
+  with _lock:
+    if _thread is None or _thread.process != os.getpid():
+      _thread = _Thread()
+    return _thread
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Work[T]:
+  """Starts a coroutine in the loop; may be called from any thread."""
+  return Work(_started().loop, coroutine)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+  """Runs a coroutine in the loop and returns its result.
+
+  What interrupts the waiting thread, such as Ctrl-C, cancels the coroutine; it
+  is raised after the coroutine's clean-up.
+
+  Raises:
+    RuntimeError: called in the loop, which would wait for itself.
+  """
+  if is_here():
+    coroutine.close()
+    raise RuntimeError(
+      "Found a call in the event loop that would wait for the loop itself; "
+      "await the coroutine."
+    )
+  return start(coroutine).wait()
+
+
+async def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+  """Awaits a coroutine of the loop, here or in any other event loop."""
+  if is_here():
+    return await coroutine
+  return await asyncio.wrap_future(start(coroutine))
+
+
+def putting(items: asyncio.Queue[Q]) -> Callable[[Q], None]:
+  """Returns what adds to a queue of the running event loop, in any thread."""
+  mine = asyncio.get_running_loop()
+
+  def put(item: Q) -> None:
+    with contextlib.suppress(RuntimeError):  # The reader's loop is closed.
+      mine.call_soon_threadsafe(items.put_nowait, item)
+
+  return put
+
+
+def ended(works: Iterable[Work]) -> None:
+  """Waits for the clean-up of cancelled work, at most 30 seconds."""
+  if not is_here():
+    concurrent.futures.wait(works, _PATIENCE)
+
+
+def is_here() -> bool:
+  """Returns whether the calling thread is that of the loop."""
+  return threading.current_thread() is _thread
+
+
+@atexit.register
+def _end_all() -> None:
+  """Cancels what is left when the process ends, as `asyncio.run` does."""
+
+  async def cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+      task.cancel()
+    if others:
+      await asyncio.wait(others, timeout=_PATIENCE)
+
+  if _thread is not None and _thread.process == os.getpid():
+    concurrent.futures.wait([start(cancel_others())], _PATIENCE)

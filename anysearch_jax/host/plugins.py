@@ -1,0 +1,178 @@
+"""Values that a user wrote: `module:NAME`, or `path/to/file.py:NAME`.
+
+Rewards, systems, retrievers, judges and sources of questions of one's own are
+named in this form and found by `load`. The hash of the file enters the run's
+provenance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class PluginError(ValueError):
+  """A user's value cannot be loaded, or its code raised."""
+
+
+class Loaded(NamedTuple):
+  """A loaded value, the path of its file, and the SHA-256 of the file."""
+
+  value: Any
+  path: pathlib.Path
+  sha256: str
+
+
+def is_name(text: str) -> bool:
+  """Returns whether `text` has the form of a user's value, not of a kind."""
+  source, _, attribute = text.rpartition(":")
+  return bool(source) and attribute.isidentifier()
+
+
+def load(
+  name: str,
+  *,
+  setting: str,
+  expected: str,
+  fits: Callable[[Any], bool] = callable,
+) -> Loaded:
+  """Imports a user's value.
+
+  A file runs once in a process, so editing it does not change a run.
+
+  Args:
+    name: `module:NAME`, or `path/to/file.py:NAME`.
+    setting: what names it, for sentences, such as `reward.function`.
+    expected: what the value has to be, such as `a function (outcomes, config)`.
+    fits: returns whether a value is that.
+
+  Raises:
+    PluginError: the name is malformed, the file, module or value does not
+      exist or does not fit, or importing it raises.
+  """
+  if not is_name(name):
+    raise PluginError(
+      f"{setting}: found {name!r}, expected module:NAME or "
+      f"path/to/file.py:NAME, which names {expected}."
+    )
+  source, _, attribute = name.rpartition(":")
+  if source.endswith(".py"):
+    source = os.path.abspath(source)
+    if not os.path.isfile(source):
+      raise PluginError(
+        f"{setting}: found no file {source}; expected path/to/file.py:NAME."
+      )
+  with as_sentence(f"{setting} {name!r}", source):
+    module, path, sha256 = _module(source)
+  if path is None:
+    raise PluginError(
+      f"{setting}: found {source!r}, a module without a file; expected one "
+      "whose source can be hashed."
+    )
+  if attribute not in vars(module):
+    raise PluginError(
+      f"{setting}: found no {attribute!r} in {path}; expected {expected}."
+    )
+  value = vars(module)[attribute]
+  if not fits(value):
+    raise PluginError(
+      f"{setting}: found {attribute!r} in {path}, of type "
+      f"{type(value).__name__}; expected {expected}."
+    )
+  return Loaded(value, path, sha256)
+
+
+def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
+  """Runs a Python file as a module of its own; its errors pass through.
+
+  Raises:
+    OSError: the file cannot be read.
+  """
+  path = os.path.abspath(path)
+  return _run(path, pathlib.Path(path).read_bytes())
+
+
+@contextlib.contextmanager
+def as_sentence(
+  name: str,
+  path: str | os.PathLike[str] = "",
+  *,
+  kept: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+  """Converts errors of the user's code to PluginError, with their line.
+
+  Args:
+    name: begins the sentence.
+    path: file of the user; the last line of it in the traceback is named.
+    kept: errors that pass through.
+  """
+  try:
+    yield
+  except kept:
+    raise
+  except Exception as error:  # User code may raise any error.
+    line = next(
+      (
+        f", line {frame.lineno}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if frame.filename == os.path.abspath(path)
+      ),
+      "",
+    )
+    raise PluginError(
+      f"{name}{line}: {type(error).__name__}: {error}"
+    ) from error
+
+
+@functools.cache
+def _module(
+  source: str,
+) -> tuple[types.ModuleType, pathlib.Path | None, str]:
+  """Returns a module with its file and the hash of the text that it ran."""
+  if source.endswith(".py"):
+    path = pathlib.Path(source)
+    text = path.read_bytes()
+    return _run(source, text), path, hashlib.sha256(text).hexdigest()
+  module = importlib.import_module(source)
+  file = getattr(module, "__file__", None)  # Built-in modules have none.
+  if not file:
+    return module, None, ""
+  path = pathlib.Path(file)
+  return module, path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class _FromText(importlib.machinery.SourceFileLoader):
+  """Loads a module from the text that was hashed.
+
+  Python reuses bytecode from `__pycache__` if the source has the same size and
+  modification time in seconds, so it would miss a quick edit of one digit.
+  """
+
+  def __init__(self, name: str, path: str, text: bytes):
+    super().__init__(name, path)
+    self._text = text
+
+  def get_code(self, fullname: str) -> types.CodeType:
+    return self.source_to_code(self._text, self.path)
+
+
+def _run(path: str, text: bytes) -> types.ModuleType:
+  name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
+  loader = _FromText(name, path, text)
+  spec = importlib.machinery.ModuleSpec(name, loader, origin=path)
+  spec.has_location = True  # `__file__` is the origin.
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # Dataclasses look their module up there.
+  loader.exec_module(module)
+  return module

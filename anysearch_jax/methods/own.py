@@ -1,0 +1,268 @@
+"""What a user wrote for a training: a reward, a system, a judge.
+
+`reward.function`, `method.name` and `method.judge` of a configuration name
+them, see `plugins.load`. No test of the project covers them, so what they
+return is checked here: a wrong reward is an error, and what a judge cannot
+measure is a failed trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.host import plugins
+from anysearch_jax.methods import method
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+# The metrics `reward/<name>` with these names have other meanings already.
+_RECORDED = ("em", "format", "steps")
+
+
+def load(name: str) -> plugins.Loaded:
+  """Imports a reward function; raises PluginError, see `plugins.load`."""
+  return plugins.load(
+    name,
+    setting="reward.function",
+    expected="a function (outcomes, config)",
+  )
+
+
+def system(name: str) -> plugins.Loaded:
+  """Imports a system; raises PluginError, see `plugins.load`."""
+  return plugins.load(
+    name,
+    setting="method.name",
+    expected="a system, anysearch_jax.Method(...)",
+    fits=lambda value: isinstance(value, method.Method),
+  )
+
+
+def reward(
+  loaded: plugins.Loaded, where: str, constants: Any
+) -> Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]:
+  """Returns a user's reward function whose results are checked.
+
+  Rewards are converted to float32, and to 0 where a trajectory is not valid.
+  The returned function raises PluginError if the user's function raises or its
+  result has the wrong names, shapes or values.
+
+  Args:
+    loaded: the function and its file.
+    where: names it in sentences.
+    constants: the second argument of the user's function.
+  """
+
+  def checked(outcomes: outcomes_lib.Outcomes) -> dict[str, chex.Array]:
+    with plugins.as_sentence(where, loaded.path):
+      returned = loaded.value(jax.tree.map(_read_only, outcomes), constants)
+      if not isinstance(returned, Mapping):
+        returned = {"total": returned}
+      # JAX is asynchronous: errors of a device are raised when values are read.
+      parts = {key: np.asarray(value) for key, value in returned.items()}
+    try:
+      _check_names(list(parts))
+      return {key: _part(key, parts[key], outcomes.valid) for key in parts}
+    except plugins.PluginError as error:
+      raise plugins.PluginError(f"{where}: {error}") from error
+
+  return checked
+
+
+def judge(
+  loaded: plugins.Loaded, where: str, measures: Sequence[str]
+) -> method.Measure:
+  """Returns a user's measure of a trajectory, which fails as a value.
+
+  Args:
+    loaded: a function of a trajectory, or a coroutine function, and its file.
+      Other functions run in threads, so they may wait for a server.
+    where: names it in sentences.
+    measures: the names that it has to return.
+
+  Returns:
+    A coroutine function that raises RetrievalError, so that the trajectory
+    counts as failed, if the user's function raises or returns something else
+    than a finite number for each name.
+  """
+
+  async def measured(trajectory: types.Trajectory) -> dict[str, float]:
+    try:
+      with plugins.as_sentence(where, loaded.path):
+        if inspect.iscoroutinefunction(loaded.value):
+          returned = await loaded.value(trajectory)
+        else:
+          returned = await asyncio.to_thread(loaded.value, trajectory)
+        values = {name: float(returned[name]) for name in measures}
+        finite = np.isfinite(list(values.values())).all()
+        if len(returned) != len(measures) or not finite:
+          raise ValueError(
+            f"found {dict(returned)}, expected a finite number for each of "
+            f"{', '.join(measures)}"
+          )
+    except plugins.PluginError as error:
+      raise types.RetrievalError(str(error)) from error
+    return values
+
+  return measured
+
+
+def steps(
+  loaded: plugins.Loaded, where: str, constants: Any
+) -> Callable[[types.Trajectory], np.ndarray]:
+  """Returns a user's rewards of single searches; raises as `reward`."""
+
+  def checked(trajectory: types.Trajectory) -> np.ndarray:
+    with plugins.as_sentence(where, loaded.path):
+      found = np.asarray(loaded.value(trajectory, constants), np.float32)
+    if found.shape != (trajectory.searches,) or not np.isfinite(found).all():
+      raise plugins.PluginError(
+        f"{where}: returned {found}, expected a finite number for each of "
+        f"{trajectory.searches} searches."
+      )
+    return found
+
+  return checked
+
+
+def trial(
+  *, group: int, budget: int, measures: Sequence[str]
+) -> outcomes_lib.Outcomes:
+  """Returns artificial outcomes to test a function before a run begins.
+
+  The first of two questions has right and wrong answers, with and without a
+  search, and its last sample failed. All samples of the second question failed.
+
+  Args:
+    group: number of samples of a question.
+    budget: budget of both questions.
+    measures: names of `outcomes.measures`.
+  """
+  shape = (2, group)
+  valid = np.zeros(shape, bool)
+  valid[0, : max(1, group - 1)] = True
+  searches = np.where(valid, np.arange(group) % (budget + 1), 0)
+  right = valid & (np.arange(group) % 2 == 0)
+  answers, trajectories = (np.full(shape, None, object) for _ in range(2))
+  for q, g in np.argwhere(valid):
+    answers[q, g] = "here" if right[q, g] else "there"
+    trajectories[q, g] = _trajectory(
+      types.Address(0, int(q), int(g)),
+      answers[q, g],
+      searches=int(searches[q, g]),
+      budget=budget,
+    )
+  units = ("tokens", "dollars", "seconds")
+  return outcomes_lib.Outcomes(
+    em=right.astype(np.int32),
+    f1=right.astype(np.float32),
+    format=valid.astype(np.int32),
+    answered=valid,
+    generated_tokens=np.where(valid, 4, 0).astype(np.int32),
+    searches=searches.astype(np.int32),
+    violation=np.zeros(shape, bool),
+    budget=np.full(2, budget, np.int32),
+    valid=valid,
+    measures={name: np.zeros(shape, np.float32) for name in measures},
+    spent={unit: np.zeros(shape, np.float32) for unit in units},
+    caps={unit: np.full(2, np.inf, np.float32) for unit in units},
+    answers=answers,
+    trajectories=trajectories,
+  )
+
+
+def _trajectory(
+  address: types.Address, answer: str, *, searches: int, budget: int
+) -> types.Trajectory:
+  query = "<think> so ; </think> <search> where </search>"
+  passages = "<information>Doc 1(Title: it) it is here</information>"
+  authors = np.array([types.Author.PROMPT] * 2 + [types.Author.MODEL] * 4)
+  return types.Trajectory(
+    address,
+    types.Question("trial", "where is it ?", ("here",)),
+    budget=budget,
+    scaffold=False,
+    token_ids=np.arange(len(authors), dtype=np.int32),
+    authors=authors.astype(np.int8),
+    logps=np.zeros(len(authors), np.float32),
+    versions=np.where(authors == types.Author.MODEL, 0, -1).astype(np.int32),
+    spans=(
+      *(
+        types.Span(types.Author.MODEL, query),
+        types.Span(types.Author.ENVIRONMENT, passages),
+      )
+      * searches,
+      types.Span(types.Author.MODEL, f"<answer> {answer} </answer>"),
+    ),
+    searches=searches,
+    queries=("where",) * searches,
+    violation=False,
+    outcome=types.Outcome.ANSWERED,
+    observations=tuple(
+      types.Observation(
+        protocol.SEARCH, "where", n, (types.Passage("it", "it", "it is here"),)
+      )
+      for n in range(searches)
+    ),
+    search_ends=(2,) * searches,
+  )
+
+
+def _read_only(array: chex.Array) -> np.ndarray:
+  """Returns a read-only view, so that the function cannot change records."""
+  view = np.asarray(array).view()
+  view.flags.writeable = False
+  return view
+
+
+def _check_names(names: Sequence[Any]) -> None:
+  for name in names:
+    if not isinstance(name, str) or not name.isidentifier():
+      raise plugins.PluginError(
+        f"returned a part named {name!r}, expected a name of letters, digits "
+        "and underscores."
+      )
+    if name in _RECORDED:
+      raise plugins.PluginError(
+        f"returned a part named {name!r}, but reward/{name} is recorded "
+        "anyway; expected another name, or no such part."
+      )
+  if "total" not in names:
+    raise plugins.PluginError(
+      f"returned the parts {', '.join(names) or '(none)'}; expected 'total' "
+      "among them, which is the reward."
+    )
+
+
+def _part(name: str, value: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  if value.shape != np.shape(valid):
+    raise plugins.PluginError(
+      f"returned {name!r} of shape {value.shape}, expected {np.shape(valid)} "
+      "(questions, samples), one reward for each trajectory."
+    )
+  # jnp.issubdtype, because bfloat16 is not a number type for NumPy.
+  if not any(
+    jnp.issubdtype(value.dtype, kind)
+    for kind in (jnp.floating, jnp.integer, jnp.bool_)
+  ):
+    raise plugins.PluginError(
+      f"returned {name!r} of dtype {value.dtype}, expected real numbers."
+    )
+  with np.errstate(over="ignore"):  # It is refused as infinite.
+    value = np.where(valid, value.astype(np.float32), np.float32(0))
+  if not np.isfinite(value).all():
+    q, g = np.argwhere(~np.isfinite(value))[0]
+    raise plugins.PluginError(
+      f"returned {name!r} with {value[q, g]} at [{q}, {g}], expected a finite "
+      "number for each valid trajectory."
+    )
+  return value

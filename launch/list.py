@@ -1,0 +1,121 @@
+"""Lists systems, environments, retrievers, commands and settings.
+
+    anysearch list              # all but the settings
+    anysearch list settings     # every one: default, range, kind, meaning
+
+`--markdown` writes the settings as the page docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings as config_settings
+from launch import flags as launch_flags
+
+CONFIG = config_lib.ExperimentConfig()
+_OWN = """One of your own is `module:NAME` or `path/to/file.py:NAME`:
+  {own}"""
+_OWN_PLACES = (
+  "config.retrieval.kind: a retriever, a function of the configuration",
+  "--reward, config.reward.function: a function of outcomes (docs/own.md)",
+  "--scripted: a policy without a model, a function (config, source)",
+)
+
+
+def define_flags() -> None:
+  """Defines the command's flags; importing the module defines none."""
+  flags.DEFINE_bool("markdown", False, "Write the settings as a page.")
+
+
+def main(argv: Sequence[str]) -> None:
+  sections = {
+    "commands": _commands,
+    "systems": _systems,
+    "environments": _environments,
+    "retrievers": _retrievers,
+    "settings": lambda: [launch_flags.help_text(CONFIG, "the paper")],
+  }
+  wrong = [name for name in argv[1:] if name not in sections]
+  if wrong:
+    raise app.UsageError(
+      f"Found {wrong[0]!r}, expected some of {', '.join(sections)}."
+    )
+  if flags.FLAGS.markdown:
+    print(settings_page())
+    return
+  for name in argv[1:] or list(sections)[:-1]:
+    print(f"{name}:")
+    for line in sections[name]():
+      print(f"  {line}")
+    print()
+  if not argv[1:]:
+    print(_OWN.format(own="\n  ".join(_OWN_PLACES)))
+
+
+def settings_page() -> str:
+  """Returns every setting as a page of tables, one for each group."""
+  lines = [
+    "# Configuration",
+    "",
+    "Every setting is a flag: `--config.reward.alpha=0.25`. Its kind says when",
+    "it may change as a run resumes: `placement` always, `learning` with",
+    "`--allow_changes`, `identity` never.",
+  ]
+  for path, value, meta, sentence in config_settings.listed(CONFIG):
+    if meta is None:
+      head = sentence.replace("\n", " ").strip()
+      lines += ["", f"## config{'.' + path if path else ''}", "", head, ""]
+      lines += ["| setting | default | may be | kind | meaning |"]
+      lines += ["|---|---|---|---|---|"]
+      continue
+    cells = (
+      f"`{path.rpartition('.')[2]}`",
+      f"`{launch_flags.typed(value)}`",
+      meta.range.words,
+      str(meta.kind),
+      sentence,
+    )
+    row = " | ".join(cell.replace("|", "\\|") for cell in cells)
+    lines.append(f"| {row} |")
+  return "\n".join(lines)
+
+
+def _commands() -> Iterator[str]:
+  from launch import __main__
+
+  for name, what in __main__.commands().items():
+    yield f"{name:20}{what}"
+
+
+def _systems() -> Iterator[str]:
+  from anysearch_jax.methods import systems
+
+  for name, system in systems.METHODS.items():
+    kind = "trained" if system.reward else "not trained"
+    yield f"{name:20}{kind}; prompts {', '.join(system.environments)}"
+
+
+def _environments() -> Iterator[str]:
+  from anysearch_jax.methods import systems
+
+  for name, environment in systems.ENVIRONMENTS.items():
+    tools = ", ".join(tool.name for tool in environment.tools)
+    yield f"{name:20}tools {tools}"
+
+
+def _retrievers() -> Iterator[str]:
+  (kind,) = (
+    each
+    for each in config_settings.listed(CONFIG.retrieval)
+    if each.path == "kind"
+  )
+  yield kind.sentence
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)

@@ -1,0 +1,1 @@
+"""Experiments and claims of the project's own studies."""

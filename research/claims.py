@@ -1,0 +1,318 @@
+"""The rows of a study, its tables over trainings, and its claims."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import anysearch_jax as aj
+from research import outcomes
+
+ALPHA = 0.05
+# As `policy_of`: the policy of the base configuration, before training.
+UNTRAINED = "untrained"
+_DIGITS = {"accuracy": 3, "tp": 3, "searches": 2}
+_MEASURES = tuple(_DIGITS)
+
+Trainings = Mapping[str, Sequence[outcomes.Outcomes]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One line of a table.
+
+  Attributes:
+    name: name in paths.
+    label: label in the paper and the report.
+    table: table of the report.
+    overrides: `path=value` overrides of the training configuration.
+    evaluation: `path=value` overrides of the evaluation only.
+    config: configuration file of training and evaluation; "" is the study's.
+    policy_of: the row whose policy this row evaluates, or `UNTRAINED`; "" means
+      that this row trains its own.
+    scaffold: whether the scaffold stays on at inference.
+  """
+
+  name: str
+  label: str
+  table: str
+  overrides: tuple[str, ...] = ()
+  evaluation: tuple[str, ...] = ()
+  config: str = ""
+  policy_of: str = ""
+  scaffold: bool = False
+
+
+class Claim(NamedTuple):
+  """A claim that one row has more of a measure than another.
+
+  Attributes:
+    text: the claim, as a sentence.
+    more, less: names of the two rows.
+    measure: `accuracy`, `tp` or `searches`.
+    budgets: the budgets to pool, those that both rows were asked at; empty: all
+      that are at least 1.
+  """
+
+  text: str
+  more: str
+  less: str
+  measure: str
+  budgets: tuple[int, ...] = ()
+
+
+class Finding(NamedTuple):
+  """What the trainings say of a claim.
+
+  Attributes:
+    claim: the claim.
+    effect: the difference; None if a row is missing.
+    p: two-sided, with Holm's correction over all claims whose rows have at
+      least two trainings each; nan for the others.
+    word: `reproduced`, `refuted`, `not resolved`, `one training`, `not run`.
+  """
+
+  claim: Claim
+  effect: aj.inference.Effect | None
+  p: float
+  word: str
+
+
+def decide(claims: Sequence[Claim], rows: Trainings) -> list[Finding]:
+  """Returns what the trainings say of each claim of a family.
+
+  Raises:
+    ValueError: a claim names budgets that one of its rows was not asked at.
+  """
+  effects = [
+    difference(rows[c.more], rows[c.less], c.measure, c.budgets)
+    if c.more in rows and c.less in rows
+    else None
+    for c in claims
+  ]
+  # One training of a row tells nothing of its others.
+  several = [
+    effect is not None
+    and min(map(len, _paired(rows[c.more], rows[c.less]))) > 1
+    for c, effect in zip(claims, effects, strict=True)
+  ]
+  p = _holm(
+    effect.p if effect is not None and many else None
+    for effect, many in zip(effects, several, strict=True)
+  )
+  return [
+    Finding(claim, effect, value, _word(effect, many, value))
+    for claim, effect, many, value in zip(
+      claims, effects, several, p, strict=True
+    )
+  ]
+
+
+def _word(effect: aj.inference.Effect | None, several: bool, p: float) -> str:
+  if effect is None:
+    return "not run"
+  if not several:
+    return "one training"
+  if not p < ALPHA or not effect.estimate.value:
+    return "not resolved"
+  return "reproduced" if effect.estimate.value > 0 else "refuted"
+
+
+def _holm(found: Iterable[float | None]) -> list[float]:
+  """Returns p values with Holm's correction; those that are None become nan."""
+  p = [np.nan if one is None else one for one in found]
+  return aj.significance.holm(p).tolist()
+
+
+def difference(
+  ours: Sequence[outcomes.Outcomes],
+  theirs: Sequence[outcomes.Outcomes],
+  measure: str,
+  budgets: Sequence[int] = (),
+) -> aj.inference.Effect:
+  """Returns a measure of one row minus that of another.
+
+  Questions are paired, and so are trainings with equal seeds, which see the
+  same questions and share their random draws. Trainings whose seed the other
+  row lacks count only if the rows have no seed in common.
+
+  Args:
+    ours, theirs: trainings of the rows.
+    measure: `accuracy`, `tp` or `searches`.
+    budgets: the budgets to pool; empty: all that are at least 1.
+
+  Raises:
+    ValueError: the rows were asked other questions, or not at these budgets.
+  """
+  if ours[0].questions != theirs[0].questions:
+    raise ValueError(
+      f"{ours[0].row} and {theirs[0].row} were asked different questions; "
+      "expected the same. Run one of them again."
+    )
+  sides = [outcomes.sums(side) for side in _paired(ours, theirs)]
+  parts = [
+    side.linearised((measure,), _pool(side.budgets, budgets)) for side in sides
+  ]
+  return aj.inference.effects(aj.inference.minus(*parts))[0]
+
+
+def _paired(
+  ours: Sequence[outcomes.Outcomes], theirs: Sequence[outcomes.Outcomes]
+) -> tuple[Sequence[outcomes.Outcomes], Sequence[outcomes.Outcomes]]:
+  """Returns the trainings whose seed both have; all if there is none."""
+  common = {one.seed for one in ours} & {one.seed for one in theirs}
+  if not common:
+    return ours, theirs
+  mine, others = (
+    [one for one in side if one.seed in common] for side in (ours, theirs)
+  )
+  return mine, others
+
+
+def _pool(known: Sequence[int], budgets: Sequence[int]) -> np.ndarray:
+  """Returns the one pool of some budgets, bool `[1, B]`; empty: all from 1."""
+  if missing := set(budgets) - set(known):
+    raise ValueError(
+      f"Found no answers at budgets {sorted(missing)}; expected some of "
+      f"{', '.join(map(str, known))}."
+    )
+  of = np.asarray(known)
+  return (np.isin(of, budgets) if budgets else of >= 1)[None]
+
+
+def page(
+  title: str,
+  rows: Sequence[Row],
+  families: Mapping[str, Sequence[Claim]],
+  found: Iterable[outcomes.Outcomes],
+) -> str:
+  """Returns the tables and the claims of a study as Markdown.
+
+  Args:
+    title: of the page.
+    rows: of the study, the one that others are compared with first.
+    families: the claims, by the heading under which they are decided.
+    found: outcomes of any rows of the study.
+  """
+  by_row: dict[str, list[outcomes.Outcomes]] = {row.name: [] for row in rows}
+  for one in sorted(found, key=lambda one: one.seed):
+    by_row.setdefault(one.row, []).append(one)
+  trainings = {name: some for name, some in by_row.items() if some}
+  labels = {row.name: row.label for row in rows}
+  first, parts = rows[0].name, [f"# {title}\n"]
+  for table in dict.fromkeys(row.table for row in rows):
+    shown = {
+      row.name: trainings[row.name]
+      for row in rows
+      if row.name in trainings and (row.table == table or row.name == first)
+    }
+    if not shown.keys() - {first} and table != rows[0].table:
+      continue
+    parts += [f"## {table}\n", accuracy(shown, labels)]
+    if first in shown and len(shown) > 1:
+      parts += [f"Minus {labels[first]}:\n", against(first, shown, labels)]
+  for heading, claims in families.items():
+    parts += [
+      f"## Claims: {heading}\n",
+      claims_table(decide(claims, trainings)),
+    ]
+  return "\n".join(parts)
+
+
+def accuracy(rows: Trainings, labels: Mapping[str, str]) -> str:
+  """Tabulates accuracy by budget, and all measures pooled over B >= 1.
+
+  Intervals of 95 % cover other questions and, with several trainings, other
+  trainings.
+
+  Args:
+    rows: the trainings of each row, by its name, in the order of the table.
+    labels: labels of the rows.
+  """
+  budgets = sorted(
+    {b for found in rows.values() for b in found[0].budgets if b >= 1}
+  )
+  lines = []
+  for name, found in rows.items():
+    sums = outcomes.sums(found)
+    each = np.eye(len(sums.budgets), dtype=bool)
+    heights = sums.linearised(("accuracy",), each).value
+    by_budget = dict(zip(sums.budgets, heights, strict=True))
+    pool = _pool(sums.budgets, ())
+    pooled = [
+      aj.measures.inferred(sums.linearised((m,), pool), [m])[0]
+      for m in _MEASURES
+    ]
+    lines.append(
+      [labels[name], str(len(found))]
+      + [f"{by_budget[b]:.3f}" if b in by_budget else "" for b in budgets]
+      + [_shown(one, m) for one, m in zip(pooled, _MEASURES, strict=True)]
+    )
+  head = ["row", "trainings", *(f"B = {b}" for b in budgets)]
+  return _table([*head, "pooled", "TP", "searches"], lines)
+
+
+def against(first: str, rows: Trainings, labels: Mapping[str, str]) -> str:
+  """Tabulates the differences of all rows from one, pooled over B >= 1.
+
+  p is two-sided, with Holm's correction over the rows; detectable is the
+  smallest true difference that would be found with a probability of 80 %.
+
+  Args:
+    first: name of that row, which `rows` has.
+    rows, labels: as of `accuracy`.
+  """
+  others = [name for name in rows if name != first]
+  lines: list[list[str]] = [[labels[name]] for name in others]
+  for m in _MEASURES:
+    effects = [difference(rows[name], rows[first], m) for name in others]
+    p = _holm(effect.p for effect in effects)
+    for line, effect, value in zip(lines, effects, p, strict=True):
+      line += [
+        _shown(effect.estimate, m, signed=True),
+        _number(value, 4),
+        _number(effect.detectable, _DIGITS[m]),
+      ]
+  head = [f"{m}{part}" for m in _MEASURES for part in ("", " p", " detectable")]
+  return _table(["row", *head], lines)
+
+
+def claims_table(found: Sequence[Finding]) -> str:
+  """Tabulates what became of claims, a line each."""
+  lines = []
+  for claim, effect, p, word in found:
+    if word == "not resolved" and effect and effect.detectable is not None:
+      word += f" (detectable: {effect.detectable:.3f})"
+    lines.append(
+      [
+        f"{claim.text} ({claim.measure})",
+        _shown(effect.estimate, claim.measure, signed=True) if effect else "",
+        _number(p, 4),
+        word,
+      ]
+    )
+  return _table(["claim", "difference", "p", "verdict"], lines)
+
+
+def _shown(
+  estimate: aj.inference.Estimate, measure: str, *, signed: bool = False
+) -> str:
+  """Returns an estimate with its interval."""
+  form = f"{'+' if signed else ''}.{_DIGITS[measure]}f"
+  if estimate.value is None:
+    return ""
+  ends = ("?" if x is None else f"{x:{form}}" for x in estimate[1:])
+  return f"{estimate.value:{form}} [{', '.join(ends)}]"
+
+
+def _number(value: Any, digits: int) -> str:
+  return "" if value is None or np.isnan(value) else f"{value:.{digits}f}"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+  """Returns a table in Markdown."""
+  rows = [head, ["---"] * len(head), *lines]
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,408 @@
+r"""Fits a rule that steers searching, from counterfactual ends.
+
+    python -m research.control_fit --branches=runs/x/dev/branches \
+        --tokens=40,60,90,140 --kind=stopping --output=rule.json
+    python -m launch.evaluate --hf=runs/x/policy --output=runs/x/steered \
+        --config.episode.control=rule.json --config.episode.budget_file=silent \
+        --budgets='searches=1|3|5,tokens=40|60|90|140' ...
+
+--branches names folders of `research.branching`, of an evaluation on other
+questions than those that the rule will be judged by (launch.evaluate
+--split=dev). The file is small JSON, `episode.control`: `stopping` is a
+logistic regression of what a search does, `value` tables of what searching and
+answering earn, whose difference is scored by what the search takes of the
+remaining budget. docs/budgets.md has the formulas.
+
+An end has exact match and a number of written tokens, so what it earns under a
+cap on tokens is known without playing it under that cap: its exact match, or 0
+if it wrote more. Each end is counted under several caps.
+
+* A turn that asks (`stop` cuts): refusing earns what the refused end earns.
+  Searching earns what follows in the stored episode, where the rule that is
+  being fitted decides about the later searches. As in Longstaff and Schwartz,
+  "Valuing American Options by Simulation" (2001), the fit and the decisions
+  alternate: the first fit assumes that all later searches are granted.
+* A turn that answers with searches left (`continue` cuts): accepting earns what
+  the stored answer earns. Searching earns what the granted end earns, charged
+  with the discarded answer and the tries; without one that asked in time, the
+  stored answer under the same charge.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import app, flags
+
+import anysearch_jax as aj
+
+control = aj.control
+KINDS = tuple(control.KINDS)
+_ROUNDS = 4
+_RIDGE = 1.0
+# Cells of a table, by lower edges, and by quantiles of the likelihood. A cell
+# counts this many ends of all numbers of searches besides its own.
+_LEFT = (0.0, 2.0, 4.0)
+_TURNS = (0.0, 1.5, 2.5, 4.0, 6.0)
+_QUANTILES = (0.0, 0.2, 0.4, 0.7)
+_PRIOR = 8.0
+
+
+class Plan(NamedTuple):
+  """What is fitted.
+
+  kind: of the rule, one of `KINDS`.
+  tokens: caps on tokens under which ends are counted; no cap is counted too.
+  max_generated: tokens that the episodes could write without a cap.
+  tries: of the rule, see `control.Rule`; 0: answers are never replaced.
+  penalty: of a rule of values, see `control.Value`.
+  """
+
+  kind: str
+  tokens: tuple[int, ...]
+  max_generated: int
+  tries: int
+  penalty: float = 0.0
+
+
+class _End(NamedTuple):
+  """Exact match and written tokens."""
+
+  em: float
+  tokens: float
+
+  def earns(self, cap: float) -> float:
+    return self.em if self.tokens <= cap else 0.0
+
+
+class _Cut(NamedTuple):
+  """A turn, and the ends of replacing what it proposes."""
+
+  seen: Any
+  replaced: list[_End]
+
+
+class _Chain(NamedTuple):
+  """The cuts of an episode in order, and its stored end."""
+
+  cuts: list[_Cut]
+  stored: _End
+
+
+class _Example(NamedTuple):
+  """What searching and answering earn at a turn, under a cap."""
+
+  seen: Any
+  cap: float
+  search: float
+  answer: float
+
+
+def fit(
+  rows: Iterable[Mapping[str, Any]], plan: Plan
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Fits a rule.
+
+  Args:
+    rows: rows of `branches.jsonl`.
+    plan: what is fitted.
+
+  Returns:
+    The values of the rule's file, and by proposal what was fitted to: `turns`,
+    the number of turns and caps, with the mean exact match if all of them are
+    accepted (`accept`), if all are replaced (`replace`), and if the rule
+    decides (`rule`), each on the data of the fit; `replaced`, the share that
+    the rule replaces.
+
+  Raises:
+    ValueError: the rows are of an earlier version, or no end is of use.
+  """
+  asks, answers = _chains(rows, plan.tries)
+  if not asks and not answers:
+    raise ValueError(
+      "Found no end that did not fail; expected the branches.jsonl of "
+      "research.branching."
+    )
+  assigned = (*plan.tokens, aj.budgets.UNCAPPED)
+  caps = sorted({control.cap(cap, plan.max_generated) for cap in assigned})
+  values: dict[str, Any] = {
+    "kind": plan.kind,
+    "features": list(control.FEATURES),
+    "tries": plan.tries,
+  }
+  fitted: dict[str, Any] = {}
+  rule: Any | None = None
+  for name, chains, rounds in (
+    (control.ASK, asks, _ROUNDS),
+    (control.ANSWER, answers if plan.tries else [], 1),
+  ):
+    if not chains:
+      continue
+    for _ in range(rounds):
+      examples = _examples(name, chains, caps, rule)
+      values[name] = _fitted(examples, plan)
+      rule = control.parse(values)
+    examples = _examples(name, chains, caps, rule)
+    fitted[name] = _measured(name, examples, control.parse(values))
+  return values, fitted
+
+
+def _chains(
+  rows: Iterable[Mapping[str, Any]], tries: int
+) -> tuple[list[_Chain], list[_Chain]]:
+  """Returns the episodes whose searches, and whose answers, are cuts."""
+  grouped: dict[str, dict[Any, list[Mapping[str, Any]]]] = {
+    kind: collections.defaultdict(list) for kind in ("stop", "continue")
+  }
+  for row in rows:
+    if "seen" not in row:
+      raise ValueError(
+        f"Found the end of {row.get('question_id')} without what a rule sees; "
+        "run research.branching again."
+      )
+    if row["outcome"] != "failed" and row["seen"] is not None:
+      key = row["question_id"], row["budget"], row["seed"]
+      grouped[row["kind"]][key].append(row)
+  asks = [_chain(ends, _refused) for ends in grouped["stop"].values()]
+  answers = [
+    _chain(ends, lambda row: _searched(row, tries))
+    for ends in grouped["continue"].values()
+  ]
+  return asks, answers
+
+
+def _chain(rows: Sequence[Mapping[str, Any]], end: Any) -> _Chain:
+  ordered = sorted(rows, key=lambda row: row["cut"])
+  cuts = [
+    _Cut(control.Seen(**ends[0]["seen"]), [end(row) for row in ends])
+    for _, found in itertools.groupby(ordered, key=lambda row: row["cut"])
+    for ends in [list(found)]
+  ]
+  first = ordered[0]
+  return _Chain(cuts, _End(first["stored_em"], first["stored_tokens"]))
+
+
+def _refused(row: Mapping[str, Any]) -> _End:
+  found = row["sampled"]["refused"]
+  return _End(found["em"], found["tokens"])
+
+
+def _searched(row: Mapping[str, Any], tries: int) -> _End:
+  """Returns the end of an answer that was replaced, with what that costs."""
+  seen = control.Seen(**row["seen"])
+  if "granted" in row["sampled"] and row["tries"] <= tries:
+    found = row["sampled"]["granted"]
+    # Of the stored turns, the last one is discarded; its length is near their
+    # mean.
+    return _End(found["em"], found["tokens"] + row["discarded"] + seen.turn)
+  share = min(1.0, tries / row["tries"])
+  extra = share * row["discarded"]
+  return _End(row["stored_em"], row["stored_tokens"] + extra)
+
+
+def _examples(
+  name: str,
+  chains: Sequence[_Chain],
+  caps: Sequence[float],
+  rule: Any | None,
+) -> list[_Example]:
+  """Returns an example for each cut and cap.
+
+  The rule decides about later searches; without one all are granted. A turn
+  that a cap does not even allow is left out.
+  """
+  out = []
+  for chain, cap in itertools.product(chains, caps):
+    follows = chain.stored.earns(cap)
+    for cut in reversed(chain.cuts):
+      other = float(np.mean([end.earns(cap) for end in cut.replaced]))
+      search, answer = (
+        (follows, other) if name == control.ASK else (other, follows)
+      )
+      if cut.seen.written <= cap:
+        out.append(_Example(cut.seen, cap, search, answer))
+      if name == control.ASK and rule is not None:
+        if not rule.searches(name, cut.seen, cap):
+          follows = other
+  return out
+
+
+def _fitted(examples: Sequence[_Example], plan: Plan) -> dict[str, Any]:
+  if plan.kind == "value":
+    return _table(examples, plan.penalty)
+  return _regression(examples)
+
+
+def _regression(examples: Sequence[_Example]) -> dict[str, Any]:
+  """Fits a logistic regression to the ends of which one alone is right.
+
+  The value of a search has the sign of its log odds: with independent ends, the
+  chance that only searching is right minus that only answering is.
+  """
+  x = np.array([each.seen.features(each.cap) for each in examples])
+  search = np.array([each.search for each in examples])
+  answer = np.array([each.answer for each in examples])
+  helps, hurts = search * (1 - answer), answer * (1 - search)
+  total = helps + hurts
+  if not total.sum():
+    helps, hurts, total = helps + 0.5, hurts + 0.5, total + 1.0
+  mean = np.average(x, axis=0, weights=total)
+  scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=total))
+  scale = np.where(scale > 1e-6, scale, 1.0)
+  standard = np.column_stack([(x - mean) / scale, np.ones(len(x))])
+  penalty = np.diag([_RIDGE] * len(mean) + [1e-3])
+  weights = np.zeros(standard.shape[1])
+  for _ in range(50):  # Newton's method; the ridge makes it strictly convex.
+    odds = 1 / (1 + np.exp(-np.clip(standard @ weights, -30, 30)))
+    slope = standard.T @ (helps - total * odds) - penalty @ weights
+    curve = (standard.T * (total * odds * (1 - odds))) @ standard + penalty
+    step = np.linalg.solve(curve, slope)
+    weights += step
+    if np.abs(step).max() < 1e-9:
+      break
+  return {
+    "mean": _rounded(mean),
+    "scale": _rounded(scale),
+    "weights": _rounded(weights[:-1]),
+    "bias": round(float(weights[-1]), 6),
+  }
+
+
+def _table(examples: Sequence[_Example], penalty: float) -> dict[str, Any]:
+  """Tabulates mean exact match; sparse cells lean on other searches left."""
+  logp = np.quantile([each.seen.logp for each in examples], _QUANTILES)
+  edges = tuple(sorted(set(_rounded(logp))))
+  shape = (len(_LEFT), len(_TURNS), len(edges))
+  sums, counts = np.zeros((2, *shape)), np.zeros(shape)
+  grid = control.Value(_LEFT, _TURNS, edges, (), ())
+  for each in examples:
+    cell = grid.cell(each.seen, each.cap)
+    sums[(0, *cell)] += each.search
+    sums[(1, *cell)] += each.answer
+    counts[cell] += 1
+  column = sums.sum(1) / np.maximum(counts.sum(0), 1.0)
+  means = (sums + _PRIOR * column[:, None]) / (counts + _PRIOR)
+  return {
+    "left": list(_LEFT),
+    "turns_left": list(_TURNS),
+    "logp": list(edges),
+    "search": means[0].round(6).tolist(),
+    "answer": means[1].round(6).tolist(),
+    "penalty": penalty,
+  }
+
+
+def _measured(
+  name: str, examples: Sequence[_Example], rule: Any
+) -> dict[str, Any]:
+  """Returns the mean exact match by who decides."""
+  searched = np.array([rule.searches(name, e.seen, e.cap) for e in examples])
+  search = np.array([each.search for each in examples])
+  answer = np.array([each.answer for each in examples])
+  asks = name == control.ASK
+  accept, replace = (search, answer) if asks else (answer, search)
+  return {
+    "turns": len(examples),
+    "replaced": round(float(np.mean(searched != asks)), 4),
+    "accept": round(float(accept.mean()), 4),
+    "replace": round(float(replace.mean()), 4),
+    "rule": round(float(np.where(searched, search, answer).mean()), 4),
+  }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+  return [round(float(value), 6) for value in values]
+
+
+def branches(
+  folders: Sequence[str],
+) -> tuple[list[Mapping[str, Any]], list[str], int]:
+  """Reads folders of branches.
+
+  Returns:
+    The rows of all, the policies, and the tokens that the episodes could write
+    without a cap.
+
+  Raises:
+    OSError: a folder is unfinished.
+    ValueError: the folders are of several policies or limits.
+  """
+  rows: list[Mapping[str, Any]] = []
+  noted = []
+  for folder in map(pathlib.Path, folders):
+    rows += aj.read_episodes(folder / "branches.jsonl")
+    noted.append(json.loads((folder / "config.json").read_text()))
+  for name in ("policy", "max_generated"):
+    found = {folder: one[name] for folder, one in zip(folders, noted)}
+    if len({*found.values()}) > 1:
+      shown = ", ".join(
+        f"{value} ({folder})" for folder, value in found.items()
+      )
+      raise ValueError(
+        f"--branches: found more than one {name}: {shown}; expected branches "
+        "of one policy under one limit. Fit a rule for each."
+      )
+  return rows, [one["policy"] for one in noted], noted[0]["max_generated"]
+
+
+def define_flags() -> None:
+  """Defines the command's flags; importing the module defines none."""
+  flags.DEFINE_list(
+    "branches", None, "Folders of research.branching.", required=True
+  )
+  flags.DEFINE_string("output", None, "File to write.", required=True)
+  flags.DEFINE_enum("kind", "stopping", KINDS, "Form of the rule.")
+  flags.DEFINE_list(
+    "tokens", [], "Caps on tokens under which ends are counted."
+  )
+  flags.DEFINE_integer(
+    "tries",
+    4,
+    "How often an answer is sampled again until it searches; 0: never.",
+    lower_bound=0,
+  )
+  flags.DEFINE_float(
+    "penalty",
+    0.0,
+    "Of --kind=value: exact match that a search must be worth besides, for "
+    "each share of the budget that it takes, where all is spent.",
+    lower_bound=0,
+  )
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  if not all(text.isdecimal() and int(text) for text in f.tokens):
+    raise app.UsageError(
+      f"--tokens={','.join(f.tokens)}: expected numbers above 0, as 40,60,90."
+    )
+  tokens = tuple(sorted({int(text) for text in f.tokens}))
+  try:
+    rows, policies, most = branches(f.branches)
+    plan = Plan(f.kind, tokens, most, f.tries, f.penalty)
+    values, fitted = fit(rows, plan)
+  except (OSError, ValueError) as error:
+    sys.exit(f"research.control_fit: {error}")
+  values["fitted"] = {"to": policies, "tokens": list(tokens), **fitted}
+  pathlib.Path(f.output).write_text(json.dumps(values, indent=2))
+  for name, found in fitted.items():
+    print(
+      f"{name}: {found['turns']} turns and caps, {found['replaced']:.0%} "
+      f"replaced; exact match {found['accept']:.3f} if all are accepted, "
+      f"{found['replace']:.3f} if all are replaced, {found['rule']:.3f} by the "
+      "rule"
+    )
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)

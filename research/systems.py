@@ -1,0 +1,126 @@
+"""The compared systems in the generated world, at equal steps.
+
+    python -m research.study --study=methods --seeds=1
+    python -m research.study --study=methods --rows=anysearch,search_r1
+
+Each row is trained with its file in configs/methods/ from the quickstart's warm
+start, with the same number of steps and episodes. Search-o1 and BATS are not
+trained: they are evaluated with the warm start, and again with the policy that
+Search-R1 trained. Budgets that are fixed are the largest, 8; `search_r1_5` has
+the quickstart's. The rows `search_r1_format` and `search_r1_phase1` give
+Search-R1 what AnySearch has besides its reward.
+"""
+
+from __future__ import annotations
+
+import anysearch_jax as aj
+from research import ablations
+from research.claims import UNTRAINED, Claim, Row
+
+TITLE = "The compared systems, row by row"
+# ZeroSearch and SSRL simulate their search engine only in training.
+_REAL = ("retrieval.simulated=",)
+
+
+_FORMAT = ("method.search_r1.format_variant=true",)
+_SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"))
+_RIVALS = (
+  ("search_r1", "Search-R1 (GRPO)"),
+  ("search_r1_ppo", "Search-R1 (PPO)"),
+  ("stepsearch", "StepSearch"),
+  ("zerosearch", "ZeroSearch"),
+  *_SAVERS,
+  ("research", "ReSearch"),
+  ("autorefine", "AutoRefine"),
+  ("mt_grpo", "MT-GRPO"),
+  ("r1_searcher", "R1-Searcher"),
+  ("ssrl", "SSRL"),
+  ("hiprag", "HiPRAG"),
+  ("beta_grpo", "beta-GRPO"),
+  ("search_o1", "Search-o1"),
+  ("bats", "BATS"),
+)
+_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
+# By family; Holm's correction is within a family.
+CLAIMS = {
+  "AnySearch and its rivals": tuple(
+    Claim(f"AnySearch is above {label} {where}", "anysearch", name, *pool)
+    for name, label in _RIVALS
+    for where, pool in (
+      ("at B = 1 to 3", ("accuracy", _TIGHT)),
+      ("at B = 6 to 8", ("accuracy", _AMPLE)),
+      ("in all", ("accuracy",)),
+      ("in all", ("tp",)),
+    )
+  ),
+  "The priced reward and its rivals": tuple(
+    Claim(f"The priced reward is above {label} {where}", "priced", name, *pool)
+    for name, label in (("anysearch", "AnySearch"), *_RIVALS[:1], *_SAVERS)
+    for where, pool in (
+      ("at B = 1 to 3", ("accuracy", _TIGHT)),
+      ("at B = 6 to 8", ("accuracy", _AMPLE)),
+      ("in all", ("tp",)),
+    )
+  ),
+}
+
+
+def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
+  """Returns all rows, the paper's own system first."""
+  phase1 = f"curriculum.phase1_steps={base.curriculum.phase1_steps}"
+  return (
+    _row("anysearch", "AnySearch"),
+    _row("priced", "Priced", "anysearch", overrides=ablations.PRICED),
+    _row("search_r1", "Search-R1 (GRPO)"),
+    _row(
+      "search_r1_format", "Search-R1 + format", "search_r1", overrides=_FORMAT
+    ),
+    _row(
+      "search_r1_phase1",
+      "Search-R1 + Phase I",
+      "search_r1",
+      overrides=(phase1, "curriculum.fixed_budget=-1"),
+    ),
+    _row(
+      "search_r1_5",
+      "Search-R1, B = 5",
+      "search_r1",
+      overrides=("curriculum.fixed_budget=5",),
+    ),
+    _row("search_r1_ppo", "Search-R1 (PPO)"),
+    _row("stepsearch", "StepSearch"),
+    _row("zerosearch", "ZeroSearch", evaluation=_REAL),
+    _row("otc", "OTC-PO"),
+    _row("ikea", "IKEA"),
+    _row("research", "ReSearch"),
+    _row("autorefine", "AutoRefine"),
+    _row("mt_grpo", "MT-GRPO"),
+    _row("r1_searcher", "R1-Searcher"),
+    _row("ssrl", "SSRL", evaluation=_REAL),
+    _row("hiprag", "HiPRAG"),
+    _row("beta_grpo", "beta-GRPO"),
+    _row("warm_start", "Warm start", "search_r1", UNTRAINED),
+    _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
+    _row("bats", "BATS", "bats", UNTRAINED),
+    _row("search_o1_r1", "Search-o1 on Search-R1", "search_o1", "search_r1"),
+    _row("bats_r1", "BATS on Search-R1", "bats", "search_r1"),
+  )
+
+
+def _row(
+  name: str,
+  label: str,
+  method: str = "",
+  policy_of: str = "",
+  evaluation: tuple[str, ...] = (),
+  overrides: tuple[str, ...] = (),
+) -> Row:
+  return Row(
+    name,
+    label,
+    "methods",
+    overrides=overrides,
+    evaluation=evaluation,
+    config=f"configs/methods/{method or name}.py",
+    policy_of=policy_of,
+  )

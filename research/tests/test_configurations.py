@@ -1,0 +1,42 @@
+"""The configurations of research, and the warm start under caps on tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import anysearch_jax as aj
+from configs import quickstart
+from research import dual_budgets, other_worlds
+
+
+def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
+  base, found = quickstart.get_config(), other_worlds.get_config("2")
+  assert found == dataclasses.replace(
+    base,
+    name="world-2",
+    policy="runs/world-2/policy",
+    data=dataclasses.replace(base.data, world_seed=2),
+  )
+
+
+@pytest.mark.parametrize("preset", ["0", "-1", "one", "1.5", ""])
+def test_a_world_that_is_no_other_world_is_refused(preset):
+  with pytest.raises(ValueError, match="expected the seed of a world, from 1"):
+    other_worlds.get_config(preset)
+
+
+def test_a_policy_learns_from_demonstrations_under_caps(tmp_path):
+  config = dual_budgets.get_config()
+  aj.validate(config)
+  warm_start = dataclasses.replace(
+    config.warm_start, steps=2, demonstrations=24, batch_tokens=600
+  )
+  config = dataclasses.replace(config, warm_start=warm_start)
+  start = aj.load_policy("configs/graded_world_policy")
+  made = dual_budgets.make(config, start, tmp_path / "saved")
+  changed = made.params["embed"] != start.params["embed"]
+  assert changed.any() and made.architecture == start.architecture
+  answered, right = dual_budgets.play(config, made, aj.Budget(5, 60), 8)
+  assert 0 <= right <= answered <= 1

@@ -1,1 +1,0 @@
-"""The retrievers that runs ask: over HTTP, on the web, in this process."""

@@ -1,1 +1,0 @@
-"""Tools of Model Context Protocol servers as retrievers."""

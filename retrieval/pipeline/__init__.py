@@ -1,1 +1,0 @@
-"""A retriever in stages: retrieve, fuse, rerank, cut."""

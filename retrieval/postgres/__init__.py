@@ -1,1 +1,0 @@
-"""PostgreSQL as a retriever: passages in a table."""

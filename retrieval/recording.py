@@ -1,0 +1,440 @@
+"""Records and replays the answers of a retriever, to make runs repeatable.
+
+The first recorded answer to a query is final: it is returned to every later
+request for the same query, so the log has exactly what a run saw. A log is one
+SQLite file, addressed by content:
+
+    identities   JSON identity of each retriever, by its SHA-256
+    passages     id, title and text of each passage, by their SHA-256
+    answers      (query, k, corpus, identity) by its SHA-256, with the hits:
+                 address of the passage and float64 score
+
+Text is stored as UTF-8 with lone surrogates, so that every `str` is restored
+exactly. Any number of threads and processes may read and write one file on a
+local disk; committed answers survive a killed process. Data is hashed again
+when it is read: a damaged file causes an error or a miss, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sqlite3
+import struct
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from anysearch_jax import types
+from retrieval import requests as requests_lib
+
+
+class MissError(LookupError):
+  """A strict log has no answer. The run ends: it cannot be repeated from it."""
+
+
+class Key(NamedTuple):
+  """The key of an answer; `identity` is the retriever's identity as JSON."""
+
+  query: str
+  k: int
+  corpus: str
+  identity: str
+
+
+class AnswerLog:
+  """The answers in a file.
+
+  Args:
+    path: path of the file.
+    writable: whether to create a missing file. If false, the file must exist,
+      and its folder may be read-only.
+
+  Raises:
+    RetrievalError: the file is missing or is not a log of answers.
+  """
+
+  def __init__(self, path: str | os.PathLike, *, writable: bool):
+    self.path = pathlib.Path(path).absolute()
+    if not self.path.exists():
+      if not writable:
+        raise types.RetrievalError(
+          f"{self.path}: found no log of answers; record one first."
+        )
+      self._create()
+    # In WAL mode even readers write files beside the database, except with
+    # `immutable`; see "Read-Only Databases" in https://www.sqlite.org/wal.html
+    fixed = not writable and not os.access(self.path.parent, os.W_OK)
+    how = "mode=ro&immutable=1" if fixed else "mode=rw"
+    self._lock = threading.Lock()
+    try:
+      self._db = sqlite3.connect(
+        f"{self.path.as_uri()}?{how}",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+      )
+      try:
+        # Commits survive a killed process; the last may be lost in a power cut.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        found = [
+          self._db.execute(f"PRAGMA {name}").fetchone()[0]
+          for name in ("application_id", "user_version")
+        ]
+      except sqlite3.Error:
+        self._db.close()
+        raise
+    except sqlite3.Error as error:
+      raise self._unreadable(error) from error
+    if found != [_APPLICATION, _VERSION]:
+      self._db.close()
+      raise types.RetrievalError(
+        f"{self.path}: found a database with application id and version "
+        f"{found}, expected a log of answers with {[_APPLICATION, _VERSION]}; "
+        "name another file."
+      )
+
+  def read(self, keys: Sequence[Key]) -> list[Answer | None]:
+    """Returns the answer to each key; None if the log has none.
+
+    Raises:
+      RetrievalError: the file cannot be read or is damaged.
+    """
+    with self._transaction("DEFERRED"):
+      return [self._answer(key) for key in keys]
+
+  def write(
+    self, answers: Sequence[tuple[Key, Answer]]
+  ) -> tuple[list[Answer], int, int]:
+    """Adds answers in one transaction; existing answers are kept.
+
+    Returns:
+      The answer that the log now has for each key; the number of new answers;
+      the number of existing answers with other passages than the given ones.
+
+    Raises:
+      RetrievalError: the file cannot be written or is damaged.
+    """
+    held, new, others = [], 0, 0
+    with self._transaction("IMMEDIATE"):
+      for key, answer in answers:
+        there = self._answer(key)
+        if there is None:
+          self._insert(key, answer)
+          new += 1
+        elif list(map(_address, there)) != list(map(_address, answer)):
+          others += 1
+        held.append(answer if there is None else there)
+    return held, new, others
+
+  def identities(self) -> list[str]:
+    """Returns the identities as JSON, in the order of their first answers."""
+    with self._transaction("DEFERRED"):
+      addresses = self._db.execute(
+        "SELECT CAST(address AS BLOB) FROM identities ORDER BY rowid"
+      ).fetchall()
+      found = []
+      for (address,) in addresses:
+        row = self._one("identity", "identities", address)
+        if row is None or _sha256(*row) != address:
+          raise self._damaged("an identity")
+        found.append(_text(row[0]))
+      return found
+
+  def __len__(self) -> int:
+    with self._transaction("DEFERRED"):
+      return self._db.execute("SELECT count(*) FROM answers").fetchone()[0]
+
+  def close(self) -> None:
+    with self._lock:
+      self._db.close()
+
+  def _create(self) -> None:
+    """Creates an empty log, unless another process creates it meanwhile."""
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    beside = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+      database = sqlite3.connect(beside)
+      database.executescript(_SCHEMA)
+      database.close()
+      with contextlib.suppress(FileExistsError):
+        os.link(beside, self.path)
+    except (OSError, sqlite3.Error) as error:
+      raise self._unreadable(error) from error
+    finally:
+      beside.unlink(missing_ok=True)
+
+  def _answer(self, key: Key) -> Answer | None:
+    address = _address(key)
+    row = self._one("hits, digest", "answers", address)
+    if row is None:
+      return None
+    hits, digest = row
+    if digest != _sha256(address, hits):
+      raise self._damaged(f"the answer to {key.query!r}")
+    answer = []
+    for each, score in _HIT.iter_unpack(hits):
+      row = self._one("id, title, text", "passages", each)
+      if row is None or _sha256(*row) != each:
+        raise self._damaged(f"the answer to {key.query!r}")
+      identifier, title, text = map(_text, row)
+      answer.append(types.Passage(identifier, title, text, score))
+    return tuple(answer)
+
+  def _one(self, columns: str, table: str, address: bytes) -> list | None:
+    """Returns a row of blobs by its address."""
+    blobs = ", ".join(f"CAST({each} AS BLOB)" for each in columns.split(", "))
+    row = self._db.execute(
+      f"SELECT {blobs} FROM {table} WHERE address = ?", (address,)
+    ).fetchone()
+    return row and [value or b"" for value in row]
+
+  def _insert(self, key: Key, answer: Answer) -> None:
+    hits = b""
+    for passage in answer:
+      row = [_blob(t) for t in (passage.id, passage.title, passage.text)]
+      each = _sha256(*row)
+      hits += _HIT.pack(each, passage.score)
+      self._db.execute(
+        "INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", (each, *row)
+      )
+    address, identity = _address(key), _blob(key.identity)
+    self._db.execute(
+      "INSERT OR IGNORE INTO identities VALUES (?, ?)",
+      (_sha256(identity), identity),
+    )
+    self._db.execute(
+      "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+      (
+        address,
+        _blob(key.query),
+        key.k,
+        _blob(key.corpus),
+        _sha256(identity),
+        hits,
+        _sha256(address, hits),
+      ),
+    )
+
+  @contextlib.contextmanager
+  def _transaction(self, kind: str) -> Iterator[None]:
+    with self._lock:
+      try:
+        self._db.execute(f"BEGIN {kind}")
+        try:
+          yield
+          self._db.execute("COMMIT")
+        finally:
+          if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+      except sqlite3.Error as error:
+        raise self._unreadable(error) from error
+
+  def _damaged(self, what: str) -> types.RetrievalError:
+    return types.RetrievalError(
+      f"{self.path}: {what} differs from what was written; the file is "
+      "damaged. Restore a copy, or record again."
+    )
+
+  def _unreadable(self, error: Exception) -> types.RetrievalError:
+    return types.RetrievalError(
+      f"{self.path}: {error}. Expected a log of answers on a local disk with "
+      "room on it; if it is damaged, bring a copy back or record again."
+    )
+
+
+def _address(value: Key | types.Passage) -> bytes:
+  if isinstance(value, Key):
+    return _sha256(*(_blob(str(part)) for part in value))
+  return _sha256(*(_blob(t) for t in (value.id, value.title, value.text)))
+
+
+def _sha256(*parts: bytes) -> bytes:
+  digest = hashlib.sha256()
+  for part in parts:
+    # The length prefix distinguishes "ab" + "c" from "a" + "bc".
+    digest.update(len(part).to_bytes(8, "little") + part)
+  return digest.digest()
+
+
+def _blob(text: str) -> bytes:
+  return text.encode(errors="surrogatepass")
+
+
+def _text(blob: bytes) -> str:
+  return blob.decode(errors="surrogatepass")
+
+
+Answer = tuple[types.Passage, ...]
+
+_APPLICATION, _VERSION = 0x416E5365, 1  # "AnSe".
+_SCHEMA = f"""
+  PRAGMA application_id = {_APPLICATION};
+  PRAGMA user_version = {_VERSION};
+  PRAGMA journal_mode = WAL;
+  CREATE TABLE identities (address BLOB PRIMARY KEY, identity BLOB);
+  CREATE TABLE passages (
+    address BLOB PRIMARY KEY, id BLOB, title BLOB, text BLOB
+  );
+  CREATE TABLE answers (
+    address BLOB PRIMARY KEY, query BLOB, k INTEGER, corpus BLOB,
+    identity BLOB, hits BLOB, digest BLOB
+  );
+"""
+_BUSY_SECONDS = 60.0
+_HIT = struct.Struct("<32sd")
+MODES = ("record", "replay", "strict")
+
+
+class Recorder(requests_lib.OneByBatch):
+  """A retriever that combines another retriever with a log of answers.
+
+  Modes:
+    record: always asks the retriever, and writes the answers. If the log
+      already has other passages, `counters["conflicts"]` counts them, and the
+      log's passages are returned.
+    replay: asks the retriever only for answers that the log lacks, and writes
+      them.
+    strict: asks only the log; needs no retriever.
+
+  Failures are not recorded. Searches may come from any event loop and thread,
+  and several processes may use one file; see `AnswerLog`.
+
+  Args:
+    retriever: the wrapped retriever; a strict recorder does not ask it.
+    path: path of the log.
+    mode: one of `MODES`.
+    identity: JSON values; retrievers with equal values give equal answers. None
+      without a retriever: the only identity in the log.
+
+  Raises:
+    ValueError: the mode is unknown, or needs a retriever or an identity.
+    RetrievalError: the log is missing or is not a log of answers.
+
+  `counters` has the `hits` (answers from the log), the `misses`, the `failures`
+  among the misses, the answers `recorded`, and the `conflicts`.
+  """
+
+  def __init__(
+    self,
+    retriever: types.Retriever | None,
+    path: str | os.PathLike,
+    *,
+    mode: str,
+    identity: Any = None,
+  ):
+    if mode not in MODES:
+      raise ValueError(f"mode: found {mode!r}, expected one of {MODES}.")
+    if retriever is None and mode != "strict":
+      raise ValueError(f"Mode {mode!r} needs a retriever; 'strict' needs none.")
+    self._retriever = None if mode == "strict" else retriever
+    self._mode = mode
+    self._log = AnswerLog(path, writable=mode != "strict")
+    if identity is None:
+      identity = self._only_identity(is_wrapping=retriever is not None)
+    self._identity = json.dumps(
+      identity, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    self._counting = threading.Lock()
+    self.counters: Counter[str] = Counter()
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Sequence[types.Passage] | Exception]:
+    """Returns answers in the order of the requests.
+
+    The retriever gets all queries that it must answer in one call.
+
+    Returns:
+      For each request its passages, or the retriever's exception; in mode
+      strict an `MissError` if the log has no answer.
+
+    Raises:
+      RetrievalError: the log cannot be read or written.
+    """
+    keys = [Key(r.query, r.k, r.corpus, self._identity) for r in requests]
+    held: list[Answer | None] = [None] * len(keys)
+    if self._mode != "record":
+      held = await asyncio.to_thread(self._log.read, keys)
+    missing = [i for i, answer in enumerate(held) if answer is None]
+    self._count(hits=len(keys) - len(missing), misses=len(missing))
+    if not missing:
+      others: Sequence[Answer | Exception] = ()
+    elif self._retriever is None:
+      known = await asyncio.to_thread(self._log.identities)
+      others = [self._miss(keys[i], known) for i in missing]
+    else:
+      found = await requests_lib.answers(
+        self._retriever, [requests[i] for i in missing]
+      )
+      others = await self._recorded([keys[i] for i in missing], found)
+    filled = iter(others)
+    return [next(filled) if answer is None else answer for answer in held]
+
+  def identity(self) -> Any:
+    """Returns JSON values that identify the retriever that answers or did."""
+    return json.loads(self._identity)
+
+  def close(self) -> None:
+    """Closes the log; the retriever stays open."""
+    self._log.close()
+
+  async def _recorded(
+    self,
+    keys: Sequence[Key],
+    found: Sequence[Sequence[types.Passage] | Exception],
+  ) -> list[Answer | Exception]:
+    """Writes the retriever's answers; returns those that the log has now."""
+    good = [
+      (key, _plain(answer))
+      for key, answer in zip(keys, found, strict=True)
+      if not isinstance(answer, Exception)
+    ]
+    held, new, others = await asyncio.to_thread(self._log.write, good)
+    self._count(failures=len(keys) - len(good), recorded=new, conflicts=others)
+    kept = iter(held)
+    return [
+      answer if isinstance(answer, Exception) else next(kept)
+      for answer in found
+    ]
+
+  def _miss(self, key: Key, known: list[str]) -> MissError:
+    others = [identity for identity in known if identity != key.identity]
+    hint = (
+      ""
+      if key.identity in known
+      else f" It holds answers of {', '.join(others) or 'nobody'} only."
+    )
+    return MissError(
+      f"{self._log.path}: found no answer to {key.query!r} with k={key.k}, "
+      f"corpus {key.corpus!r}, identity {key.identity}.{hint} Record it in "
+      "mode replay with the retriever."
+    )
+
+  def _only_identity(self, *, is_wrapping: bool) -> Any:
+    known = self._log.identities()
+    if not is_wrapping and len(known) == 1:
+      return json.loads(known[0])
+    self._log.close()
+    raise ValueError(
+      f"No identity is given, and {self._log.path} holds answers of "
+      f"{', '.join(known) or 'no retriever'}; pass the retriever's identity."
+    )
+
+  def _count(self, **more: int) -> None:
+    with self._counting:
+      self.counters.update(more)
+
+
+def _plain(answer: Sequence[types.Passage]) -> Answer:
+  """Returns passages as the log does: in a tuple, with scores of Python."""
+  return tuple(
+    types.Passage(p.id, p.title, p.text, float(p.score)) for p in answer
+  )

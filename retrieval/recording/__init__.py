@@ -1,1 +1,0 @@
-"""Records the answers of a retriever and replays them."""

@@ -1,0 +1,160 @@
+"""Figures: rows are told apart, and one stands alone on light and dark."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import study
+from absl import flags
+from absl.testing import flagsaver
+from matplotlib import figure
+
+from anysearch_jax.evaluation import curves, inference, metrics
+from anysearch_jax.report import figures
+from launch import report as command
+
+# The background colours of GitHub's light and dark themes.
+GROUNDS = ("#ffffff", "#0d1117")
+
+
+@pytest.fixture(scope="module")
+def rows():
+  size = {"questions": 12, "budgets": (0, 1, 3, 6)}
+  return [
+    study.row("AnySearch", **size),
+    study.row("γ<0 & more", thrift=0.8, **size),
+  ]
+
+
+@pytest.fixture(scope="module")
+def text(rows):
+  return figures.alone(rows, trained=5)
+
+
+def luminance(color: str) -> float:
+  """Returns a colour's WCAG 2.2 relative luminance.
+
+  https://www.w3.org/TR/WCAG22/#dfn-relative-luminance
+  """
+  channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+  linear = [
+    c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+    for c in channels
+  ]
+  return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def contrast(one: str, other: str) -> float:
+  low, high = sorted(map(luminance, (one, other)))
+  return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_by_hand():
+  assert contrast("#000000", "#ffffff") == pytest.approx(21)
+  assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_every_colour_is_readable_on_white_and_on_dark(ground):
+  assert contrast(figures.INK, ground) >= 4
+  for color in figures.COLORS:
+    assert contrast(color, ground) >= 3, color
+
+
+def test_picture_is_one_valid_file_with_every_row(text):
+  root = ElementTree.fromstring(text)
+  assert root.tag == "{http://www.w3.org/2000/svg}svg"
+  assert root.get("aria-label") == "Accuracy and Searches made"
+  words = "".join(root.itertext())
+  for label in ("AnySearch", "γ<0 & more", "never trained", "searches = B"):
+    assert label in words
+  ids = [element.get("id") for element in root.iter() if element.get("id")]
+  assert len(ids) == len(set(ids))
+
+
+def test_picture_needs_no_page_around_it(text):
+  assert "var(" not in text and "currentColor" not in text
+  assert not re.search(r"#0[1-6]0[0-6]0", text)  # Placeholders of `figures`.
+  linked = re.findall(r'xlink:href="([^"]*)"', text)
+  assert linked and all(f'id="{link[1:]}"' in text for link in linked)
+
+
+def test_equal_rows_give_equal_bytes(rows, text):
+  assert figures.alone(rows, trained=5) == text
+
+
+def test_the_command_writes_the_picture_and_no_report(rows, tmp_path, capsys):
+  for name, row in zip("ab", rows):
+    study.save_training(study.training(row.label), tmp_path / name)
+    study.save_row(row, tmp_path / name / "evaluation" / "plain")
+  output = tmp_path / "images" / "picture.svg"
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(figure=str(output)):
+    command.main(
+      ["report", *(f"{r.label}={tmp_path / n}" for n, r in zip("ab", rows))]
+    )
+  assert output.read_text("utf-8") == figures.alone(rows, trained=5)
+  assert capsys.readouterr().out.splitlines() == [str(output)]
+  assert list(output.parent.iterdir()) == [output]
+  assert not (tmp_path / "a" / "report").exists()
+
+
+def test_twelve_rows_are_distinguishable_and_near_their_budget():
+  marks = {
+    (figures.line_style(i)["color"], figures.glyph(i)) for i in range(24)
+  }
+  assert len(marks) == 24
+  same = [inference.Estimate(0.5, 0.4, 0.6)] * 6
+  points = tuple(curves.Point(b, False, 9, *same) for b in (1, 2))
+  rows = [curves.Curve(str(i), points, same[0]) for i in range(24)]
+  axes = figure.Figure().add_subplot()
+  index = {row.label: int(row.label) for row in rows}
+  figures.against_budget(axes, "tp", rows, index, 5)
+  places = [x for line in axes.lines for x in line.get_xdata()]
+  assert len(places) == 2 * 24
+  # No row's points are near the middle between two budgets.
+  first, last = min(places), max(places)
+  assert not [x for x in places if 0.3 < (x - first) / (last - first) < 0.7]
+
+
+def test_trailing_mean():
+  nan = float("nan")
+  found = figures.trailing_mean([2.0, 4.0, nan, 6.0, nan, nan], 2)
+  assert [None if x != x else float(x) for x in found] == [
+    2.0, 3.0, 4.0, 6.0, 6.0, None,
+  ]  # fmt: skip
+
+
+def _played(phase, counts, *, rollouts=4):
+  """Builds a run whose rollouts played these budgets; adds probabilities."""
+  records = tuple(
+    {
+      "rollout": rollout,
+      "step": 5 * rollout,
+      "phase": phase,
+      **{f"curriculum/p{b}": 0.2 for b in range(1, 6)},
+      **{f"curriculum/count{b}": n for b, n in counts.items()},
+    }
+    for rollout in range(rollouts)
+  )
+  return metrics.Training("A", records)
+
+
+@pytest.mark.parametrize(
+  ("phase", "counts"),
+  [
+    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one budget.
+    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5.
+    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # A fixed budget of 0.
+    (2, {1: 0, 2: 0, 7: 8}),  # A fixed budget above the curriculum's.
+    (2, {1: 3, 2: 5}),
+  ],
+)
+def test_the_sampling_figure_shows_played_budgets(phase, counts):
+  svg = figures.sampling(_played(phase, counts), name="x")
+  for b in range(9):
+    assert (f">B = {b}<" in svg) == bool(counts.get(b))
+  # Probabilities are not played budgets.
+  assert figures.sampling(_played(phase, {}), name="x") is None

@@ -1,0 +1,535 @@
+"""Tables of the report: numbers equal the metrics, the layout is the paper's,
+and the page, JSON and CSV agree."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import study
+from scipy import stats
+
+from anysearch_jax import budgets as budgets_lib
+from anysearch_jax.environment import official_scoring
+from anysearch_jax.evaluation import columns, measures, metrics
+from anysearch_jax.evaluation import columns as columns_lib
+
+_BUDGETS = (0, 2, 5)
+_SIZE = {"questions": 20, "budgets": (1, 4)}
+
+
+def _of_sets(label, **options):
+  """Builds a row over two of the paper's datasets and one other."""
+  names = ("musique", "nq", "own")
+  row = study.row(label, questions=18, **options)
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"dataset": names[int(e["question_id"][1:]) % 3]}
+      for e in row.episodes
+    ),
+  )
+
+
+@pytest.fixture(scope="module")
+def rows():
+  options = {"budgets": (0, 2, 5), "seeds": (1, 2)}
+  return [
+    _of_sets("A", **options),
+    _of_sets("no R_abs", thrift=0.9, **options),
+    _of_sets("lambda = 0", skill=0.2, **options),
+  ]
+
+
+@pytest.fixture(scope="module")
+def built(rows, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  data = study.write(
+    folder / "report.html",
+    rows,
+    training=[study.training("A")],
+    groups={"A": "tool", "no R_abs": "tool", "lambda = 0": "sampling"},
+  )
+  return folder, data
+
+
+def _lines(folder, name):
+  text = (folder / f"{name}.csv").read_text("utf-8")
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def _part(row, dataset, budget):
+  return [
+    e
+    for e in row.episodes
+    if e["dataset"] == dataset
+    and e["budget"] == budget
+    and e["outcome"] != "failed"
+  ]
+
+
+def test_the_main_table_has_the_papers_columns_and_the_metrics_numbers(
+  rows, built
+):
+  folder, data = built
+  table = data["tables"]["main"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "General QA NQ†", "Multi-hop QA MuSiQue*", "own", "Avg.",
+  ]  # fmt: skip
+  lines = {(line["B"], line["row"]): line for line in _lines(folder, "main")}
+  assert len(lines) == 9
+  for row in rows:
+    for budget in (0, 2, 5):
+      line = lines[str(budget), row.label]
+      means = []
+      for dataset, column in (
+        ("nq", "General QA NQ†"),
+        ("musique", "Multi-hop QA MuSiQue*"),
+        ("own", "own"),
+      ):
+        part = _part(row, dataset, budget)
+        means.append(sum(e["em"] for e in part) / len(part))
+        assert float(line[column]) == pytest.approx(means[-1])
+        assert int(line[f"{column} n"]) == len(part)
+        low, high = (float(line[f"{column} {end}"]) for end in ("low", "high"))
+        assert low <= means[-1] <= high
+      assert float(line["Avg."]) == pytest.approx(sum(means) / 3)
+
+
+def _lines_of(table):
+  return {line["keys"]: line["cells"] for line in table["lines"]}
+
+
+def _line(table, *keys):
+  """Returns the cells of the line with these keys, by their full names."""
+  heads = [column["full_name"] for column in table["columns"]]
+  return dict(zip(heads, _lines_of(table)[keys], strict=True))
+
+
+def _by_row(table, *keys):
+  """Returns the lines of a table that begin with `keys`, by their last key."""
+  return {
+    line["keys"][-1]: line["cells"]
+    for line in table["lines"]
+    if line["keys"][: len(keys)] == keys
+  }
+
+
+def test_the_overview_has_every_row_at_every_budget(rows, built):
+  table = built[1]["tables"]["overview"]
+  heads = [column["name"] for column in table["columns"]]
+  assert heads == ["B = 0", "B = 2", "B = 5", "mean"]
+  for row in rows:
+    means = []
+    for dataset in ("nq", "musique", "own"):
+      part = _part(row, dataset, 5)
+      means.append(sum(e["em"] for e in part) / len(part))
+    cells = _by_row(table, "EM")[row.label]
+    assert cells[2]["value"] == pytest.approx(sum(means) / 3)
+    assert cells[3]["low"] < cells[3]["value"] < cells[3]["high"]
+    assert _by_row(table, "TP")[row.label][0]["value"] is None
+    assert _by_row(table, "searches")[row.label][0]["value"] == 0
+
+
+@pytest.mark.parametrize(
+  ("kept", "lacks"),
+  [
+    (lambda e: e["budget"] != 5, "B = 5"),
+    (lambda e: e["dataset"] != "nq", "nq"),
+    (
+      lambda e: e["dataset"] == "own" and e["budget"] < 5,
+      "B = 5 and the sets nq, musique",
+    ),
+    (lambda e: (e["dataset"], e["budget"]) != ("nq", 5), "some sets at some"),
+  ],
+)
+def test_incomplete_row_has_no_mean(rows, kept, lacks, tmp_path):
+  less = metrics.Row("less", tuple(filter(kept, rows[0].episodes)))
+  data = study.write(tmp_path / "r.html", [rows[0], less])
+  whole, other = data["rows"]
+  assert whole["lacks"] == ""
+  assert other["lacks"].startswith(lacks)
+  page = (tmp_path / "r.html").read_text("utf-8")
+  assert f"less was not evaluated with {lacks}" in page
+  assert f"(without {lacks}" in page  # In legends.
+  cells = _by_row(data["tables"]["overview"], "EM")
+  assert cells["A"][-1]["value"] is not None
+  assert cells["less"][-1] is None
+  # At a budget that was played on all datasets, the row is compared.
+  for cell, budget in zip(cells["less"], data["budgets"]):
+    sets = {e["dataset"] for e in less.episodes if e["budget"] == budget}
+    assert (cell is None) == (len(sets) < 3)
+  (pooled,) = (
+    line["cells"][3:]
+    for line in data["tables"]["ablation_rows"]["lines"]
+    if line["keys"] == ("less",)
+  )
+  assert pooled == (None, None, None)
+  averages = [
+    line["keys"][-1]
+    for name in ("curves", "area")
+    for line in data["tables"][name]["lines"]
+    if line["keys"][0] == "average"
+  ]
+  assert "A" in averages
+  assert ("less" in averages) == (lacks == "B = 5")
+
+
+def test_scorers_table_has_official_scores(rows, built):
+  table = built[1]["tables"]["scorers"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "ours EM", "ours F1", "official script EM", "official script F1",
+  ]  # fmt: skip
+  # The dataset `own` has no script, so there is no average either.
+  assert {line["keys"][0] for line in table["lines"]} == {"nq", "musique"}
+  part = _part(rows[1], "musique", 5)
+  scores = [
+    official_scoring.score("musique", e["answer"], tuple(e["golden_answers"]))
+    for e in part
+  ]
+  cells = _by_row(table, "musique", "5")["no R_abs"]
+  assert cells[0]["n"] == len(part)
+  assert cells[0]["value"] == pytest.approx(
+    sum(e["em"] for e in part) / len(part)
+  )
+  for cell, values in zip(cells[2:], zip(*scores)):
+    assert cell["value"] == pytest.approx(sum(values) / len(part))
+
+
+def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
+  some = [
+    metrics.Row(
+      row.label, tuple(e for e in row.episodes if e["dataset"] != "own")
+    )
+    for row in rows[:2]
+  ]
+  table = study.told(some)["tables"]["scorers"]
+  sets = [_by_row(table, name, "5")["A"] for name in ("nq", "musique")]
+  average = _by_row(table, "average", "5")["A"]
+  for i in range(4):
+    values = [cells[i]["value"] for cells in sets]
+    assert average[i]["value"] == pytest.approx(sum(values) / 2)
+
+
+def test_the_efficiency_table_takes_the_budgets_that_were_evaluated(
+  rows, built
+):
+  lines = _lines(built[0], "efficiency")
+  assert {line["B"] for line in lines} == {"5"}
+  assert [line["set"] for line in lines[::3]] == ["nq", "musique", "own"]
+  part = _part(rows[1], "musique", 5)
+  (line,) = (
+    line
+    for line in lines
+    if (line["set"], line["row"]) == ("musique", "no R_abs")
+  )
+  searches = sum(e["searches"] for e in part)
+  assert float(line["searches"]) == pytest.approx(searches / len(part))
+  assert float(line["TP"]) == pytest.approx(
+    sum(e["em"] for e in part) / searches
+  )
+
+
+def test_each_ablation_is_a_table_led_by_the_system(built):
+  folder, data = built
+  names = [n for n in data["tables"] if n.startswith("ablation")]
+  assert names == ["ablation_tool", "ablation_sampling"]
+  rows = [line["row"] for line in _lines(folder, "ablation_sampling")]
+  assert rows == ["A", "lambda = 0"]
+  assert data["rows"][1]["index"] == data["rows"][2]["index"] == 1
+
+
+def test_pairs_are_compared_within_their_table(rows, built):
+  folder, _ = built
+  lines = _lines(folder, "pairwise_tool")
+  assert {line["pair"] for line in lines} == {"A − no R_abs"}
+  ours, theirs = (
+    {columns_lib.key_of(e): e for e in row.episodes} for row in rows[:2]
+  )
+  couples = [
+    (ours[key], theirs[key])
+    for key in ours
+    if key[1] == 5
+    and ours[key]["dataset"] == "own"
+    and "failed" not in (ours[key]["outcome"], theirs[key]["outcome"])
+  ]
+  (line,) = (line for line in lines if (line["set"], line["B"]) == ("own", "5"))
+  assert int(line["EM difference n"]) == len(couples)
+  assert float(line["EM difference"]) == pytest.approx(
+    sum(a["em"] - b["em"] for a, b in couples) / len(couples)
+  )
+  assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
+
+
+def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
+  """12 tests need p below .05 / 12, which 20 draws could not reach."""
+  rows = [
+    study.row(
+      label, questions=120, budgets=(1, 2, 3, 4), seeds=(1,), skill=skill
+    )
+    for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
+  ]
+  data = study.told(rows)
+  (table,) = (
+    value
+    for name, value in data["tables"].items()
+    if name.startswith("pairwise")
+  )
+  heads = [(column["group"], column["name"]) for column in table["columns"]]
+  assert "dollars" not in [group for group, _ in heads]
+  holm = heads.index(("EM", "p, Holm"))
+  lines = {line["keys"][1:]: line["cells"][holm] for line in table["lines"]}
+  assert lines["4", "A − C"]["value"] < 0.05
+
+
+def test_early_stopping_counts_losses_with_budget_left(rows, built):
+  (line,) = (
+    line
+    for line in _lines(built[0], "early_stopping")
+    if (line["other"], line["B"]) == ("no R_abs", "5")
+  )
+  theirs = {columns_lib.key_of(e): e for e in rows[1].episodes}
+  couples = [
+    (e, theirs[columns_lib.key_of(e)])
+    for e in rows[0].episodes
+    if e["budget"] == 5
+  ]
+  couples = [
+    c for c in couples if "failed" not in (c[0]["outcome"], c[1]["outcome"])
+  ]
+  losses = [a for a, b in couples if a["em"] < b["em"]]
+  unused = [e for e in losses if e["searches"] < 5]
+  wins = [a for a, b in couples if a["em"] > b["em"]]
+  assert losses and wins
+  assert float(line["count π wrong, other right"]) == len(losses)
+  assert float(line["count of these, π left budget unused"]) == len(unused)
+  assert float(line["count net gain"]) == len(wins) - len(losses)
+  assert float(line["rate π right, other wrong"]) == pytest.approx(
+    len(wins) / len(couples)
+  )
+
+
+def test_the_use_of_the_budget_sums_to_one(rows, built):
+  for line in _lines(built[0], "budget_use"):
+    shares = [
+      float(value)
+      for key, value in line.items()
+      if re.fullmatch(r"searches made \d+", key) and value
+    ]
+    assert len(shares) == int(line["B"]) + 1
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_json_and_markdown_equal_the_csv_files(built):
+  folder, data = built
+  stored = json.loads((folder / "report.json").read_text("utf-8"))
+  assert stored == json.loads(json.dumps(data))
+  markdown = (folder / "tables.md").read_text("utf-8")
+  for name, table in stored["tables"].items():
+    if table["lines"]:
+      assert f"### {table['title']}" in markdown
+      assert len(_lines(folder, name)) == len(table["lines"])
+    else:
+      assert not (folder / f"{name}.csv").exists()
+
+
+def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
+  data = study.told(
+    rows[:1],
+    prices=budgets_lib.Prices(search=5.0),
+  )
+  (line,) = (
+    line
+    for line in data["tables"]["curves"]["lines"]
+    if line["keys"][:2] == ("own", "2")
+  )
+  part = _part(rows[0], "own", 2)
+  mean = sum(e["searches"] for e in part) / len(part)
+  assert line["cells"][4]["value"] == pytest.approx(mean * 5 / 1000)
+
+
+def _beside(row: metrics.Row, seed: int = 0) -> metrics.Row:
+  """Puts an invented optimum beside a row: equal questions, equal numbers."""
+  table = row.columns
+  best = np.random.default_rng(seed).random((len(table.ids), len(_BUDGETS)))
+  return dataclasses.replace(row, table=table.with_optimum(best, _BUDGETS))
+
+
+@pytest.fixture(scope="module")
+def regretted():
+  made = [study.row(label, budgets=_BUDGETS) for label in ("A", "B")]
+  return [_beside(row) for row in made]
+
+
+@pytest.fixture(scope="module")
+def regrets(regretted):
+  return study.told(regretted, ["B"])
+
+
+def test_regret_by_hand_with_its_interval():
+  em = np.array([1, 0, 0, 1, 1], float)
+  best = np.array([1, 0.5, 0.25, 1, 0.75])
+  episodes = [
+    e | {"em": int(right), "outcome": "answered"}
+    for e, right in zip(
+      study.row("A", questions=5, budgets=(2,)).episodes, em, strict=True
+    )
+  ]
+  table = columns.of(episodes).with_optimum(best[:, None], [2])
+  found = measures.estimates(table, ("regret",))["regret"]
+  missed = best - em
+  assert found.value == pytest.approx(missed.mean()) == pytest.approx(0.1)
+  reach = stats.t(4).ppf(0.975) * missed.std(ddof=1) / 5**0.5
+  assert found.low == pytest.approx(0.1 - reach)  # Below 0, and not cut there.
+  assert found.high == pytest.approx(0.1 + reach)
+  assert found.low < 0
+
+
+def test_an_unknown_optimum_is_no_regret():
+  table = study.row("A", questions=6, budgets=(2,)).columns
+  assert measures.estimates(table, ("regret",))["regret"].value is None
+  # Where some questions have none, the others count.
+  best = np.full((6, 1), np.nan)
+  best[0] = 1.0
+  half = table.with_optimum(best, [2])
+  found = measures.estimates(half, ("regret",))["regret"]
+  assert found.value == 1 - table.em[0]
+
+
+def test_overview_has_regret_by_budget_pooled_and_the_optimum(
+  regretted, regrets
+):
+  lines = _lines_of(regrets["tables"]["overview"])
+  for row in regretted:
+    kept = row.columns.scored()
+    regret = kept.optimum - kept.em
+    *by_budget, pooled = lines["regret", row.label]
+    for budget, cell in zip(_BUDGETS, by_budget, strict=True):
+      mean = regret[kept.budget == budget].mean()
+      assert cell["value"] == pytest.approx(mean)
+      assert cell["low"] < cell["value"] < cell["high"]
+    assert pooled["value"] == pytest.approx(regret.mean())
+  first = regretted[0].columns.scored()
+  *by_budget, mean = lines["EM", "the optimum, computed"]
+  means = [first.optimum[first.budget == b].mean() for b in _BUDGETS]
+  assert [c["value"] for c in by_budget] == pytest.approx(means)
+  assert mean["value"] == pytest.approx(np.mean(means))
+
+
+def test_the_papers_tables_have_a_column_of_it(regretted, regrets):
+  row = regretted[1].columns.scored()
+  at = row.where(row.budget == 5)
+  expected = (at.optimum - at.em).mean()
+  over = row.where(row.budget >= 1)
+  pooled = (over.optimum - over.em).mean()
+  for name, keys, column, value in (
+    ("main", ("5", "B"), "regret", expected),
+    ("efficiency", ("world", "5", "B"), "regret", expected),
+    ("ablation_rows", ("B",), "B = 5 regret", expected),
+    ("ablation_rows", ("B",), "all B ≥ 1 regret", pooled),
+  ):
+    cells = _line(regrets["tables"][name], *keys)
+    assert cells[column]["value"] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_regret_is_shown_where_the_optimum_is_known(regretted, known, tmp_path):
+  plain = [study.row("A", budgets=_BUDGETS)]
+  data = study.write(tmp_path / "r.html", regretted if known else plain)
+  text = (tmp_path / "r.html").read_text("utf-8")
+  assert ("Regret to the optimum" in text) == (">optimum<" in text) == known
+  for name in ("overview", "main", "efficiency", "ablation_rows"):
+    assert ("egret" in json.dumps(data["tables"][name])) == known
+
+
+def _trained(label, trainings, **options):
+  """Builds a row of trainings, each with an evaluation seed of its own."""
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"run": f"{label}{seed}"}
+      for seed in range(trainings)
+      for e in study.row(
+        f"{label}{seed}", seeds=(seed,), budgets=(0, 2), questions=12, **options
+      ).episodes
+    ),
+  )
+
+
+def _built(*rows):
+  data = study.told(rows, [row.label for row in rows[1:]], draws=100)
+  return data, data["tables"]
+
+
+def test_several_trainings_are_told_apart_from_seeds():
+  data, tables = _built(_trained("A", 3), _trained("B", 3, skill=0.1))
+  assert data["trainings"] == 3
+  line = _line(tables["pairwise_rows"], "all", "2", "A − B")
+  assert line["EM p, trainings"]["value"] >= 0.1  # Three against three.
+  assert line["EM detectable"]["value"] > 0
+  assert "cover questions and trainings" in tables["pairwise_rows"]["note"]
+  alone = _line(tables["by_seed_rows"], "EM", "A − B")
+  seeds = [alone[f"seed {seed}"]["value"] for seed in range(3)]
+  assert min(seeds) <= alone["together"]["value"] <= max(seeds)
+  assert [v["scope"] for v in data["verdicts"][:2]] == ["", ""]
+
+
+def test_one_training_is_said_to_be_one_policy():
+  rows = [
+    study.row(label, seeds=(1, 2), budgets=(0, 2), questions=12)
+    for label in "AB"
+  ]
+  data, tables = _built(*rows)
+  assert "these policies only" in tables["pairwise_rows"]["note"]
+  assert "only" in data["verdicts"][0]["scope"]
+
+
+def test_rows_that_share_one_seed_of_several_have_gaps():
+  _, tables = _built(_trained("A", 3), _trained("B", 1))
+  assert not tables["by_seed_rows"]["lines"]  # There is one common seed.
+  _, tables = _built(_trained("A", 3), _trained("B", 3), _trained("C", 1))
+  line = _line(tables["by_seed_rows"], "EM", "A − C")
+  first, *others = (line[f"seed {seed}"] for seed in range(3))
+  assert first["value"] == pytest.approx(line["together"]["value"])
+  assert others == [None, None]
+
+
+def _paired(label, *, skill):
+  return [
+    episode | {"caps": {"tokens": tokens}}
+    for tokens in (40, 90)
+    for episode in study.row(f"{label}{tokens}", skill=skill, **_SIZE).episodes
+  ]
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("surfaces")
+  data = study.write(
+    folder / "report.html",
+    [study.row("A", **_SIZE), study.row("B", **_SIZE)],
+    surfaces={
+      "A": columns.of(_paired("A", skill=0.9)),
+      "C": columns.of(_paired("C", skill=0.1)),
+    },
+    draws=100,
+  )
+  return folder, data
+
+
+def test_page_has_a_heat_map_and_tables_of_each_surface(paired):
+  folder, data = paired
+  page = (folder / "report.html").read_text("utf-8")
+  assert 'id="surfaces"' in page
+  assert page.count("generated tokens, at most") >= 2
+  lines = data["tables"]["surface"]["lines"]
+  assert len(lines) == 8
+  header = (folder / "surface.csv").read_text().splitlines()[0]
+  assert header.startswith("searches,tokens,row,EM")
+  areas = (folder / "surface_area.csv").read_text().splitlines()
+  assert [line.split(",")[0] for line in areas[1:]] == ["A", "C"]

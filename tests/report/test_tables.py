@@ -1,0 +1,120 @@
+"""Tests of one table as Markdown and CSV, and of its marks, by hand."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from anysearch_jax.evaluation import inference
+from anysearch_jax.report import page, tables
+
+
+def _table(**cells):
+  return tables.Table(
+    "t",
+    "T",
+    "note",
+    ("k", "row"),
+    (tables.Column("x", group="g", best=True), tables.Column("y")),
+    tuple(
+      tables.Line(tuple(key.split("_")), values)
+      for key, values in cells.items()
+    ),
+  )
+
+
+def test_the_best_and_the_second_of_a_block_are_marked():
+  table = _table(
+    a_1=(tables.Cell(0.5), tables.Cell(9.0)),
+    a_2=(tables.Cell(0.7), None),
+    a_3=(tables.Cell(0.7), None),
+    a_4=(tables.Cell(0.1), None),
+    b_1=(tables.Cell(0.9), None),
+  )
+  first, second = tables.blocks(table)
+  assert tables.ranks(first, table.columns) == [[2, 0], [1, 0], [1, 0], [0, 0]]
+  assert tables.ranks(second, table.columns) == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+  ("text", "written"),
+  [
+    ("<img src=x onerror=a>", "&lt;img src=x onerror=a&gt;"),
+    ("a & b &lt;", "a &amp; b &amp;lt;"),
+    ("p|q\\", "p\\|q\\\\"),
+    ("[x](javascript:a)", "[x]\\(javascript:a)"),
+    ("two\nlines", "two lines"),
+    ("_x_ **y** `z` ~a~ $b$", "\\_x\\_ \\*\\*y\\*\\* \\`z\\` \\~a\\~ \\$b\\$"),
+    ("no R_abs, λ = 0 [0.1, 0.2]", "no R_abs, λ = 0 [0.1, 0.2]"),
+  ],
+)
+def test_markdown_escapes_every_text(text, written):
+  assert tables.escaped(text) == written
+  column = tables.Column(text, group=text)
+  line = tables.Line((text,), (tables.Cell(1.0),))
+  table = tables.Table("t", text, text, (text,), (column,), (line,))
+  assert tables.to_markdown(table).splitlines() == [
+    f"### {written}",
+    "",
+    f"| {written} | {written} {written} |",
+    "| --- | --- |",
+    f"| {written} | 1.000 |",
+    "",
+    written,
+  ]
+
+
+def test_csv_and_markdown_by_hand():
+  found = tables.Cell(0.25, 0.125, 0.5, 8)
+  table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})
+  assert tables.to_csv(table) == (
+    "k,row,g x,g x low,g x high,g x n,y\n"
+    "a,'=1+1,0.25,0.125,0.5,8,2\n"
+    "b,p|q,,,,,\n"
+  )
+  assert tables.to_markdown(table).splitlines()[2:6] == [
+    "| k | row | g x | y |",
+    "| --- | --- | --- | --- |",
+    "| a | =1+1 | 0.250 [0.125, 0.500] n=8 | 2.000 |",
+    "| b | p\\|q | – | – |",
+  ]
+
+
+def test_columns_take_attributes_keys_or_what_a_function_returns():
+  estimate = inference.Estimate(0.25, 0.125, 0.5)
+  columns = [
+    tables.Column("attribute", "em", n=True),
+    tables.Column("function", lambda line: line.n / 2),
+    tables.Column("nothing", lambda line: None),
+  ]
+  subject = types.SimpleNamespace(em=estimate, n=8)
+  lines = [(("a", 1), subject)]
+  table = tables.make("t", "T", "", "k, B", columns, lines)
+  assert table.keys == ("k", "B")
+  (line,) = table.lines
+  assert line.keys == ("a", "1")
+  assert line.cells == (tables.Cell(*estimate, 8), tables.Cell(4.0), None)
+  wide = tables.make(
+    "t", "T", "", "k", [tables.Column("x", 1)], [("a", {1: 2}), ("b", {})]
+  )
+  assert [line.cells for line in wide.lines] == [(tables.Cell(2),), (None,)]
+  assert tables.to_text(table).splitlines() == [
+    "k  B    attribute  function  nothing",
+    "a  1  0.250±0.188     4.000        –",
+  ]
+
+
+@pytest.mark.parametrize(
+  ("groups", "widths"),
+  [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
+)
+def test_wide_table_is_split_between_column_groups(groups, widths):
+  heads = tuple(tables.Column(str(i), group=g) for i, g in enumerate(groups))
+  line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
+  table = tables.Table("t", "T", "", ("row",), heads, (line,))
+  parts = page.parts(table)
+  assert [len(part.columns) for part in parts] == widths
+  assert all(part.lines[0].keys == ("k",) for part in parts)
+  assert sum((part.columns for part in parts), ()) == heads
+  assert sum((part.lines[0].cells for part in parts), ()) == line.cells

@@ -1,0 +1,177 @@
+"""Trajectories: those chosen, and the browser's selection, size and texts."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import study
+import tokenizers
+
+from anysearch_jax.evaluation import columns as columns_lib
+from anysearch_jax.report import trajectories
+
+_TOKENIZERS = pathlib.Path("../shared/tokenizers")
+
+
+def _samples(**options):
+  options = {"questions": 30, "budgets": (0, 1, 5)} | options
+  return [
+    trajectories.Sample(
+      label, study.row(label, **options).episodes, study.decode
+    )
+    for label in ("A", "B")
+  ]
+
+
+def _keys(data, row):
+  return [
+    (e["question_id"], e["budget"], e["seed"])
+    for e in data["entries"]
+    if e["row"] == row
+  ]
+
+
+def test_every_row_shows_the_same_episodes_of_every_budget():
+  data = trajectories.browsed(_samples(), most=24)
+  assert data["rows"] == ["A", "B"]
+  assert len(data["entries"]) == 24
+  assert _keys(data, 0) == _keys(data, 1)
+  budgets = [budget for _, budget, _ in _keys(data, 0)]
+  assert [budgets.count(b) for b in (0, 1, 5)] == [4, 4, 4]
+
+
+def test_order_of_episodes_does_not_matter():
+  samples = _samples()
+  turned = [
+    trajectories.Sample(s.label, s.episodes[::-1], s.decode) for s in samples
+  ]
+  known = trajectories.browsed(samples, most=24)
+  again = trajectories.browsed(turned, most=24)
+  assert json.dumps(known) == json.dumps(again)
+
+
+def test_page_size_is_bounded_equally_for_all_rows():
+  samples = _samples(questions=60)
+  whole = trajectories.browsed(samples, most=300)
+  small = trajectories.browsed(samples, most=300, most_bytes=40_000)
+  assert len(json.dumps(small)) < 45_000 < len(json.dumps(whole))
+  assert _keys(small, 0) == _keys(small, 1)
+  assert _keys(small, 0) == _keys(whole, 0)[: len(_keys(small, 0))]
+
+
+def test_tokens_are_those_of_the_episode():
+  (sample, _) = _samples()
+  data = trajectories.browsed([sample], most=30)
+  episodes = {columns_lib.key_of(e): e for e in sample.episodes}
+  for entry in data["entries"]:
+    episode = episodes[columns_lib.key_of(entry)]
+    told = entry["tokens"]
+    text = "".join(data["vocabulary"][i] for i in told["texts"])
+    assert text == "".join(span["text"] for span in episode["spans"])
+    assert entry["prompt"] == "a prompt "
+    written = sum(n for author, n in told["authors"] if author == "model")
+    assert len(told["logps"]) == written
+    assert told["logps"] == pytest.approx(
+      episode["tokens"]["logps"], abs=0.00051
+    )
+    assert told["versions"] == [[3, written]]
+
+
+def test_without_a_tokenizer_the_spans_are_shown():
+  (sample, _) = _samples()
+  blind = trajectories.Sample(sample.label, sample.episodes)
+  data = trajectories.browsed([blind], most=3)
+  assert data["vocabulary"] == []
+  episodes = {columns_lib.key_of(e): e for e in sample.episodes}
+  for entry in data["entries"]:
+    assert "tokens" not in entry
+    spans = episodes[columns_lib.key_of(entry)]["spans"]
+    assert [author for author, _ in entry["pieces"]] == [
+      span["author"] for span in spans
+    ]
+
+
+def test_json_cannot_close_its_script_element():
+  row = study.row("A", questions=2, budgets=(1,))
+  hostile = [
+    e
+    | {
+      "question": f"</script>{study.HOSTILE}",
+      "spans": [{"author": "model", "text": "<!--<script>"}],
+      "tokens": None,
+    }
+    for e in row.episodes
+  ]
+  data = trajectories.browsed([trajectories.Sample("A", hostile)])
+  text = trajectories.script(data)
+  assert not set("<>&") & set(text)
+  assert json.loads(text) == json.loads(json.dumps(data))
+
+
+def _pieces(*ids):
+  """Returns the token texts of ids that are decoded as UTF-8 bytes."""
+  return trajectories.token_texts(
+    ids, lambda some: bytes(some).decode("utf-8", "replace")
+  )
+
+
+def test_a_character_over_several_tokens_belongs_to_the_last():
+  euro = "€".encode()
+  assert _pieces(65, *euro, 66) == ["A", "", "", "€", "B"]
+
+
+def test_incomplete_character_is_shown_at_the_end():
+  assert _pieces(65, 0xE2, 0x82)[:2] == ["A", ""]
+  assert "".join(_pieces(65, 0xE2, 0x82)) == "A\ufffd"
+  assert "".join(_pieces(0xE2, 66, 67)) == "\ufffdBC"
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1"])
+def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
+  path = _TOKENIZERS / family / "tokenizer.json"
+  if not path.is_file():
+    pytest.skip(f"{path} is not there.")
+  core = tokenizers.Tokenizer.from_file(str(path))
+  text = "<think> où est 東京🗼? </think>\n\n<search>Ürümqi — naïve</search>  x"
+  ids = core.encode(text, add_special_tokens=False).ids
+  texts = trajectories.token_texts(
+    ids, lambda some: core.decode(list(some), skip_special_tokens=False)
+  )
+  assert len(texts) == len(ids)
+  assert "".join(texts) == text
+
+
+def test_trajectories_are_chosen_by_rule():
+  size = {"questions": 24, "budgets": (0, 1, 3, 6)}
+  rows = [
+    study.row("AnySearch", run="a", **size),
+    study.row("γ=0", thrift=0.8, run="b", **size),
+    study.row("AnySearch + scaffold", run="a", scaffold=True, **size),
+  ]
+  samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
+  chosen = trajectories.choose(samples, ["γ=0"], trained=5)
+  assert len(chosen) == 12
+  keys = [columns_lib.key_of(c.episode) for c in chosen]
+  assert len(set(keys)) == 12
+  by_why = {c.why: c for c in chosen}
+  right = [c for c in chosen if c.why == "right, γ=0 wrong"]
+  assert len(right) == 4
+  assert all(c.episode["em"] > c.other["em"] for c in right)
+  wrong = by_why["wrong, γ=0 right"]
+  assert wrong.episode["em"] < wrong.other["em"]
+  assert by_why["no search allowed (B = 0)"].episode["budget"] == 0
+  assert by_why["a budget never trained"].episode["budget"] > 5
+  assert by_why["tries to search beyond its budget"].episode["violation"]
+
+
+def test_adjacent_spans_of_one_author_are_joined():
+  spans = [
+    {"author": author, "text": text}
+    for author, text in (
+      ("model", "a"), ("model", "b"), ("environment", "c"), ("model", "d"),
+    )
+  ]  # fmt: skip
+  told = trajectories.authored({"spans": spans})
+  assert told == [("model", "ab"), ("environment", "c"), ("model", "d")]

@@ -1,0 +1,332 @@
+"""A tool of an MCP server as a retriever, over both transports.
+
+The server is one of the official SDK, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import mcp_servers
+import pytest
+import web_site
+from mcp_servers import COMMAND, EMMA, ask, free_port, ids, opened
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host import http_calls
+from launch import retrieval_settings, retrievers
+from retrieval import mcp_tool
+
+url = mcp_servers.url
+
+# Starting a server takes seconds.
+BOTH = [pytest.param("process", marks=pytest.mark.slow), "address"]
+
+
+@pytest.fixture(params=["process", "address"])
+def open_tool(request):
+  """Opens the tool over a transport."""
+  made = []
+
+  def start(**settings):
+    server = COMMAND
+    if request.param == "address":
+      server = request.getfixturevalue("url")
+    made.append(opened(server, **settings))
+    return made[-1]
+
+  yield start
+  for each in made:
+    each.close()
+
+
+def test_a_tool_is_searched_and_its_limits_kept(open_tool):
+  retriever = open_tool(price=0.5)
+  all_of_them, none, odd = ask(retriever, "emma", " \n", "qzxv\ud800")
+  assert ids(all_of_them) == EMMA
+  assert all_of_them[1] == types.Passage(
+    "w/2", "Jane Austen", "An author. She wrote Emma.", 1.0
+  )
+  assert none == odd == ()
+  assert ids(ask(retriever, "emma", k=2)[0]) == EMMA[:2]
+  failed, found = ask(retriever, "error", "peru")
+  assert isinstance(failed, mcp_tool.ToolError)
+  assert "The index is being built." in str(failed) and ids(found) == ["w/3"]
+  counted = {"queries": 6, "failures": 1, "connections": 1, "cost": 2.5}
+  assert retriever.counters == counted
+  assert retriever.identity() == {
+    **{"kind": "mcp", "server": "library", "tool": "search_documents"},
+    **{"query": "search_query", "k": "max_results"},
+    "arguments": {},
+  }
+
+
+def test_texts_are_passages_and_an_image_is_none(url):
+  retriever = opened(url, tool="lines", query="q")
+  found, image, nothing = ask(retriever, "emma", "image", "qzxv")
+  assert [p.text for p in found][0] == "Emma: A novel by Jane Austen, of 1815."
+  assert len({p.id for p in found}) == 3 and nothing == ()
+  with pytest.raises(http_calls.AnswerError, match=r"without text \(image\)"):
+    raise image
+  retriever.close()
+
+
+def test_fixed_arguments_are_sent(url):
+  retriever = opened(url, tool="both", fixed={"index": "main"})
+  (found,) = ask(retriever, "peru")
+  assert [p.text[:17] for p in found] == ["main: The capital"]
+  assert retriever.identity()["arguments"] == {"index": "main"}
+  retriever.close()
+
+
+@pytest.mark.parametrize(
+  ("settings", "sentence"),
+  [
+    ({"tool": "find"}, "found 'find'; the tools of the server are: both, clo"),
+    ({"tool": ""}, "mcp.tool: found 'search'; the tools"),
+    ({"tool": "clock"}, "mcp.query: found query 'query'.*: none"),
+    ({"tool": "both"}, r"mcp.arguments: .*\(required: index"),
+    ({"query": "words"}, "mcp.query: found query 'words'.*search_query"),
+    ({"count": "words"}, "mcp.k: found .*'words'.* search_query, max_results"),
+    ({"fixed": {"x": 1}}, "mcp.arguments: found .*'x'"),
+    ({"fixed": {"search_query": 1}}, "each once"),
+  ],
+)
+def test_a_tool_that_does_not_fit_is_refused_with_what_there_is(
+  url, settings, sentence
+):
+  with pytest.raises(ValueError, match=sentence):
+    opened(url, **settings)
+
+
+@pytest.mark.parametrize("open_tool", BOTH, indirect=True)
+def test_a_call_without_an_answer_ends_at_its_deadline_and_blocks_no_other(
+  open_tool,
+):
+  retriever = open_tool(deadline=2.0)
+  started_at = time.monotonic()
+  hung, found = ask(retriever, "hang", "emma")
+  assert time.monotonic() - started_at < 8
+  assert "no answer within 2 seconds" in str(hung) and ids(found) == EMMA
+
+
+def test_a_server_that_dies_is_started_again():
+  retriever = opened(COMMAND)
+  (dead,) = ask(retriever, "die")
+  assert isinstance(dead, types.RetrievalError)
+  assert "The server said: The disk is gone." in str(dead)
+  assert ids(ask(retriever, "emma")[0]) == EMMA
+  assert retriever.counters["connections"] == 3
+  retriever.close()
+
+
+@pytest.mark.slow  # It starts twice.
+def test_a_server_that_was_started_again_is_found():
+  port = free_port()
+  process = mcp_servers.started(port)
+  retriever = opened(f"http://127.0.0.1:{port}/mcp")
+  try:
+    assert ids(ask(retriever, "emma")[0]) == EMMA
+    process.kill()
+    process.wait(10)
+    (down,) = ask(retriever, "emma")
+    assert isinstance(down, types.RetrievalError)
+    process = mcp_servers.started(port)
+    assert ids(ask(retriever, "emma")[0]) == EMMA
+  finally:
+    retriever.close()
+    process.kill()
+    process.wait(10)
+
+
+def test_closing_ends_the_server_and_its_children(tmp_path):
+  noted = tmp_path / "pids"
+  script = (
+    "import os, subprocess, sys\n"
+    "child = subprocess.Popen(['sleep', '600'])\n"
+    f"open({str(noted)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+    f"os.execv(sys.executable, [sys.executable, {str(mcp_servers.SERVER)!r}])\n"
+  )
+  opened((sys.executable, "-c", script), tool="lines", query="q").close()
+  server, child = map(int, noted.read_text().split())
+  os.kill(child, signal.SIGKILL)  # The SDK ends the server alone, if it obeys.
+  for _ in range(100):
+    try:
+      state = pathlib.Path(f"/proc/{server}/stat").read_text().split()[2]
+    except OSError:
+      return
+    if state == "Z":  # It ended, and its parent did not look yet.
+      return
+    time.sleep(0.05)
+  os.kill(server, signal.SIGKILL)
+  raise AssertionError("The server lives on.")
+
+
+@pytest.mark.parametrize(
+  ("command", "sentence"),
+  [
+    (("no-such-program",), "FileNotFoundError"),
+    ((sys.executable, "-c", "raise SystemExit('no key')"), "no key"),
+    (("cat",), "MCP tool"),
+    (("sleep", "60"), "no answer within"),
+  ],
+)
+def test_a_command_that_is_no_server_is_refused(command, sentence, monkeypatch):
+  # Python starts slowly on a busy machine.
+  start = 20.0 if command[0] == sys.executable else 2.0
+  monkeypatch.setattr(mcp_tool, "_START_SECONDS", start)
+  began = time.monotonic()
+  with pytest.raises(types.RetrievalError, match=sentence):
+    opened(command, deadline=1.0)
+  assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize(
+  "page",
+  [
+    web_site.reply(200, b"<html>", "text/html"),
+    web_site.reply(200, b"{}", "application/json"),
+    web_site.reply(500, b"Oops."),
+  ],
+)
+def test_an_address_that_is_no_server_is_refused(page, monkeypatch):
+  monkeypatch.setattr(mcp_tool, "_START_SECONDS", 5.0)
+  with web_site.Site() as site:
+    site.post = page
+    with pytest.raises(types.RetrievalError, match="MCP tool"):
+      opened(f"{site.origin}/mcp", deadline=1.0)
+    assert site.asked
+
+
+# What tools answer.
+
+RESULTS = [
+  ({"results": [{"text": "a", "title": "T", "id": 7, "score": 2}]}, "7 T a 2"),
+  ({"result": {"hits": [{"contents": "T\nb"}]}}, "sha256:* T b 0"),
+  ([[{"document": {"content": "c"}, "url": "http://u"}]], "http://u  c 0"),
+  ([{"page_content": "d\0", "metadata": {"title": "M"}}], "sha256:* M d 0"),
+  ({"text": "e", "score": float("nan")}, "sha256:*  e 0"),
+  ([{"title": "only"}, {}, 3, None], "sha256:* only only 0"),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), RESULTS)
+def test_passages_are_found_in_json(value, expected):
+  (found,) = mcp_tool._passages(value)
+  name = "sha256:*" if found.id.startswith("sha256:") else found.id
+  assert f"{name} {found.title} {found.text} {found.score:g}" == expected
+
+
+def test_what_has_no_passages_is_none_or_empty():
+  assert mcp_tool._passages([]) == mcp_tool._passages({"results": []}) == []
+  for value in (None, "text", 3, {"a": 1}, [3, None]):
+    assert mcp_tool._passages(value) is None
+
+
+# Runs.
+
+
+def config(**values):
+  made = config_lib.ExperimentConfig()
+  retrieval = config_lib.RetrievalConfig(kind="mcp", **values)
+  return dataclasses.replace(made, retrieval=retrieval)
+
+
+def test_a_run_searches_a_tool_and_a_replay_asks_no_server(url, tmp_path):
+  log = str(tmp_path / "answers.sqlite")
+  mcp = config_lib.McpConfig(
+    tool="search_documents", query="search_query", k="max_results"
+  )
+  live = retrievers.make(config(url=url, mcp=mcp, log=log), None)
+  found = ask(live, "emma", "peru", k=2)
+  assert [ids(answer) for answer in found] == [EMMA[:2], ["w/3"]]
+  gone = f"http://127.0.0.1:{free_port()}/mcp"
+  strict = config(url=gone, mcp=mcp, log=log, log_mode="strict")
+  again = retrievers.make(strict, None)
+  assert ask(again, "emma", "peru", k=2) == found
+  assert again.identity() == live.identity()
+
+
+def test_a_token_is_sent_and_never_shown(monkeypatch):
+  monkeypatch.setenv("LIBRARY_TOKEN", "s3cret-of-nobody")
+  with web_site.Site() as site:
+    body = json.dumps({"error": "bad s3cret-of-nobody"}).encode()
+    site.post = web_site.reply(401, body, "application/json")
+    made = config(url=f"{site.origin}/mcp", key_variable="LIBRARY_TOKEN")
+    with pytest.raises(ValueError, match="retrieval: ") as caught:
+      retrievers.make(made, None)
+    assert "s3cret" not in str(caught.value)
+    sent = {head["Authorization"] for head in site.heads}
+    assert sent == {"Bearer s3cret-of-nobody"}
+
+
+def test_variables_reach_the_command_and_others_do_not(monkeypatch):
+  monkeypatch.setenv("MY_KEY", "key-of-nobody")
+  monkeypatch.setenv("OTHER_KEY", "kept")
+  check = (
+    "import os, sys; "
+    "key = os.environ['MY_KEY']; "
+    "sys.exit(f'bad {key}: {len(key)}, {\"OTHER_KEY\" in os.environ}')"
+  )
+  mcp = config_lib.McpConfig(
+    command=(sys.executable, "-c", check), variables=("MY_KEY",)
+  )
+  # What the server says of the key is not shown.
+  with pytest.raises(ValueError, match=r"said: bad \.\.\.: 13, False"):
+    retrievers.make(config(mcp=mcp), None)
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({}, "mcp.command: found .* expected one of them"),
+    (
+      {"url": "http://a", "mcp": config_lib.McpConfig(command=("b",))},
+      "expected one of them",
+    ),
+    ({"url": "a"}, "retrieval.url: found 'a'"),
+    (
+      {"url": "http://a", "mcp": config_lib.McpConfig(arguments="[1]")},
+      r"mcp.arguments: found '\[1\]', expected a JSON object",
+    ),
+    (
+      {"mcp": config_lib.McpConfig(command=("a",), variables=("sk-123",))},
+      r"mcp.variables\[0\]: expected the name",
+    ),
+    (
+      {"mcp": config_lib.McpConfig(command=("a",)), "key_variable": "KEY"},
+      "expected it in retrieval.mcp.variables",
+    ),
+  ],
+)
+def test_invalid_settings_of_a_tool_are_refused(values, sentence):
+  with pytest.raises(ValueError, match=sentence) as caught:
+    retrieval_settings.validate(config(**values).retrieval)
+  assert "sk-123" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_our_own_server_is_searched(monkeypatch):
+  """`launch.serve_mcp` loads a policy, so its first answer takes a while."""
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.chdir(mcp_servers.SERVER.parents[2])
+  mcp = config_lib.McpConfig(
+    command=(
+      *(sys.executable, "-m", "launch.serve_mcp"),
+      *("--config=configs/quickstart.py", "--threads=1"),
+    ),
+    variables=("JAX_PLATFORMS",),
+    deadline=120.0,
+  )
+  made = retrievers.make(config(mcp=mcp), None)
+  (found,) = ask(made, "gebos works", k=2)
+  assert len(found) == 2
+  assert {p.title for p in found} == {"gebos"}
+  assert "gebos works" in f"{found[0].title} {found[0].text}"

@@ -1,0 +1,218 @@
+"""The index of words ranks by BM25, by rows where scores are equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import tantivy
+
+from retrieval import analysis, passages
+from retrieval.index import recall, search, vectors, word_index
+
+SHARED = pathlib.Path(
+  os.environ.get(
+    "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
+  )
+)
+TEXTS = [
+  '"Iron"\nIron is a metal; iron rusts.',
+  '"Gold"\nGold does not rust.',
+  '"Tea"\nTea is a drink.',
+  '"Tea"\nTea is a drink.',
+]
+
+
+@pytest.fixture
+def words(tmp_path):
+  word_index.write(tmp_path / "words", TEXTS, language="plain")
+  return word_index.WordIndex(tmp_path / "words")
+
+
+def scores_by_formula(query, texts=TEXTS, *, k1=1.2, b=0.75):
+  """Computes BM25 in float64 from its formula; lengths of up to 40 words."""
+  documents = [analysis.words(text) for text in texts]
+  mean = np.mean([len(d) for d in documents])
+  scores = np.zeros(len(documents))
+  for word in analysis.words(query):
+    having = sum(word in d for d in documents)
+    idf = np.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+    for i, d in enumerate(documents):
+      n = d.count(word)
+      length = k1 * (1 - b + b * len(d) / mean)
+      scores[i] += idf * n * (k1 + 1) / (n + length)
+  return scores
+
+
+@pytest.mark.parametrize(
+  "query", ["iron", "Does GOLD rust?", "tea", "a drink of iron", "is is tea"]
+)
+def test_words_rank_as_bm25_does(words, query):
+  expected = scores_by_formula(query)
+  rows = [i for i in np.argsort(-expected, kind="stable") if expected[i] > 0]
+  for k in (1, 2, 3, 10):
+    (hits,) = words.search([query], k)
+    assert hits.rows.tolist() == rows[:k]
+    assert (hits.rows.dtype, hits.scores.dtype) == (np.int64, np.float32)
+    np.testing.assert_allclose(hits.scores, expected[rows[:k]], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory):
+  """Texts with many equal ones, and their index in several segments."""
+  rng = np.random.default_rng(0)
+  texts = [
+    " ".join(f"w{n}" for n in rng.zipf(1.5, rng.integers(1, 40)) if n < 3000)
+    for _ in range(4_000)
+  ]
+  texts = [*texts, "twin words", *texts[:2000], *["twin words"] * 3000]
+  folder = tmp_path_factory.mktemp("segments")
+  word_index.write(folder, texts, language="plain")
+  index = tantivy.Index.open(str(folder))
+  # A build whose texts do not fit into memory leaves segments in any order.
+  writer = index.writer(15_000_000, num_threads=1)
+  writer.delete_all_documents()
+  for some in np.array_split(rng.permutation(len(texts)), 5):
+    for row in some.tolist():
+      document = tantivy.Document()
+      document.add_text("terms", " ".join(analysis.words(texts[row])))
+      document.add_unsigned("row", row)
+      writer.add_document(document)
+    writer.commit()
+  writer.wait_merging_threads()
+  index.reload()
+  assert index.searcher().num_segments == 5
+  info = json.loads((folder / "words.json").read_text())
+  (folder / "words.json").write_text(json.dumps(info | {"sha256": {}}))
+  return texts, folder
+
+
+def test_equal_scores_are_in_the_order_of_rows(segments):
+  texts, folder = segments
+  index = word_index.WordIndex(folder)
+  for query in ("twin", "w1", "w7 w2 w7", "w30 words", "w900 w3 w1"):
+    expected = scores_by_formula(query, texts)
+    for k in (1, 5, 3500):
+      (hits,) = index.search([query], k)
+      assert len(hits.rows) == min(k, int((expected > 0).sum()))
+      np.testing.assert_allclose(hits.scores, expected[hits.rows], rtol=1e-5)
+      np.testing.assert_allclose(
+        hits.scores, np.sort(expected)[::-1][: len(hits.rows)], rtol=1e-5
+      )
+      order = np.lexsort((hits.rows, -hits.scores))
+      assert order.tolist() == list(range(len(order)))
+  assert index.search(["twin"], 3)[0].rows.tolist() == [4000, 6001, 6002]
+
+
+@pytest.mark.parametrize("parts", [2, 7])
+def test_parts_have_the_scores_of_the_whole(segments, parts):
+  texts, folder = segments
+  queries = ["w1 w2", "twin", "w7 w5 w7", "w30 words", "w900 w3 w1", "?"]
+  whole = word_index.WordIndex(folder).search(queries, len(texts))
+  cuts = np.linspace(0, len(texts), parts + 1).astype(int).tolist()
+  for first, end in zip(cuts, cuts[1:], strict=False):
+    index = word_index.WordIndex(folder, (first, end))
+    for k in (4, len(texts)):
+      for all_rows, some in zip(whole, index.search(queries, k), strict=True):
+        here = (all_rows.rows >= first) & (all_rows.rows < end)
+        assert some.rows.tolist() == all_rows.rows[here][:k].tolist()
+        assert some.scores.tolist() == all_rows.scores[here][:k].tolist()
+
+
+@pytest.mark.parametrize("query", ["", "   ", "silver", "?!", "\ud800", "\0"])
+def test_query_without_a_common_word_has_no_hit(words, query):
+  assert words.search([query], 3)[0].rows.tolist() == []
+
+
+def test_damaged_words_are_refused(words, tmp_path):
+  file = next((tmp_path / "words").glob("*.idx"))
+  content = bytearray(file.read_bytes())
+  content[-1] ^= 1
+  file.write_bytes(content)
+  with pytest.raises(vectors.DamagedError, match=file.name):
+    word_index.WordIndex(tmp_path / "words")
+  with pytest.raises(vectors.DamagedError, match="build_index"):
+    word_index.WordIndex(tmp_path)
+
+
+def test_an_index_of_an_earlier_version_is_refused(words, tmp_path):
+  info = {"count": 4, "language": "plain", "sample": {}, "sha256": {}}
+  (tmp_path / "words" / "words.json").write_text(json.dumps(info))
+  with pytest.raises(ValueError, match=r"earlier version.*into a new folder"):
+    word_index.WordIndex(tmp_path / "words")
+
+
+def test_a_stemmer_that_finds_other_terms_is_refused(tmp_path):
+  word_index.write(tmp_path, ["running dogs"])
+  info = json.loads((tmp_path / "words.json").read_text())
+  assert info["sample"] == {"running dogs": ["run", "dog"]}
+  info["sample"] = {"running dogs": ["runn", "dog"]}
+  (tmp_path / "words.json").write_text(json.dumps(info))
+  with pytest.raises(
+    ValueError, match=r"found terms \['run'\].*another version"
+  ):
+    word_index.WordIndex(tmp_path)
+
+
+def test_passages_without_a_word_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="Found no word"):
+    word_index.write(tmp_path, ["?", "!"])
+  # What a failed or killed builder left is written anew.
+  word_index.write(tmp_path, ["words"])
+  assert word_index.WordIndex(tmp_path).count == 1
+
+
+def test_chinese_passages_are_found_by_their_words(tmp_path):
+  texts = [
+    '"北京大学"\n北京大学位于北京市海淀区。',
+    '"清华大学"\n清华大学也位于北京。',
+    '"猫"\n猫是一种动物。',
+  ]
+  word_index.write(tmp_path, texts)
+  index = word_index.WordIndex(tmp_path)
+  queries = ["海淀", "清华大学在哪里", "猫", "動物 动物"]
+  found = index.search(queries, 1)
+  assert [hits.rows.tolist() for hits in found] == [[0], [1], [2], [2]]
+
+
+# Mean share of the gold passages among the first 2 and 5 that Lucene 9.9 finds
+# with its EnglishAnalyzer and BM25Similarity(.9, .4).
+LUCENE = {
+  "hotpotqa_dev": (0.575, 0.749),
+  "hotpotqa_train": (0.573, 0.723),
+  "2wikimultihopqa_dev": (0.568, 0.709),
+  "2wikimultihopqa_train": (0.582, 0.669),
+  "musique_dev": (0.351, 0.451),
+  "musique_train": (0.371, 0.479),
+}
+
+
+@pytest.mark.skipif(
+  not SHARED.is_dir(), reason=f"no folder {SHARED}; set ANYSEARCH_DATA to it"
+)
+def test_recall_on_multi_hop_questions_is_that_of_lucene(tmp_path):
+  corpus = passages.prepare(SHARED / "corpus.jsonl.gz", tmp_path / "corpus")
+  word_index.write(tmp_path / "words", corpus.contents(0, len(corpus)))
+  index = search.SearchIndex(
+    corpus, word_index.WordIndex(tmp_path / "words"), identity={}
+  )
+  found = {}
+  for name in LUCENE:
+    asked = recall.read(SHARED / "questions" / f"{name}.jsonl")
+    answers = index.search([each.question for each in asked], 5)
+    found[name] = [
+      np.mean(
+        [
+          len({p.id for p in answer[:k]} & each.gold) / len(each.gold)
+          for answer, each in zip(answers, asked, strict=True)
+        ]
+      )
+      for k in (2, 5)
+    ]
+    # k1 and b differ: 1.2 and .75.
+    np.testing.assert_allclose(found[name], LUCENE[name], atol=0.04)
+  means = [np.mean(list(each.values()), axis=0) for each in (found, LUCENE)]
+  assert (means[0] >= means[1]).all()
