@@ -69,6 +69,8 @@ _WHERE = {
   "search_tool": "anysearch_jax.environment.tools:search",
   "scoring": "anysearch_jax.environment.scoring",
   "get_environment": "anysearch_jax.methods.systems:environment",
+  "wording": "anysearch_jax.environment.wording",
+  "WORDINGS": "anysearch_jax.methods.systems:WORDINGS",
   "Method": "anysearch_jax.methods.method:Method",
   "get_method": "anysearch_jax.methods.systems:get",
   "fixed_budget": "anysearch_jax.methods.method:fixed_budget",

@@ -3,7 +3,7 @@
     python -m research.study --study=methods --seeds=1
     python -m research.study --study=methods --rows=anysearch,search_r1
 
-Each row is trained with its file in configs/methods/ from the quickstart's warm
+Each row is trained as configs/methods.py has it, from the quickstart's warm
 start, with the same number of steps and episodes. Search-o1 and BATS are not
 trained: they are evaluated with the warm start, and again with the policy that
 Search-R1 trained. Budgets that are fixed are the largest, 8; `search_r1_5` has
@@ -121,6 +121,6 @@ def _row(
     "methods",
     overrides=overrides,
     evaluation=evaluation,
-    config=f"configs/methods/{method or name}.py",
+    config=f"configs/methods.py:{method or name}",
     policy_of=policy_of,
   )

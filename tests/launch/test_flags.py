@@ -231,7 +231,7 @@ def listed(text):
 
 
 @pytest.mark.parametrize(
-  "name", ["configs/quickstart.py", "configs/methods/search_r1.py", ""]
+  "name", ["configs/quickstart.py", "configs/methods.py:search_r1", ""]
 )
 def test_help_lists_every_value_as_a_flag_that_gives_it_again(name):
   config = flags.load_config(name) if name else DEFAULT

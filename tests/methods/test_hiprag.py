@@ -206,7 +206,7 @@ def test_in_the_world_unknown_facts_are_to_be_searched(queries, optimal):
 
 
 def test_a_language_model_gets_a_judge_and_the_world_a_script():
-  config = flags.load_config("configs/methods/hiprag.py:qwen2_5_7b")
+  config = flags.load_config("configs/methods.py:hiprag:qwen2_5_7b")
   assert config.method.hiprag.url
   assert isinstance(hiprag.measurer(config).__self__, hiprag.Judge)
   own = dataclasses.replace(config.method.hiprag, url="http://a/v1", name="b")

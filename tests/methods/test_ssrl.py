@@ -95,7 +95,7 @@ def test_a_language_model_is_not_told_the_question_or_its_answer():
 
 @pytest.mark.parametrize("preset", ["", "qwen2_5_7b"])
 def test_training_searches_in_the_policy_and_is_never_noisy(preset):
-  config = flags.load_config(f"configs/methods/ssrl.py:{preset}".rstrip(":"))
+  config = flags.load_config(f"configs/methods.py:ssrl:{preset}".rstrip(":"))
   assert config.retrieval.simulated == "policy"
   assert config.curriculum.fixed_budget == config.curriculum.max_budget
   made = retrievers.make(config, small_run.parts()["retriever"])

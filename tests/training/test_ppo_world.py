@@ -18,7 +18,7 @@ _ROLLOUTS, _MEASURED = 16, 5
 @pytest.mark.slow
 def test_ppo_raises_the_reward_of_the_world_beyond_noise(tmp_path):
   config = launch_flags.override(
-    launch_flags.load_config("configs/methods/search_r1_ppo.py"),
+    launch_flags.load_config("configs/methods.py:search_r1_ppo"),
     [
       "curriculum.steps_per_rollout=2",
       f"curriculum.total_steps={2 * _ROLLOUTS}",

@@ -1,4 +1,4 @@
-"""`launch.import_prompts`, on stand-ins of the systems' repositories.
+"""`research.import_prompts`, on stand-ins of the systems' repositories.
 
 A stand-in has the files, functions and variables of the original and other
 words, so its hashes differ from the known ones.
@@ -7,12 +7,14 @@ words, so its hashes differ from the known ones.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import pathlib
 import tomllib
 
 import pytest
 
-from anysearch_jax.methods import originals, systems
-from launch import import_prompts
+import anysearch_jax as aj
+from research import import_prompts, originals
 
 GENERATION = """
 class Manager:
@@ -235,12 +237,12 @@ def test_texts_are_read_by_file_and_symbol(system, checkout, tmp_path_factory):
   folder = checkout(system)
   written, kept = import_prompts.imported(known(system, folder), system, folder)
   values = tomllib.loads(written)
-  shipped = systems.WORDINGS[system].texts().values
+  shipped = aj.WORDINGS[system].texts().values
   assert values == {**shipped, **EXPECTED[system]}
   assert kept == sorted(shipped.keys() - EXPECTED[system].keys())
   file = tmp_path_factory.mktemp("out") / "texts.toml"
   file.write_text(written)
-  systems.environment(system, str(file))
+  aj.get_environment(system, str(file))
 
 
 @pytest.mark.parametrize("system", sorted(originals.ORIGINALS))
@@ -271,3 +273,23 @@ def test_another_repository_is_refused(checkout, tmp_path):
       import_prompts.imported(
         originals.ORIGINALS["search_o1"], "search_o1", folder / name
       )
+
+
+def test_the_tables_name_the_repositories_and_commits_that_texts_are_from():
+  text = (pathlib.Path(__file__).parents[2] / "docs/fidelity.md").read_text()
+  for original in originals.ORIGINALS.values():
+    assert f"{original.repository} at `{original.commit[:7]}`" in text
+
+
+def test_no_text_of_the_authors_is_shipped_as_it_is():
+  hashes = {
+    place.sha256
+    for original in originals.ORIGINALS.values()
+    for places in original.texts.values()
+    for place in places
+    if isinstance(place, originals.Place)
+  }
+  assert len(hashes) > 10
+  for words in aj.WORDINGS.values():
+    for text in words.texts().values.values():
+      assert hashlib.sha256(text.strip().encode()).hexdigest() not in hashes

@@ -1,6 +1,6 @@
 """Where the compared systems' repositories keep the texts of their authors.
 
-Only places and hashes: `launch.import_prompts` reads the texts from a checkout.
+Only places and hashes; `research.import_prompts` reads the texts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Writes a prompt file with the texts of a compared system's authors.
 
     git clone https://github.com/sunnynexus/Search-o1 checkouts/search_o1
-    python -m launch.import_prompts --system=search_o1 \
+    python -m research.import_prompts --system=search_o1 \
         --checkout=checkouts/search_o1 --output=search_o1.toml
-    python -m launch.evaluate --config=configs/methods/search_o1.py:qwen2_5_7b \
+    python -m launch.evaluate --config=configs/methods.py:search_o1:qwen2_5_7b \
         --config.episode.prompt_file=search_o1.toml ...
 
 The texts are read from the source files, which are not executed, and each is
@@ -21,10 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
-from anysearch_jax.environment import wording
-from anysearch_jax.host import disk
-from anysearch_jax.methods import originals
-from launch import flags as launch_flags
+import anysearch_jax as aj
+from research import originals
 
 
 def define_flags() -> None:
@@ -57,10 +55,9 @@ def main(argv) -> None:
       checkout,
       allow_changes=f.allow_changes,
     )
-    with disk.translate_errors(output):
-      disk.write_whole(output, written)
+    output.write_text(written)
   except (OSError, ValueError) as error:
-    sys.exit(f"launch.import_prompts: {error}")
+    sys.exit(f"research.import_prompts: {error}")
   print(f"{output}: for episode.prompts={f.system}")
   if kept:
     print(f"in this project's words: {', '.join(kept)}")
@@ -85,14 +82,12 @@ def imported(
     ValueError: the folder is missing, or a text is missing, has moved, or has
       changed.
   """
-  from anysearch_jax.methods import systems  # Imports JAX.
-
   if not checkout.is_dir():
     raise ValueError(
       f"--checkout={checkout}: found no folder; expected a clone of "
       f"https://github.com/{original.repository}."
     )
-  words = systems.WORDINGS[system]
+  words = aj.WORDINGS[system]
   found = {
     name: "".join(
       place
@@ -105,13 +100,13 @@ def imported(
   kept = sorted(words.slots.keys() - found.keys())
   shipped = words.texts().values
   comments = [
-    f"Read by launch.import_prompts from {original.repository}; the known",
+    f"Read by research.import_prompts from {original.repository}; the known",
     f"commit is {original.commit}.",
     *(f"{name}: {_where(places)}" for name, places in original.texts.items()),
     f"In this project's words: {', '.join(kept) or 'none'}.",
   ]
   ordered = {name: found.get(name, shipped[name]) for name in words.slots}
-  return wording.written(ordered, comments), kept
+  return aj.wording.written(ordered, comments), kept
 
 
 def _where(places: tuple[originals.Place | str, ...]) -> str:
@@ -226,4 +221,4 @@ def _sha256(text: str) -> str:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  app.run(main)
