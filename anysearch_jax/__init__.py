@@ -74,7 +74,7 @@ _WHERE = {
   "Method": "anysearch_jax.methods.method:Method",
   "get_method": "anysearch_jax.methods.systems:get",
   "fixed_budget": "anysearch_jax.methods.method:fixed_budget",
-  "Outcomes": "anysearch_jax.methods.outcomes:Outcomes",
+  "Outcomes": "anysearch_jax.methods.method:Outcomes",
   # Episodes.
   "Assignment": "anysearch_jax.rollout.driver:Assignment",
   "EpisodeParts": "anysearch_jax.rollout.driver:EpisodeParts",

@@ -52,7 +52,7 @@ WORDINGS = {
   ),
   "world": WORLD,
 }
-PROMPTS = wording.environments(WORDINGS)
+PROMPTS = {key: each.environment() for key, each in WORDINGS.items()}
 
 _SLOT = re.compile(r"\{(?:B|Question)\}")
 

@@ -7,11 +7,11 @@ import chex
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import rewards
 from anysearch_jax.environment import prompts
-from anysearch_jax.methods import method, outcomes
+from anysearch_jax.methods import method
 
 
 def reward(
-  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
+  o: method.Outcomes, config: config_lib.ExperimentConfig
 ) -> dict[str, chex.Array]:
   """Returns the terms and the total of `rewards.composite`.
 
@@ -28,7 +28,7 @@ def reward(
     spent=o.spent,
     caps=o.caps,
   )
-  return outcomes.parts(
+  return method.parts(
     o.valid,
     total=found.total,
     length=found.length,

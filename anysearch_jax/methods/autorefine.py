@@ -19,40 +19,24 @@ Deviations from the released code:
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import re
-from collections.abc import Mapping
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import scoring, spec, tools, wording
+from anysearch_jax.environment import scoring, tools
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 SEARCH = tools.search(begins="<documents>", ends="</documents>")
+WORDINGS = search_r1.wordings(
+  "autorefine",
+  tools=(SEARCH,),
+  format=None,
+  markers=("<refine>", "</refine>"),
+)
 _REFINED = re.compile(r"<refine>(.*?)</refine>", re.DOTALL)
-
-
-def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  return dataclasses.replace(
-    search_r1.environment(texts),
-    tools=(SEARCH,),
-    format=None,
-    markers=("<refine>", "</refine>"),
-  )
-
-
-WORDINGS = {
-  "autorefine": wording.Wording(
-    "autorefine.toml", search_r1.SLOTS, _environment
-  ),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
-}
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
@@ -69,37 +53,25 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"refined": float(found)}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.AutoRefineConfig
+  outcomes: method.Outcomes, config: config_methods.AutoRefineConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the table above.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the reward of a refinement that helped.
-
-  Returns:
-    `f1`, `refined` and `total`.
-  """
+  """Returns the reward of the table above."""
   refined = outcomes.measures["refined"]
   consoled = config.refined * refined * outcomes.answered
-  return outcomes_lib.parts(
-    outcomes.valid,
-    f1=outcomes.f1,
-    refined=refined,
-    total=jnp.where(outcomes.f1 > 0, outcomes.f1, consoled),
-  )
+  return {
+    "f1": outcomes.f1,
+    "refined": refined,
+    "total": jnp.where(outcomes.f1 > 0, outcomes.f1, consoled),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "autorefine",
   "AutoRefine",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.autorefine,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  WORDINGS,
+  reward=reward,
   measures=("refined",),
   measure=measure,
 )

@@ -123,8 +123,5 @@ WORDINGS = {
     )
   ),
 }
-ENVIRONMENTS = wording.environments(WORDINGS)
 
-METHOD = method.Method(
-  "bats", "BATS", environments=ENVIRONMENTS, wordings=WORDINGS
-)
+METHOD = method.compared("bats", "BATS", WORDINGS, train=lambda config: config)

@@ -16,17 +16,14 @@ The paper's code was not at hand. These are our readings of the paper:
 
 from __future__ import annotations
 
-import functools
 import math
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
@@ -40,36 +37,24 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"confidence": math.exp(min(least, default=0.0))}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.BetaGrpoConfig
+  outcomes: method.Outcomes, config: config_methods.BetaGrpoConfig
 ) -> dict[str, chex.Array]:
-  """Returns exact match, or 0 below the confidence.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the least confidence.
-
-  Returns:
-    `em`, `confidence` and `total`.
-  """
+  """Returns exact match, or 0 below the confidence."""
   confidence = outcomes.measures["confidence"]
-  return outcomes_lib.parts(
-    outcomes.valid,
-    em=outcomes.em,
-    confidence=confidence,
-    total=jnp.where(confidence >= config.beta, outcomes.em, 0),
-  )
+  return {
+    "em": outcomes.em,
+    "confidence": confidence,
+    "total": jnp.where(confidence >= config.beta, outcomes.em, 0),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "beta_grpo",
   "beta-GRPO",
-  environments=search_r1.ENVIRONMENTS,
-  wordings=search_r1.WORDINGS,
-  constants=lambda config: config.method.beta_grpo,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  search_r1.WORDINGS,
+  reward=reward,
   measures=("confidence",),
   measure=measure,
 )

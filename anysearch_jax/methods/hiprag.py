@@ -26,21 +26,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import spec, tools, wording
-from anysearch_jax.methods import method, mt_grpo, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
+from anysearch_jax.environment import tools, wording
+from anysearch_jax.methods import method, search_r1
 
 if TYPE_CHECKING:
   from anysearch_jax.host import http_calls
@@ -70,28 +67,17 @@ def form(spans: Sequence[types.Span], **state: int) -> int:
   return int(bool(_RESPONSE.fullmatch("".join(span.text for span in spans))))
 
 
-def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  return dataclasses.replace(
-    search_r1.environment(texts),
-    tools=(SEARCH,),
-    format=form,
-    markers=tuple(f"<{x}{name}>" for name in _OWN for x in ("", "/")),
-  )
-
-
-WORDINGS = {
-  "hiprag": wording.Wording(
-    "hiprag.toml",
-    {
-      **search_r1.SLOTS,
-      "memory": wording.Slots(needs=("query",)),
-      "same": wording.Slots(needs=("conclusion", "memory")),
-      "wrong": wording.Slots(needs=("step",)),
-    },
-    _environment,
-  ),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
-}
+WORDINGS = search_r1.wordings(
+  "hiprag",
+  {
+    "memory": wording.Slots(needs=("query",)),
+    "same": wording.Slots(needs=("conclusion", "memory")),
+    "wrong": wording.Slots(needs=("step",)),
+  },
+  tools=(SEARCH,),
+  format=form,
+  markers=tuple(f"<{x}{name}>" for name in _OWN for x in ("", "/")),
+)
 
 
 class Judge:
@@ -126,7 +112,7 @@ class Judge:
     )
 
   async def measure(self, trajectory: types.Trajectory) -> dict[str, float]:
-    """Returns `contained`, as `mt_grpo.measure`, and `optimal`.
+    """Returns `contained`, as `method.contained`, and `optimal`.
 
     The servers are asked about right and well-formed responses only; `optimal`
     is 0 for the others.
@@ -134,7 +120,7 @@ class Judge:
     Raises:
       types.RetrievalError: a server gave no reply in time.
     """
-    found = mt_grpo.measure(trajectory)
+    found = method.contained(trajectory)
     if not (found["contained"] and form(trajectory.spans)):
       return {**found, "optimal": 0.0}
     said = "".join(span.text for span in trajectory.spans)
@@ -199,7 +185,7 @@ def by_script(trajectory: types.Trajectory) -> dict[str, float]:
     for fact in facts
   ]
   share = sum(optimal) / len(optimal) if optimal else 1.0
-  return {**mt_grpo.measure(trajectory), "optimal": share}
+  return {**method.contained(trajectory), "optimal": share}
 
 
 def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
@@ -222,38 +208,27 @@ def train(
   return method.fixed_budget(dataclasses.replace(config, method=named))
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.HipragConfig
+  outcomes: method.Outcomes, config: config_methods.HipragConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the table above.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measurer`.
-    config: the constants.
-
-  Returns:
-    `contained`, `optimal` and `total`.
-  """
+  """Returns the reward of the table above."""
   contained, optimal = (outcomes.measures[x] for x in ("contained", "optimal"))
   formed = outcomes.format != 0
   right = jnp.where(formed, 1 + config.process * optimal, 1 - config.formed)
   wrong = jnp.where(formed, config.formed, 0)
-  return outcomes_lib.parts(
-    outcomes.valid,
-    contained=contained,
-    optimal=optimal,
-    total=jnp.where(contained != 0, right, wrong),
-  )
+  return {
+    "contained": contained,
+    "optimal": optimal,
+    "total": jnp.where(contained != 0, right, wrong),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "hiprag",
   "HiPRAG",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.hiprag,
-  reward=method.of_arrays(reward),
+  WORDINGS,
+  reward=reward,
   train=train,
   measures=("contained", "optimal"),
   measurer=measurer,

@@ -17,23 +17,19 @@ Deviations from the released code:
 
 from __future__ import annotations
 
-import functools
 import re
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import protocol, wording
+from anysearch_jax.environment import protocol
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 WORDINGS = {
   "search_r1": search_r1.WORDINGS["search_r1"],
-  "ikea": wording.Wording("ikea.toml", search_r1.SLOTS, search_r1.environment),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+  **search_r1.wordings("ikea"),
 }
 
 _NAMES = "(?:think|search|answer)"
@@ -58,9 +54,9 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"well_formed": float(formed)}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.IkeaConfig
+  outcomes: method.Outcomes, config: config_methods.IkeaConfig
 ) -> dict[str, chex.Array]:
   """Returns the knowledge-boundary reward.
 
@@ -68,15 +64,8 @@ def reward(
       right answer           right + kb[searches]
       wrong or no answer     searched_wrong after a search, else 0
 
-  `kb[searches]` is the last entry of `kb` if there are more searches.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the constants.
-
-  Returns:
-    `em`, `well_formed`, `kb` (the bonus of a well-formed right answer, 0 for
-    the others) and `total`.
+  `kb[searches]` is the last entry of `kb` if there are more searches. The term
+  `kb` is the bonus of a well-formed right answer, and 0 for the others.
   """
   formed = outcomes.measures["well_formed"] != 0
   right = formed & (outcomes.em != 0)
@@ -85,13 +74,12 @@ def reward(
   gain = gains[jnp.clip(searches, 0, len(config.kb) - 1)]
   wrong = config.searched_wrong * (searches > 0)
   scored = jnp.where(right, config.right + gain, wrong)
-  return outcomes_lib.parts(
-    outcomes.valid,
-    em=outcomes.em,
-    well_formed=formed,
-    kb=jnp.where(right, gain, 0),
-    total=jnp.where(formed, scored, config.bad_format),
-  )
+  return {
+    "em": outcomes.em,
+    "well_formed": formed,
+    "kb": jnp.where(right, gain, 0),
+    "total": jnp.where(formed, scored, config.bad_format),
+  }
 
 
 def _acts(turn: str) -> bool:
@@ -103,14 +91,11 @@ def _acts(turn: str) -> bool:
       return action is not None
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "ikea",
   "IKEA",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.ikea,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  WORDINGS,
+  reward=reward,
   measures=("well_formed",),
   measure=measure,
 )

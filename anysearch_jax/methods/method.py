@@ -1,27 +1,94 @@
-"""The type of a compared system; `systems` lists all of them.
+"""The type of a compared system, and what its reward sees.
 
 A `Method` holds what differs between systems: environments, reward and
 training settings. All systems share the driver, the engines, the train step
 and the evaluation. A `TrainedMethod` is a method in one run: its functions have
-the constants of the run's configuration.
+the constants of the run's configuration. `systems` lists all of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import spec, wording
-from anysearch_jax.methods import outcomes as outcomes_lib
+from anysearch_jax.environment import scoring, spec, wording
+
+
+class Progress(NamedTuple):
+  """How far a training is when a rollout is scored, for rewards in stages.
+
+  A run that was resumed sees the same values.
+
+  Attributes:
+    rollout: index of the rollout, from 0.
+    step: optimizer steps of all rollouts before this one.
+    total: optimizer steps of the whole training, >= 1.
+  """
+
+  rollout: chex.Numeric = 0
+  step: chex.Numeric = 0
+  total: chex.Numeric = 1
+
+  @property
+  def share(self) -> chex.Numeric:
+    """The share of the training that is done, in [0, 1)."""
+    return self.step / self.total
+
+
+BEGINNING = Progress()
+
+
+class Outcomes(NamedTuple):
+  """Outcomes of the trajectories of groups, which rewards see; `[..., G]`.
+
+  Entries where `valid` is False are ignored.
+
+  Attributes:
+    em, f1: scores of the answer, in [0, 1]; 0 without an answer.
+    format: 1 if the response is well formed, else 0.
+    answered: bool, an answer was given, even an empty one.
+    generated_tokens: number of tokens that the model wrote.
+    searches: number of charged searches.
+    violation: bool, the model tried to search beyond the budget.
+    budget: `[...]`, searches assigned to the group.
+    valid: bool, False for a failed episode.
+    measures: values of the method's `measure`, by name.
+    progress: how far the training is; three numbers.
+    spent: generated tokens, dollars and seconds, by the name of the unit.
+    caps: `[...]` what the group may spend of each, infinite without a cap.
+    answers: str, the answer as the environment reads it, None without one.
+    trajectories: `types.Trajectory`, None where `valid` is False. It and
+      `answers` are object arrays; both are None while JAX traces a reward.
+  """
+
+  em: chex.Array
+  f1: chex.Array
+  format: chex.Array
+  answered: chex.Array
+  generated_tokens: chex.Array
+  searches: chex.Array
+  violation: chex.Array
+  budget: chex.Array
+  valid: chex.Array
+  measures: Mapping[str, chex.Array]
+  progress: Progress = BEGINNING
+  spent: Mapping[str, chex.Array] = {}
+  caps: Mapping[str, chex.Array] = {}
+  answers: np.ndarray | None = None
+  trajectories: np.ndarray | None = None
+
 
 # (outcomes, constants) -> float32 arrays `[..., G]` by name.
-Reward = Callable[[outcomes_lib.Outcomes, Any], dict[str, chex.Array]]
+Reward = Callable[[Outcomes, Any], dict[str, chex.Array]]
 
 
 # Values by name; a coroutine function, if it asks a server for them.
@@ -102,26 +169,54 @@ class TrainedMethod:
   """
 
   environment: spec.Environment
-  reward: Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]
+  reward: Callable[[Outcomes], dict[str, chex.Array]]
   measures: tuple[str, ...]
   measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
   measure_deadline: float = 120.0
 
 
-def of_arrays(reward: Callable[..., dict[str, chex.Array]]) -> Reward:
-  """Returns `reward(outcomes, config=constants)` of the numeric outcomes.
+def parts(valid: chex.Array, **values: chex.Array) -> dict[str, chex.Array]:
+  """Returns a reward, `total`, and its terms: float32, 0 where not `valid`."""
+  chex.assert_type(valid, bool)
+  chex.assert_equal_shape([valid, *values.values()])
+  return {
+    name: jnp.where(valid, jnp.asarray(value, float), 0)
+    for name, value in values.items()
+  }
 
-  It makes a jitted function a `Reward`: JAX traces arrays of numbers only.
+
+def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
+  """Makes a `Reward` of a function of numeric outcomes and constants.
+
+  JAX traces it, without the texts among the outcomes. Its terms are float32,
+  and 0 where `valid` is False.
   """
 
-  def traced(
-    outcomes: outcomes_lib.Outcomes, constants: Any
-  ) -> dict[str, chex.Array]:
-    arrays = outcomes._replace(answers=None, trajectories=None)
-    return reward(arrays, config=constants)
+  @functools.partial(jax.jit, static_argnums=1)
+  def traced(outcomes: Outcomes, constants: Any) -> dict[str, chex.Array]:
+    return parts(outcomes.valid, **reward(outcomes, constants))
 
-  return traced
+  @functools.wraps(reward)
+  def called(outcomes: Outcomes, constants: Any) -> dict[str, chex.Array]:
+    arrays = outcomes._replace(answers=None, trajectories=None)
+    return traced(arrays, constants)
+
+  return called
+
+
+def said(trajectory: types.Trajectory) -> str:
+  """Returns all that the model wrote, one turn after the other."""
+  return "".join(
+    span.text for span in trajectory.spans if span.author == types.Author.MODEL
+  )
+
+
+def contained(trajectory: types.Trajectory) -> dict[str, float]:
+  """Measures `contained`: 1 if the answer holds an accepted answer, else 0."""
+  given = scoring.extract_answer(trajectory.spans) or ""
+  answers = trajectory.question.golden_answers
+  return {"contained": float(scoring.contains(given, answers))}
 
 
 def fixed_budget(
@@ -138,10 +233,24 @@ def fixed_budget(
   )
 
 
-def ppo(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
-  """Replaces group-relative advantages by those of a critic (GAE)."""
-  return dataclasses.replace(
-    config, objective=dataclasses.replace(config.objective, advantage="gae")
+def compared(
+  name: str,
+  label: str,
+  wordings: Mapping[str, wording.Wording],
+  **values: Any,
+) -> Method:
+  """Returns a shipped system: its constants are those of its name.
+
+  It is trained with a fixed budget unless `values` says otherwise.
+  """
+  return Method(
+    name,
+    label,
+    environments={key: each.environment() for key, each in wordings.items()},
+    wordings=wordings,
+    **{
+      "constants": lambda config: getattr(config.method, name),
+      "train": fixed_budget,
+      **values,
+    },
   )

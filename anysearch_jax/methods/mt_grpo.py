@@ -22,38 +22,19 @@ Deviations from the released code, in which every response has one search:
 
 from __future__ import annotations
 
-import functools
-
 import chex
-import jax
 import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
-
-
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """Returns `contained`: 1 if the answer holds an accepted answer, else 0."""
-  given = scoring.extract_answer(trajectory.spans) or ""
-  answers = trajectory.question.golden_answers
-  return {"contained": float(scoring.contains(given, answers))}
 
 
 def steps(
   trajectory: types.Trajectory, config: config_methods.MtGrpoConfig
 ) -> np.ndarray:
-  """Returns the reward of each charged search.
-
-  Args:
-    trajectory: a trajectory that did not fail.
-    config: the constants.
-
-  Returns:
-    float32 `[searches]`.
-  """
+  """Returns the reward of each charged search, float32 `[searches]`."""
   answers = trajectory.question.golden_answers
   return np.array(
     [
@@ -66,39 +47,27 @@ def steps(
   )
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.MtGrpoConfig
+  outcomes: method.Outcomes, config: config_methods.MtGrpoConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the outcome, without those of `steps`.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the constants.
-
-  Returns:
-    `em`, `contained` and `total`.
-  """
+  """Returns the reward of the outcome, without those of `steps`."""
   contained = outcomes.measures["contained"]
-  return outcomes_lib.parts(
-    outcomes.valid,
-    em=outcomes.em,
-    contained=contained,
-    total=config.exact * outcomes.em
+  return {
+    "em": outcomes.em,
+    "contained": contained,
+    "total": config.exact * outcomes.em
     + config.contained * contained
     + config.well_formed * outcomes.format,
-  )
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "mt_grpo",
   "MT-GRPO",
-  environments=search_r1.ENVIRONMENTS,
-  wordings=search_r1.WORDINGS,
-  constants=lambda config: config.method.mt_grpo,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  search_r1.WORDINGS,
+  reward=reward,
   measures=("contained",),
-  measure=measure,
+  measure=method.contained,
   steps=steps,
 )

@@ -11,47 +11,29 @@ maximum number of turns of Search-R1, on which OTC-PO is built.
 
 from __future__ import annotations
 
-import functools
-
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.OtcConfig
+  outcomes: method.Outcomes, config: config_methods.OtcConfig
 ) -> dict[str, chex.Array]:
   """Returns alpha r_tool r_correct, where r_correct is the exact match.
 
-  Args:
-    outcomes: outcomes of groups.
-    config: the form of r_tool and its constants.
-
-  Returns:
-    `em`; `tool`, which is r_tool for right answers and 0 for the others;
-    `total`.
-
-  Raises:
-    ValueError: the form is unknown.
+  The term `tool` is r_tool for right answers, and 0 for the others.
   """
   correct = outcomes.valid & (outcomes.em != 0)
   m = jnp.where(correct, jnp.asarray(outcomes.searches, float), 0)
-  match config.form:
-    case "ppo":
-      tool = ppo_productivity(m, c=config.c)
-    case "grpo":
-      tool = grpo_productivity(m, correct, c=config.c)
-    case _:
-      raise ValueError(f"Found form {config.form!r}; expected grpo or ppo.")
+  if config.form == "ppo":
+    tool = ppo_productivity(m, c=config.c)
+  else:
+    tool = grpo_productivity(m, correct, c=config.c)
   tool = jnp.where(correct, tool, 0)
-  return outcomes_lib.parts(
-    outcomes.valid, em=outcomes.em, tool=tool, total=config.alpha * tool
-  )
+  return {"em": outcomes.em, "tool": tool, "total": config.alpha * tool}
 
 
 def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
@@ -92,12 +74,4 @@ def grpo_productivity(
   return jnp.where(n > 0, against_fewest, ppo_productivity(m, c=c))
 
 
-METHOD = method.Method(
-  "otc",
-  "OTC-PO",
-  environments=search_r1.ENVIRONMENTS,
-  wordings=search_r1.WORDINGS,
-  constants=lambda config: config.method.otc,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
-)
+METHOD = method.compared("otc", "OTC-PO", search_r1.WORDINGS, reward=reward)

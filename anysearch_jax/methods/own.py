@@ -22,34 +22,14 @@ from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import plugins
 from anysearch_jax.methods import method
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 # The metrics `reward/<name>` with these names have other meanings already.
 _RECORDED = ("em", "format", "steps")
 
 
-def load(name: str) -> plugins.Loaded:
-  """Imports a reward function; raises PluginError, see `plugins.load`."""
-  return plugins.load(
-    name,
-    setting="reward.function",
-    expected="a function (outcomes, config)",
-  )
-
-
-def system(name: str) -> plugins.Loaded:
-  """Imports a system; raises PluginError, see `plugins.load`."""
-  return plugins.load(
-    name,
-    setting="method.name",
-    expected="a system, anysearch_jax.Method(...)",
-    fits=lambda value: isinstance(value, method.Method),
-  )
-
-
 def reward(
-  loaded: plugins.Loaded, where: str, constants: Any
-) -> Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]:
+  loaded: plugins.Loaded, where: str
+) -> Callable[[method.Outcomes, Any], dict[str, chex.Array]]:
   """Returns a user's reward function whose results are checked.
 
   Rewards are converted to float32, and to 0 where a trajectory is not valid.
@@ -59,23 +39,72 @@ def reward(
   Args:
     loaded: the function and its file.
     where: names it in sentences.
-    constants: the second argument of the user's function.
   """
 
-  def checked(outcomes: outcomes_lib.Outcomes) -> dict[str, chex.Array]:
+  def checked(
+    outcomes: method.Outcomes, constants: Any
+  ) -> dict[str, chex.Array]:
     with plugins.as_sentence(where, loaded.path):
       returned = loaded.value(jax.tree.map(_read_only, outcomes), constants)
       if not isinstance(returned, Mapping):
         returned = {"total": returned}
       # JAX is asynchronous: errors of a device are raised when values are read.
       parts = {key: np.asarray(value) for key, value in returned.items()}
-    try:
-      _check_names(list(parts))
-      return {key: _part(key, parts[key], outcomes.valid) for key in parts}
-    except plugins.PluginError as error:
-      raise plugins.PluginError(f"{where}: {error}") from error
+    for name, value in parts.items():
+      if wrong := _wrong(name, value, outcomes.valid):
+        raise plugins.PluginError(f"{where}: returned {wrong}.")
+    if "total" not in parts:
+      raise plugins.PluginError(
+        f"{where}: returned the parts {', '.join(parts) or '(none)'}; expected "
+        "'total' among them, which is the reward."
+      )
+    return {key: _zeroed(parts[key], outcomes.valid) for key in parts}
 
   return checked
+
+
+def _wrong(name: Any, value: np.ndarray, valid: np.ndarray) -> str:
+  """Returns what is wrong with a part of a reward, "" if nothing is."""
+  if not isinstance(name, str) or not name.isidentifier():
+    return (
+      f"a part named {name!r}, expected a name of letters, digits and "
+      "underscores"
+    )
+  if name in _RECORDED:
+    return (
+      f"a part named {name!r}, but reward/{name} is recorded anyway; expected "
+      "another name, or no such part"
+    )
+  if value.shape != np.shape(valid):
+    return (
+      f"{name!r} of shape {value.shape}, expected {np.shape(valid)} "
+      "(questions, samples), one reward for each trajectory"
+    )
+  # jnp.issubdtype, because bfloat16 is not a number type for NumPy.
+  if not any(
+    jnp.issubdtype(value.dtype, kind)
+    for kind in (jnp.floating, jnp.integer, jnp.bool_)
+  ):
+    return f"{name!r} of dtype {value.dtype}, expected real numbers"
+  value = _zeroed(value, valid)
+  for q, g in np.argwhere(~np.isfinite(value)):
+    return (
+      f"{name!r} with {value[q, g]} at [{q}, {g}], expected a finite number "
+      "for each valid trajectory"
+    )
+  return ""
+
+
+def _zeroed(value: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  with np.errstate(over="ignore"):  # A number too large is refused as infinite.
+    return np.where(valid, value.astype(np.float32), np.float32(0))
+
+
+def _read_only(array: chex.Array) -> np.ndarray:
+  """Returns a read-only view, so that the function cannot change records."""
+  view = np.asarray(array).view()
+  view.flags.writeable = False
+  return view
 
 
 def judge(
@@ -117,11 +146,11 @@ def judge(
 
 
 def steps(
-  loaded: plugins.Loaded, where: str, constants: Any
-) -> Callable[[types.Trajectory], np.ndarray]:
+  loaded: plugins.Loaded, where: str
+) -> Callable[[types.Trajectory, Any], np.ndarray]:
   """Returns a user's rewards of single searches; raises as `reward`."""
 
-  def checked(trajectory: types.Trajectory) -> np.ndarray:
+  def checked(trajectory: types.Trajectory, constants: Any) -> np.ndarray:
     with plugins.as_sentence(where, loaded.path):
       found = np.asarray(loaded.value(trajectory, constants), np.float32)
     if found.shape != (trajectory.searches,) or not np.isfinite(found).all():
@@ -136,7 +165,7 @@ def steps(
 
 def trial(
   *, group: int, budget: int, measures: Sequence[str]
-) -> outcomes_lib.Outcomes:
+) -> method.Outcomes:
   """Returns artificial outcomes to test a function before a run begins.
 
   The first of two questions has right and wrong answers, with and without a
@@ -162,7 +191,7 @@ def trial(
       budget=budget,
     )
   units = ("tokens", "dollars", "seconds")
-  return outcomes_lib.Outcomes(
+  return method.Outcomes(
     em=right.astype(np.int32),
     f1=right.astype(np.float32),
     format=valid.astype(np.int32),
@@ -215,54 +244,3 @@ def _trajectory(
     ),
     search_ends=(2,) * searches,
   )
-
-
-def _read_only(array: chex.Array) -> np.ndarray:
-  """Returns a read-only view, so that the function cannot change records."""
-  view = np.asarray(array).view()
-  view.flags.writeable = False
-  return view
-
-
-def _check_names(names: Sequence[Any]) -> None:
-  for name in names:
-    if not isinstance(name, str) or not name.isidentifier():
-      raise plugins.PluginError(
-        f"returned a part named {name!r}, expected a name of letters, digits "
-        "and underscores."
-      )
-    if name in _RECORDED:
-      raise plugins.PluginError(
-        f"returned a part named {name!r}, but reward/{name} is recorded "
-        "anyway; expected another name, or no such part."
-      )
-  if "total" not in names:
-    raise plugins.PluginError(
-      f"returned the parts {', '.join(names) or '(none)'}; expected 'total' "
-      "among them, which is the reward."
-    )
-
-
-def _part(name: str, value: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  if value.shape != np.shape(valid):
-    raise plugins.PluginError(
-      f"returned {name!r} of shape {value.shape}, expected {np.shape(valid)} "
-      "(questions, samples), one reward for each trajectory."
-    )
-  # jnp.issubdtype, because bfloat16 is not a number type for NumPy.
-  if not any(
-    jnp.issubdtype(value.dtype, kind)
-    for kind in (jnp.floating, jnp.integer, jnp.bool_)
-  ):
-    raise plugins.PluginError(
-      f"returned {name!r} of dtype {value.dtype}, expected real numbers."
-    )
-  with np.errstate(over="ignore"):  # It is refused as infinite.
-    value = np.where(valid, value.astype(np.float32), np.float32(0))
-  if not np.isfinite(value).all():
-    q, g = np.argwhere(~np.isfinite(value))[0]
-    raise plugins.PluginError(
-      f"returned {name!r} with {value[q, g]} at [{q}, {g}], expected a finite "
-      "number for each valid trajectory."
-    )
-  return value

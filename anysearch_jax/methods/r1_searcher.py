@@ -21,20 +21,15 @@ Deviations from the released code:
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import re
-from collections.abc import Mapping
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import scoring, spec, tools, wording
-from anysearch_jax.methods import method, mt_grpo, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
+from anysearch_jax.environment import scoring, tools
+from anysearch_jax.methods import method, search_r1
 
 SEARCH = tools.search(
   "<|begin_of_query|>",
@@ -47,34 +42,23 @@ _HAN = re.compile("[\u4e00-\u9fff]")
 _LONGEST = 10  # Words of a well-formed answer.
 
 
-def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  return dataclasses.replace(
-    search_r1.environment(texts),
-    tools=(SEARCH,),
-    stops=(SEARCH.closes, "</answer>"),
-    action=tools.action((SEARCH,)),
-    format=None,
-  )
-
-
-WORDINGS = {
-  "r1_searcher": wording.Wording(
-    "r1_searcher.toml", search_r1.SLOTS, _environment
-  ),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
-}
+WORDINGS = search_r1.wordings(
+  "r1_searcher",
+  tools=(SEARCH,),
+  stops=(SEARCH.closes, "</answer>"),
+  action=tools.action((SEARCH,)),
+  format=None,
+)
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """Returns `contained`, as `mt_grpo.measure`, and `well_formed`.
+  """Returns `contained`, as `method.contained`, and `well_formed`.
 
   A response is well formed if its thoughts and its one answer are closed, every
   search was answered by passages, the answer has at most ten words, and the
   model wrote no Chinese letter.
   """
-  said = "".join(
-    span.text for span in trajectory.spans if span.author == types.Author.MODEL
-  )
+  said = method.said(trajectory)
   thoughts, answers = (
     (said.count(f"<{tag}>"), said.count(f"</{tag}>"))
     for tag in ("think", "answer")
@@ -95,23 +79,14 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
     <= _LONGEST
     and not _HAN.search(said)
   )
-  return {**mt_grpo.measure(trajectory), "well_formed": float(formed)}
+  return {**method.contained(trajectory), "well_formed": float(formed)}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.R1SearcherConfig
+  outcomes: method.Outcomes, config: config_methods.R1SearcherConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the stage that the training is in.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`, and
-      `progress` tells the stage.
-    config: the constants.
-
-  Returns:
-    `f1`, `well_formed`, `stage` (1 or 2) and `total`.
-  """
+  """Returns the reward of the `stage`, 1 or 2, that the training is in."""
   formed = outcomes.measures["well_formed"]
   contained = outcomes.measures["contained"]
   first = (
@@ -121,23 +96,19 @@ def reward(
   )
   second = outcomes.f1 - config.malformed * (1 - formed)
   begins = outcomes.progress.share < config.stage_one
-  return outcomes_lib.parts(
-    outcomes.valid,
-    f1=outcomes.f1,
-    well_formed=formed,
-    stage=jnp.where(begins, 1, 2) + 0 * formed,
-    total=jnp.where(begins, first, second),
-  )
+  return {
+    "f1": outcomes.f1,
+    "well_formed": formed,
+    "stage": jnp.where(begins, 1, 2) + 0 * formed,
+    "total": jnp.where(begins, first, second),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "r1_searcher",
   "R1-Searcher",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.r1_searcher,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  WORDINGS,
+  reward=reward,
   measures=("contained", "well_formed"),
   measure=measure,
 )

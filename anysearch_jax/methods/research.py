@@ -19,19 +19,16 @@ Deviations from the released code:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import scoring, spec, tools, wording
+from anysearch_jax.environment import scoring, tools
 from anysearch_jax.methods import method, search_o1, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 SEARCH = tools.search(begins="<result>", ends="</result>")
 
@@ -42,19 +39,12 @@ def answer(spans: Sequence[types.Span]) -> str | None:
   return None if given is None else search_o1.boxed(given)
 
 
-def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  return dataclasses.replace(
-    search_r1.environment(texts),
-    tools=(SEARCH,),
-    answer=answer,
-    format=functools.partial(scoring.check_format, calls={"search": "result"}),
-  )
-
-
-WORDINGS = {
-  "research": wording.Wording("research.toml", search_r1.SLOTS, _environment),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
-}
+WORDINGS = search_r1.wordings(
+  "research",
+  tools=(SEARCH,),
+  answer=answer,
+  format=functools.partial(scoring.check_format, calls={"search": "result"}),
+)
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
@@ -63,9 +53,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   It thought, its thoughts are closed, every search was answered by passages,
   and it answered once.
   """
-  said = "".join(
-    span.text for span in trajectory.spans if span.author == types.Author.MODEL
-  )
+  said = method.said(trajectory)
   counts = {
     tag: said.count(f"<{tag}>")
     for tag in ("think", "search", "answer")
@@ -80,37 +68,25 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"well_formed": float(formed)}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.ResearchConfig
+  outcomes: method.Outcomes, config: config_methods.ResearchConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the table above.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the reward of a wrong answer.
-
-  Returns:
-    `f1`, `well_formed` and `total`.
-  """
+  """Returns the reward of the table above."""
   formed = (outcomes.measures["well_formed"] != 0) & outcomes.answered
   scored = jnp.where(outcomes.f1 > 0, outcomes.f1, config.wrong)
-  return outcomes_lib.parts(
-    outcomes.valid,
-    f1=outcomes.f1,
-    well_formed=formed,
-    total=jnp.where(formed, scored, 0),
-  )
+  return {
+    "f1": outcomes.f1,
+    "well_formed": formed,
+    "total": jnp.where(formed, scored, 0),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "research",
   "ReSearch",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.research,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  WORDINGS,
+  reward=reward,
   measures=("well_formed",),
   measure=measure,
 )

@@ -134,7 +134,6 @@ WORDINGS = {
     )
   ),
 }
-ENVIRONMENTS = wording.environments(WORDINGS)
 
 # The token limit of a turn in the released code.
 _MOST_TOKENS = 8192
@@ -165,10 +164,4 @@ def refined(
   )
 
 
-METHOD = method.Method(
-  "search_o1",
-  "Search-o1",
-  environments=ENVIRONMENTS,
-  wordings=WORDINGS,
-  train=refined,
-)
+METHOD = method.compared("search_o1", "Search-o1", WORDINGS, train=refined)

@@ -24,18 +24,17 @@ reward:
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 SLOTS = {
   "prompt": wording.PROMPT,
@@ -46,20 +45,29 @@ SLOTS = {
 
 def environment(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment of a prompt, an `over_budget` and a `no_action`."""
-  prompt = wording.template(texts["prompt"])
-  return spec.Environment(
-    scaffold=prompt,
-    plain=prompt,
-    over_budget=wording.template(texts["over_budget"]),
-    no_action=wording.template(texts["no_action"]),
-  )
+  lines = {name: wording.template(texts[name]) for name in SLOTS}
+  prompt = lines.pop("prompt")
+  return spec.Environment(scaffold=prompt, plain=prompt, **lines)
 
 
-WORDINGS = {
-  "search_r1": wording.Wording("search_r1.toml", SLOTS, environment),
-  "search_r1_world": prompts.WORLD,
-}
-ENVIRONMENTS = wording.environments(WORDINGS)
+def wordings(
+  name: str, slots: Mapping[str, wording.Slots] = {}, **changes: Any
+) -> dict[str, wording.Wording]:
+  """Returns the texts of a system that is played like Search-R1.
+
+  Args:
+    name: of its environment and of its file of texts.
+    slots: of the texts that Search-R1's file does not have.
+    changes: attributes of its environment that are not Search-R1's.
+  """
+  own = wording.Wording(f"{name}.toml", {**SLOTS, **slots}, environment)
+  return {
+    name: own.then(lambda env: dataclasses.replace(env, **changes)),
+    "search_r1_world": prompts.WORLD,
+  }
+
+
+WORDINGS = wordings("search_r1")
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
@@ -73,51 +81,39 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"gold_found": float(found)}
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.SearchR1Config
+  outcomes: method.Outcomes, config: config_methods.SearchR1Config
 ) -> dict[str, chex.Array]:
-  """Returns exact match or, with `config.format_variant`, this table:
+  """Returns exact match or, with `config.format_variant`, this table.
 
                       right           wrong                     no answer
       well formed     1               structure (+ retrieval)   the same
       malformed       1 - structure   final                     0
 
   `retrieval` is added if `gold_found` is 1.
-
-  Args:
-    outcomes: outcomes of groups; for the variant, `measures` holds those of
-      `measure`.
-    config: the variant and its constants.
-
-  Returns:
-    `em` and `total`; for the variant also `format` and `gold_found`.
   """
   em = outcomes.em
   if not config.format_variant:
-    return outcomes_lib.parts(outcomes.valid, em=em, total=em)
+    return {"em": em, "total": em}
   format_, found = outcomes.format, outcomes.measures["gold_found"]
   right = 1 - config.structure * (1 - format_)
   formed = config.structure + config.retrieval * found
   malformed = config.final * outcomes.answered
   wrong = jnp.where(format_ != 0, formed, malformed)
-  return outcomes_lib.parts(
-    outcomes.valid,
-    em=em,
-    format=format_,
-    gold_found=found,
-    total=jnp.where(em != 0, right, wrong),
-  )
+  return {
+    "em": em,
+    "format": format_,
+    "gold_found": found,
+    "total": jnp.where(em != 0, right, wrong),
+  }
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "search_r1",
   "Search-R1",
-  environments=ENVIRONMENTS,
-  wordings=WORDINGS,
-  constants=lambda config: config.method.search_r1,
-  reward=method.of_arrays(reward),
-  train=method.fixed_budget,
+  WORDINGS,
+  reward=reward,
   measures=("gold_found",),
   measure=measure,
 )

@@ -20,31 +20,21 @@ Deviations from the released code:
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import chex
-import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import wording
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 # Tokens of a call in the generated world: a thought and an answer.
 _WORLD_TOKENS = 64
 
-WORDINGS = {
-  "ssrl": wording.Wording(
-    "ssrl.toml",
-    {
-      **search_r1.SLOTS,
-      "simulator_useful": wording.Slots(needs=("query",), may=("k",)),
-    },
-    search_r1.environment,
-  ),
-  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
-}
+WORDINGS = search_r1.wordings(
+  "ssrl",
+  {"simulator_useful": wording.Slots(needs=("query",), may=("k",))},
+)
 
 
 def train(
@@ -72,32 +62,13 @@ def train(
   )
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.SsrlConfig
+  outcomes: method.Outcomes, config: config_methods.SsrlConfig
 ) -> dict[str, chex.Array]:
-  """Returns the weighted sum of exact match and format.
-
-  Args:
-    outcomes: outcomes of groups.
-    config: the weights.
-
-  Returns:
-    `em` and `total`.
-  """
-  return outcomes_lib.parts(
-    outcomes.valid,
-    em=outcomes.em,
-    total=config.right * outcomes.em + config.formed * outcomes.format,
-  )
+  """Returns the weighted sum of exact match and format."""
+  total = config.right * outcomes.em + config.formed * outcomes.format
+  return {"em": outcomes.em, "total": total}
 
 
-METHOD = method.Method(
-  "ssrl",
-  "SSRL",
-  environments=wording.environments(WORDINGS),
-  wordings=WORDINGS,
-  constants=lambda config: config.method.ssrl,
-  reward=method.of_arrays(reward),
-  train=train,
-)
+METHOD = method.compared("ssrl", "SSRL", WORDINGS, reward=reward, train=train)

@@ -29,7 +29,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,31 +36,14 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import (
-  prompts,
-  protocol,
-  scoring,
-  spec,
-  tools,
-  wording,
-)
+from anysearch_jax.environment import prompts, scoring, spec, tools, wording
 from anysearch_jax.methods import method
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 _MARKERS = tuple(
   f"<{slash}{name}>"
   for name in ("plan", "observation", "warning")
   for slash in ("", "/")
 )
-
-
-def observation(
-  passages: Sequence[types.Passage], unwanted: Sequence[str]
-) -> str:
-  """Returns `protocol.observation` with StepSearch's marks around titles."""
-  return protocol.observation(
-    passages, unwanted, layout="Doc {rank}<## Title: {title} ##> {text}"
-  )
 
 
 def warn(budget: int, used: int, *, warning: str) -> str:
@@ -77,7 +59,13 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
     over_budget="\n" + warning,
     no_action=wording.template(texts["no_action"]),
     format=None,
-    tools=(dataclasses.replace(tools.SEARCH, observation=observation),),
+    tools=(
+      tools.search(
+        begins="<information>",
+        ends="</information>",
+        layout="Doc {rank}<## Title: {title} ##> {text}",
+      ),
+    ),
     after_search=functools.partial(warn, warning=warning),
     markers=_MARKERS,
   )
@@ -98,14 +86,16 @@ WORDINGS = {
   # "budget exceeded", after which demonstrations guess.
   "stepsearch_world": prompts.WORLD,
 }
-ENVIRONMENTS = wording.environments(WORDINGS)
 
 
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Selects PPO with a fixed budget."""
-  return method.ppo(method.fixed_budget(config))
+  """Selects PPO (a critic's advantages) with a fixed budget."""
+  config = method.fixed_budget(config)
+  return dataclasses.replace(
+    config, objective=dataclasses.replace(config.objective, advantage="gae")
+  )
 
 
 # The default `token_pattern` of scikit-learn's TfidfVectorizer.
@@ -191,27 +181,18 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
   return table[1:] @ table[0]
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.StepSearchConfig
+  outcomes: method.Outcomes, config: config_methods.StepSearchConfig
 ) -> dict[str, chex.Array]:
-  """Returns the reward of the outcome, without the step rewards of `steps`.
-
-  Args:
-    outcomes: outcomes of groups; `measures` holds those of `measure`.
-    config: the constants.
-
-  Returns:
-    `f1`, `search_keys` and `total`.
-  """
+  """Returns the reward of the outcome, without the step rewards of `steps`."""
   keys = outcomes.measures["search_keys"]
   scored = outcomes.f1 + config.key_weight * keys
-  return outcomes_lib.parts(
-    outcomes.valid,
-    f1=outcomes.f1,
-    search_keys=keys,
-    total=jnp.where(outcomes.answered, scored, config.missing),
-  )
+  return {
+    "f1": outcomes.f1,
+    "search_keys": keys,
+    "total": jnp.where(outcomes.answered, scored, config.missing),
+  }
 
 
 # Cached because the samples of a group retrieve the same passages.
@@ -221,13 +202,11 @@ def _counts(text: str) -> collections.Counter[str]:
   return collections.Counter(_WORD.findall(scoring.normalize_answer(text)))
 
 
-METHOD = method.Method(
+METHOD = method.compared(
   "stepsearch",
   "StepSearch",
-  environments=ENVIRONMENTS,
-  wordings=WORDINGS,
-  constants=lambda config: config.method.stepsearch,
-  reward=method.of_arrays(reward),
+  WORDINGS,
+  reward=reward,
   train=train,
   measures=("search_keys",),
   measure=measure,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import spec, units, wording
@@ -31,26 +30,12 @@ from anysearch_jax.methods import (
 )
 
 T = TypeVar("T")
-X = TypeVar("X")
 
 METHODS: dict[str, method.Method] = {
-  each.name: each
-  for each in (
-    anysearch.METHOD,
-    search_r1.METHOD,
-    stepsearch.METHOD,
-    zerosearch.METHOD,
-    search_o1.METHOD,
-    bats.METHOD,
-    otc.METHOD,
-    ikea.METHOD,
-    research.METHOD,
-    autorefine.METHOD,
-    mt_grpo.METHOD,
-    r1_searcher.METHOD,
-    ssrl.METHOD,
-    hiprag.METHOD,
-    beta_grpo.METHOD,
+  module.METHOD.name: module.METHOD
+  for module in (
+    *(anysearch, search_r1, stepsearch, zerosearch, search_o1, bats, otc, ikea),
+    *(research, autorefine, mt_grpo, r1_searcher, ssrl, hiprag, beta_grpo),
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {
@@ -72,8 +57,17 @@ def get(name: str) -> method.Method:
     ValueError: no system has this name.
   """
   if plugins.is_name(name):
-    return own.system(name).value
+    return _own(name).value
   return _named("method.name", METHODS, name)
+
+
+def _own(name: str) -> plugins.Loaded:
+  return plugins.load(
+    name,
+    setting="method.name",
+    expected="a system, anysearch_jax.Method(...)",
+    fits=lambda value: isinstance(value, method.Method),
+  )
 
 
 def prompts_of(name: str) -> tuple[str, ...]:
@@ -125,24 +119,23 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   measure = system.measure
   if system.measurer and not config.method.judge:
     measure = system.measurer(config)
-  reward: Callable[..., Any] = functools.partial(
-    _call, system.reward, constants
-  )
-  steps: Callable[..., Any] | None = system.steps and functools.partial(
-    _call, system.steps, constants
-  )
+  reward, steps = system.reward, system.steps
   if plugins.is_name(name):
-    loaded, where = own.system(name), f"method.name {name!r}"
-    reward = own.reward(loaded._replace(value=system.reward), where, constants)
+    loaded, where = _own(name), f"method.name {name!r}"
+    reward = own.reward(loaded._replace(value=reward), where)
     if system.measures:
       value = loaded._replace(value=measure)
       measure = own.judge(value, where, system.measures)
-    if system.steps:
-      value = loaded._replace(value=system.steps)
-      steps = own.steps(value, where, constants)
+    if steps:
+      steps = own.steps(loaded._replace(value=steps), where)
   if function := config.reward.function:
-    where = f"reward.function {function!r}"
-    reward = own.reward(own.load(function), where, config)
+    loaded = plugins.load(
+      function,
+      setting="reward.function",
+      expected="a function (outcomes, config)",
+    )
+    constants = config
+    reward = own.reward(loaded, f"reward.function {function!r}")
   if judge := config.method.judge:
     if not system.measures:
       raise ValueError(
@@ -155,10 +148,10 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     measure = own.judge(loaded, f"method.judge {judge!r}", system.measures)
   return method.TrainedMethod(
     of_episode(config.episode),
-    reward,
+    lambda outcomes: reward(outcomes, constants),
     system.measures,
     measure,
-    steps,
+    steps and (lambda trajectory: steps(trajectory, system.constants(config))),
     config.method.measure_deadline,
   )
 
@@ -166,10 +159,6 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
 def has_own_reward(config: config_lib.ExperimentConfig) -> bool:
   """Returns whether a user wrote the reward; JAX may be unable to trace it."""
   return bool(config.reward.function) or plugins.is_name(config.method.name)
-
-
-def _call(function: Callable[[X, Any], T], constants: Any, given: X) -> T:
-  return function(given, constants)
 
 
 def environment(name: str, prompt_file: str = "") -> spec.Environment:
@@ -188,7 +177,15 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
       )
     return env
   found = _named("episode.prompts", ENVIRONMENTS, name)
-  return _wording(name).environment(prompt_file) if prompt_file else found
+  if not prompt_file:
+    return found
+  if name not in WORDINGS:
+    raise ValueError(
+      f"config.episode.prompt_file: found a file for the environment {name!r}, "
+      "whose texts are no file; expected one of "
+      f"{', '.join(sorted(WORDINGS))} in episode.prompts."
+    )
+  return WORDINGS[name].environment(prompt_file)
 
 
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
@@ -209,19 +206,8 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
     ValueError: as `environment`.
   """
   environment(config.prompts, config.prompt_file)
-  if config.prompts not in WORDINGS:
-    return None
-  return WORDINGS[config.prompts].texts(config.prompt_file)
-
-
-def _wording(name: str) -> wording.Wording:
-  if name not in WORDINGS:
-    raise ValueError(
-      f"config.episode.prompt_file: found a file for the environment {name!r}, "
-      "whose texts are no file; expected one of "
-      f"{', '.join(sorted(WORDINGS))} in episode.prompts."
-    )
-  return WORDINGS[name]
+  words = WORDINGS.get(config.prompts)
+  return words and words.texts(config.prompt_file)
 
 
 def _named(key: str, known: Mapping[str, T], name: str) -> T:

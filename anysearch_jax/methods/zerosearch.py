@@ -13,45 +13,31 @@ crashes the run), and exact match compares whole answers (there, substrings).
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import chex
-import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import prompts, spec, wording
+from anysearch_jax.environment import prompts, wording
 from anysearch_jax.methods import method, search_r1
-from anysearch_jax.methods import outcomes as outcomes_lib
 
 # The released code's prompted simulator, served by vLLM or SGLang next to the
 # training.
 _SIMULATOR = "Qwen/Qwen2.5-14B-Instruct"
 _ADDRESS = "http://127.0.0.1:6001/v1"
 
-_SIMULATOR_SLOTS = wording.Slots(
-  needs=("query",), may=("k", "question", "answer")
-)
-
-
-def _counted(env: spec.Environment) -> spec.Environment:
-  """Returns an environment whose turns count against the budget."""
-  return dataclasses.replace(env, turns_are_budget=True)
-
+_SLOTS = wording.Slots(needs=("query",), may=("k", "question", "answer"))
 
 WORDINGS = {
-  "zerosearch": wording.Wording(
-    "zerosearch.toml",
-    {
-      **search_r1.SLOTS,
-      "simulator_useful": _SIMULATOR_SLOTS,
-      "simulator_noisy": _SIMULATOR_SLOTS,
-    },
-    search_r1.environment,
-  ).then(_counted),
-  "zerosearch_world": prompts.WORLD.then(_counted),
+  "zerosearch": search_r1.wordings(
+    "zerosearch",
+    {"simulator_useful": _SLOTS, "simulator_noisy": _SLOTS},
+    turns_are_budget=True,
+  )["zerosearch"],
+  "zerosearch_world": prompts.WORLD.then(
+    lambda env: dataclasses.replace(env, turns_are_budget=True)
+  ),
 }
-ENVIRONMENTS = wording.environments(WORDINGS)
 
 
 def train(
@@ -71,21 +57,13 @@ def train(
   return dataclasses.replace(method.fixed_budget(config), retrieval=r)
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@method.jitted
 def reward(
-  outcomes: outcomes_lib.Outcomes, *, config: config_methods.ZeroSearchConfig
+  outcomes: method.Outcomes, config: config_methods.ZeroSearchConfig
 ) -> dict[str, chex.Array]:
-  """Returns the answer's F1.
-
-  Args:
-    outcomes: outcomes of groups.
-    config: unused; every reward takes the constants of its system.
-
-  Returns:
-    `f1` and `total`, which are equal.
-  """
-  del config
-  return outcomes_lib.parts(outcomes.valid, f1=outcomes.f1, total=outcomes.f1)
+  """Returns the answer's F1."""
+  del config  # Every reward takes the constants of its system.
+  return {"f1": outcomes.f1, "total": outcomes.f1}
 
 
 def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
@@ -112,12 +90,6 @@ def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
   return config.noise_start + risen * (config.noise_end - config.noise_start)
 
 
-METHOD = method.Method(
-  "zerosearch",
-  "ZeroSearch",
-  environments=ENVIRONMENTS,
-  wordings=WORDINGS,
-  constants=lambda config: config.method.zerosearch,
-  reward=method.of_arrays(reward),
-  train=train,
+METHOD = method.compared(
+  "zerosearch", "ZeroSearch", WORDINGS, reward=reward, train=train
 )

@@ -25,7 +25,6 @@ from anysearch_jax.environment import charges, scoring
 from anysearch_jax.environment import records as records_lib
 from anysearch_jax.host import loop, processes
 from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.methods import own
 from anysearch_jax.training import batching, turn_advantages
 
@@ -72,7 +71,7 @@ def score(
   samples: int,
   method: method_lib.TrainedMethod,
   objective: config_lib.ObjectiveConfig,
-  progress: outcomes_lib.Progress = outcomes_lib.BEGINNING,
+  progress: method_lib.Progress = method_lib.BEGINNING,
   run: Callable[[Coroutine], Any] = loop.run,
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
@@ -149,7 +148,7 @@ def _outcomes(
   *,
   samples: int,
   measures: Sequence[str],
-) -> outcomes_lib.Outcomes:
+) -> method_lib.Outcomes:
   """Returns what rewards see, arrays `[Q, samples]`.
 
   Args:
@@ -169,7 +168,7 @@ def _outcomes(
     return array
 
   spent, caps = charges.tables(trajectories, (len(budgets), samples))
-  return outcomes_lib.Outcomes(
+  return method_lib.Outcomes(
     em=table(np.int32, lambda p: verdicts[p].em),
     f1=table(
       np.float32,

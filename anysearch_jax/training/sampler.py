@@ -21,7 +21,6 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import loop
 from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching, trainable_engine
 from anysearch_jax.training import collection, health, rewards_and_advantages
@@ -301,10 +300,10 @@ def _tokens(
 
 def progress(
   rollout: int, config: config_lib.CurriculumConfig
-) -> outcomes_lib.Progress:
+) -> method_lib.Progress:
   """Returns how far a training is when `rollout`, from 0, is scored."""
   step = rollout * config.steps_per_rollout
-  return outcomes_lib.Progress(rollout, step, config.total_steps)
+  return method_lib.Progress(rollout, step, config.total_steps)
 
 
 def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:

@@ -15,10 +15,9 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import plugins
-from anysearch_jax.methods import anysearch, own, systems
-from anysearch_jax.report import figures
+from anysearch_jax.methods import own, systems
 from anysearch_jax.training import rewards_and_advantages, validation
-from launch import flags, node, parts, run_history, score, train
+from launch import flags, node, parts, run_history, train
 
 TRIAL = own.trial(group=3, budget=2, measures=())
 SHIPPED = """
@@ -177,7 +176,7 @@ def test_equal_reward_trains_to_the_same_bits(write, tmp_path):
     ("own", write(SHIPPED)),
   ):
     folder = tmp_path / which
-    small_run.train(folder, made, with_reward(function), rollouts=2)
+    small_run.train(folder, made, with_reward(function), rollouts=1)
     steps = (folder / "steps.jsonl").read_text().splitlines()
     clocks = ("time/", "compile/", "train/tokens_per_second")
     metrics = [
@@ -191,17 +190,8 @@ def test_equal_reward_trains_to_the_same_bits(write, tmp_path):
       [file.read_text() for file in files],
     )
   assert read["own"] == read["shipped"]
-  assert len(read["own"][1]) == 2
+  assert len(read["own"][1]) == 1
   assert any(record["reward/length"] for record in read["own"][1])
-
-
-def test_shipped_reward_can_be_named_as_it_is():
-  name = "anysearch_jax.methods.anysearch:reward"
-  found = called(name)
-  wanted = anysearch.reward(TRIAL, small_run.CONFIG)
-  assert found.keys() == wanted.keys()
-  for key in found:
-    np.testing.assert_array_equal(found[key], wanted[key])
 
 
 def test_error_in_a_rollout_is_a_sentence(write, tmp_path):
@@ -219,12 +209,6 @@ def test_source_is_noted_by_its_hash_and_loaded_once(write, tmp_path):
   assert parts.own(small_run.CONFIG) == {}
   (tmp_path / "mine.py").write_bytes(text.replace(b"em", b"f1"))
   assert parts.own(with_reward(name)) == {"reward.function": noted}
-
-
-def test_a_quick_edit_of_the_same_size_is_seen(write):
-  for value in (1, 2, 3):
-    name = write(body(f"{value} * outcomes.em"))
-    assert called(name)["total"].max() == value
 
 
 def test_changed_source_is_refused_without_allow_changes(write, tmp_path):
@@ -284,18 +268,6 @@ def test_flag_is_short_for_the_configuration_and_a_node_hands_it_on(
   assert f"--reward={name}" in capsys.readouterr().out
 
 
-def test_offline_scoring_refuses_a_reward_that_it_does_not_apply(tmp_path):
-  with pytest.raises(ValueError, match="reward.function: found 'm:f'"):
-    score.score_file(tmp_path / "in", tmp_path / "out", with_reward("m:f"))
-
-
-def test_report_draws_the_parts_of_an_own_reward():
-  records = [{"rollout": i, "reward/mine": 0.5 * i} for i in range(3)]
-  run = figures.metrics.Training("run", records)
-  (drawn,) = figures.histories([run], {"run": 0})
-  assert "reward term: mine" in drawn
-
-
 def test_example_of_the_page_runs_as_it_is_printed(write):
   page = pathlib.Path(__file__).parents[2] / "docs" / "own.md"
   (code, *_) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
@@ -303,11 +275,3 @@ def test_example_of_the_page_runs_as_it_is_printed(write):
   assert found.keys() == {"total", "search_cost", "repeated"}
   # The second sample is wrong, and only right answers pay for searches.
   np.testing.assert_array_equal(found["total"], [[1, 0, 0], [0, 0, 0]])
-
-
-def test_system_without_an_own_reward_keeps_its_own():
-  config = small_run.CONFIG
-  found = systems.trained(config).reward(TRIAL)
-  expected = anysearch.reward(TRIAL, config)
-  assert found.keys() == expected.keys()
-  np.testing.assert_array_equal(found["total"], expected["total"])

@@ -14,11 +14,17 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import simulation, text_model
-from anysearch_jax.methods import systems, zerosearch
+from anysearch_jax.methods import ssrl, systems, zerosearch
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
-from launch import policies, retrieval_settings, retrievers, world_source
+from launch import (
+  flags,
+  policies,
+  retrieval_settings,
+  retrievers,
+  world_source,
+)
 from retrieval import lexical
 
 WORLD = world_lib.World()
@@ -189,47 +195,40 @@ def test_answers_do_not_depend_on_order():
   )
 
 
-def test_prompt_has_question_answer_and_requested_kind():
-  said = (
-    "<think>Doc 9: no</think>Noisy documents:\n"
-    'Doc 1(Title: "A (river)") it is\n long\n\n'
-    "**Doc 2**: (Title: B) short\nDoc 3: untitled\nDoc 4(Title: C) more"
-  )
+def asked_of_a_model(said, noise, query):
+  """Returns what a search finds, and the prompt of the simulator."""
   engine = scripted.Engine(lambda request: said)
   model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
-  retriever = simulated(simulation.ModelSimulator(model), always(1.0))
+  retriever = simulated(simulation.ModelSimulator(model), always(noise))
   searching.attach(
     searching.BatchingRetriever(retriever, config_lib.SearchConfig()),
     engine,
     scripted.CODEC,
   )
   question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
-  found = asyncio.run(retriever.search(request("it", context(question))))
+  found = asyncio.run(retriever.search(request(query, context(question))))
+  return found, scripted.CODEC.decode(engine.requests[0].token_ids)
+
+
+def test_a_noisy_prompt_does_not_know_the_question():
+  said = (
+    "<think>Doc 9: no</think>Noisy documents:\n"
+    'Doc 1(Title: "A (river)") it is\n long\n\n'
+    "**Doc 2**: (Title: B) short\nDoc 3: untitled\nDoc 4(Title: C) more"
+  )
+  found, prompt = asked_of_a_model(said, 1.0, "it")
   # Only k documents are kept; the fourth document's mark ends the third.
   assert [(p.id, p.title, p.text) for p in found] == [
     ("simulated/noisy/1", '"A (river)"', "it is long"),
     ("simulated/noisy/2", '"B"', "short"),
     ("simulated/noisy/3", "", "untitled"),
   ]
-  prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
-  for part in ("Write 3 noisy", "Query: it\nNoisy"):
-    assert part in prompt
-  for part in ("who {is} it?", "Ann"):
-    assert part not in prompt
+  assert "Write 3 noisy" in prompt and "Query: it\nNoisy" in prompt
+  assert "who {is} it?" not in prompt and "Ann" not in prompt
 
 
-def test_useful_prompt_knows_the_question_and_its_answers():
-  engine = scripted.Engine(lambda request: "Doc 1: it is")
-  model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
-  retriever = simulated(simulation.ModelSimulator(model), always(0.0))
-  searching.attach(
-    searching.BatchingRetriever(retriever, config_lib.SearchConfig()),
-    engine,
-    scripted.CODEC,
-  )
-  question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
-  asyncio.run(retriever.search(request("{k}", context(question))))
-  prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
+def test_a_useful_prompt_knows_the_question_and_its_answers():
+  _, prompt = asked_of_a_model("Doc 1: it is", 0.0, "{k}")
   for part in ("who {is} it?", "Ann or Anna", "Query: {k}", "Write 3 useful"):
     assert part in prompt
 
@@ -375,3 +374,112 @@ def test_evaluation_against_a_simulator_is_rejected():
       source,
       QUESTIONS,
     )
+
+
+@pytest.mark.parametrize(
+  ("progress", "changes", "expected"),
+  [
+    # (4^.5 - 1) / 3 = 1/3; (4^.25 - 1) / 3 = .1381.
+    *((0, {}, 0.0), (0.25, {}, 0.5 * 0.138071), (0.5, {}, 0.5 / 3)),
+    (1, {}, 0.5),
+    (0.5, {"noise_start": 0.75, "noise_end": 0.25}, 0.75 - 0.5 / 3),
+    (0.5, {"noise_start": 0.75, "noise_end": 0.25, "noise_base": 1.0}, 0.5),
+  ],
+)
+def test_noise_rises_late_or_falls_or_is_linear(progress, changes, expected):
+  found = zerosearch.noise(progress, dataclasses.replace(NOISE, **changes))
+  assert found == pytest.approx(expected, abs=1e-6)
+
+
+KNOWN = types.Question("q", "kelmar mayor ?", ("tol",))
+
+
+class Model:
+  """Replies with a text, and keeps what it was asked."""
+
+  def __init__(self, reply):
+    self.reply, self.asked = reply, []
+
+  async def complete(self, prompt, *, address, turn):
+    self.asked.append((prompt, address, turn))
+    return self.reply
+
+  def identity(self):
+    return {"kind": "test"}
+
+
+def ask(simulator, query="kelmar mayor", k=3):
+  address = types.Address(4, 1, 2)
+  context = types.SearchContext(address, 1, KNOWN, "so far")
+  request = types.SearchRequest(query, k, context=context)
+  return asyncio.run(simulator.find(request, noisy=False))
+
+
+def world_self(reply):
+  model = Model(reply)
+  prompt = systems.environment("search_r1_world").plain
+  return world_retrieval.SelfSimulator(model, prompt=prompt), model
+
+
+def test_the_worlds_policy_is_asked_the_query_without_a_budget():
+  simulator, model = world_self("<think> x ; </think> <answer> tol")
+  assert ask(simulator) == (
+    types.Passage("self/kelmar mayor", "kelmar", "mayor tol"),
+  )
+  ((prompt, address, turn),) = model.asked
+  assert prompt == "budget 0 question kelmar mayor ?"
+  assert (address, turn) == (types.Address(4, 1, 2), 1)
+
+
+@pytest.mark.parametrize(
+  "reply", ["", "<think> x", "<search> kelmar mayor", "<answer> "]
+)
+def test_a_policy_without_an_answer_finds_nothing(reply):
+  assert ask(world_self(reply)[0]) == ()
+
+
+def test_a_language_model_is_not_told_the_question_or_its_answer():
+  texts = ssrl.WORDINGS["ssrl"].texts()
+  model = Model("Doc 1(Title: Kelmar) Its mayor is Tol.\nDoc 2(Title: A) b")
+  found = ask(simulation.ModelSimulator(model, texts), "mayor of K", k=1)
+  assert [(p.title, p.text) for p in found] == [
+    ('"Kelmar"', "Its mayor is Tol.")
+  ]
+  ((prompt, _, _),) = model.asked
+  assert "mayor of K" in prompt
+  assert KNOWN.text not in prompt and "tol" not in prompt
+
+
+@pytest.mark.parametrize("preset", ["", "qwen2_5_7b"])
+def test_training_searches_in_the_policy_and_is_never_noisy(preset):
+  config = flags.load_config(f"configs/methods.py:ssrl:{preset}".rstrip(":"))
+  assert config.retrieval.simulated == "policy"
+  assert config.curriculum.fixed_budget == config.curriculum.max_budget
+  made = retrievers.make(config, small_run.parts()["retriever"])
+  assert isinstance(made, simulation.SimulatedRetriever)
+  context = types.SearchContext(types.Address(9, 0, 0), 0, KNOWN, "")
+  assert not any(
+    made.noisy(
+      dataclasses.replace(context, address=types.Address(rollout, q, 0))
+    )
+    for rollout in range(8)
+    for q in range(20)
+  )
+
+
+def test_the_policys_calls_are_no_part_of_the_episode():
+  """They sample at an address of their own, with the run's engine."""
+  engine = scripted.Engine(
+    lambda request: "<think>x</think><answer>tol</answer>"
+  )
+  model = text_model.EngineModel(
+    config_lib.TextModelConfig(max_tokens=200), stop=("</answer>",)
+  )
+  prompt = systems.environment("search_r1_world").plain
+  simulator = world_retrieval.SelfSimulator(model, prompt=prompt)
+  simulator.attach(engine, scripted.CODEC)
+  (passage,) = ask(simulator)
+  assert passage.text == "mayor tol"
+  (request,) = engine.requests
+  assert request.address.variant != 0
+  assert model.counters["calls"] == 1

@@ -66,7 +66,16 @@ def trained(name, parts, folder, **method):
   return list(map(json.loads, lines)), list(map(json.loads, steps)), groups
 
 
-@pytest.mark.parametrize("name", sorted(PARTS))
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("mt_grpo", "r1_searcher", "ssrl", "hiprag"),
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ("research", "autorefine", "beta_grpo")
+    ),
+  ],
+)
 def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   records, steps, groups = trained(name, parts, tmp_path)
   assert len(records) == 2 and len(steps) == 4

@@ -6,7 +6,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.methods import outcomes as outcomes_lib
+from anysearch_jax.methods import method as method_lib
 
 
 def passage(id_: str, title: str = "", text: str = "") -> types.Passage:
@@ -51,7 +51,7 @@ def trajectory(
   )
 
 
-def outcomes(em, *, measures=None, **changes) -> outcomes_lib.Outcomes:
+def outcomes(em, *, measures=None, **changes) -> method_lib.Outcomes:
   """Returns outcomes of groups by their exact match, with default values.
 
   `f1` equals `em`; all are well formed, answered and valid, without a search.
@@ -72,7 +72,7 @@ def outcomes(em, *, measures=None, **changes) -> outcomes_lib.Outcomes:
   }
   for name, value in changes.items():
     values[name] = np.asarray(value, values[name].dtype)
-  return outcomes_lib.Outcomes(**values)
+  return method_lib.Outcomes(**values)
 
 
 def drawn(rng, questions: int, group: int, *measures: str):
@@ -92,7 +92,7 @@ def drawn(rng, questions: int, group: int, *measures: str):
   )
 
 
-def spoiled(told: outcomes_lib.Outcomes) -> outcomes_lib.Outcomes:
+def spoiled(told: method_lib.Outcomes) -> method_lib.Outcomes:
   """Returns the outcomes with NaN and extreme values where not valid."""
 
   def spoil(values, by):

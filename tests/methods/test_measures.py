@@ -1,0 +1,266 @@
+"""What the compared systems measure of a trajectory, besides its scores."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import scripted
+import spoken
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.methods import (
+  beta_grpo,
+  ikea,
+  method,
+  mt_grpo,
+  r1_searcher,
+  research,
+  systems,
+)
+from anysearch_jax.rollout import driver, episode_state
+
+
+def measured(name, *turns, answers=("Tol",), **changes):
+  question = types.Question("q", "which?", answers)
+  played = spoken.trajectory(question, *turns)
+  return systems.get(name).measure(dataclasses.replace(played, **changes))
+
+
+def searched(text, *found):
+  return f"<search>{text}</search>", found
+
+
+@pytest.mark.parametrize(
+  ("refined", "said", "shown"),
+  [
+    (1, "<refine>It is the\nTol.</refine>", "nothing"),
+    (1, "<refine>x</refine><refine>an Art</refine>", "nothing"),
+    (0, "<refine>a party</refine> Tol", "nothing"),
+    (0, "<refine>no</refine><think>Tol</think>", "Tol"),
+    (0, "<refine>Tol", "<refine>Tol</refine>"),
+    (0, "", "Tol"),
+  ],
+)
+def test_autorefine_counts_refinements_of_the_model(refined, said, shown):
+  turns = (
+    searched("x", spoken.passage("1", "A", shown)),
+    (f"{said}<answer>x</answer>", None),
+  )
+  found = measured("autorefine", *turns, answers=("the Tol", "art"))
+  assert found == {"refined": refined}
+
+
+def test_a_refinement_lies_within_one_turn():
+  turns = ("<refine>Tol", "No action."), ("</refine>", None)
+  assert measured("autorefine", *turns) == {"refined": 0}
+
+
+def played(*turns):
+  hits = {"a": (types.Passage("1", "A", "x"),)}
+  return asyncio.run(
+    driver.run_episode(
+      types.Question("q", "where?", ("x",)),
+      driver.EpisodeParts(
+        engine=scripted.Engine(turns),
+        retriever=scripted.Retriever(hits),
+        config=config_lib.EpisodeConfig(prompts="search_r1"),
+        codec=scripted.CODEC,
+      ),
+      budget=2,
+      scaffold=False,
+      address=types.Address(0, 0, 0),
+    )
+  )
+
+
+def test_the_confidence_is_the_least_probability_in_a_call():
+  first = "<think><search> is a tag</think> <search>a</search>"
+  trajectory = played(first, "<search>b c</search>", scripted.answer("x"))
+  for shown, end in zip(trajectory.observations, trajectory.search_ends):
+    ids = trajectory.token_ids[end + 1 - shown.tokens : end + 1].tolist()
+    said = scripted.CODEC.decode(ids)
+    assert said == f"<search>{shown.argument}</search>"
+  logps = np.where(trajectory.authors == types.Author.MODEL, -0.01, 0.0)
+  first, second = trajectory.search_ends
+  # The second call has 20 tokens; the one before is not its own.
+  changed = {first - 3: -0.5, second - 19: -0.7, first - 18: -9.0, -1: -9.0}
+  for place, logp in changed.items():
+    logps[place] = logp
+  trajectory = dataclasses.replace(trajectory, logps=logps.astype(np.float32))
+  found = beta_grpo.measure(trajectory)["confidence"]
+  assert found == pytest.approx(math.exp(-0.7))
+  assert beta_grpo.measure(played(scripted.answer("x"))) == {"confidence": 1.0}
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [("<search>a</search>", 18), ("so <search>a</search>", 18), ("no call", 7)],
+)
+def test_a_turn_without_the_mark_of_a_call_counts_whole(text, expected):
+  ids = tuple(scripted.CODEC.encode(text))
+  none = (0.0,) * len(ids)
+  turn = episode_state.Chunk(
+    types.Author.MODEL, ids, none, (0,) * len(ids), text
+  )
+  assert episode_state.call_tokens(turn, "<search>", scripted.CODEC) == expected
+
+
+FOUND = (spoken.passage("1", "Tol", "some (research) [answer] there"),)
+THOUGHT = "<think>so (think of it)</think>"
+NO_ACTION = "That was no action.\n"
+
+
+@pytest.mark.parametrize(
+  ("formed", "turns"),
+  [
+    (1, [(f"{THOUGHT}<answer>Tol</answer>", None)]),
+    (
+      1,
+      [
+        (f"{THOUGHT}<search>[re]search) it</search>", FOUND),
+        (f"{THOUGHT}<search>more</search>", "No search is left.\n"),
+        ("<answer>Bath</answer>", None),
+      ],
+    ),
+    (0, []),
+    (0, [("<answer>Tol</answer>", None)]),
+    (0, [(THOUGHT, NO_ACTION)] * 2),
+    (0, [(THOUGHT, NO_ACTION), ("<answer>Tol</answer>", None)]),
+    (
+      0,
+      [(f"{THOUGHT}<search> </search>", "?\n"), ("<answer>x</answer>", None)],
+    ),
+    (0, [(f"{THOUGHT}(search)x(/search)<answer>Tol</answer>", None)]),
+    (0, [(f"{THOUGHT}<search]<answer>Tol</answer>", None)]),
+    (0, [(f"{THOUGHT}[/answer><answer>Tol</answer>", None)]),
+    (0, [("<think>so (/think)<answer>Tol</answer>", None)]),
+  ],
+)
+def test_ikea_needs_a_thought_and_an_action_in_every_turn(formed, turns):
+  question = types.Question("q", "which?", ("Tol",))
+  found = ikea.measure(spoken.trajectory(question, *turns))
+  assert found == {"well_formed": formed}
+
+
+def test_a_search_of_mt_grpo_earns_more_if_its_passages_hold_the_answer():
+  river = spoken.passage("1", "Rivers", "It is the tol-river, or Tol.")
+  party = spoken.passage("2", "Party", "a party")
+  title = spoken.passage("3", '"Art"', "Some text.")
+  played = spoken.trajectory(
+    types.Question("q", "which?", ("the Tol", "art")),
+    searched("a", party, river),
+    searched("b", party),
+    searched("c"),
+    searched("d", title),
+    ("<search>e</search>", "No search is left: art.\n"),
+    ("<answer>x</answer>", None),
+  )
+  config = config_lib.ExperimentConfig().method.mt_grpo
+  found = mt_grpo.steps(played, config)
+  np.testing.assert_allclose(found, [0.7, 0.2, 0.2, 0.7], atol=1e-6)
+  assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("answer", "contained"),
+  [("the river Tol", 1), ("Tolkien", 0), ("An art!", 1), ("", 0), (None, 0)],
+)
+def test_an_answer_may_hold_an_accepted_one(answer, contained):
+  text = "nothing" if answer is None else f"<answer>{answer}</answer>"
+  question = types.Question("q", "which?", ("the Tol", "art"))
+  played = spoken.trajectory(question, (text, None))
+  assert method.contained(played) == {"contained": contained}
+
+
+CHINESE = "\u4e2d"
+ANSWER = ("<think>so</think><answer>Tol</answer>", None)
+SEARCH = (
+  "<think>t</think><search>q</search>",
+  (spoken.passage("1", "Tol", f"{CHINESE} <answer>x</answer> <search>"),),
+)
+BOTH = (r1_searcher, research)
+
+
+@pytest.mark.parametrize(
+  ("systems_", "formed", "turns"),
+  [
+    (BOTH, 1, [ANSWER]),
+    (BOTH, 1, [SEARCH, ANSWER]),
+    (BOTH, 0, [("<answer>Tol</answer>", None)]),
+    (BOTH, 0, [("<think>so<answer>Tol</answer>", None)]),
+    (BOTH, 0, [(SEARCH[0], "None left."), ANSWER]),
+    (BOTH, 0, [(ANSWER[0] + "<answer>x</answer>", None)]),
+    (BOTH, 0, [("<think>t</think>", None)]),
+    ([research], 0, [("<think>t</think><search>q", "No action."), ANSWER]),
+    # A turn without an action is only text.
+    ([research], 1, [("Hm.", "No action."), ANSWER]),
+    (
+      [r1_searcher],
+      0,
+      [(f"<think>t</think><answer>{'a ' * 11}</answer>", None)],
+    ),
+    (
+      [r1_searcher],
+      1,
+      [(f"<think>t</think><answer>{'a ' * 10}</answer>", None)],
+    ),
+    (
+      [r1_searcher],
+      0,
+      [(f"<think>{CHINESE}</think><answer>Tol</answer>", None)],
+    ),
+  ],
+)
+def test_form_needs_closed_thoughts_answered_searches_and_one_answer(
+  systems_, formed, turns
+):
+  played = spoken.trajectory(types.Question("q", "which?", ("Tol",)), *turns)
+  for each in systems_:
+    assert each.measure(played)["well_formed"] == formed
+  cut = dataclasses.replace(played, outcome=types.Outcome.TRUNCATED)
+  assert research.measure(cut) == {"well_formed": 0}
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    (r"<answer>It is \boxed{a {b} c}.</answer>", "a {b} c"),
+    (r"<answer>\boxed{}</answer>", ""),
+    (r"\boxed{a}<answer>b</answer>", None),
+    (r"<answer>\boxed{a", None),
+  ],
+)
+def test_the_answer_of_research_is_the_box_of_the_answer_block(text, expected):
+  assert research.answer([types.Span(types.Author.MODEL, text)]) == expected
+
+
+def shown(text, title="Rivers"):
+  return searched("x", spoken.passage("1", title, text))
+
+
+@pytest.mark.parametrize(
+  ("found", "answers", "turns"),
+  [
+    (1, ("The Tol River",), [shown("It is the Tol, river of the north.")]),
+    (0, ("Tol River",), [shown("A tributary of the tol-river")]),
+    (0, ("art",), [shown("a party")]),
+    (1, ("art", "party"), [shown("a party")]),
+    (0, ("no",), [shown("Yes.")]),
+    (0, ("the",), [shown("the")]),
+    # An empty result has the text "No results found.".
+    (0, ("No",), [searched("x")]),
+    (0, ("Tol",), [("<information>Doc 1 Tol</information>", "Tol?\n")]),
+    # A title is a part of its passage.
+    (1, ("Tol",), [shown("A city."), shown("Long.", '"Tol (river)"')]),
+  ],
+)
+def test_search_r1_finds_answers_in_passages_as_whole_words(
+  found, answers, turns
+):
+  turns = *turns, ("<answer>Tol</answer>", None)
+  assert measured("search_r1", *turns, answers=answers) == {"gold_found": found}
