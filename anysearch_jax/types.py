@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -240,6 +241,29 @@ class GenerateRequest:
     default=None, compare=False, repr=False
   )
 
+  def cut(self, text: str) -> str | None:
+    """Returns `text` up to the end of its first stop text, None without one."""
+    ends = [text.find(stop) + len(stop) for stop in self.stop if stop in text]
+    return text[: min(ends)] if ends else None
+
+  def within(self, max_context: int, advice: str) -> GenerateRequest:
+    """Caps `max_tokens` so that the context stays within `max_context` tokens.
+
+    Args:
+      max_context: of the engine.
+      advice: what to do if there is no room, the end of the error's sentence.
+
+    Raises:
+      EngineError: there is no room for a single token.
+    """
+    room = max_context - len(self.token_ids)
+    if room < 1:
+      raise EngineError(
+        f"The context of {len(self.token_ids)} tokens has no room in the "
+        f"engine's {max_context}; {advice} or lower episode.max_context."
+      )
+    return dataclasses.replace(self, max_tokens=min(self.max_tokens, room))
+
 
 class Finish(enum.StrEnum):
   """Why a turn ended."""
@@ -278,6 +302,64 @@ class Engine(Protocol):
 
   def release(self, address: Address) -> None:
     """Forgets an episode's cache. Unknown addresses are ignored."""
+    ...
+
+
+class TrainableEngine(Engine, Protocol):
+  """An engine whose weights can be replaced between rollouts.
+
+  It begins with the initial policy of the training, as version 0.
+
+  Attributes:
+    counters: counts of events since they were last cleared.
+    max_async_level: the largest `pipeline.async_level` that it supports.
+  """
+
+  counters: Counter[str]
+
+  @property
+  def max_async_level(self) -> int: ...
+
+  def set_params(self, params: Any, version: int) -> None:
+    """Samples with these weights, a tree of arrays, from now on."""
+    ...
+
+  def close(self) -> None:
+    """Frees what the engine holds outside of this object; it is used no more.
+
+    The run that ends calls this, also after an error.
+    """
+    ...
+
+
+@runtime_checkable
+class ScoringEngine(TrainableEngine, Protocol):
+  """A trainable engine that scores texts, so that its weights can be verified.
+
+  `health.Fingerprint` verifies these engines only.
+  """
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    """Returns log-probabilities of all tokens but the first, at temperature 1.
+
+    There is a list for each of the engine's parts (servers, devices), by name.
+    """
+    ...
+
+
+@runtime_checkable
+class CachingEngine(TrainableEngine, Protocol):
+  """A trainable engine in this process, which can lend its cache's memory.
+
+  `learner.Phases` frees the cache of these engines only.
+  """
+
+  def free_cache(self) -> int:
+    """Frees the KV cache until a turn needs it; returns its bytes on a device.
+
+    Raises:
+      RuntimeError: an episode still holds a cache.
+    """
     ...
 
 

@@ -59,10 +59,9 @@ def prepared(
     dtype: compute type.
   """
   from anysearch_jax.policy import sharding
-  from anysearch_jax.rollout.jax_engine import model as model_lib
 
   engine = config_lib.EngineConfig()
-  model = model_lib.make(engine, a, sharding.mesh(), dtype=dtype)
+  model = kv_store.make_model(engine, a, sharding.mesh(), dtype=dtype)
   return model.prepare(weights, a)
 
 
@@ -91,13 +90,12 @@ class Decoder:
 
     from anysearch_jax.policy import sharding
     from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-    from anysearch_jax.rollout.jax_engine import model as model_lib
     from bench import random_weights
 
     self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
-    self._model = model_lib.make(engine, a, mesh, dtype=self.dtype)
+    self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
     if params is None:
       params = prepared(random_weights.policy(a, dtype=self.dtype), a, dtype)
     self.params = params

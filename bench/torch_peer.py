@@ -15,7 +15,6 @@ import torch
 import transformers
 
 from anysearch_jax import types
-from anysearch_jax.rollout import stops
 from anysearch_jax.training import batching
 
 
@@ -88,7 +87,7 @@ class TorchEngine:
       new = new[: ends[0] + 1] if ends else new
       self.sampled += len(new)
       text = self._tokenizer.decode(new)
-      cut = stops.cut(text, request.stop)
+      cut = request.cut(text)
       future.set_result(
         types.Generation(
           tuple(new),

@@ -426,9 +426,9 @@ def _codec(folder: str) -> completions.Codec:
     from anysearch_jax.policy import tokenizer
 
     return tokenizer.Tokenizer.from_folder(folder)
-  from anysearch_jax.rollout import plain_text
+  from anysearch_jax.rollout import completions
 
-  return plain_text.PlainText()
+  return completions.PlainText()
 
 
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:

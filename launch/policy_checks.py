@@ -12,7 +12,8 @@ from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, table, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout import episode, stops
+from anysearch_jax.rollout import episode
+from anysearch_jax.rollout.jax_engine import turn
 from launch import doctor
 
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
@@ -90,7 +91,7 @@ def _stops(
   codec: tokenizer_lib.Tokenizer, texts: Sequence[str]
 ) -> Iterator[doctor.Finding]:
   """Checks that the engine halts at the token that completes a stop text."""
-  halts = stops.halting_tokens(
+  halts = turn.halting_tokens(
     codec.token_texts(),
     texts,
     codec.end_of_turn_ids,

@@ -83,7 +83,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
   """Returns a retriever for all tools of the episode's environment."""
   from anysearch_jax.environment import protocol
   from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import toolbox
+  from anysearch_jax.rollout import searching
 
   episode = config.episode
   found: dict[str, Callable[[], Any]] = {
@@ -91,7 +91,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
     "fetch": lambda: (
       _web_pages(config.retrieval)
       if config.retrieval.kind == "web"
-      else toolbox.PageRetriever(made)
+      else searching.PageRetriever(made)
     ),
   }
   names = [each.name for each in systems.of_episode(episode).tools]
@@ -112,7 +112,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
     )
   if names == [protocol.SEARCH]:
     return made
-  return toolbox.Toolbox({name: found[name]() for name in names})
+  return searching.Toolbox({name: found[name]() for name in names})
 
 
 def _own_tool(name: str, config: config_lib.ExperimentConfig) -> Any:

@@ -14,7 +14,7 @@ from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
-from anysearch_jax.rollout import engines, searching, trainable_engine
+from anysearch_jax.rollout import engines, searching
 
 # Tokens of an episode if no configuration says so.
 _CONTEXT = 8192
@@ -25,7 +25,7 @@ _SEED = 0  # The engine's own; the seed of a question is part of its address.
 class Loaded(NamedTuple):
   """A policy with its engine, a retriever, and how both are used."""
 
-  engine: trainable_engine.TrainableEngine
+  engine: types.TrainableEngine
   codec: types.TextCodec
   retriever: types.Retriever
   config: config_lib.ExperimentConfig

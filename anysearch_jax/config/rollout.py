@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from anysearch_jax import types
 from anysearch_jax.config.settings import (
   POSITIVE,
   TOP_P,
   at_least,
+  check,
   identity,
   learning,
   one_of,
@@ -64,6 +66,23 @@ class SamplingConfig:
   """Probability mass that is sampled from; 1 is off."""
   top_k: int = learning(0, at_least(0))
   """Number of tokens that are sampled from; 0 is off."""
+
+  def asked(self, request: types.GenerateRequest) -> SamplingConfig:
+    """Returns these settings, but a request's own where it names them.
+
+    Raises:
+      ValueError: a setting of the request is out of its range.
+    """
+    own = {
+      name: value
+      for name in ("temperature", "top_p", "top_k")
+      if (value := getattr(request, name)) is not None
+    }
+    if not own:
+      return self
+    found = dataclasses.replace(self, **own)
+    check(found, "sampling")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy.attention import gathered_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import placement
 
@@ -37,7 +36,7 @@ class Engine(NamedTuple):
   store: pages_lib.Pools
   columns: int
   blocks: int
-  model: model_lib.Model
+  model: kv_store.Model
 
   @property
   def kinds(self) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def make(
 ) -> Engine:
   """Returns the engine at its largest: all rows at full context."""
   a, mesh = placed.a, placed.rollout
-  model = model_lib.make(config, a, mesh, dtype=placed.dtype)
+  model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
   return Engine(
     mesh=mesh,
     config=config,
@@ -71,7 +70,7 @@ def make(
 
 
 def _engine_weights(
-  model: model_lib.Model, placed: placement.Placement, base_dtype: Any
+  model: kv_store.Model, placed: placement.Placement, base_dtype: Any
 ) -> decoder.Params:
   """Returns the abstract weights that decode reads, layer by layer."""
   a = placed.a

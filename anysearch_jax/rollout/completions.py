@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +24,6 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from anysearch_jax.rollout import drawing, stops
 
 _ADVICE = "Does a server with OpenAI's completions run there?"
 _EXPECTED = "a text at choices[0].text and finish_reason 'stop' or 'length'"
@@ -115,7 +115,7 @@ class CompletionsEngine:
       # Turns are reproducible if the server honours the seed.
       "seed": _seed(request.address, request.turn),
     }
-    sampling = drawing.sampling(request, self._sampling)
+    sampling = self._sampling.asked(request)
     return _generation(await self._ask(asked, sampling), request, self._codec)
 
   def release(self, address: types.Address) -> None:
@@ -178,7 +178,7 @@ def _generation(
   Raises:
     types.EngineError: the turn is empty.
   """
-  text, finish = _ended(completion, request.stop)
+  text, finish = _ended(completion, request)
   ids = codec.encode(text)
   if len(ids) > request.max_tokens:
     # The server counts fewer tokens. The local count limits an episode.
@@ -197,21 +197,21 @@ def _generation(
 
 
 def _ended(
-  completion: _Completion, stop: Sequence[str]
+  completion: _Completion, request: types.GenerateRequest
 ) -> tuple[str, types.Finish]:
   """Returns a turn's whole text and why it ended.
 
   Most servers remove the stop text, and not all say which one it was.
   """
-  cut = stops.cut(completion.text, stop)
+  cut = request.cut(completion.text)
   if cut is not None:
     return cut, types.Finish.STOP
   if completion.finish == "length":
     return completion.text, types.Finish.LENGTH
   matched = completion.matched
   if matched is None:
-    matched = _closing(completion.text, stop)
-  if matched in stop:
+    matched = _closing(completion.text, request.stop)
+  if matched in request.stop:
     return completion.text + matched, types.Finish.STOP
   return completion.text, types.Finish.END_OF_TURN
 
@@ -236,3 +236,69 @@ def _seed(address: types.Address, turn: int) -> int:
   key = json.dumps([*map(int, address._replace(variant=0)), turn])
   digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
   return int.from_bytes(digest) >> 1
+
+
+# Ids of ASCII texts have this bit, those of other characters do not. All ids
+# fit into int32.
+_ASCII = 1 << 30
+_MOST = 4
+_PIECE = re.compile(r"[\x00-\x7f]{1,4}|[^\x00-\x7f]")
+_END = 0
+# Control tokens of the usual families, to be neutralised in outside texts:
+# a server reads them as control tokens wherever they occur.
+_CONTROL = (
+  *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"),
+  *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+  *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<|end|>", "<|user|>"),
+  *("<|assistant|>", "<|system|>", "<|start|>", "<|message|>", "<|return|>"),
+  *("<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<s>", "</s>"),
+  *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+)
+
+
+class PlainText:
+  """A codec for models whose tokenizer is not at hand.
+
+  It has no vocabulary and no chat template. An id stands for up to four ASCII
+  characters or for one other character, which is about what tokenizers make of
+  prose. Lengths in tokens are therefore estimates, but no text is changed:
+  decoding gives what was encoded.
+  """
+
+  end_of_turn_ids = frozenset({_END})
+  end_of_turn_id = _END
+  control_tokens: tuple[str, ...] = _CONTROL
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of a text."""
+    return [_id(piece) for piece in _PIECE.findall(text)]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text of ids."""
+    return "".join(map(_text, ids))
+
+  def transcript(self, ids: Sequence[int]) -> str:
+    """Returns what a server is sent for ids: their text."""
+    return self.decode(ids)
+
+  def render(self, content: str) -> tuple[str, list[int]]:
+    """Returns the content itself as the prompt, as for a base model."""
+    return content, self.encode(content)
+
+
+def _id(piece: str) -> int:
+  if not piece.isascii():
+    return ord(piece)
+  packed = 0
+  for character in piece.ljust(_MOST, "\0"):
+    packed = packed << 7 | ord(character)
+  return _ASCII | (len(piece) - 1) << 28 | packed
+
+
+def _text(token: int) -> str:
+  if token == _END:
+    return ""
+  if not token & _ASCII:
+    return chr(token)
+  characters = (chr(token >> 7 * i & 127) for i in reversed(range(_MOST)))
+  return "".join(characters)[: (token >> 28 & 3) + 1]

@@ -2,7 +2,8 @@
 
 Queries that episodes ask in the same iteration of the event loop are sent as
 one batch. A query that is already in flight is not sent again, and answers are
-cached.
+cached. Where a policy has several tools, `Toolbox` passes each call on to the
+retriever of its tool.
 """
 
 from __future__ import annotations
@@ -10,32 +11,45 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import hashlib
 import itertools
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import protocol, tools
 from anysearch_jax.host import counting, loop
 
+_COUNTS = (
+  *("searches", "cache_hits", "deduplicated", "batches", "failures"),
+  *("left_out", "cut_passages"),
+)
+# Passages among which a page is looked for.
+_DEPTH = 20
+_NUMBER = re.compile(r"(\d+)")
 
-@dataclasses.dataclass
+Answer = Sequence[types.Passage] | Exception
+
+
+@dataclasses.dataclass(eq=False)
 class _Query:
-  """One query in flight, and the episodes that wait for it."""
+  """One query without an answer.
+
+  answer: what its waiters wait for. waiters: number of searches that do.
+  call, batch: the call that it is in, and that call's queries.
+  """
 
   key: Hashable
   request: types.SearchRequest
-  waiters: list[asyncio.Future] = dataclasses.field(default_factory=list)
-  call: _Call | None = None
-
-
-@dataclasses.dataclass
-class _Call:
-  """One call to the retriever, and the queries in it."""
-
-  task: asyncio.Task
-  queries: list[_Query]
+  answer: asyncio.Future[tuple[types.Passage, ...]]
+  waiters: int = 0
+  call: asyncio.Task | None = None
+  batch: Sequence[_Query] = ()
 
 
 class BatchingRetriever:
@@ -70,12 +84,7 @@ class BatchingRetriever:
     *,
     identity: Hashable = "",
   ):
-    self._retriever = retriever
-    self._many = (
-      retriever.search_many
-      if isinstance(retriever, types.BatchRetriever)
-      else None
-    )
+    self._retriever, self._config = retriever, config
     self._context_key = (
       retriever.context_key
       if isinstance(retriever, types.ContextualRetriever)
@@ -83,14 +92,11 @@ class BatchingRetriever:
     )
     # If the retriever cannot batch, send queries individually with the same
     # total concurrency.
-    self._size, self._most_calls = (
-      (config.batch, config.concurrency)
-      if self._many
-      else (1, config.batch * config.concurrency)
-    )
-    self._cache_size = config.cache
-    self._passage_most = config.passage_characters
-    self._answer_most = config.answer_characters
+    self._size, self._most_calls = 1, config.batch * config.concurrency
+    self._many = None
+    if isinstance(retriever, types.BatchRetriever):
+      self._size, self._most_calls = config.batch, config.concurrency
+      self._many = retriever.search_many
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
     )
@@ -126,19 +132,21 @@ class BatchingRetriever:
       return answer
     query = self._open.get(key)
     if query is None:
-      query = _Query(key, request)
-      self._open[key] = self._waiting[key] = query
+      future = asyncio.get_running_loop().create_future()
+      query = self._open[key] = self._waiting[key] = _Query(
+        key, request, future
+      )
       self._start_calls()
     else:
       self.counters["deduplicated"] += 1
-    # One future per waiter, because cancelling one must not cancel the others.
-    mine = asyncio.get_running_loop().create_future()
-    query.waiters.append(mine)
+    query.waiters += 1
     try:
-      return await mine
-    except asyncio.CancelledError:
-      self._leave(query, mine)
-      raise
+      # Cancelling one waiter must not cancel the others.
+      return await asyncio.shield(query.answer)
+    finally:
+      query.waiters -= 1
+      if not query.waiters and not query.answer.done():
+        self._abandon(query)
 
   def _start_calls(self) -> None:
     """Starts calls for waiting queries, up to the concurrency limit.
@@ -161,87 +169,61 @@ class BatchingRetriever:
     """Takes up to one batch of waiting queries and answers them."""
     self._starting -= 1
     keys = list(itertools.islice(self._waiting, self._size))
-    queries = [self._waiting.pop(key) for key in keys]
-    task = asyncio.current_task()
-    assert task is not None  # This is a coroutine.
-    call = _Call(task, queries)
-    for query in queries:
-      query.call = call
-    try:
-      if queries:
-        self._settle(queries, await self._answers(queries))
-    except asyncio.CancelledError:
-      # Cancelled by the last waiter (`_leave`) or by the retriever itself.
-      gone = types.RetrievalError("The retriever gave the search up.")
-      self._settle(queries, [gone] * len(queries))
-      raise
-    finally:
-      self._calls -= 1
-      self._start_calls()
-
-  def _settle(
-    self,
-    queries: Sequence[_Query],
-    answers: Sequence[tuple[types.Passage, ...] | Exception],
-  ) -> None:
-    """Gives all waiters of `queries` their answers or exceptions."""
-    for query, answer in zip(queries, answers, strict=True):
-      if self._open.get(query.key) is query:
-        del self._open[query.key]
-      for waiter in query.waiters:
-        if waiter.done():
-          continue
-        if isinstance(answer, Exception):
-          waiter.set_exception(answer)
-        else:
-          waiter.set_result(answer)
-      query.waiters.clear()
-
-  def _leave(self, query: _Query, mine: asyncio.Future) -> None:
-    """Removes a waiter; cancels a call whose queries have none left."""
-    if mine not in query.waiters:
-      return  # The query was answered in the meantime.
-    query.waiters.remove(mine)
-    if query.waiters:
-      return
-    if query.call is None:
-      del self._open[query.key], self._waiting[query.key]
-    elif not any(other.waiters for other in query.call.queries):
-      for other in query.call.queries:
-        # From now on the same query starts a new call.
-        self._open.pop(other.key, None)
-      query.call.task.cancel()
-
-  async def _answers(
-    self, queries: Sequence[_Query]
-  ) -> Sequence[tuple[types.Passage, ...] | Exception]:
-    """Returns the retriever's answer or an exception for each query."""
-    requests = [query.request for query in queries]
-    self.counters["batches"] += 1
-    self.counters["batched_queries"] += len(requests)
+    batch = [self._waiting.pop(key) for key in keys]
+    for query in batch:
+      query.call, query.batch = asyncio.current_task(), batch
+    requests = [query.request for query in batch]
+    # Stays so if the last waiter (`_abandon`) or the retriever cancels this.
+    gone = types.RetrievalError("The retriever gave the search up.")
+    found: Sequence[Answer] = [gone] * len(batch)
     started = time.perf_counter()
-    found: Sequence[Sequence[types.Passage] | Exception]
     try:
-      if self._many is None:
-        found = [await self._retriever.search(requests[0])]
-      else:
+      if self._many is not None and batch:
         found = await self._many(requests)
-      if len(found) != len(requests):
+      elif batch:
+        found = [await self._retriever.search(requests[0])]
+      if len(found) != len(batch):
         raise types.RetrievalError(
-          f"Found {len(found)} answers to {len(requests)} queries, expected "
-          "one for each."
+          f"Found {len(found)} answers to {len(batch)} queries, expected one "
+          "for each."
         )
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
-      found = [error] * len(requests)
-    self._count_source()
-    self.counters["call_seconds"] += (  # type: ignore[assignment]  # A float.
-      time.perf_counter() - started
-    )
-    return [self._kept(*pair) for pair in zip(queries, found, strict=True)]
+      found = [error] * len(batch)
+    finally:
+      for query, answer in zip(batch, found, strict=True):
+        self._settle(query, answer, failed=answer is not gone)
+      if batch:
+        self._count(len(batch), time.perf_counter() - started)
+      self._calls -= 1
+      self._start_calls()
 
-  def _count_source(self) -> None:
-    """Adds what the retriever has counted since the last call."""
+  def _settle(self, query: _Query, answer: Answer, *, failed: bool) -> None:
+    """Caches an answer, and gives it or the exception to all waiters."""
+    if self._open.get(query.key) is query:
+      del self._open[query.key]
+    if isinstance(answer, Exception):
+      self.counters["failures"] += failed
+      if query.waiters:
+        query.answer.set_exception(answer)
+      return
+    kept = self._cache[query.key] = self._cut(answer)
+    while len(self._cache) > self._config.cache:
+      self._cache.popitem(last=False)
+    query.answer.set_result(kept)
+
+  def _abandon(self, query: _Query) -> None:
+    """Cancels the call of a query without waiters if no other query has any."""
+    if query.call is None:
+      del self._open[query.key], self._waiting[query.key]
+    elif not any(other.waiters for other in query.batch):
+      for other in query.batch:
+        # From now on the same query starts a new call.
+        self._open.pop(other.key, None)
+      query.call.cancel()
+
+  def _count(self, queries: int, seconds: float) -> None:
+    """Counts a call, and what the retriever has counted since the last one."""
     now = Counter(counting.counters(self._retriever))
     for name, value in now.items():
       more = value - self._counted[name]
@@ -250,18 +232,9 @@ class BatchingRetriever:
         # Of a pipeline: queries that went on without an optional stage.
         self.counters["left_out"] += more
     self._counted = now
-
-  def _kept(
-    self, query: _Query, found: Sequence[types.Passage] | Exception
-  ) -> tuple[types.Passage, ...] | Exception:
-    """Caches and returns an answer; counts a failure and returns it."""
-    if isinstance(found, Exception):
-      self.counters["failures"] += 1
-      return found
-    answer = self._cache[query.key] = self._cut(found)
-    while len(self._cache) > self._cache_size:
-      self._cache.popitem(last=False)
-    return answer
+    self.counters["batches"] += 1
+    self.counters["batched_queries"] += queries
+    self.counters["call_seconds"] += seconds  # type: ignore[assignment]  # A float.
 
   def _cut(
     self, passages: Sequence[types.Passage]
@@ -271,16 +244,18 @@ class BatchingRetriever:
     Encoding ten million characters takes 20 seconds and 2 GB, and no context
     has room for them.
     """
-    kept, left = [], self._answer_most
+    kept, left = [], self._config.answer_characters
+    longest = self._config.passage_characters
     for passage in passages:
-      most = min(left, self._passage_most)
+      most = min(left, longest)
       size = len(passage.title) + len(passage.text)
-      if size > most or len(passage.id) > self._passage_most:
+      if size > most or len(passage.id) > longest:
         self.counters["cut_passages"] += 1
         title = passage.title[:most]
         text = passage.text[: most - len(title)]
-        name = passage.id[: self._passage_most]
-        passage = dataclasses.replace(passage, id=name, title=title, text=text)
+        passage = dataclasses.replace(
+          passage, id=passage.id[:longest], title=title, text=text
+        )
       left -= min(size, most)
       kept.append(passage)
     return tuple(kept)
@@ -307,29 +282,152 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
     counted. A ratio with denominator 0 is 0.
   """
   count = Counter(counters)
-
-  def ratio(part: float, whole: str) -> float:
-    return part / max(count[whole], 1)
-
+  source = (name for name in count if name.startswith("source/"))
+  batches = max(count["batches"], 1)
   return {
-    **{
-      f"search/{name}": float(count[name])
-      for name in (
-        "searches",
-        "cache_hits",
-        "deduplicated",
-        "batches",
-        "failures",
-        "left_out",
-        "cut_passages",
-      )
-    },
-    **{
-      f"search/{name}": float(value)
-      for name, value in count.items()
-      if name.startswith("source/")
-    },
-    "search/hit_rate": ratio(count["cache_hits"], "searches"),
-    "search/queries_a_batch": ratio(count["batched_queries"], "batches"),
-    "search/seconds_a_batch": ratio(count["call_seconds"], "batches"),
+    **{f"search/{name}": float(count[name]) for name in (*_COUNTS, *source)},
+    "search/hit_rate": count["cache_hits"] / max(count["searches"], 1),
+    "search/queries_a_batch": count["batched_queries"] / batches,
+    "search/seconds_a_batch": count["call_seconds"] / batches,
   }
+
+
+class Toolbox:
+  """A `types.BatchRetriever` that passes each request to its tool's retriever.
+
+  Args:
+    tools: a retriever for each name of a tool.
+
+  Raises:
+    ValueError: an answer depends on the episode that asks; such answers cannot
+      be told apart here.
+  """
+
+  def __init__(self, tools: Mapping[str, types.Retriever]):
+    for name, retriever in tools.items():
+      if isinstance(retriever, types.ContextualRetriever):
+        raise ValueError(
+          f"Found a {type(retriever).__name__} for the tool {name!r} beside "
+          "others; expected a retriever whose answers depend on the request "
+          "alone. Leave retrieval.simulated and retrieval.refined empty."
+        )
+    self._tools = dict(tools)
+
+  @property
+  def counters(self) -> Counter[str]:
+    """The counters of each tool's retriever, after its name."""
+    return Counter(
+      {
+        f"{tool}/{name}": value
+        for tool, retriever in self._tools.items()
+        for name, value in counting.counters(retriever).items()
+      }
+    )
+
+  def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
+    """Returns the identities of the tools' retrievers, with a hash of all."""
+    found = {
+      name: retriever.identity(corpora)
+      for name, retriever in self._tools.items()
+      if hasattr(retriever, "identity")
+    }
+    canonical = json.dumps(found, sort_keys=True).encode()
+    return {
+      "kind": "tools",
+      "tools": found,
+      "sha256": hashlib.sha256(canonical).hexdigest(),
+    }
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    """Answers one request; raises ValueError if its tool is unknown."""
+    return await self._of(request.tool).search(request)
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> Sequence[Answer]:
+    """Answers requests in their order; those of a tool are one batch."""
+    places: dict[str, list[int]] = {}
+    for place, request in enumerate(requests):
+      places.setdefault(request.tool, []).append(place)
+    answers = await asyncio.gather(
+      *(
+        _answers(self._of(name), [requests[place] for place in its])
+        for name, its in places.items()
+      )
+    )
+    found = {
+      place: answer
+      for its, given in zip(places.values(), answers, strict=True)
+      for place, answer in zip(its, given, strict=True)
+    }
+    return [found[place] for place in range(len(requests))]
+
+  def _of(self, name: str) -> types.Retriever:
+    if name not in self._tools:
+      raise ValueError(
+        f"Found a call of the tool {name!r}; expected one of "
+        f"{', '.join(self._tools)}."
+      )
+    return self._tools[name]
+
+
+async def _answers(
+  retriever: types.Retriever, requests: Sequence[types.SearchRequest]
+) -> Sequence[Answer]:
+  """Asks a retriever in one batch, or by concurrent calls."""
+  if isinstance(retriever, types.BatchRetriever):
+    try:
+      return await retriever.search_many(requests)
+    except types.RetrievalError as error:
+      return [error] * len(requests)
+  found = await asyncio.gather(
+    *(retriever.search(request) for request in requests),
+    return_exceptions=True,
+  )
+  for answer in found:
+    if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+      raise answer
+  return found  # type: ignore[return-value]  # Checked above.
+
+
+class PageRetriever:
+  """Opens a page: all passages whose title, or whose id, is the argument.
+
+  A retriever that is a `tools.PageSource` opens it. With any other, the page's
+  passages are those among the first 20 that a search for its title finds. They
+  are in the order of their ids, which is the reading order of numbered ones.
+  Case, quotes and white space around a title do not matter.
+  """
+
+  def __init__(self, retriever: types.Retriever):
+    self._retriever = retriever
+
+  def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
+    """Returns where pages are from; the passages are those of `search`."""
+    del corpora
+    exact = isinstance(self._retriever, tools.PageSource)
+    return {"kind": "pages", "depth": None if exact else _DEPTH}
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    """Returns at most `request.k` passages of the page, none without it."""
+    if isinstance(self._retriever, tools.PageSource):
+      found = self._retriever.page(request.query, request.corpus)
+    else:
+      asked = dataclasses.replace(
+        request, k=max(_DEPTH, request.k), tool=protocol.SEARCH
+      )
+      found = await self._retriever.search(asked)
+    name = tools.page_name(request.query)
+    page = [p for p in found if name in map(tools.page_name, (p.title, p.id))]
+    return sorted(page, key=lambda p: _natural(p.id))[: request.k]
+
+
+def _natural(id_: str) -> list[tuple[int, str]]:
+  """Returns a key that orders numbers in texts by value."""
+  parts = _NUMBER.split(id_)  # Texts and numbers alternate.
+  parts[1::2] = [number.lstrip("0") for number in parts[1::2]]
+  return [(len(part) * (i % 2), part) for i, part in enumerate(parts)]

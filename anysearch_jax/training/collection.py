@@ -34,7 +34,7 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import observed
 from anysearch_jax.host import counting, loop, processes
-from anysearch_jax.rollout import driver, inflight, trainable_engine
+from anysearch_jax.rollout import driver, inflight
 from anysearch_jax.training import timeline as timeline_lib
 
 # The fields of `RolloutBatch` that are counts.
@@ -116,7 +116,7 @@ class Collector:
     self,
     stream: QuestionStream,
     *,
-    engine: trainable_engine.TrainableEngine,
+    engine: types.TrainableEngine,
     retriever: types.Retriever,
     codec: types.TextCodec,
     config: config_lib.EpisodeConfig,

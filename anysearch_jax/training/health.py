@@ -20,7 +20,6 @@ from anysearch_jax import types
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.training import collection, logprobs
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
@@ -246,7 +245,7 @@ class Fingerprint:
   numbers and leaves the engine's cache unchanged.
 
   Args:
-    engine: it is verified if it is a `trainable_engine.ScoringEngine`.
+    engine: it is verified if it is a `types.ScoringEngine`.
     architecture: of the policy, with its adapters.
     dtype: of the trainer's computation.
     prompt: token ids; their beginning is scored.
@@ -255,7 +254,7 @@ class Fingerprint:
 
   def __init__(
     self,
-    engine: trainable_engine.TrainableEngine,
+    engine: types.TrainableEngine,
     *,
     architecture: architecture_lib.Architecture,
     dtype: str,
@@ -263,9 +262,7 @@ class Fingerprint:
     bound: float,
   ):
     self._bound = bound
-    self._engine = (
-      engine if isinstance(engine, trainable_engine.ScoringEngine) else None
-    )
+    self._engine = engine if isinstance(engine, types.ScoringEngine) else None
     self._a, self._dtype = architecture, jnp.dtype(dtype)
     self._ids = prompt[:_TOKENS]
     self._expected: np.ndarray | None = None

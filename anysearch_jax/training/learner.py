@@ -10,8 +10,8 @@ import numpy as np
 from absl import logging
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.policy import decoder, hf, lora
-from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.training import (
   batching,
   metrics,
@@ -274,7 +274,7 @@ class Phases:
 
   Args:
     learner: its state is moved.
-    engine: its cache is freed, if it is a `trainable_engine.CachingEngine`.
+    engine: its cache is freed, if it is a `types.CachingEngine`.
     free_kv: `engine.free_kv_while_training`.
     offload: `pipeline.offload`.
     async_level: `pipeline.async_level`.
@@ -284,7 +284,7 @@ class Phases:
   def __init__(
     self,
     learner: Learner,
-    engine: trainable_engine.TrainableEngine,
+    engine: types.TrainableEngine,
     *,
     free_kv: bool,
     offload: str,
@@ -294,7 +294,7 @@ class Phases:
     self._learner, self._offload = learner, offload
     frees = (
       free_kv
-      and isinstance(engine, trainable_engine.CachingEngine)
+      and isinstance(engine, types.CachingEngine)
       and placement.take_turns(learner.placement, async_level=async_level)
     )
     self._engine = engine if frees else None
@@ -317,7 +317,7 @@ class Phases:
     if self._engine is None and self._offload == "none":
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
-      if isinstance(self._engine, trainable_engine.CachingEngine):
+      if isinstance(self._engine, types.CachingEngine):
         self._log(
           "Freed %.2f GiB of KV cache for training "
           "(engine.free_kv_while_training).",

@@ -21,7 +21,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engines, episode, searching, trainable_engine
+from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
@@ -116,7 +116,7 @@ class Trainer:
     questions: Sequence[types.Question],
     retriever: types.Retriever,
     folder: pathlib.Path,
-    engine: trainable_engine.TrainableEngine | None = None,
+    engine: types.TrainableEngine | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -405,7 +405,7 @@ class Parts(NamedTuple):
   """The parts of one training."""
 
   learner: learner_lib.Learner
-  engine: trainable_engine.TrainableEngine
+  engine: types.TrainableEngine
   stream: collection.QuestionStream
   sampler: sampler.Sampler
   monitor: health.HealthMonitor
@@ -418,7 +418,7 @@ def make(
   policy: hf.Policy,
   questions: Sequence[types.Question],
   retriever: types.Retriever,
-  engine: trainable_engine.TrainableEngine | None,
+  engine: types.TrainableEngine | None,
   timeline: timeline_lib.Timeline,
 ) -> Parts:
   """Makes the parts; the arguments are those of `loop.Trainer`.
@@ -490,7 +490,7 @@ def make(
 
 def _fingerprint(
   config: config_lib.ExperimentConfig,
-  engine: trainable_engine.TrainableEngine,
+  engine: types.TrainableEngine,
   learner: learner_lib.Learner,
   codec: types.TextCodec,
   question: types.Question,

@@ -21,8 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import self_attention
-from anysearch_jax.rollout.jax_engine import kv_memory
-from anysearch_jax.rollout.jax_engine import model as model_lib
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import batching
 
 # The fields of the training state that are in host memory while the engine
@@ -182,7 +181,7 @@ def check_playing(
   mesh = sharding.rollout_mesh(config, a)
   if engine.kind == "jax":
     kv_memory.validate(engine, shards=mesh.shape["data"])
-    model_lib.make(engine, a, mesh, dtype=dtype)
+    kv_store.make_model(engine, a, mesh, dtype=dtype)
 
 
 def training_mesh(

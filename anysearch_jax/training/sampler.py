@@ -22,7 +22,7 @@ from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.rollout import searching, trainable_engine
+from anysearch_jax.rollout import searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -104,7 +104,7 @@ class Sampler:
 
   def __init__(
     self,
-    engine: trainable_engine.TrainableEngine,
+    engine: types.TrainableEngine,
     collector: collection.Collector,
     fingerprint: health.Fingerprint,
     *,

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-
-if TYPE_CHECKING:
-  from anysearch_jax.rollout import trainable_engine
 
 
 def check(
@@ -262,9 +258,7 @@ def check_prompts(
     )
 
 
-def check_engine(
-  engine: trainable_engine.TrainableEngine, *, async_level: int
-) -> None:
+def check_engine(engine: types.TrainableEngine, *, async_level: int) -> None:
   """Checks that an engine supports `pipeline.async_level`.
 
   Raises:

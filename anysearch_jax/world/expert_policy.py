@@ -15,12 +15,13 @@ All but `expert` search again after a miss, and verify two values.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout import scripted
 from anysearch_jax.world import expert, optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
@@ -33,12 +34,51 @@ _PASSAGE = re.compile(
 )
 
 
+Say = Callable[[types.GenerateRequest, str], str]
+
+
+class ScriptedEngine:
+  """A `types.Engine` whose turns come from a function, with log-prob 0.
+
+  Args:
+    say: returns the text of a turn, given the request and the decoded context.
+      The text is cut after its first stop text. A text without a stop text gets
+      an end-of-turn token.
+    codec: encodes the text.
+  """
+
+  def __init__(self, say: Say, codec: types.TextCodec):
+    self._say = say
+    self._codec = codec
+    self.counters: Counter[str] = Counter()
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    """Returns the scripted turn, truncated to `max_tokens`."""
+    said = self._say(request, self._codec.decode(request.token_ids))
+    text = request.cut(said)
+    finish = types.Finish.STOP
+    if text is None:
+      text, finish = said, types.Finish.END_OF_TURN
+    ids = self._codec.encode(text)
+    if finish is types.Finish.END_OF_TURN:
+      ids.append(min(self._codec.end_of_turn_ids))
+    if len(ids) > request.max_tokens:
+      ids, finish = ids[: request.max_tokens], types.Finish.LENGTH
+      text = self._codec.decode(ids)
+    self.counters["sampled_tokens"] += len(ids)
+    n = len(ids)
+    return types.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)
+
+  def release(self, address: types.Address) -> None:
+    """Does nothing: this engine keeps no cache."""
+
+
 NAMES = ("expert", "optimum", "unknown_only", "everything")
 
 
 def named(
   name: str, world: world_lib.World
-) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
+) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of one of `NAMES`, and the tokenizer of its world.
 
   Raises:
@@ -69,7 +109,7 @@ def named(
 
 def make(
   world: world_lib.World, strategy: expert.Strategy | None = None
-) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
+) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the expert's engine, and the tokenizer of its world.
 
   The engine keeps no state between turns: in each turn it replays the episode
@@ -115,4 +155,4 @@ def make(
       said = " ".join(turns.send(passages).words)
     return said
 
-  return scripted.ScriptedEngine(say, codec), codec
+  return ScriptedEngine(say, codec), codec

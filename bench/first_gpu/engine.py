@@ -22,7 +22,6 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import sharding, table
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import logprobs, placement
 from bench import decode as decode_lib
 from bench import harness, random_weights
@@ -224,7 +223,7 @@ def _prefill(
   )
   need(_engine_bytes(a, params, rows * engine.max_context))
   mesh = sharding.mesh()
-  model = model_lib.make(engine, a, mesh, dtype=_DTYPE)
+  model = kv_store.make_model(engine, a, mesh, dtype=_DTYPE)
   pages = kv_store.allocator(
     a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
   )()

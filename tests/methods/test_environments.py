@@ -33,7 +33,7 @@ from anysearch_jax.methods import (
   systems,
 )
 from anysearch_jax.policy import tokenizer
-from anysearch_jax.rollout import driver, toolbox
+from anysearch_jax.rollout import driver, searching
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 
@@ -85,10 +85,10 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
       question,
       driver.EpisodeParts(
         engine=engine,
-        retriever=toolbox.Toolbox(
+        retriever=searching.Toolbox(
           {
             "search": found,
-            "fetch": toolbox.PageRetriever(found),
+            "fetch": searching.PageRetriever(found),
             "cheap": found,
           }
         ),

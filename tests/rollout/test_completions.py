@@ -7,16 +7,19 @@ import contextlib
 import json
 
 import fake_openai
+import hypothesis
+import numpy as np
 import pytest
 import scripted
 from fake_openai import completion
+from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.rollout import completions, plain_text
+from anysearch_jax.rollout import completions
 
-PLAIN = plain_text.PlainText()
+PLAIN = completions.PlainText()
 STOP = ("</search>", "</answer>")
 KEY = "s3cret-of-the-model"
 ADDRESS = types.Address(3, 5, 1, variant=7)
@@ -241,3 +244,23 @@ def test_server_tokenizes_a_transcript_to_the_same_ids(real_tokenizer):
   text = codec.transcript(ids)
   # A server adds BOS to a text if the model's tokenizer does.
   assert codec.hf.backend_tokenizer.encode(text).ids == ids
+
+
+@hypothesis.given(st.lists(st.text(), max_size=5))
+def test_decoding_gives_what_was_encoded(texts):
+  ids = [i for text in texts for i in PLAIN.encode(text)]
+  assert PLAIN.decode(ids) == PLAIN.transcript(ids) == "".join(texts)
+  assert np.array(ids, np.int32).tolist() == ids
+  assert PLAIN.end_of_turn_id not in ids
+
+
+def test_a_token_is_four_ascii_characters_or_one_other():
+  text = "The company was founded in 1946."
+  assert len(PLAIN.encode(text)) == len(text) // 4
+  assert len(PLAIN.encode("東京で")) == 3
+  assert PLAIN.decode([PLAIN.end_of_turn_id]) == ""
+
+
+def test_prompt_is_the_content_itself():
+  text, ids = PLAIN.render("Question: who?\n")
+  assert text == PLAIN.decode(ids) == "Question: who?\n"

@@ -18,7 +18,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import completions, plain_text
+from anysearch_jax.rollout import completions
 from anysearch_jax.rollout.sglang import engine as sglang
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
@@ -66,7 +66,7 @@ def engine_of(codec, name):
 @pytest.mark.parametrize("local", [True, False])
 def test_chains_are_said_to_their_ends(model, local):
   tokenizer, name = model
-  codec = tokenizer if local else plain_text.PlainText()
+  codec = tokenizer if local else completions.PlainText()
   engine = engine_of(codec, name)
 
   async def turns():

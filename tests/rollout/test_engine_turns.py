@@ -203,7 +203,6 @@ def test_bug_is_raised_in_all_waiters(params, monkeypatch):
   [
     {"lanes": ()},
     {"lanes": (8, 4)},
-    {"decode_steps": 0},
     {"kv_tokens": 100},
     {"attention": "triton"},
     {"attention": "flash"},

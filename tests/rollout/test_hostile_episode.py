@@ -13,7 +13,7 @@ from hostile_episode import LARGE, SHORT, episode_of, play
 
 from anysearch_jax import types
 from anysearch_jax.environment import prompts, scoring
-from anysearch_jax.rollout import episode, stops
+from anysearch_jax.rollout import episode
 
 MODEL, ENVIRONMENT = types.Author.MODEL, types.Author.ENVIRONMENT
 ANSWERS = [
@@ -139,7 +139,7 @@ def sampler(tokenizer):
     text = text.encode(errors="replace").decode()
     ids = [*tokenizer.encode(text), end]
     for n in range(1, len(ids) + 1):
-      said = stops.cut(tokenizer.decode(ids[:n]), request.stop)
+      said = request.cut(tokenizer.decode(ids[:n]))
       if said is not None or ids[n - 1] in tokenizer.end_of_turn_ids:
         break
     ids = tuple(ids[:n])

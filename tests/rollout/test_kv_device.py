@@ -16,7 +16,7 @@ import small_engine
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.rollout.jax_engine import kv_store, model
+from anysearch_jax.rollout.jax_engine import kv_store
 
 _HANGS = """
 import queue, threading, time
@@ -59,13 +59,13 @@ def test_old_weights_are_gone_before_new_ones_are_made(monkeypatch):
   old = [weakref.ref(x) for x in jax.tree.leaves(layers)]
   del layers
   alive = []
-  prepare = model.Model.prepare
+  prepare = kv_store.Model.prepare
 
   def watched(self, params, a):
     alive.append(sum(x() is not None for x in old))
     return prepare(self, params, a)
 
-  monkeypatch.setattr(model.Model, "prepare", watched)
+  monkeypatch.setattr(kv_store.Model, "prepare", watched)
   engine.set_params(small_engine.params(), 1)
   assert old and alive == [0]
 

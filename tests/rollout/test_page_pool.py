@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis
 from hypothesis import strategies as st
 
-from anysearch_jax.rollout.jax_engine import page_pool
+from anysearch_jax.rollout.jax_engine import kv_memory
 
 SIZE = 2
 
@@ -22,7 +22,7 @@ def filled(pool, tokens):
 
 
 def test_whole_pages_of_a_common_prefix_are_shared():
-  pool = page_pool.PagePool(10, SIZE)
+  pool = kv_memory.PagePool(10, SIZE)
   first = filled(pool, (1, 2, 3, 4, 5))
   assert pool.shared((1, 2, 3, 4, 9)) == (first[:2], None, False)
   assert pool.shared((1, 2, 3)) == (first[:1], None, False)
@@ -31,7 +31,7 @@ def test_whole_pages_of_a_common_prefix_are_shared():
 
 
 def test_partial_last_page_is_found_only_for_the_same_prompt():
-  pool = page_pool.PagePool(10, SIZE)
+  pool = kv_memory.PagePool(10, SIZE)
   first = filled(pool, (1, 2, 3, 4, 5))
   assert pool.shared((1, 2, 3, 4, 5)) == (first[:2], first[2], False)
   # A prompt that continues after these tokens has a different page for them.
@@ -44,7 +44,7 @@ def test_partial_last_page_is_found_only_for_the_same_prompt():
 
 
 def test_lookup_reports_pages_that_are_being_filled():
-  pool = page_pool.PagePool(10, SIZE)
+  pool = kv_memory.PagePool(10, SIZE)
   pages = pool.take(2)
   pool.reserve((1, 2, 3, 4), pages)
   assert pool.shared((1, 2, 3, 4)) == ([], None, True)
@@ -57,7 +57,7 @@ def test_lookup_reports_pages_that_are_being_filled():
 
 
 def test_least_recently_used_pages_are_reallocated_first():
-  pool = page_pool.PagePool(5, SIZE)
+  pool = kv_memory.PagePool(5, SIZE)
   old, new = filled(pool, (1, 2, 3, 4)), filled(pool, (5, 6, 7, 8))
   pool.drop(old)
   pool.drop(new)
@@ -69,7 +69,7 @@ def test_least_recently_used_pages_are_reallocated_first():
 
 
 def test_forget_all_forgets_every_prompt():
-  pool = page_pool.PagePool(5, SIZE)
+  pool = kv_memory.PagePool(5, SIZE)
   pool.drop(filled(pool, (1, 2, 3, 4)))
   pool.forget_all()
   assert pool.shared((1, 2, 3, 4)) == ([], None, False)
@@ -79,7 +79,7 @@ def test_forget_all_forgets_every_prompt():
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_shared_pages_contain_the_tokens_they_were_found_by(data):
-  pool = page_pool.PagePool(12, SIZE)
+  pool = kv_memory.PagePool(12, SIZE)
   content: dict[int, tuple[int, ...]] = {}
   rows = []
   token = st.integers(0, 1)
@@ -96,7 +96,7 @@ def test_shared_pages_contain_the_tokens_they_were_found_by(data):
     if pool.free < -(-len(tokens) // SIZE):
       continue
     pages = filled(pool, tokens)
-    assert page_pool.PADDING not in pages
+    assert kv_memory.PADDING not in pages
     for i, page in enumerate(pages):
       if page not in shared:
         content[page] = tokens[: (i + 1) * SIZE]

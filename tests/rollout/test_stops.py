@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from anysearch_jax.rollout import stops
+from anysearch_jax import types
+from anysearch_jax.rollout.jax_engine import turn
 
 STOPS = ("</search>", "</answer>")
 
@@ -19,8 +20,14 @@ OTHERS = ("\n\n", "Final Answer: done", "。", " </search>\r\n", "é ✓\t", "�
 
 
 def halting(texts, ends=(), *, stop=STOPS, vocab_size=None):
-  return stops.halting_tokens(
+  return turn.halting_tokens(
     texts, stop, ends, vocab_size=vocab_size or len(texts)
+  )
+
+
+def cut(text, stop=STOPS):
+  return types.GenerateRequest(types.Address(0, 0, 0), 0, (1,), 1, stop).cut(
+    text
   )
 
 
@@ -68,8 +75,8 @@ def test_the_token_that_completes_a_stop_halts_however_text_is_cut(pieces):
   halts = halting(pieces)
   for i, halt in enumerate(halts):
     before, now = "".join(pieces[:i]), "".join(pieces[: i + 1])
-    if stops.cut(now, STOPS) is not None:
-      assert stops.cut(before, STOPS) is None
+    if cut(now) is not None:
+      assert cut(before) is None
       assert halt
       return
   raise AssertionError("a text with a stop in it was never cut")
@@ -96,7 +103,7 @@ def test_no_other_token_halts(text):
   ],
 )
 def test_cut_keeps_the_first_stop_whole(text, expected):
-  assert stops.cut(text, STOPS) == expected
+  assert cut(text) == expected
 
 
 def test_real_tokenizers_halt_where_a_tag_may_end(real_tokenizer):
@@ -159,7 +166,7 @@ def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
       size = data.draw(st.sampled_from(fit))
       ids.append(pieces[text[at : at + size]])
       at += size
-      end = stops.cut(real_tokenizer.decode(ids), (stop,))
+      end = cut(real_tokenizer.decode(ids), (stop,))
       if end is not None:
         break
     assert end is not None

@@ -19,7 +19,7 @@ from anysearch_jax.environment import (
   tools,
 )
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, searching, toolbox
+from anysearch_jax.rollout import driver, searching
 from launch import retrievers
 from retrieval import lexical
 
@@ -48,16 +48,20 @@ def fetch(title, k=10, corpus=""):
 def test_page_is_all_its_passages_in_reading_order(title):
   hits = {title: (OTHER, *PAGE)}
   expected = READING[:1] if title == "w/1" else READING
-  (found,) = ask(toolbox.PageRetriever(scripted.Retriever(hits)), fetch(title))
+  (found,) = ask(
+    searching.PageRetriever(scripted.Retriever(hits)), fetch(title)
+  )
   assert found == expected
-  (two,) = ask(toolbox.PageRetriever(scripted.Retriever(hits)), fetch(title, 2))
+  (two,) = ask(
+    searching.PageRetriever(scripted.Retriever(hits)), fetch(title, 2)
+  )
   assert two == expected[:2]
 
 
 @pytest.mark.parametrize("title", ["Emma", '"EMMA"', "w/10"])
 def test_a_corpus_in_memory_opens_pages_without_ranking(title):
   own = lexical.LexicalRetriever({"c": (OTHER, *PAGE), "d": (OTHER,)})
-  pages = toolbox.PageRetriever(own)
+  pages = searching.PageRetriever(own)
   found, elsewhere = ask(
     pages, fetch(title, corpus="c"), fetch(title, corpus="d")
   )
@@ -69,7 +73,7 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
   search = scripted.Retriever({"Emma": (OTHER,)})
   pages = scripted.Retriever({"Emma": PAGE})
   box = searching.BatchingRetriever(
-    toolbox.Toolbox({"search": search, "fetch": pages}),
+    searching.Toolbox({"search": search, "fetch": pages}),
     config_lib.SearchConfig(),
   )
   asked = types.SearchRequest("Emma", 3)
@@ -82,7 +86,7 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
 
 def test_one_tool_that_fails_leaves_the_other():
   down = scripted.Retriever(error=types.RetrievalError("down"))
-  box = toolbox.Toolbox({"search": down, "fetch": scripted.Retriever()})
+  box = searching.Toolbox({"search": down, "fetch": scripted.Retriever()})
   failed, found = asyncio.run(
     box.search_many([types.SearchRequest("a", 1), fetch("b")])
   )
@@ -95,9 +99,9 @@ def test_unknown_tools_and_answers_of_one_episode_are_refused():
       return context.turn
 
   with pytest.raises(ValueError, match="'fetch'; expected one of search"):
-    ask(toolbox.Toolbox({"search": scripted.Retriever()}), fetch("a"))
+    ask(searching.Toolbox({"search": scripted.Retriever()}), fetch("a"))
   with pytest.raises(ValueError, match="Simulated for the tool 'search'"):
-    toolbox.Toolbox({"search": Simulated()})
+    searching.Toolbox({"search": Simulated()})
 
 
 def test_a_configuration_with_fetch_gets_a_retriever_of_pages():
@@ -174,7 +178,7 @@ def test_an_episode_opens_the_page_of_a_numbered_result():
       types.Question("q", "?", ("x",)),
       driver.EpisodeParts(
         engine=scripted.Engine(turns),
-        retriever=toolbox.Toolbox({"search": found, "fetch": opened}),
+        retriever=searching.Toolbox({"search": found, "fetch": opened}),
         config=config_lib.EpisodeConfig(prompts="paper_fetch"),
         codec=scripted.CODEC,
       ),
@@ -190,8 +194,8 @@ def test_an_episode_opens_the_page_of_a_numbered_result():
 
 def test_records_tell_the_tool_of_each_call():
   found = scripted.Retriever({"who": (OTHER,), "Emma": PAGE})
-  box = toolbox.Toolbox(
-    {"search": found, "fetch": toolbox.PageRetriever(found)}
+  box = searching.Toolbox(
+    {"search": found, "fetch": searching.PageRetriever(found)}
   )
   turns = (
     scripted.search("who"),

@@ -13,7 +13,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import charges, prompts, tools
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, toolbox
+from anysearch_jax.rollout import driver, searching
 
 PRICES = budgets.Prices(tools=(("search", 30.0), ("cheap", 10.0)))
 QUESTION = types.Question("q", "Who wrote Emma?", ("Jane Austen",))
@@ -36,7 +36,7 @@ def play(turns, cents, *, hits=HITS):
       QUESTION,
       driver.EpisodeParts(
         scripted.Engine(turns),
-        toolbox.Toolbox({"search": found, "cheap": found}),
+        searching.Toolbox({"search": found, "cheap": found}),
         config_lib.EpisodeConfig(prompts="two_prices"),
         scripted.CODEC,
       ),

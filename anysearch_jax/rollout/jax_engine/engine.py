@@ -21,7 +21,7 @@ import contextlib
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import decoder, hf, sharding
-from anysearch_jax.rollout import drawing
-from anysearch_jax.rollout.jax_engine import (
-  halting,
-  kv_device,
-  kv_memory,
-  kv_store,
-)
+from anysearch_jax.rollout.jax_engine import kv_device, kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.rollout.jax_engine import turn as turn_lib
 
 # An episode that was answered needs this many iterations of the event loop to
@@ -47,6 +42,14 @@ _PATIENCE = 1.0  # Seconds between looks when no event arrives.
 # A decode call ends when this share of its rows has finished, so that waiting
 # turns can take their lanes.
 _FINISHED = 0.25
+
+
+class _Flight(NamedTuple):
+  """A decode call in progress, and the turns in its lanes."""
+
+  width: int
+  lanes: dict[int, turn_lib.Turn]
+  decoded: asyncio.Future[kv_store.Decoded]
 
 
 class JaxEngine:
@@ -92,7 +95,7 @@ class JaxEngine:
     self._tokenizer = policy.tokenizer
     self._config, self._version = config, version
     self._sampling = sampling
-    self._halting = halting.Halting(
+    self._halting = turn_lib.Halting(
       policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
     )
     self._device = kv_device.KvDevice(
@@ -104,8 +107,9 @@ class JaxEngine:
       mesh=mesh,
     )
     self._memory = kv_memory.KvMemory(config, shards=self._shards)
+    # Turns that wait for a row, and those that have one.
     self._queue: deque[turn_lib.Turn] = deque()
-    self._running: list[turn_lib.Running] = []
+    self._running: list[turn_lib.Turn] = []
     self._server: asyncio.Task | None = None
     self._news = asyncio.Event()
     self.counters: Counter[str] = Counter()
@@ -153,12 +157,16 @@ class JaxEngine:
       ValueError: a sampling setting is out of its range, or a stop text empty.
       RuntimeError: another turn of the episode is being sampled.
     """
-    sampling = drawing.sampling(request, self._sampling)
+    sampling = self._sampling.asked(request)
     halts = await self._halting.of(request.stop)
-    request = turn_lib.bounded(request, self.max_context)
-    for turn in self._turns():
+    request = request.within(self.max_context, "raise engine.max_context")
+    for turn in (*self._queue, *self._running):
       if turn.request.address == request.address:
-        turn.check_over()
+        if not turn.future.done():
+          raise RuntimeError(
+            f"Turn {turn.request.turn} of {request.address} is being sampled; "
+            "wait for it or release the episode."
+          )
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
     future = asyncio.get_running_loop().create_future()
@@ -172,8 +180,7 @@ class JaxEngine:
   def release(self, address: types.Address) -> None:
     """Forgets an episode's cache and its turn, if any."""
     self._queue = deque(t for t in self._queue if t.request.address != address)
-    stay = [r for r in self._running if r.turn.request.address != address]
-    self._running = stay
+    self._running = [t for t in self._running if t.request.address != address]
     self._memory.release(address)
     self._news.set()
 
@@ -191,14 +198,11 @@ class JaxEngine:
       )
     self._memory.forget_prompts()
 
-  def _turns(self) -> list[turn_lib.Turn]:
-    return [*self._queue, *(running.turn for running in self._running)]
-
   async def _serve(self) -> None:
     """Schedules calls until no turn is left."""
     self._news = asyncio.Event()
-    flight: turn_lib.Flight | None = None
-    following: turn_lib.Flight | None = None
+    flight: _Flight | None = None
+    following: _Flight | None = None
     try:
       while self._queue or self._running or flight:
         for _ in range(_YIELDS):
@@ -207,7 +211,7 @@ class JaxEngine:
         self._prefill(full=flight is not None)
         following = self._launch(full=flight is not None)
         if flight is not None:
-          await self._land(flight)
+          self._land(flight, await flight.decoded)
         elif following is None and not self._running:
           # No turn can run until a request or a release arrives.
           self._news.clear()
@@ -215,15 +219,19 @@ class JaxEngine:
             async with asyncio.timeout(_PATIENCE):
               await self._news.wait()
         flight = following
-    except asyncio.CancelledError:
-      turn_lib.give_up(flight, following)
-      # No call may still use the pages when the next one starts.
-      self._device.drain()
-      raise
-    except Exception as error:
-      turn_lib.give_up(flight, following)
+    except BaseException as error:
+      for left in (flight, following):
+        # Cancel calls, or retrieve their errors so that asyncio logs none.
+        if left and not left.decoded.cancel() and not left.decoded.cancelled():
+          left.decoded.exception()
+      if not isinstance(error, Exception):
+        # Cancelled: no call may still use the pages when the next one starts.
+        self._device.drain()
+        raise
       # A bug or an out-of-memory error, not an outage: raise it in all waiters.
-      turn_lib.fail(self._turns(), error)
+      for turn in (*self._queue, *self._running):
+        if not turn.future.done():
+          turn.future.set_exception(error)
       self._queue.clear()
       self._running.clear()
 
@@ -243,7 +251,7 @@ class JaxEngine:
         self.counters["discarded_tokens"] += given_up
         self.counters["reused_tokens"] += row.cached
       elif room and not self._memory.filling(turn.context):
-        first = turn.request.turn == 0 and not turn.sampled
+        first = turn.request.turn == 0 and not turn.logps
         row = self._memory.open(address, turn.context, prompt=first)
         room = row is not None
         if row is not None:
@@ -253,16 +261,15 @@ class JaxEngine:
       if row is None:
         waiting.append(turn)
       else:
-        self._running.append(turn_lib.Running(turn, row))
+        turn.row = row
+        self._running.append(turn)
     self._queue = waiting
     while copies:
       self._copy(copies)
 
   def _copy(self, rows: deque[kv_memory.Row]) -> None:
     """Makes one call that copies shared partial pages for the first rows."""
-    call = kv_memory.Lanes(
-      self._config.prefill_lanes, self._config, shards=self._shards
-    )
+    call = self._lanes(self._config.prefill_lanes)
     sources, targets = np.full(
       (2, len(call.table)), kv_memory.PADDING, np.int32
     )
@@ -273,26 +280,26 @@ class JaxEngine:
       self._memory.mark_ready(row)
     self._device.copy(sources, targets)
 
+  def _lanes(self, width: int) -> kv_memory.Lanes:
+    return kv_memory.Lanes(width, self._config, shards=self._shards)
+
   def _fits(
-    self,
-    running: turn_lib.Running,
-    tokens: int,
-    busy: Collection[kv_memory.Row],
+    self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
   ) -> bool:
     """Grows a turn's row to `tokens` tokens; returns whether it could."""
-    if self._memory.get(running.turn.request.address) is not running.row:
+    if self._memory.get(turn.request.address) is not turn.row:
       return False  # Its pages were preempted by an earlier turn in this loop.
-    gone = set(self._memory.grow(running.row, tokens, busy))
+    gone = self._memory.grow(turn.row, tokens, busy)
     if gone:
       self.counters["preemptions"] += len(gone)
       # Preempted turns return to the front of the queue and prefill again.
-      stay = [r for r in self._running if r.turn.request.address not in gone]
-      self._queue.extendleft(r.turn for r in self._running if r not in stay)
-      self._running = stay
-    return self._memory.holds(running.row, tokens)
+      lost = [t for t in self._running if t.request.address in gone]
+      self._queue.extendleft(lost)
+      self._running = [t for t in self._running if t not in lost]
+    return self._memory.holds(turn.row, tokens)
 
   def _flying(self) -> set[kv_memory.Row]:
-    return {r.row for r in self._running if r.flying}
+    return {turn.row for turn in self._running if turn.flying}
 
   def _prefill(self, *, full: bool) -> None:
     """Prefills turns while lanes of the next decode call would stay empty.
@@ -302,33 +309,33 @@ class JaxEngine:
     """
     most = self._config.lanes[-1]
     while True:
-      free = [r for r in self._running if not r.flying]
-      missing = [r for r in free if r.missing > 0]
+      free = [turn for turn in self._running if not turn.flying]
+      missing = [turn for turn in free if turn.missing > 0]
       if not missing or len(free) - len(missing) >= most:
         return
       if (full and len(free) < most) or not self._prefill_some(missing):
         return
       self._admit()
 
-  def _prefill_some(self, turns: Sequence[turn_lib.Running]) -> bool:
+  def _prefill_some(self, turns: Sequence[turn_lib.Turn]) -> bool:
     """Makes one prefill call with chunks of missing tokens, oldest turn first.
 
     Returns:
       False if no turn has room, because running decode calls hold the pages.
     """
     width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
-    call = kv_memory.Lanes(width, self._config, shards=self._shards)
+    call = self._lanes(width)
     tokens = np.zeros((width, chunk), np.int32)
     starts, counts = np.zeros((2, width), np.int32)
     busy = self._flying()
     rows: set[kv_memory.Row] = set()
-    for running in turns:
-      row, context = running.row, running.turn.context
+    for turn in turns:
+      row, context = turn.row, turn.context
       if not call.room(row) or not self._fits(
-        running, len(context) - 1, busy | rows
+        turn, len(context) - 1, busy | rows
       ):
         continue
-      while running.missing > 0 and (lane := call.lane(row)) is not None:
+      while turn.missing > 0 and (lane := call.lane(row)) is not None:
         ids = context[row.cached : -1][:chunk]
         tokens[lane, : len(ids)] = ids
         starts[lane], counts[lane] = row.cached, len(ids)
@@ -343,58 +350,54 @@ class JaxEngine:
       self._memory.mark_ready(row)
     return True
 
-  def _launch(self, *, full: bool) -> turn_lib.Flight | None:
+  def _launch(self, *, full: bool) -> _Flight | None:
     """Starts a decode call for the turns that have run longest, if any.
 
     Args:
       full: start a call only if it fills all lanes of the largest size.
     """
-    ready = [r for r in self._running if r.missing == 0 and not r.flying]
+    ready = [t for t in self._running if t.missing == 0 and not t.flying]
     sizes = self._config.lanes
     if full and len(ready) < sizes[-1]:
       return None
     width = next((n for n in sizes if n >= len(ready)), sizes[-1])
-    call = kv_memory.Lanes(width, self._config, shards=self._shards)
-    lanes = self._board(ready, call)
+    call, busy = self._lanes(width), self._flying()
+    lanes: dict[int, turn_lib.Turn] = {}
+    for turn in ready:
+      row = turn.row
+      after = row.cached + min(self._config.decode_steps, turn.left)
+      if call.room(row) and self._fits(turn, after, busy):
+        lane = call.lane(row)
+        assert lane is not None  # There is room.
+        lanes[lane], turn.flying = turn, True
+        busy.add(row)
     if not lanes:
       return None
-    rows = turn_lib.decode_call(call.table, lanes, self._halting)
+    turns = list(lanes.values())
+    halts, bits = self._halting.call(turns)
     decoded = self._device.decode(
-      rows.turns,
-      rows.halts,
+      turn_lib.decode_rows(call.table, lanes, bits),
+      halts,
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
-      restricted=rows.restricted,
+      restricted=any(sampling_lib.restricts(turn.sampling) for turn in turns),
     )
-    return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
+    return _Flight(width, lanes, asyncio.wrap_future(decoded))
 
-  def _board(
-    self, ready: Sequence[turn_lib.Running], call: kv_memory.Lanes
-  ) -> dict[int, turn_lib.Running]:
-    """Assigns the lanes of a decode call while there are lanes and pages."""
-    lanes: dict[int, turn_lib.Running] = {}
-    busy = self._flying()
-    for running in ready:
-      row, steps = running.row, self._config.decode_steps
-      tokens_after = row.cached + min(steps, running.turn.left)
-      if not call.room(row) or not self._fits(running, tokens_after, busy):
-        continue
-      lane = call.lane(row)
-      assert lane is not None  # There is room.
-      lanes[lane], running.flying = running, True
-      busy.add(row)
-    return lanes
-
-  async def _land(self, flight: turn_lib.Flight) -> None:
-    """Waits for a decode call and hands out its tokens."""
-    decoded = await flight.decoded
-    self.counters.update(flight.counters(decoded))
+  def _land(self, flight: _Flight, decoded: kv_store.Decoded) -> None:
+    """Hands out the tokens of a decode call."""
+    sampled = int(decoded.counts.sum())
+    self.counters.update(
+      decode_calls=1,
+      lanes_offered=flight.width * int(decoded.counts.max()),
+      lanes_used=sampled,
+      sampled_tokens=sampled,
+    )
     over = set()
-    for lane, running in flight.lanes.items():
-      turn = running.turn
-      running.extend(decoded, lane)
+    for lane, turn in flight.lanes.items():
+      turn.extend(decoded, lane)
       done = turn.ended(self._tokenizer, self._version)
       if done is not None:
         over.add(id(turn))
         if not turn.future.done():
           turn.future.set_result(done)
-    self._running = [r for r in self._running if id(r.turn) not in over]
+    self._running = [turn for turn in self._running if id(turn) not in over]

@@ -23,7 +23,6 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-from anysearch_jax.rollout.jax_engine import model as model_lib
 
 # Long, because the first call compiles.
 _SECONDS = 600.0
@@ -70,7 +69,7 @@ class KvDevice:
     self._seed = jax.device_put(jax.random.key(seed), self._everywhere)
     # What halts the rows of the last decode call, here and on the devices.
     self._halts: tuple[np.ndarray | None, Any] = None, None
-    self._model = model_lib.make(config, architecture, mesh, dtype=dtype)
+    self._model = kv_store.make_model(config, architecture, mesh, dtype=dtype)
     self._allocate = kv_store.allocator(
       architecture,
       kv_memory.pages(config, shards=self._shards),

@@ -2,23 +2,156 @@
 
 The rows and pages of an engine are divided into data shards, one for each
 device along the mesh's `data` axis.
+
+Prompts with a common prefix share whole pages. A page is identified by its
+tokens and by the page before it, so a lookup walks the prompt page by page. The
+last, partial page of a prompt is copied instead of shared: each row continues
+it with its own tokens. A page that no row holds keeps its content until it is
+allocated again, least recently used first. vLLM does the same with hashes of
+tokens as keys: https://docs.vllm.ai/en/latest/design/prefix_caching/.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.rollout.jax_engine import page_pool
 
-PADDING = page_pool.PADDING
 # A shard may have this many more rows than another, to share more pages.
 _AHEAD = 8
+# The reserved page that padding is written to.
+PADDING = 0
+# Identifies a page: the name of the page before it, and its tokens.
+_Key = tuple[int, tuple[int, ...]]
+_START = 0
+
+
+@dataclasses.dataclass
+class _Known:
+  """A page with known tokens; `ready` once a call has written them."""
+
+  name: int
+  key: _Key
+  page: int
+  ready: bool = False
+
+
+class Shared(NamedTuple):
+  """The pages that hold a prefix of some tokens.
+
+  pages: whole pages, in order. last: a page that holds all remaining tokens, to
+  be copied, or None. filling: whether another row is filling the next page.
+  """
+
+  pages: list[int]
+  last: int | None = None
+  filling: bool = False
+
+
+class PagePool:
+  """Pages `1` to `count - 1` of `size` tokens each, with reference counts."""
+
+  def __init__(self, count: int, size: int):
+    self.size = size
+    self._free = OrderedDict.fromkeys(range(1, count))
+    self._holders = [0] * count
+    self._known: dict[_Key, _Known] = {}
+    self._by_page: dict[int, _Known] = {}
+    self._names = _START
+
+  @property
+  def size_in_pages(self) -> int:
+    """Number of pages that rows can hold."""
+    return len(self._holders) - 1
+
+  @property
+  def free(self) -> int:
+    """Number of pages that no row holds."""
+    return len(self._free)
+
+  def shared(self, tokens: Sequence[int]) -> Shared:
+    """Finds pages that hold a prefix of `tokens`."""
+    pages: list[int] = []
+    name = _START
+    for key_tokens in self._cut(tokens):
+      known = self._known.get((name, key_tokens))
+      if known is None:
+        break
+      if not known.ready:
+        return Shared(pages, filling=True)
+      if len(key_tokens) < self.size:
+        return Shared(pages, known.page)
+      pages.append(known.page)
+      name = known.name
+    return Shared(pages)
+
+  def hold(self, pages: Sequence[int]) -> None:
+    """Adds a reference to each of the pages, which `shared` found."""
+    for page in pages:
+      self._holders[page] += 1
+      self._free.pop(page, None)
+
+  def take(self, count: int) -> list[int]:
+    """Allocates `count` free pages; `free` must be at least `count`."""
+    pages = []
+    for _ in range(count):
+      page, _ = self._free.popitem(last=False)
+      self._forget(page)
+      self._holders[page] = 1
+      pages.append(page)
+    return pages
+
+  def reserve(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    """Registers that `pages` will hold `tokens`; see `mark_ready`."""
+    name = _START
+    for key_tokens, page in zip(self._cut(tokens), pages, strict=True):
+      key = (name, key_tokens)
+      known = self._known.get(key)
+      if known is None:
+        self._names += 1
+        known = _Known(self._names, key, page)
+        self._known[key] = self._by_page[page] = known
+      name = known.name
+
+  def mark_ready(self, pages: Sequence[int]) -> None:
+    """Marks promised pages as ready to be shared: their writes are queued."""
+    for page in pages:
+      if page in self._by_page:
+        self._by_page[page].ready = True
+
+  def drop(self, pages: Sequence[int]) -> None:
+    """Removes a reference from each page, last page first.
+
+    The first pages of a prompt are then the last to be allocated again.
+    """
+    for page in reversed(pages):
+      self._holders[page] -= 1
+      if not self._holders[page]:
+        known = self._by_page.get(page)
+        if known is not None and not known.ready:
+          self._forget(page)
+        self._free[page] = None
+
+  def forget_all(self) -> None:
+    """Forgets the content of all pages, because the weights change."""
+    self._known.clear()
+    self._by_page.clear()
+
+  def _forget(self, page: int) -> None:
+    known = self._by_page.pop(page, None)
+    if known is not None:
+      del self._known[known.key]
+
+  def _cut(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the tokens of each page; the last page may be partial."""
+    for start in range(0, len(tokens), self.size):
+      yield tuple(tokens[start : start + self.size])
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,8 +186,7 @@ class KvMemory:
   def __init__(self, config: config_lib.EngineConfig, *, shards: int = 1):
     self._config = config
     self._pools = [
-      page_pool.PagePool(pages(config, shards=shards), config.page)
-      for _ in range(shards)
+      PagePool(pages(config, shards=shards), config.page) for _ in range(shards)
     ]
     # In order of opening.
     self._rows: dict[types.Address, Row] = {}
@@ -115,18 +247,12 @@ class KvMemory:
     self._rows[address] = row
     return row
 
-  def _roomiest(
-    self, found: Sequence[page_pool.Shared], pages: int
-  ) -> int | None:
-    """Returns the data shard for a new row, or None if none has room.
+  def _roomiest(self, found: Sequence[Shared], pages: int) -> int | None:
+    """Returns the data shard for a new row of `pages` pages, if one has room.
 
-    If the load is balanced, the shard with the longest shared prefix, otherwise
-    a less loaded one. Ties go to the shard with most free pages, then to the
-    first one.
-
-    Args:
-      found: what each shard holds of the row's context.
-      pages: number of pages that the row may need at once.
+    If the load is balanced, the shard that `found` the longest shared prefix,
+    otherwise a less loaded one. Ties go to the shard with most free pages, then
+    to the first one.
     """
     rows = Counter(row.shard for row in self._rows.values())
     shards = range(len(self._pools))
@@ -164,9 +290,11 @@ class KvMemory:
     """
     known, old = row.cached, row.context
     row.context = context
-    same = _common(old[:known], context[:-1])
-    if same == known:
+    if old[:known] == context[:-1][:known]:
       return 0
+    pairs = enumerate(zip(old[:known], context[:-1]))
+    shorter = min(known, len(context) - 1)
+    same = next((i for i, (a, b) in pairs if a != b), shorter)
     keep = same // self._config.page
     self._pools[row.shard].drop(row.pages[keep:])
     del row.pages[keep:]
@@ -176,37 +304,31 @@ class KvMemory:
 
   def grow(
     self, row: Row, tokens: int, busy: Collection[Row]
-  ) -> Iterator[types.Address]:
+  ) -> set[types.Address]:
     """Gives a row pages for `tokens` tokens in all, if it can.
 
-    If too few pages are free, the youngest other rows are preempted.
+    If too few pages are free, the youngest other rows of its shard are
+    preempted.
 
     Args:
       row: the row that grows.
       tokens: number of tokens that it must hold.
       busy: rows that must not be preempted.
 
-    Yields:
+    Returns:
       The addresses of preempted episodes, which have no row any more.
     """
-    pool = self._pools[row.shard]
+    pool, gone = self._pools[row.shard], set()
     wanted = pages_of(tokens, self._config) - len(row.pages)
-    if wanted > pool.free:
-      yield from self._give_up(row, wanted, busy)
-    if 0 < wanted <= pool.free:
-      row.pages += pool.take(wanted)
-
-  def _give_up(
-    self, row: Row, wanted: int, busy: Collection[Row]
-  ) -> Iterator[types.Address]:
-    """Preempts the youngest rows until `wanted` pages are free."""
-    pool = self._pools[row.shard]
     for address, other in reversed(list(self._rows.items())):
-      if pool.free >= wanted:
+      if wanted <= pool.free:
         break
       if other.shard == row.shard and other is not row and other not in busy:
         self.release(address)
-        yield address
+        gone.add(address)
+    if 0 < wanted <= pool.free:
+      row.pages += pool.take(wanted)
+    return gone
 
   def holds(self, row: Row, tokens: int) -> bool:
     """Returns whether a row has pages for `tokens` tokens."""
@@ -270,14 +392,6 @@ class Lanes:
     return lane
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-  """Returns the length of the longest common prefix."""
-  if one == other[: len(one)]:
-    return len(one)
-  pairs = enumerate(zip(one, other))
-  return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def pages_of(tokens: int, config: config_lib.EngineConfig) -> int:
   """Returns the number of pages for `tokens` tokens, at most a full context."""
   return -(-min(tokens, config.max_context) // config.page)
@@ -298,18 +412,6 @@ def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
     config: the engine's.
     shards: number of data shards, the size of the mesh's `data` axis.
   """
-  for name in (
-    "slots",
-    "max_context",
-    "page",
-    "prefill_lanes",
-    "prefill_chunk",
-    "decode_steps",
-  ):
-    if getattr(config, name) < 1:
-      raise ValueError(
-        f"engine.{name}: found {getattr(config, name)}, expected 1 or more."
-      )
   sizes = config.lanes
   if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
     raise ValueError(

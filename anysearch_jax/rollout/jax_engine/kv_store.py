@@ -7,27 +7,131 @@ of the call.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
-from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
-from anysearch_jax.rollout.jax_engine import threefry
 
 # NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
 A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
+C = TypeVar("C")
 GatheredRows = tuple[gathered_attention.Rows, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """How the rows of all calls are computed.
+
+  a: the architecture, without adapters. dtype: of activations and matrix
+  products. paged: attention over pages. gathered: attention of decode over
+  gathered rows; None if decode reads the pages too. fused: see
+  `serving.prepare`. mesh: of all arrays.
+  """
+
+  a: architecture_lib.Architecture
+  dtype: np.dtype
+  paged: paged_attention.Paged
+  gathered: gathered_attention.Gathered | None
+  fused: bool
+  mesh: jax.sharding.Mesh
+
+  def prepare(
+    self, params: decoder.Params, a: architecture_lib.Architecture
+  ) -> decoder.Params:
+    """Returns weights for the calls; see `serving.prepare`.
+
+    Args:
+      params: laid out by `table.rows(a)`.
+      a: the policy's architecture, adapters included.
+    """
+    return serving.prepare(
+      params,
+      a,
+      dtype=self.dtype,
+      fused=self.fused,
+      mesh=self.mesh if self.mesh.size > 1 else None,
+    )
+
+  def extend(
+    self,
+    params: decoder.Params,
+    tokens: jax.Array,
+    starts: jax.Array,
+    counts: jax.Array,
+    caches: Sequence[C],
+    attend: serving.Attend[C],
+  ) -> tuple[jax.Array, tuple[C, ...]]:
+    """Appends tokens to cached rows; see `serving.extend`."""
+    return serving.extend(
+      params,
+      self.a,
+      tokens,
+      starts,
+      counts,
+      caches,
+      attend,
+      dtype=self.dtype,
+    )
+
+  def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
+    """Returns attention over pages, which `table` lists for each row."""
+
+    def attend(q, k, v, pages, positions, real):
+      return self.paged(q, k, v, pages, table, positions, real)
+
+    return attend
+
+
+def make_model(
+  config: config_lib.EngineConfig,
+  a: architecture_lib.Architecture,
+  mesh: jax.sharding.Mesh,
+  *,
+  dtype: Any,
+) -> Model:
+  """Returns how rows are computed on a mesh.
+
+  Raises:
+    ValueError: `engine.attention` cannot run there.
+  """
+  platform = mesh.devices.flat[0].platform
+  several = mesh if mesh.size > 1 else None
+  paged = paged_attention.Paged(
+    paged_attention.choose(
+      config.attention,
+      platform=platform,
+      head_dim=a.head_dim,
+      dtype=dtype,
+      page=config.page,
+    ),
+    # Small blocks skip more padding; on accelerators loop overhead dominates.
+    block=64 if platform == "cpu" else 512,
+    mesh=several,
+    as_vectors=platform == "tpu",
+  )
+  gathered = gathered_attention.Gathered(paged.block, several)
+  return Model(
+    a.without_lora(),
+    jnp.dtype(dtype),
+    paged,
+    gathered if platform == "cpu" else None,
+    # The GPU compiler would otherwise join the matrices in every decode step.
+    fused=platform in ("gpu", "cuda"),
+    mesh=mesh,
+  )
 
 
 class Chunks(NamedTuple, Generic[A]):
@@ -109,7 +213,7 @@ def allocator(
 
 
 def empty_rows(
-  model: model_lib.Model,
+  model: Model,
   pages: pages_lib.Pools,
   *,
   lanes: int,
@@ -197,12 +301,12 @@ def prefill(
   pages: pages_lib.Pools,
   chunks: Chunks[jax.Array],
   *,
-  model: model_lib.Model,
+  model: Model,
 ) -> pages_lib.Pools:
   """Appends known tokens to some rows (chunked prefill).
 
   Args:
-    params: the policy's, as returned by `model.Model.prepare`.
+    params: the policy's, as returned by `Model.prepare`.
     pages: donated.
     chunks: the rows.
     model: how they are computed.
@@ -219,14 +323,14 @@ def score(
   params: decoder.Params,
   tokens: jax.Array,
   *,
-  model: model_lib.Model,
+  model: Model,
   size: int,
   shards: int,
 ) -> jax.Array:
   """Scores a sequence by the computation of prefill, in separate pages.
 
   Args:
-    params: the policy's, as returned by `model.Model.prepare`.
+    params: the policy's, as returned by `Model.prepare`.
     tokens: int `[T]`.
     model: how they are computed.
     size: tokens per page.
@@ -281,14 +385,14 @@ def decode(
   enough: jax.Array,
   draws: Draws,
   *,
-  model: model_lib.Model,
+  model: Model,
   steps: int,
   restricted: bool,
 ) -> tuple[pages_lib.Pools, GatheredRows, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
   Args:
-    params: the policy's, as returned by `model.Model.prepare`.
+    params: the policy's, as returned by `Model.prepare`.
     pages: donated.
     rows: of `empty_rows`, for as many lanes; donated.
     turns: the rows.
@@ -305,7 +409,14 @@ def decode(
   row_keys = jax.vmap(functools.partial(sampling_lib.address_key, draws.seed))
   keys = row_keys(turns.addresses)
   limits = jnp.minimum(turns.limits, steps)
-  caches, attend = _opened(model, pages, rows, turns)
+  gathered = model.gathered
+  caches, attend = pages, model.over_pages(turns.table)
+  if gathered is not None:
+    attend = gathered
+    caches = tuple(
+      gathered.gather(row, x, turns.table, turns.starts)
+      for row, x in zip(rows, pages, strict=True)
+    )
 
   def goes_on(carry: _Carry) -> jax.Array:
     # Always run one step; a call without a step would be scheduled forever.
@@ -318,7 +429,7 @@ def decode(
     count: jax.Array,
     settings: sampling_lib.Settings[jax.Array],
   ) -> tuple[jax.Array, jax.Array]:
-    key = threefry.fold_in(key, count)
+    key = sampling_lib.fold_in(key, count)
     return sampling_lib.sample(logits, key, settings, restricted=restricted)
 
   def step(carry: _Carry) -> _Carry:
@@ -346,53 +457,18 @@ def decode(
     done = done | halted | (found.counts >= limits)
     return _Carry(i + 1, tokens, caches, done, found)
 
-  first = _Carry(
-    jnp.int32(0), turns.tokens, caches, limits <= 0, _nothing(limits, steps)
-  )
-  last = jax.lax.while_loop(goes_on, step, first)
-  pages, rows = _closed(model, pages, last.caches, turns, last.found)
-  return pages, rows, last.found
-
-
-def _opened(
-  model: model_lib.Model,
-  pages: pages_lib.Pools,
-  rows: GatheredRows,
-  turns: Turns[jax.Array],
-) -> tuple[tuple[Any, ...], serving.Attend[Any]]:
-  """Returns what decode reads and writes of each layer, and its attention."""
-  gathered = model.gathered
-  if gathered is None:
-    return pages, model.over_pages(turns.table)
-  caches = [
-    gathered.gather(row, x, turns.table, turns.starts)
-    for row, x in zip(rows, pages, strict=True)
-  ]
-  return tuple(caches), gathered
-
-
-def _closed(
-  model: model_lib.Model,
-  pages: pages_lib.Pools,
-  caches: tuple[Any, ...],
-  turns: Turns[jax.Array],
-  found: Decoded,
-) -> tuple[pages_lib.Pools, GatheredRows]:
-  """Returns the pages after a decode call, and its gathered rows."""
-  if model.gathered is None:
-    return caches, ()
-  pages = tuple(
-    model.gathered.write_back(x, row, turns.table, found.counts)
-    for x, row in zip(pages, caches, strict=True)
-  )
-  return pages, caches
-
-
-def _nothing(limits: jax.Array, steps: int) -> Decoded:
-  """Returns the sample of a call before its first step."""
   r = len(limits)
-  return Decoded(
+  nothing = Decoded(
     jnp.zeros((r, steps), jnp.int32),
     jnp.zeros((r, steps), jnp.float32),
     jnp.zeros(r, jnp.int32),
   )
+  first = _Carry(jnp.int32(0), turns.tokens, caches, limits <= 0, nothing)
+  last = jax.lax.while_loop(goes_on, step, first)
+  if gathered is None:
+    return last.caches, (), last.found
+  pages = tuple(
+    gathered.write_back(x, row, turns.table, last.found.counts)
+    for x, row in zip(pages, last.caches, strict=True)
+  )
+  return pages, last.caches, last.found

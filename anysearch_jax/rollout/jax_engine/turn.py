@@ -1,21 +1,137 @@
-"""A turn that the engine samples over several decode calls."""
+"""The turns of the engine, and the tokens that may end them.
+
+A stop text is found in decoded text, wherever token boundaries are. The device
+cannot decode text: it halts a row at every token that could complete a stop
+text. The host then decodes the turn, and resumes the row if the turn contains
+no stop text. The completing token is kept whole, even if its text continues
+after the stop text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout import stops
-from anysearch_jax.rollout.jax_engine import halting as halting_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
+
+_BITS = 32
+# Sets of stop texts that are remembered: a few MB for the largest vocabularies.
+_KNOWN = 64
+
+Stop = tuple[str, ...]
+
+
+def halting_tokens(
+  token_texts: Sequence[str],
+  stops: Sequence[str],
+  end_of_turn_ids: Collection[int],
+  *,
+  vocab_size: int,
+) -> np.ndarray:
+  """Returns the mask of tokens that halt a row, bool `[vocab_size]`.
+
+  A token could complete a stop text if it contains the stop text, or if it
+  begins with a suffix of it (the rest was sampled before; the token may
+  continue beyond the stop text). A token with only part of a character decodes
+  to U+FFFD and could complete any stop text that is not ASCII.
+
+  Args:
+    token_texts: what each token adds to the decoded text.
+    stops: the texts that end a turn; there may be none.
+    end_of_turn_ids: tokens that end a turn by themselves.
+    vocab_size: the policy's; ids beyond `token_texts` are padding.
+  """
+  suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
+  longest = max((len(stop) for stop in stops), default=0)
+  parts = not all(stop.isascii() for stop in stops)
+  halts = np.zeros(vocab_size, bool)
+  for token, text in enumerate(token_texts):
+    halts[token] = (
+      any(text[:n] in suffixes for n in range(1, min(len(text), longest) + 1))
+      or any(stop in text for stop in stops)
+      or (parts and "\N{REPLACEMENT CHARACTER}" in text)
+    )
+  halts[[i for i in end_of_turn_ids if i < vocab_size]] = True
+  return halts
+
+
+class Halting:
+  """Finds the tokens that halt the rows of a call.
+
+  A call has one array of 32 bits a token. Each set of stop texts in the call
+  has a bit, and a row halts at the tokens that have its bit. With more sets
+  than bits some share one: their rows then halt more often than they must,
+  which costs time and changes no text.
+
+  Args:
+    tokenizer: of the policy.
+    vocab_size: of the policy.
+    stop: the stop texts of most requests.
+  """
+
+  def __init__(
+    self, tokenizer: tokenizer_lib.Tokenizer, *, vocab_size: int, stop: Stop
+  ):
+    self._ends = tokenizer.end_of_turn_ids
+    self._texts = tokenizer.token_texts()
+    self._vocab_size = vocab_size
+    self._stop = stop
+    self._known = OrderedDict({stop: self._find(stop)})
+    self._call: tuple[tuple[Stop, ...], np.ndarray] = ((), np.zeros(0))
+
+  async def of(self, stop: Stop) -> np.ndarray:
+    """Returns the tokens that may end a turn, bool `[V]`.
+
+    A set that was not asked for lately is computed on another thread, because
+    that may take a second.
+
+    Raises:
+      ValueError: a stop text is empty.
+    """
+    if "" in stop:
+      raise ValueError(
+        f"stop: found {stop!r}, expected texts of one character or more."
+      )
+    found = self._known.get(stop)
+    if found is None:
+      found = await asyncio.to_thread(self._find, stop)
+      self._known[stop] = found
+      while len(self._known) > _KNOWN:
+        oldest = next(key for key in self._known if key != self._stop)
+        del self._known[oldest]
+    self._known.move_to_end(stop)
+    return found
+
+  def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
+    """Returns the halting tokens of a call.
+
+    Returns:
+      uint32 `[V]`, the same array as for the last call if it had the same sets
+      of stop texts; and the bit of each turn.
+    """
+    halts = {self._stop: self._known[self._stop]}
+    halts |= {turn.request.stop: turn.halts for turn in turns}
+    sets = tuple(halts)
+    if sets != self._call[0]:
+      bits = np.zeros(self._vocab_size, np.uint32)
+      for i, tokens in enumerate(halts.values()):
+        bits |= tokens.astype(np.uint32) << np.uint32(i % _BITS)
+      self._call = sets, bits
+    number = {stop: i % _BITS for i, stop in enumerate(sets)}
+    return self._call[1], [1 << number[turn.request.stop] for turn in turns]
+
+  def _find(self, stop: Stop) -> np.ndarray:
+    return halting_tokens(
+      self._texts, stop, self._ends, vocab_size=self._vocab_size
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -23,6 +139,8 @@ class Turn:
   """A turn that waits or runs; sampled tokens are appended to `context`.
 
   sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
+  row: its episode's KV cache, while it runs. flying: whether a decode call in
+  progress contains it.
   """
 
   request: types.GenerateRequest
@@ -31,24 +149,29 @@ class Turn:
   sampling: config_lib.SamplingConfig
   halts: np.ndarray
   logps: list[float] = dataclasses.field(default_factory=list)
-
-  @property
-  def sampled(self) -> int:
-    """Number of tokens sampled so far."""
-    return len(self.logps)
+  row: kv_memory.Row = dataclasses.field(init=False, repr=False)
+  flying: bool = False
 
   @property
   def left(self) -> int:
     """Number of tokens that the turn may still sample."""
-    return self.request.max_tokens - self.sampled
+    return self.request.max_tokens - len(self.logps)
 
-  def check_over(self) -> None:
-    """Raises RuntimeError if the turn is being sampled."""
-    if not self.future.done():
-      raise RuntimeError(
-        f"Turn {self.request.turn} of {self.request.address} is being sampled; "
-        "wait for it or release the episode."
-      )
+  @property
+  def missing(self) -> int:
+    """Number of tokens to prefill; the last one is decode's first input."""
+    return len(self.context) - 1 - self.row.cached
+
+  def extend(self, decoded: kv_store.Decoded, lane: int) -> None:
+    """Adds what a decode call sampled in a lane, and tells its caller."""
+    self.flying = False
+    count = int(decoded.counts[lane])
+    sampled = decoded.tokens[lane, :count].tolist()
+    self.context += sampled
+    self.logps += decoded.logps[lane, :count].tolist()
+    self.row.cached += count
+    if self.request.on_tokens is not None and not self.future.done():
+      self.request.on_tokens(sampled)
 
   def ended(
     self, tokenizer: tokenizer_lib.Tokenizer, version: int
@@ -61,9 +184,9 @@ class Turn:
     """
     if not self.halts[self.context[-1]] and self.left > 0:
       return None
-    ids = tuple(self.context[-self.sampled :])
+    ids = tuple(self.context[-len(self.logps) :])
     text = tokenizer.decode(ids)
-    said = stops.cut(text, self.request.stop)
+    said = self.request.cut(text)
     if said is not None:
       finish = types.Finish.STOP
     elif ids[-1] in tokenizer.end_of_turn_ids:
@@ -78,90 +201,24 @@ class Turn:
     )
 
 
-@dataclasses.dataclass(eq=False)
-class Running:
-  """A turn with its episode's KV cache.
-
-  flying: whether a decode call in progress contains the turn.
-  """
-
-  turn: Turn
-  row: kv_memory.Row
-  flying: bool = False
-
-  @property
-  def missing(self) -> int:
-    """Number of tokens to prefill; the last one is decode's first input."""
-    return len(self.turn.context) - 1 - self.row.cached
-
-  def extend(self, decoded: kv_store.Decoded, lane: int) -> None:
-    """Adds what a decode call sampled in a lane, and tells its caller."""
-    self.flying = False
-    turn, count = self.turn, int(decoded.counts[lane])
-    sampled = decoded.tokens[lane, :count].tolist()
-    turn.context += sampled
-    turn.logps += decoded.logps[lane, :count].tolist()
-    self.row.cached += count
-    if turn.request.on_tokens is not None and not turn.future.done():
-      turn.request.on_tokens(sampled)
-
-
-def bounded(
-  request: types.GenerateRequest, max_context: int
-) -> types.GenerateRequest:
-  """Caps `max_tokens` so that the context stays within `max_context`.
-
-  Raises:
-    types.EngineError: there is no room for a single token.
-  """
-  room = max_context - len(request.token_ids)
-  if room < 1:
-    raise types.EngineError(
-      f"The context of {len(request.token_ids)} tokens has no room in the "
-      f"engine's {max_context}; raise engine.max_context or lower "
-      "episode.max_context."
-    )
-  if request.max_tokens > room:
-    request = dataclasses.replace(request, max_tokens=room)
-  return request
-
-
-class DecodeCall(NamedTuple):
-  """The host side of a decode call.
-
-  turns: its rows. halts: uint32 `[V]`, tokens that halt rows. restricted:
-  whether top-p or top-k is on in a row.
-  """
-
-  turns: kv_store.Turns[np.ndarray]
-  halts: np.ndarray
-  restricted: bool
-
-
-def decode_call(
-  table: np.ndarray,
-  lanes: Mapping[int, Running],
-  halting: halting_lib.Halting,
-) -> DecodeCall:
-  """Returns a decode call.
+def decode_rows(
+  table: np.ndarray, lanes: Mapping[int, Turn], bits: Sequence[int]
+) -> kv_store.Turns[np.ndarray]:
+  """Returns the rows of a decode call.
 
   Args:
     table: int `[R, M]`, pages of each lane.
     lanes: the turns by lane; the other lanes are padding.
-    halting: finds the tokens that halt rows.
+    bits: of the turns, see `Halting.call`.
   """
   tokens, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
   addresses = np.zeros((len(table), 5), np.uint32)
-  stops_of = np.ones(len(table), np.uint32)
+  stops = np.ones(len(table), np.uint32)
+  stops[list(lanes)] = bits
   settings = [config_lib.SamplingConfig()] * len(table)
-  halts, bits = halting.call(
-    [(r.turn.request.stop, r.turn.halts) for r in lanes.values()]
-  )
-  stops_of[list(lanes)] = bits
-  for lane, running in lanes.items():
-    turn = running.turn
-    tokens[lane], starts[lane] = turn.context[-1], running.row.cached
-    limits[lane], sampled[lane] = turn.left, turn.sampled
+  for lane, turn in lanes.items():
+    tokens[lane], starts[lane] = turn.context[-1], turn.row.cached
+    limits[lane], sampled[lane] = turn.left, len(turn.logps)
     settings[lane] = turn.sampling
     address = turn.request.address
     addresses[lane] = (
@@ -171,49 +228,13 @@ def decode_call(
       address.sample,
       turn.request.turn,
     )
-  turns = kv_store.Turns(
+  return kv_store.Turns(
     table,
     tokens,
     starts,
     limits,
     addresses,
     sampled,
-    stops_of,
+    stops,
     sampling_lib.settings(settings),
   )
-  restricted = any(map(sampling_lib.restricts, settings))
-  return DecodeCall(turns, halts, restricted)
-
-
-class Flight(NamedTuple):
-  """A decode call in progress, and the turns in its lanes."""
-
-  width: int
-  lanes: dict[int, Running]
-  decoded: asyncio.Future[kv_store.Decoded]
-
-  def counters(self, decoded: kv_store.Decoded) -> dict[str, int]:
-    """Returns what the call adds to the engine's counters."""
-    sampled = int(decoded.counts.sum())
-    return {
-      "decode_calls": 1,
-      "lanes_offered": self.width * int(decoded.counts.max()),
-      "lanes_used": sampled,
-      "sampled_tokens": sampled,
-    }
-
-
-def give_up(*flights: Flight | None) -> None:
-  """Cancels calls, or retrieves their errors so that asyncio logs none."""
-  for flight in flights:
-    if flight is None or flight.decoded.cancel():
-      continue
-    if not flight.decoded.cancelled():
-      flight.decoded.exception()
-
-
-def fail(turns: Iterable[Turn], error: BaseException) -> None:
-  """Raises an error where the turns are waited for."""
-  for turn in turns:
-    if not turn.future.done():
-      turn.future.set_exception(error)

@@ -29,7 +29,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import disk, loop, processes
 from anysearch_jax.policy import decoder, hf
-from anysearch_jax.rollout import drawing, stops
 from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -283,7 +282,7 @@ class SglangEngine:
       "logprob_start_len": -1,
       "extra_key": name,  # Separates cached prefixes by the weights' name.
       "sampling_params": {
-        **_sampling(drawing.sampling(request, self._sampling)),
+        **_sampling(self._sampling.asked(request)),
         "max_new_tokens": request.max_tokens,
         "stop": list(request.stop),
         "stop_regex": [re.escape(stop) for stop in request.stop],
@@ -299,7 +298,7 @@ class SglangEngine:
     ends = self._policy.tokenizer.end_of_turn_ids
 
     def stopped(count: int) -> bool:
-      return stops.cut(decode(reply.ids[:count]), request.stop) is not None
+      return request.cut(decode(reply.ids[:count])) is not None
 
     count = next(
       (i for i, token in enumerate(reply.ids, 1) if token in ends),
@@ -329,7 +328,7 @@ class SglangEngine:
     return types.Generation(
       reply.ids[:count],
       reply.logps[:count],
-      stops.cut(text, request.stop) or text,
+      request.cut(text) or text,
       finish,
       reply.versions[:count],
     )

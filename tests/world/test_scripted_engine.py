@@ -9,7 +9,7 @@ import scripted as peer
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.rollout import scripted
+from anysearch_jax.world import expert_policy
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_scripted_turn_ends_like_a_sampled_one(said, most, text, finish):
     asked.append((request, context))
     return said
 
-  engine = scripted.ScriptedEngine(say, peer.CODEC)
+  engine = expert_policy.ScriptedEngine(say, peer.CODEC)
   request = types.GenerateRequest(
     types.Address(0, 1, 2),
     0,
