@@ -28,7 +28,6 @@ from anysearch_jax.evaluation import journal
 from anysearch_jax.host import counting, loop
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
-from anysearch_jax.rollout import inflight as inflight_lib
 
 EPISODES = "episodes.jsonl"
 # The engine's own seed; the evaluation's seeds are part of the addresses.
@@ -129,7 +128,7 @@ def _play(
   env = systems.of_episode(playing.episode)
   prices = env.prices(evaluation.prices)
   finished = itertools.count(len(rows) + 1)
-  inflight = inflight_lib.InFlight(playing.quiet_seconds)
+  inflight = driver.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
   parts = driver.EpisodeParts(
     player.engine, retriever, playing.episode, player.codec

@@ -28,18 +28,19 @@ class Work(concurrent.futures.Future, Generic[T]):
   """A coroutine in the loop, for other threads.
 
   Unlike other futures, it is done only when the coroutine is: `result` waits
-  for the clean-up of cancelled work, and then raises `CancelledError`.
+  for the clean-up of cancelled work, and then raises `CancelledError`, or what
+  `cancelled` returns.
   """
 
   def __init__(
     self,
-    loop: asyncio.AbstractEventLoop,
     coroutine: Coroutine[Any, Any, T],
+    cancelled: Callable[[], BaseException | None] = lambda: None,
   ):
     super().__init__()
-    self._loop = loop
+    self._loop, self._error = _started().loop, cancelled
     self._task: asyncio.Task[T] | None = None
-    loop.call_soon_threadsafe(self._begin, coroutine)
+    self._loop.call_soon_threadsafe(self._begin, coroutine)
 
   def cancel(self) -> bool:
     """Cancels the coroutine; may be called from any thread."""
@@ -67,6 +68,9 @@ class Work(concurrent.futures.Future, Generic[T]):
 
   def _end(self, task: asyncio.Task[T]) -> None:
     if task.cancelled():
+      if error := self._error():
+        self.set_exception(error)
+        return
       super().cancel()
       self.set_running_or_notify_cancel()
     elif error := task.exception():
@@ -91,20 +95,11 @@ class Scope:
 
   def start(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
     """Starts a coroutine in the loop; see the class for errors."""
-
-    async def stoppable() -> T:
-      try:
-        return await coroutine
-      except asyncio.CancelledError:
-        if self._stopped:
-          raise self._error() from None
-        raise
-
     with self._lock:
       if self._stopped:
         coroutine.close()
         raise self._error()
-      work = start(stoppable())
+      work = Work(coroutine, lambda: self._error() if self._stopped else None)
       self._works.add(work)
     work.add_done_callback(self._works.discard)
     return work
@@ -154,7 +149,7 @@ def _started() -> _Thread:
 
 def start(coroutine: Coroutine[Any, Any, T]) -> Work[T]:
   """Starts a coroutine in the loop; may be called from any thread."""
-  return Work(_started().loop, coroutine)
+  return Work(coroutine)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,7 @@
 
 Every request to an engine or retriever has a deadline. If the engine or the
 retriever cannot answer, the episode ends as `failed`. Any other exception is a
-bug and stops the rollout.
+bug and stops the rollout. `InFlight` warns when no episode makes progress.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout import episode, episode_state, steering
-from anysearch_jax.rollout import inflight as inflight_lib
+from anysearch_jax.rollout import control, episode, episode_state
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 # The share of its seconds after which an episode is asked for its answer.
 LANDING = 0.75
@@ -26,6 +31,14 @@ LANDING = 0.75
 _LONG = 16384
 # Lets every episode run at once.
 _OPEN = contextlib.nullcontext()
+# What an episode waits for. An address: permission to run (max_concurrency).
+Request = types.GenerateRequest | types.SearchRequest | types.Address
+_STATES = {
+  types.GenerateRequest: "a turn",
+  types.SearchRequest: "a search",
+  types.Address: "a place",
+}
+_QUERY = 80  # Show at most this many characters: a policy wrote the query.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +87,109 @@ class Rollout(NamedTuple):
   reason: str = ""
 
 
+class InFlight:
+  """Warns when no running episode of an event loop makes progress.
+
+  Until its deadline passes, an engine or retriever that hangs looks like one
+  that works. Progress is a turn or search that ends, or an episode that starts
+  to run. Tokens inside a turn are not visible here, so one long turn can also
+  cause the warning. The warning never aborts anything; deadlines do.
+
+  Args:
+    quiet_seconds: warn after this many seconds without progress, and again
+      each time the quiet period has doubled. 0 never warns.
+    warn: called with the warning.
+    clock: a monotonic clock in seconds.
+    span: entered while an episode waits for a request, for example to time it.
+  """
+
+  def __init__(
+    self,
+    quiet_seconds: float = 0.0,
+    *,
+    warn: Callable[[str], None] = _log.warning,
+    clock: Callable[[], float] = time.monotonic,
+    span: Callable[[Request], contextlib.AbstractContextManager[None]] = (
+      lambda request: contextlib.nullcontext()
+    ),
+  ):
+    self._quiet, self._warn, self._clock = quiet_seconds, warn, clock
+    self._span = span
+    # Requests, and since when episodes wait for them.
+    self._waits: dict[object, tuple[Request, float]] = {}
+    # When something last moved, and the quiet seconds of the next warning.
+    self._moved, self._due = clock(), quiet_seconds
+
+  @contextlib.contextmanager
+  def waiting(self, request: Request) -> Iterator[None]:
+    """Marks one episode as waiting for `request` inside the context."""
+    key = object()
+    self._waits[key] = request, self._clock()
+    try:
+      with self._span(request):
+        yield
+    finally:
+      del self._waits[key]
+      self._moved, self._due = self._clock(), self._quiet
+
+  @contextlib.contextmanager
+  def watched(self) -> Iterator[None]:
+    """Checks for progress on the running event loop inside the context."""
+    if not self._quiet > 0:
+      yield
+      return
+
+    async def watch() -> None:
+      while True:
+        await asyncio.sleep(self.look())
+
+    self._moved, self._due = self._clock(), self._quiet
+    watching = asyncio.create_task(watch())
+    try:
+      yield
+    finally:
+      watching.cancel()
+
+  def look(self) -> float:
+    """Warns if the quiet period is over; returns seconds to the next check."""
+    now = self._clock()
+    quiet = now - self._moved
+    if quiet >= self._due:
+      self._due = 2 * quiet
+      if self._waits:
+        self._warn(self._sentence(quiet, now))
+    return self._due - quiet
+
+  def _sentence(self, quiet: float, now: float) -> str:
+    """Returns how many episodes wait for what, and the longest wait."""
+    waits, told = list(self._waits.values()), []
+    for kind, state in _STATES.items():
+      since = [since for request, since in waits if isinstance(request, kind)]
+      if since:
+        longest = round(now - min(since), 1)
+        told.append(f"{len(since)} waiting for {state} (longest {longest:g} s)")
+    # Queued episodes are blocked by running ones: report a running one first.
+    oldest, _ = min(
+      waits, key=lambda w: (isinstance(w[0], types.Address), w[1])
+    )
+    match oldest:
+      case types.SearchRequest(query=query):
+        more = "..." if len(query) > _QUERY else ""
+        name = f"the search for {query[:_QUERY]!r}{more}"
+      case types.GenerateRequest(address=address, turn=turn):
+        name = f"turn {turn} of {address}"
+      case _:
+        name = str(oldest)
+    return (
+      f"Nothing moved for {round(quiet, 1):g} s; in flight: {', '.join(told)}. "
+      f"The oldest: {name}."
+    )
+
+
+# Never warns.
+OFF = InFlight()
+
+
 async def run_episode(
   question: types.Question,
   parts: EpisodeParts,
@@ -81,7 +197,7 @@ async def run_episode(
   budget: budgets.Assigned,
   scaffold: bool,
   address: types.Address,
-  inflight: inflight_lib.InFlight = inflight_lib.OFF,
+  inflight: InFlight = OFF,
   gate: contextlib.AbstractAsyncContextManager[None] = _OPEN,
   started: float | None = None,
   deadline: float = math.inf,
@@ -89,12 +205,17 @@ async def run_episode(
 ) -> types.Trajectory:
   """Plays one episode to its end, and releases it from the engine.
 
+  A rule of `episode.control` steers it, see `control`. An episode whose time
+  has passed by three quarters is asked for its answer.
+
   Args:
     question, budget, scaffold, address: as in `episode.start`.
     parts: what the episode is played with.
     inflight: records what the episode waits for.
     gate: entered while the episode is played.
-    started, deadline, watch: as in `play`.
+    started: when its time began, in event-loop time; None: now.
+    deadline: seconds that it may take, besides those of its budget.
+    watch: called with each state; an exception of it ends the episode.
 
   Returns:
     The trajectory. It is `failed`, with the reason, if the engine or the
@@ -113,103 +234,64 @@ async def run_episode(
         config=parts.config,
         codec=parts.codec,
       )
+      clock = asyncio.get_running_loop().time
+      started = clock() if started is None else started
       try:
-        is_long = len(question.text) > _LONG
-        state, request = await asyncio.to_thread(begin) if is_long else begin()
-        return await play(
-          state,
-          request,
-          engine=parts.engine,
-          retriever=parts.retriever,
-          inflight=inflight,
-          started=started,
-          deadline=deadline,
-          watch=watch,
-        )
+        state, request = await _off_loop(len(question.text), begin)
+        seconds = min(deadline, state.caps.seconds)
+        while True:
+          if watch is not None:
+            watch(state)
+          if isinstance(request, episode_state.Done):
+            return request.trajectory
+          until = started + seconds * (1.0 if state.landing else LANDING)
+          with inflight.waiting(request):
+            event = await answer(request, parts, until=until)
+          if state.caps.seconds < math.inf:
+            state = dataclasses.replace(state, elapsed=clock() - started)
+          length = 0
+          if isinstance(event, episode_state.Retrieved):
+            length = sum(len(p.title) + len(p.text) for p in event.passages)
+          step = functools.partial(control.step, state, event)
+          state, request = await _off_loop(length, step)
+          if state.address != address:  # A rule has a turn sampled again.
+            parts.engine.release(address)
+            address = state.address
       finally:
         parts.engine.release(address)
 
 
-async def play(
-  state: episode_state.Episode,
-  request: episode_state.Request,
-  *,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  inflight: inflight_lib.InFlight = inflight_lib.OFF,
-  started: float | None = None,
-  deadline: float = math.inf,
-  watch: Callable[[episode_state.Episode], None] | None = None,
-) -> types.Trajectory:
-  """Plays an episode from its current state to its end.
+async def _off_loop(characters: int, step: Callable[[], T]) -> T:
+  """Returns `step()`, which encodes a text of this length.
 
-  A rule of `episode.control` steers it, see `steering`. An episode whose time
-  has passed by three quarters is asked for its answer.
-
-  Args:
-    state, request: as returned by `episode.start` or `episode.step`.
-    engine, retriever, inflight: as in `run_episode`; the caller releases the
-      episode's own address.
-    started: when its time began, in event-loop time; None: now.
-    deadline: seconds that it may take, besides those of its budget.
-    watch: called with each state; an exception of it ends the episode.
+  A long one would delay the deadlines of all other episodes on the event loop.
   """
-  clock, first = asyncio.get_running_loop().time, state.address
-  started = clock() if started is None else started
-  seconds = min(deadline, state.caps.seconds)
-  try:
-    while True:
-      if watch is not None:
-        watch(state)
-      if isinstance(request, episode_state.Done):
-        return request.trajectory
-      limit = seconds * (1.0 if state.landing else LANDING)
-      with inflight.waiting(request):
-        event = await answer(
-          request,
-          engine=engine,
-          retriever=retriever,
-          config=state.config,
-          until=None if limit == math.inf else started + limit,
-        )
-      if state.caps.seconds < math.inf:
-        state = dataclasses.replace(state, elapsed=clock() - started)
-      before = state.address
-      if _is_long(event):
-        state, request = await asyncio.to_thread(steering.step, state, event)
-      else:
-        state, request = steering.step(state, event)
-      if state.address != before:  # A rule has a turn sampled again.
-        engine.release(before)
-  finally:
-    if state.address != first:
-      engine.release(state.address)
+  return await asyncio.to_thread(step) if characters > _LONG else step()
 
 
 async def answer(
   request: types.GenerateRequest | types.SearchRequest,
+  parts: EpisodeParts,
   *,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  config: config_lib.EpisodeConfig,
-  until: float | None = None,
+  until: float = math.inf,
 ) -> episode_state.Event | None:
   """Returns the event that answers a request; an outage is a `Failure`.
 
   Args:
     request: what an episode waits for.
-    engine, retriever: answer it.
-    config: has the deadlines.
+    parts: the engine and the retriever, and their deadlines.
     until: event-loop time after which the result is None.
   """
   is_turn = isinstance(request, types.GenerateRequest)
+  config = parts.config
   seconds = config.turn_deadline if is_turn else config.search_deadline
-  ending = asyncio.timeout_at(until)
+  ending = asyncio.timeout_at(None if until == math.inf else until)
   try:
     async with ending, asyncio.timeout(seconds):
       if isinstance(request, types.GenerateRequest):
-        return await engine.generate(request)
-      return episode_state.Retrieved(tuple(await retriever.search(request)))
+        return await parts.engine.generate(request)
+      found = await parts.retriever.search(request)
+      return episode_state.Retrieved(tuple(found))
   # A generative retriever asks an engine, so a search can raise both errors.
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     if ending.expired():
@@ -223,17 +305,6 @@ async def answer(
     return episode_state.Failure(f"{what} failed: {why}")
 
 
-def _is_long(event: episode_state.Event | None) -> bool:
-  """Returns whether a step must tokenize a long text.
-
-  On the event loop it would delay the deadlines of all other episodes.
-  """
-  return (
-    isinstance(event, episode_state.Retrieved)
-    and sum(len(p.title) + len(p.text) for p in event.passages) > _LONG
-  )
-
-
 async def run_groups(
   assignments: Sequence[Assignment],
   parts: EpisodeParts,
@@ -242,7 +313,7 @@ async def run_groups(
   rollout: int,
   max_concurrency: int | None = None,
   keep: int | None = None,
-  inflight: inflight_lib.InFlight = inflight_lib.OFF,
+  inflight: InFlight = OFF,
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
 
@@ -269,7 +340,19 @@ async def run_groups(
       assignments with the same index.
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
-  _check(assignments, group=group, max_concurrency=max_concurrency, keep=keep)
+  for name, value in (
+    ("group", group),
+    ("max_concurrency", max_concurrency),
+    ("keep", keep),
+  ):
+    if value is not None and value < 1:
+      raise ValueError(f"Found {name}={value}, expected 1 or more.")
+  indices = {assignment.index for assignment in assignments}
+  if len(indices) != len(assignments):
+    raise ValueError(
+      f"Found {len(assignments)} assignments with {len(indices)} indices; "
+      "expected each index once, because episodes are addressed by it."
+    )
   gate = (
     _OPEN if max_concurrency is None else asyncio.Semaphore(max_concurrency)
   )
@@ -280,9 +363,9 @@ async def run_groups(
     budget = budgets.of(assignment.budget)
     samplings: list[types.Group] = []
     while not samplings or (len(samplings) < 2 and not _is_kept(samplings[0])):
-      async with asyncio.TaskGroup() as playing:
+      async with asyncio.TaskGroup() as of_group:
         samples = [
-          playing.create_task(
+          of_group.create_task(
             run_episode(
               assignment.question,
               parts,
@@ -308,22 +391,14 @@ async def run_groups(
       )
     settled[assignment.index] = samplings
     if keep and keep == sum(_is_kept(t[-1]) for t in settled.values()):
-      for task in groups:
+      for task in playing:
         if task is not asyncio.current_task():
           task.cancel()
 
   with inflight.watched():
     async with asyncio.TaskGroup() as tasks:
-      groups = [tasks.create_task(play_group(each)) for each in assignments]
-  return _rollout([settled[a.index] for a in assignments if a.index in settled])
-
-
-def _rollout(samplings: Sequence[Sequence[types.Group]]) -> Rollout:
-  """Returns the last sampling of each group if it is kept, and counts.
-
-  Args:
-    samplings: one or two samplings of each group, in order.
-  """
+      playing = [tasks.create_task(play_group(each)) for each in assignments]
+  samplings = [settled[a.index] for a in assignments if a.index in settled]
   groups = [tries[-1] for tries in samplings if _is_kept(tries[-1])]
   failed = [
     trajectory
@@ -345,30 +420,3 @@ def _is_kept(sampled: types.Group) -> bool:
   """Returns whether a group is kept: it has one sample, or two valid ones."""
   valid = sum(not trajectory.failed for trajectory in sampled.trajectories)
   return len(sampled.trajectories) == 1 or valid >= 2
-
-
-def _check(
-  assignments: Sequence[Assignment],
-  *,
-  group: int,
-  max_concurrency: int | None,
-  keep: int | None,
-) -> None:
-  """Raises ValueError for arguments that cannot work."""
-  if group < 1:
-    raise ValueError(f"Found group={group}, expected 1 or more trajectories.")
-  if max_concurrency is not None and max_concurrency < 1:
-    raise ValueError(
-      f"Found max_concurrency={max_concurrency}, expected 1 or more episodes, "
-      "or None for no bound."
-    )
-  if keep is not None and keep < 1:
-    raise ValueError(
-      f"Found keep={keep}, expected 1 or more groups, or None for all of them."
-    )
-  indices = [assignment.index for assignment in assignments]
-  if len(set(indices)) != len(indices):
-    raise ValueError(
-      f"Found {len(indices)} assignments with {len(set(indices))} indices; "
-      "expected each index once, because episodes are addressed by it."
-    )

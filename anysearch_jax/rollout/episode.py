@@ -15,7 +15,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts, protocol, spec, tools
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import episode_state, room
+from anysearch_jax.rollout import episode_state
 
 _NO_ANSWER = (
   "The model gave no answer when a limit was near and it was asked for one."
@@ -90,7 +90,7 @@ def start(
   text, ids = prompt(
     question, budget=budget, scaffold=scaffold, config=config, codec=codec
   )
-  caps = room.priced(budgets.of(budget), systems.of_episode(config))
+  caps = episode_state.priced(budgets.of(budget), systems.of_episode(config))
   episode = episode_state.Episode(
     address,
     question,
@@ -153,21 +153,6 @@ def step(
   )
 
 
-def resume_turn(
-  episode: episode_state.Episode,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Requests the next turn of an episode that the caller constructed.
-
-  Args:
-    episode: begins with a prompt and does not end with a budget line;
-      `queries` and `observations` agree with its chunks.
-
-  Returns:
-    As `start`.
-  """
-  return _next_turn(episode)
-
-
 def land(
   episode: episode_state.Episode,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -175,7 +160,7 @@ def land(
 
   The environment's `over_budget` line asks, and one more turn may answer. A
   caller lands an episode whose time is over; one whose tokens or dollars are
-  lands by itself, see `room`.
+  lands by itself, see `episode_state`.
 
   Returns:
     As `start`. The request is `Done` if the episode was landed before.
@@ -235,7 +220,7 @@ def _after_turn(
     case _ if episode.landing:
       return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
-      if not room.call(episode, tool):
+      if not episode.affords(tool):
         beyond = episode.violation or not episode.stopped
         episode = dataclasses.replace(episode, violation=beyond)
         line = env.over_budget
@@ -249,9 +234,9 @@ def _after_turn(
       line = env.no_action
 
   if generation.finish is types.Finish.LENGTH:
-    if room.lands(episode):
+    if episode.before_landing is not None:
       return land(episode)
-    reason = room.limit(episode) or (
+    reason = episode.full or (
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
     )
@@ -288,10 +273,7 @@ def _answered(
   """
   verification = episode.environment.verification
   if (
-    verification is None
-    or episode.landing
-    or episode.left <= 0
-    or room.limit(episode)
+    verification is None or episode.landing or episode.left <= 0 or episode.full
   ):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
@@ -305,7 +287,7 @@ def _after_verification(
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Accepts an answer after its verification, or continues the episode."""
   episode = dataclasses.replace(episode, verifying=False)
-  if verification.accepted(generation.text) or room.limit(episode):
+  if verification.accepted(generation.text) or episode.full:
     return _finish(episode, types.Outcome.ANSWERED)
   return _next_turn(episode, _written(episode, verification.resume))
 
@@ -331,19 +313,19 @@ def _next_turn(
   if episode.scaffold:
     line = _written(episode, episode.budget_line)
     asking = dataclasses.replace(told, chunks=(*told.chunks, line))
-  if episode.chunks and room.is_spent(asking):
-    if not room.reads(asking):
+  if episode.chunks and asking.is_spent:
+    if not asking.reads_all:
       return land(episode)
     return land(told) if shown is None else _land_before(episode, told)
-  most = room.before_landing(asking)
-  if reason := room.limit(asking):
+  most = asking.before_landing
+  if reason := asking.full:
     return _finish(episode, types.Outcome.TRUNCATED, reason)
   ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)
   request = types.GenerateRequest(
     address=asking.address,
     turn=asking.turns,
     token_ids=tuple(ids),
-    max_tokens=most if most is not None and most > 0 else room.turn(asking),
+    max_tokens=most if most is not None and most > 0 else asking.most_tokens,
     stop=asking.environment.stops,
   )
   return _wait(asking, request)

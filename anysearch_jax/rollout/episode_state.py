@@ -2,13 +2,16 @@
 
 An episode is a sequence of chunks. A chunk is what one author wrote at once:
 the sampled ids of a turn, or the ids of a text of the environment. Sampled ids
-are never encoded again. Tokens, authors and spans all derive from the chunks.
+are never encoded again. Tokens, authors and spans all derive from the chunks,
+and so does what the episode may still spend, and keeps for its answer. Seconds
+are the driver's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +21,12 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import spec, units
 from anysearch_jax.methods import systems
+
+# Tokens of an answer where `episode.answer_room` does not say.
+_ANSWER = 128
+# The largest share of a cap that is then kept. The same share of a cap on
+# seconds is, see `driver.LANDING`.
+_SHARE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +87,25 @@ class Failure:
 
 Request = types.GenerateRequest | types.SearchRequest | Done
 Event = types.Generation | Retrieved | Failure
+
+
+def priced(budget: budgets.Budget, env: spec.Environment) -> budgets.Budget:
+  """Returns a budget of dollars with the prices of the environment's tools.
+
+  Raises:
+    ValueError: it has dollars, and nothing has a price.
+  """
+  if budget.dollars == math.inf:
+    return budget
+  prices = env.prices(budget.prices)
+  if not prices:
+    raise ValueError(
+      f"Found a budget of {budget.dollars:g} dollars where nothing has a "
+      "price; expected a price of searches, of tokens or of a tool. Set "
+      "search_price, input_price, output_price or tool_prices of "
+      "config.evaluation."
+    )
+  return dataclasses.replace(budget, prices=prices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,15 +219,6 @@ class Episode:
     return [each.tool for each in self.observations]
 
   @property
-  def dollars(self) -> float:
-    """What the episode has cost by the prices of its budget."""
-    return self.caps.prices.of_calls(
-      self.tools,
-      input_tokens=self.read,
-      output_tokens=self.written,
-    )
-
-  @property
   def budget_line(self) -> str:
     """The text before the next turn while the scaffold is on."""
     env = self.environment
@@ -208,10 +227,165 @@ class Episode:
       return line
     used = {
       "tokens": self.written,
-      "dollars": self.dollars,
+      "dollars": self.cost(),
       "seconds": self.elapsed,
     }
     return units.left(line, env.units, self.caps, used)
+
+  @property
+  def most_tokens(self) -> int:
+    """Limit on the tokens of the next turn; may be <= 0.
+
+    Three limits bound them: the configuration's (`max_generated`,
+    `max_context`), the budget's cap on tokens, and what its dollars still buy.
+    """
+    return min(self._configured, self._capped, self._affordable())
+
+  @property
+  def before_landing(self) -> int | None:
+    """Limit on the tokens of a turn after which the episode can still land.
+
+    It can while each limit has just enough left for an answer. None if nothing
+    is kept for the answer, or it is being asked for; a number of 0 or below if
+    the episode must land now.
+    """
+    caps, kept = self.caps, self._reserve
+    limits = []
+    if kept:
+      limits.append(self._configured - kept)
+    if not self.landing:
+      # A controller keeps room by refusing searches.
+      if caps.tokens < budgets.UNCAPPED and not self.config.control:
+        limits.append(self._capped - self._answer(caps.tokens))
+      if caps.dollars < math.inf:
+        limits.append(self._affordable(lands=True))
+    return min([*limits, self.most_tokens]) if limits else None
+
+  @property
+  def is_spent(self) -> bool:
+    """Whether the next turn has to be the answer.
+
+    It has if a turn as short as the episode's shortest would take what is kept
+    for the answer. Before the first turn nothing is known of its length.
+    """
+    most = self.before_landing
+    return most is not None and most < max(1, self.shortest_turn)
+
+  @property
+  def reads_all(self) -> bool:
+    """Whether an episode that lands can still read all of its context."""
+    limits = [self._configured - max(self._reserve, self._line)]
+    if self.caps.dollars < math.inf:
+      limits.append(self._affordable(lands=True))
+    return min(limits) > 0 and self._capped > 0
+
+  def affords(self, tool: str) -> bool:
+    """Returns whether the budget has a call of a tool left, and an answer."""
+    if self.left <= 0:
+      return False
+    return self.cost(tool, **self._landing) <= self.caps.dollars
+
+  @property
+  def _reserve(self) -> int:
+    """Returns the tokens that turns leave free for `land` by configuration."""
+    if not self.config.answer_room or self.landing:
+      return 0
+    return self.config.answer_room + self._line
+
+  @property
+  def full(self) -> str:
+    """The limit that leaves no room for a token, "" if there is room."""
+    config, caps = self.config, self.caps
+    if self.written >= config.max_generated:
+      return (
+        f"The model wrote all of its {config.max_generated} tokens "
+        "(max_generated)."
+      )
+    if self.tokens >= config.max_context:
+      return (
+        f"The context of {config.max_context} tokens has no room to write "
+        f"after {self.tokens} (max_context)."
+      )
+    if self._capped <= 0:
+      return f"The model wrote all of the {caps.tokens} tokens of its budget."
+    if self._affordable() <= 0:
+      return (
+        f"Of a budget of {caps.dollars:g} dollars {self.cost():g} are spent, "
+        "and the rest does not pay for another turn."
+      )
+    return ""
+
+  @property
+  def _configured(self) -> int:
+    return min(
+      self.config.max_generated - self.written,
+      self.config.max_context - self.tokens,
+    )
+
+  @property
+  def _capped(self) -> int:
+    return self.caps.tokens - self.written
+
+  def _affordable(self, *, lands: bool = False) -> int:
+    """Returns the tokens of a turn that the budget's dollars pay for.
+
+    With `lands`, landing after the turn has to be paid for as well.
+    """
+    caps = self.caps
+    if caps.dollars == math.inf:
+      return budgets.UNCAPPED
+    # A landing after the turn reads the turn's tokens too.
+    after = self._landing if lands else {"read": 0, "written": 0}
+    read = after["read"] + self.tokens
+
+    def cost(tokens: int) -> float:
+      return self.cost(
+        read=read + (tokens if lands else 0),
+        written=after["written"] + tokens,
+      )
+
+    each = caps.prices.output + (caps.prices.input if lands else 0)
+    if cost(1) > caps.dollars:
+      return 0
+    if not each:
+      return budgets.UNCAPPED
+    tokens = int((caps.dollars - cost(0)) * 1e6 / each) + 1
+    # Rounding must not buy a token too many.
+    while cost(tokens) > caps.dollars:
+      tokens -= 1
+    return tokens
+
+  @property
+  def _landing(self) -> dict[str, int]:
+    """Returns what landing now reads and writes."""
+    price = self.caps.prices.output
+    most = self.caps.dollars * 1e6 / price if price else math.inf
+    return {
+      "read": self.tokens + self._line,
+      "written": self._answer(most) if price else 0,
+    }
+
+  def _answer(self, cap: float) -> int:
+    """Returns the tokens kept for an answer where `cap` may be written."""
+    if room := self.config.answer_room:
+      return max(1, int(min(room, cap // 2)))
+    return max(1, int(min(_ANSWER, cap // _SHARE)))
+
+  @property
+  def _line(self) -> int:
+    """Returns the length of the texts that ask for the answer, in tokens."""
+    line = self.environment.over_budget
+    if self.scaffold:
+      line += self.budget_line
+    return len(self.codec.encode(line))
+
+  def cost(self, *calls: str, read: int = 0, written: int = 0) -> float:
+    """Returns the dollars spent, with these calls and tokens more."""
+    return self.caps.prices.of_calls(
+      [*self.tools, *calls],
+      input_tokens=self.read + read,
+      output_tokens=self.written + written,
+    )
 
   def trajectory(
     self, outcome: types.Outcome, reason: str = ""

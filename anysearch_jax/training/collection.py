@@ -34,7 +34,7 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import observed
 from anysearch_jax.host import counting, loop, processes
-from anysearch_jax.rollout import driver, inflight
+from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
 
 # The fields of `RolloutBatch` that are counts.
@@ -158,7 +158,7 @@ class Collector:
         rollout=rollout,
         max_concurrency=self._slots,
         keep=keep if self.stream.extra_groups else None,
-        inflight=inflight.InFlight(
+        inflight=driver.InFlight(
           self._quiet_seconds, span=functools.partial(self._span, rollout)
         ),
       )
@@ -206,7 +206,7 @@ class Collector:
     return _Share(values, pack_groups(played.groups))
 
   def _span(
-    self, rollout: int, request: inflight.Request
+    self, rollout: int, request: driver.Request
   ) -> contextlib.AbstractContextManager[None]:
     """Records a turn or a search on the timeline."""
     match request:

@@ -15,7 +15,6 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import driver
-from anysearch_jax.rollout import inflight as inflight_lib
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
 HITS = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(9)}
@@ -250,7 +249,7 @@ def test_queued_surplus_group_is_cancelled_too():
 
 def test_cancelled_episodes_are_not_in_flight():
   said, now = [], [0.0]
-  inflight = inflight_lib.InFlight(60, warn=said.append, clock=lambda: now[0])
+  inflight = driver.InFlight(60, warn=said.append, clock=lambda: now[0])
   engine = scripted.Engine(script, seconds=lambda: next(delays))
   delays = iter([3600.0] * 2 + [0.0] * 99)
   run_groups(

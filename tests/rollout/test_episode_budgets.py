@@ -306,7 +306,7 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
     input_tokens=charges.input_tokens(trajectory),
     output_tokens=trajectory.generated_tokens,
   )
-  assert cost == state.dollars <= budget.dollars
+  assert cost == state.cost() <= budget.dollars
   if landed_with is not None and landed_with >= len(answer("J")):
     assert trajectory.outcome is types.Outcome.ANSWERED
   if trajectory.outcome is types.Outcome.TRUNCATED:

@@ -19,7 +19,6 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.evaluation import harness
 from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver
-from anysearch_jax.rollout import inflight as inflight_lib
 from anysearch_jax.training import collection, timeline
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
@@ -47,7 +46,7 @@ def said():
 
 @pytest.fixture
 def inflight(clock, said):
-  return inflight_lib.InFlight(60.0, warn=said.append, clock=clock)
+  return driver.InFlight(60.0, warn=said.append, clock=clock)
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def test_no_warning_if_nothing_is_in_flight(inflight, waits, clock, said):
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_warning_can_be_switched_off(seconds, clock, said):
-  inflight = inflight_lib.InFlight(seconds, warn=said.append, clock=clock)
+  inflight = driver.InFlight(seconds, warn=said.append, clock=clock)
 
   async def main():
     with inflight.watched(), inflight.waiting(turn(0)):
@@ -214,7 +213,7 @@ def test_hanging_rollout_reports_what_it_waits_for(clock):
       group=4,
       rollout=3,
       max_concurrency=3,
-      inflight=inflight_lib.InFlight(0.01, warn=stuck.warn, clock=clock),
+      inflight=driver.InFlight(0.01, warn=stuck.warn, clock=clock),
     )
   )
   # Two episodes search and one has its turn; the last starts a minute later.
@@ -228,7 +227,7 @@ def test_hanging_rollout_reports_what_it_waits_for(clock):
 
 
 def test_no_timer_outlives_its_rollout(said):
-  inflight = inflight_lib.InFlight(0.01, warn=said.append)
+  inflight = driver.InFlight(0.01, warn=said.append)
 
   async def main():
     with inflight.watched():
@@ -254,7 +253,7 @@ class Warned(logging.Handler):
 @pytest.fixture
 def stuck():
   stuck = Stuck()
-  logger, handler = logging.getLogger(inflight_lib.__name__), Warned(stuck)
+  logger, handler = logging.getLogger(driver.__name__), Warned(stuck)
   logger.addHandler(handler)
   yield stuck
   logger.removeHandler(handler)

@@ -14,7 +14,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import charges, records
-from anysearch_jax.rollout import control, driver, episode, steering
+from anysearch_jax.rollout import control, driver, episode
 
 HITS = {"look": [types.Passage("p", "T", "x")]}
 LIMITS = {"max_generated": 2000, "max_context": 9000}
@@ -269,4 +269,4 @@ def test_turn_is_asked_again_only_while_one_is_waited_for():
   turn = scripted.turn(state.request, scripted.answer("x"))
   after, _ = episode.step(state, turn)
   with pytest.raises(ValueError, match="expected one that waits for a turn"):
-    steering.again(after, turn)
+    control.again(after, turn)

@@ -128,8 +128,8 @@ def _report(happened: Callable[[str], None]) -> None:
   answer, steps = driver.answer, learner.Learner.steps
   save, add = checkpoint.Checkpoints.save, journal.Journal.add
 
-  async def answer_and_tell(request, **kwargs):
-    event = await answer(request, **kwargs)
+  async def answer_and_tell(*args, **kwargs):
+    event = await answer(*args, **kwargs)
     happened("turn")
     return event
 

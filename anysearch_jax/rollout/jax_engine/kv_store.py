@@ -410,7 +410,9 @@ def decode(
   keys = row_keys(turns.addresses)
   limits = jnp.minimum(turns.limits, steps)
   gathered = model.gathered
-  caches, attend = pages, model.over_pages(turns.table)
+  # What decode reads and writes of each layer, and its attention.
+  caches: tuple[Any, ...] = pages
+  attend: serving.Attend[Any] = model.over_pages(turns.table)
   if gathered is not None:
     attend = gathered
     caches = tuple(
