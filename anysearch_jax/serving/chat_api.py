@@ -6,6 +6,7 @@ stream it: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 import uuid
@@ -14,16 +15,13 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import answers, fields, responses_api
+from anysearch_jax.serving import fields, responses_api, wire
 
 _ROLES = ("system", "developer", "user", "assistant")
 
 
-def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
+def read(values: Any, served: fields.Served) -> fields.Asked:
   """Reads the body of `POST /v1/chat/completions`.
-
-  Returns:
-    The request, and whether a stream ends with the usage.
 
   Raises:
     fields.RequestError: a field cannot be honoured.
@@ -34,12 +32,10 @@ def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
   body.take("web_search_options")
   body.take("reasoning_effort")
   form = body.take("response_format")
-  kind = form.get("type") if isinstance(form, Mapping) else form
-  if kind not in (None, "text"):
-    raise fields.refuse("response_format", kind, "'text'")
-  options = body.take("stream_options") or {}
-  if not isinstance(options, Mapping):
-    raise fields.refuse("stream_options", options, "an object")
+  fields.plain_text("response_format", form, "'text'")
+  options = body.take(
+    "stream_options", lambda found: isinstance(found, Mapping), "an object"
+  )
   asked = fields.asked(
     body,
     served,
@@ -47,7 +43,8 @@ def read(values: Any, served: fields.Served) -> tuple[fields.Asked, bool]:
     tokens=("max_completion_tokens", "max_tokens"),
     choices=True,
   )
-  return asked, bool(options.get("include_usage"))
+  usage = bool((options or {}).get("include_usage"))
+  return dataclasses.replace(asked, usage=usage)
 
 
 def _turns(found: Any) -> list[tuple[str, str]]:
@@ -69,16 +66,17 @@ class Writer:
 
   Args:
     asked: the request.
-    usage: whether a stream ends with a chunk of the usage.
+    served: what the service offers.
   """
 
-  framed = staticmethod(answers.data)
-  last = answers.DONE
+  framed = staticmethod(wire.data)
+  last = wire.DONE
 
-  def __init__(self, asked: fields.Asked, *, usage: bool = False):
+  def __init__(self, asked: fields.Asked, served: fields.Served):
+    del served
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
-    self._asked, self._usage = asked, usage
+    self._asked = asked
     self._replies: list[events.Reply] = []
 
   def begin(self) -> Iterator[dict[str, Any]]:
@@ -103,7 +101,7 @@ class Writer:
 
   def end(self) -> Iterator[dict[str, Any]]:
     """Yields the chunks after the last event."""
-    if self._usage:
+    if self._asked.usage:
       chunk = self._chunk(0, {})
       yield chunk | {"choices": [], "usage": _usage(self._replies)}
 
@@ -111,56 +109,42 @@ class Writer:
     """Returns the chunk of an error after the first chunk was sent."""
     return error.body()
 
-  def completion(
-    self, told: Sequence[Sequence[events.Event]]
-  ) -> dict[str, Any]:
+  def collected(self, told: Sequence[Sequence[events.Event]]) -> dict[str, Any]:
     """Returns the completion of the events of all choices."""
     choices = []
     for index, each in enumerate(told):
-      reply = reply_of(each)
+      reply = each[-1].reply  # An `Answer` ends the events of a question.
       self._replies.append(reply)
       reasoning = "".join(map(_reasoning, each))
       choices.append(
-        {
-          "index": index,
+        _choice(index, _finish(reply))
+        | {
           "message": {**_message(reply), "reasoning_content": reasoning},
-          "finish_reason": _finish(reply),
-          "logprobs": None,
           "anysearch": responses_api.told(reply),
         }
       )
-    return {
-      "id": self._id,
-      "object": "chat.completion",
-      "created": self._created,
-      "model": self._asked.model,
-      "choices": choices,
-      "usage": _usage(self._replies),
+    return self._values("chat.completion", choices) | {
+      "usage": _usage(self._replies)
     }
 
   def _chunk(
     self, index: int, delta: Mapping[str, Any], finish: str | None = None
   ) -> dict[str, Any]:
-    choice = {
-      "index": index,
-      "delta": delta,
-      "finish_reason": finish,
-      "logprobs": None,
-    }
+    choice = _choice(index, finish) | {"delta": delta}
+    return self._values("chat.completion.chunk", [choice])
+
+  def _values(self, kind: str, choices: list) -> dict[str, Any]:
     return {
       "id": self._id,
-      "object": "chat.completion.chunk",
+      "object": kind,
       "created": self._created,
       "model": self._asked.model,
-      "choices": [choice],
+      "choices": choices,
     }
 
 
-def reply_of(told: Sequence[events.Event]) -> events.Reply:
-  """Returns the reply that ends the events of a question."""
-  last = told[-1]
-  assert isinstance(last, events.Answer)
-  return last.reply
+def _choice(index: int, finish: str | None) -> dict[str, Any]:
+  return {"index": index, "finish_reason": finish, "logprobs": None}
 
 
 def _reasoning(event: events.Event) -> str:

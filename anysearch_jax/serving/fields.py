@@ -6,15 +6,10 @@ must not believe that something holds which does not.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-
-import orjson
-from starlette import requests, responses
 
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
@@ -27,8 +22,7 @@ _HARMLESS = frozenset(
   "user metadata store service_tier safety_identifier prompt_cache_key "
   "prompt_cache_retention parallel_tool_calls verbosity".split()
 )
-_BODY = 2**20  # Bytes of a request.
-_BODY_SECONDS = 30.0
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class RequestError(Exception):
@@ -64,22 +58,15 @@ class RequestError(Exception):
 
   def body(self) -> dict[str, Any]:
     """The JSON of the response."""
+    kind = "invalid_request_error" if self.status < 500 else "server_error"
     return {
       "error": {
         "message": str(self),
-        "type": _type(self.status),
+        "type": _TYPES.get(self.status, kind),
         "param": self.param,
         "code": self.code,
       }
     }
-
-
-def _type(status: int) -> str:
-  if status == 401:
-    return "authentication_error"
-  if status == 429:
-    return "rate_limit_error"
-  return "invalid_request_error" if status < 500 else "server_error"
 
 
 def refuse(param: str, found: object, expected: str) -> RequestError:
@@ -130,6 +117,7 @@ class Asked:
   sampling: how tokens are drawn; None: as the service does.
   stop: the answer is cut before the first of these texts.
   choices: number of answers; answer `i` has the seed `seed + i`.
+  usage: whether a stream of chunks ends with what was used.
   """
 
   question: str
@@ -143,6 +131,7 @@ class Asked:
   stop: tuple[str, ...] = ()
   choices: int = 1
   caps: budgets.Budget = budgets.NO_CAPS
+  usage: bool = False
 
   @property
   def assigned(self) -> budgets.Assigned:
@@ -166,38 +155,58 @@ class Body:
       )
     self._left = {k: v for k, v in values.items() if v is not None}
 
-  def take(self, name: str) -> Any:
-    """Returns a field, None if it is absent, and marks it as read."""
-    return self._left.pop(name, None)
+  def take(
+    self,
+    name: str,
+    fits: Callable[[Any], bool] = lambda found: True,
+    expected: str = "",
+  ) -> Any:
+    """Returns a field, None if it is absent, and marks it as read.
+
+    Args:
+      name: of the field.
+      fits: whether its value can be honoured.
+      expected: what values can be.
+    """
+    found = self._left.pop(name, None)
+    if found is not None and not fits(found):
+      raise refuse(name, found, expected)
+    return found
 
   def flag(self, name: str) -> bool:
     """Returns a truth value; absent is False."""
-    found = self.take(name)
-    if found is not None and not isinstance(found, bool):
-      raise refuse(name, found, "true or false")
-    return bool(found)
+    return bool(self.take(name, _is(bool), "true or false"))
 
-  def number(self, name: str, *, least: int, most: int) -> int | None:
+  def whole(self, name: str, *, least: int, most: int) -> int | None:
     """Returns a whole number, None if it is absent."""
-    found = self.take(name)
-    if found is None:
-      return None
-    whole = isinstance(found, int) and not isinstance(found, bool)
-    if not whole or not least <= found <= most:
-      raise refuse(name, found, f"a whole number from {least} to {most}")
-    return found
+    return self.take(
+      name,
+      lambda found: _is(int)(found) and least <= found <= most,
+      f"a whole number from {least} to {most}",
+    )
+
+  def number(
+    self, name: str, fits: Callable[[float], bool], expected: str
+  ) -> float | None:
+    """Returns a number that fits, None if it is absent."""
+    return self.take(
+      name,
+      lambda found: (_is(int)(found) or _is(float)(found)) and fits(found),
+      expected,
+    )
 
   def same(self, name: str, *served: Any) -> None:
     """Accepts a field only with one of the values that hold anyway."""
-    found = self.take(name)
-    # Python's True equals 1.
-    equal = (
-      found == value and isinstance(found, bool) == isinstance(value, bool)
-      for value in served
+    values = " or ".join(repr(value) for value in served) or "no such field"
+    self.take(
+      name,
+      lambda found: any(
+        # Python's True equals 1.
+        found == value and isinstance(found, bool) == isinstance(value, bool)
+        for value in served
+      ),
+      f"{values}; this service has no other",
     )
-    if found is not None and not any(equal):
-      values = " or ".join(repr(value) for value in served) or "no such field"
-      raise refuse(name, found, f"{values}; this service has no other")
 
   def end(self) -> None:
     """Refuses the fields that nothing has read."""
@@ -210,6 +219,11 @@ class Body:
           param=name,
           code="unsupported_parameter",
         )
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+  """Returns whether a value has a type; a truth value is no number."""
+  return lambda found: type(found) is kind
 
 
 def asked(
@@ -250,19 +264,33 @@ def asked(
   limits = [
     n
     for name in tokens
-    if (n := body.number(name, least=1, most=2**31)) is not None
+    if (n := body.whole(name, least=1, most=2**31)) is not None
   ]
-  n = (body.number("n", least=1, most=served.choices) or 1) if choices else 1
+  n = (body.whole("n", least=1, most=served.choices) or 1) if choices else 1
   caps = _caps(body, served)
+  seed = body.whole("seed", least=0, most=2**32 - 1 - n)
+  seconds = body.number(
+    "deadline", lambda found: 0 < found < math.inf, "seconds above 0"
+  )
+  temperature = body.number(
+    "temperature", lambda found: 0 <= found <= 2, "a number from 0 to 2"
+  )
+  top_p = body.number(
+    "top_p", lambda found: 0 < found <= 1, "a number from above 0 to 1"
+  )
+  own = {"temperature": temperature, "top_p": top_p}
+  sampling = dataclasses.replace(
+    served.sampling, **{k: float(v) for k, v in own.items() if v is not None}
+  )
   result = Asked(
     question=question,
     model=model,
     budget=_budget(body, served, named, caps),
     max_tokens=min([served.max_tokens, caps.tokens, *limits]),
-    seed=_or(body.number("seed", least=0, most=2**32 - 1 - n), 42),
-    deadline=_deadline(body, served),
+    seed=42 if seed is None else seed,
+    deadline=float(min(seconds or served.seconds, served.seconds)),
     stream=stream,
-    sampling=_sampling(body, served),
+    sampling=None if sampling == served.sampling else sampling,
     stop=_stop(body),
     choices=n,
     caps=caps.beyond_searches,
@@ -271,32 +299,17 @@ def asked(
   return result
 
 
-def _sampling(body: Body, served: Served) -> config_lib.SamplingConfig | None:
-  """Returns how tokens are drawn; None if the request does not say."""
-  own: dict[str, Any] = {}
-  for name, most in (("temperature", 2.0), ("top_p", 1.0)):
-    found = body.take(name)
-    if found is None:
-      continue
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 <= found <= most or (name, found) == ("top_p", 0):
-      least = "0" if name == "temperature" else "above 0"
-      raise refuse(name, found, f"a number from {least} to {most:g}")
-    own[name] = float(found)
-  sampling = dataclasses.replace(served.sampling, **own)
-  return None if sampling == served.sampling else sampling
-
-
 def _stop(body: Body) -> tuple[str, ...]:
-  found = body.take("stop")
-  texts = [found] if isinstance(found, str) else found or []
-  if (
-    not isinstance(texts, list)
-    or len(texts) > _STOPS
-    or not all(isinstance(text, str) and text for text in texts)
-  ):
-    raise refuse("stop", found, f"a text, or a list of at most {_STOPS}")
-  return tuple(texts)
+  def fits(found: Any) -> bool:
+    texts = [found] if isinstance(found, str) else found
+    return (
+      isinstance(texts, list)
+      and len(texts) <= _STOPS
+      and all(isinstance(text, str) and text for text in texts)
+    )
+
+  found = body.take("stop", fits, f"a text, or a list of at most {_STOPS}")
+  return (found,) if isinstance(found, str) else tuple(found or ())
 
 
 def _model(body: Body, served: Served) -> tuple[str, int | None]:
@@ -323,11 +336,9 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
 
 def _caps(body: Body, served: Served) -> budgets.Budget:
   """Returns the budget of the field `budget`, such as searches=3,tokens=256."""
-  found = body.take("budget")
+  found = body.take("budget", _is(str), "a text such as searches=3,tokens=256")
   if found is None:
     return budgets.NO_CAPS
-  if not isinstance(found, str):
-    raise refuse("budget", found, "a text such as searches=3,tokens=256")
   try:
     caps = budgets.parse(found, served.prices)
   except ValueError as error:
@@ -348,16 +359,16 @@ def _budget(
     "budget": caps.searches if "searches" in caps.units else None,
   }
   for name in ("max_tool_calls", "search_budget"):
-    given[name] = body.number(name, least=0, most=2**31)
+    given[name] = body.whole(name, least=0, most=2**31)
   found = {name: n for name, n in given.items() if n is not None}
   if len(set(found.values())) > 1:
     said = ", ".join(f"{name} {n}" for name, n in found.items())
     raise RequestError(
       400, f"Found different budgets ({said}), expected one.", param=min(found)
     )
-  choice = body.take("tool_choice")
-  if choice not in (None, "auto", "none"):
-    raise refuse("tool_choice", choice, "'auto' or 'none'")
+  choice = body.take(
+    "tool_choice", lambda found: found in ("auto", "none"), "'auto' or 'none'"
+  )
   if choice == "none":
     return 0
   for name, budget in found.items():
@@ -367,28 +378,9 @@ def _budget(
   return min(served.budget, served.max_budget)
 
 
-def _deadline(body: Body, served: Served) -> float:
-  found = body.take("deadline")
-  if found is None:
-    return served.seconds
-  number = isinstance(found, int | float) and not isinstance(found, bool)
-  if not number or not 0 < found < math.inf:
-    raise refuse("deadline", found, "seconds above 0")
-  return float(min(found, served.seconds))
-
-
-def _or(value: int | None, default: int) -> int:
-  return default if value is None else value
-
-
 def tools(body: Body, known: Collection[str]) -> None:
   """Accepts tools only if they search; the policy has no others."""
-  found = body.take("tools")
-  if found is None:
-    return
-  if not isinstance(found, list):
-    raise refuse("tools", found, "a list")
-  for tool in found:
+  for tool in body.take("tools", _is(list), "a list") or ():
     kind = tool.get("type") if isinstance(tool, Mapping) else tool
     if kind not in known:
       expected = ", ".join(sorted(known)) or "no tools"
@@ -397,6 +389,13 @@ def tools(body: Body, known: Collection[str]) -> None:
         kind,
         f"{expected}: this policy searches and has no other tool",
       )
+
+
+def plain_text(param: str, form: Any, expected: str) -> None:
+  """Accepts a form of answers only if it is plain text."""
+  kind = form.get("type") if isinstance(form, Mapping) else form
+  if kind not in (None, "text"):
+    raise refuse(param, kind, expected)
 
 
 def conversation(turns: Sequence[tuple[str, str]]) -> str:
@@ -445,46 +444,3 @@ def text_of(content: Any, param: str, kinds: Collection[str]) -> str:
       raise refuse(param, part, f"texts of type {' or '.join(kinds)}")
     texts.append(part["text"])
   return "\n".join(texts)
-
-
-async def read(request: requests.Request) -> Any:
-  """Returns the JSON of a request's body."""
-  body, more = bytearray(), True
-  try:
-    async with asyncio.timeout(_BODY_SECONDS):
-      while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-          raise RequestError(499, "The client left.")
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > _BODY:
-          raise RequestError(
-            413, f"The request has more than {_BODY} bytes; send less."
-          )
-  except TimeoutError as error:
-    raise RequestError(
-      408, f"The body took more than {_BODY_SECONDS:g} seconds."
-    ) from error
-  try:
-    return json.loads(body)
-  except (ValueError, RecursionError) as error:
-    raise RequestError(
-      400, f"The body is no JSON ({error}); expected an object."
-    ) from error
-
-
-def respond(
-  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> responses.Response:
-  """Returns a response of JSON."""
-  return responses.Response(encode(value), status, headers, "application/json")
-
-
-def encode(value: Any) -> bytes:
-  """Returns a value as JSON."""
-  try:
-    return orjson.dumps(value)
-  except TypeError:
-    # A policy may write half a surrogate pair, which orjson refuses to encode.
-    return json.dumps(value).encode()

@@ -62,19 +62,6 @@ class Key:
   max_budget: int | None = None
 
 
-@dataclasses.dataclass
-class Grant:
-  """What an admitted request is charged; `used` lowers it at its end."""
-
-  searches: int
-  tokens: int
-
-  def used(self, searches: int, tokens: int) -> None:
-    """Says what the request used; it is never more than it was charged."""
-    self.searches = min(self.searches, searches)
-    self.tokens = min(self.tokens, tokens)
-
-
 def read(path: pathlib.Path) -> tuple[Key, ...]:
   """Reads a file of keys.
 
@@ -196,28 +183,31 @@ class Guard:
     """
     scheme, _, given = (header or "").partition(" ")
     digest = _hash(given.strip())
-    found = None
-    for key in self.keys:
-      if hmac.compare_digest(key.sha256, digest):
-        found = key
-    if found is None or scheme.lower() != "bearer":
+    same = [hmac.compare_digest(key.sha256, digest) for key in self.keys]
+    if not any(same) or scheme.lower() != "bearer":
       raise fields.RequestError(
         401,
         "Found no key of this service, expected one in the header "
         "'Authorization: Bearer KEY'.",
         code="invalid_api_key",
       )
-    return found
+    return self.keys[same.index(True)]
 
   @contextlib.contextmanager
   def admitted(
-    self, key: Key, *, searches: int, tokens: int
-  ) -> Iterator[Grant]:
+    self,
+    key: Key,
+    *,
+    searches: int,
+    tokens: int,
+    used: Callable[[], tuple[int, int]],
+  ) -> Iterator[None]:
     """Charges a key while a request runs.
 
     Args:
       key: whose request it is.
       searches, tokens: the most that the request can use.
+      used: returns, at its end, the searches and tokens that it did use.
 
     Raises:
       fields.RequestError: 429, the key has too many requests or has used up its
@@ -236,29 +226,27 @@ class Guard:
         retry_after=1,
       )
     day = self._now().date().isoformat()
-    self._check(key, day, searches, tokens)
-    grant = Grant(searches, tokens)
+    self._check(key, searches, tokens)
     self._charge(key, day, searches, tokens)
     self._running[key.name] += 1
     try:
-      yield grant
+      yield
     finally:
       self._running[key.name] -= 1
-      self._charge(key, day, grant.searches - searches, grant.tokens - tokens)
+      n, written = used()
+      self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
 
   def used(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
-    return self._used(key, self._now().date().isoformat())
-
-  def _used(self, key: Key, day: str) -> tuple[int, int]:
+    day = self._now().date().isoformat()
     row = self._rows.execute(
       "SELECT searches, tokens FROM used WHERE key = ? AND day = ?",
       (key.name, day),
     ).fetchone()
     return row or (0, 0)
 
-  def _check(self, key: Key, day: str, searches: int, tokens: int) -> None:
-    used = self._used(key, day)
+  def _check(self, key: Key, searches: int, tokens: int) -> None:
+    used = self.used(key)
     for what, before, wanted, most in (
       ("searches", used[0], searches, key.searches_a_day),
       ("tokens", used[1], tokens, key.tokens_a_day),
@@ -278,10 +266,7 @@ class Guard:
   def _seconds_left(self) -> int:
     """Returns the seconds until the next day begins."""
     now = self._now()
-    tomorrow = now.date() + datetime.timedelta(days=1)
-    midnight = datetime.datetime.combine(
-      tomorrow, datetime.time(), datetime.UTC
-    )
+    midnight = now.replace(hour=0, minute=0, second=0) + datetime.timedelta(1)
     return max(1, int((midnight - now).total_seconds()))
 
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
@@ -354,18 +339,15 @@ class Account:
     self._ended = True
     self.ends.close()
 
-  @property
-  def tokens(self) -> int:
-    return sum(reply.tokens for reply in self.replies)
+  def used(self) -> tuple[int, int]:
+    """Returns the searches, and the most tokens that can have been used.
 
-  @property
-  def most_tokens(self) -> int:
-    """What the request can have used: all of a question that was cut short."""
-    if self.asked is None:
-      return 0
+    A question that was cut short can have used all of its tokens.
+    """
     replies = tuple(self.replies)
     cut = self.begun - len(replies)
-    return sum(r.tokens for r in replies) + cut * self.asked.max_tokens
+    most = self.asked.max_tokens if self.asked else 0
+    return self.searches, sum(r.tokens for r in replies) + cut * most
 
   def line(
     self, status: int, seconds: float, with_question: bool
@@ -379,7 +361,7 @@ class Account:
       "seconds": round(seconds, 3),
       "budget": self.asked.budget if self.asked else None,
       "searches": self.searches,
-      "tokens": self.tokens,
+      "tokens": sum(reply.tokens for reply in self.replies),
       "outcomes": [str(reply.outcome) for reply in self.replies],
     }
     if with_question and self.asked:

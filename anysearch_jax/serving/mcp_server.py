@@ -9,7 +9,6 @@ Specification: https://modelcontextprotocol.io/specification
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -119,7 +118,9 @@ class Service:
     self._max_budget = max_budget
     self._passages = passages
     self._seed, self._deadline = seed, deadline
-    self._trajectories = _Trajectories(kept)
+    self._kept = kept
+    # The last replies, each under a name that nobody can guess.
+    self._replies: dict[str, events.Reply] = {}
     self._under_way = 0
     self.server: MCPServer[Any] = MCPServer(
       "anysearch",
@@ -191,7 +192,7 @@ class Service:
               event.number, searches, f"search {event.number}: {event.query}"
             )
           elif isinstance(event, events.Answer):
-            return _answered(event.reply, self._trajectories.keep(event.reply))
+            return self._answered(event.reply)
     raise ToolError("The episode ended without a reply.")
 
   async def search(
@@ -207,12 +208,49 @@ class Service:
     with self._call():
       agent = await self._loaded()
       found = await agent.search_async(query, k=k)
-    return Found(
-      passages=[Passage(id=p.id, title=p.title, text=p.text) for p in found]
-    )
+    return Found(passages=[Passage(**_values(passage)) for passage in found])
 
   async def trajectory(self, name: str) -> str:
-    return self._trajectories.read(name)
+    reply = self._replies.get(name)
+    if reply is None:
+      raise ResourceNotFoundError(
+        f"{_URI}{name}: found no such trajectory; the last {self._kept} are "
+        "kept. Ask the question again."
+      )
+    played = reply.trajectory
+    return json.dumps(
+      {
+        "question": played.question.text,
+        "budget": played.budget,
+        "answer": reply.answer,
+        **records.trajectory(played),
+        "reason": reply.reason,
+        "seconds": round(reply.seconds, 3),
+        "documents": [list(map(_values, found)) for found in reply.documents],
+      }
+    )
+
+  def _answered(self, reply: events.Reply) -> Answered:
+    """Keeps a reply and returns what its caller gets of it."""
+    name = secrets.token_hex(16)
+    self._replies[name] = reply
+    while len(self._replies) > self._kept:
+      del self._replies[next(iter(self._replies))]
+    return Answered(
+      answer=reply.answer,
+      outcome=reply.outcome.value,
+      reason=reply.reason,
+      searches=reply.searches,
+      tokens=reply.tokens,
+      seconds=round(reply.seconds, 3),
+      queries=[
+        Query(query=query, sources=[Source(**_values(p)) for p in passages])
+        for query, passages in zip(
+          reply.trajectory.queries, reply.documents, strict=True
+        )
+      ],
+      trajectory=_URI + name,
+    )
 
   def _allowed(self, budget: int | str) -> budgets.Assigned:
     """Returns the budget of a call; without searches, the largest number."""
@@ -252,73 +290,8 @@ class Service:
       self._under_way -= 1
 
 
-class _Trajectories:
-  """The last replies, each under a name that nobody can guess."""
-
-  def __init__(self, kept: int):
-    self._kept = kept
-    self._replies: collections.OrderedDict[str, events.Reply] = (
-      collections.OrderedDict()
-    )
-
-  def keep(self, reply: events.Reply) -> str:
-    """Stores a reply and returns the URI of its trajectory."""
-    name = secrets.token_hex(16)
-    self._replies[name] = reply
-    while len(self._replies) > self._kept:
-      self._replies.popitem(last=False)
-    return _URI + name
-
-  def read(self, name: str) -> str:
-    """Returns a trajectory as JSON.
-
-    Raises:
-      ResourceNotFoundError: it was dropped, or never existed.
-    """
-    reply = self._replies.get(name)
-    if reply is None:
-      raise ResourceNotFoundError(
-        f"{_URI}{name}: found no such trajectory; the last {self._kept} are "
-        "kept. Ask the question again."
-      )
-    return json.dumps(_record(reply))
-
-
-def _answered(reply: events.Reply, uri: str) -> Answered:
-  return Answered(
-    answer=reply.answer,
-    outcome=reply.outcome.value,
-    reason=reply.reason,
-    searches=reply.searches,
-    tokens=reply.tokens,
-    seconds=round(reply.seconds, 3),
-    queries=[
-      Query(
-        query=query, sources=[Source(id=p.id, title=p.title) for p in passages]
-      )
-      for query, passages in zip(
-        reply.trajectory.queries, reply.documents, strict=True
-      )
-    ],
-    trajectory=uri,
-  )
-
-
-def _record(reply: events.Reply) -> dict[str, Any]:
-  """Returns a reply with its whole trajectory as JSON values."""
-  trajectory = reply.trajectory
-  return {
-    "question": trajectory.question.text,
-    "budget": trajectory.budget,
-    "answer": reply.answer,
-    **records.trajectory(trajectory),
-    "reason": reply.reason,
-    "seconds": round(reply.seconds, 3),
-    "documents": [
-      [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
-      for passages in reply.documents
-    ],
-  }
+def _values(passage: types.Passage) -> dict[str, str]:
+  return {"id": passage.id, "title": passage.title, "text": passage.text}
 
 
 def _instructions(examples: Sequence[types.Question]) -> str:

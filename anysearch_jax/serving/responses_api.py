@@ -6,15 +6,16 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 
 from __future__ import annotations
 
+import itertools
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import answers, fields
+from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
 _TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
@@ -47,7 +48,10 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
   body.take("reasoning")
   body.take("include")
   body.take("stream_options")
-  _plain_text(body)
+  form = body.take("text")
+  if isinstance(form, Mapping):
+    form = form.get("format")
+  fields.plain_text("text.format", form, "'text': answers are plain text")
   return fields.asked(
     body,
     served,
@@ -78,97 +82,6 @@ def _turns(found: Any) -> list[tuple[str, str]]:
     text = fields.text_of(item.get("content"), "input", _TEXTS)
     turns.append((item["role"], text))
   return turns
-
-
-def _plain_text(body: fields.Body) -> None:
-  found = body.take("text")
-  if found is None:
-    return
-  form = found.get("format") if isinstance(found, Mapping) else found
-  kind = form.get("type") if isinstance(form, Mapping) else form
-  if kind not in (None, "text"):
-    raise fields.refuse("text.format", kind, "'text': answers are plain text")
-
-
-class Items:
-  """The output items of one response, in order; they grow as it is made.
-
-  Attributes:
-    all: the items.
-    reasoning: the item of the reasoning that still grows, if any.
-
-  Args:
-    name: unique to the response; the items' ids contain it.
-  """
-
-  def __init__(self, name: str):
-    self.all: list[Item] = []
-    self.reasoning: Item | None = None
-    self._name = name
-    self._cited: dict[str, types.Passage] = {}
-
-  def reason(self, text: str) -> Item:
-    """Adds text to the reasoning, which it begins if none grows."""
-    if self.reasoning is None:
-      part = {"type": "reasoning_text", "text": ""}
-      self.reasoning = self._add(
-        "rs", "reasoning", "in_progress", summary=[], content=[part]
-      )
-    self.reasoning["content"][0]["text"] += text
-    return self.reasoning
-
-  def end_reasoning(self) -> None:
-    """Ends the reasoning, if one grows."""
-    if self.reasoning is not None:
-      self.reasoning["status"] = "completed"
-      self.reasoning = None
-
-  def search(self, query: str) -> Item:
-    """Adds a search."""
-    action = {"type": "search", "query": query, "queries": [query]}
-    return self._add("ws", "web_search_call", "searching", action=action)
-
-  def found(self, passages: Iterable[types.Passage]) -> Item:
-    """Adds what the last search showed."""
-    item = self.all[-1]
-    sources = [(source(passage), passage) for passage in passages]
-    item["status"] = "completed"
-    item["action"]["sources"] = [
-      {"type": "url", "url": url} for url, _ in sources
-    ]
-    # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = shown(passage for _, passage in sources)
-    self._cited.update(sources)
-    return item
-
-  def end_searches(self) -> list[tuple[int, Item]]:
-    """Fails searches without an answer; returns their indices and items."""
-    open_now = [
-      (index, item)
-      for index, item in enumerate(self.all)
-      if item["status"] == "searching"
-    ]
-    for _, item in open_now:
-      item["status"] = "failed"
-    return open_now
-
-  def message(self, text: str) -> Item:
-    """Adds the answer, with a citation of each passage that was shown."""
-    part = {
-      "type": "output_text",
-      "text": text,
-      "annotations": citations(text, self._cited),
-      "logprobs": [],
-    }
-    return self._add(
-      "msg", "message", "completed", role="assistant", content=[part]
-    )
-
-  def _add(self, prefix: str, kind: str, status: str, **values: Any) -> Item:
-    name = f"{prefix}_{self._name}{len(self.all):02x}"
-    item = {"id": name, "type": kind, "status": status, **values}
-    self.all.append(item)
-    return item
 
 
 def shown(passages: Iterable[types.Passage]) -> list[dict[str, str]]:
@@ -205,50 +118,38 @@ def citations(answer: str, cited: dict[str, types.Passage]) -> list[Item]:
 
 
 class Writer:
-  """Turns an agent's events into those of the API, and into the response.
+  """Turns an agent's events into those of the API, which end in the response.
 
   Args:
     asked: the request.
     served: what the service offers.
   """
 
-  framed = staticmethod(answers.named)
+  framed = staticmethod(wire.named)
   last = b""
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
     self._asked, self._served = asked, served
     self._name = uuid.uuid4().hex
     self._created = int(time.time())
-    self._items = Items(self._name)
     self._number = 0
+    self._items: list[Item] = []  # The output so far, in order.
+    self._reasoning: Item | None = None  # The item that still grows.
+    self._cited: dict[str, types.Passage] = {}
 
-  def response(self, told: Iterable[events.Event]) -> dict[str, Any]:
-    """Returns the response of all events of a question."""
-    items = self._items
-    for event in told:
-      if not isinstance(event, events.Thinking):
-        items.end_reasoning()
-      match event:
-        case events.Thinking(text):
-          items.reason(text)
-        case events.Searching(_, query):
-          items.search(query)
-        case events.Found(_, passages):
-          items.found(passages)
-        case events.Answer(reply):
-          items.end_searches()
-          if reply.answer is not None:
-            items.message(reply.answer)
-          return self._response(_status(reply), reply)
-    raise ValueError("Found events without an answer, expected it at the end.")
+  def collected(self, told: Sequence[Sequence[events.Event]]) -> Item:
+    """Returns the response of all events of the answer, as the last event."""
+    (each,) = told
+    *_, last = itertools.chain.from_iterable(self.write(0, e) for e in each)
+    return last["response"]
 
-  def begin(self) -> Iterator[dict[str, Any]]:
+  def begin(self) -> Iterator[Item]:
     """Yields the events before the first one of the agent."""
     response = self._response("in_progress")
     for name in ("created", "in_progress"):
       yield self._event(f"response.{name}", response=response)
 
-  def write(self, index: int, event: events.Event) -> Iterator[dict[str, Any]]:
+  def write(self, index: int, event: events.Event) -> Iterator[Item]:
     """Yields the API's events for one of the agent's; there is one answer."""
     del index
     if not isinstance(event, events.Thinking):
@@ -259,17 +160,15 @@ class Writer:
       case events.Searching(_, query):
         yield from self._search(query)
       case events.Found(_, passages):
-        item = self._items.found(passages)
-        yield self._part("response.web_search_call.completed", indexed=False)
-        yield self._item("response.output_item.done", item)
+        yield from self._found(passages)
       case events.Answer(reply):
         yield from self._answer(reply)
 
-  def end(self) -> Iterator[dict[str, Any]]:
+  def end(self) -> Iterator[Item]:
     """Yields nothing: the answer's event is the last one."""
     return iter(())
 
-  def refused(self, error: fields.RequestError) -> dict[str, Any]:
+  def refused(self, error: fields.RequestError) -> Item:
     """Returns the event of an error after the first event was sent."""
     told = error.body()["error"]
     return self._event(
@@ -279,47 +178,79 @@ class Writer:
       param=told["param"],
     )
 
-  def _reason(self, text: str) -> Iterator[dict[str, Any]]:
-    begins = self._items.reasoning is None
-    item = self._items.reason(text)
-    if begins:
-      yield self._item("response.output_item.added", {**item, "content": []})
+  def _add(self, prefix: str, kind: str, status: str, **values: Any) -> Item:
+    name = f"{prefix}_{self._name}{len(self._items):02x}"
+    item = {"id": name, "type": kind, "status": status, **values}
+    self._items.append(item)
+    return item
+
+  def _reason(self, text: str) -> Iterator[Item]:
+    item = self._reasoning
+    if item is None:
       part = {"type": "reasoning_text", "text": ""}
-      yield self._part("response.content_part.added", part=part)
+      item = self._reasoning = self._add(
+        "rs", "reasoning", "in_progress", summary=[], content=[part]
+      )
+      yield self._item("response.output_item.added", {**item, "content": []})
+      yield self._part("response.content_part.added", part={**part})
+    item["content"][0]["text"] += text
     yield self._part("response.reasoning_text.delta", delta=text)
 
-  def _end_reasoning(self) -> Iterator[dict[str, Any]]:
-    item = self._items.reasoning
+  def _end_reasoning(self) -> Iterator[Item]:
+    item, self._reasoning = self._reasoning, None
     if item is None:
       return
     part = item["content"][0]
     yield self._part("response.reasoning_text.done", text=part["text"])
     yield self._part("response.content_part.done", part=part)
-    self._items.end_reasoning()
+    item["status"] = "completed"
     yield self._item("response.output_item.done", item)
 
-  def _search(self, query: str) -> Iterator[dict[str, Any]]:
-    item = self._items.search(query)
+  def _search(self, query: str) -> Iterator[Item]:
+    action = {"type": "search", "query": query, "queries": [query]}
+    item = self._add("ws", "web_search_call", "searching", action=action)
     yield self._item(
       "response.output_item.added", {**item, "status": "in_progress"}
     )
     for name in ("in_progress", "searching"):
       yield self._part(f"response.web_search_call.{name}", indexed=False)
 
-  def _answer(self, reply: events.Reply) -> Iterator[dict[str, Any]]:
-    for index, item in self._items.end_searches():
-      yield self._event(
-        "response.output_item.done", item=item, output_index=index
-      )
+  def _found(self, passages: Iterable[types.Passage]) -> Iterator[Item]:
+    item = self._items[-1]
+    sources = [(source(passage), passage) for passage in passages]
+    self._cited.update(sources)
+    item["status"] = "completed"
+    item["action"]["sources"] = [
+      {"type": "url", "url": url} for url, _ in sources
+    ]
+    # OpenAI's own item has no texts; clients ignore what they do not know.
+    item["results"] = shown(passage for _, passage in sources)
+    yield self._part("response.web_search_call.completed", indexed=False)
+    yield self._item("response.output_item.done", item)
+
+  def _answer(self, reply: events.Reply) -> Iterator[Item]:
+    for index, item in enumerate(self._items):
+      if item["status"] == "searching":  # It has no answer.
+        item["status"] = "failed"
+        yield self._event(
+          "response.output_item.done", item=item, output_index=index
+        )
     if reply.answer is not None:
       yield from self._message(reply.answer)
     status = _status(reply)
     response = self._response(status, reply)
     yield self._event(f"response.{status}", response=response)
 
-  def _message(self, text: str) -> Iterator[dict[str, Any]]:
-    item = self._items.message(text)
-    (part,) = item["content"]
+  def _message(self, text: str) -> Iterator[Item]:
+    part = {
+      "type": "output_text",
+      "text": text,
+      "annotations": citations(text, self._cited),
+      "logprobs": [],
+    }
+    item = self._add(
+      "msg", "message", "completed", role="assistant", content=[part]
+    )
     started = {**item, "status": "in_progress", "content": []}
     yield self._item("response.output_item.added", started)
     empty = {**part, "text": "", "annotations": []}
@@ -335,8 +266,8 @@ class Writer:
     yield self._part("response.content_part.done", part=part)
     yield self._item("response.output_item.done", item)
 
-  def _item(self, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    return self._event(name, item=item, output_index=len(self._items.all) - 1)
+  def _item(self, name: str, item: Mapping[str, Any]) -> Item:
+    return self._event(name, item=item, output_index=len(self._items) - 1)
 
   def _part(
     self, name: str, *, indexed: bool = True, **values: Any
@@ -346,8 +277,8 @@ class Writer:
       values["content_index"] = 0
     return self._event(
       name,
-      item_id=self._items.all[-1]["id"],
-      output_index=len(self._items.all) - 1,
+      item_id=self._items[-1]["id"],
+      output_index=len(self._items) - 1,
       **values,
     )
 
@@ -367,7 +298,7 @@ class Writer:
       "created_at": self._created,
       "status": status,
       "model": asked.model,
-      "output": list(self._items.all),
+      "output": list(self._items),
       "error": None,
       "incomplete_details": None,
       "instructions": None,
@@ -381,8 +312,7 @@ class Writer:
       "max_output_tokens": asked.max_tokens,
       "usage": None if reply is None else _usage(reply),
       "anysearch": None if reply is None else told(reply),
-      **({} if reply is None else _explained(status, reply)),
-    }
+    } | ({} if reply is None else _explained(status, reply))
 
 
 def _status(reply: events.Reply) -> str:

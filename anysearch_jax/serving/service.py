@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import importlib.resources
 import json
 import logging
@@ -30,7 +32,6 @@ from collections.abc import (
   Iterator,
   Mapping,
 )
-from typing import Any
 
 import prometheus_client
 from starlette import applications, exceptions, requests, routing
@@ -39,17 +40,25 @@ from starlette import responses as responses_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
+from anysearch_jax.host import loop
 from anysearch_jax.serving import (
-  answers,
   chat_api,
   fields,
   keys,
   responses_api,
   service_metrics,
+  wire,
 )
 
 _log = logging.getLogger(__name__)
+FAILED = fields.RequestError(500, "The server failed; its log says more.")
+STOPPING = fields.RequestError(
+  503, "The service stops; ask another one, or later.", retry_after=1
+)
+HEARTBEAT_SECONDS = 15.0
 _EXAMPLES = 100
+# The names of an API in metrics; how it reads a request, and writes answers.
+_APIS = {"responses": responses_api, "chat": chat_api}
 _FILES = {
   "/": ("index.html", "text/html; charset=utf-8"),
   "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -99,7 +108,6 @@ class Service:
       agent.slots,
       (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
     )
-    self._answers = answers.Answers(agent, self._metrics)
     self._log_questions = log_questions
     self._running = 0
     self.draining = False
@@ -127,7 +135,7 @@ class Service:
       "max_budget": self._served.max_budget,
       "keys": self._guard is not None,
     }
-    return fields.respond(values, 503 if self.draining else 200)
+    return wire.respond(values, 503 if self.draining else 200)
 
   def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
@@ -146,40 +154,45 @@ class Service:
       "created": 0,
       "owned_by": "anysearch",
     }
-    return fields.respond({"object": "list", "data": [model]})
+    return wire.respond({"object": "list", "data": [model]})
 
   def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
-    return fields.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
+    return wire.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
 
-  async def responses(
-    self, request: requests.Request
+  async def ask(
+    self, route: str, request: requests.Request
   ) -> responses_lib.Response:
-    """Answers `POST /v1/responses`."""
-    with self._account("responses") as account:
-      body = await self._admitted(request, account)
-      asked = self._begin(account, responses_api.read(body, self._served))
-      writer = responses_api.Writer(asked, self._served)
+    """Answers a request to one of the two APIs."""
+    api = _APIS[route]
+    with self._account(route) as account:
+      if self.draining:
+        raise STOPPING
+      key = self._key(request)
+      account.key = key.name if key else ""
+      asked = api.read(await wire.read(request), self._served)
+      self._begin(account, key, asked)
+      writer = api.Writer(asked, self._served)
       if asked.stream:
-        return self._stream(account, self._chunks(writer, account, asked))
-      (told,) = await self._answered(request, account, asked)
-      return fields.respond(writer.response(told))
-
-  async def chat(self, request: requests.Request) -> responses_lib.Response:
-    """Answers `POST /v1/chat/completions`."""
-    with self._account("chat") as account:
-      body = await self._admitted(request, account)
-      read, usage = chat_api.read(body, self._served)
-      asked = self._begin(account, read)
-      writer = chat_api.Writer(asked, usage=usage)
-      if asked.stream:
-        return self._stream(account, self._chunks(writer, account, asked))
-      told = await self._answered(request, account, asked)
-      return fields.respond(writer.completion(told))
+        return wire.EventStream(
+          self._chunks(writer, account, asked),
+          on_end=lambda complete: self._close(
+            account, account.status if complete else 499
+          ),
+        )
+      told = await wire.unless_gone(
+        request.receive, self._collect(account, asked)
+      )
+      for reply in account.replies:
+        if reply.outcome is types.Outcome.FAILED:  # Clients then try again.
+          raise fields.RequestError(
+            503, reply.reason, code="unavailable", retry_after=1
+          )
+      return wire.respond(writer.collected(told))
 
   async def _chunks(
     self,
-    writer: answers.Writer,
+    writer: responses_api.Writer | chat_api.Writer,
     account: keys.Account,
     asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
@@ -187,12 +200,10 @@ class Service:
     for value in writer.begin():
       yield writer.framed(value)
     try:
-      async with contextlib.aclosing(
-        self._answers.stream(account, asked)
-      ) as told:
+      async with contextlib.aclosing(self._told(account, asked)) as told:
         async for each in told:
           if each is None:
-            yield answers.HEARTBEAT
+            yield wire.HEARTBEAT
           else:
             for value in writer.write(*each):
               yield writer.framed(value)
@@ -205,27 +216,111 @@ class Service:
     if writer.last:
       yield writer.last
 
-  async def _answered(
+  async def _collect(
+    self, account: keys.Account, asked: fields.Asked
+  ) -> list[list[events.Event]]:
+    """Returns the events of each answer.
+
+    They are collected in the agent's event loop and handed over at the end.
+    """
+    told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
+    await self._play(account, asked, lambda i, event: told[i].append(event))
+    return told
+
+  async def _told(
+    self, account: keys.Account, asked: fields.Asked
+  ) -> AsyncGenerator[tuple[int, events.Event] | None]:
+    """Yields an answer's index and event as it comes; None after a silence."""
+    told: asyncio.Queue[tuple[int, events.Event] | None] = asyncio.Queue()
+    put = loop.putting(told)
+    playing = asyncio.ensure_future(
+      self._play(account, asked, lambda i, event: put((i, event)), pieces=True)
+    )
+    playing.add_done_callback(lambda _: put(None))
+    try:
+      while True:
+        try:
+          async with asyncio.timeout(HEARTBEAT_SECONDS):
+            each = await told.get()
+        except TimeoutError:
+          yield None
+          continue
+        if each is None:
+          await playing
+          return
+        yield each
+    finally:
+      playing.cancel()
+      await asyncio.gather(playing, return_exceptions=True)
+
+  async def _play(
     self,
-    request: requests.Request,
     account: keys.Account,
     asked: fields.Asked,
-  ) -> list[list[events.Event]]:
-    """Returns the events of each answer to a request that does not stream.
+    tell: Callable[[int, events.Event], None],
+    *,
+    pieces: bool = False,
+  ) -> None:
+    """Asks the agent for all answers at once; cancelling it cancels them.
+
+    Args:
+      account: counts them.
+      asked: the request.
+      tell: called with an answer's index and each of its events, in the agent's
+        thread.
+      pieces: whether reasoning is told while it is sampled.
 
     Raises:
-      fields.RequestError: as `Answers.collect`, or an outage failed an episode,
-        or the client left.
+      fields.RequestError: there is no place, the service stops, or a bug.
     """
-    told = await answers.unless_gone(
-      request.receive, self._answers.collect(account, asked)
-    )
-    for reply in account.replies:
-      if reply.outcome is types.Outcome.FAILED:  # Clients then try again.
-        raise fields.RequestError(
-          503, reply.reason, code="unavailable", retry_after=1
+    asking = [
+      asyncio.ensure_future(
+        self._agent.ask_async(
+          asked.question,
+          budget=asked.assigned,
+          seed=asked.seed + index,
+          deadline=asked.deadline,
+          max_tokens=asked.max_tokens,
+          sampling=asked.sampling,
+          tell=functools.partial(self._count_event, account, tell, index),
+          pieces=pieces,
         )
-    return told
+      )
+      for index in range(asked.choices)
+    ]
+    try:
+      await asyncio.gather(*asking)
+    except agent_lib.BusyError as error:
+      raise fields.RequestError(503, str(error), retry_after=5) from error
+    except agent_lib.ClosedError as error:
+      raise STOPPING from error
+    except Exception as error:
+      _log.error("A question was not answered.", exc_info=error)
+      raise FAILED from error
+    finally:
+      for each in asking:
+        each.cancel()
+
+  def _count_event(
+    self,
+    account: keys.Account,
+    tell: Callable[[int, events.Event], None],
+    index: int,
+    event: events.Event,
+  ) -> None:
+    """Counts an event and tells it, in the agent's thread.
+
+    So it is counted even if the client reads none of it.
+    """
+    if not (account.heard or isinstance(event, events.Budget)):
+      account.heard = True
+      self._metrics.first_event.observe(time.monotonic() - account.started)
+    if isinstance(event, events.Answer):
+      self._metrics.ended(event.reply)
+    account.tell(event)
+    if isinstance(event, events.Answer) and account.asked:
+      event = _cut(event, account.asked.stop)
+    tell(index, event)
 
   @contextlib.contextmanager
   def _account(self, route: str) -> Iterator[keys.Account]:
@@ -255,22 +350,14 @@ class Service:
     if _log.isEnabledFor(logging.INFO):
       _log.info(json.dumps(account.line(status, seconds, self._log_questions)))
 
-  async def _admitted(
-    self, request: requests.Request, account: keys.Account
-  ) -> Any:
-    """Checks the key and returns the JSON of the body."""
-    if self.draining:
-      raise answers.STOPPING
-    key = self._key(request)
-    account.key = key.name if key else ""
-    return await fields.read(request)
-
   def _key(self, request: requests.Request) -> keys.Key | None:
     if self._guard is None:
       return None
     return self._guard.key(request.headers.get("authorization"))
 
-  def _begin(self, account: keys.Account, asked: fields.Asked) -> fields.Asked:
+  def _begin(
+    self, account: keys.Account, key: keys.Key | None, asked: fields.Asked
+  ) -> None:
     """Charges the key and counts the request until it ends."""
     if self._running + asked.choices > self._most:
       raise fields.RequestError(
@@ -279,70 +366,72 @@ class Service:
         f"{self._most}; ask later.",
         retry_after=5,
       )
-    if self._guard is not None:
-      key = next(k for k in self._guard.keys if k.name == account.key)
-      grant = account.ends.enter_context(
+    if self._guard is not None and key is not None:
+      account.ends.enter_context(
         self._guard.admitted(
           key,
           searches=asked.budget * asked.choices,
           tokens=asked.max_tokens * asked.choices,
+          used=account.used,
         )
-      )
-      account.ends.callback(
-        lambda: grant.used(account.searches, account.most_tokens)
       )
     self._count(asked.choices)
     account.ends.callback(self._count, -asked.choices)
     account.asked = asked
-    return asked
 
   def _count(self, more: int) -> None:
     self._running += more
     self._metrics.running.set(self._running)
 
-  def _stream(
-    self, account: keys.Account, chunks: AsyncGenerator[bytes]
-  ) -> responses_lib.Response:
-    return answers.EventStream(
-      chunks,
-      on_end=lambda complete: self._close(
-        account, account.status if complete else 499
-      ),
-    )
+
+def _cut(event: events.Answer, stop: tuple[str, ...]) -> events.Answer:
+  """Returns an answer that ends before the first stop text in it."""
+  answer = event.reply.answer or ""
+  ends = [at for text in stop if (at := answer.find(text)) >= 0]
+  if not ends:
+    return event
+  return events.Answer(
+    dataclasses.replace(event.reply, answer=answer[: min(ends)])
+  )
 
 
 def create_app(service: Service) -> applications.Starlette:
   """Returns the ASGI app of a service."""
+  responses, chat = (functools.partial(service.ask, name) for name in _APIS)
   routes = [
-    routing.Route("/v1/responses", service.responses, methods=["POST"]),
-    routing.Route("/v1/chat/completions", service.chat, methods=["POST"]),
+    routing.Route("/v1/responses", responses, methods=["POST"]),
+    routing.Route("/v1/chat/completions", chat, methods=["POST"]),
     routing.Route("/v1/models", _at_once(service.models)),
     routing.Route("/examples", _at_once(service.examples)),
     routing.Route("/health", _at_once(service.health)),
     routing.Route("/metrics", _at_once(service.metrics)),
-    *_pages(),
+    *(
+      routing.Route(path, _at_once(_file(name, kind)))
+      for path, (name, kind) in _FILES.items()
+    ),
   ]
   paths = ", ".join(route.path for route in routes)
 
-  async def unknown(
+  async def refused(
     _: requests.Request, error: Exception
   ) -> responses_lib.Response:
-    assert isinstance(error, exceptions.HTTPException)
-    sentence = f"{error.detail}; expected one of {paths}."
-    return _refusal(
-      fields.RequestError(error.status_code, sentence), error.headers
-    )
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, exceptions.HTTPException):
+      headers = error.headers
+      error = fields.RequestError(
+        error.status_code, f"{error.detail}; expected one of {paths}."
+      )
+    elif not isinstance(error, fields.RequestError):
+      _log.error("A request was not answered.", exc_info=error)
+      error = FAILED
+    return wire.respond(error.body(), error.status, headers or error.headers)
 
-  app = applications.Starlette(
+  return applications.Starlette(
     routes=routes,
-    exception_handlers={
-      fields.RequestError: _refused,
-      exceptions.HTTPException: unknown,
-      Exception: _failed,
-    },
+    exception_handlers=dict.fromkeys(
+      (fields.RequestError, exceptions.HTTPException, Exception), refused
+    ),
   )
-  app.state.service = service
-  return app
 
 
 def _at_once(
@@ -356,42 +445,12 @@ def _at_once(
   return handle
 
 
-async def _refused(
-  _: requests.Request, error: Exception
-) -> responses_lib.Response:
-  assert isinstance(error, fields.RequestError)
-  return _refusal(error, error.headers)
-
-
-async def _failed(
-  _: requests.Request, error: Exception
-) -> responses_lib.Response:
-  _log.error("A request was not answered.", exc_info=error)
-  return _refusal(answers.FAILED)
-
-
-def _refusal(
-  error: fields.RequestError, headers: Mapping[str, str] | None = None
-) -> responses_lib.Response:
-  return fields.respond(error.body(), error.status, headers)
-
-
-def _pages() -> list[routing.Route]:
-  """Returns the page's routes."""
-  return [
-    routing.Route(path, _file(name, kind))
-    for path, (name, kind) in _FILES.items()
-  ]
-
-
 def _file(
   name: str, kind: str
-) -> Callable[[requests.Request], Awaitable[responses_lib.Response]]:
-  """Returns the handler that answers with a file."""
+) -> Callable[[requests.Request], responses_lib.Response]:
+  """Returns what answers with a file of the page."""
   file = importlib.resources.files(__package__).joinpath("page", name)
   content = file.read_bytes()
-
-  async def page(_: requests.Request) -> responses_lib.Response:
-    return responses_lib.Response(content, headers=_HEADERS, media_type=kind)
-
-  return page
+  return lambda _: responses_lib.Response(
+    content, headers=_HEADERS, media_type=kind
+  )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import prometheus_client
+
+from anysearch_jax import types
+from anysearch_jax.agent import events
 
 _SECONDS = tuple(m * 10.0**e for e in (-2, -1, 0, 1) for m in (1, 2, 5)) + (
   100,
@@ -25,77 +27,69 @@ class Metrics:
     self, slots: int, pages: Callable[[], tuple[int, int]] | None = None
   ):
     self.registry = prometheus_client.CollectorRegistry()
-    self._requests = prometheus_client.Counter(
-      "anysearch_requests",
+
+    def counter(name: str, sentence: str, *labels: str):
+      return prometheus_client.Counter(
+        f"anysearch_{name}", sentence, labels, registry=self.registry
+      )
+
+    def gauge(name: str, sentence: str):
+      return prometheus_client.Gauge(
+        f"anysearch_{name}", sentence, registry=self.registry
+      )
+
+    def histogram(name: str, sentence: str, buckets: Sequence, *labels: str):
+      return prometheus_client.Histogram(
+        f"anysearch_{name}",
+        sentence,
+        labels,
+        buckets=buckets,
+        registry=self.registry,
+      )
+
+    self._requests = counter(
+      "requests",
       "Requests that were answered; 499: the client left.",
-      ("route", "status"),
-      registry=self.registry,
+      *("route", "status"),
     )
-    self._seconds = prometheus_client.Histogram(
-      "anysearch_request_seconds",
+    self._seconds = histogram(
+      "request_seconds",
       "From the headers of a request to the end of its answer.",
-      ("route",),
-      buckets=_SECONDS,
-      registry=self.registry,
+      _SECONDS,
+      "route",
     )
-    self.first_event = prometheus_client.Histogram(
-      "anysearch_first_event_seconds",
+    self.first_event = histogram(
+      "first_event_seconds",
       "From a question to the first piece of reasoning, search or answer.",
-      buckets=_SECONDS,
-      registry=self.registry,
+      _SECONDS,
     )
-    self._outcomes = prometheus_client.Counter(
-      "anysearch_episodes",
-      "Episodes that ended, by their outcome.",
-      ("outcome",),
-      registry=self.registry,
+    self._outcomes = counter(
+      "episodes", "Episodes that ended, by their outcome.", "outcome"
     )
-    self._searches = prometheus_client.Histogram(
-      "anysearch_episode_searches",
-      "Searches of an episode.",
-      buckets=_COUNTS,
-      registry=self.registry,
+    self._searches = histogram(
+      "episode_searches", "Searches of an episode.", _COUNTS
     )
-    self._tokens = prometheus_client.Counter(
-      "anysearch_tokens",
-      "Tokens that the policy wrote.",
-      registry=self.registry,
-    )
-    self._turns = prometheus_client.Counter(
-      "anysearch_turns", "Turns of the policy.", registry=self.registry
-    )
-    self.running = prometheus_client.Gauge(
-      "anysearch_running_questions",
+    self._tokens = counter("tokens", "Tokens that the policy wrote.")
+    self._turns = counter("turns", "Turns of the policy.")
+    self.running = gauge(
+      "running_questions",
       "Questions under way, those that wait for a place included.",
-      registry=self.registry,
     )
-    prometheus_client.Gauge(
-      "anysearch_slots",
-      "Questions that are worked on at the same time.",
-      registry=self.registry,
-    ).set(slots)
+    gauge("slots", "Questions that are worked on at the same time.").set(slots)
     if pages is not None:
-      for index, name in enumerate(("used", "all")):
-        prometheus_client.Gauge(
-          f"anysearch_kv_pages_{name}",
-          "Pages of the KV cache.",
-          registry=self.registry,
-        ).set_function(functools.partial(_part, pages, index))
+      sentence = "Pages of the KV cache."
+      gauge("kv_pages_used", sentence).set_function(lambda: pages()[0])
+      gauge("kv_pages_all", sentence).set_function(lambda: pages()[1])
 
   def responded(self, route: str, status: int, seconds: float) -> None:
     """Counts a response."""
     self._requests.labels(route, str(status)).inc()
     self._seconds.labels(route).observe(seconds)
 
-  def ended(
-    self, outcome: str, *, searches: int, tokens: int, turns: int
-  ) -> None:
+  def ended(self, reply: events.Reply) -> None:
     """Counts an episode."""
-    self._outcomes.labels(outcome).inc()
-    self._searches.observe(searches)
-    self._tokens.inc(tokens)
-    self._turns.inc(turns)
-
-
-def _part(pages: Callable[[], tuple[int, int]], index: int) -> int:
-  return pages()[index]
+    self._outcomes.labels(str(reply.outcome)).inc()
+    self._searches.observe(reply.searches)
+    self._tokens.inc(reply.tokens)
+    spans = reply.trajectory.spans
+    self._turns.inc(sum(span.author is types.Author.MODEL for span in spans))

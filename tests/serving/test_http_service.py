@@ -70,8 +70,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("budget", [0, 1, 3])
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize(("budget", "text"), zip((0, 1, 3, 1), HOSTILE))
 def test_no_text_makes_an_episode_search_beyond_its_budget(budget, text):
   passage = types.Passage("1", text, text)
   retriever = scripted.Retriever({f"q{i}": [passage] for i in range(50)})
@@ -202,35 +201,33 @@ def test_body_that_is_not_one_is_refused_in_openais_form(body, status):
       assert "message" in found.json()["error"]
 
 
+def test_value_of_another_type_is_refused_by_its_field():
+  with served() as (url, _):
+    for field, wrong in (
+      ("deadline", float("nan")),
+      ("stream", 1),
+      ("background", 0),
+      ("temperature", True),
+      ("seed", True),
+      ("model", ["tiny"]),
+      ("model", {"tiny": 1}),
+    ):
+      body = json.dumps(QUESTION | {field: wrong}).encode()
+      found = httpx2.post(f"{url}/v1/responses", content=body)
+      assert found.status_code in (400, 404)
+      assert found.json()["error"]["param"] == field
+
+
 @pytest.mark.parametrize(
-  "field, wrong",
+  "body",
   [
-    ("deadline", float("nan")),
-    ("stream", 1),
-    ("background", 0),
-    ("temperature", True),
-    ("seed", True),
-    ("model", ["tiny"]),
-    ("model", {"tiny": 1}),
+    # A deadline beyond all numbers is the longest.
+    json.dumps(QUESTION | {"deadline": 10**400}).encode(),
+    # Half a surrogate pair.
+    b'{"input": "Who wrote \\ud800?", "max_tool_calls": 1}',
   ],
 )
-def test_value_of_another_type_is_refused_by_its_field(field, wrong):
-  with served() as (url, _):
-    body = json.dumps(QUESTION | {field: wrong}).encode()
-    found = httpx2.post(f"{url}/v1/responses", content=body)
-  assert found.status_code in (400, 404)
-  assert found.json()["error"]["param"] == field
-
-
-def test_deadline_beyond_all_numbers_is_the_longest():
-  with served() as (url, _):
-    body = json.dumps(QUESTION | {"deadline": 10**400}).encode()
-    found = httpx2.post(f"{url}/v1/responses", content=body)
-  assert found.json()["status"] == "completed"
-
-
-def test_half_a_surrogate_pair_is_a_question():
-  body = b'{"input": "Who wrote \\ud800?", "max_tool_calls": 1}'
+def test_extreme_values_are_answered(body):
   with served() as (url, _):
     found = httpx2.post(f"{url}/v1/responses", content=body)
   assert found.json()["status"] == "completed"
@@ -248,12 +245,15 @@ def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
     body = QUESTION | {"stream": True}
     told = httpx2.post(f"{url}/v1/responses", json=body).text
     assert "event: error" in told and "secret" not in told
+    found = httpx2.post(f"{url}/v1/responses", json=QUESTION)
+    assert found.status_code == 500 and "secret" not in found.text
+    assert httpx2.get(f"{url}/health").json()["running"] == 0
     body = {"messages": [{"role": "user", "content": "Who?"}], "stream": True}
     told = httpx2.post(f"{url}/v1/chat/completions", json=body).text
     assert '"server_error"' in told and "secret" not in told
     found = httpx2.get(f"{url}/metrics").text
-  for route in ("responses", "chat"):
-    assert f'{{route="{route}",status="500"}} 1.0' in found
+  for route, times in (("responses", 2.0), ("chat", 1.0)):
+    assert f'{{route="{route}",status="500"}} {times}' in found
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -272,20 +272,21 @@ def test_question_that_outlasts_the_grace_is_told_that_the_service_stops(
   assert "The service stops" in found.text
 
 
-def test_bug_is_500_without_its_text(caplog):
-  def bug(request):
-    raise ZeroDivisionError("secret")
-
-  with served(engine=scripted.Engine(bug)) as (url, _):
-    found = httpx2.post(f"{url}/v1/responses", json=QUESTION)
-    assert found.status_code == 500 and "secret" not in found.text
-    assert httpx2.get(f"{url}/health").json()["running"] == 0
-
-
-def test_log_has_a_line_of_json_without_the_question(caplog):
+def test_metrics_and_log_tell_of_a_request_without_its_question(
+  caplog,
+):
   caplog.set_level(logging.INFO, "anysearch_jax.serving.service")
   with served() as (url, _):
     httpx2.post(f"{url}/v1/responses", json=QUESTION)
+    found = httpx2.get(f"{url}/metrics").text
+  for line in (
+    'anysearch_requests_total{route="responses",status="200"} 1.0',
+    'anysearch_episodes_total{outcome="answered"} 1.0',
+    "anysearch_episode_searches_sum 1.0",
+    "anysearch_turns_total 2.0",
+    "anysearch_running_questions 0.0",
+  ):
+    assert line in found
   with served(log_questions=True) as (url, _):
     httpx2.post(f"{url}/v1/responses", json=QUESTION)
   lines = [
@@ -299,26 +300,12 @@ def test_log_has_a_line_of_json_without_the_question(caplog):
   assert lines[1]["question"] == QUESTION["input"]
 
 
-def test_metrics_count_requests_searches_and_tokens():
-  with served() as (url, _):
-    httpx2.post(f"{url}/v1/responses", json=QUESTION)
-    found = httpx2.get(f"{url}/metrics").text
-  for line in (
-    'anysearch_requests_total{route="responses",status="200"} 1.0',
-    'anysearch_episodes_total{outcome="answered"} 1.0',
-    "anysearch_episode_searches_sum 1.0",
-    "anysearch_turns_total 2.0",
-    "anysearch_running_questions 0.0",
-  ):
-    assert line in found
-
-
 def test_many_clients_some_of_which_leave_lose_no_answer_and_no_place():
   engine = scripted.Engine(
     lambda r: answer("Jane") if r.turn else search("emma"),
     seconds=scripted.shuffled_seconds(0),
   )
-  with served(engine=engine, slots=8, most=200) as (url, service):
+  with served(engine=engine, slots=8, most=60) as (url, service):
 
     def ask(i):
       if i % 5 == 0:
@@ -326,8 +313,8 @@ def test_many_clients_some_of_which_leave_lose_no_answer_and_no_place():
       found = httpx2.post(f"{url}/v1/responses", json=QUESTION, timeout=60)
       return found.json()["output"][-1]["content"][0]["text"]
 
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-      found = list(pool.map(ask, range(100)))
-    assert [f for i, f in enumerate(found) if i % 5] == ["Jane"] * 80
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+      found = list(pool.map(ask, range(30)))
+    assert [f for i, f in enumerate(found) if i % 5] == ["Jane"] * 24
     wait_for(lambda: service._running == 0)
-    assert len(engine.released) >= 80
+    assert len(engine.released) >= 24

@@ -34,9 +34,19 @@ def guard(tmp_path, clock):
   made.close()
 
 
-def refusal(guard, **wanted):
+def admitted(guard, key=ALICE, *, searches=1, tokens=1, used=None):
+  """Admits a request that uses `used` in the end, all of it by default."""
+  return guard.admitted(
+    key,
+    searches=searches,
+    tokens=tokens,
+    used=lambda: used or (searches, tokens),
+  )
+
+
+def refusal(guard, key=ALICE, **wanted):
   with pytest.raises(fields.RequestError) as refused:
-    with guard.admitted(ALICE, **{"searches": 1, "tokens": 1} | wanted):
+    with admitted(guard, key, **wanted):
       pass
   return refused.value
 
@@ -72,49 +82,40 @@ def test_known_key_is_found(guard):
 
 
 def test_request_is_charged_whole_and_what_it_left_is_given_back(guard):
-  with guard.admitted(ALICE, searches=4, tokens=100) as grant:
-    assert guard.used(ALICE) == (4, 100)
-    grant.used(1, 30)
-  assert guard.used(ALICE) == (1, 30)
-
-
-def test_failed_request_without_a_count_keeps_its_charge(guard):
   with pytest.raises(ZeroDivisionError):
-    with guard.admitted(ALICE, searches=4, tokens=100):
+    with admitted(guard, searches=4, tokens=100, used=(1, 30)):
+      assert guard.used(ALICE) == (4, 100)
       raise ZeroDivisionError
-  assert guard.used(ALICE) == (4, 100)
+  assert guard.used(ALICE) == (1, 30)
+  # It is never charged more than it was admitted for.
+  with admitted(guard, searches=1, tokens=1, used=(9, 9)):
+    pass
+  assert guard.used(ALICE) == (2, 31)
 
 
 def test_requests_at_a_time_are_limited(guard):
-  with guard.admitted(ALICE, searches=1, tokens=1):
-    with guard.admitted(ALICE, searches=1, tokens=1):
+  with admitted(guard, searches=1, tokens=1):
+    with admitted(guard, searches=1, tokens=1):
       found = refusal(guard)
       assert found.status == 429 and found.headers == {"retry-after": "1"}
-  with guard.admitted(ALICE, searches=1, tokens=1):
+  with admitted(guard, searches=1, tokens=1):
     pass
 
 
 def test_running_requests_cannot_exceed_the_day_together(guard):
-  with guard.admitted(ALICE, searches=5, tokens=1):
-    with guard.admitted(ALICE, searches=5, tokens=1) as grant:
-      grant.used(0, 0)
+  with admitted(guard, searches=5):
+    with admitted(guard, searches=5, used=(0, 0)):
+      pass
     found = refusal(guard, searches=5, tokens=1000)
     assert found.status == 429 and "tokens" in str(found)
-    with guard.admitted(ALICE, searches=5, tokens=1):
-      assert "searches" in str(refusal_of_third(guard))
-
-
-def refusal_of_third(guard):
-  """The key may have two requests at a time; its searches run out before."""
-  other = keys.Key("alice", ALICE.sha256, requests=9, searches_a_day=10)
-  with pytest.raises(fields.RequestError) as refused:
-    with guard.admitted(other, searches=1, tokens=1):
-      pass
-  return refused.value
+    with admitted(guard, searches=5):
+      # The key may have two requests at a time; its searches run out before.
+      other = keys.Key("alice", ALICE.sha256, requests=9, searches_a_day=10)
+      assert "searches" in str(refusal(guard, other))
 
 
 def test_what_is_only_reserved_is_soon_given_back(guard):
-  with guard.admitted(ALICE, searches=5, tokens=600):
+  with admitted(guard, searches=5, tokens=600):
     refused = refusal(guard, searches=5, tokens=500)
     assert (refused.code, refused.retry_after) == ("rate_limit_exceeded", 1)
     assert refusal(guard, tokens=1001).code == "insufficient_quota"
@@ -136,18 +137,17 @@ def test_file_that_is_nested_too_deeply_is_one_sentence(tmp_path):
 
 def test_day_that_is_used_up_ends_at_midnight(guard, clock):
   for _ in range(2):
-    with guard.admitted(ALICE, searches=5, tokens=1):
+    with admitted(guard, searches=5, tokens=1):
       pass
   assert refusal(guard).retry_after == 12 * 3600
   clock[0] = NOON + datetime.timedelta(hours=12)
-  with guard.admitted(ALICE, searches=5, tokens=1):
+  with admitted(guard, searches=5, tokens=1):
     assert guard.used(ALICE) == (5, 1)
 
 
 def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
-  with guard.admitted(ALICE, searches=5, tokens=1) as grant:
+  with admitted(guard, searches=5, used=(2, 1)):
     clock[0] = NOON + datetime.timedelta(days=1)
-    grant.used(2, 1)
   assert guard.used(ALICE) == (0, 0)
   clock[0] = NOON
   assert guard.used(ALICE) == (2, 1)
@@ -160,7 +160,7 @@ def test_budget_above_the_keys_is_refused(guard):
 def test_use_outlives_a_restart(tmp_path):
   for expected in ((2, 10), (4, 20)):
     guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda: NOON)
-    with guard.admitted(ALICE, searches=2, tokens=10):
+    with admitted(guard, searches=2, tokens=10):
       pass
     assert guard.used(ALICE) == expected
     guard.close()

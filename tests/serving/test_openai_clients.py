@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing
 
@@ -11,9 +12,11 @@ import openai.types.responses
 import pytest
 import scripted
 from scripted import CODEC, answer, search
-from served_agent import served
+from served_agent import SERVED, served
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
+from anysearch_jax import config as config_lib
+from anysearch_jax.serving import fields
 
 
 @pytest.fixture(scope="module")
@@ -236,21 +239,23 @@ CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
   [
     ({"messages": []}, "messages"),
     (CHAT | {"temperature": 2.1}, "temperature"),
-    (CHAT | {"temperature": "hot"}, "temperature"),
     (CHAT | {"top_p": 0}, "top_p"),
     (CHAT | {"top_k": 5}, "top_k"),
     (CHAT | {"stop": ["x", ""]}, "stop"),
-    (CHAT | {"stop": list("abcde")}, "stop"),
     (CHAT | {"stop": 1}, "stop"),
     (CHAT | {"n": 99}, "n"),
     (CHAT | {"seed": -1}, "seed"),
     (CHAT | {"max_tokens": 0}, "max_tokens"),
     (CHAT | {"max_tool_calls": -1}, "max_tool_calls"),
     (CHAT | {"max_tool_calls": 6}, "max_tool_calls"),
-    (CHAT | {"max_tool_calls": 1.5}, "max_tool_calls"),
     (CHAT | {"max_tool_calls": 1, "search_budget": 2}, "max_tool_calls"),
     (CHAT | {"model": "tiny@x"}, "model"),
     (CHAT | {"deadline": 0}, "deadline"),
+    (CHAT | {"budget": 3}, "budget"),
+    (CHAT | {"budget": "tokens=many"}, "budget"),
+    (CHAT | {"budget": "searches=6"}, "budget"),
+    (CHAT | {"budget": "dollars=0.02"}, "budget"),
+    (CHAT | {"budget": "searches=1", "max_tool_calls": 2}, "budget"),
     (CHAT | {"stream": "yes"}, "stream"),
     (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT | {"tools": [{"type": "function", "function": {}}]}, "tools"),
@@ -262,21 +267,6 @@ CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
       {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
       "messages",
     ),
-  ],
-)
-def test_chat_field_that_cannot_be_honoured_is_refused_by_name(
-  client, body, param
-):
-  with pytest.raises(openai.BadRequestError) as refused:
-    client.post("/chat/completions", body=body, cast_to=object)
-  assert refused.value.body["param"] == param
-  assert refused.value.body["type"] == "invalid_request_error"
-  assert "expected" in refused.value.body["message"]
-
-
-@pytest.mark.parametrize(
-  "body, param",
-  [
     ({}, "input"),
     ({"input": 3}, "input"),
     ({"input": "Who?", "tools": [{"type": "file_search"}]}, "tools"),
@@ -289,12 +279,13 @@ def test_chat_field_that_cannot_be_honoured_is_refused_by_name(
     ),
   ],
 )
-def test_response_field_that_cannot_be_honoured_is_refused_by_name(
-  client, body, param
-):
+def test_field_that_cannot_be_honoured_is_refused_by_name(client, body, param):
+  path = "/chat/completions" if "messages" in body else "/responses"
   with pytest.raises(openai.BadRequestError) as refused:
-    client.post("/responses", body=body, cast_to=object)
+    client.post(path, body=body, cast_to=object)
   assert refused.value.body["param"] == param
+  assert refused.value.body["type"] == "invalid_request_error"
+  assert "expected" in refused.value.body["message"]
 
 
 def test_no_question_and_no_such_model(client):
@@ -366,3 +357,95 @@ def test_outage_is_503_and_in_a_stream_a_failed_response():
     assert "It is down." in told[-1].response.error.message
     calls = [i for i in told[-1].response.output if i.type == "web_search_call"]
     assert [call.status for call in calls] == ["failed"]
+
+
+def test_budget_of_several_units_holds_and_is_told(client):
+  asked = {"model": "tiny", "messages": CHAT["messages"]}
+  both = client.chat.completions.create(
+    **asked, extra_body={"budget": "searches=1,tokens=900,seconds=30"}
+  )
+  told = both.choices[0].anysearch
+  assert told["budget"] == 1 and told["outcome"] == "answered"
+  assert told["caps"] == {"tokens": 900, "seconds": 30}
+  few = client.chat.completions.create(
+    **asked, extra_body={"budget": "tokens=20"}
+  )
+  assert few.choices[0].anysearch["budget"] == 2
+  assert few.usage.completion_tokens <= 20
+
+
+def test_budget_of_dollars_is_charged_by_prices():
+  priced = dataclasses.replace(SERVED, prices=budgets.Prices(search=10.0))
+  with served(served=priced) as (url, _):
+    one = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    for dollars, searches in ((0.02, 1), (0.002, 0)):
+      found = one.chat.completions.create(
+        model="tiny",
+        messages=CHAT["messages"],
+        extra_body={"budget": f"dollars={dollars}"},
+      )
+      assert found.choices[0].anysearch["searches"] == searches
+
+
+def drawn(ask, served_as=SERVED):
+  """Returns how the engine was asked to draw, and the answer to `ask`."""
+  engine = scripted.Engine(lambda _: answer("Jane Austen, 1815"))
+  with served(engine=engine, served=served_as) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    found = ask(client)
+  (request,) = engine.requests
+  return (request.temperature, request.top_p, request.top_k), found
+
+
+@pytest.mark.parametrize(
+  "asked, expected",
+  [
+    ({"temperature": 1, "top_p": 1.0}, (None, None, None)),
+    ({"temperature": 0.3, "top_p": 0.5}, (0.3, 0.5, 0)),
+  ],
+)
+def test_both_apis_pass_a_requests_own_sampling_to_the_engine(asked, expected):
+  by_chat, _ = drawn(
+    lambda c: c.chat.completions.create(model="tiny", **CHAT, **asked)
+  )
+  by_response, response = drawn(
+    lambda c: c.responses.create(model="tiny", input="Who?", **asked)
+  )
+  assert by_chat == by_response == expected
+  assert response.temperature == asked.get("temperature", 1)
+  assert response.top_p == asked.get("top_p", 1)
+
+
+def test_what_a_request_does_not_name_is_the_services():
+  own = config_lib.SamplingConfig(temperature=0.7, top_p=0.9, top_k=5)
+  served_as = fields.Served("tiny", sampling=own)
+  found, response = drawn(
+    lambda c: c.responses.create(model="tiny", input="Who?", top_p=0.5),
+    served_as,
+  )
+  assert found == (0.7, 0.5, 5)
+  assert (response.temperature, response.top_p) == (0.7, 0.5)
+
+
+@pytest.mark.parametrize(
+  "stop, expected", [([" 18", "Aus"], "Jane "), ("?", "Jane Austen, 1815")]
+)
+def test_answer_is_cut_before_the_first_stop_text(stop, expected):
+  _, chat = drawn(
+    lambda c: c.chat.completions.create(model="tiny", **CHAT, stop=stop)
+  )
+  assert chat.choices[0].message.content == expected
+  _, chunks = drawn(
+    lambda c: list(
+      c.chat.completions.create(model="tiny", **CHAT, stop=stop, stream=True)
+    )
+  )
+  deltas = [chunk.choices[0].delta.content or "" for chunk in chunks]
+  assert "".join(deltas) == expected
+  _, response = drawn(
+    lambda c: c.responses.create(
+      model="tiny", input="Who?", extra_body={"stop": stop}
+    )
+  )
+  assert response.output_text == expected
+  assert response.output[-1].type == "message"

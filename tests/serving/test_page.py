@@ -127,32 +127,6 @@ def test_key_with_fewer_requests_at_a_time_is_asked_every_budget(
   guard.close()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_page_fits_a_telephone_in_light_and_dark(browser, url, dark):
-  page = opened(browser, url, width=360)
-  if dark:
-    page.dark()
-  page.run("document.querySelector('#list button').click()")
-  wait(page, f"{ENDED} === 1")
-  assert page.run("document.documentElement.scrollWidth") <= 360
-  ink, paper = page.run(
-    "[getComputedStyle(document.body).color, "
-    "getComputedStyle(document.body).backgroundColor]"
-  )
-  lightness = [sum(map(int, c[4:-1].split(","))) for c in (ink, paper)]
-  assert (lightness[0] > lightness[1]) == dark
-  assert not page.errors
-
-
-def test_refused_question_says_why(browser, url):
-  page = opened(browser, url)
-  page.run("document.getElementById('budget').max = 99")
-  page.run("document.getElementById('budget').value = 99")
-  page.run("document.querySelector('#list button').click()")
-  wait(page, "document.querySelectorAll('.problem').length === 1")
-  assert "at most 5" in page.run("document.querySelector('.problem').innerText")
-
-
 def test_browser_may_load_nothing_from_elsewhere(url):
   for path in ("/", "/page.js", "/page.css"):
     headers = httpx2.get(f"{url}{path}").headers

@@ -1,0 +1,141 @@
+"""What the service reads and writes over HTTP: JSON, and streams of events.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import (
+  AsyncGenerator,
+  Awaitable,
+  Callable,
+  Coroutine,
+  Mapping,
+)
+from typing import Any, TypeVar
+
+import orjson
+from starlette import requests, responses
+
+from anysearch_jax.serving import fields
+
+_T = TypeVar("_T")
+_BODY = 2**20  # Bytes of a request.
+_BODY_SECONDS = 30.0
+DONE = b"data: [DONE]\n\n"
+# Clients ignore comments; proxies cut a connection that is silent for long.
+HEARTBEAT = b": still working\n\n"
+
+
+async def read(request: requests.Request) -> Any:
+  """Returns the JSON of a request's body."""
+  body = bytearray()
+  try:
+    async with asyncio.timeout(_BODY_SECONDS):
+      async for part in request.stream():
+        body += part
+        if len(body) > _BODY:
+          raise fields.RequestError(
+            413, f"The request has more than {_BODY} bytes; send less."
+          )
+  except requests.ClientDisconnect as error:
+    raise fields.RequestError(499, "The client left.") from error
+  except TimeoutError as error:
+    raise fields.RequestError(
+      408, f"The body took more than {_BODY_SECONDS:g} seconds."
+    ) from error
+  try:
+    return json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise fields.RequestError(
+      400, f"The body is no JSON ({error}); expected an object."
+    ) from error
+
+
+def respond(
+  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses.Response:
+  """Returns a response of JSON."""
+  try:
+    body = orjson.dumps(value)
+  except TypeError:
+    # A policy may write half a surrogate pair, which orjson refuses to encode.
+    body = json.dumps(value).encode()
+  return responses.Response(body, status, headers, "application/json")
+
+
+def data(value: Mapping[str, Any]) -> bytes:
+  """Returns an event with data only.
+
+  Its JSON is ASCII, because some clients also end lines at other characters
+  than newlines, such as U+2028.
+  """
+  return b"data: %b\n\n" % json.dumps(value).encode()
+
+
+def named(value: Mapping[str, Any]) -> bytes:
+  """Returns an event that has the name of its `type`."""
+  return b"event: %b\n%b" % (value["type"].encode(), data(value))
+
+
+class EventStream(responses.StreamingResponse):
+  """Sends chunks as they come, until they end or the client leaves.
+
+  Args:
+    chunks: are closed in both cases.
+    on_end: called once, with whether all chunks were sent.
+  """
+
+  def __init__(
+    self, chunks: AsyncGenerator[bytes], *, on_end: Callable[[bool], None]
+  ):
+    super().__init__(
+      chunks,
+      headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+      media_type="text/event-stream",
+    )
+    self._chunks, self._on_end = chunks, on_end
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    complete = False
+    try:
+      await unless_gone(receive, self._send(send))
+      complete = True
+    except fields.RequestError:
+      pass  # The client left; nobody reads an error.
+    finally:
+      self._on_end(complete)
+
+  async def _send(self, send: Any) -> None:
+    async with contextlib.aclosing(self._chunks):
+      await self.stream_response(send)
+
+
+async def unless_gone(
+  receive: Callable[[], Awaitable[Mapping[str, Any]]],
+  work: Coroutine[Any, Any, _T],
+) -> _T:
+  """Runs `work`, and cancels it if the client leaves.
+
+  Raises:
+    fields.RequestError: 499, the client left.
+  """
+
+  async def departed() -> None:
+    while (await receive())["type"] != "http.disconnect":
+      pass
+
+  working = asyncio.ensure_future(work)
+  gone = asyncio.ensure_future(departed())
+  gone.add_done_callback(lambda _: working.cancel())
+  try:
+    return await working
+  except asyncio.CancelledError:
+    if gone.done() and not gone.cancelled():
+      raise fields.RequestError(499, "The client left.") from None
+    raise
+  finally:
+    gone.cancel()
