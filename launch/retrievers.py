@@ -335,11 +335,7 @@ def _index(c: config_lib.RetrievalConfig) -> Any:
 def _http(c: config_lib.RetrievalConfig) -> Any:
   from retrieval import http_retriever
 
-  if "," in c.url or "|" in c.url:
-    return http_retriever.ShardedRetriever(
-      http_retriever.addresses(c.url), token_variable=c.key_variable
-    )
-  return http_retriever.HttpRetriever(c.url, token_variable=c.key_variable)
+  return http_retriever.opened(c.url, token_variable=c.key_variable)
 
 
 def _web(c: config_lib.RetrievalConfig) -> Any:

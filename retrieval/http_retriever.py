@@ -17,29 +17,52 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2
+import pydantic
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, loop, redaction
+from anysearch_jax.host import http_calls, loop
 from retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
 
-# Queries that one replica gets at a time.
+# Queries that a server gets at a time.
 _BATCH = 256
 _ADVICE = "Is a retriever running there (launch.serve_retriever)?"
 # Statuses that concern the caller or the address, not a query.
 _ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
-# After this many failed calls stop bisecting: the server is at fault, not a
-# query.
+# After this many failed calls of a batch, without any answer, stop bisecting:
+# the server is at fault, not a query.
 _FAILED = 16
+
+
+def _encodable(text: str) -> str:
+  text.encode()  # Raises ValueError for half of a surrogate pair.
+  return text
+
+
+_Text = Annotated[str, pydantic.Strict(), pydantic.AfterValidator(_encodable)]
+
+
+class _Document(pydantic.BaseModel):
+  contents: _Text
+  # Search-R1's BM25 server returns no ids.
+  id: _Text | pydantic.StrictInt | None = None
+
+
+class _Hit(pydantic.BaseModel):
+  document: _Document
+  score: Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
+
+
+_HITS = pydantic.TypeAdapter(list[_Hit])
 
 
 class HttpRetriever(requests_lib.OneByBatch):
@@ -69,7 +92,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     self,
     url: str,
     *,
-    batch: int = 256,
+    batch: int = _BATCH,
     corpus: str = "",
     patience: http_calls.Patience = http_calls.DEFAULT,
     token_variable: str = "",
@@ -77,30 +100,21 @@ class HttpRetriever(requests_lib.OneByBatch):
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    if not redaction.is_address(url):
-      # The message does not quote the url, which may contain a password.
-      raise ValueError(
-        "The retriever's url is invalid; expected an address such as "
-        "http://127.0.0.1:8000, with no user, query or fragment."
-      )
-    if batch < 1:
-      raise ValueError(f"batch: found {batch}, expected at least 1.")
-    self.url = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
-    self._batch, self._corpus = batch, corpus
-    token = token_variable and http_calls.secret_in(
-      token_variable, "the retriever's token"
-    )
-    self._caller = http_calls.Caller(
-      patience,
-      headers=http_calls.json_headers(token),
-      secret=token,
+    self._route, self._caller = http_calls.at_address(
+      url,
+      "/retrieve",
+      "retriever",
+      key_variable=token_variable,
+      patience=patience,
       advice=_ADVICE,
       largest=largest,
       transport=transport,
       clock=clock,
     )
+    self.url = self._route.removesuffix("/retrieve")
+    self._batch, self._corpus = batch, corpus
     self.counters: Counter[str] = self._caller.counters
-    self._answered: str | None = None
+    self.close = self._caller.close
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
@@ -108,9 +122,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     """Returns answers in the order of the requests, in one batch for each `k`.
 
     If the server answers a batch with an error that a single query may have
-    caused, the batch is bisected, so that only this query fails. Before that, a
-    query that was answered earlier is repeated: if it fails too, the server is
-    at fault, and the whole batch fails.
+    caused, the batch is bisected, so that only this query fails.
 
     Returns:
       For each request its passages or a `RetrievalError`.
@@ -131,7 +143,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     ]
     found = await asyncio.gather(
       *(
-        self._ask_batch([requests[row].query for row in rows], k, until)
+        self._ask([requests[row].query for row in rows], k, until)
         for k, rows in batches
       )
     )
@@ -150,207 +162,138 @@ class HttpRetriever(requests_lib.OneByBatch):
     Raises:
       RetrievalError: the server cannot be reached.
     """
-    return loop.run(self._identity())
+    unnamed = {"kind": "http", "url": self.url}
 
-  def close(self) -> None:
-    """Closes all connections; running searches fail."""
-    self._caller.close()
+    def named(value: Any) -> Any:
+      return (isinstance(value, dict) and value.get("identity")) or unnamed
 
-  async def _ask_batch(
+    try:
+      return loop.run(
+        self._caller.ask("GET", f"{self.url}/health", read=named, counted=False)
+      )
+    except http_calls.AnswerError as error:
+      # Other servers have no such route, or do not answer in JSON.
+      if getattr(error, "status", 404) in (404, 405):
+        return unnamed
+      raise
+
+  async def _ask(
     self, queries: list[str], k: int, until: float
   ) -> list[Answer | Exception]:
     """Answers one batch; bisects it when a single query may be at fault."""
     answers: list[Answer | Exception] = []
     # (queries, whether this is the second try of a single query).
-    parts, failed = [(queries, False)], 0
-    failure: types.RetrievalError | None = None
-    # Whether the server works; None: unknown, it has not answered yet.
-    is_well: bool | None = None
+    parts, failed, is_well = [(queries, False)], 0, False
     while parts:
       part, again = parts.pop()
+      asked = {"queries": part, "topk": k, "return_scores": True}
       try:
-        answers += await self._ask(part, k, until)
+        answers += await self._caller.ask(
+          "POST",
+          self._route,
+          content=http_calls.body(asked),
+          read=functools.partial(self._answers, count=len(part), k=k),
+          until=until,
+          counted=False,
+        )
         is_well = True
         continue
-      except types.RetrievalError as error:
-        failure = error
-      if not _may_be_of_a_query(failure):
-        answers += [failure] * len(part)
-        continue
-      failed += 1
-      if is_well is None:
-        is_well = await self._answers_still(k, until)
-      if is_well is False or (is_well is None and failed > _FAILED):
-        break
-      if len(part) > 1:
-        self.counters["splits"] += 1
-        half = len(part) // 2
-        parts += [(part[half:], False), (part[:half], False)]
-      elif not again and isinstance(failure, http_calls.FailedError):
-        parts.append((part, True))
-      else:
-        self.counters["failures"] += 1
-        answers.append(failure)
-    left = len(queries) - len(answers)
-    self.counters["failures"] += left > 0
-    if failure is None:
-      return answers
+      except types.RetrievalError as met:
+        error = met
+      if _may_be_of_a_query(error):
+        failed += 1
+        if not is_well and failed > _FAILED:
+          part, parts = queries[len(answers) :], []
+        elif len(part) > 1:
+          self.counters["splits"] += 1
+          half = len(part) // 2
+          parts += [(part[half:], False), (part[:half], False)]
+          continue
+        elif not again and isinstance(error, http_calls.FailedError):
+          parts.append((part, True))
+          continue
+      # The caller leaves it to us to count these.
+      self.counters["failures"] += isinstance(error, http_calls.AnswerError)
+      answers += [error] * len(part)
     if (
-      failed
-      and not is_well
-      and not isinstance(failure, http_calls.RefusedError)
+      failed and not is_well and not isinstance(error, http_calls.RefusedError)
     ):
-      self._caller.fail(failure)
-    return answers + [failure] * left
-
-  async def _answers_still(self, k: int, until: float) -> bool | None:
-    """Repeats a query that was answered earlier; None if there is none."""
-    if self._answered is None:
-      return None
-    try:
-      await self._ask([self._answered], k, until)
-    except types.RetrievalError:
-      return False
-    return True
-
-  async def _ask(
-    self, queries: list[str], k: int, until: float
-  ) -> list[Answer | Exception]:
-    """Makes one call; the answer to a query with malformed hits is an error.
-
-    Raises:
-      RetrievalError: the call failed, or no query has a valid answer.
-    """
-    url = f"{self.url}/retrieve"
-    asked = {"queries": queries, "topk": k, "return_scores": True}
-    answers = await self._caller.ask(
-      "POST",
-      url,
-      content=http_calls.body(asked),
-      read=lambda data: _answers(
-        data, len(queries), k, url, self._caller.redact
-      ),
-      until=until,
-      counted=False,
-    )
-    for query, answer in zip(queries, answers, strict=True):
-      if isinstance(answer, Exception):
-        self.counters["failures"] += 1
-      else:
-        self._answered = query
+      self._caller.fail(error)
     return answers
 
-  async def _identity(self) -> Any:
-    url = f"{self.url}/health"
-    unnamed = {"kind": "http", "url": self.url}
+  def _answers(
+    self, value: Any, *, count: int, k: int
+  ) -> list[Answer | Exception]:
+    """Reads the passages of each query; those of malformed hits are an error.
 
-    def named(data: bytes) -> Any:
+    Raises:
+      AnswerError: the reply is malformed, or the hits of all queries are.
+    """
+
+    def unexpected(found: Any, expected: str) -> http_calls.AnswerError:
+      expected += " (is it a server of Search-R1's protocol?)"
+      return self._caller.unexpected(self._route, found, expected)
+
+    result = value.get("result") if isinstance(value, dict) else None
+    if not isinstance(result, list):
+      raise unexpected(value, 'an object with a list "result"')
+    if len(result) != count:
+      raise unexpected(f"{len(result)} answers", f"{count}, one a query")
+
+    def answer(hits: Any) -> Answer | Exception:
+      if isinstance(hits, list) and len(hits) > k:
+        return unexpected(f"{len(hits)} hits", f"at most {k}")
       try:
-        value = http_calls.parse(data, url, self._caller.redact)
-      except types.RetrievalError:
-        return unnamed
-      named = isinstance(value, dict) and value.get("identity")
-      return named or unnamed
+        return tuple(map(_passage, _HITS.validate_python(hits)))
+      except pydantic.ValidationError as error:
+        met = error.errors(include_url=False)[0]
+        where = "/".join(map(str, met["loc"]))
+        return unexpected(
+          met["input"],
+          'a hit such as {"document": {"contents": "..."}, "score": 1.0}; '
+          f"at {where}: {met['msg']}",
+        )
 
-    try:
-      return await self._caller.ask("GET", url, read=named)
-    except http_calls.RefusedError as error:
-      if error.status in (404, 405):
-        return unnamed
-      raise
+    answers = [answer(hits) for hits in result]
+    refused = [each for each in answers if isinstance(each, Exception)]
+    if refused and len(refused) == len(answers):
+      raise refused[0]
+    self.counters["failures"] += len(refused)
+    return answers
 
 
 def _may_be_of_a_query(error: types.RetrievalError) -> bool:
   """Returns whether a query, and not caller or server, may cause the error."""
-  if isinstance(error, http_calls.RefusedError):
-    return error.status not in _ABOUT_CALLERS
-  return isinstance(error, http_calls.AnswerError)
+  status = getattr(error, "status", 0)
+  return isinstance(error, http_calls.AnswerError) and (
+    status not in _ABOUT_CALLERS
+  )
 
 
-def _answers(
-  data: bytes, queries: int, k: int, url: str, redact: redaction.Redactor
-) -> list[Answer | Exception]:
-  """Parses the passages of each query; malformed hits become an error.
+def _passage(hit: _Hit) -> types.Passage:
+  contents, name = hit.document.contents, hit.document.id
+  if name is None:
+    name = hashlib.sha256(contents.encode()).hexdigest()[:16]
+  title, _, text = contents.partition("\n")
+  return types.Passage(str(name), title, text, hit.score)
+
+
+def opened(addresses: str, **settings: Any) -> HttpRetriever | ShardedRetriever:
+  """Returns the retriever of an address, or of shards and their replicas.
+
+  Args:
+    addresses: commas divide shards, `|` replicas.
+    settings: further arguments of the retriever.
 
   Raises:
-    AnswerError: the reply is malformed, or the hits of all queries are.
+    ValueError: an address is invalid or the token is missing.
   """
-
-  def refuse(found: Any, expected: str) -> http_calls.AnswerError:
-    return http_calls.AnswerError(
-      f"{url}: found {redact.quote(repr(found), 80)}, expected {expected}. Is "
-      "it a server of Search-R1's protocol?"
-    )
-
-  def passage(item: Any) -> types.Passage:
-    document = item.get("document") if isinstance(item, dict) else None
-    fields = document if isinstance(document, dict) else {}
-    contents = fields.get("contents")
-    if not isinstance(contents, str) or not _is_unicode(contents):
-      raise refuse(
-        item, 'a hit such as {"document": {"contents": "..."}, "score": 1.0}'
-      )
-    score = item.get("score")
-    if not _is_finite(score):
-      raise refuse(score, "a finite score")
-    # Search-R1's BM25 server returns no ids.
-    identifier = fields.get("id")
-    if identifier is None:
-      identifier = hashlib.sha256(contents.encode()).hexdigest()[:16]
-    elif isinstance(identifier, bool) or not isinstance(identifier, str | int):
-      raise refuse(identifier, "an id that is text or a number")
-    elif not _is_unicode(str(identifier)):
-      raise refuse(identifier, "an id of Unicode characters")
-    title, _, text = contents.partition("\n")
-    return types.Passage(str(identifier), title, text, float(score))
-
-  value = http_calls.parse(data, url, redact)
-  result = value.get("result") if isinstance(value, dict) else None
-  if not isinstance(result, list):
-    raise refuse(value, 'an object with a list "result"')
-  if len(result) != queries:
-    raise refuse(f"{len(result)} answers", f"{queries}, one a query")
-
-  def answer(hits: Any) -> Answer | Exception:
-    try:
-      if not isinstance(hits, list):
-        raise refuse(hits, "a list of hits for each query")
-      if len(hits) > k:
-        raise refuse(f"{len(hits)} hits", f"at most {k}")
-      return tuple(map(passage, hits))
-    except http_calls.AnswerError as error:
-      return error
-
-  answers = [answer(hits) for hits in result]
-  refused = [each for each in answers if isinstance(each, Exception)]
-  if len(refused) == len(answers):
-    raise refused[0]
-  return answers
-
-
-def _is_finite(score: Any) -> bool:
-  if isinstance(score, bool) or not isinstance(score, int | float):
-    return False
-  try:
-    return math.isfinite(score)
-  except OverflowError:  # An integer too large for a float.
-    return False
-
-
-def _is_unicode(text: str) -> bool:
-  """Returns whether a text can be encoded, that is, has no lone surrogate."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
-
-
-def addresses(text: str) -> list[list[str]]:
-  """Returns the replicas of each shard: commas divide shards, `|` replicas."""
-  return [
-    [url.strip() for url in shard.split("|")] for shard in text.split(",")
+  if not {",", "|"} & {*addresses}:
+    return HttpRetriever(addresses, **settings)
+  shards = [
+    [url.strip() for url in shard.split("|")] for shard in addresses.split(",")
   ]
+  return ShardedRetriever(shards, **settings)
 
 
 class ShardedRetriever(requests_lib.OneByBatch):
@@ -358,11 +301,9 @@ class ShardedRetriever(requests_lib.OneByBatch):
 
   Args:
     shards: the addresses of each shard's replicas.
-    corpus: name of the corpus; a request must name this corpus or none.
     patience: deadlines and retries of a query; replicas share the deadline.
-    token_variable: the environment variable with the servers' bearer token.
-    transport: replaces the network, for tests.
     clock: returns seconds.
+    settings: further arguments of `HttpRetriever`.
 
   Raises:
     ValueError: an address is invalid or the token is missing.
@@ -372,41 +313,26 @@ class ShardedRetriever(requests_lib.OneByBatch):
     self,
     shards: Sequence[Sequence[str]],
     *,
-    corpus: str = "",
     patience: http_calls.Patience = http_calls.DEFAULT,
-    token_variable: str = "",
-    transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
   ):
-    self._corpus = corpus
-    self._shards: list[_Replicas] = []
-    try:
-      for urls in shards:
-        each = dataclasses.replace(
-          patience, deadline=patience.deadline / len(urls)
-        )
-        replicas = _Replicas(patience.cooldown, clock)
-        self._shards.append(replicas)
-        for url in urls:
-          replicas.add(
-            HttpRetriever(
-              url,
-              batch=_BATCH,
-              corpus=corpus,
-              patience=each,
-              token_variable=token_variable,
-              transport=transport,
-              clock=clock,
-            )
-          )
-    except ValueError:
-      self.close()
-      raise
+    self._shards = []
+    for urls in shards:
+      each = dataclasses.replace(
+        patience, deadline=patience.deadline / len(urls)
+      )
+      servers = [
+        HttpRetriever(url, patience=each, clock=clock, **settings)
+        for url in urls
+      ]
+      self._shards.append(_Replicas(servers, patience.cooldown, clock))
 
   @property
   def counters(self) -> Counter[str]:
     """The sums of all servers' counters; see `HttpRetriever`."""
-    return sum((s.counters for s in self._shards), Counter())
+    servers = (server for shard in self._shards for server in shard.servers)
+    return sum((server.counters for server in servers), Counter())
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
@@ -422,7 +348,6 @@ class ShardedRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, self._corpus)
     found = await asyncio.gather(
       *(s.search_many(requests) for s in self._shards)
     )
@@ -462,7 +387,8 @@ class ShardedRetriever(requests_lib.OneByBatch):
   def close(self) -> None:
     """Closes all connections; running searches fail."""
     for shard in self._shards:
-      shard.close()
+      for server in shard.servers:
+        server.close()
 
 
 class _Replicas:
@@ -472,18 +398,16 @@ class _Replicas:
   others; a server that failed is asked last for a while.
   """
 
-  def __init__(self, cooldown: float, clock: Callable[[], float]):
-    self._servers: list[HttpRetriever] = []
+  def __init__(
+    self,
+    servers: Sequence[HttpRetriever],
+    cooldown: float,
+    clock: Callable[[], float],
+  ):
+    self.servers = servers
     self._open: Counter[int] = Counter()
     self._failed: dict[int, float] = {}
     self._cooldown, self._clock = cooldown, clock
-
-  def add(self, server: HttpRetriever) -> None:
-    self._servers.append(server)
-
-  @property
-  def counters(self) -> Counter[str]:
-    return sum((server.counters for server in self._servers), Counter())
 
   async def search_many(
     self, asked: Sequence[types.SearchRequest]
@@ -498,13 +422,13 @@ class _Replicas:
     self, asked: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
     answers: dict[int, Answer | Exception] = {}
-    left, waiting = list(range(len(asked))), set(range(len(self._servers)))
+    left, waiting = list(range(len(asked))), set(range(len(self.servers)))
     while left and waiting:
       server = min(waiting, key=self._order)
       waiting.remove(server)
       self._open[server] += len(left)
       try:
-        some = await self._servers[server].search_many([asked[i] for i in left])
+        some = await self.servers[server].search_many([asked[i] for i in left])
       finally:
         self._open[server] -= len(left)
       answers |= zip(left, some, strict=True)
@@ -519,18 +443,14 @@ class _Replicas:
     return recent, self._open[server], server
 
   def identity(self) -> Any:
-    found = [server.identity() for server in self._servers]
+    found = [server.identity() for server in self.servers]
     if any(each != found[0] for each in found):
-      urls = ", ".join(server.url for server in self._servers)
+      urls = ", ".join(server.url for server in self.servers)
       raise types.RetrievalError(
         f"{urls}: found replicas of different indexes; expected equal ones. "
         "Their GET /health shows the identities."
       )
     return found[0]
-
-  def close(self) -> None:
-    for server in self._servers:
-      server.close()
 
 
 def _merged(

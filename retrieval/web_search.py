@@ -24,22 +24,25 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, redaction
 from retrieval import requests as requests_lib
 
+Json = dict[str, Any]
+Answer = tuple[types.Passage, ...]
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Service:
   """The API of one service.
 
   Attributes:
+    request: maps query, k and search engine to arguments of httpx2's `request`.
+    results: keys to the list of results in a reply, separated by dots.
+    most: the most passages of one call.
     url: address of the API; "": the caller names it.
+    method: HTTP method.
     variable: default environment variable of the key; "": there is no key.
     header: header that carries the key; a url would be logged.
     before: what precedes the key in the header.
     parameter: parameter of the url that carries the key, for a service that
       reads no header; it is added beneath the client, which logs urls.
-    most: the most passages of one call.
-    method: HTTP method.
-    request: maps query, k and search engine to arguments of httpx2's `request`.
-    results: path to the list of results in a reply.
     link, snippet: keys of a result.
     is_reply: whether an object without that list means "nothing found".
     failed: returns why a reply without results is a failure; "": it is none.
@@ -47,22 +50,52 @@ class Service:
     words, characters: the most words and characters of a query.
   """
 
-  url: str
-  variable: str
-  header: str
-  most: int
-  method: str
   request: Callable[[str, int, str], Json]
-  results: tuple[str, ...]
-  link: str
-  snippet: str
-  is_reply: Callable[[Json], bool]
+  results: str
+  most: int
+  url: str = ""
+  method: str = "GET"
+  variable: str = ""
+  header: str = ""
   before: str = ""
   parameter: str = ""
+  link: str = "link"
+  snippet: str = "snippet"
+  is_reply: Callable[[Json], bool] = lambda reply: False
   failed: Callable[[Json], str] = lambda reply: ""
   advice: str = "Check the key in {variable}, its quota and its rate limit."
   words: int = 1024
   characters: int = 2048
+
+
+def _get(**parameters: Any) -> Json:
+  return {"params": parameters}
+
+
+def _post(**values: Any) -> Json:
+  return {
+    "content": http_calls.body(values),
+    "headers": {"Content-Type": "application/json"},
+  }
+
+
+def _serpapi_status(reply: Json) -> str:
+  """Returns the status of a search: Success, Processing or Error."""
+  metadata = reply.get("search_metadata")
+  return str(isinstance(metadata, dict) and metadata.get("status"))
+
+
+def _serpapi_error(reply: Json) -> str:
+  # A search that found nothing has an error too.
+  is_well = _serpapi_status(reply) == "Success"
+  return "" if is_well else str(reply.get("error") or "")
+
+
+def _searxng_error(reply: Json) -> str:
+  engines = reply.get("unresponsive_engines")
+  if not isinstance(engines, list) or not engines:
+    return ""
+  return f"found no result, and engines that did not answer: {engines!r}."
 
 
 SERVICES = {
@@ -72,13 +105,8 @@ SERVICES = {
     header="X-API-KEY",
     most=10,  # More than 10 cost twice as much.
     method="POST",
-    request=lambda query, k, _: {
-      "content": http_calls.body({"q": query, "num": k}),
-      "headers": {"Content-Type": "application/json"},
-    },
-    results=("organic",),
-    link="link",
-    snippet="snippet",
+    request=lambda query, k, _: _post(q=query, num=k),
+    results="organic",
     is_reply=lambda reply: "searchParameters" in reply,
   ),
   "google": Service(
@@ -86,13 +114,8 @@ SERVICES = {
     variable="GOOGLE_API_KEY",
     header="X-Goog-Api-Key",
     most=10,
-    method="GET",
-    request=lambda query, k, engine: {
-      "params": {"q": query, "cx": engine, "num": k}
-    },
-    results=("items",),
-    link="link",
-    snippet="snippet",
+    request=lambda query, k, engine: _get(q=query, cx=engine, num=k),
+    results="items",
     is_reply=lambda reply: reply.get("kind") == "customsearch#search",
   ),
   "brave": Service(
@@ -100,16 +123,10 @@ SERVICES = {
     variable="BRAVE_API_KEY",
     header="X-Subscription-Token",
     most=20,
-    method="GET",
-    request=lambda query, k, _: {
-      "params": {
-        "q": query,
-        "count": k,
-        "text_decorations": "false",
-        "result_filter": "web",
-      }
-    },
-    results=("web", "results"),
+    request=lambda query, k, _: _get(
+      q=query, count=k, text_decorations="false", result_filter="web"
+    ),
+    results="web.results",
     link="url",
     snippet="description",
     is_reply=lambda reply: reply.get("type") == "search",
@@ -123,45 +140,32 @@ SERVICES = {
     before="Bearer ",
     most=20,
     method="POST",
-    request=lambda query, k, _: {
-      # An advanced search costs twice as much.
-      "content": http_calls.body(
-        {"query": query, "max_results": k, "search_depth": "basic"}
-      ),
-      "headers": {"Content-Type": "application/json"},
-    },
-    results=("results",),
+    # An advanced search costs twice as much.
+    request=lambda query, k, _: _post(
+      query=query, max_results=k, search_depth="basic"
+    ),
+    results="results",
     link="url",
     snippet="content",
-    is_reply=lambda reply: False,
     characters=400,
   ),
   "serpapi": Service(
     url="https://serpapi.com/search.json",
     variable="SERPAPI_API_KEY",
-    header="",
     parameter="api_key",
     most=10,  # Of a page of Google's results; `num` has no effect any more.
-    method="GET",
-    request=lambda query, k, _: {"params": {"engine": "google", "q": query}},
-    results=("organic_results",),
-    link="link",
-    snippet="snippet",
-    is_reply=lambda reply: _status(reply) == "Success",
-    failed=lambda reply: _serpapi_error(reply),
+    request=lambda query, k, _: _get(engine="google", q=query),
+    results="organic_results",
+    is_reply=lambda reply: _serpapi_status(reply) == "Success",
+    failed=_serpapi_error,
   ),
   "searxng": Service(
-    url="",
-    variable="",
-    header="",
     most=20,  # Of a page of results.
-    method="GET",
-    request=lambda query, k, _: {"params": {"q": query, "format": "json"}},
-    results=("results",),
+    request=lambda query, k, _: _get(q=query, format="json"),
+    results="results",
     link="url",
     snippet="content",
-    is_reply=lambda reply: False,
-    failed=lambda reply: _unresponsive(reply),
+    failed=_searxng_error,
     advice=(
       "Its settings.yml must list json under search.formats, and its limiter "
       "must admit this machine."
@@ -169,39 +173,15 @@ SERVICES = {
   ),
 }
 
-
-def _unresponsive(reply: Json) -> str:
-  """Returns which engines SearXNG had no answer from; "" if all answered."""
-  engines = reply.get("unresponsive_engines")
-  if not isinstance(engines, list) or not engines:
-    return ""
-  return f"found no result, and engines that did not answer: {engines!r}."
-
-
-def _status(reply: Json) -> str:
-  """Returns SerpAPI's status of a search: Success, Processing or Error."""
-  metadata = reply.get("search_metadata")
-  status = metadata.get("status") if isinstance(metadata, dict) else None
-  return status if isinstance(status, str) else ""
-
-
-def _serpapi_error(reply: Json) -> str:
-  """Returns SerpAPI's error; a search that found nothing has one too."""
-  error = reply.get("error")
-  if _status(reply) == "Success" or not isinstance(error, str):
-    return ""
-  return error
-
-
-Json = dict[str, Any]
-Answer = tuple[types.Passage, ...]
-
 # Tags by which services highlight the query; other angle brackets are text.
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _MARK = re.compile(r"</?(?:strong|b|em|i|mark|span|wbr)(?:\s[^<>]*)?/?>", re.I)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 _LINK = re.compile(r"https?://\S+")
-_LARGEST = 1 << 24
+# Statuses about a key; 432 and 433 are Tavily's limits of a plan.
+_OF_ACCOUNT = (401, 402, 403, 429, 432, 433)
+# So Brave and Serper say it, with statuses 400 and 422.
+_ABOUT_KEYS = re.compile(r"\b(token|api key|credits?)\b", re.IGNORECASE)
 
 
 class AccountError(types.RetrievalError):
@@ -274,7 +254,7 @@ class WebRetriever(requests_lib.OneByBatch):
     if not 0 <= price < float("inf"):
       raise ValueError(f"price: found {price}, expected 0 or more for a call.")
     self._kind, self._service = kind, SERVICES[kind]
-    self._price, self._engine, self._corpus = price, engine, corpus
+    self._engine, self._corpus = engine, corpus
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
     headers, key = {"Accept": "application/json"}, ""
@@ -286,16 +266,17 @@ class WebRetriever(requests_lib.OneByBatch):
         headers[self._service.header] = self._service.before + key
     self._caller = http_calls.Caller(
       patience,
-      headers=headers,
       secret=key,
       advice="Can this machine reach it?",
-      largest=_LARGEST,
+      headers=headers,
       again=(*http_calls.BUSY, 500),
+      price=price,
       proxies=True,
       transport=transport,
       clock=clock,
     )
     self.counters: Counter[str] = self._caller.counters
+    self.close = self._caller.close
     self._suspects: set[str] = set()
 
   async def search_many(
@@ -311,7 +292,9 @@ class WebRetriever(requests_lib.OneByBatch):
       ValueError: a request is invalid, see `requests.check`.
     """
     requests_lib.check(requests, self._corpus)
-    return await self._search(list(requests))
+    until = self._caller.until()
+    self.counters["queries"] += len(requests)
+    return await asyncio.gather(*(self._ask(each, until) for each in requests))
 
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
@@ -320,45 +303,20 @@ class WebRetriever(requests_lib.OneByBatch):
       named["address"] = self._url
     return named | ({"engine": self._engine} if self._engine else {})
 
-  def close(self) -> None:
-    """Closes all connections; running searches fail."""
-    self._caller.close()
-
-  async def _search(
-    self, requests: list[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    until = self._caller.until()
-    self.counters["queries"] += len(requests)
-
-    async def one(request: types.SearchRequest) -> Answer | Exception:
-      try:
-        return await self._ask(request.query, request.k, until)
-      except types.RetrievalError as error:
-        return error
-
-    return await asyncio.gather(*map(one, requests))
-
-  async def _ask(self, query: str, k: int, until: float) -> Answer:
+  async def _ask(
+    self, request: types.SearchRequest, until: float
+  ) -> Answer | Exception:
     service = self._service
-    query = " ".join(_clean_text(query).split()[: service.words])
+    query = " ".join(_clean_text(request.query).split()[: service.words])
     query = query[: service.characters]
     if not query:
       return ()
-    k = min(k, service.most)
-
-    def read(data: bytes) -> Answer:
-      # The declared counts of a Counter are whole; these are dollars.
-      self.counters["cost"] += self._price  # type: ignore[assignment]
-      redact = self._caller.redact
-      reply = http_calls.parse(data, self._url, redact)
-      found = _results(reply, service, self._url, redact)
-      return _passages(found, service, self._url, redact)[:k]
-
+    k = min(request.k, service.most)
     try:
       answer = await self._caller.ask(
         service.method,
         self._url,
-        read=read,
+        read=lambda value: self._passages(value)[:k],
         until=until,
         # For the circuit breaker, failures of one query count only once.
         counted=query not in self._suspects,
@@ -368,12 +326,50 @@ class WebRetriever(requests_lib.OneByBatch):
       return answer
     except types.RetrievalError as error:
       self._suspects.add(query)
-      if not isinstance(error, http_calls.StatusError) or not _is_of_account(
-        error
+      status = getattr(error, "status", 0)
+      if status in _OF_ACCOUNT or (
+        status in (400, 422) and _ABOUT_KEYS.search(str(error))
       ):
-        raise
-      advice = self._service.advice.format(variable=self._variable)
-      raise AccountError(f"{error} {advice}") from None
+        advice = service.advice.format(variable=self._variable)
+        return AccountError(f"{error} {advice}")
+      return error
+
+  def _passages(self, reply: Any) -> Answer:
+    """Returns the results that have a link, a title and a snippet, in order.
+
+    Raises:
+      AnswerError: the reply has another form, or there are results, but none
+        has all three. Treating it as an empty result would silently find
+        nothing from then on.
+    """
+    service, found = self._service, reply
+    for key in service.results.split("."):
+      found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(reply, dict) and not found:
+      if found is None and service.is_reply(reply):
+        return ()
+      if why := service.failed(reply):
+        quoted = self._caller.redact.quote(why, 200)
+        raise http_calls.AnswerError(f"{self._url}: {quoted}")
+    if not isinstance(found, list):
+      expected = f"a list at {service.results}"
+      raise self._caller.unexpected(self._url, reply, expected)
+    kept = []
+    for result in found:
+      if not isinstance(result, Mapping):
+        continue
+      link = result.get(service.link)
+      title = _clean(result.get("title"))
+      text = _clean(result.get(service.snippet))
+      if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
+        kept.append(types.Passage(_clean_text(link), f'"{title}"', text))
+    if found and not kept:
+      expected = (
+        f"the texts {service.link!r}, 'title' and {service.snippet!r} in at "
+        f"least one of {len(found)} results"
+      )
+      raise self._caller.unexpected(self._url, found[0], expected)
+    return tuple(kept)
 
 
 class _KeyInUrl(httpx2.AsyncBaseTransport):
@@ -409,76 +405,6 @@ class _KeyInUrl(httpx2.AsyncBaseTransport):
 
   async def aclose(self) -> None:
     await self._transport.aclose()
-
-
-def _is_of_account(error: http_calls.StatusError) -> bool:
-  """Returns whether the key is at fault, by status or (Brave, Serper) text.
-
-  432 and 433 are Tavily's limits of a plan.
-  """
-  return error.status in (401, 402, 403, 429, 432, 433) or (
-    error.status in (400, 422)
-    and re.search(r"\b(token|api key|credits?)\b", str(error), re.I) is not None
-  )
-
-
-def _results(
-  reply: Any,
-  service: Service,
-  url: str,
-  redact: redaction.Redactor,
-) -> list[Any]:
-  """Returns the list of results in a reply.
-
-  Raises:
-    AnswerError: the reply has another form. Treating it as an empty result
-      would silently find nothing from then on.
-  """
-  found = reply
-  for key in service.results:
-    found = found.get(key) if isinstance(found, dict) else None
-  if found is None and isinstance(reply, dict) and service.is_reply(reply):
-    return []
-  why = service.failed(reply) if isinstance(reply, dict) and not found else ""
-  if why:
-    raise http_calls.AnswerError(f"{url}: {redact.quote(why, 200)}")
-  if not isinstance(found, list):
-    raise http_calls.AnswerError(
-      f"{url}: found {redact.quote(repr(reply), 80)}, expected a list at "
-      f"{'.'.join(service.results)}."
-    )
-  return found
-
-
-def _passages(
-  found: list[Any],
-  service: Service,
-  url: str,
-  redact: redaction.Redactor,
-) -> Answer:
-  """Returns the results that have a link, a title and a snippet, in order.
-
-  Raises:
-    AnswerError: there are results, but none has all three.
-  """
-  kept = []
-  for result in found:
-    if not isinstance(result, Mapping):
-      continue
-    link = result.get(service.link)
-    title, text = (
-      _clean(result.get("title")),
-      _clean(result.get(service.snippet)),
-    )
-    if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
-      kept.append(types.Passage(_clean_text(link), f'"{title}"', text))
-  if found and not kept:
-    raise http_calls.AnswerError(
-      f"{url}: none of {len(found)} results has the texts {service.link!r}, "
-      f"'title' and {service.snippet!r}; the first is "
-      f"{redact.quote(repr(found[0]), 80)}."
-    )
-  return tuple(kept)
 
 
 def _clean(value: Any) -> str:

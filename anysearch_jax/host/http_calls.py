@@ -30,10 +30,8 @@ T = TypeVar("T")
 BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS, _CLOSE_SECONDS = 10.0, 5.0
 _LONGEST_PAUSE = 5.0
-# Limit on the characters that an error message quotes.
-_LONGEST = 300
-# Limit on the bytes of a language model's answer.
-_LARGEST_TEXT = 1 << 24
+# Limits on the characters that an error message quotes, of errors and values.
+_LONGEST, _SHORT = 300, 80
 
 
 class AnswerError(types.RetrievalError):
@@ -104,8 +102,6 @@ class Breaker:
   Args:
     failures: 1 or more.
     cooldown: seconds.
-    unless: class of errors that show that the service works; such an error
-      counts as a success.
     clock: monotonic clock, in seconds.
   """
 
@@ -113,51 +109,48 @@ class Breaker:
     self,
     failures: int,
     cooldown: float,
-    *,
-    unless: type[types.RetrievalError] = RefusedError,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._limit, self._cooldown = failures, cooldown
-    self._unless, self._clock = unless, clock
+    self._limit, self._cooldown, self._clock = failures, cooldown, clock
     self._failed = 0
     self._closed_until = 0.0
     self._last = ""
     self._probing = False
 
   @contextlib.contextmanager
-  def call(
-    self, unsure: tuple[type[types.RetrievalError], ...] = ()
-  ) -> Iterator[None]:
+  def call(self, *, counted: bool = True) -> Iterator[None]:
     """Wraps one call; a `RetrievalError` inside counts as a failure.
 
-    Any other exception, for example a cancellation, says nothing about the
-    service and changes nothing.
+    A `RefusedError` counts as a success, because the service works. Any other
+    exception, for example a cancellation, says nothing about the service.
 
     Args:
-      unsure: classes of errors that count neither as failures nor as successes.
-        A caller that finds the service at fault reports it by `fail`.
+      counted: whether an `AnswerError` counts. A caller that finds the service
+        at fault later reports it by `fail`.
 
     Raises:
       RetrievalError: calls are refused at present.
     """
     is_probe = self._failed >= self._limit
-    if is_probe:
-      self._refuse_early()
-      self._probing = True
+    left = self._closed_until - self._clock()
+    if is_probe and (left > 0 or self._probing):
+      when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
+      raise types.RetrievalError(
+        f"{self._failed} calls in a row failed, so nothing is asked; it is "
+        f"tried again {when}. The last met: {self._last}"
+      )
+    self._probing |= is_probe
     try:
       yield
       self._failed = 0
-    except self._unless:
-      self._failed = 0
-      raise
-    except unsure:
-      raise
     except types.RetrievalError as error:
-      self.fail(error)
+      if isinstance(error, RefusedError):
+        self._failed = 0
+      elif counted or not isinstance(error, AnswerError):
+        self.fail(error)
       raise
     finally:
-      if is_probe:
-        self._probing = False
+      self._probing &= not is_probe
 
   def fail(self, error: types.RetrievalError) -> None:
     """Counts a failed call."""
@@ -165,26 +158,19 @@ class Breaker:
     self._closed_until = self._clock() + self._cooldown
     self._last = str(error)
 
-  def _refuse_early(self) -> None:
-    left = self._closed_until - self._clock()
-    if left > 0 or self._probing:
-      when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
-      raise types.RetrievalError(
-        f"{self._failed} calls in a row failed, so nothing is asked; it is "
-        f"tried again {when}. The last met: {self._last}"
-      )
-
 
 class Caller:
   """Makes HTTP calls to a service, in the loop of `host.loop`.
 
   Args:
     patience: limits on the waiting.
-    headers: sent with each call.
     secret: the key; `redact` removes it from everything that is quoted.
     advice: last sentence of the error for an unreachable service.
+    headers: sent with each call; None: those of a JSON request, with the key as
+      a bearer token.
     largest: limit on the bytes of an answer.
     again: statuses that are retried.
+    price: added to `counters["cost"]` for each call that is answered.
     proxies: whether to use the proxies that the environment names.
     transport: replaces the network, for tests.
     clock: clock of the circuit breaker.
@@ -198,11 +184,12 @@ class Caller:
     self,
     patience: Patience,
     *,
-    headers: dict[str, str],
     secret: str,
     advice: str,
-    largest: int,
+    headers: dict[str, str] | None = None,
+    largest: int = 1 << 24,
     again: tuple[int, ...] = BUSY,
+    price: float = 0.0,
     proxies: bool = False,
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -210,9 +197,14 @@ class Caller:
     self._patience = patience
     through = redaction.proxy_passwords() if proxies else []
     self.redact = redaction.Redactor(secret, *through)
-    self._advice, self._largest, self._again = advice, largest, again
-    self._breaker = Breaker(patience.failures, patience.cooldown, clock=clock)
+    self._advice, self._largest = advice, largest
+    self._again, self._price = again, price
+    self._breaker = Breaker(patience.failures, patience.cooldown, clock)
+    self.fail = self._breaker.fail
     self._slots = asyncio.Semaphore(patience.concurrency)
+    if headers is None:
+      headers = {"Content-Type": "application/json"}
+      headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
     self._client = httpx2.AsyncClient(
       headers=headers,
       follow_redirects=False,
@@ -223,7 +215,7 @@ class Caller:
       trust_env=proxies and transport is None,
       transport=transport,
     )
-    # Counts of events, and the seconds, which are a fraction.
+    # Counts of events, and the seconds and dollars, which are fractions.
     self.counters: Counter[str] = Counter()
     # The deadlines of calls in progress; None once this is closed.
     self._limits: set[asyncio.Timeout] | None = set()
@@ -251,7 +243,7 @@ class Caller:
     method: str,
     url: str,
     *,
-    read: Callable[[bytes], T],
+    read: Callable[[Any], T],
     until: float | None = None,
     counted: bool = True,
     **request: Any,
@@ -260,9 +252,9 @@ class Caller:
 
     Args:
       method, url: of the request; the URL must not contain secrets.
-      read: converts the bytes of the answer to the result. A `RetrievalError`
-        that it raises counts as a failure of the service. It must quote the
-        answer only through `redact`.
+      read: converts the JSON value of the answer to the result. A
+        `RetrievalError` that it raises counts as a failure of the service. It
+        must quote the answer only through `redact`.
       until: result of the method `until`, for several calls with one deadline.
       counted: whether an `AnswerError` counts as a failure of the service. A
         caller whose request may itself be at fault passes False and reports by
@@ -271,7 +263,7 @@ class Caller:
 
     Raises:
       RetrievalError: the call failed; a `StatusError` if the last answer had
-        another status than 200.
+        another status than 200, an `AnswerError` if it is not JSON.
     """
     if not loop.is_here():
       return await loop.wait(
@@ -287,8 +279,11 @@ class Caller:
     try:
       async with limit, self._slots:
         started = time.perf_counter()
-        with self._breaker.call(() if counted else (AnswerError,)):
-          return read(await self._try(method, url, limit, request))
+        with self._breaker.call(counted=counted):
+          data = await self._try(method, url, limit, request)
+          if self._price:
+            self._add("cost", self._price)
+          return read(self._parse(url, data))
     except TimeoutError:
       self.counters["failures"] += 1
       raise self._late(url, asked=started is not None) from None
@@ -300,13 +295,16 @@ class Caller:
       if self._limits is not None:
         self._limits.discard(limit)
       if started is not None:
-        self.counters["seconds"] += (  # type: ignore[assignment]  # A float.
-          time.perf_counter() - started
-        )
+        self._add("seconds", time.perf_counter() - started)
 
-  def fail(self, error: types.RetrievalError) -> None:
-    """Counts an error that was not `counted` as a failure of the service."""
-    self._breaker.fail(error)
+  def unexpected(self, url: str, found: object, expected: str) -> AnswerError:
+    """Returns the error of an answer with another value than `expected`."""
+    quoted = self.redact.quote(repr(found), _SHORT)
+    return AnswerError(f"{url}: found {quoted}, expected {expected}.")
+
+  def _add(self, name: str, value: float) -> None:
+    # The declared counts of a Counter are whole.
+    self.counters[name] += value  # type: ignore[assignment]
 
   def _late(self, url: str, *, asked: bool) -> types.RetrievalError:
     """Returns the error of a call that ended before its answer."""
@@ -321,7 +319,7 @@ class Caller:
     error = types.RetrievalError(
       f"{url}: no whole answer {seconds}. {self._advice}"
     )
-    self._breaker.fail(error)
+    self.fail(error)
     return error
 
   async def _try(
@@ -342,16 +340,15 @@ class Caller:
         async with self._client.stream(method, url, **request) as response:
           data = await self._read(url, response)
         status = response.status_code
-      except httpx2.TransportError as error:
-        # The message may quote what the server sent instead of HTTP.
-        met = self.redact.quote(str(error), _LONGEST)
-        met = f"{type(error).__name__}: {met}".rstrip(": ")
-      # Raised `from None`: the cause holds the request and so the key.
+      # Raised `from None`: the cause holds the request and so the key. The
+      # message may quote what the server sent instead of HTTP.
       except httpx2.HTTPError as error:
         met = self.redact.quote(str(error), _LONGEST)
-        raise types.RetrievalError(f"{url}: {met}") from None
+        if not isinstance(error, httpx2.TransportError):
+          raise types.RetrievalError(f"{url}: {met}") from None
+        met = f"{type(error).__name__}: {met}".rstrip(": ")
       if status == 200:
-        return self.redact.scrub(data)
+        return data
       if status:
         met = f"HTTP {status}: {message(data, self.redact)}"
         if status not in self._again:
@@ -381,6 +378,46 @@ class Caller:
           "expected passages only."
         )
     return bytes(data)
+
+  def _parse(self, url: str, data: bytes) -> Any:
+    """Parses an answer, without keys, as JSON without NaN and infinities."""
+
+    def refuse(name: str) -> None:
+      raise ValueError(f"it says {name}")
+
+    try:
+      return json.loads(self.redact.scrub(data), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+      quoted = self.redact.quote(data, _SHORT)
+      raise AnswerError(
+        f"{url}: found {quoted!r} ({error}), expected JSON."
+      ) from None
+
+
+def at_address(
+  url: str, route: str, what: str, *, key_variable: str, **settings: Any
+) -> tuple[str, Caller]:
+  """Returns the address of a route of a server, and what calls it.
+
+  Args:
+    url: address of the server, with or without `route`.
+    route: such as `/retrieve`.
+    what: what is there, for error messages.
+    key_variable: environment variable with the bearer token; "": none is sent.
+    settings: further arguments of `Caller`.
+
+  Raises:
+    ValueError: the url is invalid, or the key is missing.
+  """
+  if not redaction.is_address(url):
+    # The message does not quote the url, which may contain a password.
+    raise ValueError(
+      f"The {what}'s url is invalid; expected an address such as "
+      "http://127.0.0.1:8000, with no user, query or fragment."
+    )
+  key = key_variable and secret_in(key_variable, f"the key for the {what}")
+  base = url.rstrip("/").removesuffix(route).rstrip("/")
+  return base + route, Caller(secret=key, **settings)
 
 
 class Usage(NamedTuple):
@@ -421,23 +458,17 @@ class OpenAIEndpoint:
     advice: str,
     transport: httpx2.AsyncBaseTransport | None = None,
   ):
-    if not redaction.is_address(url):
-      # The message does not quote the url, which may contain a password.
-      raise ValueError(
-        "The model's url is invalid; expected an address such as "
-        "http://127.0.0.1:8000/v1, with no user, query or fragment."
-      )
-    self.url = url.rstrip("/").removesuffix(route).rstrip("/") + route
-    key = key_variable and secret_in(key_variable, "the key for the model")
-    self._caller = Caller(
-      patience,
-      headers=json_headers(key),
-      secret=key,
+    self.url, self._caller = at_address(
+      url,
+      route,
+      "model",
+      key_variable=key_variable,
+      patience=patience,
       advice=advice,
-      largest=_LARGEST_TEXT,
       proxies=True,
       transport=transport,
     )
+    self.close = self._caller.close
 
   async def ask(
     self,
@@ -458,17 +489,13 @@ class OpenAIEndpoint:
       types.RetrievalError: the server gave no such answer in time.
     """
 
-    def parsed(data: bytes) -> tuple[T, Usage]:
-      value = parse(data, self.url, self._caller.redact)
+    def parsed(value: Any) -> tuple[T, Usage]:
       try:
         found = read(value["choices"][0])
       except (KeyError, IndexError, TypeError, AttributeError):
         found = None
       if found is None:
-        raise AnswerError(
-          f"{self.url}: found {self._caller.redact.quote(repr(value), 80)}, "
-          f"expected {expected}."
-        )
+        raise self._caller.unexpected(self.url, value, expected)
       usage = value.get("usage")
       usage = usage if isinstance(usage, Mapping) else {}
       counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
@@ -479,16 +506,6 @@ class OpenAIEndpoint:
     return await self._caller.ask(
       "POST", self.url, content=body(request), read=parsed
     )
-
-  def close(self) -> None:
-    """Closes connections; running calls fail."""
-    self._caller.close()
-
-
-def json_headers(key: str) -> dict[str, str]:
-  """Returns the headers of a JSON request; "" sends no bearer key."""
-  headers = {"Content-Type": "application/json"}
-  return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
 def secret_in(variable: str, what: str) -> str:
@@ -521,25 +538,6 @@ def text_of(value: object) -> str | None:
   if not isinstance(value, str):
     return None
   return value.encode(errors="replace").decode()
-
-
-def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
-  """Parses an answer as strict JSON, without NaN and infinities.
-
-  Raises:
-    AnswerError: the answer is not JSON; the message quotes its beginning with
-      keys redacted.
-  """
-
-  def refuse(name: str) -> None:
-    raise ValueError(f"it says {name}")
-
-  try:
-    return json.loads(data, parse_constant=refuse)
-  except (ValueError, RecursionError) as error:
-    raise AnswerError(
-      f"{url}: found {redact.quote(data, 80)!r} ({error}), expected JSON."
-    ) from None
 
 
 def body(value: Any) -> bytes:

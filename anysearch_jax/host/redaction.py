@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 import urllib.parse
 import urllib.request
 
 import httpx2
 
-# This many consecutive characters of a key are removed wherever they occur.
+# A text with this many consecutive characters of a key is not shown.
 _RUN = 8
-# A key's first characters, at least this many, are removed at a text's end.
-_TAIL = 4
 # Keys shorter than this may be words of a passage, so `scrub` keeps them.
 _SCRUBBED = 16
 # A quote is taken from this many first characters of a text.
 _WINDOW = 4096
-# One escaped character of a URL, JSON, Python or HTML, escaped once or more.
-# Backslashes and white space are skipped, because they may occur anywhere.
-_ESCAPE = re.compile(
-  r"%(?:25)*(?P<url>[0-9a-f]{2})|\\+(?:u00|x)(?P<code>[0-9a-f]{2})"
-  r"|&(?:amp;)*(?P<html>#\d{1,3}|#x0*[0-9a-f]{1,2}|lt|gt|quot|apos);"
-  r"|(?P<amp>&(?:amp;)+)|\\+|\s+",
-  re.IGNORECASE,
-)
+_HIDDEN = "(a text with a part of the key, which is not shown)"
+# One character in JSON or Python, escaped once or more.
+_CODE = re.compile(r"\\+(?:u00|x)([0-9a-f]{2})", re.IGNORECASE)
+_DECODINGS = 4
 # Ignores letter case, and maps the URL-safe alphabet of base64 to the standard.
 _FOLD = str.maketrans(
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_", "abcdefghijklmnopqrstuvwxyz+/"
@@ -41,55 +36,35 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 class Redactor:
-  """Replaces traces of keys by "...".
+  """Replaces keys by "...".
 
   Args:
     secrets: the keys; empty ones are ignored.
   """
 
   def __init__(self, *secrets: str):
-    spellings = [each for s in secrets if s for each in _spellings(s)]
-    # A key may contain what looks like an escape: keep it both as it is and
-    # decoded.
-    self._needles = {s.translate(_FOLD) for s in spellings}
-    self._needles |= {"".join(_decoded(s)[0]) for s in spellings} - {""}
-    self._runs: dict[int, set[str]] = {}
-    for needle in self._needles:
-      size = min(_RUN, len(needle))
-      found = self._runs.setdefault(size, set())
-      found |= {needle[i : i + size] for i in range(len(needle) - size + 1)}
-    self._literals = [
-      each.encode()
-      for secret in secrets
-      if len(secret) >= _SCRUBBED
-      for each in (*_spellings(secret), urllib.parse.quote(secret, safe=""))
-    ]
+    self._literals = {s: _spellings(s) for s in secrets if s}
+    self._runs = {
+      reading[i : i + _RUN]
+      for spellings in self._literals.values()
+      for spelling in spellings
+      for reading in _readings(spelling) - {""}
+      for i in range(max(1, len(reading) - _RUN + 1))
+    }
 
   def __call__(self, text: str) -> str:
-    """Returns a text in which "..." replaces each run of 8 characters of a key.
+    """Returns a text in which "..." replaces the keys.
 
-    Runs are found in every encoding of `_ESCAPE`, in hexadecimal and in base64.
-    Keys shorter than 8 characters are replaced whole. A text can end inside a
-    key, so the first 4 to 8 characters of a key are replaced at its end too.
+    A text in which a key is encoded otherwise, in several ways or in part, is
+    replaced whole: nobody can say where the key begins in it.
     """
-    if not self._needles:
-      return text
-    letters, starts, ends = _decoded(text)
-    folded = "".join(letters)
-    hidden = bytearray(len(folded))
-    for size, runs in self._runs.items():
-      for i in range(len(folded) - size + 1):
-        if folded[i : i + size] in runs:
-          hidden[i : i + size] = b"\1" * size
-    for size in range(min(_RUN, len(folded)), _TAIL - 1, -1):
-      if any(needle.startswith(folded[-size:]) for needle in self._needles):
-        hidden[-size:] = b"\1" * size
-        break
-    parts, kept = [], 0
-    for match in re.finditer(b"\1+", hidden):
-      parts.append(text[kept : starts[match.start()]])
-      kept = ends[match.end() - 1]
-    return "...".join([*parts, text[kept:]])
+    for spellings in self._literals.values():
+      for spelling in spellings:
+        text = text.replace(spelling, "...")
+    readings = _readings(text) if self._runs else ()
+    if any(run in reading for reading in readings for run in self._runs):
+      return _HIDDEN
+    return text
 
   def quote(self, value: object, most: int) -> str:
     """Returns text, bytes or a value's `repr`, redacted, then cut to `most`."""
@@ -104,8 +79,9 @@ class Redactor:
     The answer is still going to be parsed, so parts that merely resemble a key
     are kept.
     """
-    for literal in self._literals:
-      data = data.replace(literal, b"...")
+    for secret, spellings in self._literals.items():
+      for spelling in spellings if len(secret) >= _SCRUBBED else ():
+        data = data.replace(spelling.encode(), b"...")
     return data
 
 
@@ -152,43 +128,30 @@ def check_variable(name: str, field: str) -> None:
 
 
 def _spellings(secret: str) -> list[str]:
-  """Returns a key, its hexadecimal digits, and its base64 at all alignments."""
+  """Returns how services write a key; those with base64 at all alignments."""
   raw = secret.encode()
-  found = [secret, raw.hex()]
+  found = [secret, urllib.parse.quote(secret, safe=""), html.escape(secret)]
+  found += [json.dumps(secret)[1:-1], raw.hex()]
   # base64 encodes groups of 3 bytes, so a key has 3 spellings within a text.
   for before in range(3):
     text = base64.b64encode(b"\0" * before + raw).decode().rstrip("=")
     # The first and last characters also encode the bytes next to the key.
     last = len(text) - ((before + len(raw)) % 3 > 0)
     core = text[(0, 2, 3)[before] : last]
-    if len(core) >= _TAIL:
+    if len(core) >= _RUN:
       found += [core, core.translate(str.maketrans("+/", "-_"))]
+  return list(dict.fromkeys(found))
+
+
+def _readings(text: str) -> set[str]:
+  """Returns what a text says if URL, HTML and codes are decoded up to 3 times.
+
+  Letter case, white space and backslashes, which may occur anywhere, are
+  ignored.
+  """
+  found = set()
+  for _ in range(_DECODINGS):
+    found.add("".join(text.split()).replace("\\", "").translate(_FOLD))
+    text = _CODE.sub(lambda match: chr(int(match[1], 16)), text)
+    text = html.unescape(urllib.parse.unquote(text))
   return found
-
-
-def _decoded(text: str) -> tuple[list[str], list[int], list[int]]:
-  """Returns the folded, unescaped characters and their starts and ends."""
-  letters: list[str] = []
-  starts: list[int] = []
-  ends: list[int] = []
-
-  def add(letter: str, start: int, end: int) -> None:
-    letters.append(letter.translate(_FOLD))
-    starts.append(start)
-    ends.append(end)
-
-  at = 0
-  for match in _ESCAPE.finditer(text):
-    for i in range(at, match.start()):
-      add(text[i], i, i + 1)
-    at = match.end()
-    code = match["url"] or match["code"]
-    if code:
-      add(chr(int(code, 16)), match.start(), at)
-    elif match["html"]:
-      add(html.unescape(f"&{match['html']};")[:1], match.start(), at)
-    elif match["amp"]:
-      add("&", match.start(), at)
-  for i in range(at, len(text)):
-    add(text[i], i, i + 1)
-  return letters, starts, ends

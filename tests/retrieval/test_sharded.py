@@ -119,11 +119,7 @@ def connect():
 
   def start(address, network, **settings):
     settings = {"patience": fake.QUICK} | settings
-    made.append(
-      http_retriever.ShardedRetriever(
-        http_retriever.addresses(address), transport=network, **settings
-      )
-    )
+    made.append(http_retriever.opened(address, transport=network, **settings))
     return made[-1]
 
   yield start
@@ -249,4 +245,4 @@ def test_replicas_of_different_indexes_are_refused(built, connect):
 @pytest.mark.parametrize("address", ["http://a,", "http://a||http://b", ","])
 def test_an_empty_address_is_refused(address):
   with pytest.raises(ValueError, match="url is invalid"):
-    http_retriever.ShardedRetriever(http_retriever.addresses(address))
+    http_retriever.opened(address)
