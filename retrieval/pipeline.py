@@ -1,140 +1,54 @@
-"""A pipeline is Python: retrievers that ask others, in stages.
+"""A pipeline is Python: functions of retrievers that return a retriever.
 
-    from retrieval import pipeline
-    from retrieval.served_reranker import ServedReranker
-
-    words, vectors = ..., ...
     both = pipeline.fuse(words, pipeline.optional(vectors, deadline=2.0))
     best = pipeline.rerank(both, ServedReranker(url), first=50)
 
-Each function returns a retriever, so they nest. A run names the last one as
-`--config.retrieval.kind=file.py:NAME`; see examples/own_retriever.py.
+A run names the last one as `--config.retrieval.kind=file.py:NAME`; see
+examples/own_retriever.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.host import counting
 from retrieval import requests as requests_lib
 
+Requests = Sequence[types.SearchRequest]
 Answer = Sequence[types.Passage] | Exception
-
-
-class Reranker(Protocol):
-  """Scores passages, such as `served_reranker.ServedReranker`."""
-
-  async def scores(
-    self, asked: Sequence[tuple[str, Sequence[str]]]
-  ) -> Sequence[Sequence[float] | Exception]:
-    """Returns a score for each text of each (query, texts), or an exception."""
-    ...
-
-  def identity(self) -> dict[str, Any]:
-    """Returns JSON values that identify the scores."""
-    ...
 
 
 class _Stage(requests_lib.OneByBatch):
   """A retriever over others; `counters` has theirs, after their numbers."""
 
-  def __init__(self, kind: str, *parts: Any, **settings: Any):
-    self._kind, self._parts, self._settings = kind, parts, settings
-    self._own: Counter[str] = Counter()
+  def __init__(
+    self,
+    kind: str,
+    parts: Sequence[Any],
+    search: Callable[[Requests], Awaitable[list[Answer]]],
+    **settings: Any,
+  ):
+    self._identity = {"kind": kind} | settings
+    self._parts, self._search = parts, search
+    self.own: Counter[str] = Counter()
+
+  async def search_many(self, requests: Requests) -> list[Answer]:
+    return await self._search(requests)
 
   @property
   def counters(self) -> Counter[str]:
-    return self._own + Counter(
-      {
-        f"{i}/{name}": value
-        for i, part in enumerate(self._parts)
-        for name, value in counting.counters(part).items()
-      }
-    )
+    return self.own + counting.of_parts(dict(enumerate(self._parts)))
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
     parts = [requests_lib.identity(part) for part in self._parts]
-    return {"kind": self._kind, "of": parts} | self._settings
-
-
-class _Fused(_Stage):
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer]:
-    k = self._settings["k"]
-    asked = [dataclasses.replace(r, k=max(k, r.k)) for r in requests]
-    found = await asyncio.gather(
-      *(requests_lib.answers(part, asked) for part in self._parts)
-    )
-    return [
-      _fused(answers, request.k)
-      for answers, request in zip(
-        zip(*found, strict=True), requests, strict=True
-      )
-    ]
-
-
-class _Reranked(_Stage):
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer]:
-    retriever, reranker = self._parts
-    first = self._settings["first"]
-    found = await requests_lib.answers(
-      retriever, [dataclasses.replace(r, k=max(first, r.k)) for r in requests]
-    )
-    out = list(found)
-    kept = {
-      i: some for i, some in enumerate(found) if not isinstance(some, Exception)
-    }
-    pairs = [
-      (requests[i].query, [p.contents for p in some])
-      for i, some in kept.items()
-    ]
-    try:
-      scores = await reranker.scores(pairs)
-    except types.RetrievalError as error:
-      scores = [error] * len(kept)
-    for i, some in zip(kept, scores, strict=True):
-      if isinstance(some, Exception):
-        out[i] = some
-      else:
-        scored = [
-          dataclasses.replace(p, score=float(score))
-          for p, score in zip(kept[i], some, strict=True)
-        ]
-        # Equal scores keep their order.
-        out[i] = sorted(scored, key=lambda p: -p.score)[: requests[i].k]
-    return out
-
-
-class _Optional(_Stage):
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer]:
-    part, instead = self._parts
-    late = types.RetrievalError("It had no answer in time.")
-    found: Sequence[Answer] = [late] * len(requests)
-    try:
-      async with asyncio.timeout(self._settings["deadline"]):
-        found = await requests_lib.answers(part, requests)
-    except TimeoutError:
-      pass
-    out = list(found)
-    left = [i for i, x in enumerate(out) if isinstance(x, types.RetrievalError)]
-    self._own["left_out"] += len(left)
-    if instead is None or not left:
-      return [() if i in left else x for i, x in enumerate(out)]
-    others = await requests_lib.answers(instead, [requests[i] for i in left])
-    for i, answer in zip(left, others, strict=True):
-      out[i] = answer
-    return out
+    return self._identity | {"of": parts}
 
 
 def fuse(*retrievers: Any, k: int = 100) -> types.BatchRetriever:
@@ -145,23 +59,38 @@ def fuse(*retrievers: Any, k: int = 100) -> types.BatchRetriever:
   one of the retrievers does.
 
   Args:
-    retrievers: each is asked at the same time.
     k: passages that each is asked for.
   """
-  return _Fused("fused", *retrievers, k=k)
+
+  async def search(requests: Requests) -> list[Answer]:
+    lists = await asyncio.gather(*(_more(r, requests, k) for r in retrievers))
+    return [_fused(some, r.k) for r, *some in zip(requests, *lists)]
+
+  return _Stage("fused", retrievers, search, k=k)
 
 
 def rerank(
-  retriever: Any, reranker: Reranker, *, first: int = 100
+  retriever: Any, reranker: Any, *, first: int = 100
 ) -> types.BatchRetriever:
   """Returns a retriever that sorts another's passages by a reranker's scores.
 
   Args:
-    retriever: is asked for the `first` passages.
-    reranker: scores them.
+    reranker: has the methods of `served_reranker.ServedReranker`.
     first: the most passages of a query that are scored.
   """
-  return _Reranked("reranked", retriever, reranker, first=first)
+
+  async def search(requests: Requests) -> list[Answer]:
+    out = [*await _more(retriever, requests, first)]
+    kept = {i: x for i, x in enumerate(out) if not isinstance(x, Exception)}
+    scores = await reranker.scores(
+      [(requests[i].query, [p.contents for p in x]) for i, x in kept.items()]
+    )
+    for (i, found), some in zip(kept.items(), scores, strict=True):
+      is_scored = not isinstance(some, Exception)
+      out[i] = _best(zip(found, some), requests[i].k) if is_scored else some
+    return out
+
+  return _Stage("reranked", (retriever, reranker), search, first=first)
 
 
 def optional(
@@ -172,24 +101,50 @@ def optional(
   `counters["left_out"]` counts these searches; a run reports them.
 
   Args:
-    retriever: is given `deadline` seconds.
     deadline: seconds of a batch of searches.
     instead: another retriever; None: there are no passages.
   """
-  return _Optional("optional", retriever, instead, deadline=deadline)
+
+  async def search(requests: Requests) -> list[Answer]:
+    late = types.RetrievalError("It had no answer in time.")
+    out: list[Answer] = [late] * len(requests)
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout(deadline):
+        out = [*await requests_lib.answers(retriever, requests)]
+    left = [i for i, x in enumerate(out) if isinstance(x, types.RetrievalError)]
+    stage.own["left_out"] += len(left)
+    asked, others = [requests[i] for i in left], [()] * len(left)
+    if instead is not None and left:
+      others = await requests_lib.answers(instead, asked)
+    for i, answer in zip(left, others, strict=True):
+      out[i] = answer
+    return out
+
+  stage = _Stage("optional", (retriever, instead), search, deadline=deadline)
+  return stage
+
+
+async def _more(retriever: Any, requests: Requests, k: int) -> Sequence[Answer]:
+  """Asks for at least k passages."""
+  asked = [dataclasses.replace(r, k=max(k, r.k)) for r in requests]
+  return await requests_lib.answers(retriever, asked)
+
+
+def _best(scored: Iterable[tuple[Any, float]], k: int) -> list[types.Passage]:
+  """Returns the k passages with the best scores; equal ones keep order."""
+  passages = [dataclasses.replace(p, score=float(s)) for p, s in scored]
+  return sorted(passages, key=lambda p: -p.score)[:k]
 
 
 def _fused(answers: Sequence[Answer], k: int) -> Answer:
-  """Returns the best k passages of several answers; equal sums keep order."""
-  sums: dict[tuple[str, str], float] = {}
   passages: dict[tuple[str, str], types.Passage] = {}
+  sums: Counter[tuple[str, str]] = Counter()
   for answer in answers:
     if isinstance(answer, Exception):
       return answer
-    for rank, key in enumerate(
-      dict.fromkeys((p.title, p.text) for p in answer)
-    ):
-      sums[key] = sums.get(key, 0.0) + 1 / (61 + rank)
-    passages = {(p.title, p.text): p for p in reversed(answer)} | passages
-  best = sorted(sums, key=lambda key: -sums[key])[:k]
-  return [dataclasses.replace(passages[key], score=sums[key]) for key in best]
+    keys = [(p.title, p.text) for p in answer]
+    passages = dict(zip(reversed(keys), reversed(answer))) | passages
+    # A passage that a list has twice counts at its first place.
+    for rank, key in enumerate(dict.fromkeys(keys)):
+      sums[key] += 1 / (61 + rank)  # type: ignore[assignment]  # A float.
+  return _best(((passages[key], sums[key]) for key in sums), k)

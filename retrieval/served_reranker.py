@@ -13,20 +13,30 @@ They answer in one of two ways:
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2
+import pydantic
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.host import http_calls
 
 BATCH = 32  # The limit of text-embeddings-inference, unless it is raised.
-_ADVICE = "Is a reranker running there?"
-_LARGEST = 1 << 24
+
+
+class _Score(pydantic.BaseModel):
+  index: pydantic.StrictInt
+  score: Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)] = (
+    pydantic.Field(
+      validation_alias=pydantic.AliasChoices("score", "relevance_score")
+    )
+  )
+
+
+_SCORES = pydantic.TypeAdapter(list[_Score])
 
 
 class ServedReranker:
@@ -58,61 +68,47 @@ class ServedReranker:
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    if not redaction.is_address(url):
-      # The message does not quote the url, which may contain a password.
-      raise ValueError(
-        "The reranker's url is invalid; expected an address such as "
-        "http://127.0.0.1:8080, with no user, query or fragment."
-      )
-    if batch < 1:
-      raise ValueError(f"batch: found {batch}, expected at least 1.")
-    base = url.rstrip("/").removesuffix("/rerank").rstrip("/")
-    self._url, self._model, self._batch = f"{base}/rerank", model, batch
-    token = key_variable and http_calls.secret_in(
-      key_variable, "the reranker's key"
-    )
-    self._caller = http_calls.Caller(
-      patience,
-      headers=http_calls.json_headers(token),
-      secret=token,
-      advice=_ADVICE,
-      largest=_LARGEST,
+    self._url, self._caller = http_calls.at_address(
+      url,
+      "/rerank",
+      "reranker",
+      key_variable=key_variable,
+      patience=patience,
+      advice="Is a reranker running there?",
       transport=transport,
       clock=clock,
     )
+    self._model, self._batch = model, batch
     self.counters: Counter[str] = self._caller.counters
+    self.close = self._caller.close
 
   def identity(self) -> dict[str, Any]:
     """Returns the address and the model's name, all that is known of it."""
     return {"kind": "served", "url": self._url, "model": self._model}
 
-  def close(self) -> None:
-    """Closes all connections; running calls fail."""
-    self._caller.close()
-
   async def scores(
     self, asked: Sequence[tuple[str, Sequence[str]]]
   ) -> list[Sequence[float] | Exception]:
-    """See `pipeline.Reranker`; a query whose call fails has its exception."""
-    until = self._caller.until()
-    return await asyncio.gather(
-      *(self._of_query(query, texts, until) for query, texts in asked)
-    )
+    """Returns a score for each text of each (query, texts).
 
-  async def _of_query(
-    self, query: str, texts: Sequence[str], until: float
-  ) -> Sequence[float] | Exception:
-    parts = [
-      texts[start : start + self._batch]
-      for start in range(0, len(texts), self._batch)
-    ]
-    try:
-      found = await asyncio.gather(
-        *(self._ask(query, part, until) for part in parts)
-      )
-    except types.RetrievalError as error:
-      return error
-    return [score for some in found for score in some]
+    A query whose call fails has a `RetrievalError` instead.
+    """
+    until = self._caller.until()
+
+    async def of_query(
+      query: str, texts: Sequence[str]
+    ) -> Sequence[float] | Exception:
+      starts = range(0, len(texts), self._batch)
+      parts = [texts[start : start + self._batch] for start in starts]
+      calls = (self._ask(query, part, until) for part in parts)
+      try:
+        return [
+          score for some in await asyncio.gather(*calls) for score in some
+        ]
+      except types.RetrievalError as error:
+        return error
+
+    return await asyncio.gather(*(of_query(*each) for each in asked))
 
   async def _ask(
     self, query: str, texts: Sequence[str], until: float
@@ -123,46 +119,28 @@ class ServedReranker:
       asked |= {"return_documents": False}
     else:
       asked |= {"texts": texts, "raw_scores": True, "truncate": True}
+
+    def read(value: Any) -> list[float]:
+      """Returns the score of each text; raises AnswerError without them."""
+      results = value.get("results") if isinstance(value, dict) else value
+      try:
+        found = _SCORES.validate_python(results)
+      except pydantic.ValidationError:
+        found = []
+      scores = {each.index: each.score for each in found}
+      if sorted(each.index for each in found) != list(range(len(texts))):
+        raise self._caller.unexpected(
+          self._url,
+          value,
+          f"a finite score for each of {len(texts)} texts, such as "
+          "[{'index': 0, 'score': 1.5}]; is it a server of /rerank?",
+        )
+      return [scores[i] for i in range(len(texts))]
+
     return await self._caller.ask(
       "POST",
       self._url,
       content=http_calls.body(asked),
-      read=lambda data: _scores(
-        data, len(texts), self._url, self._caller.redact
-      ),
+      read=read,
       until=until,
     )
-
-
-def _scores(
-  data: bytes, count: int, url: str, redact: redaction.Redactor
-) -> list[float]:
-  """Returns the score of each text, from a server's answer.
-
-  Raises:
-    AnswerError: the answer has not exactly one finite score for each text.
-  """
-  value = http_calls.parse(data, url, redact)
-  if isinstance(value, dict):
-    value = value.get("results")
-  scores: dict[int, float] = {}
-  for item in value if isinstance(value, list) else ():
-    fields: dict[str, Any] = item if isinstance(item, dict) else {}
-    score: Any = fields.get("score", fields.get("relevance_score"))
-    index = fields.get("index")
-    if (
-      type(index) is not int
-      or type(score) not in (int, float)
-      or not abs(score) < math.inf
-    ):
-      raise http_calls.AnswerError(
-        f"{url}: found {redact.quote(repr(item), 80)}, expected an index and a "
-        "finite score, as in {'index': 0, 'score': 1.5}."
-      )
-    scores[index] = float(score)
-  if sorted(scores) != list(range(count)) or len(value) != count:
-    raise http_calls.AnswerError(
-      f"{url}: found {redact.quote(repr(value), 80)}, expected a list of "
-      f"{count} scores, one for each text. Is it a server of /rerank?"
-    )
-  return [scores[i] for i in range(count)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -16,3 +17,14 @@ class Counting(Protocol):
 def counters(part: object) -> Counter[str]:
   """Returns the counters of a part, or empty ones if it does not count."""
   return part.counters if isinstance(part, Counting) else Counter()
+
+
+def of_parts(parts: Mapping[Any, object]) -> Counter[str]:
+  """Returns the counters of several parts, each after its part's name."""
+  return Counter(
+    {
+      f"{part}/{name}": value
+      for part in parts
+      for name, value in counters(parts[part]).items()
+    }
+  )

@@ -103,14 +103,14 @@ def test_many_passages_are_asked_in_parts():
 @pytest.mark.parametrize(
   ("reply", "sentence"),
   [
-    ([{"index": 0, "score": 1.0}], "expected a list of 3 scores"),
-    ([{"index": i, "score": 1.0} for i in (0, 1, 1)], "of 3 scores"),
-    ([{"index": i, "score": 1.0} for i in (0, 1, 3)], "of 3 scores"),
+    ([{"index": 0, "score": 1.0}], "a finite score for each of 3 texts"),
+    ([{"index": i, "score": 1.0} for i in (0, 1, 1)], "for each of 3 texts"),
+    ([{"index": i, "score": 1.0} for i in (0, 1, 3)], "for each of 3 texts"),
     ([{"index": i, "score": None} for i in range(3)], "a finite score"),
-    ([{"index": True, "score": 1.0}] * 3, "an index and a finite"),
-    ({"results": {}}, "of 3 scores"),
-    ({"error": "no model"}, "of 3 scores"),
-    ("text", "of 3 scores"),
+    ([{"index": True, "score": 1.0}] * 3, "for each of 3 texts"),
+    ({"results": {}}, "for each of 3 texts"),
+    ({"error": "no model"}, "for each of 3 texts"),
+    ("text", "for each of 3 texts"),
   ],
 )
 def test_a_malformed_answer_fails_its_query(reply, sentence):
@@ -143,7 +143,6 @@ def test_a_busy_server_is_asked_again():
   [
     ({"url": "ranker:8080"}, "url is invalid"),
     ({"url": "http://a:b@ranker"}, "url is invalid"),
-    ({"url": "http://ranker", "batch": 0}, "batch: found 0"),
     ({"url": "http://ranker", "key_variable": "NO_KEY"}, "NO_KEY is not set"),
   ],
 )
