@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import re
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
@@ -93,18 +94,19 @@ class BatchingRetriever:
     # If the retriever cannot batch, send queries individually with the same
     # total concurrency.
     self._size, self._most_calls = 1, config.batch * config.concurrency
-    self._many = None
+    self._ask: Callable[..., Coroutine[Any, Any, Sequence[Answer]]] = (
+      self._alone
+    )
     if isinstance(retriever, types.BatchRetriever):
       self._size, self._most_calls = config.batch, config.concurrency
-      self._many = retriever.search_many
+      self._ask = retriever.search_many
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
     )
     # Queries without an answer, and those of them that belong to no call yet.
     self._open: dict[Hashable, _Query] = {}
     self._waiting: dict[Hashable, _Query] = {}
-    # Calls, and those of them that have not taken their queries yet.
-    self._calls = self._starting = 0
+    self._calls, self._is_starting = 0, False
     self.identity = identity
     self.counters: Counter[str] = Counter()
     # What the retriever had counted when it was last asked.
@@ -136,7 +138,11 @@ class BatchingRetriever:
       query = self._open[key] = self._waiting[key] = _Query(
         key, request, future
       )
-      self._start_calls()
+      if not self._is_starting:
+        # Later, when every episode that runs in this iteration of the event
+        # loop has added its query to the batch.
+        self._is_starting = True
+        asyncio.get_running_loop().call_soon(self._start)
     else:
       self.counters["deduplicated"] += 1
     query.waiters += 1
@@ -148,55 +154,50 @@ class BatchingRetriever:
       if not query.waiters and not query.answer.done():
         self._abandon(query)
 
-  def _start_calls(self) -> None:
-    """Starts calls for waiting queries, up to the concurrency limit.
-
-    A call takes its queries when it first runs. By then every episode that runs
-    in this iteration of the event loop has added its query to the batch.
-    """
-    while (
-      self._starting * self._size < len(self._waiting)
-      and self._calls < self._most_calls
-    ):
-      # The event loop references the task until it runs, its queries then do:
-      # a task without a strong reference may be garbage-collected, see
+  def _start(self) -> None:
+    """Calls the retriever for waiting queries, up to the concurrency limit."""
+    self._is_starting = False
+    while self._waiting and self._calls < self._most_calls:
+      keys = list(itertools.islice(self._waiting, self._size))
+      batch = [self._waiting.pop(key) for key in keys]
+      call = asyncio.get_running_loop().create_task(
+        self._ask([query.request for query in batch])
+      )
+      # A task without a strong reference may be garbage-collected, see
       # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
-      asyncio.get_running_loop().create_task(self._call())
-      self._starting += 1
+      for query in batch:
+        query.call, query.batch = call, batch
       self._calls += 1
+      call.add_done_callback(
+        functools.partial(self._finish, batch, time.perf_counter())
+      )
 
-  async def _call(self) -> None:
-    """Takes up to one batch of waiting queries and answers them."""
-    self._starting -= 1
-    keys = list(itertools.islice(self._waiting, self._size))
-    batch = [self._waiting.pop(key) for key in keys]
-    for query in batch:
-      query.call, query.batch = asyncio.current_task(), batch
-    requests = [query.request for query in batch]
-    # Stays so if the last waiter (`_abandon`) or the retriever cancels this.
+  async def _alone(self, requests: Sequence[types.SearchRequest]) -> Any:
+    return [await self._retriever.search(requests[0])]
+
+  def _finish(
+    self, batch: Sequence[_Query], started: float, call: asyncio.Task
+  ) -> None:
+    """Settles the queries of a call that has ended, and starts others."""
     gone = types.RetrievalError("The retriever gave the search up.")
-    found: Sequence[Answer] = [gone] * len(batch)
-    started = time.perf_counter()
+    found: Sequence[Answer]
     try:
-      if self._many is not None and batch:
-        found = await self._many(requests)
-      elif batch:
-        found = [await self._retriever.search(requests[0])]
+      found = call.result()
       if len(found) != len(batch):
         raise types.RetrievalError(
           f"Found {len(found)} answers to {len(batch)} queries, expected one "
           "for each."
         )
+    except asyncio.CancelledError:  # By the last waiter, or by the retriever.
+      found = [gone] * len(batch)
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
       found = [error] * len(batch)
-    finally:
-      for query, answer in zip(batch, found, strict=True):
-        self._settle(query, answer, failed=answer is not gone)
-      if batch:
-        self._count(len(batch), time.perf_counter() - started)
-      self._calls -= 1
-      self._start_calls()
+    for query, answer in zip(batch, found, strict=True):
+      self._settle(query, answer, failed=answer is not gone)
+    self._count(len(batch), time.perf_counter() - started)
+    self._calls -= 1
+    self._start()
 
   def _settle(self, query: _Query, answer: Answer, *, failed: bool) -> None:
     """Caches an answer, and gives it or the exception to all waiters."""
@@ -316,13 +317,7 @@ class Toolbox:
   @property
   def counters(self) -> Counter[str]:
     """The counters of each tool's retriever, after its name."""
-    return Counter(
-      {
-        f"{tool}/{name}": value
-        for tool, retriever in self._tools.items()
-        for name, value in counting.counters(retriever).items()
-      }
-    )
+    return counting.of_parts(self._tools)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns the identities of the tools' retrievers, with a hash of all."""

@@ -14,11 +14,11 @@ import orjson
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.host import http_calls
 from retrieval import http_retriever
 from retrieval.service import dialects, service
 
-REDACT = redaction.Redactor("key")
+CALLER = http_calls.Caller(http_calls.DEFAULT, secret="key", advice="")
 LIMITS = dialects.Limits(
   characters=200,
   max_topk=9,
@@ -94,13 +94,13 @@ def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   data = hostile.as_json(values, escaped=tape.pick((True, False)))
   data = tape.pick((data, data, tape.damage(data), tape.raw()))
   try:
-    value = http_calls.parse(data, "http://x", REDACT)
+    value = CALLER._parse("http://x", data)
   except types.RetrievalError as error:
     assert "http://x: found" in str(error) and len(str(error)) < 700
   else:
     again = json.loads(data, parse_constant=lambda name: pytest.fail(name))
     assert repr(value) == repr(again)
-  said = http_calls.message(data, REDACT)
+  said = http_calls.message(data, CALLER.redact)
   assert 0 < len(said) <= 300
   assert said.isprintable()
   date = email.utils.format_datetime(
