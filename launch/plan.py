@@ -15,6 +15,8 @@ but no accelerator.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import pathlib
 import sys
@@ -121,13 +123,10 @@ def with_mesh(
     fsdp=sizes["fsdp"],
     tensor=sizes["tensor"],
   )
-  if _devices(mesh) != _devices(config.mesh):
+  before = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
+  if math.prod(sizes.values()) != before:
     mesh = dataclasses.replace(mesh, trainer=(), rollout=())
   return dataclasses.replace(config, mesh=mesh)
-
-
-def _devices(mesh: config_lib.MeshConfig) -> int:
-  return mesh.data * mesh.fsdp * mesh.tensor
 
 
 def _plan(config: config_lib.ExperimentConfig):
@@ -135,37 +134,37 @@ def _plan(config: config_lib.ExperimentConfig):
     from anysearch_jax.planning import planner, search, targets, whole_step
     from anysearch_jax.training import validation
 
-  target = targets.parse(flags.FLAGS.target)
+  f = flags.FLAGS
+  target = targets.parse(f.target)
   validation.validate(config)
   a = read_architecture(config.policy)
   expected = whole_step.episodes_of(
-    config,
-    tokens=flags.FLAGS.episode_tokens,
-    generated=flags.FLAGS.generated_tokens,
+    config, tokens=f.episode_tokens, generated=f.generated_tokens
   )
-  micro_batches = flags.FLAGS.micro_batches
-  if flags.FLAGS.search:
+  micro_batches = f.micro_batches
+  say = functools.partial(print, file=sys.stderr, flush=True)
+  if f.search:
     found = search.best(
       config,
       a,
       target,
       micro_batches=micro_batches,
       expected=expected,
-      log=_log,
+      log=say,
     )
     if found is None:
-      _log("nothing fits; this is the configuration as it is")
+      say("nothing fits; this is the configuration as it is")
     else:
-      _log(f"best: {found.words}")
+      say(f"best: {found.words}")
       config, micro_batches = found.config, found.micro_batches
   return planner.make(
     config,
     a,
     target,
     micro_batches=micro_batches,
+    searched=f.search,
     expected=expected,
-    searched=flags.FLAGS.search,
-    log=_log,
+    log=say,
   )
 
 
@@ -188,10 +187,6 @@ def read_architecture(policy: str):
     f"policy: {policy!r} is no folder with a config.json, nor one of {known} "
     "in configs/shapes/."
   )
-
-
-def _log(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

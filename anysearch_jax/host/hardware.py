@@ -8,12 +8,11 @@ compiler leaves to programs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
   """One kind of device.
 
@@ -23,7 +22,7 @@ class Hardware:
   flops: operations per second.
   memory_bandwidth: bytes per second.
   link_bandwidth: bytes per second between the devices of a host or slice.
-  network_bandwidth: bytes per second between hosts.
+  network_bandwidth: bytes per second between hosts; a TPU slice is one host.
   host_bandwidth: bytes per second between a device and its host's memory.
   source: where the numbers are from.
   """
@@ -35,12 +34,12 @@ class Hardware:
   flops: float
   memory_bandwidth: float
   link_bandwidth: float
-  network_bandwidth: float
+  network_bandwidth: float = 0.0
   host_bandwidth: float
   source: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu(Hardware):
   """A GPU.
 
@@ -48,22 +47,23 @@ class Gpu(Hardware):
 
   The other values describe the chip to XLA's compiler: description (its name),
   cores (multiprocessors), units_a_core (FP32 units of one), clock_ghz,
-  shared_memory and shared_memory_block (bytes, of a multiprocessor and of a
-  thread block) and l2 (bytes).
+  shared_memory (bytes of a multiprocessor, of which a thread block can have all
+  but 1 KiB) and l2 (bytes).
   """
 
+  platform: str = "cuda"
+  head_room: float = 0.92
   capability: tuple[int, int]
   description: str
   cores: int
-  units_a_core: int
+  units_a_core: int = 128
   clock_ghz: float
   shared_memory: int
-  shared_memory_block: int
   l2: int
   threads_a_core: int = 2048
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tpu(Hardware):
   """A TPU.
 
@@ -71,176 +71,114 @@ class Tpu(Hardware):
   shapes: examples of slices that exist.
   """
 
-  dimensions: int
-  shapes: tuple[str, ...]
+  platform: str = "tpu"
+  head_room: float = 1.0
+  # No data sheet says it; PCIe 3.0 x16 is assumed.
+  host_bandwidth: float = 16e9
+  dimensions: int = 2
+  shapes: tuple[str, ...] = ("1x1", "2x2", "2x4", "4x4")
 
 
-def _hopper(
-  name: str,
-  *,
-  memory: float,
-  bandwidth: float,
-  link: float,
-  description: str,
-  source: str,
-) -> Gpu:
-  return Gpu(
-    name=name,
-    platform="cuda",
-    memory=int(memory * GIB),
-    head_room=0.92,
-    flops=989.4e12,
-    memory_bandwidth=bandwidth,
-    link_bandwidth=link,
-    network_bandwidth=50e9,
-    host_bandwidth=64e9,
-    source=source,
-    capability=(9, 0),
-    description=description,
-    cores=132,
-    units_a_core=128,
-    clock_ghz=1.98,
-    shared_memory=228 * 1024,
-    shared_memory_block=227 * 1024,
-    l2=50 * 2**20,
-  )
-
-
-_A100 = Gpu(
-  name="a100",
-  platform="cuda",
-  memory=int(79.25 * GIB),
-  head_room=0.92,
-  flops=312e12,
-  memory_bandwidth=2.039e12,
-  link_bandwidth=300e9,
-  network_bandwidth=25e9,
-  host_bandwidth=32e9,
+_H100 = Gpu(
+  name="h100",
+  memory=int(79.1 * GIB),
+  flops=989.4e12,
+  memory_bandwidth=3.35e12,
+  link_bandwidth=450e9,
+  network_bandwidth=50e9,
+  host_bandwidth=64e9,
   source=(
-    "NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s "
-    "both ways; 200 Gb/s network a GPU"
+    "NVIDIA H100 80GB SXM data sheet: 989.4 TFLOP/s dense, 3.35 TB/s, "
+    "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
   ),
-  capability=(8, 0),
-  description="NVIDIA A100-SXM4-80GB",
-  cores=108,
-  units_a_core=64,
-  clock_ghz=1.41,
-  shared_memory=164 * 1024,
-  shared_memory_block=163 * 1024,
-  l2=40 * 2**20,
+  capability=(9, 0),
+  description="NVIDIA H100 80GB HBM3",
+  cores=132,
+  clock_ghz=1.98,
+  shared_memory=228 * 1024,
+  l2=50 * 2**20,
 )
-
-_RTX4090 = Gpu(
-  name="rtx4090",
-  platform="cuda",
-  memory=int(23.6 * GIB),
-  head_room=0.92,
-  # GeForce cards multiply at half their rate when they add in float32, as
-  # XLA has them do.
-  flops=165.2e12,
-  memory_bandwidth=1.008e12,
-  link_bandwidth=32e9,
-  network_bandwidth=12.5e9,
-  host_bandwidth=32e9,
-  source=(
-    "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 TFLOP/s "
-    "dense with float32 accumulation, 1,008 GB/s, PCIe 4.0 x16 without NVLink; "
-    "100 Gb/s network assumed"
-  ),
-  capability=(8, 9),
-  description="NVIDIA GeForce RTX 4090",
-  cores=128,
-  units_a_core=128,
-  clock_ghz=2.52,
-  shared_memory=100 * 1024,
-  shared_memory_block=99 * 1024,
-  l2=72 * 2**20,
-  threads_a_core=1536,
-)
-
-
-def _tpu(
-  name: str,
-  *,
-  memory: float,
-  flops: float,
-  bandwidth: float,
-  link: float,
-  dimensions: int,
-  shapes: Sequence[str],
-  source: str,
-) -> Tpu:
-  return Tpu(
-    name=name,
-    platform="tpu",
-    memory=int(memory * GIB),
-    head_room=1.0,
-    flops=flops,
-    memory_bandwidth=bandwidth,
-    link_bandwidth=link,
-    network_bandwidth=link,
-    # No data sheet says it; PCIe 3.0 x16 is assumed.
-    host_bandwidth=16e9,
-    source=source,
-    dimensions=dimensions,
-    shapes=tuple(shapes),
-  )
-
-
 _ALL: tuple[Hardware, ...] = (
-  _hopper(
-    "h100",
-    memory=79.1,
-    bandwidth=3.35e12,
-    link=450e9,
-    description="NVIDIA H100 80GB HBM3",
-    source=(
-      "NVIDIA H100 80GB SXM data sheet: 989.4 TFLOP/s dense, 3.35 TB/s, "
-      "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
-    ),
-  ),
-  _hopper(
-    "h800",
-    memory=79.1,
-    bandwidth=3.35e12,
-    link=200e9,
-    description="NVIDIA H100 80GB HBM3",
+  _H100,
+  dataclasses.replace(
+    _H100,
+    name="h800",
+    link_bandwidth=200e9,
     source=(
       "NVIDIA H800 SXM data sheet: an H100 with NVLink 400 GB/s both ways"
     ),
   ),
-  _hopper(
-    "h200",
-    memory=139.8,
-    bandwidth=4.8e12,
-    link=450e9,
+  dataclasses.replace(
+    _H100,
+    name="h200",
+    memory=int(139.8 * GIB),
+    memory_bandwidth=4.8e12,
     description="NVIDIA H200",
     source=(
       "NVIDIA H200 141GB SXM data sheet: 989.4 TFLOP/s dense, 4.8 TB/s, "
       "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
     ),
   ),
-  _A100,
-  _RTX4090,
-  _tpu(
-    "v5e",
-    memory=15.75,
+  Gpu(
+    name="a100",
+    memory=int(79.25 * GIB),
+    flops=312e12,
+    memory_bandwidth=2.039e12,
+    link_bandwidth=300e9,
+    network_bandwidth=25e9,
+    host_bandwidth=32e9,
+    source=(
+      "NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s, 2,039 GB/s, NVLink 600 "
+      "GB/s both ways; 200 Gb/s network a GPU"
+    ),
+    capability=(8, 0),
+    description="NVIDIA A100-SXM4-80GB",
+    cores=108,
+    units_a_core=64,
+    clock_ghz=1.41,
+    shared_memory=164 * 1024,
+    l2=40 * 2**20,
+  ),
+  Gpu(
+    name="rtx4090",
+    memory=int(23.6 * GIB),
+    # GeForce cards multiply at half their rate when they add in float32, as
+    # XLA has them do.
+    flops=165.2e12,
+    memory_bandwidth=1.008e12,
+    link_bandwidth=32e9,
+    network_bandwidth=12.5e9,
+    host_bandwidth=32e9,
+    source=(
+      "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 "
+      "TFLOP/s dense with float32 accumulation, 1,008 GB/s, PCIe 4.0 x16 "
+      "without NVLink; 100 Gb/s network assumed"
+    ),
+    capability=(8, 9),
+    description="NVIDIA GeForce RTX 4090",
+    cores=128,
+    clock_ghz=2.52,
+    shared_memory=100 * 1024,
+    l2=72 * 2**20,
+    threads_a_core=1536,
+  ),
+  Tpu(
+    name="v5e",
+    memory=int(15.75 * GIB),
     flops=197e12,
-    bandwidth=819e9,
-    link=100e9,
-    dimensions=2,
-    shapes=("1x1", "2x2", "2x4", "4x4"),
+    memory_bandwidth=819e9,
+    link_bandwidth=100e9,
     source=(
       "Google Cloud TPU v5e page: 197 TFLOP/s, 819 GB/s, 1,600 Gb/s over "
       "four links, of which a ring takes two"
     ),
   ),
-  _tpu(
-    "v5p",
-    memory=95.73,
+  Tpu(
+    name="v5p",
+    memory=int(95.73 * GIB),
     flops=459e12,
-    bandwidth=2.765e12,
-    link=200e9,
+    memory_bandwidth=2.765e12,
+    link_bandwidth=200e9,
     dimensions=3,
     shapes=("1x1x1", "2x2x1", "2x2x2", "2x4x4"),
     source=(
@@ -248,14 +186,12 @@ _ALL: tuple[Hardware, ...] = (
       "ways over six links, of which a ring takes two"
     ),
   ),
-  _tpu(
-    "v6e",
-    memory=31.24,
+  Tpu(
+    name="v6e",
+    memory=int(31.24 * GIB),
     flops=918e12,
-    bandwidth=1.6e12,
-    link=200e9,
-    dimensions=2,
-    shapes=("1x1", "2x2", "2x4", "4x4"),
+    memory_bandwidth=1.6e12,
+    link_bandwidth=200e9,
     source=(
       "Google Cloud TPU v6e page: 918 TFLOP/s, 1,600 GB/s, 3,200 Gb/s over "
       "four links, of which a ring takes two"

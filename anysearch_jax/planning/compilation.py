@@ -1,4 +1,4 @@
-"""Compiles a program for a target and reads the compiler's report.
+"""Compiles a program for a target and measures it by the compiler's report.
 
 Ahead-of-time compilation: https://docs.jax.dev/en/latest/aot.html.
 """
@@ -12,14 +12,14 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from anysearch_jax.host import captured_stderr, hardware
 from anysearch_jax.planning import collectives, flops, targets
-from anysearch_jax.planning import program as program_lib
+from anysearch_jax.planning import programs as programs_lib
 from anysearch_jax.policy.attention import cudnn
 
 _REPLICATED = "Involuntary full rematerialization"
@@ -33,15 +33,22 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
-class Compilation:
-  """The compiled size and work of one program.
+class Part:
+  """A measured program of a plan; bytes are those of one device.
 
   Attributes:
-    traffic: collectives of a call by kind; None if it did not compile.
-    arguments, outputs, temporary: bytes on a device; outputs exclude those that
-      reuse a donated argument's buffer.
-    peak: peak bytes on a device, or those in the compiler's refusal.
-    refused: whether the compiler refused the program as too large.
+    name: of the program.
+    devices: number of devices.
+    tokens: that a call processes.
+    read: bytes that a call reads from memory at least.
+    kinds: bytes of its arguments by kind.
+    held: bytes that other programs keep meanwhile, by kind.
+    offloaded: bytes of other programs that are in host memory meanwhile.
+    arguments, temporary: bytes, by the compiler.
+    peak: peak bytes, or those in the compiler's refusal.
+    traffic: collectives of a call by kind; None if the compiler refused the
+      program as too large.
+    predicted: seconds of a call; None if the compiler refused it.
     flops: of a call, over all devices.
     replications: number of arrays that the partitioner had to replicate
       ("involuntary full rematerialization"); None if the compiler does not
@@ -49,20 +56,68 @@ class Compilation:
     seconds: that compiling took.
   """
 
-  traffic: Mapping[str, collectives.Traffic] | None
+  name: str
+  devices: int
+  tokens: int
+  read: int
+  kinds: Mapping[str, int]
+  held: Mapping[str, int]
   arguments: int
-  outputs: int
   temporary: int
   peak: int
-  refused: bool
+  traffic: Mapping[str, collectives.Traffic] | None
+  predicted: targets.Prediction | None
+  offloaded: int = 0
   flops: int = 0
   replications: int | None = None
   seconds: float = 0.0
 
+  @property
+  def trains(self) -> bool:
+    return "moments" in self.kinds
 
-def compile(
-  program: program_lib.Program, target: targets.Target
-) -> Compilation:
+  @property
+  def gradients(self) -> int:
+    """Bytes of gradients among the temporary ones."""
+    return gradients(self.kinds)
+
+  @property
+  def activations(self) -> int:
+    """Temporary bytes other than gradients."""
+    return max(0, self.temporary - self.gradients)
+
+  @property
+  def total(self) -> int:
+    """Peak bytes in use, those of other programs included."""
+    return self.peak + sum(self.held.values())
+
+  @property
+  def tokens_per_second(self) -> float | None:
+    """Predicted tokens a second; None for a program without tokens."""
+    if not self.predicted or not self.tokens:
+      return None
+    return self.tokens / self.predicted.total
+
+  def fits(self, target: targets.Target) -> bool:
+    return self.traffic is not None and self.total <= target.capacity
+
+
+class Compiled(NamedTuple):
+  """A compiled program.
+
+  jaxpr: what was compiled. text: the optimized HLO. analysis: of its memory.
+  needed: bytes that a refused program needs, which has no text and no analysis.
+  errors: what the compiler wrote to standard error.
+  """
+
+  jaxpr: Any
+  text: str
+  analysis: Any
+  needed: int | None
+  errors: str
+
+
+def compile(program: programs_lib.Program, target: targets.Target) -> Compiled:
   """Compiles a program for devices that this machine need not have.
 
   Args:
@@ -73,94 +128,26 @@ def compile(
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  started = time.monotonic()
   platform = target.hardware.platform
-  with _lowering(target), tempfile.TemporaryDirectory() as folder:
+  lowering: contextlib.AbstractContextManager = contextlib.nullcontext()
+  if isinstance(target.hardware, hardware.Gpu):
+    major, minor = target.hardware.capability
+    lowering = cudnn.lowering(major + minor / 10)
+  text, analysis, needed = "", None, None
+  with lowering, tempfile.TemporaryDirectory() as folder:
     traced = program.fn.trace(*program.args, **program.kwargs)
-    work = flops.count(traced.jaxpr, segment=program.segment, **program.loops)
-    result: jax.stages.Compiled | int
     with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
-        result = lowered.compile(compiler_options=_options(platform, folder))
+        compiled = lowered.compile(compiler_options=_options(platform, folder))
       except jax.errors.JaxRuntimeError as error:
-        refused = refused_bytes(str(error))
-        if refused is None:
+        needed = refused_bytes(str(error))
+        if needed is None:
           raise
-        result = refused
-    if isinstance(result, int):
-      found = _refusal(program, result)
-    else:
-      text = _text(result, platform, folder)
-      traffic = collectives.count(text, trips=program.trips)
-      found = _report(result.memory_analysis(), platform, traffic)
-  return dataclasses.replace(
-    found,
-    flops=work,
-    replications=None if platform == "tpu" else errors.text.count(_REPLICATED),
-    seconds=time.monotonic() - started,
-  )
-
-
-def _refusal(program: program_lib.Program, needed: int) -> Compilation:
-  """Describes a program that the compiler refused as too large."""
-  arguments = on_device(program.args)
-  return Compilation(
-    traffic=None,
-    arguments=arguments,
-    outputs=0,
-    temporary=needed - arguments,
-    peak=needed,
-    refused=True,
-  )
-
-
-def _report(
-  analysis: Any,
-  platform: str,
-  traffic: Mapping[str, collectives.Traffic],
-) -> Compilation:
-  """Describes a compiled program by the compiler's memory analysis."""
-  return Compilation(
-    traffic=traffic,
-    arguments=analysis.argument_size_in_bytes,
-    outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-    temporary=analysis.temp_size_in_bytes,
-    peak=_peak(analysis, platform),
-    refused=False,
-  )
-
-
-def refused_bytes(message: str) -> int | None:
-  """Returns the bytes that a refused program needs; None for other errors."""
-  for pattern in _REFUSALS:
-    found = pattern.search(message)
-    if found:
-      return int(float(found[1]) * _UNITS[found[2]])
-  return None
-
-
-def _peak(analysis: Any, platform: str) -> int:
-  """Returns the peak bytes; on CPU, XLA's own figure excludes temporaries.
-
-  A CPU's peak does not predict an accelerator's: its matrix products convert
-  bfloat16 to float32.
-  """
-  if platform != "cpu":
-    return analysis.peak_memory_in_bytes
-  return (
-    analysis.argument_size_in_bytes
-    + analysis.output_size_in_bytes
-    - analysis.alias_size_in_bytes
-    + analysis.temp_size_in_bytes
-  )
-
-
-def _lowering(target: targets.Target) -> contextlib.AbstractContextManager:
-  if isinstance(target.hardware, hardware.Gpu):
-    major, minor = target.hardware.capability
-    return cudnn.lowering(major + minor / 10)
-  return contextlib.nullcontext()
+    if needed is None:
+      analysis = compiled.memory_analysis()
+      text = _text(compiled, platform, folder)
+  return Compiled(traced.jaxpr, text, analysis, needed, errors.text)
 
 
 def _options(platform: str, folder: str) -> dict[str, Any]:
@@ -178,23 +165,132 @@ def _options(platform: str, folder: str) -> dict[str, Any]:
   return {}
 
 
-def _text(compiled: Any, platform: str, folder: str) -> str:
+def _text(compiled: jax.stages.Compiled, platform: str, folder: str) -> str:
   if platform != "tpu":
-    return compiled.as_text()
+    return compiled.as_text() or ""
   dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
   # The dump also has small modules; the program's own is the longest.
   return max((path.read_text() for path in dumps), key=len)
 
 
-def on_device(tree: Any) -> int:
-  """Returns the bytes on one device of a tree of arrays, abstract or not.
+def refused_bytes(message: str) -> int | None:
+  """Returns the bytes that a refused program needs; None for other errors."""
+  for pattern in _REFUSALS:
+    found = pattern.search(message)
+    if found:
+      return int(float(found[1]) * _UNITS[found[2]])
+  return None
 
-  An array without a sharding counts in full.
+
+def measure(
+  program: programs_lib.Program,
+  together: Sequence[programs_lib.Program],
+  target: targets.Target,
+) -> Part:
+  """Compiles and measures a program; `together` are all programs of the run.
+
+  Raises:
+    jax.errors.JaxRuntimeError: as `compile` does.
   """
-  return sum(map(_shard_bytes, jax.tree.leaves(tree)))
+  started = time.monotonic()
+  compiled = compile(program, target)
+  platform, count = target.hardware.platform, len(devices(program))
+  work = flops.count(compiled.jaxpr, segment=program.segment, **program.loops)
+  reads = program.args if program.reads is None else program.reads
+  read = program.trips * on_device(reads)
+  traffic = predicted = None
+  if compiled.needed is not None:
+    peak, arguments = compiled.needed, on_device(program.args)
+    temporary = peak - arguments
+  else:
+    traffic = collectives.count(compiled.text, trips=program.trips)
+    predicted = targets.predict(
+      target, flops=work / count, read=read, traffic=traffic
+    )
+    found = compiled.analysis
+    arguments = found.argument_size_in_bytes
+    temporary = found.temp_size_in_bytes
+    peak = found.peak_memory_in_bytes
+    if platform == "cpu":
+      # XLA's own figure excludes temporaries. It predicts no accelerator's: a
+      # CPU's matrix products convert bfloat16 to float32.
+      outputs = found.output_size_in_bytes - found.alias_size_in_bytes
+      peak = arguments + outputs + temporary
+  return Part(
+    name=program.name,
+    devices=count,
+    tokens=program.tokens,
+    read=read,
+    kinds=kinds(program),
+    held=held(program, together),
+    offloaded=offloaded(program, together),
+    arguments=arguments,
+    temporary=temporary,
+    peak=peak,
+    traffic=traffic,
+    predicted=predicted,
+    flops=work,
+    replications=(
+      None if platform == "tpu" else compiled.errors.count(_REPLICATED)
+    ),
+    seconds=time.monotonic() - started,
+  )
 
 
-def kinds(program: program_lib.Program) -> dict[str, int]:
+def hand_over(
+  together: Sequence[programs_lib.Program],
+  target: targets.Target,
+  *,
+  itemsize: int,
+  adapters: bool,
+) -> Part:
+  """Measures a hand-over of new weights to the engine by its arrays.
+
+  It is a program for each layer, so there is none to compile for the whole. The
+  trainer publishes a cast copy; the engine drops its old weights before it
+  makes new ones of that copy.
+
+  Args:
+    together: the programs of the run; training is first and decode is last.
+    target: the devices.
+    itemsize: bytes of the compute type.
+    adapters: whether only adapters are trained.
+  """
+  trained, sampled = together[0], together[-1]
+  program = programs_lib.Program(
+    "hand-over",
+    None,
+    (),
+    {},
+    tokens=0,
+    trips=1,
+    kinds={"engine weights": sampled.kinds["engine weights"]},
+    # Still that of training: the state is on the device.
+    freed=trained.freed,
+  )
+  masters = kinds(trained)["masters"]
+  weights = kinds(sampled)["engine weights"]
+  cast = 0 if itemsize == 4 else masters * itemsize // 4
+  if not devices(trained) & devices(sampled):
+    cast, masters = weights, 0
+  frozen = weights if adapters else 0
+  moved = masters + 2 * cast + frozen + weights
+  return Part(
+    name=program.name,
+    devices=len(devices(program)),
+    tokens=0,
+    read=moved,
+    kinds=kinds(program),
+    held=held(program, together),
+    arguments=weights,
+    temporary=cast,
+    peak=cast + weights,
+    traffic={},
+    predicted=targets.predict(target, flops=0, read=moved, traffic={}),
+  )
+
+
+def kinds(program: programs_lib.Program) -> dict[str, int]:
   """Returns the bytes on a device of each non-empty kind of a program."""
   found = {name: on_device(tree) for name, tree in program.kinds.items()}
   return {name: size for name, size in found.items() if size}
@@ -210,37 +306,8 @@ def gradients(kinds: Mapping[str, int]) -> int:
   return kinds.get("masters", 0) + kinds.get("critic", 0)
 
 
-def hand_over(
-  trained: program_lib.Program,
-  sampled: program_lib.Program,
-  *,
-  itemsize: int,
-  adapters: bool,
-) -> tuple[int, int]:
-  """Returns what a hand-over of new weights to the engine needs on a device.
-
-  Args:
-    trained: the train step.
-    sampled: decode, with the engine's weights.
-    itemsize: bytes of the compute type.
-    adapters: whether only adapters are trained.
-
-  Returns:
-    The bytes of the cast copy that the trainer publishes, and the bytes that
-    are read and written on the way. The engine drops its old weights before it
-    makes new ones of that copy.
-  """
-  masters = kinds(trained)["masters"]
-  weights = kinds(sampled)["engine weights"]
-  cast = 0 if itemsize == 4 else masters * itemsize // 4
-  frozen = weights if adapters else 0
-  if not devices(trained) & devices(sampled):
-    cast, masters = weights, 0
-  return cast, masters + 2 * cast + frozen + weights
-
-
 def held(
-  program: program_lib.Program, others: Iterable[program_lib.Program]
+  program: programs_lib.Program, together: Iterable[programs_lib.Program]
 ) -> dict[str, int]:
   """Returns the bytes, by kind, that other programs keep on a device meanwhile.
 
@@ -248,58 +315,48 @@ def held(
   are those that are freed or in host memory while it runs.
   """
   away = program.freed | program.offloaded
-  return {
-    name: size
-    for name, size in _others(program, others).items()
-    if name not in away
-  }
+  others = _others(program, together)
+  return {name: size for name, size in others.items() if name not in away}
 
 
 def offloaded(
-  program: program_lib.Program, others: Iterable[program_lib.Program]
+  program: programs_lib.Program, together: Iterable[programs_lib.Program]
 ) -> int:
   """Returns a device's bytes that are in host memory while a program runs."""
-  return sum(
-    size
-    for name, size in _others(program, others).items()
-    if name in program.offloaded
-  )
+  others = _others(program, together)
+  return sum(others.get(name, 0) for name in program.offloaded)
 
 
 def _others(
-  program: program_lib.Program, others: Iterable[program_lib.Program]
+  program: programs_lib.Program, together: Iterable[programs_lib.Program]
 ) -> dict[str, int]:
   """Returns the bytes on a device, by kind, that only other programs have."""
   own, where = kinds(program), devices(program)
   out: dict[str, int] = {}
-  for other in others:
+  for other in together:
     if not where & devices(other):
       continue
     for name, size in kinds(other).items():
-      if name != program_lib.BATCH and name not in own:
+      if name != programs_lib.BATCH and name not in own:
         out[name] = max(size, out.get(name, 0))
   return out
 
 
-def devices(program: program_lib.Program) -> frozenset[jax.Device]:
+def devices(program: programs_lib.Program) -> frozenset[jax.Device]:
   """Returns the devices of a program's arrays."""
-  return frozenset().union(
-    *(
-      placed.device_set
-      for x in jax.tree.leaves((program.args, dict(program.kinds)))
-      if (placed := _sharding(x)) is not None
-    )
-  )
+  arrays = jax.tree.leaves((program.args, dict(program.kinds)))
+  placed = (x.sharding for x in arrays)
+  return frozenset().union(*(s.device_set for s in placed if s is not None))
 
 
-def _shard_bytes(x: Any) -> int:
-  sharding = _sharding(x)
-  shape = sharding.shard_shape(x.shape) if sharding is not None else x.shape
-  return math.prod(shape) * x.dtype.itemsize
+def on_device(tree: Any) -> int:
+  """Returns the bytes on one device of a tree of arrays, abstract or not.
 
+  An array without a sharding counts in full.
+  """
 
-def _sharding(x: Any) -> jax.sharding.Sharding | None:
-  """Returns where an array is; None for one that is on no device."""
-  if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-    return x.sharding
-  return None
+  def size(x: jax.Array | jax.ShapeDtypeStruct) -> int:
+    cut = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return math.prod(cut) * x.dtype.itemsize
+
+  return sum(map(size, jax.tree.leaves(tree)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -21,19 +21,18 @@ from anysearch_jax.planning import (
   whole_step,
 )
 from anysearch_jax.planning import plan as plan_lib
-from anysearch_jax.planning import program as program_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, sharding, table
+from anysearch_jax.policy import lora, table
 from anysearch_jax.policy import parameters as weights
 
 _TRAINED = ("masters", "critic", "moments", "gradients")
+_SAMPLING = ("engine weights", "KV cache")
 # Kinds that leave the device while it samples, least first.
 _OFFLOADS = {
   "moments": ("moments",),
   "state": ("moments", "masters", "critic"),
 }
 _SEARCH = "--search compiles other micro-batches, recomputation and meshes."
-ASSUMPTIONS = targets.Assumptions()
 _ATTENTION = (
   "Rows are packed: the last episode of a row is shorter. Of attention's "
   f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and splash "
@@ -81,23 +80,22 @@ def make(
   parts = []
   for program in found:
     log(f"compiling the {program.name} for {target}")
-    parts.append(measure(program, found, target))
-  parts.append(_hand_over(config, found, target))
+    parts.append(compilation.measure(program, found, target))
+  parts.append(
+    compilation.hand_over(
+      found,
+      target,
+      itemsize=jnp.dtype(config.compute_dtype).itemsize,
+      adapters=bool(config.lora.rank),
+    )
+  )
   step = whole_step.predict(
-    parts,
-    config=config,
-    a=a,
-    expected=expected,
-    target=target,
-    assumptions=ASSUMPTIONS,
+    parts, config=config, a=a, expected=expected, target=target
   )
   a = lora.attach(a, config.lora)
-  made = plan_lib.Plan(
-    name=config.name,
-    policy=config.policy,
+  plan = plan_lib.Plan(
+    config=config,
     target=target,
-    mesh={axis: getattr(config.mesh, axis) for axis in sharding.AXES},
-    own_rollout=bool(config.mesh.rollout),
     parameters=weights.count(table.rows(a)),
     trained=weights.count(table.trainable_rows(a)),
     parts=tuple(parts),
@@ -105,28 +103,13 @@ def make(
       f"An optimizer step fills {micro_batches} micro-batches with "
       f"{expected.trajectories} episodes of {expected.tokens:,} tokens.",
       _ATTENTION,
-      *_memory_sentences(target.hardware),
-      *targets.sentences(target, ASSUMPTIONS),
+      _memory_sentence(target.hardware),
+      *targets.sentences(target),
       *whole_step.sentences(config, expected),
     ),
     step=step,
   )
-  return dataclasses.replace(
-    made,
-    advice=tuple(
-      advise(
-        made,
-        batch=config.batch,
-        engine=config.engine,
-        mesh=config.mesh,
-        pipeline=config.pipeline,
-        lora=config.lora,
-        kl_reward=bool(config.critic.reward_kl),
-        kl_loss=bool(config.objective.kl_coefficient),
-        searched=searched,
-      )
-    ),
-  )
+  return dataclasses.replace(plan, advice=advise(plan, searched=searched))
 
 
 def devices(
@@ -160,105 +143,16 @@ def devices(
     ]
 
 
-def measure(
-  program: program_lib.Program,
-  together: Sequence[program_lib.Program],
-  target: targets.Target,
-) -> plan_lib.Part:
-  """Compiles and measures a program; `together` are all programs of the run."""
-  compiled = compilation.compile(program, target)
-  others = [p for p in together if p is not program]
-  count = len(compilation.devices(program))
-  kinds = compilation.kinds(program)
-  reads = program.args if program.reads is None else program.reads
-  read = program.trips * compilation.on_device(reads)
-  predicted = None
-  if compiled.traffic is not None:
-    predicted = targets.predict(
-      target,
-      flops=compiled.flops / count,
-      read=read,
-      traffic=compiled.traffic,
-      assumptions=ASSUMPTIONS,
-    )
-  return plan_lib.Part(
-    name=program.name,
-    devices=count,
-    tokens=program.tokens,
-    read=read,
-    kinds=kinds,
-    gradients=compilation.gradients(kinds),
-    held=compilation.held(program, others),
-    offloaded=compilation.offloaded(program, others),
-    compiled=compiled,
-    predicted=predicted,
-  )
-
-
-def _hand_over(
-  config: config_lib.ExperimentConfig,
-  found: Sequence[program_lib.Program],
-  target: targets.Target,
-) -> plan_lib.Part:
-  """Counts the hand-over of new weights to the engine by its arrays.
-
-  It is a program for each layer, so there is none to compile for the whole.
-  """
-  train = next(p for p in found if "moments" in p.kinds)
-  decode = found[-1]
-  cast, moved = compilation.hand_over(
-    train,
-    decode,
-    itemsize=jnp.dtype(config.compute_dtype).itemsize,
-    adapters=bool(config.lora.rank),
-  )
-  program = program_lib.Program(
-    "hand-over",
-    None,
-    (),
-    {},
-    tokens=0,
-    trips=1,
-    kinds={"engine weights": decode.kinds["engine weights"]},
-    # Still that of training: the state is on the device.
-    freed=train.freed,
-  )
-  kinds = compilation.kinds(program)
-  weights_size = kinds["engine weights"]
-  return plan_lib.Part(
-    name=program.name,
-    devices=len(compilation.devices(program)),
-    tokens=0,
-    read=moved,
-    kinds=kinds,
-    gradients=0,
-    held=compilation.held(program, found),
-    compiled=compilation.Compilation(
-      traffic={},
-      arguments=weights_size,
-      # The engine drops its old weights before it makes new ones.
-      outputs=0,
-      temporary=cast,
-      peak=cast + weights_size,
-      refused=False,
-    ),
-    predicted=targets.predict(
-      target, flops=0, read=moved, traffic={}, assumptions=ASSUMPTIONS
-    ),
-  )
-
-
-def _memory_sentences(found: hardware.Hardware) -> list[str]:
-  size = plan_lib.gib(found.memory)
+def _memory_sentence(found: hardware.Hardware) -> str:
+  size, share = plan_lib.gib(found.memory), found.head_room
   if not isinstance(found, hardware.Gpu):
-    return [f"A program may fill {size} GiB, its compiler's limit."]
-  share = found.head_room
-  return [
+    return f"A program may fill {size} GiB, its compiler's limit."
+  return (
     f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
     "context, NCCL and libraries' workspaces, which the compiler does not "
     "count. JAX by itself takes 0.75: run with "
     f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
-  ]
+  )
 
 
 class Change(NamedTuple):
@@ -270,52 +164,26 @@ class Change(NamedTuple):
 
   value: str
   words: str
-  factors: Callable[[plan_lib.Part], Mapping[str, float]]
+  factors: Callable[[compilation.Part], Mapping[str, float]]
 
 
-def advise(
-  plan: plan_lib.Plan,
-  *,
-  batch: config_lib.BatchConfig,
-  engine: config_lib.EngineConfig,
-  mesh: config_lib.MeshConfig,
-  pipeline: config_lib.PipelineConfig,
-  lora: config_lib.LoraConfig,
-  kl_reward: bool,
-  kl_loss: bool,
-  searched: bool = False,
-) -> list[str]:
+def advise(plan: plan_lib.Plan, *, searched: bool = False) -> tuple[str, ...]:
   """Returns suggestions as sentences; none if the plan fits.
 
   They are single changes that suffice or, if there is none, pairs of changes.
 
   Args:
     plan: the plan that does not fit.
-    batch: the planned configuration's; so are the next four.
-    engine: see `batch`.
-    mesh: see `batch`.
-    pipeline: see `batch`.
-    lora: see `batch`.
-    kl_reward: whether rewards have a KL term.
-    kl_loss: whether the loss has a KL term.
-    searched: whether the configuration is the result of a search.
+    searched: whether its configuration is the result of a search.
   """
   if plan.fits:
-    return []
-  changes = [
-    *_turns(plan, engine, pipeline),
-    *_own_devices(plan),
-    *_smaller_cache(plan, engine),
-    *_fewer_tokens(plan, batch),
-    *_more_recomputation(batch),
-    *_smaller_state(lora, kl_reward=kl_reward, kl_loss=kl_loss),
-    *_more_devices(plan, mesh),
-  ]
+    return ()
+  changes = list(_changes(plan))
   for together in (1, 2):
     found: dict[tuple[str, ...], str] = {}
     for some in itertools.combinations(changes, together):
       values = tuple(change.value for change in some)
-      size = _most(plan, some)
+      size = max(_after(part, some) for part in plan.parts)
       if len(set(values)) == together and size <= plan.target.capacity:
         found.setdefault(
           values,
@@ -324,31 +192,18 @@ def advise(
         )
     if found:
       # A search varies the train step only.
-      useful = not searched and any(map(_trains, plan.too_large))
-      return [*found.values(), *([_SEARCH] if useful else [])]
-  worst = max(plan.parts, key=lambda part: part.total)
-  kind, size = max(_bytes(worst).items(), key=lambda item: item[1])
-  return [
+      useful = not searched and any(part.trains for part in plan.too_large)
+      return (*found.values(), *([_SEARCH] if useful else []))
+  kinds = _bytes(plan.largest)
+  kind = max(kinds, key=lambda kind: kinds[kind])
+  return (
     "No two changes that the planner knows are enough. The largest kind is "
-    f"{kind}, {plan_lib.gib(size)} GiB a device, in the {worst.name}."
-  ]
+    f"{kind}, {plan_lib.gib(kinds[kind])} GiB a device, in the "
+    f"{plan.largest.name}.",
+  )
 
 
-def _most(plan: plan_lib.Plan, changes: tuple[Change, ...]) -> float:
-  """Returns the bytes of the largest program after some changes."""
-  return max(_after(part, changes) for part in plan.parts)
-
-
-def _after(part: plan_lib.Part, changes: tuple[Change, ...]) -> float:
-  kinds = _bytes(part)
-  for change in changes:
-    factors = change.factors(part)
-    kinds = {kind: factors.get(kind, 1) * n for kind, n in kinds.items()}
-  # Bytes that belong to no kind do not change.
-  return part.total - sum(_bytes(part).values()) + sum(kinds.values())
-
-
-def _bytes(part: plan_lib.Part) -> dict[str, float]:
+def _bytes(part: compilation.Part) -> dict[str, int]:
   return {
     **part.kinds,
     **part.held,
@@ -357,90 +212,58 @@ def _bytes(part: plan_lib.Part) -> dict[str, float]:
   }
 
 
-def _own_devices(plan: plan_lib.Plan) -> Iterator[Change]:
-  """Yields sampling on devices of its own, if that frees anything."""
-  if any(part.held for part in plan.parts) and not plan.own_rollout:
+def _after(part: compilation.Part, changes: tuple[Change, ...]) -> float:
+  """Returns a part's bytes after some changes."""
+  kinds: dict[str, float] = {**_bytes(part)}
+  for change in changes:
+    factors = change.factors(part)
+    kinds = {kind: factors.get(kind, 1) * n for kind, n in kinds.items()}
+  # Bytes that belong to no kind do not change.
+  return part.total - sum(_bytes(part).values()) + sum(kinds.values())
+
+
+def _changes(plan: plan_lib.Plan) -> Iterator[Change]:
+  """Yields the changes that could make a plan fit, the least first."""
+  config, mesh = plan.config, plan.mesh
+  batch, engine, pipeline = config.batch, config.engine, config.pipeline
+
+  def samples(part: compilation.Part) -> bool:
+    return not part.kinds.keys().isdisjoint(_SAMPLING)
+
+  def activations(share: float) -> Callable[..., dict[str, float]]:
+    return lambda part: {"activations": share} if part.trains else {}
+
+  def sampling(factors: dict, part: compilation.Part) -> dict[str, float]:
+    return factors if "KV cache" in part.kinds else {}
+
+  if not (config.mesh.rollout or pipeline.async_level or engine.kind != "jax"):
+    # Devices that sample and train in turns.
+    if not engine.free_kv_while_training:
+      yield Change(
+        "free",
+        "no KV cache while training (engine.free_kv_while_training)",
+        lambda part: {} if samples(part) else {"KV cache": 0.0},
+      )
+    further = list(_OFFLOADS)
+    if pipeline.offload in _OFFLOADS:
+      further = further[further.index(pipeline.offload) + 1 :]
+    for name in further:
+      yield Change(
+        "offload",
+        "training state in host memory while sampling "
+        f"(pipeline.offload={name})",
+        functools.partial(sampling, dict.fromkeys(_OFFLOADS[name], 0.0)),
+      )
+  if any(part.held for part in plan.parts) and not config.mesh.rollout:
     yield Change(
       "rollout",
       "devices of its own for sampling (mesh.rollout)",
       lambda part: {
-        kind: 0.0 for kind in part.held if _samples(kind) != _samples_in(part)
+        kind: 0.0 for kind in part.held if (kind in _SAMPLING) != samples(part)
       },
     )
-
-
-def _turns(
-  plan: plan_lib.Plan,
-  engine: config_lib.EngineConfig,
-  pipeline: config_lib.PipelineConfig,
-) -> Iterator[Change]:
-  """Yields what devices that sample and train in turns need not hold."""
-  if plan.own_rollout or pipeline.async_level or engine.kind != "jax":
-    return
-  if not engine.free_kv_while_training:
-    yield Change(
-      "free",
-      "no KV cache while training (engine.free_kv_while_training)",
-      lambda part: {} if _samples_in(part) else {"KV cache": 0.0},
-    )
-  further = list(_OFFLOADS)
-  if pipeline.offload in _OFFLOADS:
-    further = further[further.index(pipeline.offload) + 1 :]
-  for name in further:
-    yield Change(
-      "offload",
-      f"training state in host memory while sampling (pipeline.offload={name})",
-      functools.partial(_offloaded, _OFFLOADS[name]),
-    )
-
-
-def _more_recomputation(batch: config_lib.BatchConfig) -> Iterator[Change]:
-  if batch.remat != "full":
-    yield Change(
-      "remat", "batch.remat=full, at best", functools.partial(_activations, 0.0)
-    )
-
-
-def _smaller_state(
-  lora: config_lib.LoraConfig, *, kl_reward: bool, kl_loss: bool
-) -> Iterator[Change]:
-  """Yields training without a reference, and with adapters."""
-  if lora.rank:
-    return
-  if kl_loss and not kl_reward:
-    yield Change(
-      "reference",
-      "objective.kl_coefficient=0 (no reference)",
-      lambda part: {"reference": 0.0},
-    )
-  # A frozen base in bfloat16 takes half the bytes of float32 masters. With a
-  # KL term it replaces the reference, which is in memory already.
-  base = 0.0 if kl_loss or kl_reward else 0.5
-  yield Change(
-    "adapters",
-    "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
-    lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
-  )
-
-
-def _more_devices(
-  plan: plan_lib.Plan, mesh: config_lib.MeshConfig
-) -> Iterator[Change]:
-  named = " and more of them in mesh.trainer" if mesh.trainer else ""
-  for times in (2, 4, 8):
-    yield Change(
-      "devices",
-      f"{times} times the devices that train "
-      f"(mesh.fsdp={times * plan.mesh['fsdp']}{named})",
-      functools.partial(_cut, times),
-    )
-
-
-def _smaller_cache(
-  plan: plan_lib.Plan, engine: config_lib.EngineConfig
-) -> Iterator[Change]:
-  """Yields the largest KV cache that fits, if it holds one context."""
-  over = max(part.total for part in plan.parts) - plan.target.capacity
+  # The largest KV cache that fits, if it holds one context.
+  over = plan.largest.total - plan.target.capacity
   most = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
   tokens = engine.kv_tokens or engine.slots * engine.max_context
   fewer = int(tokens * (1 - over / most)) if most else 0
@@ -451,52 +274,45 @@ def _smaller_cache(
       f"engine.kv_tokens={fewer}",
       lambda part: {"KV cache": fewer / tokens},
     )
-
-
-def _fewer_tokens(
-  plan: plan_lib.Plan, batch: config_lib.BatchConfig
-) -> Iterator[Change]:
-  """Yields halvings of the micro-batch, down to one row for each shard."""
-  least = plan.mesh["data"] * plan.mesh["fsdp"] * batch.row_lengths[-1]
-  tokens = batch.micro_batch_tokens // 2
-  while tokens >= least:
-    share = tokens / batch.micro_batch_tokens
+  # Down to one row for each shard.
+  size = batch.micro_batch_tokens // 2
+  while size >= mesh["data"] * mesh["fsdp"] * batch.row_lengths[-1]:
     yield Change(
       "tokens",
-      f"batch.micro_batch_tokens={tokens}",
-      functools.partial(_activations, share),
+      f"batch.micro_batch_tokens={size}",
+      activations(size / batch.micro_batch_tokens),
     )
-    tokens //= 2
+    size //= 2
+  if batch.remat != "full":
+    yield Change("remat", "batch.remat=full, at best", activations(0.0))
+  if not config.lora.rank:
+    reward, loss = config.critic.reward_kl, config.objective.kl_coefficient
+    if loss and not reward:
+      yield Change(
+        "reference",
+        "objective.kl_coefficient=0 (no reference)",
+        lambda part: {"reference": 0.0},
+      )
+    # A frozen base in bfloat16 takes half the bytes of float32 masters. With a
+    # KL term it replaces the reference, which is in memory already.
+    base = 0.0 if loss or reward else 0.5
+    yield Change(
+      "adapters",
+      "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
+      lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
+    )
 
+  def divided(times: int, part: compilation.Part) -> dict[str, float]:
+    # The KV cache does not shrink: there may be no more heads to shard.
+    kinds = [*_TRAINED, "reference"]
+    kinds += [] if samples(part) else ["activations", "batch"]
+    return dict.fromkeys(kinds, 1 / times)
 
-def _activations(share: float, part: plan_lib.Part) -> dict[str, float]:
-  """Returns the factor of a train step's activations; other parts keep all."""
-  return {"activations": share} if _trains(part) else {}
-
-
-def _offloaded(kinds: tuple[str, ...], part: plan_lib.Part) -> dict[str, float]:
-  """Returns the factors of moving kinds of state while a part samples."""
-  sampled = "KV cache" in part.kinds
-  return dict.fromkeys(kinds, 0.0) if sampled else {}
-
-
-def _cut(times: int, part: plan_lib.Part) -> dict[str, float]:
-  """Returns the factors of `times` as many devices for training.
-
-  The KV cache does not shrink: there may be no more heads to shard.
-  """
-  kinds = [*_TRAINED, "reference"]
-  kinds += [] if _samples_in(part) else ["activations", "batch"]
-  return dict.fromkeys(kinds, 1 / times)
-
-
-def _trains(part: plan_lib.Part) -> bool:
-  return "moments" in part.kinds
-
-
-def _samples(kind: str) -> bool:
-  return kind in ("engine weights", "KV cache")
-
-
-def _samples_in(part: plan_lib.Part) -> bool:
-  return any(map(_samples, part.kinds))
+  named = " and more of them in mesh.trainer" if config.mesh.trainer else ""
+  for times in (2, 4, 8):
+    yield Change(
+      "devices",
+      f"{times} times the devices that train "
+      f"(mesh.fsdp={times * mesh['fsdp']}{named})",
+      functools.partial(divided, times),
+    )

@@ -1,19 +1,23 @@
-"""Builds the programs of a run with abstract arguments; allocates nothing."""
+"""The programs of a run with abstract arguments, to compile ahead of time."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import engine_programs, program
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy.attention import gathered_attention
+from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
   batching,
   optimizers,
@@ -22,37 +26,56 @@ from anysearch_jax.training import (
   train_step,
 )
 
+# The kind that is in memory only while its program runs; the others remain.
+BATCH = "batch"
 # The kind of each field of the training state.
 _KINDS = {"params": "masters", "opt_state": "moments", "critic": "critic"}
 
 
-class _Training(NamedTuple):
-  """What the programs of training have in common.
+class Program(NamedTuple):
+  """One jitted function of a run.
 
-  placed: the meshes and the architecture.
-  compute, temperature: of their forward passes.
-  critic: its configuration; None without one.
-  reference: abstract weights of the KL reference or the frozen base, if any.
-  batch: abstract, of an optimizer step.
-  trips: micro-batches of each row length.
-  segment: tokens of the episodes in a row.
+  Attributes:
+    name: such as `train step` or `decode`.
+    fn: the jitted function, with donation and shardings.
+    args: abstract arguments (`jax.ShapeDtypeStruct` with their shardings).
+    kwargs: static arguments.
+    tokens: number of tokens that a call processes or samples.
+    trips: iterations of its loop whose bound only the device knows
+      (micro-batches of an optimizer step, tokens of a decode call).
+    kinds: abstract arrays by kind: `masters`, `critic`, `moments`, `reference`,
+      `KV cache`, `engine weights`, `batch`. The same kind in two programs is
+      the same arrays; all but `batch` remain between calls, unless another
+      program has them freed or offloaded.
+    reads: abstract arrays that each trip reads from memory at least; None means
+      all arguments.
+    blocks: iterations of attention's loop over blocks of cached keys, which is
+      inside the other loop if a call has both; 0 without such a loop.
+    segment: tokens of the segments that its rows are packed with; None if rows
+      are not packed.
+    freed: kinds of other programs that are in no memory while it runs.
+    offloaded: kinds of other programs that are in host memory meanwhile.
   """
 
-  placed: placement.Placement
-  compute: decoder.Compute
-  temperature: float
-  critic: config_lib.CriticConfig | None
-  reference: decoder.Params | None
-  batch: batching.TrainBatch
+  name: str
+  fn: Any
+  args: tuple[Any, ...]
+  kwargs: Mapping[str, Any]
+  tokens: int
   trips: int
-  segment: int
+  kinds: Mapping[str, Any]
+  reads: Any = None
+  blocks: int = 0
+  segment: int | None = None
+  freed: frozenset[str] = frozenset()
+  offloaded: frozenset[str] = frozenset()
 
   @property
-  def tokens(self) -> int:
-    """Positions of an optimizer step."""
-    return sum(
-      self.trips * math.prod(rows.tokens.shape[1:]) for rows in self.batch
-    )
+  def loops(self) -> dict[str, int]:
+    """Iterations of loops of unknown bounds, as arguments of `flops.count`."""
+    if self.blocks and self.trips == 1:
+      return {"trips": self.blocks}
+    return {"trips": self.trips, "inner": max(self.blocks, 1)}
 
 
 def programs(
@@ -62,10 +85,8 @@ def programs(
   devices: Sequence[jax.Device],
   micro_batches: int,
   segment: int,
-) -> list[program.Program]:
+) -> list[Program]:
   """Returns the train step, the passes before it, prefill and decode.
-
-  The last one is decode, whose weights the hand-over replaces.
 
   Args:
     config: the whole configuration.
@@ -83,193 +104,263 @@ def programs(
     a, config.mesh, dtype=config.compute_dtype, devices=devices
   )
   base_dtype = placed.dtype if a.lora is None else config.lora.base_dtype
-  penalized = config.objective.kl_coefficient or config.critic.reward_kl
-  batch = _batch(config.batch, placed)
-  training = _Training(
-    placed=placed,
-    compute=placement.compute(
-      a,
-      config.batch,
-      placed.trainer,
-      dtype=config.compute_dtype,
-      sequence_parallel=config.mesh.sequence_parallel,
-    ),
-    temperature=config.sampling.temperature,
-    critic=config.critic if config.objective.has_critic else None,
-    reference=(_reference(placed, base_dtype) if a.lora or penalized else None),
-    batch=batch,
-    # Each row length has its own loop; micro-batches are assumed to be divided
-    # evenly among them.
-    trips=math.ceil(micro_batches / len(batch)),
-    segment=segment,
-  )
-  engine = engine_programs.make(config.engine, placed, base_dtype)
-  freed, offloaded = away(config, placed)
-  trained = _training(
-    training,
-    config.optimizer,
-    config.objective,
-    on_policy=config.curriculum.steps_per_rollout == 1,
-  )
-  sampled = (
-    engine_programs.prefill(engine),
-    engine_programs.decode(engine, config.sampling),
-  )
+  # What a run takes off the devices while it trains and while it samples.
+  freed: frozenset[str] = frozenset()
+  offloaded: frozenset[str] = frozenset()
+  turns = placement.take_turns(placed, async_level=config.pipeline.async_level)
+  if turns and config.engine.kind == "jax":
+    fields = placement.OFFLOADED[config.pipeline.offload]
+    offloaded = frozenset(_KINDS[field] for field in fields)
+    if config.engine.free_kv_while_training:
+      freed = frozenset(["KV cache"])
+  trained = _training(config, placed, base_dtype, micro_batches, segment)
+  sampled = sampling(config.engine, config.sampling, placed, base_dtype)
   return [
     *(program._replace(freed=freed) for program in trained),
     *(program._replace(offloaded=offloaded) for program in sampled),
   ]
 
 
-def away(
-  config: config_lib.ExperimentConfig, placed: placement.Placement
-) -> tuple[frozenset[str], frozenset[str]]:
-  """Returns the kinds that a run takes off the devices (`learner.Phases`).
-
-  Returns:
-    Those that are freed while it trains, and those that are in host memory
-    while it samples.
-  """
-  turns = placement.take_turns(placed, async_level=config.pipeline.async_level)
-  if not turns or config.engine.kind != "jax":
-    return frozenset(), frozenset()
-  fields = placement.OFFLOADED[config.pipeline.offload]
-  return (
-    frozenset(["KV cache"] if config.engine.free_kv_while_training else []),
-    frozenset(_KINDS[field] for field in fields),
-  )
-
-
 def _training(
-  t: _Training,
-  optimizer: config_lib.OptimizerConfig,
-  objective: config_lib.ObjectiveConfig,
-  *,
-  on_policy: bool,
-) -> Iterator[program.Program]:
+  config: config_lib.ExperimentConfig,
+  placed: placement.Placement,
+  base_dtype: Any,
+  micro_batches: int,
+  segment: int,
+) -> Iterator[Program]:
   """Yields the train step and the passes before it."""
-  a = t.placed.a
-  tx = optimizers.adamw(a, optimizer, critic=t.critic)
-  shardings = train_step.shardings(a, tx, t.placed.trainer)
-  state = _state(t, tx, shardings)
-  loss = train_step.grpo_loss(
-    a,
-    objective,
-    temperature=t.temperature,
-    compute=t.compute,
-  )
-  if t.critic is not None:
-    loss = ppo.with_critic(loss, a, t.critic, compute=t.compute)
-  yield _train_step(t, train_step.make(loss, tx, shardings), state)
-  if objective.old_logp == "trainer" and not on_policy:
-    yield _old_logprobs(t, state.params)
-  if t.critic is not None and state.critic is not None:
-    yield _value_pass(t, t.critic, state.critic)
-
-
-def _state(t: _Training, tx: Any, shardings: Any) -> train_step.TrainState:
-  """Returns the abstract train state."""
-  a = t.placed.a
-  trained = weights.abstract(
-    table.trainable_rows(a), shardings.params, jnp.float32
-  )
-  critic = t.critic and weights.abstract(
-    table.critic_rows(a), shardings.critic, jnp.float32
-  )
-  shapes = jax.eval_shape(
-    lambda params, critic: train_step.init(params, tx, critic=critic),
-    trained,
-    critic,
-  )
-  return program.placed(shapes, shardings)
-
-
-def _batch(
-  config: config_lib.BatchConfig, placed: placement.Placement
-) -> batching.TrainBatch:
-  """Returns an abstract batch, sharded by rows."""
-  return jax.tree.map(
+  a, objective = placed.a, config.objective
+  critic = config.critic if objective.has_critic else None
+  scored: dict[str, Any] = {
+    "temperature": config.sampling.temperature,
+    "compute": placement.compute(
+      a,
+      config.batch,
+      placed.trainer,
+      dtype=config.compute_dtype,
+      sequence_parallel=config.mesh.sequence_parallel,
+    ),
+  }
+  # The KL reference or frozen base, as `learner.Learner` keeps it.
+  reference = None
+  if a.lora or objective.kl_coefficient or config.critic.reward_kl:
+    base = a.without_lora()
+    cut = sharding.shardings(base, placed.trainer)
+    reference = _cast(table.rows(base), cut, base_dtype)
+  batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
     ),
-    batching.abstract(config, multiple=placed.row_multiple),
+    batching.abstract(config.batch, multiple=placed.row_multiple),
   )
+  # Each row length has its own loop; micro-batches are assumed to be divided
+  # evenly among them.
+  trips = math.ceil(micro_batches / len(batch))
 
+  def program(name, fn, state, read, reference, batch, **kinds) -> Program:
+    return Program(
+      name,
+      fn,
+      (state, reference, batch),
+      {},
+      tokens=sum(trips * math.prod(x.tokens.shape[1:]) for x in batch),
+      trips=trips,
+      kinds=kinds | {"reference": reference, BATCH: batch},
+      reads=(read, reference),
+      segment=segment,
+    )
 
-def _train_step(
-  t: _Training, step: Any, state: train_step.TrainState
-) -> program.Program:
-  batch = t.batch
-  if t.critic is not None:
-    batch = tuple(
+  tx = optimizers.adamw(a, config.optimizer, critic=critic)
+  shardings = train_step.shardings(a, tx, placed.trainer)
+  state = _placed(
+    jax.eval_shape(
+      lambda params, critic: train_step.init(params, tx, critic=critic),
+      weights.abstract(table.trainable_rows(a), shardings.params, jnp.float32),
+      critic
+      and weights.abstract(table.critic_rows(a), shardings.critic, jnp.float32),
+    ),
+    shardings,
+  )
+  loss = train_step.grpo_loss(a, objective, **scored)
+  stepped = batch
+  if critic is not None:
+    loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
+    stepped = tuple(
       rows._replace(old_value=rows.advantage, returns=rows.advantage)
       for rows in batch
     )
-  return program.Program(
+  yield program(
     "train step",
-    step,
-    (state, t.reference, batch),
-    {},
-    tokens=t.tokens,
-    trips=t.trips,
-    kinds={
-      "masters": state.params,
-      "critic": state.critic,
-      "moments": state.opt_state,
-      "reference": t.reference,
-      "batch": batch,
-    },
-    reads=(state.trained, t.reference),
-    segment=t.segment,
+    train_step.make(loss, tx, shardings),
+    state,
+    state.trained,
+    reference,
+    stepped,
+    masters=state.params,
+    critic=state.critic,
+    moments=state.opt_state,
+  )
+  on_policy = config.curriculum.steps_per_rollout == 1
+  if objective.old_logp == "trainer" and not on_policy:
+    yield program(
+      "old log-probabilities",
+      train_step.make_scorer(a, sharding=placed.rows, **scored),
+      state.params,
+      state.params,
+      reference,
+      batch,
+      masters=state.params,
+    )
+  if critic is not None:
+    estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
+    yield program(
+      "value pass",
+      estimator.value,
+      state.critic,
+      state.critic,
+      None if a.lora is None else reference,
+      batch,
+      critic=state.critic,
+    )
+
+
+def sampling(
+  config: config_lib.EngineConfig,
+  drawing: config_lib.SamplingConfig,
+  placed: placement.Placement,
+  base_dtype: Any,
+) -> tuple[Program, Program]:
+  """Returns prefill and decode at their largest: all rows at full context.
+
+  Args:
+    config: of the in-process engine.
+    drawing: how requests are drawn.
+    placed: the meshes and the architecture.
+    base_dtype: of the weights that are not trained.
+  """
+  a, mesh = placed.a, placed.rollout
+  model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
+  params = _engine_weights(model, placed, base_dtype)
+  shards, pages = mesh.shape["data"], kv_store.sharding(a, mesh)
+  store = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages),
+    jax.eval_shape(
+      functools.partial(
+        pages_lib.empty,
+        a,
+        kv_memory.pages(config, shards=shards) * shards,
+        config.page,
+        placed.dtype,
+      )
+    ),
+  )
+  columns = kv_memory.pages_of(config.max_context, config)
+  by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
+
+  def array(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
+
+  def read(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the pages of a layer that one step over `rows` rows reads."""
+    count = min(rows * columns, x.shape[1])
+    shape = (x.shape[0], count, *x.shape[2:])
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+  def program(name, fn, *args, tokens, **options) -> Program:
+    return Program(
+      name,
+      fn,
+      (params, store, *args),
+      {"model": model, **options},
+      tokens=tokens,
+      trips=options.get("steps", 1),
+      kinds={"engine weights": params, "KV cache": store},
+      reads=(params, jax.tree.map(read, store)),
+      blocks=math.ceil(
+        config.max_context / max(model.paged.block, config.page)
+      ),
+    )
+
+  rows, chunk = config.prefill_lanes, config.prefill_chunk
+  prefill = program(
+    "prefill",
+    kv_store.prefill,
+    kv_store.Chunks(
+      array(rows, columns), array(rows, chunk), array(rows), array(rows)
+    ),
+    tokens=rows * chunk,
+  )
+  rows, steps = config.lanes[-1], config.decode_steps
+  # The rows that decode gathers: () but on CPUs.
+  gathered = jax.eval_shape(
+    functools.partial(
+      kv_store.empty_rows, model, lanes=rows, columns=columns, steps=steps
+    ),
+    store,
+  )
+  where = gathered_attention.shardings(mesh)
+  ints, floats = array(rows), array(rows, dtype=jnp.float32)
+  decode = program(
+    "decode",
+    kv_store.decode,
+    tuple(_placed(layer, where) for layer in gathered),
+    kv_store.Turns(
+      array(rows, columns),
+      ints,
+      ints,
+      ints,
+      array(rows, 5, dtype=jnp.uint32),
+      ints,
+      array(rows, dtype=jnp.uint32),
+      sampling_lib.Settings(floats, floats, ints),
+    ),
+    jax.ShapeDtypeStruct((), jnp.int32),
+    jax.eval_shape(
+      lambda: kv_store.Draws(
+        jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
+      )
+    ),
+    tokens=rows * steps,
+    steps=steps,
+    restricted=sampling_lib.restricts(drawing),
+  )
+  return prefill, decode
+
+
+def _engine_weights(
+  model: kv_store.Model, placed: placement.Placement, base_dtype: Any
+) -> decoder.Params:
+  """Returns the abstract weights that decode reads, layer by layer."""
+  a = placed.a
+  cut = sharding.shardings(a, placed.rollout)
+  base = _cast(table.base_rows(a), cut, base_dtype)
+  if a.lora is not None:
+    base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
+  return _placed(
+    jax.eval_shape(functools.partial(model.prepare, a=a), base),
+    serving.shardings(a, placed.rollout, fused=model.fused),
   )
 
 
-def _old_logprobs(t: _Training, params: decoder.Params) -> program.Program:
-  score = train_step.make_scorer(
-    t.placed.a,
-    sharding=t.placed.rows,
-    temperature=t.temperature,
-    compute=t.compute,
-  )
-  return program.Program(
-    "old log-probabilities",
-    score,
-    (params, t.reference, t.batch),
-    {},
-    tokens=t.tokens,
-    trips=t.trips,
-    kinds={"masters": params, "reference": t.reference, "batch": t.batch},
-    reads=(params, t.reference),
-    segment=t.segment,
-  )
+def _cast(
+  rows: Sequence[weights.Weight], shardings: dict, dtype: Any
+) -> decoder.Params:
+  """Returns abstract weights in `dtype`, except float32 scales of norms."""
+
+  def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+      row.shape,
+      jnp.float32 if row.init is None else dtype,
+      sharding=weights.get(shardings, row.path),
+    )
+
+  return weights.tree(rows, leaf)
 
 
-def _value_pass(
-  t: _Training, config: config_lib.CriticConfig, critic: decoder.Params
-) -> program.Program:
-  estimator = ppo.Estimator(
-    t.placed.a,
-    config,
-    sharding=t.placed.rows,
-    temperature=t.temperature,
-    compute=t.compute,
-  )
-  base = None if t.placed.a.lora is None else t.reference
-  return program.Program(
-    "value pass",
-    estimator.value,
-    (critic, base, t.batch),
-    {},
-    tokens=t.tokens,
-    trips=t.trips,
-    kinds={"critic": critic, "reference": base, "batch": t.batch},
-    segment=t.segment,
-  )
-
-
-def _reference(placed: placement.Placement, dtype: Any) -> decoder.Params:
-  """Returns the KL reference or frozen base, as `learner.Learner` keeps it."""
-  a = placed.a.without_lora()
-  return program.cast(
-    table.rows(a), sharding.shardings(a, placed.trainer), dtype
+def _placed(shapes: Any, shardings: Any) -> Any:
+  """Returns a tree of abstract arrays with these shardings."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shardings,
   )

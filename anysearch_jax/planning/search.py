@@ -14,7 +14,6 @@ from anysearch_jax.planning import (
   compilation,
   plan,
   planner,
-  program,
   programs,
   targets,
   whole_step,
@@ -33,18 +32,18 @@ class Trial:
 
   config: config_lib.ExperimentConfig
   micro_batches: int
-  part: plan.Part
+  part: compilation.Part
 
   @property
   def words(self) -> str:
     """The varied settings, as command-line flags."""
-    c = self.config
+    mesh, batch = self.config.mesh, self.config.batch
     return (
-      f"--config.mesh.data={c.mesh.data} --config.mesh.fsdp={c.mesh.fsdp} "
-      f"--config.mesh.tensor={c.mesh.tensor} "
-      f"--config.batch.micro_batch_tokens={c.batch.micro_batch_tokens} "
-      f"--config.batch.max_micro_batches={c.batch.max_micro_batches} "
-      f"--config.batch.remat={c.batch.remat}"
+      f"--config.mesh.data={mesh.data} --config.mesh.fsdp={mesh.fsdp} "
+      f"--config.mesh.tensor={mesh.tensor} "
+      f"--config.batch.micro_batch_tokens={batch.micro_batch_tokens} "
+      f"--config.batch.max_micro_batches={batch.max_micro_batches} "
+      f"--config.batch.remat={batch.remat}"
     )
 
 
@@ -81,104 +80,80 @@ def best(
   tokens = config.batch.micro_batch_tokens * (
     micro_batches or expected.micro_batches(config.batch)
   )
-  search = _Search(config, a, target, tokens, expected.tokens, log)
-  found: list[Trial] = []
-  for mesh in meshes(config.mesh):
-    try:
-      found += search.on_mesh(mesh)
-    except ValueError as error:
-      log(f"{_mesh_words(mesh)}: {error}")
-  return max(found, key=lambda t: t.part.tokens_per_second or 0.0, default=None)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Search:
-  """What all candidates of a search have in common.
-
-  config: the configuration to vary. tokens: of an optimizer step. segment: of
-  an episode. log: is called with a sentence for each candidate.
-  """
-
-  config: config_lib.ExperimentConfig
-  a: architecture_lib.Architecture
-  target: targets.Target
-  tokens: int
-  segment: int
-  log: Callable[[str], None]
-
-  def on_mesh(self, mesh: config_lib.MeshConfig) -> Iterator[Trial]:
-    """Yields the fitting trial that recomputes least, for each micro-batch."""
-    replicas = mesh.data * mesh.fsdp
-    policies = REMAT
-    rows = 1
-    while policies and rows <= _MOST_ROWS:
-      size = rows * replicas * self.config.batch.row_lengths[-1]
-      if rows > 1 and size > self.tokens:
-        return
-      for i, remat in enumerate(policies):
-        trial = self._try(mesh, size, remat)
-        if trial is None:
-          continue
-        yield trial
-        # With twice the rows, activations double: a policy that did not fit
-        # will not fit either.
-        policies = policies[i:]
-        break
-      else:
-        return
-      rows *= 2
-
-  def _try(
-    self, mesh: config_lib.MeshConfig, size: int, remat: str
-  ) -> Trial | None:
-    """Compiles one candidate; returns None if it does not fit or compile.
-
-    Args:
-      mesh: of the training devices.
-      size: tokens of a micro-batch.
-      remat: what the backward pass recomputes.
-    """
-    micro_batches = math.ceil(self.tokens / size)
+  def attempt(
+    mesh: config_lib.MeshConfig, size: int, remat: str
+  ) -> Trial | str:
+    """Compiles micro-batches of `size` tokens, or says why they do not fit."""
+    count = math.ceil(tokens / size)
     batch = dataclasses.replace(
-      self.config.batch,
+      config.batch,
       micro_batch_tokens=size,
-      max_micro_batches=micro_batches,
+      max_micro_batches=count,
       remat=remat,
     )
-    config = dataclasses.replace(self.config, mesh=mesh, batch=batch)
-    words = f"{_mesh_words(mesh)}, micro-batch {size:,}, remat {remat}"
-    found = programs.programs(
-      config,
-      self.a,
-      devices=planner.devices(mesh, self.target),
-      micro_batches=micro_batches,
-      segment=self.segment,
+    candidate = dataclasses.replace(config, mesh=mesh, batch=batch)
+    together = programs.programs(
+      candidate,
+      a,
+      devices=planner.devices(mesh, target),
+      micro_batches=count,
+      segment=expected.tokens,
     )
-    train = next(p for p in found if "moments" in p.kinds)
-    inputs = _layer_inputs(
-      self.a, mesh, tokens=size, dtype=config.compute_dtype
-    )
-    for one in found:
-      least = _state(one, found) + (inputs if one is train else 0)
-      if least > self.target.capacity:
-        self.log(
-          f"{words}: at least {plan.gib(least)} GiB a device by hand, in the "
-          f"{one.name}"
+    train = together[0]
+    # Every rematerialization policy keeps the inputs of all layers.
+    inputs = a.layers * (size // (mesh.data * mesh.fsdp)) * a.d_model
+    inputs *= jnp.dtype(config.compute_dtype).itemsize
+    if mesh.sequence_parallel:
+      inputs //= mesh.tensor
+    for one in together:
+      least = _state(one, together) + (inputs if one is train else 0)
+      if least > target.capacity:
+        return (
+          f"at least {plan.gib(least)} GiB a device by hand, in the {one.name}"
         )
-        return None
     try:
-      part = planner.measure(train, found, self.target)
+      part = compilation.measure(train, together, target)
     except jax.errors.JaxRuntimeError as error:
-      self.log(f"{words}: did not compile: {str(error).splitlines()[0]}")
-      return None
-    if not part.fits(self.target):
-      self.log(f"{words}: {plan.gib(part.total)} GiB a device, does not fit")
-      return None
-    self.log(
-      f"{words}: {plan.gib(part.total)} GiB a device, "
-      f"{part.tokens_per_second:,.0f} tokens/s predicted"
-    )
-    return Trial(config, micro_batches, part)
+      return f"did not compile: {str(error).splitlines()[0]}"
+    if not part.fits(target):
+      return f"{plan.gib(part.total)} GiB a device, does not fit"
+    return Trial(candidate, count, part)
+
+  def on_mesh(mesh: config_lib.MeshConfig) -> Iterator[Trial]:
+    """Yields the fitting trial that recomputes least, for each micro-batch."""
+    words = f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}"
+    row = mesh.data * mesh.fsdp * config.batch.row_lengths[-1]
+    policies, size = REMAT, row
+    try:
+      while policies and size <= _MOST_ROWS * row:
+        if size > row and size > tokens:
+          return
+        for i, remat in enumerate(policies):
+          found = attempt(mesh, size, remat)
+          said = found
+          if isinstance(found, Trial):
+            said = (
+              f"{plan.gib(found.part.total)} GiB a device, "
+              f"{found.part.tokens_per_second:,.0f} tokens/s predicted"
+            )
+          log(f"{words}, micro-batch {size:,}, remat {remat}: {said}")
+          if isinstance(found, Trial):
+            yield found
+            # With twice the rows, activations double: a policy that did not
+            # fit will not fit either.
+            policies = policies[i:]
+            break
+        else:
+          return
+        size *= 2
+    except ValueError as error:
+      log(f"{words}: {error}")
+
+  trials = [trial for mesh in meshes(config.mesh) for trial in on_mesh(mesh)]
+  return max(
+    trials, key=lambda t: t.part.tokens_per_second or 0.0, default=None
+  )
 
 
 def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
@@ -191,33 +166,12 @@ def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
       )
 
 
-def _state(one: program.Program, together: list[program.Program]) -> int:
-  """Returns a program's bytes without activations, but with gradients."""
-  kinds = compilation.kinds(one)
-  held = compilation.held(one, (p for p in together if p is not one))
-  return sum([*kinds.values(), compilation.gradients(kinds), *held.values()])
-
-
-def _layer_inputs(
-  a: architecture_lib.Architecture,
-  mesh: config_lib.MeshConfig,
-  *,
-  tokens: int,
-  dtype: str,
-) -> int:
-  """Returns the bytes on a device of all layers' inputs to a micro-batch.
-
-  Every rematerialization policy keeps these.
-  """
-  tokens //= mesh.data * mesh.fsdp
-  if mesh.sequence_parallel:
-    tokens //= mesh.tensor
-  return a.layers * tokens * a.d_model * jnp.dtype(dtype).itemsize
-
-
-def _mesh_words(mesh: config_lib.MeshConfig) -> str:
-  return f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}"
-
-
 def _divisors(n: int) -> list[int]:
   return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def _state(one: programs.Program, together: list[programs.Program]) -> int:
+  """Returns a program's bytes without activations, but with gradients."""
+  kinds = compilation.kinds(one)
+  held = compilation.held(one, together)
+  return sum([*kinds.values(), compilation.gradients(kinds), *held.values()])

@@ -10,14 +10,13 @@ import importlib.metadata
 import math
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from anysearch_jax.host import hardware as hardware_lib
 from anysearch_jax.planning import collectives
 
-INSTALL = "pip install -e '.[plan]' in a checkout."
 # GPUs of one host; with more, collectives use the network.
 _GPUS_A_HOST = 8
 
@@ -99,53 +98,43 @@ def devices(target: Target) -> list[jax.Device]:
       its CUDA plug-in.
     ModuleNotFoundError: an optional package is missing; says how to install it.
   """
-  hardware = target.hardware
-  _require(hardware)
-  if isinstance(hardware, hardware_lib.Gpu):
-    return _gpus(hardware, target)
-  return _tpus(target)
-
-
-def _gpus(gpu: hardware_lib.Gpu, target: Target) -> list[jax.Device]:
   # Imported here because it loads the compilers, which only plans need.
   from jax.experimental import topologies
 
+  hardware = target.hardware
+  _require(hardware)
+  options: dict[str, Any] = {"platform": hardware.platform}
+  if isinstance(hardware, hardware_lib.Gpu):
+    options["target_config"] = target_config(hardware)
+    options["topology"] = f"1x{target.hosts}x{target.count // target.hosts}"
+  else:
+    # libtpu refuses a second process, to protect a TPU; here it uses none.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    options["topology_name"] = str(target)
+    # The compiler takes a host to have four chips. A single chip is its own
+    # host.
+    if target.count == 1:
+      options["chips_per_host_bounds"] = (1, 1, 1)
   try:
-    return topologies.get_topology_desc(
-      platform=gpu.platform,
-      target_config=target_config(gpu),
-      topology=f"1x{target.hosts}x{target.count // target.hosts}",
-    ).devices
+    return topologies.get_topology_desc(**options).devices
   except NotImplementedError as error:
     raise ValueError(
       "JAX did not load its CUDA plug-in, which wants a driver unless "
       "JAX_PLATFORMS=cpu is set before JAX starts; set it."
     ) from error
-
-
-def _tpus(target: Target) -> list[jax.Device]:
-  from jax.experimental import topologies
-
-  # libtpu refuses a second process, to protect a TPU; here it uses none.
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  # The compiler takes a host to have four chips. A single chip is its own host.
-  bounds = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
-  try:
-    return topologies.get_topology_desc(
-      platform=target.hardware.platform, topology_name=str(target), **bounds
-    ).devices
   except jax.errors.JaxRuntimeError as error:
+    if hardware.platform != "tpu":
+      raise
     raise ValueError(
       f"target: {target} is no slice that its compiler knows ({error}); try "
-      f"one of {_known_slices(target.hardware, but=str(target))}."
+      f"one of {_known_slices(hardware)}."
     ) from error
 
 
-def _known_slices(hardware: hardware_lib.Hardware, *, but: str = "") -> str:
-  """Returns examples of slices, without the one that was refused."""
+def _known_slices(hardware: hardware_lib.Hardware) -> str:
+  """Returns examples of slices."""
   shapes = hardware.shapes if isinstance(hardware, hardware_lib.Tpu) else ()
-  names = [f"{hardware.name}:{shape}" for shape in shapes]
-  return ", ".join(name for name in names if name != but)
+  return ", ".join(f"{hardware.name}:{shape}" for shape in shapes)
 
 
 def target_config(gpu: hardware_lib.Gpu) -> str:
@@ -168,7 +157,7 @@ gpu_device_info {{
   l2_cache_size: {gpu.l2}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory}
-  shared_memory_per_block_optin: {gpu.shared_memory_block}
+  shared_memory_per_block_optin: {gpu.shared_memory - 1024}
   cuda_compute_capability {{
     major: {major} minor: {minor} feature_extension: {feature}
   }}
@@ -195,16 +184,12 @@ def _require(hardware: hardware_lib.Hardware) -> None:
     if not any(map(_installed, names)):
       raise ModuleNotFoundError(
         f"Planning for {hardware.name} needs the package {names[0]}, which is "
-        f"not installed; {INSTALL}"
+        "not installed; pip install -e '.[plan]' in a checkout."
       )
 
 
 def _installed(name: str) -> bool:
-  try:
-    importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:
-    return False
-  return True
+  return any(importlib.metadata.distributions(name=name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +200,9 @@ class Assumptions:
   memory: float = 0.8
   links: float = 0.8
   latency: float = 10e-6
+
+
+ASSUMED = Assumptions()
 
 
 class Prediction(NamedTuple):
@@ -237,7 +225,7 @@ def predict(
   flops: float,
   read: float,
   traffic: Mapping[str, collectives.Traffic],
-  assumptions: Assumptions,
+  assumed: Assumptions = ASSUMED,
 ) -> Prediction:
   """Predicts the seconds of one call: max(compute, memory) + links.
 
@@ -246,27 +234,25 @@ def predict(
     flops: of one device.
     read: bytes that a device reads from its memory.
     traffic: of one device, by kind of collective.
-    assumptions: shares of the peaks.
+    assumed: shares of the peaks.
   """
-  hardware = target.hardware
   peaks = (
-    flops / hardware.flops,
-    read / hardware.memory_bandwidth,
+    flops / target.hardware.flops,
+    read / target.hardware.memory_bandwidth,
     collectives.total(traffic) / target.link_bandwidth,
   )
-  compute = peaks[0] / assumptions.compute
-  memory = peaks[1] / assumptions.memory
-  links = peaks[2] / assumptions.links
-  links += assumptions.latency * sum(t.operations for t in traffic.values())
+  compute = peaks[0] / assumed.compute
+  memory = peaks[1] / assumed.memory
+  links = peaks[2] / assumed.links
+  links += assumed.latency * sum(t.operations for t in traffic.values())
   return Prediction(
     compute, memory, links, max(compute, memory) + links, max(peaks)
   )
 
 
-def sentences(target: Target, assumptions: Assumptions) -> list[str]:
+def sentences(target: Target) -> list[str]:
   """Returns sentences that state what a prediction assumes."""
-  h = target.hardware
-  a = assumptions
+  h, a = target.hardware, ASSUMED
   return [
     f"{h.source}.",
     f"Matrix products, recomputed ones included, run at {a.compute:.0%} of "

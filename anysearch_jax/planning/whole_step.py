@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import collectives, plan, targets
+from anysearch_jax.planning import collectives, compilation, plan, targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
@@ -31,244 +31,6 @@ OBSERVATION = 590
 # Tokens of the paper's shorter prompt, without the scaffold, and a question.
 PROMPT = 230
 SIXTY = targets.Assumptions(compute=0.6, memory=0.6, links=0.6)
-
-
-class Work(NamedTuple):
-  """What one device does in a phase: FLOPs, bytes of memory, collectives."""
-
-  name: str
-  flops: float
-  bytes: float
-  traffic: Mapping[str, collectives.Traffic]
-
-
-def predict(
-  parts: Sequence[plan.Part],
-  *,
-  config: config_lib.ExperimentConfig,
-  a: architecture_lib.Architecture,
-  expected: Episodes,
-  target: targets.Target,
-  assumptions: targets.Assumptions,
-) -> plan.Step | None:
-  """Predicts a step; returns None if a program was refused by its compiler.
-
-  Args:
-    parts: of the plan.
-    config: the whole configuration.
-    a: the policy's architecture, without adapters.
-    expected: the episodes.
-    target: the devices.
-    assumptions: shares of the peaks.
-  """
-  named = {part.name: part for part in parts}
-  if any(part.predicted is None for part in parts):
-    return None
-  # The epochs share the sampling and the passes before the first step.
-  once = 1 / config.curriculum.epochs
-  sampled = [
-    _times(once, work) for work in sampling(config, a, expected, named)
-  ]
-  hand_over = named["hand-over"]
-  share = 1 / config.curriculum.steps_per_rollout
-  sampled.append(Work("hand-over", 0, share * hand_over.read, {}))
-  moved = _moved(named["decode"].offloaded, target, assumptions, share)
-  trained = [
-    _times(
-      times,
-      Work(
-        part.name,
-        part.compiled.flops / part.devices,
-        part.read,
-        part.compiled.traffic or {},
-      ),
-    )
-    for name, times in (
-      # With one epoch, the first step of a rollout knows its own.
-      ("old log-probabilities", once if once < 1 else 1 - share),
-      ("value pass", once),
-      ("train step", 1),
-    )
-    if (part := named.get(name)) is not None
-  ]
-
-  def phases(works: Sequence[Work]) -> tuple[plan.Phase, ...]:
-    return tuple(_phase(work, target, assumptions) for work in works)
-
-  return plan.Step(
-    (*phases(sampled), *moved),
-    phases(trained),
-    overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
-  )
-
-
-def sampling(
-  config: config_lib.ExperimentConfig,
-  a: architecture_lib.Architecture,
-  expected: Episodes,
-  parts: Mapping[str, plan.Part],
-) -> list[Work]:
-  """Returns the prefill and the decode of a step's episodes, on one device.
-
-  Collectives are those of the compiled calls, `prefill` and `decode` of
-  `parts`.
-  """
-  decode = parts["decode"]
-  engine, devices = config.engine, decode.devices
-  resident = decode.kinds["engine weights"]
-  vocabulary = a.vocab_size * a.d_model
-  matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
-  # Contexts grow evenly, so the mean one is half of the last.
-  context = expected.tokens // 2
-  scores = 4 * a.layers * a.heads * a.head_dim * context
-  cached = _token_bytes(config, a) * context
-
-  chunk = engine.prefill_chunk
-  padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION
-  given = expected.tokens - expected.generated
-  # One row of a group prefills the prompt, and the others share its pages.
-  read = expected.trajectories * (
-    given - min(PROMPT, given) * (1 - 1 / config.group)
-  )
-  calls = padding * read / (engine.prefill_lanes * chunk)
-  prefill = Work(
-    "prefill",
-    padding * read * (2 * (matrices - vocabulary) + scores) / devices,
-    calls * (resident + engine.prefill_lanes * cached / devices),
-    _of_calls(parts["prefill"], calls),
-  )
-
-  rows = concurrent_rows(engine, context) * OCCUPANCY
-  steps = expected.trajectories * expected.generated / rows
-  return [
-    prefill,
-    Work(
-      "decode",
-      # Rows that do not sample are computed too.
-      steps * rows / OCCUPANCY * (2 * matrices + scores) / devices,
-      steps * (resident + rows * cached / devices),
-      _of_calls(decode, steps / engine.decode_steps),
-    ),
-  ]
-
-
-def _of_calls(part: plan.Part, calls: float) -> dict[str, collectives.Traffic]:
-  """Returns the collectives of some calls of a program."""
-  return _scaled(calls, part.compiled.traffic or {})
-
-
-def _times(share: float, work: Work) -> Work:
-  """Returns a share of some work."""
-  return Work(
-    work.name,
-    share * work.flops,
-    share * work.bytes,
-    _scaled(share, work.traffic),
-  )
-
-
-def _scaled(
-  share: float, traffic: Mapping[str, collectives.Traffic]
-) -> dict[str, collectives.Traffic]:
-  return {
-    kind: collectives.Traffic(
-      math.ceil(share * one.operations), share * one.bytes
-    )
-    for kind, one in traffic.items()
-  }
-
-
-def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
-  """Returns the rows of a decode call that the KV cache has room for."""
-  rows = engine.lanes[-1]
-  if engine.kv_tokens:
-    rows = min(rows, max(1, engine.kv_tokens // max(1, context)))
-  return rows
-
-
-def sentences(
-  config: config_lib.ExperimentConfig, expected: Episodes
-) -> list[str]:
-  """Returns sentences that state what the prediction of a step assumes."""
-  rows = concurrent_rows(config.engine, expected.tokens // 2)
-  return [
-    f"Of an episode's tokens, {expected.generated:,} are sampled and the "
-    f"others prefilled once; prompts, {PROMPT} tokens each, once a group, "
-    "whose rows share their pages.",
-    f"Decode has {rows} rows, {OCCUPANCY:.0%} of them sampling, at half of an "
-    "episode's context. A step of all rows reads every weight once. Prefill "
-    f"pads passages of {OBSERVATION} tokens to chunks of "
-    f"{config.engine.prefill_chunk}.",
-    "Searches, the host and the start of kernels take no time: a search is "
-    "answered while other rows sample.",
-    "A rollout has one hand-over, and "
-    f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
-    "Its memory is counted by its arrays, not compiled.",
-    *_turns(config),
-  ]
-
-
-def _turns(config: config_lib.ExperimentConfig) -> list[str]:
-  """Returns what leaves the device between phases, as sentences."""
-  if config.pipeline.async_level or config.engine.kind != "jax":
-    return []
-  found = []
-  if config.engine.free_kv_while_training:
-    found.append(
-      "A device that samples and trains has no KV cache while it trains, nor "
-      "at the hand-over (engine.free_kv_while_training)."
-    )
-  if config.pipeline.offload != "none":
-    found.append(
-      f"pipeline.offload={config.pipeline.offload}: each rollout, that part of "
-      "the state goes to pinned host memory before it is sampled, and back "
-      "before training."
-    )
-  return found
-
-
-def _phase(
-  work: Work, target: targets.Target, assumptions: targets.Assumptions
-) -> plan.Phase:
-  predicted, sixty = (
-    targets.predict(
-      target,
-      flops=work.flops,
-      read=work.bytes,
-      traffic=work.traffic,
-      assumptions=shares,
-    )
-    for shares in (assumptions, SIXTY)
-  )
-  return plan.Phase(work.name, predicted.total, sixty.total, predicted.floor)
-
-
-def _moved(
-  size: int,
-  target: targets.Target,
-  assumptions: targets.Assumptions,
-  share: float,
-) -> tuple[plan.Phase, ...]:
-  """Returns the phase that moves `size` bytes to the host and back, if any."""
-  if not size:
-    return ()
-  floor = share * 2 * size / target.hardware.host_bandwidth
-  return (
-    plan.Phase(
-      "state to the host and back",
-      floor / assumptions.links,
-      floor / SIXTY.links,
-      floor,
-    ),
-  )
-
-
-def _token_bytes(
-  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
-) -> int:
-  """Returns the bytes of a token's keys and values in all layers."""
-  size = jnp.dtype(config.compute_dtype).itemsize
-  return 2 * a.layers * a.kv_heads * a.head_dim * size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,9 +48,8 @@ class Episodes:
 
   def micro_batches(self, batch: config_lib.BatchConfig) -> int:
     """Returns the number of micro-batches that fill up with these episodes."""
-    needed = math.ceil(
-      self.trajectories * self.tokens / batch.micro_batch_tokens
-    )
+    tokens = self.trajectories * self.tokens
+    needed = math.ceil(tokens / batch.micro_batch_tokens)
     return min(needed, batch.max_micro_batches)
 
 
@@ -325,7 +86,174 @@ def episodes_of(
     )
   trajectories = config.questions * config.group
   return Episodes(
-    tokens=tokens,
-    generated=generated,
-    trajectories=trajectories // config.curriculum.batches_per_rollout,
+    tokens, generated, trajectories // config.curriculum.batches_per_rollout
   )
+
+
+class Calls(NamedTuple):
+  """What one device does in `times` equal calls: FLOPs, bytes, collectives."""
+
+  name: str
+  times: float
+  flops: float
+  read: float
+  traffic: Mapping[str, collectives.Traffic]
+
+
+def predict(
+  parts: Sequence[compilation.Part],
+  *,
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: Episodes,
+  target: targets.Target,
+) -> plan.Step | None:
+  """Predicts a step; returns None if a program was refused by its compiler.
+
+  Args:
+    parts: of the plan.
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes.
+    target: the devices.
+  """
+  if any(part.predicted is None for part in parts):
+    return None
+  named = {part.name: part for part in parts}
+  # The epochs share the sampling and the passes before the first step.
+  once = 1 / config.curriculum.epochs
+  share = 1 / config.curriculum.steps_per_rollout
+
+  def phase(calls: Calls) -> plan.Phase:
+    name, times, flops, read, traffic = calls
+    predicted, sixty = (
+      targets.predict(
+        target, flops=flops, read=read, traffic=traffic, assumed=shares
+      )
+      for shares in (targets.ASSUMED, SIXTY)
+    )
+    return plan.Phase(
+      name,
+      times * predicted.total,
+      times * sixty.total,
+      times * predicted.floor,
+    )
+
+  def counted(name: str, times: float) -> list[plan.Phase]:
+    """Returns the phase of a program, if the run has it."""
+    if (part := named.get(name)) is None:
+      return []
+    work = part.flops / part.devices
+    return [phase(Calls(name, times, work, part.read, part.traffic or {}))]
+
+  sampled = sampling(config, a, expected, named)
+  phases = [
+    phase(calls._replace(times=once * calls.times)) for calls in sampled
+  ]
+  phases += counted("hand-over", share)
+  if moved := named["decode"].offloaded:
+    # To the host and back.
+    floor = share * 2 * moved / target.hardware.host_bandwidth
+    links = (targets.ASSUMED.links, SIXTY.links, 1.0)
+    seconds = (floor / each for each in links)
+    phases.append(plan.Phase("state to the host and back", *seconds))
+  return plan.Step(
+    tuple(phases),
+    (
+      # With one epoch, the first step of a rollout knows its own.
+      *counted("old log-probabilities", once if once < 1 else 1 - share),
+      *counted("value pass", once),
+      *counted("train step", 1),
+    ),
+    overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
+  )
+
+
+def sampling(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: Episodes,
+  parts: Mapping[str, compilation.Part],
+) -> tuple[Calls, Calls]:
+  """Returns the prefill and the decode of a step's episodes, on one device.
+
+  Collectives are those of the compiled calls, `prefill` and `decode` of
+  `parts`.
+  """
+  decode = parts["decode"]
+  engine, devices = config.engine, decode.devices
+  resident = decode.kinds["engine weights"]
+  vocabulary = a.vocab_size * a.d_model
+  matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
+  # Contexts grow evenly, so the mean one is half of the last.
+  context = expected.tokens // 2
+  scores = 4 * a.layers * a.heads * a.head_dim * context
+  size = jnp.dtype(config.compute_dtype).itemsize
+  cached = 2 * a.layers * a.kv_heads * a.head_dim * size * context
+
+  chunk = engine.prefill_chunk
+  padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION
+  given = expected.tokens - expected.generated
+  # One row of a group prefills the prompt, and the others share its pages.
+  prompts = min(PROMPT, given) * (1 - 1 / config.group)
+  tokens = engine.prefill_lanes * chunk
+  prefill = Calls(
+    "prefill",
+    padding * expected.trajectories * (given - prompts) / tokens,
+    tokens * (2 * (matrices - vocabulary) + scores) / devices,
+    resident + engine.prefill_lanes * cached / devices,
+    parts["prefill"].traffic or {},
+  )
+  rows, steps = concurrent_rows(engine, context), engine.decode_steps
+  sampled = rows * OCCUPANCY * steps
+  return prefill, Calls(
+    "decode",
+    expected.trajectories * expected.generated / sampled,
+    # Rows that do not sample are computed too.
+    steps * rows * (2 * matrices + scores) / devices,
+    steps * (resident + rows * OCCUPANCY * cached / devices),
+    decode.traffic or {},
+  )
+
+
+def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
+  """Returns the rows of a decode call that the KV cache has room for."""
+  rows = engine.lanes[-1]
+  if engine.kv_tokens:
+    rows = min(rows, max(1, engine.kv_tokens // max(1, context)))
+  return rows
+
+
+def sentences(
+  config: config_lib.ExperimentConfig, expected: Episodes
+) -> list[str]:
+  """Returns sentences that state what the prediction of a step assumes."""
+  rows = concurrent_rows(config.engine, expected.tokens // 2)
+  found = [
+    f"Of an episode's tokens, {expected.generated:,} are sampled and the "
+    f"others prefilled once; prompts, {PROMPT} tokens each, once a group, "
+    "whose rows share their pages.",
+    f"Decode has {rows} rows, {OCCUPANCY:.0%} of them sampling, at half of an "
+    "episode's context. A step of all rows reads every weight once. Prefill "
+    f"pads passages of {OBSERVATION} tokens to chunks of "
+    f"{config.engine.prefill_chunk}.",
+    "Searches, the host and the start of kernels take no time: a search is "
+    "answered while other rows sample.",
+    "A rollout has one hand-over, and "
+    f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
+    "Its memory is counted by its arrays, not compiled.",
+  ]
+  if config.pipeline.async_level or config.engine.kind != "jax":
+    return found
+  if config.engine.free_kv_while_training:
+    found.append(
+      "A device that samples and trains has no KV cache while it trains, nor "
+      "at the hand-over (engine.free_kv_while_training)."
+    )
+  if config.pipeline.offload != "none":
+    found.append(
+      f"pipeline.offload={config.pipeline.offload}: each rollout, that part of "
+      "the state goes to pinned host memory before it is sampled, and back "
+      "before training."
+    )
+  return found

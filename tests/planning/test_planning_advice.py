@@ -9,24 +9,14 @@ import planned
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import planner
 
-CONFIG, made, part = planned.CONFIG, planned.made, planned.part
+CONFIG, part = planned.CONFIG, planned.part
 TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
 
 
-def _advised(*parts, config=CONFIG, searched=False, **changes) -> str:
-  return "\n".join(
-    planner.advise(
-      made(*parts, **changes),
-      batch=config.batch,
-      engine=config.engine,
-      mesh=config.mesh,
-      pipeline=config.pipeline,
-      lora=config.lora,
-      kl_reward=bool(config.critic.reward_kl),
-      kl_loss=bool(config.objective.kl_coefficient),
-      searched=searched,
-    )
-  )
+def _advised(*parts, searched=False, **changes) -> str:
+  config = dataclasses.replace(CONFIG, **changes)
+  plan = planned.made(*parts, config=config)
+  return "\n".join(planner.advise(plan, searched=searched))
 
 
 def test_a_plan_that_fits_needs_no_advice():
@@ -34,8 +24,10 @@ def test_a_plan_that_fits_needs_no_advice():
 
 
 def test_advice_for_a_large_state_is_devices_or_adapters():
-  kinds = {"masters": 28.0, "moments": 56.0, "reference": 14.0}
-  found = _advised(part(total=136, kinds=kinds))
+  large = part(
+    total=136, kinds={"masters": 28.0, "moments": 56.0, "reference": 14.0}
+  )
+  found = _advised(large)
   # Adapters remove masters, moments and gradients: 112 of 136.
   assert "lora.rank=64, lora.base_dtype=bfloat16): about 24.0 GiB" in found
   assert "2 times the devices that train (mesh.fsdp=4): about 68.0 GiB" in found
@@ -43,42 +35,36 @@ def test_advice_for_a_large_state_is_devices_or_adapters():
   assert "4 times" not in found
   assert "micro_batch_tokens" not in found
   assert "--search" in found
+  assert "--search" not in _advised(large, searched=True)
 
 
 def test_advice_for_large_activations_is_smaller_micro_batches():
-  config = dataclasses.replace(
-    CONFIG,
-    batch=dataclasses.replace(
-      CONFIG.batch, row_lengths=(128,), micro_batch_tokens=1024, remat="full"
-    ),
-  )
   # 31.5 GiB of state, 60 of activations.
-  found = _advised(part(total=91.5, kinds=TRAINING), config=config)
+  large = part(total=91.5, kinds=TRAINING)
+
+  def advised(tokens):
+    batch = dataclasses.replace(
+      CONFIG.batch, micro_batch_tokens=tokens, remat="full"
+    )
+    return _advised(large, batch=batch)
+
+  found = advised(1024)
   assert "batch.micro_batch_tokens=512: about 61.5 GiB" in found
   assert "batch.micro_batch_tokens=256" not in found
   assert "remat" not in found
   # Rows are sharded over two devices: the minimum is 256 tokens.
-  least = dataclasses.replace(
-    config, batch=dataclasses.replace(config.batch, micro_batch_tokens=256)
-  )
-  assert "micro_batch_tokens" not in _advised(
-    part(total=91.5, kinds=TRAINING), config=least
-  )
+  assert "micro_batch_tokens" not in advised(256)
 
 
 def test_advice_for_a_shared_engine_is_to_move_or_shrink_it():
   engine = {"engine weights": 3.5, "KV cache": 36.0}
-  parts = (
+  found = _advised(
     part(total=80, kinds=TRAINING, held=engine),
     part("decode", total=75, kinds=engine, held=TRAINING),
+    engine=dataclasses.replace(CONFIG.engine, kv_tokens=3600),
   )
-  config = dataclasses.replace(
-    CONFIG, engine=dataclasses.replace(CONFIG.engine, kv_tokens=3600)
-  )
-  found = _advised(*parts, config=config)
   assert "devices of its own for sampling (mesh.rollout): about 50.5" in found
-  # 100 tokens take 1 GiB, and the excess is 7.2 GiB.
-  # Whole pages of 16 tokens.
+  # 100 tokens take 1 GiB, and the excess is 7.2 GiB. Whole pages of 16 tokens.
   assert "engine.kv_tokens=2864: about 72.6 GiB" in found
 
 
@@ -113,22 +99,15 @@ def test_advice_for_sampling_is_to_move_the_state_to_the_host():
     part(total=60, kinds=TRAINING, held={"engine weights": 3.5}),
     part("decode", total=80, kinds=engine, held=TRAINING),
   )
-  found = _advised(*parts)
+
+  def advised(**pipeline):
+    return _advised(*parts, pipeline=config_lib.PipelineConfig(**pipeline))
+
+  found = advised()
   # 14 of 80 GiB are moments, 7 masters; the first suffices.
   assert "pipeline.offload=moments): about 66.0 GiB" in found
   assert "offload=state" not in found
   # A search varies the train step, which fits.
   assert "--search" not in found
-  moved = config_lib.PipelineConfig(offload="moments")
-  further = _advised(*parts, config=dataclasses.replace(CONFIG, pipeline=moved))
-  assert "offload=moments" not in further
-  ahead = config_lib.PipelineConfig(async_level=1)
-  assert "offload" not in _advised(
-    *parts, config=dataclasses.replace(CONFIG, pipeline=ahead)
-  )
-
-
-def test_a_searched_plan_is_not_told_to_search():
-  parts = (part(total=136, kinds={"masters": 28.0, "moments": 56.0}),)
-  assert "--search" in _advised(*parts)
-  assert "--search" not in _advised(*parts, searched=True)
+  assert "offload=moments" not in advised(offload="moments")
+  assert "offload" not in advised(async_level=1)

@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import collectives, compilation, targets
-from anysearch_jax.planning import program as program_lib
+from anysearch_jax.planning import (
+  collectives,
+  compilation,
+  programs,
+  targets,
+)
 
 # Four devices along `tensor`, two along `fsdp`; each device has one block.
 SHAPE, BLOCK = (2, 4), (64, 128)
@@ -51,9 +55,9 @@ def traffic(name, function, *, trips=1):
       (), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P())
     ),
   )
-  program = program_lib.Program("p", jax.jit(cut), args, {}, 1, trips, {})
-  compiled = compilation.compile(program, target)
-  return {k: tuple(t) for k, t in compiled.traffic.items()}
+  program = programs.Program("p", jax.jit(cut), args, {}, 1, trips, {})
+  part = compilation.measure(program, [program], target)
+  return {k: tuple(t) for k, t in part.traffic.items()}
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -147,8 +151,8 @@ def test_a_conditional_counts_the_branch_that_sends_most(name):
 
 def test_one_device_sends_nothing():
   program = planned.train_step(jax.devices(), 1, 1)
-  compiled = compilation.compile(program, planned.target(1))
-  assert compiled.traffic == {}
+  part = compilation.measure(program, [program], planned.target(1))
+  assert part.traffic == {}
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ def test_a_sharding_that_no_collective_reaches_is_counted():
 
   rows = jax.NamedSharding(mesh, jax.P(planned.AXES))
   x = jax.ShapeDtypeStruct((64, 6), jnp.float32, sharding=rows)
-  bad = program_lib.Program("p", jax.jit(f), (x,), {}, 1, 1, {})
+  bad = programs.Program("p", jax.jit(f), (x,), {}, 1, 1, {})
   good = planned.train_step(mesh.devices.flat, 2, 2)
-  assert compilation.compile(bad, target).replications >= 1
-  assert compilation.compile(good, target).replications == 0
+  assert compilation.measure(bad, [bad], target).replications >= 1
+  assert compilation.measure(good, [good], target).replications == 0

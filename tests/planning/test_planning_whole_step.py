@@ -8,7 +8,7 @@ import planned
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import plan, whole_step
+from anysearch_jax.planning import plan, targets, whole_step
 
 A = planned.A
 ENGINE = config_lib.EngineConfig(
@@ -21,17 +21,20 @@ ENGINE = config_lib.EngineConfig(
 CONFIG = dataclasses.replace(planned.CONFIG, engine=ENGINE)
 EPISODES = whole_step.Episodes(tokens=2000, generated=400, trajectories=32)
 GIB = 2**30
+PARTS = [
+  planned.part(total=40, kinds={"masters": 7.0}),
+  planned.part("old log-probabilities", total=2),
+  planned.part("prefill", total=2),
+  planned.part(
+    "decode", total=2, kinds={"engine weights": 1.0, "KV cache": 0.5}
+  ),
+  planned.part("hand-over", total=2, tokens=0, flops=0, traffic={}),
+]
 
 
 def _sampled(config=CONFIG):
-  decode = planned.part(
-    "decode", total=2, kinds={"engine weights": 1.0, "KV cache": 0.5}
-  )
-  prefill = planned.part("prefill", total=2)
-  parts = {"decode": decode, "prefill": prefill}
-  return {
-    work.name: work for work in whole_step.sampling(config, A, EPISODES, parts)
-  }
+  parts = {part.name: part for part in PARTS}
+  return whole_step.sampling(config, A, EPISODES, parts)
 
 
 # q, o, k, v, gate, up, down and norms of two layers, and the last norm.
@@ -45,31 +48,26 @@ CACHED = 2 * 2 * (2 * 16) * 1000
 
 def test_decode_reads_the_weights_for_every_token_of_a_row():
   size = 4 if CONFIG.compute_dtype == "float32" else 2
-  found = _sampled()["decode"]
-  steps = 32 * 400 / (16 * 0.8)
-  assert steps == 1000
-  rows = 16 * 0.8
-  assert found.bytes == pytest.approx(steps * (GIB + rows * CACHED * size / 4))
-  flops = steps * 16 * (2 * (LAYERS + HEAD) + SCORES)
+  _, found = _sampled()
+  steps, rows = 32 * 400 / (16 * 0.8), 16 * 0.8
+  assert found.times == pytest.approx(steps / 8)
+  assert found.read == pytest.approx(8 * (GIB + rows * CACHED * size / 4))
+  flops = 8 * 16 * (2 * (LAYERS + HEAD) + SCORES)
   assert found.flops == pytest.approx(flops / 4)
   # Three collectives of 2 GB a call of 8 tokens.
-  assert found.traffic["all-gather"].operations == 3 * 125
-  assert found.traffic["all-gather"].bytes == pytest.approx(2e9 * 125)
+  assert found.traffic == {"all-gather": (3, 2e9)}
 
 
 def test_prefill_pads_passages_to_chunks_and_has_no_head():
-  found = _sampled()["prefill"]
+  found, _ = _sampled()
   # Five rows share a prompt of 230 tokens.
   tokens = 32 * (2000 - 400 - 230 * 4 / 5) * 1024 / 590
-  assert found.flops == pytest.approx(tokens * (2 * LAYERS + SCORES) / 4)
-  calls = tokens / (2 * 512)
-  assert found.traffic["all-gather"].bytes == pytest.approx(2e9 * calls)
-  fitting = dataclasses.replace(
-    CONFIG, engine=dataclasses.replace(ENGINE, prefill_chunk=590)
-  )
-  assert _sampled(fitting)["prefill"].flops == pytest.approx(
-    found.flops * 590 / 1024
-  )
+  assert found.times == pytest.approx(tokens / (2 * 512))
+  flops = tokens * (2 * LAYERS + SCORES) / 4
+  assert found.times * found.flops == pytest.approx(flops)
+  engine = dataclasses.replace(ENGINE, prefill_chunk=590)
+  fitting, _ = _sampled(dataclasses.replace(CONFIG, engine=engine))
+  assert fitting.times * fitting.flops == pytest.approx(flops * 590 / 1024)
 
 
 def test_a_small_cache_limits_the_rows():
@@ -88,86 +86,69 @@ def test_phases_add_up_unless_sampling_is_beside_training():
   assert beside == ("whole step", 5.0, 4.0, 2.25)
 
 
-def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
-  parts = [
-    planned.part(total=40, kinds={"masters": 7.0}),
-    planned.part("prefill", total=2),
-    planned.part("decode", total=2, kinds={"engine weights": 1.0}),
-    planned.part("hand-over", total=2, tokens=0),
-  ]
-  parts = [
-    dataclasses.replace(
-      part, compiled=dataclasses.replace(part.compiled, traffic={})
-    )
-    for part in parts
-  ]
-  shares = dataclasses.replace(whole_step.SIXTY, compute=0.3, memory=0.3)
+def _predicted(parts=PARTS, *, epochs=1):
+  curriculum = dataclasses.replace(CONFIG.curriculum, epochs=epochs)
   step = whole_step.predict(
     parts,
-    config=CONFIG,
+    config=dataclasses.replace(CONFIG, curriculum=curriculum),
     a=A,
     expected=EPISODES,
     target=planned.target(4),
-    assumptions=shares,
   )
-  assert step is not None
-  assert [phase.name for phase in step.phases] == [
+  return step and {phase.name: phase for phase in step.phases}
+
+
+def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
+  silent = [dataclasses.replace(part, traffic={}) for part in PARTS]
+  found = _predicted(silent)
+  assert list(found) == [
     "prefill",
     "decode",
     "hand-over",
+    "old log-probabilities",
     "train step",
     "whole step",
   ]
   # A PFLOP on four devices of a TFLOP/s.
-  train = step.training[0]
+  train = found["train step"]
   assert train.floor == pytest.approx(250)
-  for phase in step.phases:
+  assert train.predicted == pytest.approx(250 / targets.ASSUMED.compute)
+  for phase in found.values():
     assert phase.sixty == pytest.approx(phase.floor / 0.6)
-    assert phase.predicted == pytest.approx(phase.floor / 0.3)
   # Five steps share a hand-over, which reads a GB at 0.1 TB/s.
-  assert step.sampling[-1].floor == pytest.approx(0.01 / 5)
+  assert found["hand-over"].floor == pytest.approx(0.01 / 5)
 
 
 def test_epochs_share_what_they_sample():
-  parts = [
-    planned.part(total=40, kinds={"masters": 7.0}),
-    planned.part("old log-probabilities", total=2),
-    planned.part("prefill", total=2),
-    planned.part("decode", total=2, kinds={"engine weights": 1.0}),
-    planned.part("hand-over", total=2, tokens=0),
-  ]
-
-  def floors(epochs):
-    curriculum = dataclasses.replace(CONFIG.curriculum, epochs=epochs)
-    step = whole_step.predict(
-      parts,
-      config=dataclasses.replace(CONFIG, curriculum=curriculum),
-      a=A,
-      expected=EPISODES,
-      target=planned.target(4),
-      assumptions=whole_step.SIXTY,
-    )
-    assert step is not None
-    return {phase.name: phase.floor for phase in step.phases}
-
-  one, five = floors(1), floors(5)
+  one, five = _predicted(), _predicted(epochs=5)
   for name in ("prefill", "decode"):
-    assert five[name] == pytest.approx(one[name] / 5)
+    assert five[name].floor == pytest.approx(one[name].floor / 5)
   # With one epoch the first step knows its own; with five, all are needed.
   name = "old log-probabilities"
-  assert five[name] == pytest.approx(one[name] / 4)
+  assert five[name].floor == pytest.approx(one[name].floor / 4)
   # A hand-over is shared by all steps of a rollout, of which there are five.
   for name in ("hand-over", "train step"):
-    assert five[name] == one[name]
+    assert five[name].floor == one[name].floor
 
 
 def test_moving_the_state_is_a_phase_with_the_bytes_of_both_ways():
-  target = planned.target(4)
-  shares = dataclasses.replace(whole_step.SIXTY, links=0.5)
-  assert whole_step._moved(0, target, shares, 1.0) == ()
+  name = "state to the host and back"
+  assert name not in _predicted()
+  moved = [
+    dataclasses.replace(part, offloaded=3 * 10**9)
+    if part.name == "decode"
+    else part
+    for part in PARTS
+  ]
   # 3 GB each way at a GB/s, for five steps.
-  (found,) = whole_step._moved(3 * 10**9, target, shares, 0.2)
-  assert found[1:] == pytest.approx((2.4, 2.0, 1.2))
+  floor = 1.2
+  assert _predicted(moved)[name][1:] == pytest.approx(
+    (floor / 0.8, floor / 0.6, floor)
+  )
+
+
+def test_a_step_with_a_refused_program_is_not_predicted():
+  assert _predicted([*PARTS, planned.part(predicted=None)]) is None
 
 
 def test_what_leaves_the_device_is_stated():
@@ -186,16 +167,29 @@ def test_what_leaves_the_device_is_stated():
   assert "pipeline.offload=moments" in said(offload="moments")
 
 
-def test_a_step_with_a_refused_program_is_not_predicted():
-  parts = [planned.part(predicted=None), planned.part("decode")]
-  assert (
-    whole_step.predict(
-      parts,
-      config=CONFIG,
-      a=A,
-      expected=EPISODES,
-      target=planned.target(4),
-      assumptions=whole_step.SIXTY,
-    )
-    is None
+def test_episodes_fill_the_micro_batches_that_there_are():
+  config = dataclasses.replace(
+    CONFIG,
+    questions=512,
+    group=5,
+    curriculum=config_lib.CurriculumConfig(steps_per_rollout=5),
+    batch=config_lib.BatchConfig(
+      row_lengths=(8192,), micro_batch_tokens=32768, max_micro_batches=128
+    ),
   )
+  found = whole_step.episodes_of(config)
+  assert (found.trajectories, found.tokens) == (512, 2560)
+  assert found.micro_batches(config.batch) == 512 * 2560 // 32768
+  longer = whole_step.episodes_of(config, tokens=3600)
+  assert longer.micro_batches(config.batch) == 57  # 56.25, the last not full.
+  few = dataclasses.replace(config.batch, max_micro_batches=8)
+  assert found.micro_batches(few) == 8
+
+
+def test_an_episode_is_at_most_a_row():
+  found = whole_step.episodes_of(CONFIG)
+  assert (found.tokens, found.generated) == (128, 64)
+  with pytest.raises(ValueError, match="generated_tokens: found 129.*1 to 128"):
+    whole_step.episodes_of(CONFIG, generated=129)
+  with pytest.raises(ValueError, match="episode_tokens: found 129.*1 to 128"):
+    whole_step.episodes_of(CONFIG, tokens=129)

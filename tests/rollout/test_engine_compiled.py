@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import tempfile
 
 import compiled_loops
 import jax
@@ -18,7 +17,7 @@ import planned
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import compilation, engine_programs, targets
+from anysearch_jax.planning import compilation, programs, targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, parameters, serving, table
 from anysearch_jax.training import placement
@@ -43,18 +42,6 @@ TARGETS = ("h100:1", "v5p:2x2x1")
 TEMPORARY = 64
 # Allowed size of a float32 array of prefill, MiB; scores would be the largest.
 FLOAT32 = 32
-
-
-def optimized(program, target):
-  """Returns the optimized text of a program and its temporary bytes."""
-  platform = target.hardware.platform
-  with compilation._lowering(target), tempfile.TemporaryDirectory() as folder:
-    traced = program.fn.trace(*program.args, **program.kwargs)
-    lowered = traced.lower(lowering_platforms=(platform,))
-    options = compilation._options(platform, folder)
-    found = lowered.compile(compiler_options=options)
-    text = compilation._text(found, platform, folder)
-  return text, found.memory_analysis().temp_size_in_bytes
 
 
 @functools.cache
@@ -86,19 +73,18 @@ def compiled(target_name, family, adapted, name):
     dtype="bfloat16",
     devices=devices,
   )
-  engine = engine_programs.make(ENGINE, placed, "bfloat16")
-  program = (
-    engine_programs.prefill(engine)
-    if name == "prefill"
-    else engine_programs.decode(engine, config_lib.SamplingConfig())
+  found = programs.sampling(
+    ENGINE, config_lib.SamplingConfig(), placed, "bfloat16"
   )
-  text, temporary = optimized(program, target)
+  (program,) = (each for each in found if each.name == name)
+  report = compilation.compile(program, target)
   sizes = weights(a, placed.rollout)
   pages = {
     math.prod(x.sharding.shard_shape(x.shape))
-    for x in jax.tree.leaves(engine.store)
+    for x in jax.tree.leaves(program.kinds["KV cache"])
   }
-  return text, temporary, sizes, pages
+  temporary = report.analysis.temp_size_in_bytes
+  return report.text, temporary, sizes, pages
 
 
 def weights(a, mesh):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterator
 
 import jax
@@ -18,7 +17,7 @@ from anysearch_jax.planning import (
   collectives,
   compilation,
   plan,
-  program,
+  programs,
   targets,
 )
 from anysearch_jax.policy import architecture as architecture_lib
@@ -74,16 +73,10 @@ def target(count: int) -> targets.Target:
 
 def need(name: str) -> None:
   """Skips the test if the compiler for a target is not installed."""
-  packages = (
-    ("libtpu",)
-    if name.startswith("v")
-    else ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
-  )
-  for package in packages:
-    try:
-      importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      pytest.skip(f"needs {package} of the extra [plan]")
+  try:
+    targets._require(hardware.HARDWARE[name.partition(":")[0]])
+  except ModuleNotFoundError as error:
+    pytest.skip(str(error))
 
 
 @contextlib.contextmanager
@@ -107,7 +100,7 @@ def mesh(devices, *shape: int) -> jax.sharding.Mesh:
   return jax.sharding.Mesh(np.array(devices[:count]).reshape(shape), AXES)
 
 
-def train_step(devices, fsdp: int, tensor: int) -> program.Program:
+def train_step(devices, fsdp: int, tensor: int) -> programs.Program:
   """Makes a train step with two scanned products per layer.
 
   It takes as many micro-batches as `used` says. Weights are sharded over both
@@ -161,7 +154,7 @@ def train_step(devices, fsdp: int, tensor: int) -> program.Program:
     (4, ROWS, WIDTH), jnp.float32, sharding=placed(None, "fsdp")
   )
   used = jax.ShapeDtypeStruct((), jnp.int32, sharding=placed())
-  return program.Program(
+  return programs.Program(
     name="train step",
     fn=jax.jit(
       step,
@@ -181,7 +174,7 @@ def train_step(devices, fsdp: int, tensor: int) -> program.Program:
   )
 
 
-def sampler(devices, fsdp: int, tensor: int) -> program.Program:
+def sampler(devices, fsdp: int, tensor: int) -> programs.Program:
   """Makes a product with resident weights and a resident cache."""
   m = mesh(devices, fsdp, tensor)
 
@@ -192,7 +185,7 @@ def sampler(devices, fsdp: int, tensor: int) -> program.Program:
     (WIDTH, HIDDEN), jnp.bfloat16, sharding=placed(None, ("fsdp", "tensor"))
   )
   cache = jax.ShapeDtypeStruct((9, WIDTH), jnp.float32, sharding=placed())
-  return program.Program(
+  return programs.Program(
     name="decode",
     fn=jax.jit(lambda w, cache: cache @ w.astype(cache.dtype)),
     args=(weights, cache),
@@ -203,7 +196,7 @@ def sampler(devices, fsdp: int, tensor: int) -> program.Program:
   )
 
 
-def part(name="train step", *, total=0.0, **changes) -> plan.Part:
+def part(name="train step", *, total=0.0, **changes) -> compilation.Part:
   """Returns a part of a plan by its GiB; the rest of `kinds` is activations."""
 
   def taken(name: str) -> dict[str, int]:
@@ -211,42 +204,31 @@ def part(name="train step", *, total=0.0, **changes) -> plan.Part:
     return {kind: int(n * hardware.GIB) for kind, n in sizes.items()}
 
   kinds, held = taken("kinds"), taken("held")
-  gradients = kinds.get("masters", 0) if "moments" in kinds else 0
   peak = int(total * hardware.GIB) - sum(held.values())
-  arguments = sum(kinds.values())
-  compiled = compilation.Compilation(
-    flops=10**15,
-    traffic={"all-gather": collectives.Traffic(3, 2e9)},
-    arguments=arguments,
-    outputs=0,
-    temporary=peak - arguments,
-    peak=peak,
-    refused=False,
-    replications=0,
-    seconds=1.0,
-  )
-  whole = plan.Part(
+  whole = compilation.Part(
     name=name,
     devices=4,
     tokens=1000,
     read=10**9,
     kinds=kinds,
-    gradients=gradients,
     held=held,
-    compiled=compiled,
+    arguments=sum(kinds.values()),
+    temporary=peak - sum(kinds.values()),
+    peak=peak,
+    traffic={"all-gather": collectives.Traffic(3, 2e9)},
     predicted=targets.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
+    flops=10**15,
+    replications=0,
+    seconds=1.0,
   )
   return dataclasses.replace(whole, **changes)
 
 
-def made(*parts: plan.Part, target="h100:4", **changes) -> plan.Plan:
-  """Returns a plan of some parts."""
+def made(*parts: compilation.Part, config=CONFIG, **changes) -> plan.Plan:
+  """Returns a plan of some parts for four H100s."""
   whole = plan.Plan(
-    name="run",
-    policy="policy",
-    target=targets.parse(target),
-    mesh={"data": 1, "fsdp": 2, "tensor": 2},
-    own_rollout=False,
+    config=config,
+    target=targets.parse("h100:4"),
     parameters=8 * 10**9,
     trained=8 * 10**9,
     parts=parts,
