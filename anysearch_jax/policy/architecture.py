@@ -9,10 +9,36 @@ from typing import Any, NamedTuple
 
 from anysearch_jax.policy import hf_config
 
+
+class _Family(NamedTuple):
+  """How a family's `config.json` is read.
+
+  class_name: of transformers. defaults: those that differ from `_DEFAULTS`.
+  unread: keys that transformers does not read for this family.
+  """
+
+  class_name: str
+  defaults: Mapping[str, Any]
+  unread: tuple[str, ...]
+
+
+# By `model_type`.
 _FAMILIES = {
-  "Qwen2ForCausalLM": "qwen2",
-  "Qwen3ForCausalLM": "qwen3",
-  "LlamaForCausalLM": "llama",
+  "qwen2": _Family(
+    "Qwen2ForCausalLM",
+    {"num_key_value_heads": 32},
+    unread=("attention_bias", "mlp_bias"),
+  ),
+  "qwen3": _Family(
+    "Qwen3ForCausalLM",
+    {"num_key_value_heads": 32, "head_dim": 128},
+    unread=("mlp_bias",),
+  ),
+  "llama": _Family(
+    "LlamaForCausalLM",
+    {"max_position_embeddings": 2048, "sliding_window": None},
+    unread=("use_sliding_window", "max_window_layers"),
+  ),
 }
 # The defaults of transformers for keys that a config.json lacks.
 _DEFAULTS = {
@@ -24,11 +50,6 @@ _DEFAULTS = {
   "use_sliding_window": False,
   "sliding_window": 4096,
   "max_window_layers": 28,
-}
-_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-  "qwen2": {"num_key_value_heads": 32},
-  "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
-  "llama": {"max_position_embeddings": 2048, "sliding_window": None},
 }
 
 
@@ -74,12 +95,6 @@ _NULLABLE = {
   "rope_scaling": _OBJECT,
   "rope_parameters": _OBJECT,
 }
-# Keys that transformers does not read for a family; null values are dropped.
-_UNUSED = {
-  "qwen2": ("attention_bias", "mlp_bias"),
-  "qwen3": ("mlp_bias",),
-  "llama": ("use_sliding_window", "max_window_layers"),
-}
 _LLAMA3_ROPE = {
   "factor": _NUMBER,
   "low_freq_factor": _NUMBER,
@@ -115,12 +130,12 @@ _OFF = {"rope_interleaved": (False, None), "use_mrope": (False, None)}
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope:
-  """Llama-3.1's RoPE frequency scaling; `original_context` is in tokens."""
+  """Llama-3.1's RoPE frequency scaling; the original length is in tokens."""
 
   factor: float
   low_freq_factor: float
   high_freq_factor: float
-  original_context: int
+  original_max_position_embeddings: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +204,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   hf_config.check(
     hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY | _OFF
   )
-  hf = {
-    k: v for k, v in hf.items() if v is not None or k not in _UNUSED[family]
-  }
-  hf = {**_DEFAULTS, **_FAMILY_DEFAULTS[family], **hf}
+  defaults, unread = _FAMILIES[family].defaults, _FAMILIES[family].unread
+  hf = {k: v for k, v in hf.items() if k not in unread}
+  hf = {**_DEFAULTS, **defaults, **hf}
   _check(hf, _KINDS)
   if family == "qwen3":
     _check(hf, {"head_dim": _SIZE})
@@ -213,8 +227,6 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       "num_attention_heads); expected an even size for the rotary positions."
     )
   theta, scaling = _rope(rope, hf)
-  # Qwen2 always has biases at q, k and v, and no key for them.
-  bias = hf["attention_bias"] and family != "qwen2"
   return Architecture(
     family=family,
     vocab_size=hf["vocab_size"],
@@ -227,9 +239,10 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
-    qkv_bias=family == "qwen2" or bias,
-    o_bias=bias,
-    mlp_bias=hf["mlp_bias"] and family == "llama",
+    # Qwen2 always has biases at q, k and v, and no key for them.
+    qkv_bias=family == "qwen2" or hf["attention_bias"],
+    o_bias=hf["attention_bias"],
+    mlp_bias=hf["mlp_bias"],
     qk_norm=family == "qwen3",
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
@@ -246,16 +259,17 @@ def _check(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
 def _family(hf: Mapping[str, Any]) -> str:
   """Returns the family by class name or, if that is missing, `model_type`."""
   kind = hf.get("model_type")
+  classes = {family.class_name: name for name, family in _FAMILIES.items()}
   names = hf.get("architectures") or [
-    name for name, family in _FAMILIES.items() if family == kind
+    name for name, family in classes.items() if family == kind
   ]
-  if len(names) != 1 or names[0] not in _FAMILIES:
+  if len(names) != 1 or names[0] not in classes:
     found = ", ".join(map(repr, names)) or f"'(none)' of model_type {kind!r}"
     raise ValueError(
       f"config.json: architecture {found} is not supported; expected one of "
-      f"{', '.join(_FAMILIES)}."
+      f"{', '.join(classes)}."
     )
-  family = _FAMILIES[names[0]]
+  family = classes[names[0]]
   # transformers chooses the model by `model_type` alone, so both must agree.
   if kind not in (None, family):
     raise ValueError(
@@ -328,29 +342,18 @@ def _rope(
       f"high_freq_factor, {high}: between the two, frequencies are blended."
     )
   return theta, Llama3Rope(
-    factor=float(rope["factor"]),
-    low_freq_factor=float(low),
-    high_freq_factor=float(high),
-    original_context=rope[key],
+    float(rope["factor"]), float(low), float(high), rope[key]
   )
 
 
 def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   """Returns a `config.json` for a policy without a source folder."""
   a = architecture
-  class_name = {v: k for k, v in _FAMILIES.items()}[a.family]
   rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rope_theta}
   if a.rope_scaling is not None:
-    s = a.rope_scaling
-    rope |= {
-      "rope_type": "llama3",
-      "factor": s.factor,
-      "low_freq_factor": s.low_freq_factor,
-      "high_freq_factor": s.high_freq_factor,
-      "original_max_position_embeddings": s.original_context,
-    }
+    rope |= {"rope_type": "llama3", **dataclasses.asdict(a.rope_scaling)}
   return {
-    "architectures": [class_name],
+    "architectures": [_FAMILIES[a.family].class_name],
     "model_type": a.family,
     "vocab_size": a.vocab_size,
     "hidden_size": a.d_model,

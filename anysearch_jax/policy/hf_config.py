@@ -14,86 +14,32 @@ from typing import Any
 
 # Keys of transformers' base class, and keys about the file itself, about
 # returned values, training and classification.
-_BOOKKEEPING = (
-  "_attn_implementation",
-  "_attn_implementation_autoset",
-  "_attn_implementation_internal",
-  "_commit_hash",
-  "_experts_implementation_internal",
-  "_name_or_path",
-  "attn_implementation",
-  "bos_token_id",
-  "chunk_size_feed_forward",
-  "classifier_dropout",
-  "decoder_start_token_id",
-  "dtype",
-  "eos_token_id",
-  "finetuning_task",
-  "gradient_checkpointing",
-  "id2label",
-  "initializer_factor",
-  "initializer_range",
-  "label2id",
-  "name_or_path",
-  "num_labels",
-  "output_attentions",
-  "output_hidden_states",
-  "output_past",
-  "pad_token_id",
-  "prefix",
-  "problem_type",
-  "return_dict",
-  "sep_token_id",
-  "task_specific_params",
-  "tf_legacy_loss",
-  "tie_last_hidden_states",
-  "tokenizer_class",
-  "torch_dtype",
-  "torchscript",
-  "transformers.js_config",
-  "transformers_version",
-  "unsloth_fixed",
-  "unsloth_version",
-  "use_bfloat16",
-  "use_cache",
-  "use_return_dict",
-)
+_BOOKKEEPING = """
+  _attn_implementation _attn_implementation_autoset
+  _attn_implementation_internal _commit_hash
+  _experts_implementation_internal _name_or_path attn_implementation
+  bos_token_id chunk_size_feed_forward classifier_dropout
+  decoder_start_token_id dtype eos_token_id finetuning_task
+  gradient_checkpointing id2label initializer_factor initializer_range
+  label2id name_or_path num_labels output_attentions output_hidden_states
+  output_past pad_token_id prefix problem_type return_dict sep_token_id
+  task_specific_params tf_legacy_loss tie_last_hidden_states tokenizer_class
+  torch_dtype torchscript transformers.js_config transformers_version
+  unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+"""
 # Defaults of `generate`, which older versions wrote into the same file. They
 # are ignored: the configuration of the run decides how tokens are sampled.
-_GENERATION = (
-  "bad_words_ids",
-  "begin_suppress_tokens",
-  "cache_implementation",
-  "diversity_penalty",
-  "do_sample",
-  "early_stopping",
-  "encoder_no_repeat_ngram_size",
-  "encoder_repetition_penalty",
-  "epsilon_cutoff",
-  "eta_cutoff",
-  "exponential_decay_length_penalty",
-  "forced_bos_token_id",
-  "forced_eos_token_id",
-  "length_penalty",
-  "max_length",
-  "max_new_tokens",
-  "min_length",
-  "min_p",
-  "no_repeat_ngram_size",
-  "num_beam_groups",
-  "num_beams",
-  "num_return_sequences",
-  "output_scores",
-  "remove_invalid_values",
-  "repetition_penalty",
-  "return_dict_in_generate",
-  "suppress_tokens",
-  "temperature",
-  "top_k",
-  "top_p",
-  "typical_p",
-)
-_HARMLESS = frozenset(_BOOKKEEPING + _GENERATION)
+_GENERATION = """
+  bad_words_ids begin_suppress_tokens cache_implementation diversity_penalty
+  do_sample early_stopping encoder_no_repeat_ngram_size
+  encoder_repetition_penalty epsilon_cutoff eta_cutoff
+  exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
+  length_penalty max_length max_new_tokens min_length min_p
+  no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+  output_scores remove_invalid_values repetition_penalty
+  return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+"""
+_HARMLESS = frozenset((_BOOKKEEPING + _GENERATION).split())
 # Keys that are harmless only with these values.
 _ONLY: Mapping[str, tuple] = {
   "add_cross_attention": (False, None),

@@ -56,13 +56,11 @@ def mesh(
     ValueError: there are too few devices, or their network does not fit.
   """
   shape = (data, fsdp, tensor)
-  wanted = data * fsdp * tensor
+  words = f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor}"
+  wanted = math.prod(shape)
   devices = jax.devices() if devices is None else devices
   if wanted > len(devices):
-    raise ValueError(
-      f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} needs {wanted} "
-      f"devices; found {len(devices)}."
-    )
+    raise ValueError(f"{words} needs {wanted} devices; found {len(devices)}.")
   try:
     return jax.make_mesh(
       shape,
@@ -72,9 +70,8 @@ def mesh(
     )
   except (AssertionError, NotImplementedError) as error:
     raise ValueError(
-      f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} does not lie on "
-      f"these devices' network ({error}); take all of them, or sizes that its "
-      "dimensions divide by."
+      f"{words} does not lie on these devices' network ({error}); take all of "
+      "them, or sizes that its dimensions divide by."
     ) from error
 
 
@@ -92,15 +89,19 @@ def training_mesh(
     ValueError: the number of devices does not match the axes.
   """
   axes = {name: getattr(config, name) for name in AXES}
-  of_processes = _by_process(jax.devices()) if devices is None else [devices]
   if not config.trainer:
     return mesh(**axes, devices=devices)
+  by_process: dict[int, list[jax.Device]] = {}
+  for device in jax.devices() if devices is None else devices:
+    # The devices of a plan count as those of one process.
+    process = device.process_index if devices is None else 0
+    by_process.setdefault(process, []).append(device)
   chosen = [
     device
-    for local in of_processes
+    for _, local in sorted(by_process.items())
     for device in _pick(local, config.trainer, "mesh.trainer")
   ]
-  if len(chosen) != config.data * config.fsdp * config.tensor:
+  if len(chosen) != math.prod(axes.values()):
     raise ValueError(
       f"mesh.trainer: found {len(chosen)} devices, expected data x fsdp x "
       f"tensor = {config.data} x {config.fsdp} x {config.tensor}."
@@ -168,13 +169,6 @@ def _rollout_tensor(
   return next(fits, largest)
 
 
-def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
-  out: dict[int, list[jax.Device]] = {}
-  for device in devices:
-    out.setdefault(device.process_index, []).append(device)
-  return [out[process] for process in sorted(out)]
-
-
 def _pick(
   devices: Sequence[jax.Device], indices: Sequence[int], name: str
 ) -> list[jax.Device]:
@@ -222,11 +216,8 @@ class Layout:
       *axes: for each further axis a logical axis of `rules`, or None. An axis
         whose size the mesh axis does not divide is replicated.
     """
-    out: list[str | tuple[str, ...] | None] = [BATCH]
-    for axis, size in zip(axes, shape[1:], strict=True):
-      over = self.rules[axis] if axis else None
-      out.append(over if over and size % self.mesh.shape[over] == 0 else None)
-    return jax.P(*out)
+    rest = weights.spec(shape[1:], axes, self.mesh, self.rules)
+    return jax.P(BATCH, *rest)
 
   def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of an activation to `spec`."""

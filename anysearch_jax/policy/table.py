@@ -59,26 +59,24 @@ def critic_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   The file names are those of a Hugging Face token classifier with one label.
   The head is initialised with zeros, so all values start at zero.
   """
-  value = weights.Weight(
-    path=("value",),
-    shape=(a.d_model,),
-    axes=(None,),
-    name="score.weight",
-    split=(a.d_model,),
-    perm=(0,),
-    file_shape=(1, a.d_model),
-    init=0.0,
-  )
+  axes = ((a.d_model, None),)
+  value = _plain(a, "value", "score.weight", axes, (1, a.d_model), init=0.0)
   return [*trainable_rows(headless(a)), value]
 
 
 def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   """Returns the rows of a Hugging Face checkpoint of `a`."""
-  d, h = a.d_model, a.head_dim
-  table = [_embedding(a, "embed", "model.embed_tokens")]
-  table.append(_norm(a, "attention_norm", d, "input_layernorm"))
+  model, head = ((a.d_model, None),), ((a.head_dim, None),)
+  tokens = ((a.vocab_size, "vocab"), (a.d_model, "model"))
+  layer = "model.layers.{layer}."
+
+  def norm(key: str, module: str, axes: Sequence[Axis]) -> weights.Weight:
+    return _plain(a, key, f"{layer}{module}.weight", axes, init=None)
+
+  table = [_plain(a, "embed", "model.embed_tokens.weight", tokens, init=0.02)]
+  table.append(norm("attention_norm", "input_layernorm", model))
   for p in projections(a):
-    name = f"model.layers.{{layer}}.{p.module}"
+    name = layer + p.module
     table.append(
       _matrix(
         a,
@@ -91,25 +89,16 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
       )
     )
     if p.bias:
-      table.append(_bias(a, p.key + "_bias", f"{name}.bias", p.gives))
+      size = math.prod(size for size, _ in p.gives)
+      key = p.key + "_bias"
+      table.append(_plain(a, key, f"{name}.bias", p.gives, (size,), init=0.0))
   if a.qk_norm:
-    table.append(_norm(a, "q_norm", h, "self_attn.q_norm"))
-    table.append(_norm(a, "k_norm", h, "self_attn.k_norm"))
-  table.append(_norm(a, "mlp_norm", d, "post_attention_layernorm"))
-  table.append(
-    weights.Weight(
-      path=("norm",),
-      shape=(d,),
-      axes=(None,),
-      name="model.norm.weight",
-      split=(d,),
-      perm=(0,),
-      file_shape=(d,),
-      init=None,
-    )
-  )
+    table.append(norm("q_norm", "self_attn.q_norm", head))
+    table.append(norm("k_norm", "self_attn.k_norm", head))
+  table.append(norm("mlp_norm", "post_attention_layernorm", model))
+  table.append(_plain(a, "norm", "model.norm.weight", model, init=None))
   if not a.tied:
-    table.append(_embedding(a, "head", "lm_head"))
+    table.append(_plain(a, "head", "lm_head.weight", tokens, init=0.02))
   return table
 
 
@@ -192,48 +181,25 @@ def _matrix(
   )
 
 
-def _bias(
-  a: architecture_lib.Architecture, key: str, name: str, gives: Sequence[Axis]
+def _plain(
+  a: architecture_lib.Architecture,
+  key: str,
+  name: str,
+  axes: Sequence[Axis],
+  file_shape: tuple[int, ...] | None = None,
+  *,
+  init: float | None,
 ) -> weights.Weight:
-  shape = tuple(size for size, _ in gives)
+  """Returns the row of an array whose axes are in the file's order."""
+  shape = tuple(size for size, _ in axes)
+  over = [(a.layers, LAYERS)] if "{layer}" in name else []
   return weights.Weight(
-    path=(LAYERS, key),
-    shape=(a.layers, *shape),
-    axes=("layers", *(axis for _, axis in gives)),
+    path=(LAYERS, key) if over else (key,),
+    shape=tuple(size for size, _ in (*over, *axes)),
+    axes=tuple(axis for _, axis in (*over, *axes)),
     name=name,
     split=shape,
     perm=tuple(range(len(shape))),
-    file_shape=(math.prod(shape),),
-    init=0.0,
-  )
-
-
-def _norm(
-  a: architecture_lib.Architecture, key: str, size: int, module: str
-) -> weights.Weight:
-  return weights.Weight(
-    path=(LAYERS, key),
-    shape=(a.layers, size),
-    axes=("layers", None),
-    name=f"model.layers.{{layer}}.{module}.weight",
-    split=(size,),
-    perm=(0,),
-    file_shape=(size,),
-    init=None,
-  )
-
-
-def _embedding(
-  a: architecture_lib.Architecture, key: str, module: str
-) -> weights.Weight:
-  shape = (a.vocab_size, a.d_model)
-  return weights.Weight(
-    path=(key,),
-    shape=shape,
-    axes=("vocab", "model"),
-    name=f"{module}.weight",
-    split=shape,
-    perm=(0, 1),
-    file_shape=shape,
-    init=0.02,
+    file_shape=file_shape or shape,
+    init=init,
   )

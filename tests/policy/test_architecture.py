@@ -119,7 +119,7 @@ def test_llama3_frequencies_match_transformers_for_every_context_key(
   rope = without(CONTEXT, LLAMA3_ROPE) | nested
   config = without("rope_scaling", LLAMA3_8B) | {dialect: rope} | beside
   a = architecture_lib.from_hf(config)
-  assert a.rope_scaling.original_context == counts
+  assert a.rope_scaling.original_max_position_embeddings == counts
   theirs = modeling_llama.LlamaRotaryEmbedding(
     transformers.LlamaConfig.from_dict(config)
   )

@@ -122,7 +122,7 @@ def test_gradients_equal_autograd_through_recomputed_layers(make_pair):
 def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
   """Otherwise parity would not show that RoPE scaling is applied."""
   a = make_pair("llama").policy.architecture
-  assert a.rope_scaling.original_context * 8 < TOKENS
+  assert a.rope_scaling.original_max_position_embeddings * 8 < TOKENS
 
 
 def test_shipped_policy_gives_the_same_logits_in_transformers(torch):

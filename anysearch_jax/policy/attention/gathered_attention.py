@@ -103,20 +103,13 @@ class Gathered:
         row reaches are not copied: nothing reads them.
     """
 
-    def here(
-      rows: Rows,
-      pages: pages_lib.Pages,
-      table: jax.Array,
-      starts: jax.Array,
-    ) -> Rows:
+    def here(rows, pages, table, starts):
       (b, columns), (heads, count, size, h) = table.shape, pages.k.shape
       each, blocks = self._blocks(size, columns)
       span, steps = each * size, rows.new.shape[1]
       table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
 
-      def copy(
-        i: jax.Array, rows: tuple[jax.Array, jax.Array]
-      ) -> tuple[jax.Array, jax.Array]:
+      def copy(i, rows):
         numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
         # Gathering whole contiguous pages is faster than x[:, numbers].
         numbers += count * jnp.arange(heads)[:, None, None]
@@ -211,13 +204,9 @@ class Gathered:
   def _local(
     self, f: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
   ) -> Callable[..., Any]:
-    """Returns `f` applied to each device's rows, pages and heads.
+    """Returns `f` applied to each device's part of arrays of these kinds.
 
-    Args:
-      f: the computation on one device.
-      inputs: kinds of the arguments: `rows` `[B, ...]`, `heads` `[B, 1, N, H]`,
-        `pages` or `gathered`.
-      outputs: kinds of the results.
+    Kinds are `rows` `[B, ...]`, `heads` `[B, 1, N, H]`, `pages`, `gathered`.
     """
     if self.mesh is None or self.mesh.size == 1:
       return f
@@ -279,10 +268,8 @@ def _attend(
 ) -> jax.Array:
   """Attends to block after block with an online softmax, up to token `last`.
 
-  The running maximum, sum and output (all float32) are rescaled at each block
-  (https://arxiv.org/abs/1805.02867). The first blocks are nested conditions and
-  not a loop: a loop would copy each block before it multiplies it, which costs
-  more than the products.
+  The first blocks are nested conditions and not a loop: a loop would copy each
+  block before it multiplies it, which costs more than the products.
   """
   b, _, n, h = q.shape
   blocks, heads, _, span, _ = rows.v.shape
@@ -290,7 +277,6 @@ def _attend(
   q = q.reshape(b, heads, n // heads, h).swapaxes(0, 1)
 
   def step(i, carry):
-    most, total, out = carry
     k, v = (
       jax.lax.dynamic_index_in_dim(x, i, keepdims=False).astype(dtype)
       for x in (rows.k, rows.v)
@@ -300,17 +286,7 @@ def _attend(
     )
     seen = i * span + jnp.arange(span) <= at[:, None]
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, _MASKED)
-    larger = jnp.maximum(most, jnp.max(scores, -1))
-    p = jnp.exp(scores - larger[..., None])
-    shrink = jnp.exp(most - larger)
-    new = jnp.einsum(
-      "kbgs,kbsh->kbgh",
-      p.astype(dtype),
-      v,
-      preferred_element_type=jnp.float32,
-    )
-    total = total * shrink + jnp.sum(p, -1)
-    return larger, total, out * shrink[..., None] + new
+    return paged_attention.add_block(carry, scores, v, "kbgs,kbsh->kbgh")
 
   used = jnp.minimum(last // span + 1, blocks)
 

@@ -19,8 +19,8 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
   """Returns rotary frequencies `[H / 2]` in radians per token.
 
   With `rope_scaling` they are scaled as in Llama-3.1: frequencies whose
-  wavelength exceeds original_context / low_freq_factor are divided by `factor`,
-  wavelengths below original_context / high_freq_factor are kept, and those in
+  wavelength exceeds the original length / low_freq_factor are divided by
+  `factor`, wavelengths below it / high_freq_factor are kept, and those in
   between are interpolated. RoPE: https://arxiv.org/abs/2104.09864.
   """
   exponent = np.arange(0, a.head_dim, 2, dtype=np.float64) / a.head_dim
@@ -29,9 +29,9 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
   if s is None:
     return frequency.astype(np.float32)
   wavelength = 2 * math.pi / frequency
-  smooth = (s.original_context / wavelength - s.low_freq_factor) / (
-    s.high_freq_factor - s.low_freq_factor
-  )
+  smooth = (
+    s.original_max_position_embeddings / wavelength - s.low_freq_factor
+  ) / (s.high_freq_factor - s.low_freq_factor)
   smooth = np.clip(smooth, 0.0, 1.0)
   scaled = (1 - smooth) * frequency / s.factor + smooth * frequency
   return scaled.astype(np.float32)

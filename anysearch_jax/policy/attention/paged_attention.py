@@ -163,10 +163,8 @@ def _xla(
 ) -> jax.Array:
   """Attends to one block of pages after the other, with an online softmax.
 
-  The loop keeps a running maximum, sum and output (all float32) and rescales
-  them at each block (https://arxiv.org/abs/1805.02867). Gathering all pages at
-  once would copy the whole page table's tokens in every step, because shapes
-  are static; the loop ends after the longest row.
+  Gathering all pages at once would copy the whole page table's tokens in every
+  step, because shapes are static; the loop ends after the longest row.
   """
   b, t, n, h = q.shape
   kv_heads, _, size, _ = pages.k.shape
@@ -179,7 +177,6 @@ def _xla(
   dtype = q.dtype
 
   def step(i, carry):
-    most, total, out = carry
     numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
     k, v = (
       x[:, numbers].reshape(kv_heads, b, span, h).astype(dtype) for x in pages
@@ -190,17 +187,7 @@ def _xla(
     at = i * span + jnp.arange(span)
     seen = at[None, None, :] <= positions[:, :, None]
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, _MASKED)
-    larger = jnp.maximum(most, jnp.max(scores, -1))
-    p = jnp.exp(scores - larger[..., None])
-    shrink = jnp.exp(most - larger)
-    new = jnp.einsum(
-      "kbgts,kbsh->kbgth",
-      p.astype(dtype),
-      v,
-      preferred_element_type=jnp.float32,
-    )
-    total = total * shrink + jnp.sum(p, -1)
-    return larger, total, out * shrink[..., None] + new
+    return add_block(carry, scores, v, "kbgts,kbsh->kbgth")
 
   out = jnp.zeros((kv_heads, b, n // kv_heads, t, h), jnp.float32)
   most = jnp.full(out.shape[:-1], _MASKED)
@@ -210,6 +197,29 @@ def _xla(
   )
   out = (out / total[..., None]).astype(dtype)
   return out.transpose(1, 3, 0, 2, 4).reshape(b, t, n, h)
+
+
+def add_block(
+  carry: tuple[jax.Array, ...], scores: jax.Array, v: jax.Array, products: str
+) -> tuple[jax.Array, ...]:
+  """Adds a block of keys to an online softmax.
+
+  Args:
+    carry: each query's running maximum, sum and output, all float32, which are
+      rescaled at each block (https://arxiv.org/abs/1805.02867).
+    scores: of the block's keys, in the last axis.
+    v: the block's values.
+    products: an einsum of probabilities and values.
+  """
+  most, total, out = carry
+  larger = jnp.maximum(most, jnp.max(scores, -1))
+  p = jnp.exp(scores - larger[..., None])
+  shrink = jnp.exp(most - larger)
+  new = jnp.einsum(
+    products, p.astype(v.dtype), v, preferred_element_type=jnp.float32
+  )
+  total = total * shrink + jnp.sum(p, -1)
+  return larger, total, out * shrink[..., None] + new
 
 
 def _triton(

@@ -225,35 +225,36 @@ def _cudnn_refuses(
 
   Repeats `check_layout` and `check_is_flash_attention` of JAX.
   """
-  if platform not in ("gpu", "cuda"):
-    return f"runs on NVIDIA GPUs; found platform {platform}"
-  if compute_capability is None or compute_capability < 9.0:
-    return (
+  name, capability = jnp.dtype(dtype).name, compute_capability
+  checks = [
+    (
+      platform in ("gpu", "cuda"),
+      f"runs on NVIDIA GPUs; found platform {platform}",
+    ),
+    (
+      capability is not None and capability >= 9.0,
       "needs compute capability 9.0 (Hopper) for packed rows; found "
-      f"{compute_capability}"
-    )
-  if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
-    return (
-      "needs bfloat16 or float16; found "
-      f"{jnp.dtype(dtype).name}: compute in bfloat16"
-    )
-  if head_dim > 256 or head_dim % 8:
-    return (
+      f"{capability}",
+    ),
+    (
+      name in ("bfloat16", "float16"),
+      f"needs bfloat16 or float16; found {name}: compute in bfloat16",
+    ),
+    (
+      head_dim <= 256 and head_dim % 8 == 0,
       "needs heads of at most 256 dimensions, a multiple of 8; found "
-      f"{head_dim}"
-    )
-  if length % 2:
-    return (
-      f"needs rows of an even length; found {length}: change batch.row_lengths"
-    )
-  return None
+      f"{head_dim}",
+    ),
+    (
+      length % 2 == 0,
+      f"needs rows of an even length; found {length}: change batch.row_lengths",
+    ),
+  ]
+  return next((said for able, said in checks if not able), None)
 
 
 def _splash(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  segment_ids: jax.Array,
+  q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
   """Calls JAX's Pallas kernel for TPUs, by blocks of queries and keys."""
   _, t, n, h = q.shape
