@@ -57,7 +57,7 @@ def make(folder: pathlib.Path, rows: int, dim: int) -> None:
     shards.write(shard, iter([units(rng, end - start, dim)]))
   index = faiss.IndexFlatIP(dim)
   for shard in range(len(shards)):
-    index.add(shards.rows(shard).values)
+    index.add(shards.rows(shard))
   faiss.write_index(index, str(folder / "flat.faiss"))
   (folder / "made").touch()
 
@@ -96,7 +96,7 @@ def _open(
   shards = vectors.Shards(
     folder / "vectors", count=rows, each=_SHARD, dim=dim, dtype="float32"
   )
-  index = flat.Flat(shards)
+  index = flat.open_flat(shards)
   return lambda queries: index.search(queries, _K)
 
 

@@ -60,7 +60,7 @@ class _Flat:
 
 
 class _Encoder:
-  """A `search.QueryEncoder`: a unit vector from the hash of each text."""
+  """A `search.Encoder`: a unit vector from the hash of each text."""
 
   def __init__(self, dim: int):
     self.dim = dim
@@ -127,7 +127,7 @@ def _written(folder: str, vectors: np.ndarray) -> search.VectorIndex:
     folder, count=count, each=count, dim=dim, dtype="float32"
   )
   shards.write(0, iter([vectors]))
-  return flat.Flat(shards)
+  return flat.open_flat(shards)
 
 
 def _serve(name: str, folder: str, dim: str) -> None:

@@ -23,6 +23,7 @@ answer them: JSON lines in FlashRAG's format with `metadata.gold_doc_ids`.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import time
@@ -62,7 +63,7 @@ def define_flags() -> None:
     ["float32", "bfloat16"],
     "Of the encoder's weights: bfloat16 on accelerators, float32 on CPUs.",
   )
-  flags.DEFINE_string("dtype", "float32", "Of flat: float32, bfloat16 or int8.")
+  flags.DEFINE_string("dtype", "float32", "Of flat: float32 or bfloat16.")
   flags.DEFINE_string("faiss_file", "", "Of kind faiss_file.")
   flags.DEFINE_integer(
     "search",
@@ -109,7 +110,7 @@ def main(argv) -> None:
   from anysearch_jax.host import platforms
   from launch import databases
   from retrieval import passages
-  from retrieval.index import building, opening, recall
+  from retrieval.index import building, opening
 
   settings = building.Settings(
     kind=f.kind,
@@ -155,11 +156,7 @@ def main(argv) -> None:
     index = opening.open_index(
       f.output, encoder=encoder, devices=platforms.accelerators()
     )
-    asked = {path: recall.read(path) for path in f.questions}
-    found = {
-      path: recall.measure(index, each, k=f.topk)
-      for path, each in asked.items()
-    }
+    found = [_recall(index, path, k=f.topk) for path in f.questions]
   except (OSError, ValueError) as error:
     sys.exit(f"launch.build_index: {error}")
   identity = index.identity
@@ -172,11 +169,42 @@ def main(argv) -> None:
       f"searched with {how['parameter']}={how['value']}, which finds "
       f"{how['recall']:.2f} of the first 10 hits of the whole file"
     )
-  for path, each in found.items():
-    print(
-      f"{pathlib.Path(path).stem:24} n {each.n:5}  any {each.any:.3f}  all "
-      f"{each.all:.3f}"
+  for line in found:
+    print(line)
+
+
+def _recall(index: Any, path: str, *, k: int) -> str:
+  """Returns a line: for how many questions the top k have any, or all, gold.
+
+  Raises:
+    ValueError: a line is not a question, or none has gold passages.
+  """
+  asked = []
+  with open(path, encoding="utf-8") as file:
+    for number, line in enumerate(file, start=1):
+      try:
+        values = json.loads(line)
+        gold = values.get("metadata", {}).get("gold_doc_ids") or ()
+        asked.append((values["question"], frozenset(map(str, gold))))
+      except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+          f"{path}, line {number}: {error!r}; expected a JSON object with a "
+          "question and metadata.gold_doc_ids."
+        ) from error
+  asked = [each for each in asked if each[1]]
+  if not asked:
+    raise ValueError(
+      f"{path}: found no question with gold passages, expected at least one."
     )
+  answers = index.search([question for question, _ in asked], k)
+  found = [
+    (gold, {p.id for p in answer})
+    for (_, gold), answer in zip(asked, answers, strict=True)
+  ]
+  some = sum(bool(gold & ids) for gold, ids in found) / len(found)
+  every = sum(gold <= ids for gold, ids in found) / len(found)
+  name = pathlib.Path(path).stem
+  return f"{name:24} n {len(found):5}  any {some:.3f}  all {every:.3f}"
 
 
 def _encoder(f: flags.FlagValues) -> Any:

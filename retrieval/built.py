@@ -190,7 +190,7 @@ def build(
       rows = range(start, min(start + table.batch, len(corpus)))
       some = [corpus[row] for row in rows]
       kept = [filters_lib.of_row(corpus, row, fields) for row in rows]
-      encoded: Sequence[Any] = [None] * len(rows)
+      encoded: Any = [None] * len(rows)
       if encoder is not None:
         encoded = encoder.passages([passage.contents for passage in some])
       table.insert(built, [*map(Row, rows, some, kept, encoded)])
@@ -264,7 +264,7 @@ class DatabaseRetriever(requests_lib.OneByBatch):
     requests_lib.check(requests, "")
     # Lone surrogates cannot be sent.
     texts = [r.query.encode(errors="replace").decode() for r in requests]
-    vectors: Sequence[Any] = [None] * len(texts)
+    vectors: Any = [None] * len(texts)
     if self._encoder is not None:
       vectors = await asyncio.to_thread(self._encoder.queries, texts)
     calls: dict[int, list[int]] = {}
@@ -302,7 +302,8 @@ class DatabaseRetriever(requests_lib.OneByBatch):
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers, with their hash."""
-    values = {"kind": self._table.kind, "ranking": self._ranking}
+    values: dict[str, Any] = {"kind": self._table.kind}
+    values |= {"ranking": self._ranking}
     values |= self._table.options() | self._built
     if self._filters:
       values |= {"filter": {k: list(v) for k, v in self._filters.items()}}

@@ -210,8 +210,8 @@ class Table(built_lib.Table):
     return [
       tuple(
         types.Passage(
-          *(hit["entity"][name] for name in _FIELDS),
-          max(hit["distance"], sign * hit["distance"]),
+          **{name: hit["entity"][name] for name in _FIELDS},
+          score=float(max(hit["distance"], sign * hit["distance"])),
         )
         for hit in hits
       )

@@ -231,7 +231,6 @@ def _times(
   search = functools.partial(
     flat.held,
     values=values,
-    scales=None,
     k=k,
     mesh=mesh,
     count=vectors,

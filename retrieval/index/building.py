@@ -24,7 +24,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
-ROWS = "rows.npy"
 # Seconds to wait for another builder's lock, and between attempts.
 _PATIENCE, _POLL = 6 * 3600.0, 0.2
 
@@ -50,8 +49,7 @@ class Settings:
       an existing index file with its encoder.
     dtype: dtype of `flat`'s vectors, one of `vectors.DTYPES`.
     language: language of the passages for BM25, one of `analysis.LANGUAGES`.
-    faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus,
-      or ids of its passages.
+    faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
       `faiss_file` reads; 0: chosen by `faiss_file.tune`.
     vectors: the file of an IndexFlatIP, or its parts in their order, whose row
@@ -152,27 +150,29 @@ def _validate(
   process: int,
   processes: int,
 ) -> None:
-  if settings.kind not in KINDS:
+  kind = settings.kind
+  if kind not in KINDS:
     raise ValueError(
-      f"kind: found {settings.kind!r}, expected one of {', '.join(KINDS)}."
+      f"kind: found {kind!r}, expected one of {', '.join(KINDS)}."
     )
-  if (encoder is None) != (settings.kind == "bm25"):
+  if (encoder is None) != (kind == "bm25"):
     raise ValueError(
       f"encoder: found {'none' if encoder is None else 'one'} for kind "
-      f"{settings.kind}, expected {'one' if encoder is None else 'none'}."
+      f"{kind}, expected {'one' if encoder is None else 'none'}."
     )
-  if bool(settings.faiss_file) != (settings.kind == "faiss_file"):
-    raise ValueError(
-      f"faiss_file: found {settings.faiss_file!r} for kind {settings.kind}; "
-      "expected a file for kind faiss_file, and for that one only."
-    )
-  for name, kind in (("search", "faiss_file"), ("vectors", "flat")):
-    if (found := getattr(settings, name)) and settings.kind != kind:
+  if kind == "faiss_file" and not settings.faiss_file:
+    raise ValueError("faiss_file: found nothing, expected the index's file.")
+  for name, of in (
+    ("faiss_file", "faiss_file"),
+    ("search", "faiss_file"),
+    ("vectors", "flat"),
+  ):
+    if (found := getattr(settings, name)) and kind != of:
       raise ValueError(
-        f"{name}: found {found} for kind {settings.kind}, expected it for kind "
-        f"{kind} only."
+        f"{name}: found {found} for kind {kind}, expected it for kind {of} "
+        "only."
       )
-  if settings.kind == "bm25":
+  if kind == "bm25":
     analysis.shared(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
@@ -199,11 +199,8 @@ def _identity(
     file = pathlib.Path(settings.faiss_file).absolute()
     if not file.is_file():
       raise ValueError(f"faiss_file: found no file {file}.")
-    values["file"] = {
-      "path": str(file),
-      "bytes": file.stat().st_size,
-      "sha256": vectors.digest(file),
-    }
+    size, sha256 = file.stat().st_size, vectors.digest(file)
+    values["file"] = {"path": str(file), "bytes": size, "sha256": sha256}
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
     if settings.vectors:
@@ -259,18 +256,20 @@ def _write(
   done = 0
 
   def counted(start: int, end: int) -> Iterator[np.ndarray]:
-    nonlocal done
     for some in make(start, end):
       yield some
-      done += len(some)
-      on_rows(done, of)
+      add(len(some))
 
-  on_rows(done, of)
+  def add(rows: int) -> None:
+    nonlocal done
+    done += rows
+    on_rows(done, of)
+
+  add(0)
   for shard in mine:
     start, end = shards.span(shard)
     if shards.finished(shard):
-      done += end - start
-      on_rows(done, of)
+      add(end - start)
     else:
       shards.write(shard, counted(start, end))
 
@@ -292,46 +291,47 @@ def _finish(
       language=settings.language,
     )
   elif settings.kind == "faiss_file":
-    from retrieval.index import faiss_file
-
-    index = faiss_file.FaissFile(settings.faiss_file)
-    if (index.count, index.dim) != (len(corpus), identity["encoder"]["dim"]):
-      raise ValueError(
-        f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
-        f"expected {len(corpus)} of {identity['encoder']['dim']}, one row a "
-        "passage, of the encoder's dimension."
-      )
     assert encoder is not None  # As `_validate` checked.
-    identity = _tuned(folder, corpus, index.index, identity, encoder)
+    identity = _tuned(settings, corpus, identity, encoder)
   json_files.write(folder / BUILT, identity)
 
 
 def _tuned(
-  folder: pathlib.Path,
+  settings: Settings,
   corpus: passages.Corpus,
-  index: Any,
   identity: dict[str, Any],
   encoder: search.Encoder,
 ) -> dict[str, Any]:
-  """Returns the identity with how the file is searched; writes its ids' rows.
+  """Returns the identity with how a FAISS file is searched.
 
   Titles of passages are the queries that measure a search.
+
+  Raises:
+    ValueError: the file is another corpus's or another encoder's.
   """
   from retrieval.index import faiss_file
 
-  rows = faiss_file.rows_of_ids(index, corpus)
-  if rows is not None:
-    np.save(folder / ROWS, rows)
-    identity = identity | {"rows": vectors.digest(folder / ROWS)}
-  asked = identity.get("search", 0)
-  if faiss_file.parameter(index):
-    sample = map(corpus.__getitem__, vectors.sample(len(corpus)))
-    queries = [p.title.strip('"') or p.text[:80] for p in sample]
-    found = faiss_file.tune(index, encoder.queries(queries), asked)
-    identity = identity | {"search": found._asdict()}
-  elif asked:
-    faiss_file.apply(index, asked)  # Says why that cannot be.
-  return _hashed(identity)
+  index = faiss_file.FaissFile(settings.faiss_file)
+  if (index.count, index.dim) != (len(corpus), encoder.dim):
+    raise ValueError(
+      f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
+      f"expected {len(corpus)} of {encoder.dim}, one row a passage, of the "
+      "encoder's dimension."
+    )
+  sample = map(corpus.__getitem__, vectors.sample(len(corpus)))
+  queries = encoder.queries([p.title.strip('"') or p.text[:80] for p in sample])
+  if faiss_file.parameter(index.index):
+    found = faiss_file.tune(index.index, queries, settings.search)
+    identity = _hashed(identity | {"search": found._asdict()})
+  elif settings.search:
+    faiss_file.apply(index.index, settings.search)  # Says why that cannot be.
+  last = max(hits.rows.max(initial=-1) for hits in index.search(queries, 10))
+  if last >= len(corpus):
+    raise ValueError(
+      f"faiss_file: found id {last}, expected ids that are row numbers, from 0 "
+      f"to {len(corpus) - 1}."
+    )
+  return identity
 
 
 @contextlib.contextmanager
@@ -343,7 +343,10 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
   """
   with (folder / ".lock").open("w") as file:
     end = None
-    while not _locked(file):
+    while True:
+      with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
       if end is None:
         end = time.monotonic() + _PATIENCE
         _log.warning("%s: another process is building it; waiting.", folder)
@@ -354,10 +357,3 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
         )
       time.sleep(_POLL)
     yield
-
-
-def _locked(file: TextIO) -> bool:
-  with contextlib.suppress(BlockingIOError):
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return True
-  return False

@@ -10,8 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from retrieval import passages
 from retrieval.encoder import encoder_settings
 from retrieval.index import building, search, vectors
@@ -77,19 +75,17 @@ def open_index(
   named = building.without_paths(identity)
   if part:
     named |= {"part": list(part)}
-  return search.SearchIndex(
-    corpus,
-    index,
-    identity=named,
-    model=model,
-  )
+  return search.SearchIndex(corpus, index, identity=named, model=model)
 
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
   try:
     identity = json.loads((folder / building.BUILT).read_text())
-    if identity["kind"] not in building.KINDS:
+    # Earlier versions had other kinds, and files that this one does not read.
+    if identity["kind"] not in building.KINDS or "rows" in identity:
       raise ValueError(f"its kind {identity['kind']!r} is an earlier version's")
+    if identity.get("dtype", "float32") not in vectors.DTYPES:
+      raise ValueError(f"its dtype {identity['dtype']} is an earlier version's")
     return identity
   except (OSError, ValueError, KeyError) as error:
     raise ValueError(
@@ -139,7 +135,7 @@ def _vectors(
     numbers = part and span(len(shards), *part)
     for shard in range(*(numbers or (0, len(shards)))) if verify else ():
       shards.check(shard, read=True)
-    return flat.Flat(shards, numbers, devices=devices)
+    return flat.open_flat(shards, numbers, devices=devices)
   if part:
     raise ValueError(
       f"{folder}: found shard {part[0]}/{part[1]} of a FAISS file, which "
@@ -154,15 +150,7 @@ def _vectors(
       f"{path}: expected the file of {file['bytes']} bytes that the index "
       "was built over."
     )
-  rows = None
-  if "rows" in identity:
-    rows = np.load(folder / building.ROWS, mmap_mode="r")
-    if vectors.digest(folder / building.ROWS) != identity["rows"]:
-      raise vectors.DamagedError(
-        f"{folder / building.ROWS}: it differs from what was written; build "
-        "the index again."
-      )
-  index = faiss_file.FaissFile(path, rows)
+  index = faiss_file.FaissFile(path)
   if how := identity.get("search"):
     faiss_file.apply(index.index, how["value"])
     _log.log(

@@ -59,35 +59,31 @@ class Best(NamedTuple):
   scores: np.ndarray
   rows: np.ndarray
 
-  def hits(self) -> list[search_lib.Hits]:
-    """Returns the hits of each query, without empty slots."""
-    if (self.rows >= 0).all():
-      return list(map(search_lib.Hits, self.rows, self.scores))
-    return [
-      search_lib.Hits(rows[rows >= 0], scores[rows >= 0])
-      for scores, rows in zip(self.scores, self.rows, strict=True)
-    ]
-
 
 class RowScan:
-  """Unit vectors in memory or in memory-mapped files.
+  """A `search.VectorIndex` over rows in memory or in memory-mapped files.
 
   Args:
     arrays: the number of the first row, and consecutive rows as a float32
       `[n, dim]` array, in the order of rows.
     dim: width of a vector.
-
-  Attributes:
-    count: number of rows.
-    dim: width of a vector.
+    count: rows of the index that these are a part of; None: these are all.
   """
 
-  def __init__(self, arrays: Iterable[tuple[int, np.ndarray]], dim: int):
+  type = "IndexFlatIP"
+
+  def __init__(
+    self,
+    arrays: Iterable[tuple[int, np.ndarray]],
+    dim: int,
+    count: int | None = None,
+  ):
     self._arrays = [(first, rows) for first, rows in arrays if len(rows)]
     self._firsts = np.array([first for first, _ in self._arrays], np.int64)
-    self.count, self.dim = sum(len(rows) for _, rows in self._arrays), dim
+    self._here = sum(len(rows) for _, rows in self._arrays)
+    self.count, self.dim = self._here if count is None else count, dim
     cores = max(1, faiss.omp_get_max_threads())
-    piece = max(min(_PIECE, -(-self.count // cores)), self.count // (8 * cores))
+    piece = max(min(_PIECE, -(-self._here // cores)), self._here // (8 * cores))
     self._pieces = [
       (first + start, rows[start : start + piece])
       for first, rows in self._arrays
@@ -97,23 +93,25 @@ class RowScan:
     self._helpers = cores - 1
     self._threads = futures.ThreadPoolExecutor(max(1, cores - 1), "scan")
 
-  def search(self, vectors: np.ndarray, k: int) -> Best:
-    """Returns the best `k` rows, or fewer if there are fewer rows.
+  def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
+    """Returns the best `k` rows of each query; see `search.VectorIndex`.
 
-    The score is the inner product, rounded to float32; equal scores are in the
-    order of rows.
-
-    Args:
-      vectors: float32 `[Q, dim]`.
-      k: at least 1.
+    The score is the inner product, rounded to float32.
     """
-    return self._search(vectors, k, _MORE)
+    vectors = search_lib.checked(vectors, self.dim)
+    if not self._here or not len(vectors):
+      return [search_lib.NO_HITS] * len(vectors)
+    best = self._search(vectors, k, _MORE)
+    if (best.rows >= 0).all():
+      return list(map(search_lib.Hits, best.rows, best.scores))
+    return [
+      search_lib.Hits(rows[rows >= 0], scores[rows >= 0])
+      for scores, rows in zip(*best, strict=True)
+    ]
 
   def _search(self, vectors: np.ndarray, k: int, more: int) -> Best:
-    if not self.count or not len(vectors):
-      return _nothing(len(vectors), 0)
     rough = self._candidates(vectors, k + more)
-    k = min(k, self.count)
+    k = min(k, self._here)
     # A sum of n products in float32 is off by at most n roundings, relative to
     # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. At least
     # k rows have a score of `least` or more; a row whose float32 score is lower
@@ -123,7 +121,7 @@ class RowScan:
     least = rough.scores[:, k - 1] - 2 * moved
     n = rough.rows.shape[1]
     is_whole = rough.scores[:, -1] < least
-    is_whole |= (rough.rows[:, -1] < 0) | (n >= self.count)
+    is_whole |= (rough.rows[:, -1] < 0) | (n >= self._here)
     out = self._scored(vectors, rough.rows, k)
     if not is_whole.all():
       found = self._search(vectors[~is_whole], k, 8 * more)
@@ -162,7 +160,7 @@ class RowScan:
         found = _found(padded, first, rows, n, None)
         return Best(*(x[: len(vectors)] for x in found))
       block = _CACHED if len(vectors) > 1 else len(rows)
-      return merged(
+      return _merged(
         [
           _found(vectors, first + i, rows[i : i + block], n, self._every)
           for i in range(0, len(rows), block)
@@ -170,7 +168,7 @@ class RowScan:
         n,
       )
 
-    return merged(self._map(scan, self._pieces), min(n, self.count))
+    return _merged(self._map(scan, self._pieces), min(n, self._here))
 
   def _scored(self, vectors: np.ndarray, rows: np.ndarray, k: int) -> Best:
     """Returns the best `k` of rows `[Q, n]` by their inner products."""
@@ -220,15 +218,7 @@ def _one_thread() -> Iterator[None]:
     faiss.omp_set_num_threads(before)
 
 
-def _nothing(queries: int, k: int) -> Best:
-  """Returns empty slots."""
-  return Best(
-    np.full((queries, k), -np.inf, np.float32),
-    np.full((queries, k), -1, np.int64),
-  )
-
-
-def merged(parts: Sequence[Best], n: int) -> Best:
+def _merged(parts: Sequence[Best], n: int) -> Best:
   """Returns the best `n` of several parts' rows; ties are in any order."""
   scores = np.concatenate([part.scores for part in parts], 1)
   rows = np.concatenate([part.rows for part in parts], 1)

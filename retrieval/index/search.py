@@ -31,6 +31,9 @@ class Hits(NamedTuple):
   scores: np.ndarray
 
 
+NO_HITS = Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
 def checked(vectors: np.ndarray, dim: int) -> np.ndarray:
   """Returns queries as float32 `[Q, dim]`; another shape raises ValueError."""
   vectors = np.ascontiguousarray(vectors, np.float32)
@@ -65,18 +68,14 @@ class TextIndex(Protocol):
     ...
 
 
-class QueryEncoder(Protocol):
-  """Turns queries into unit vectors; thread-safe."""
+class Encoder(Protocol):
+  """Turns queries and passages into unit vectors; thread-safe."""
 
   dim: int
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
     """Returns the vectors of queries, float32 `[Q, dim]`."""
     ...
-
-
-class Encoder(QueryEncoder, Protocol):
-  """Turns queries and passages into unit vectors; thread-safe."""
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns the vectors of passages, float32 `[Q, dim]`."""
@@ -100,7 +99,7 @@ class EncodedIndex:
 
   metric = "inner_product"
 
-  def __init__(self, index: VectorIndex, encoder: QueryEncoder):
+  def __init__(self, index: VectorIndex, encoder: Encoder):
     if encoder.dim != index.dim:
       raise ValueError(
         f"The index holds {index.dim}-dimensional vectors, the encoder makes "

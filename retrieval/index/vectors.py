@@ -4,9 +4,8 @@ An encoder makes them, or they are read from a FAISS file of exact search, whole
 or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
 `part_ab`, to be joined to one `e5_Flat.index` of 64 GB.
 
-    vectors-00007.npy     the rows, float32, bfloat16 (as uint16) or int8
-    scales-00007.npy      float32, the factor of each row of int8
-    vectors-00007.json    written last: rows, width, and the files' SHA-256
+    vectors-00007.npy     the rows, float32 or bfloat16 (as uint16)
+    vectors-00007.json    written last: rows, width, and the file's SHA-256
 
 A shard with a JSON file is finished; a resumed builder makes the others again.
 """
@@ -19,7 +18,7 @@ import os
 import pathlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,8 +27,11 @@ from anysearch_jax.host import json_files
 from retrieval import passages
 from retrieval.index import search
 
-DTYPES = ("float32", "bfloat16", "int8")
-_BLOCK = 1 << 22
+_STORED: dict[str, Any] = {
+  "float32": np.dtype("<f4"),
+  "bfloat16": np.dtype("<u2"),
+}
+DTYPES = tuple(_STORED)
 # Of a FAISS file: kind, width, rows, two unused numbers, whether trained,
 # metric, and how many float32 values follow.
 _HEADER = struct.Struct("<4siqqq?iQ")
@@ -47,23 +49,6 @@ class DamagedError(ValueError):
   """A file of an index differs from what was written."""
 
 
-class Rows(NamedTuple):
-  """Memory-mapped rows `[n, dim]`, and float32 scales `[n]` of int8 rows."""
-
-  values: np.ndarray
-  scales: np.ndarray | None
-
-  def arrays(self) -> list[np.ndarray]:
-    """Returns the values and, of int8 rows, the scales."""
-    return [self.values] if self.scales is None else [self.values, self.scales]
-
-  def floats(self) -> np.ndarray:
-    """Returns the rows as float32 `[n, dim]`."""
-    if self.scales is None:
-      return np.asarray(self.values, np.float32)
-    return self.values.astype(np.float32) * self.scales[:, None]
-
-
 class Shards:
   """The shards of a folder.
 
@@ -73,9 +58,6 @@ class Shards:
     each: rows of a shard; the last shard may have fewer.
     dim: width of a vector.
     dtype: one of `DTYPES`.
-
-  Attributes:
-    folder: the folder.
 
   Raises:
     ValueError: the dtype is unknown.
@@ -94,7 +76,7 @@ class Shards:
       raise ValueError(
         f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}."
       )
-    self.folder = pathlib.Path(folder)
+    self._folder = pathlib.Path(folder)
     self.count, self.each, self.dim, self.dtype = count, each, dim, dtype
 
   def __len__(self) -> int:
@@ -114,44 +96,36 @@ class Shards:
     Raises:
       ValueError: the rows are too many, too few, or of another width.
     """
-    self.folder.mkdir(parents=True, exist_ok=True)
-    start, end = self.span(shard)
+    self._folder.mkdir(parents=True, exist_ok=True)
+    (file, info), (start, end) = self._files(shard), self.span(shard)
     n, done = end - start, 0
-    names = self._names(shard)
-    arrays = [
-      np.lib.format.open_memmap(
-        self.folder / f"{name}.tmp", "w+", dtype=kind, shape=shape
-      )
-      for name, kind, shape in zip(
-        names, self._stored(), ((n, self.dim), (n,)), strict=False
-      )
-    ]
+    beside = file.with_suffix(".tmp")
+    stored = np.lib.format.open_memmap(
+      beside, "w+", dtype=_STORED[self.dtype], shape=(n, self.dim)
+    )
     for some in vectors:
       if done + len(some) > n or some.shape[1] != self.dim:
         raise ValueError(
           f"Shard {shard} got vectors of shape {some.shape} after {done} rows, "
           f"expected {n} rows of {self.dim} in all."
         )
-      here = slice(done, done + len(some))
-      if self.dtype == "float32":
-        arrays[0][here] = some
-      elif self.dtype == "bfloat16":
-        arrays[0][here] = some.astype(ml_dtypes.bfloat16).view(np.uint16)
-      else:
-        arrays[0][here], arrays[1][here] = quantized(some)
+      if self.dtype == "bfloat16":
+        some = some.astype(ml_dtypes.bfloat16).view(np.uint16)
+      stored[done : done + len(some)] = some
       done += len(some)
     if done != n:
       raise ValueError(f"Shard {shard} got {done} rows, expected {n}.")
-    for name, array in zip(names, arrays, strict=True):
-      array.flush()
-      (self.folder / f"{name}.tmp").replace(self.folder / name)
-    info = {
-      "rows": n,
-      "dim": self.dim,
-      "dtype": self.dtype,
-      "sha256": {name: digest(self.folder / name) for name in names},
-    }
-    json_files.write(self._info(shard), info)
+    stored.flush()
+    beside.replace(file)
+    json_files.write(
+      info,
+      {
+        "rows": n,
+        "dim": self.dim,
+        "dtype": self.dtype,
+        "sha256": {file.name: digest(file)},
+      },
+    )
 
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""
@@ -163,22 +137,22 @@ class Shards:
 
   def written(self, shard: int) -> bool:
     """Returns whether a shard was once finished, without reading it."""
-    return self._info(shard).is_file()
+    return self._files(shard)[1].is_file()
 
   def check(self, shard: int, *, read: bool) -> None:
     """Checks a shard.
 
     Args:
       shard: number of the shard.
-      read: whether to compare the hashes too, which reads every byte.
+      read: whether to compare the hash too, which reads every byte.
 
     Raises:
       DamagedError: a file is missing or differs.
     """
-    path, (start, end) = self._info(shard), self.span(shard)
+    (file, path), (start, end) = self._files(shard), self.span(shard)
     try:
       info = json.loads(path.read_text())
-      sums = dict(info["sha256"])
+      sha256 = info["sha256"][file.name]
       found = info["rows"], info["dim"], info["dtype"]
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise DamagedError(
@@ -186,73 +160,44 @@ class Shards:
         "again."
       ) from error
     expected = end - start, self.dim, self.dtype
-    if found != expected or list(sums) != self._names(shard):
+    if found != expected:
       raise DamagedError(
         f"{path}: found (rows, dimensions, dtype) {found}, expected {expected}."
       )
-    for name, sha256 in sums.items():
-      file = self.folder / name
-      if read and (not file.is_file() or digest(file) != sha256):
-        raise DamagedError(
-          f"{file}: the bytes differ from those that were written; remove "
-          f"{path.name} and run launch.build_index again."
-        )
+    if read and (not file.is_file() or digest(file) != sha256):
+      raise DamagedError(
+        f"{file}: the bytes differ from those that were written; remove "
+        f"{path.name} and run launch.build_index again."
+      )
     self.rows(shard)
 
-  def rows(self, shard: int) -> Rows:
-    """Returns the memory-mapped rows of a finished shard.
+  def rows(self, shard: int) -> np.ndarray:
+    """Returns the memory-mapped rows `[n, dim]` of a finished shard.
 
     Raises:
-      DamagedError: a file is missing or contains another array.
+      DamagedError: the file is missing or contains another array.
     """
-    start, end = self.span(shard)
-    arrays = []
-    for name, kind, shape in zip(
-      self._names(shard),
-      self._stored(),
-      ((end - start, self.dim), (end - start,)),
-      strict=False,
-    ):
-      file = self.folder / name
-      try:
-        array = np.load(file, mmap_mode="r")
-      except (OSError, ValueError) as error:
-        raise DamagedError(f"{file}: {error}.") from error
-      if (array.shape, array.dtype) != (shape, kind):
-        raise DamagedError(
-          f"{file}: found {array.dtype} {array.shape}, expected {kind} {shape}."
-        )
-      arrays.append(array)
-    if self.dtype == "bfloat16":
-      arrays[0] = arrays[0].view(ml_dtypes.bfloat16)
-    return Rows(arrays[0], arrays[1] if len(arrays) > 1 else None)
+    (file, _), (start, end) = self._files(shard), self.span(shard)
+    try:
+      array = np.load(file, mmap_mode="r")
+    except (OSError, ValueError) as error:
+      raise DamagedError(f"{file}: {error}.") from error
+    found = array.dtype, array.shape
+    expected = _STORED[self.dtype], (end - start, self.dim)
+    if found != expected:
+      raise DamagedError(f"{file}: found {found}, expected {expected}.")
+    is_half = self.dtype == "bfloat16"
+    return array.view(ml_dtypes.bfloat16) if is_half else array
 
-  def _names(self, shard: int) -> list[str]:
-    scaled = ["scales"] if self.dtype == "int8" else []
-    return [f"{part}-{shard:05d}.npy" for part in ("vectors", *scaled)]
-
-  def _info(self, shard: int) -> pathlib.Path:
-    return self.folder / f"vectors-{shard:05d}.json"
-
-  def _stored(self) -> list[np.dtype]:
-    kinds = {"float32": ["<f4"], "bfloat16": ["<u2"], "int8": ["|i1", "<f4"]}
-    return [np.dtype(kind) for kind in kinds[self.dtype]]
-
-
-def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Quantizes rows to int8; returns them and their scales, float32 `[n]`."""
-  scales = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32) / 127
-  safe = np.where(scales > 0, scales, 1)[:, None]
-  return np.rint(vectors / safe).astype(np.int8), scales
+  def _files(self, shard: int) -> tuple[pathlib.Path, pathlib.Path]:
+    name = f"vectors-{shard:05d}"
+    return self._folder / f"{name}.npy", self._folder / f"{name}.json"
 
 
 def digest(path: str | os.PathLike) -> str:
   """Returns the SHA-256 of a file."""
-  found = hashlib.sha256()
   with open(path, "rb") as file:
-    while block := file.read(_BLOCK):
-      found.update(block)
-  return found.hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FlatFile:
@@ -266,35 +211,38 @@ class FlatFile:
     dim: width of a vector.
 
   Raises:
-    vectors.DamagedError: a part is missing, or the bytes are not as many as the
-      header announces.
+    DamagedError: a part is missing, or the bytes are not as many as the header
+      announces.
     ValueError: the file is of another kind than IndexFlatIP.
   """
 
   def __init__(self, parts: Sequence[str | os.PathLike]):
-    self._parts = [pathlib.Path(part).absolute() for part in parts]
-    self._shown = ", ".join(map(str, self._parts))
+    paths = [pathlib.Path(part).absolute() for part in parts]
+    shown = ", ".join(map(str, paths))
     try:
-      sizes = [part.stat().st_size for part in self._parts]
-      self._ends = np.cumsum(sizes).tolist()
-      head = b"".join(self._read(0, min(_HEADER.size, self._ends[-1])))
-      kind, dim, count, _, _, _, metric, values = _HEADER.unpack(head)
-    except (OSError, struct.error, IndexError) as error:
+      # Empty files cannot be mapped.
+      self._maps = [
+        np.memmap(path, np.uint8, "r") for path in paths if path.stat().st_size
+      ]
+      self._ends = np.cumsum([len(part) for part in self._maps]).tolist()
+      kind, dim, count, _, _, _, metric, values = _HEADER.unpack(
+        self._bytes(0, _HEADER.size).tobytes()
+      )
+    except (OSError, struct.error, ValueError) as error:
       raise DamagedError(
-        f"{self._shown}: {error}; expected a FAISS file or its parts."
+        f"{shown}: {error}; expected a FAISS file or its parts."
       ) from error
     if kind != b"IxFI" or metric != _INNER_PRODUCT:
       raise ValueError(
-        f"{self._shown}: found a FAISS file of kind {kind!r} and metric "
-        f"{metric}, expected IndexFlatIP (b'IxFI', metric 0), first part "
-        "first. Other kinds are searched as they are: --kind=faiss_file."
+        f"{shown}: found a FAISS file of kind {kind!r} and metric {metric}, "
+        "expected IndexFlatIP (b'IxFI', metric 0), first part first. Other "
+        "kinds are searched as they are: --kind=faiss_file."
       )
     size = _HEADER.size + 4 * count * dim
     if dim < 1 or count < 0 or values != count * dim or size != self._ends[-1]:
       raise DamagedError(
-        f"{self._shown}: found {self._ends[-1]} bytes for {count} rows of "
-        f"{dim}, expected {size}; name all parts in their order, or copy them "
-        "again."
+        f"{shown}: found {self._ends[-1]} bytes for {count} rows of {dim}, "
+        f"expected {size}; name all parts in their order, or copy them again."
       )
     self.count, self.dim = count, dim
 
@@ -302,31 +250,24 @@ class FlatFile:
     """Yields rows `start` to `end` (exclusive) as float32 `[n, dim]` blocks."""
     for first in range(start, end, _ROWS):
       last = min(first + _ROWS, end)
-      at = _HEADER.size + 4 * first * self.dim
-      data = b"".join(self._read(at, 4 * (last - first) * self.dim))
-      yield np.frombuffer(data, "<f4").reshape(last - first, self.dim)
+      at, stop = (_HEADER.size + 4 * row * self.dim for row in (first, last))
+      yield self._bytes(at, stop).view("<f4").reshape(-1, self.dim)
 
   def identity(self) -> dict[str, Any]:
     """Returns the bytes and the SHA-256 of the joined parts."""
-    digest = hashlib.sha256()
-    for block in self._read(0, self._ends[-1]):
-      digest.update(block)
-    return {"bytes": self._ends[-1], "sha256": digest.hexdigest()}
+    found = hashlib.sha256()
+    for part in self._maps:
+      found.update(part.data)
+    return {"bytes": self._ends[-1], "sha256": found.hexdigest()}
 
-  def _read(self, at: int, size: int) -> Iterator[bytes]:
-    """Yields `size` bytes from `at` in blocks, from one part after another."""
-    begin = 0
-    for part, end in zip(self._parts, self._ends, strict=True):
-      if size and at < end:
-        with part.open("rb") as file:
-          file.seek(at - begin)
-          while size and at < end:
-            block = file.read(min(size, end - at, _BLOCK))
-            if not block:
-              raise DamagedError(f"{part}: it was cut short.")
-            at, size = at + len(block), size - len(block)
-            yield block
-      begin = end
+  def _bytes(self, start: int, stop: int) -> np.ndarray:
+    """Copies bytes `start` to `stop` (exclusive) of the joined parts."""
+    return np.concatenate(
+      [
+        part[max(0, start - end + len(part)) : max(0, stop - end + len(part))]
+        for part, end in zip(self._maps, self._ends, strict=True)
+      ]
+    )
 
 
 def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:

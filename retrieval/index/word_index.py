@@ -61,36 +61,27 @@ class WordIndex:
           raise ValueError(f"{name!r} is not a file name")
         if vectors_lib.digest(folder / name) != sha256:
           raise ValueError(f"{name} differs from what was written")
-      self.count, self.language = info["count"], info["language"]
-      self._analyzer = analysis.shared(self.language)
-      for text, terms in info["sample"].items():
-        found = self._analyzer(text)
-        if found != terms:
-          raise ValueError(
-            f"found terms {sorted(set(found) - set(terms))}, the index was "
-            f"built with {sorted(set(terms) - set(found))}; the stemmer is "
-            "another version"
-          )
+      self._analyzer = analysis.shared(info["language"])
+      if any(self._analyzer(t) != terms for t, terms in info["sample"].items()):
+        raise ValueError("the stemmer that built it is another version")
       index = tantivy.Index.open(str(folder))
       index.config_reader("manual")  # Else a thread watches the folder.
-      self._searcher = index.searcher()
-      if self._searcher.num_docs != self.count:
-        raise ValueError(f"found {self._searcher.num_docs} rows")
+      self._searcher, self._schema = index.searcher(), index.schema
+      self.count = self._searcher.num_docs
+      if self.count != info["count"]:
+        raise ValueError(f"found {self.count} rows")
     except (OSError, ValueError, KeyError) as error:
       raise vectors_lib.DamagedError(
         f"{folder}: {error}; run launch.build_index again, into a new folder."
       ) from error
-    self._schema = index.schema
-    self._part: tantivy.Query | None = None
+    self._part: list[tuple[tantivy.Occur, tantivy.Query]] = []
     if part is not None:
+      kind = tantivy.FieldType.Unsigned
       rows = tantivy.Query.range_query(
-        self._schema,
-        _ROW,
-        tantivy.FieldType.Unsigned,
-        *part,
-        include_upper=False,
+        self._schema, _ROW, kind, *part, include_upper=False
       )
-      self._part = tantivy.Query.const_score_query(rows, 0.0)
+      only = tantivy.Query.const_score_query(rows, 0.0)
+      self._part = [(tantivy.Occur.Must, only)]
     self._threads = futures.ThreadPoolExecutor(os.cpu_count(), "words")
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
@@ -102,7 +93,7 @@ class WordIndex:
   def _rank(self, query: str, k: int) -> search_lib.Hits:
     terms = self._analyzer(query)
     if not terms:
-      return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
+      return search_lib.NO_HITS
     Query, Occur = tantivy.Query, tantivy.Occur
     asked = Query.boolean_query(
       [
@@ -110,10 +101,8 @@ class WordIndex:
         for term in terms
       ]
     )
-    if self._part is not None:
-      asked = Query.boolean_query(
-        [(Occur.Must, self._part), (Occur.Must, asked)]
-      )
+    if self._part:
+      asked = Query.boolean_query([*self._part, (Occur.Must, asked)])
     limit = k + _MORE
     while True:
       limit = min(limit, self.count)
@@ -125,10 +114,8 @@ class WordIndex:
       if hits[-1][0] < hits[k - 1][0]:
         break
       limit *= 8
-    addresses = [address for _, address in hits]
-    rows = np.asarray(
-      self._searcher.fast_field_values(_ROW, addresses), np.int64
-    )
+    found = self._searcher.fast_field_values(_ROW, [at for _, at in hits])
+    rows = np.asarray(found, np.int64)
     scores = np.asarray([score for score, _ in hits], np.float32)
     best = np.lexsort((rows, -scores))[:k]
     return search_lib.Hits(rows[best], scores[best])

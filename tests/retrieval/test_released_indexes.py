@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import tracemalloc
+import os
 
 import faiss
 import numpy as np
@@ -69,9 +69,9 @@ def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
   made = vectors.Shards(
     tmp_path / "i" / "vectors", count=200, each=60, dim=16, dtype=dtype
   )
-  stored = np.concatenate([made.rows(i).floats() for i in range(4)])
-  error = {"float32": 0, "bfloat16": 4e-3, "int8": 5e-3}[dtype]
-  np.testing.assert_allclose(stored, x, atol=error)
+  stored = np.concatenate([made.rows(i) for i in range(4)])
+  error = {"float32": 0, "bfloat16": 4e-3}[dtype]
+  np.testing.assert_allclose(stored.astype(np.float32), x, atol=error)
   # The same command again changes nothing; other vectors are another index.
   assert building.build(source, tmp_path / "i", settings, encoder=encoder)
   x[3] = x[4]
@@ -103,37 +103,19 @@ def test_vectors_of_other_passages_are_refused(tmp_path, change, message):
 
 def test_parts_that_are_missing_or_in_another_order_are_refused(tmp_path):
   first, second = parts(tmp_path, units(50))
-  with pytest.raises(vectors.DamagedError, match="name all parts"):
-    vectors.FlatFile([first])
-  with pytest.raises(ValueError, match="first part first"):
-    vectors.FlatFile([second, first])
-  with pytest.raises(vectors.DamagedError, match="part_ac"):
-    vectors.FlatFile([first, tmp_path / "part_ac"])
-  for kept in (0, 10, 44):
-    (tmp_path / "short").write_bytes(b"IxFI" + bytes(kept))
-    with pytest.raises(ValueError, match="short: "):
-      vectors.FlatFile([tmp_path / "short"])
+  (tmp_path / "short").write_bytes(b"IxFI" + bytes(10))
   index = faiss.IndexFlatL2(4)
   index.add(units(3, 4))
   faiss.write_index(index, str(tmp_path / "l2"))
-  with pytest.raises(ValueError, match="kind b'IxF2' and metric 1"):
-    vectors.FlatFile([tmp_path / "l2"])
-
-
-def test_memory_does_not_grow_with_the_file(tmp_path):
-  names = parts(tmp_path, units(100_000, 32))  # 12.8 MB.
-  file = vectors.FlatFile(names)
-  shards = vectors.Shards(
-    tmp_path / "v", count=file.count, each=30_000, dim=32, dtype="bfloat16"
-  )
-  tracemalloc.start()
-  for shard in range(len(shards)):
-    shards.write(shard, file.rows(*shards.span(shard)))
-  file.identity()
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  # A block to hash has 4 MB.
-  assert peak < 9e6
+  for names, sentence in (
+    ([first], "name all parts"),
+    ([second, first], "first part first"),
+    ([first, tmp_path / "part_ac"], "part_ac"),
+    ([tmp_path / "short"], "short: "),
+    ([tmp_path / "l2"], "kind b'IxF2' and metric 1"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      vectors.FlatFile(names)
 
 
 # How much a search reads.
@@ -142,8 +124,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 FACTORIES = {
   "IVF64,Flat": "nprobe",
   "IVF64_HNSW8,Flat": "nprobe",
-  "OPQ8,IVF64,PQ8x4": "nprobe",
-  "HNSW8": "efSearch",
+  "PCA12,IVF64,Flat": "nprobe",
   "IDMap,HNSW8": "efSearch",
   "PCA12,HNSW8": "efSearch",
 }
@@ -151,12 +132,12 @@ FACTORIES = {
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_a_search_finds_most_of_what_the_whole_file_has(factory):
-  x = units(5000)
+  x = units(2000)
   queries = x[:64] + 0.2 * units(64, seed=1)
   index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
   index.train(x)
   if factory.startswith("IDMap"):
-    index.add_with_ids(x, np.arange(5000) + 7)
+    index.add_with_ids(x, np.arange(2000) + 7)
   else:
     index.add(x)
   found = faiss_file.tune(index, queries)
@@ -185,7 +166,7 @@ def file_of(tmp_path, factory, x, ids=None):
 
 
 def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
-  source, x = of_passages(tmp_path, 3000)
+  source, x = of_passages(tmp_path, 1000)
   file = file_of(tmp_path, "IVF32,Flat", x)
 
   def built(name, search=0):
@@ -203,7 +184,7 @@ def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
   levels = [r.levelname for r in caplog.records if "searched with" in r.message]
   assert levels == ["INFO", "WARNING"]  # One list finds too little.
   # Every passage's own words are found where all lists that matter are read.
-  asked = [chosen.corpus[i].contents for i in range(0, 3000, 50)]
+  asked = [chosen.corpus[i].contents for i in range(0, 1000, 20)]
   found = [a[0].contents == q for a, q in zip(chosen.search(asked, 1), asked)]
   assert np.mean(found) > 0.95
 
@@ -222,43 +203,43 @@ def test_a_setting_that_an_index_does_not_have_is_refused(tmp_path):
     building.build(source, tmp_path / "i", settings)
 
 
-# Ids.
-
-
-@pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF4,Flat", "IDMap,HNSW8"])
-@pytest.mark.parametrize("ids", ["rows", "names"])
-def test_ids_of_an_index_are_rows_or_names_of_passages(tmp_path, factory, ids):
-  names = [str(1000 + 3 * i) for i in range(50)]
-  (tmp_path / "c.jsonl").write_text(
-    "".join(
-      f'{{"id": "{name}", "title": "T{i}", "text": "words {i}"}}\n'
-      for i, name in enumerate(names)
-    )
-  )
-  corpus = passages.prepare(tmp_path / "c.jsonl", tmp_path / "p")
-  x = cases.Encoder().passages(list(corpus.contents(0, 50)))
+def test_ids_are_rows_in_any_order_and_no_others(tmp_path):
+  source, x = of_passages(tmp_path, 50)
   order = np.random.default_rng(0).permutation(50)
-  given = order if ids == "rows" else np.asarray([int(names[i]) for i in order])
-  file = file_of(tmp_path, factory, x[order], given)
-  settings = building.Settings("faiss_file", faiss_file=file, search=0)
-  encoder = cases.Encoder()
-  building.build(
-    tmp_path / "c.jsonl", tmp_path / "i", settings, encoder=encoder
-  )
-  index = opening.open_index(tmp_path / "i", encoder=encoder)
-  for row in (0, 7, 49):
-    (found, *_) = index.search([corpus[row].contents], 3)[0]
-    assert found.id == names[row]
-  if ids == "names":
-    np.save(tmp_path / "i" / "rows.npy", np.zeros((2, 50), np.int64))
-    with pytest.raises(vectors.DamagedError, match=r"rows\.npy"):
-      opening.open_index(tmp_path / "i", encoder=encoder)
-
-
-@pytest.mark.parametrize("wrong", [[5] * 20, list(range(100, 120))])
-def test_ids_that_are_no_passages_are_refused(tmp_path, wrong):
-  source, x = of_passages(tmp_path, 20)
-  file = file_of(tmp_path, "IDMap,Flat", x, np.asarray(wrong))
+  for factory in ("IDMap,Flat", "IVF4,Flat", "IDMap,HNSW8"):
+    file = file_of(tmp_path, factory, x[order], order)
+    settings = building.Settings("faiss_file", faiss_file=file)
+    folder, encoder = tmp_path / factory, cases.Encoder()
+    building.build(source, folder, settings, encoder=encoder)
+    index = opening.open_index(folder, encoder=encoder)
+    for row in (0, 7, 49):
+      (found, *_) = index.search([index.corpus[row].contents], 3)[0]
+      assert found.id == str(row)
+  file = file_of(tmp_path, "IDMap,Flat", x, order + 30)
   settings = building.Settings("faiss_file", faiss_file=file)
   with pytest.raises(ValueError, match=r"faiss_file: found id \d+, expected"):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+
+
+def test_empty_slots_of_faiss_are_dropped(tmp_path):
+  file_of(tmp_path, "IVF2,Flat", units(100))
+  index = faiss.read_index(str(tmp_path / "their.index"))
+  index.reset()
+  index.add(units(4))
+  faiss.write_index(index, str(tmp_path / "ivf"))
+  found = faiss_file.FaissFile(tmp_path / "ivf").search(units(9, seed=5), 4)
+  for hits in found:
+    assert all(0 <= row < 4 for row in hits.rows)
+    assert len(hits.rows) == len(hits.scores) == len(set(hits.rows.tolist()))
+
+
+def test_distances_and_files_that_are_cut_short_are_refused(tmp_path):
+  index = faiss.IndexFlatL2(16)
+  index.add(units(30))
+  faiss.write_index(index, str(tmp_path / "l2"))
+  with pytest.raises(ValueError, match="METRIC_INNER_PRODUCT"):
+    faiss_file.FaissFile(tmp_path / "l2")
+  for kept in (1000, 40, 3, 0):
+    os.truncate(tmp_path / "l2", kept)
+    with pytest.raises(vectors.DamagedError, match="copy the file again"):
+      faiss_file.FaissFile(tmp_path / "l2")

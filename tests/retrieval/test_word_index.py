@@ -11,7 +11,7 @@ import pytest
 import tantivy
 
 from retrieval import analysis, passages
-from retrieval.index import recall, search, vectors, word_index
+from retrieval.index import search, vectors, word_index
 
 SHARED = pathlib.Path(
   os.environ.get(
@@ -66,9 +66,9 @@ def segments(tmp_path_factory):
   rng = np.random.default_rng(0)
   texts = [
     " ".join(f"w{n}" for n in rng.zipf(1.5, rng.integers(1, 40)) if n < 3000)
-    for _ in range(4_000)
+    for _ in range(1_500)
   ]
-  texts = [*texts, "twin words", *texts[:2000], *["twin words"] * 3000]
+  texts = [*texts, "twin words", *texts[:500], *["twin words"] * 1000]
   folder = tmp_path_factory.mktemp("segments")
   word_index.write(folder, texts, language="plain")
   index = tantivy.Index.open(str(folder))
@@ -95,7 +95,7 @@ def test_equal_scores_are_in_the_order_of_rows(segments):
   index = word_index.WordIndex(folder)
   for query in ("twin", "w1", "w7 w2 w7", "w30 words", "w900 w3 w1"):
     expected = scores_by_formula(query, texts)
-    for k in (1, 5, 3500):
+    for k in (1, 5, 1300):
       (hits,) = index.search([query], k)
       assert len(hits.rows) == min(k, int((expected > 0).sum()))
       np.testing.assert_allclose(hits.scores, expected[hits.rows], rtol=1e-5)
@@ -104,7 +104,7 @@ def test_equal_scores_are_in_the_order_of_rows(segments):
       )
       order = np.lexsort((hits.rows, -hits.scores))
       assert order.tolist() == list(range(len(order)))
-  assert index.search(["twin"], 3)[0].rows.tolist() == [4000, 6001, 6002]
+  assert index.search(["twin"], 3)[0].rows.tolist() == [1500, 2001, 2002]
 
 
 @pytest.mark.parametrize("parts", [2, 7])
@@ -122,39 +122,28 @@ def test_parts_have_the_scores_of_the_whole(segments, parts):
         assert some.scores.tolist() == all_rows.scores[here][:k].tolist()
 
 
-@pytest.mark.parametrize("query", ["", "   ", "silver", "?!", "\ud800", "\0"])
-def test_query_without_a_common_word_has_no_hit(words, query):
-  assert words.search([query], 3)[0].rows.tolist() == []
+def test_query_without_a_common_word_has_no_hit(words):
+  for hits in words.search(["", "   ", "silver", "?!", "\ud800", "\0"], 3):
+    assert hits.rows.tolist() == []
 
 
-def test_damaged_words_are_refused(words, tmp_path):
-  file = next((tmp_path / "words").glob("*.idx"))
-  content = bytearray(file.read_bytes())
-  content[-1] ^= 1
-  file.write_bytes(content)
-  with pytest.raises(vectors.DamagedError, match=file.name):
-    word_index.WordIndex(tmp_path / "words")
-  with pytest.raises(vectors.DamagedError, match="build_index"):
-    word_index.WordIndex(tmp_path)
-
-
-def test_an_index_of_an_earlier_version_is_refused(words, tmp_path):
-  info = {"count": 4, "language": "plain", "sample": {}, "sha256": {}}
-  (tmp_path / "words" / "words.json").write_text(json.dumps(info))
-  with pytest.raises(ValueError, match=r"earlier version.*into a new folder"):
-    word_index.WordIndex(tmp_path / "words")
-
-
-def test_a_stemmer_that_finds_other_terms_is_refused(tmp_path):
-  word_index.write(tmp_path, ["running dogs"])
-  info = json.loads((tmp_path / "words.json").read_text())
-  assert info["sample"] == {"running dogs": ["run", "dog"]}
-  info["sample"] = {"running dogs": ["runn", "dog"]}
-  (tmp_path / "words.json").write_text(json.dumps(info))
-  with pytest.raises(
-    ValueError, match=r"found terms \['run'\].*another version"
-  ):
-    word_index.WordIndex(tmp_path)
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    ({"sha256": {"meta.json": "0"}}, "meta.json differs from what was written"),
+    ({"tantivy": None}, "earlier version"),
+    ({"sample": {"running": ["runn"]}}, "stemmer .* is another version"),
+    ({"count": 5}, "found 4 rows"),
+    ({"language": None}, "language"),
+  ],
+)
+def test_damaged_words_are_refused(words, tmp_path, change, sentence):
+  path = tmp_path / "words" / "words.json"
+  info = json.loads(path.read_text()) | change
+  kept = {k: v for k, v in info.items() if v is not None}
+  path.write_text(json.dumps(kept))
+  with pytest.raises(vectors.DamagedError, match=f"{sentence}.*build_index"):
+    word_index.WordIndex(path.parent)
 
 
 def test_passages_without_a_word_are_refused(tmp_path):
@@ -182,11 +171,8 @@ def test_chinese_passages_are_found_by_their_words(tmp_path):
 # with its EnglishAnalyzer and BM25Similarity(.9, .4).
 LUCENE = {
   "hotpotqa_dev": (0.575, 0.749),
-  "hotpotqa_train": (0.573, 0.723),
   "2wikimultihopqa_dev": (0.568, 0.709),
-  "2wikimultihopqa_train": (0.582, 0.669),
   "musique_dev": (0.351, 0.451),
-  "musique_train": (0.371, 0.479),
 }
 
 
@@ -199,20 +185,20 @@ def test_recall_on_multi_hop_questions_is_that_of_lucene(tmp_path):
   index = search.SearchIndex(
     corpus, word_index.WordIndex(tmp_path / "words"), identity={}
   )
-  found = {}
   for name in LUCENE:
-    asked = recall.read(SHARED / "questions" / f"{name}.jsonl")
-    answers = index.search([each.question for each in asked], 5)
-    found[name] = [
+    lines = (SHARED / "questions" / f"{name}.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    golds = [set(map(str, row["metadata"]["gold_doc_ids"])) for row in rows]
+    answers = index.search([row["question"] for row in rows], 5)
+    found = [
       np.mean(
         [
-          len({p.id for p in answer[:k]} & each.gold) / len(each.gold)
-          for answer, each in zip(answers, asked, strict=True)
+          len({p.id for p in answer[:k]} & gold) / len(gold)
+          for answer, gold in zip(answers, golds, strict=True)
+          if gold
         ]
       )
       for k in (2, 5)
     ]
     # k1 and b differ: 1.2 and .75.
-    np.testing.assert_allclose(found[name], LUCENE[name], atol=0.04)
-  means = [np.mean(list(each.values()), axis=0) for each in (found, LUCENE)]
-  assert (means[0] >= means[1]).all()
+    np.testing.assert_allclose(found, LUCENE[name], atol=0.04)
