@@ -17,6 +17,11 @@ if TYPE_CHECKING:
   from launch import world_source
 
 
+_CLOSING = 60.0  # Seconds.
+# Stands for the questions that nobody has asked yet.
+_SHORTEST = types.Question("?", "?", ())
+
+
 class Prepared(NamedTuple):
   """An agent before its weights are read.
 
@@ -65,8 +70,15 @@ def prepare(
 
   config = loading.with_answer_room(config)
   validation.validate(config, trains=False, samples=chosen.local)
-  source = _source(config)
-  known = _examples(source)
+  source, known = None, list[types.Question]()
+  if config.data.source == "world":
+    from launch import world_source
+
+    source = world_source.make(config.data, config.retrieval.kind)
+    first: dict[str, types.Question] = {}
+    for question in source.evaluation_questions():
+      first.setdefault(question.text, question)
+    known = list(first.values())
   policies.check(
     chosen, config, source, known or [_SHORTEST], allow_cpu=allow_cpu
   )
@@ -103,18 +115,6 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
 
 
 @contextlib.contextmanager
-def opened(
-  config: config_lib.ExperimentConfig,
-  chosen: policies.Chosen,
-  *,
-  allow_cpu: bool = False,
-) -> Iterator[agent_lib.Agent]:
-  """Yields an agent, as `prepare` and `loaded`."""
-  with loaded(prepare(config, chosen, allow_cpu=allow_cpu)) as agent:
-    yield agent
-
-
-@contextlib.contextmanager
 def loading_agent(
   prepared: Prepared,
 ) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
@@ -146,28 +146,3 @@ def loading_agent(
     ends.set()
     if found.done():
       thread.join(_CLOSING)
-
-
-_CLOSING = 60.0  # Seconds.
-# Stands for the questions that nobody has asked yet.
-_SHORTEST = types.Question("?", "?", ())
-
-
-def _source(
-  config: config_lib.ExperimentConfig,
-) -> world_source.WorldSource | None:
-  """Returns the generated world; None if that is not what is asked about."""
-  if config.data.source != "world":
-    return None
-  from launch import world_source
-
-  return world_source.make(config.data, config.retrieval.kind)
-
-
-def _examples(source: world_source.WorldSource | None) -> list[types.Question]:
-  """Returns the questions of the world's evaluation, the first of each text."""
-  questions = source.evaluation_questions() if source else []
-  first = {question.text: question for question in reversed(questions)}
-  return [
-    question for question in questions if first[question.text] is question
-  ]

@@ -24,17 +24,13 @@ import rich.table
 import rich.text
 from absl import app, flags
 
-from anysearch_jax import budgets, types
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
-from launch import agents, jax_setup, policies
 from launch import evaluate as launch_evaluate
 from launch import flags as launch_flags
+from launch import jax_setup, policies
 
 _EXAMPLES = 5
-
-
 _SHOWN = 160  # Characters of a passage.
 _STYLES = {
   "thinking": "dim",
@@ -66,22 +62,27 @@ def define_flags() -> None:
 
 def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
+  config = launch_flags.read_config()
   try:
-    config = launch_flags.read_config()
     budgets: Sequence[budgets_lib.Assigned] = (
-      (_budget(f.budget, config.evaluation.prices),)
+      (budgets_lib.parse(f.budget, config.evaluation.prices),)
       if f.compare is None
       else launch_evaluate.parse_budgets(f.compare, "--compare")
     )
   except ValueError as error:
-    raise app.UsageError(str(error)) from error
+    flag = f"--budget={f.budget}: " if f.compare is None else ""
+    raise app.UsageError(f"{flag}{error}") from error
   config, chosen = policies.read_flags(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
+  from anysearch_jax.agent import agent as agent_lib
+  from launch import agents
+
   questions = [" ".join(argv[1:])] if len(argv) > 1 else []
   asking = sys.stdin.isatty() and not questions
   answered = True
   try:
-    with agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent:
+    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+    with agents.loaded(prepared) as agent:
       examples = [question.text for question in agent.examples[:_EXAMPLES]]
       if asking and not f.json:
         greet(examples)
@@ -98,23 +99,15 @@ def main(argv: Sequence[str]) -> None:
           else:
             compare(replies)
         else:
-          events = agent.stream(
+          told = agent.stream(
             text, budget=budgets[0], seed=f.seed, deadline=f.deadline
           )
-          replies = [show(events)]
+          replies = [show(told)]
         answered = all(reply.answer is not None for reply in replies)
-  except (OSError, ValueError, types.EngineError, agent_lib.BusyError) as error:
+  except agent_lib.BusyError as error:
     sys.exit(f"launch.ask: {error}")
   if questions and not answered:
     sys.exit(1)
-
-
-def _budget(text: str, prices: budgets_lib.Prices) -> budgets_lib.Budget:
-  """Reads --budget. Raises ValueError if it is invalid."""
-  try:
-    return budgets_lib.parse(text, prices)
-  except ValueError as error:
-    raise ValueError(f"--budget={text}: {error}") from error
 
 
 def _typed(*, prompt: bool) -> Iterator[str]:
@@ -133,9 +126,10 @@ def _typed(*, prompt: bool) -> Iterator[str]:
 def record(reply: events.Reply) -> dict[str, Any]:
   """Returns a reply as JSON values."""
   trajectory = reply.trajectory
+  capped = trajectory.budget < budgets_lib.UNCAPPED
   return {
     "question": trajectory.question.text,
-    "budget": None if free(trajectory.budget) else trajectory.budget,
+    "budget": trajectory.budget if capped else None,
     **({"caps": caps} if (caps := dict(trajectory.caps.caps)) else {}),
     "answer": reply.answer,
     "outcome": str(reply.outcome),
@@ -149,11 +143,6 @@ def record(reply: events.Reply) -> dict[str, Any]:
     "tokens": reply.tokens,
     "seconds": round(reply.seconds, 3),
   }
-
-
-def free(budget: int) -> bool:
-  """Returns whether a number of searches is no cap."""
-  return budget >= budgets.UNCAPPED
 
 
 def greet(examples: Sequence[str]) -> None:
@@ -197,7 +186,7 @@ def show(told: Iterable[events.Event]) -> events.Reply:
           _say(f"  {_line(passage.title, passage.text)}", "passage")
         if not passages:
           _say("  no results", "passage")
-      case events.Budget() as budget if not free(budget.total):
+      case events.Budget() as budget if budget.total < budgets_lib.UNCAPPED:
         _say(f"{_count(budget.left, 'search', 'searches')} left", "budget")
       case events.Answer(reply):
         _conclude(reply)
@@ -268,4 +257,4 @@ if __name__ == "__main__":
   # A warning of a library in the middle of an answer helps nobody.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, arguments=True)

@@ -19,10 +19,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 from packaging import requirements
 
 from anysearch_jax import config as config_lib
@@ -78,9 +78,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> None:
+  del argv
   f = flags.FLAGS
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -14,12 +14,9 @@ killed, running it again resumes; a finished folder is left as it is.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -31,15 +28,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
+from anysearch_jax.training import validation
 from launch import flags as launch_flags
-from launch import (
-  jax_setup,
-  parts,
-  policies,
-  progress,
-  retrieval_settings,
-  retrievers,
-)
+from launch import jax_setup, parts, policies, progress, retrievers
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"
@@ -68,10 +59,10 @@ def define_flags() -> None:
   launch_flags.define_process()
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  if not flags.FLAGS.output:
+def main(argv: Sequence[str]) -> None:
+  del argv
+  f = flags.FLAGS
+  if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")
   try:
     config = short_flags(launch_flags.read_config())
@@ -79,48 +70,42 @@ def main(argv) -> None:
     raise app.UsageError(str(error)) from error
   # The configuration saved beside the episodes must name the policy played.
   config, chosen = policies.read_flags(config)
-  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.evaluation import harness, journal
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import validation
 
-  folder = pathlib.Path(flags.FLAGS.output)
-  try:
-    validation.validate(config, trains=False, samples=chosen.local)
-    retrieval_settings.validate(config.retrieval)
-    source = parts.source(config)
-    e = config.evaluation
-    questions = source.evaluation_questions(
-      e.datasets, e.questions, split=flags.FLAGS.split
-    )
-    policies.check(
-      chosen, config, source, questions, allow_cpu=flags.FLAGS.allow_cpu
-    )
-    retriever = retrievers.make(config, source.retriever)
-    played = provenance(
-      policies.identity(chosen), retriever, questions, flags.FLAGS.split
-    ) | {
-      "world": parts.world(config.data),
-      "prompts": parts.prompts(config.episode),
-      "own": parts.own(config),
-    }
-    made = {"config.json": config_settings.to_dict(config)}
-    with disk.translate_errors(folder):
-      journal.claim(folder, made | {"provenance.json": played})
-      if not (folder / _SUMMARY).is_file():
-        with run_lock.hold(folder / run_lock.NAME):
-          _play(
-            config,
-            chosen,
-            source,
-            questions,
-            searching.BatchingRetriever(
-              retriever, config.search, identity=played["retriever"]["sha256"]
-            ),
-            folder,
-          )
-  except (OSError, ValueError, types.EngineError) as error:
-    sys.exit(f"launch.evaluate: {error}")
+  folder = pathlib.Path(f.output)
+  validation.validate(config, trains=False, samples=chosen.local)
+  source = parts.source(config)
+  e = config.evaluation
+  questions = source.evaluation_questions(
+    e.datasets, e.questions, split=f.split
+  )
+  policies.check(chosen, config, source, questions, allow_cpu=f.allow_cpu)
+  retriever = retrievers.make(config, source.retriever)
+  played: dict[str, Any] = {
+    "policy": policies.identity(chosen),
+    "questions": {"split": f.split, **parts.hashed(questions)},
+    "retriever": retriever.identity(sorted({q.corpus for q in questions})),
+    "world": parts.world(config.data),
+    "prompts": parts.prompts(config.episode),
+    "own": parts.own(config),
+  }
+  made = {"config.json": config_settings.to_dict(config)}
+  with disk.translate_errors(folder):
+    journal.claim(folder, made | {"provenance.json": played})
+    if not (folder / _SUMMARY).is_file():
+      with run_lock.hold(folder / run_lock.NAME):
+        _play(
+          config,
+          chosen,
+          source,
+          questions,
+          searching.BatchingRetriever(
+            retriever, config.search, identity=played["retriever"]["sha256"]
+          ),
+          folder,
+        )
   print(f"episodes: {folder / harness.EPISODES}")
 
 
@@ -173,7 +158,11 @@ def short_flags(
     ValueError: --budgets is invalid.
   """
   f = flags.FLAGS
-  values: dict[str, Any] = {}
+  values = {
+    name: value
+    for name in ("datasets", "scaffold", "scorer")
+    if (value := getattr(f, name)) is not None
+  }
   if f.datasets is not None:
     values["datasets"] = tuple(f.datasets)
   if f.budgets is not None:
@@ -182,10 +171,6 @@ def short_flags(
     values["pairs"] = parse_pairs(f.budgets) if pairs else ()
   if f.seeds is not None:
     values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
-  if f.scaffold is not None:
-    values["scaffold"] = f.scaffold
-  if f.scorer is not None:
-    values["scorer"] = f.scorer
   evaluation = dataclasses.replace(config.evaluation, **values)
   return dataclasses.replace(config, evaluation=evaluation)
 
@@ -244,28 +229,6 @@ def parse_pairs(text: str, flag: str = "--budgets") -> tuple[str, ...]:
       "different; expected each budget once."
     )
   return tuple(found)
-
-
-def provenance(
-  policy: dict[str, Any],
-  retriever: Any,
-  questions: Sequence[types.Question],
-  split: str,
-) -> dict[str, Any]:
-  """Returns the policy, the questions and the retriever, with their hashes."""
-  digest = hashlib.sha256()
-  for q in questions:
-    text = json.dumps([q.id, q.text, *q.golden_answers])
-    digest.update(text.encode() + b"\n")
-  return {
-    "policy": policy,
-    "questions": {
-      "split": split,
-      "count": len(questions),
-      "sha256": digest.hexdigest(),
-    },
-    "retriever": retriever.identity(sorted({q.corpus for q in questions})),
-  }
 
 
 if __name__ == "__main__":

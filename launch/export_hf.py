@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import pathlib
 import re
-import sys
+from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from launch import flags as launch_flags
 from launch import jax_setup
@@ -50,9 +50,8 @@ def define_flags() -> None:
   launch_flags.define_process()
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> None:
+  del argv
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.export import hf_export
@@ -62,8 +61,8 @@ def main(argv) -> None:
   run = pathlib.Path(f.checkpoint)
   if run.name == "checkpoints":
     run = run.parent
-  try:
-    with run_lock.hold(run_lock.beside(f.output)):
+  with run_lock.hold(run_lock.beside(f.output)):
+    try:
       rollout = hf_export.write(
         run,
         f.output,
@@ -75,8 +74,8 @@ def main(argv) -> None:
         adapter=f.adapter,
         overwrite=f.overwrite,
       )
-  except (ValueError, FileNotFoundError, checkpoint.DamagedError) as error:
-    sys.exit(f"launch.export_hf: {error}")
+    except checkpoint.DamagedError as error:
+      raise ValueError(str(error)) from error
   print(f"policy after {rollout} rollouts: {f.output}")
 
 

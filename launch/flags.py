@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import os
@@ -28,6 +29,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins
 from launch import shipped, stopping
@@ -38,7 +40,16 @@ _WIDTH = 80
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
-def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
+# What ends a command with a sentence and no traceback.
+_REFUSALS = (OSError, ValueError, types.EngineError)
+
+
+def run(
+  main: Callable[[Sequence[str]], Any],
+  *,
+  resumes: bool = False,
+  arguments: bool = False,
+) -> None:
   """Runs a command: `app.run` with `--config` flags and short error messages.
 
   `--help` exits with 0. A usage error prints one sentence and exits with 2;
@@ -47,19 +58,37 @@ def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
   Args:
     main: is called with the arguments that are not flags.
     resumes: whether the same command resumes after a stop; see `stopping`.
+    arguments: whether the command has arguments that are not flags.
   """
 
   def short(argv: Sequence[str]) -> Any:
     # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
     disk.hide_tracebacks()
-    try:
-      with stopping.command(resumes=resumes):
-        return main(argv)
-    except app.UsageError as error:
-      _refuse(error)
+    with stopping.command(resumes=resumes):
+      return called(main, argv, arguments=arguments)
 
   app.run(short, flags_parser=_parse_argv)
+
+
+def called(
+  main: Callable[[Sequence[str]], Any],
+  argv: Sequence[str],
+  *,
+  arguments: bool = True,
+) -> Any:
+  """Calls a command, and exits with a sentence if it refuses something."""
+  name = main.__module__
+  if name == "__main__":
+    name = _command()
+  try:
+    if len(argv) > 1 and not arguments:
+      raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+    return main(argv)
+  except app.UsageError as error:
+    _refuse(error, name)
+  except _REFUSALS as error:
+    sys.exit(f"{name}: {error}")
 
 
 def define_process() -> None:
@@ -81,7 +110,7 @@ def define_devices() -> None:
 
 
 def define_allow_cpu() -> None:
-  """Defines `--allow_cpu`, for `accelerator.check`."""
+  """Defines `--allow_cpu`, for `jax_setup.refuse_cpu`."""
   flags.DEFINE_bool(
     "allow_cpu",
     False,
@@ -93,6 +122,27 @@ def define_output() -> None:
   """Defines `--output`, for `run_folder`."""
   flags.DEFINE_string(
     "output", None, "Folder of the run; default: runs/<name>-<seed>."
+  )
+
+
+def define_training() -> None:
+  """Defines the flags of a training, for the commands that start one."""
+  define_config()
+  define_output()
+  define_process()
+  define_method()
+  define_allow_cpu()
+  flags.DEFINE_string(
+    "reward",
+    None,
+    "module:function or path/to/file.py:function of a reward of your own; "
+    "short for --config.reward.function.",
+  )
+  flags.DEFINE_bool(
+    "allow_changes",
+    False,
+    "Resume although settings of learning (rates, rewards, lengths) differ; "
+    "provenance.json notes them.",
   )
 
 
@@ -119,16 +169,6 @@ def define_config(*, required: bool = True) -> None:
     flags.mark_flag_as_required("config")
 
 
-def define_reward() -> None:
-  """Defines `--reward`, for the commands that train."""
-  flags.DEFINE_string(
-    "reward",
-    None,
-    "module:function or path/to/file.py:function of a reward of your own; "
-    "short for --config.reward.function.",
-  )
-
-
 def define_method() -> None:
   """Defines `--method`, for the commands that train or play."""
   flags.DEFINE_string(
@@ -136,16 +176,6 @@ def define_method() -> None:
     None,
     "A system: a shipped one, or module:NAME or path/to/file.py:NAME of one of "
     "your own; sets method.name, episode.prompts and its training's settings.",
-  )
-
-
-def define_resume() -> None:
-  """Defines `--allow_changes`, for the commands that train."""
-  flags.DEFINE_bool(
-    "allow_changes",
-    False,
-    "Resume although settings of learning (rates, rewards, lengths) differ; "
-    "provenance.json notes them.",
   )
 
 
@@ -192,7 +222,10 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     )
   if not path.endswith(".py"):
     raise ValueError(f"--config={path}: expected a Python file (.py).")
-  with _told(path):
+  told = functools.partial(
+    plugins.as_sentence, f"--config={path}", path, kept=(ValueError,)
+  )
+  with told():
     module = plugins.run_file(path)
   if not hasattr(module, "get_config"):
     raise ValueError(
@@ -200,7 +233,7 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     )
   if preset and not inspect.signature(module.get_config).parameters:
     raise ValueError(f"--config={name}: {path} has no presets; leave it out.")
-  with _told(path):
+  with told():
     config = module.get_config(*preset)
   if not isinstance(config, config_lib.ExperimentConfig):
     raise ValueError(
@@ -210,13 +243,6 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   # Dataclasses do not check the types of their fields; `from_dict` does.
   return config_settings.from_dict(
     type(config), config_settings.to_dict(config)
-  )
-
-
-def _told(path: str) -> contextlib.AbstractContextManager[None]:
-  """Turns any exception of a configuration file into a one-line ValueError."""
-  return plugins.as_sentence(
-    f"--config={path}", path, kept=(ValueError, app.UsageError)
   )
 
 
@@ -238,33 +264,22 @@ def override(
 
 def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   hints = typing.get_type_hints(type(node))
-  if keys[0] not in hints:
+  key, *rest = keys
+  if key not in hints:
     raise ValueError(
-      f"--{path}: unknown key {keys[0]!r}; expected one of "
+      f"--{path}: unknown key {key!r}; expected one of "
       f"{', '.join(sorted(hints))}."
     )
-  child = getattr(node, keys[0])
+  child = getattr(node, key)
   if dataclasses.is_dataclass(child):
-    if len(keys) == 1:
+    if not rest:
       raise ValueError(f"--{path} is a group; name one of its values.")
-    value = _replace(child, keys[1:], text, path)
-  elif len(keys) > 1:
-    raise ValueError(f"--{path}: {keys[0]!r} is a value and has no keys.")
+    value = _replace(child, rest, text, path)
+  elif rest:
+    raise ValueError(f"--{path}: {key!r} is a value and has no keys.")
   else:
-    value = _literal(hints[keys[0]], text)
-  rebuilt = {**vars(node), keys[0]: value}
-  return config_settings.from_dict(
-    type(node), _shallow(rebuilt), path=path.rsplit(".", len(keys))[0]
-  )
-
-
-def _shallow(values: dict[str, Any]) -> dict[str, Any]:
-  return {
-    key: config_settings.to_dict(value)
-    if dataclasses.is_dataclass(value)
-    else value
-    for key, value in values.items()
-  }
+    value = config_settings.typed(hints[key], _literal(hints[key], text), path)
+  return dataclasses.replace(node, **{key: value})
 
 
 def _literal(hint: Any, text: str) -> Any:
@@ -355,9 +370,15 @@ def typed(value: Any) -> str:
   return str(value)
 
 
-def _refuse(error: Exception) -> NoReturn:
-  """Exits with 2 and a message about the flags."""
+def _command() -> str:
+  """Returns the name of the command that this process runs."""
   spec = sys.modules["__main__"].__spec__
-  command = spec.name if spec else sys.argv[0]
-  sys.stderr.write(f"{command}: {error}\nPass --help to see the flags.\n")
+  return spec.name if spec else sys.argv[0]
+
+
+def _refuse(error: Exception, command: str = "") -> NoReturn:
+  """Exits with 2 and a message about the flags."""
+  sys.stderr.write(
+    f"{command or _command()}: {error}\nPass --help to see the flags.\n"
+  )
   sys.exit(2)

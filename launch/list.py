@@ -118,4 +118,4 @@ def _retrievers() -> Iterator[str]:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, arguments=True)

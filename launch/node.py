@@ -30,7 +30,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
@@ -293,14 +293,8 @@ def validate(
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  launch_flags.define_config()
-  launch_flags.define_process()
+  launch_flags.define_training()
   distributed.define_flags()
-  launch_flags.define_output()
-  launch_flags.define_resume()
-  launch_flags.define_reward()
-  launch_flags.define_method()
-  launch_flags.define_allow_cpu()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
     "servers",
@@ -337,9 +331,8 @@ def define_flags() -> None:
   )
 
 
-def main(argv) -> int:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> int:
+  del argv
   config, f = launch_flags.read_config(), flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
   # Nodes that train together share the run folder, so each logs to its own.
@@ -356,24 +349,21 @@ def main(argv) -> int:
   servers = Servers(
     f.servers, f.port, f.memory, f.sglang_python, f.server_command
   )
-  try:
-    services, main_part = parts_of(
-      config,
-      trainer,
-      servers=servers if samples_by_servers(config, f.set_config) else None,
-      processes=f.processes or 1,
-      retriever_port=f.retriever_port,
-    )
-    validate(config, main_part, output, allow_changes=f.allow_changes)
-  except ValueError as error:
-    sys.exit(f"launch.node: {error}")
+  services, main_part = parts_of(
+    config,
+    trainer,
+    servers=servers if samples_by_servers(config, f.set_config) else None,
+    processes=f.processes or 1,
+    retriever_port=f.retriever_port,
+  )
+  validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.dry_run:
     print(describe(services, main_part, logs))
     return 0
   if not pathlib.Path(config.policy, "config.json").is_file():
-    sys.exit(
-      f"launch.node: policy: found no config.json in {config.policy!r}, "
-      "expected a Hugging Face folder; name it with --config.policy."
+    raise ValueError(
+      f"policy: found no config.json in {config.policy!r}, expected a Hugging "
+      "Face folder; name it with --config.policy."
     )
   return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
 

@@ -67,17 +67,12 @@ def provenance(
   questions: Sequence[types.Question],
 ) -> dict[str, dict[str, object]]:
   """Returns the inputs of a run with their hashes, and package versions."""
-  digest = hashlib.sha256()
-  for q in questions:
-    text = json.dumps([q.id, q.text, *q.golden_answers])
-    digest.update(text.encode() + b"\n")
   return {
     "policy": policy(config.policy),
     "questions": {
       "source": config.data.source,
       "split": config.data.split,
-      "count": len(questions),
-      "sha256": digest.hexdigest(),
+      **hashed(questions),
     },
     "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
@@ -88,6 +83,15 @@ def provenance(
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
     },
   }
+
+
+def hashed(questions: Sequence[types.Question]) -> dict[str, object]:
+  """Returns the number of questions, and the hash of their texts."""
+  digest = hashlib.sha256()
+  for q in questions:
+    text = json.dumps([q.id, q.text, *q.golden_answers])
+    digest.update(text.encode() + b"\n")
+  return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
 def world(data: config_lib.DataConfig) -> dict[str, object] | None:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -27,24 +27,22 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop, plugins
+from anysearch_jax.training import validation
 from launch import flags as launch_flags
-from launch import parts, shipped
+from launch import parts, retrieval_settings, shipped
 
-if typing.TYPE_CHECKING:
-  from anysearch_jax.evaluation import harness
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
   from anysearch_jax.rollout import completions
 
-
-_KINDS = ("hf", "checkpoint", "openai", "scripted")
+_KINDS = ("hf", "checkpoint", "scripted")
 
 
 class Chosen(typing.NamedTuple):
   """The policy that the flags name.
 
   Attributes:
-    kind: one of `_KINDS`.
+    kind: `hf`, `checkpoint`, `scripted` or `openai`.
     name: of the policy; MODEL@URL for `openai`.
     tokenizer: for `openai`, folder of the model's tokenizer; "": there is none.
     key_variable: for `openai`, environment variable with the key; "": no key.
@@ -91,26 +89,19 @@ def define_flags() -> None:
 
 def read_flags(
   config: config_lib.ExperimentConfig,
-  default: Chosen | None = None,
 ) -> tuple[config_lib.ExperimentConfig, Chosen]:
   """Returns a configuration that names the policy of the flags, and the policy.
 
-  Args:
-    config: configuration of the command.
-    default: the policy if no flag names one; None: config.policy.
-
   Raises:
     app.UsageError: the flags name several policies, or there is none.
+    ValueError: a value of the configuration is invalid.
   """
+  f = flags.FLAGS
   named = (
     [_endpoint()]
-    if flags.FLAGS.openai
-    else [
-      Chosen(kind, name)
-      for kind in _KINDS
-      if (name := getattr(flags.FLAGS, kind))
-    ]
-  ) or [default or Chosen("hf", config.policy)]
+    if f.openai
+    else [Chosen(kind, name) for kind in _KINDS if (name := getattr(f, kind))]
+  ) or [Chosen("hf", config.policy)]
   if len(named) > 1 or not named[0].name:
     raise app.UsageError(
       f"Found {len([n for n in named if n.name])} policies, expected one of "
@@ -119,10 +110,12 @@ def read_flags(
   (chosen,) = named
   if chosen.kind == "hf":
     chosen = chosen._replace(name=shipped.find(chosen.name))
-  elif chosen.kind == "openai":
-    chosen = chosen._replace(key_variable=flags.FLAGS.openai_key_variable)
   config = dataclasses.replace(config, policy=chosen.name)
-  return served(config, flags.FLAGS.sglang), chosen
+  config = served(config, f.sglang)
+  # Reads the values alone, so a wrong one is refused before JAX is imported.
+  validation.check(config, trains=False, samples=chosen.local)
+  retrieval_settings.validate(config.retrieval)
+  return config, chosen
 
 
 def _endpoint() -> Chosen:
@@ -147,8 +140,12 @@ def _endpoint() -> Chosen:
       f"--openai_model={f.openai_model!r}: expected an address such as "
       "http://127.0.0.1:8000/v1, and the name that the server gives the model."
     )
-  name = f"{f.openai_model}@{f.openai}"
-  return Chosen("openai", name, shipped.find(f.hf) if f.hf else "")
+  return Chosen(
+    "openai",
+    f"{f.openai_model}@{f.openai}",
+    shipped.find(f.hf) if f.hf else "",
+    f.openai_key_variable,
+  )
 
 
 def served(
@@ -220,36 +217,27 @@ def check(
       "--config.retrieval.simulated= (none) here: policies are measured "
       "against the real retriever."
     )
+  codec: Any
   if chosen.kind == "scripted":
     _scripted(chosen.name, source)
     return
   if chosen.kind == "openai":
-    _check_prompts(questions, _codec(chosen.tokenizer), config)
-    return
-  folder = chosen.name
-  if chosen.kind == "checkpoint":
-    run, _ = _run(chosen.name)
-    if not (run / "source").is_dir():
-      raise ValueError(
-        f"{run}: no source/; expected the folder of a training run."
-      )
-    folder = str(run / "source")
-  a, codec = describe(dataclasses.replace(config, policy=folder))
-  if config.engine.kind != "sglang":
-    jax_setup.refuse_cpu(a, allow=allow_cpu)
-  placement.check_playing(
-    a, config.mesh, engine=config.engine, dtype=config.compute_dtype
-  )
-  _check_prompts(questions, codec, config)
-
-
-def _check_prompts(
-  questions: Sequence[types.Question],
-  codec: types.TextCodec,
-  config: config_lib.ExperimentConfig,
-) -> None:
-  from anysearch_jax.training import validation
-
+    codec = _codec(chosen.tokenizer)
+  else:
+    folder = chosen.name
+    if chosen.kind == "checkpoint":
+      run, _ = _run(chosen.name)
+      if not (run / "source").is_dir():
+        raise ValueError(
+          f"{run}: no source/; expected the folder of a training run."
+        )
+      folder = str(run / "source")
+    a, codec = describe(dataclasses.replace(config, policy=folder))
+    if config.engine.kind != "sglang":
+      jax_setup.refuse_cpu(a, allow=allow_cpu)
+    placement.check_playing(
+      a, config.mesh, engine=config.engine, dtype=config.compute_dtype
+    )
   validation.check_prompts(
     questions,
     codec,
@@ -266,12 +254,13 @@ def identity(chosen: Chosen) -> dict[str, Any]:
   Raises:
     ValueError: there is no such policy.
   """
-  if chosen.kind == "hf":
-    return parts.policy(chosen.name)
-  if chosen.kind == "scripted":
-    return {"scripted": chosen.name}
-  if chosen.kind == "openai":
-    return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
+  match chosen.kind:
+    case "hf":
+      return parts.policy(chosen.name)
+    case "scripted":
+      return {"scripted": chosen.name}
+    case "openai":
+      return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
   from anysearch_jax.training import checkpoint, manifest
 
   run, rollout = _run(chosen.name)
@@ -291,18 +280,6 @@ def identity(chosen: Chosen) -> dict[str, Any]:
   }
 
 
-def identified(identity: Mapping[str, Any]) -> Chosen:
-  """Returns the policy that an `identity` describes."""
-  if "openai" in identity:
-    return Chosen("openai", identity["openai"], identity["tokenizer"])
-  if "scripted" in identity:
-    return Chosen("scripted", identity["scripted"])
-  if "checkpoint" in identity:
-    name = f"{identity['checkpoint']}@{identity['rollout']}"
-    return Chosen("checkpoint", name)
-  return Chosen("hf", identity["folder"])
-
-
 @contextlib.contextmanager
 def player(
   chosen: Chosen,
@@ -311,35 +288,48 @@ def player(
 ) -> Iterator[harness.Player]:
   """Yields the policy with its engine, ready to play.
 
+  A model elsewhere has then sampled one token.
+
   Args:
     chosen: the policy, from `read_flags`.
     config: configuration of engine and sampling.
     source: source of the questions, which scripted policies may use.
 
   Raises:
-    ValueError: the policy cannot be loaded.
+    ValueError: the policy cannot be loaded, or the server's key is missing.
     types.EngineError: the servers cannot be used.
   """
   from anysearch_jax.evaluation import harness
 
+  engine: Any
+  codec: Any
   if chosen.kind == "scripted":
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   if chosen.kind == "openai":
-    with _remote_player(
-      chosen.name,
-      config,
-      tokenizer=chosen.tokenizer,
-      key_variable=chosen.key_variable,
-    ) as remote:
-      yield remote
-    return
-  from anysearch_jax.rollout import engines
+    from anysearch_jax.rollout import completions
 
-  policy = _policy(chosen, config)
-  engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
+    model, _, url = chosen.name.rpartition("@")
+    codec = _codec(chosen.tokenizer)
+    engine = completions.CompletionsEngine(
+      url,
+      codec,
+      model=model,
+      key_variable=chosen.key_variable,
+      sampling=config.sampling,
+      deadline=config.episode.turn_deadline,
+      concurrency=config.engine.slots,
+    )
+  else:
+    from anysearch_jax.rollout import engines
+
+    policy = _policy(chosen, config)
+    engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
+    codec = policy.tokenizer
   try:
-    yield harness.Player(engine, policy.tokenizer)
+    if chosen.kind == "openai":
+      loop.run(engine.probe())
+    yield harness.Player(engine, codec)
   finally:
     engine.close()
 
@@ -375,47 +365,6 @@ def _run(name: str) -> tuple[pathlib.Path, int | None]:
   return run, int(rollout) if at else None
 
 
-@contextlib.contextmanager
-def _remote_player(
-  name: str,
-  config: config_lib.ExperimentConfig,
-  *,
-  tokenizer: str,
-  key_variable: str,
-) -> Iterator[harness.Player]:
-  """Yields the model, ready to play, after it has sampled one token.
-
-  Args:
-    name: MODEL@URL.
-    config: sampling, deadlines, and the number of turns at a time.
-    tokenizer: folder of the model's tokenizer; "": there is none.
-    key_variable: environment variable with the server's key; "": no key.
-
-  Raises:
-    ValueError: the key or the tokenizer is missing.
-    types.EngineError: the server cannot be used.
-  """
-  from anysearch_jax.evaluation import harness
-  from anysearch_jax.rollout import completions
-
-  model, _, url = name.rpartition("@")
-  known = _codec(tokenizer)
-  engine = completions.CompletionsEngine(
-    url,
-    known,
-    model=model,
-    key_variable=key_variable,
-    sampling=config.sampling,
-    deadline=config.episode.turn_deadline,
-    concurrency=config.engine.slots,
-  )
-  try:
-    loop.run(engine.probe())
-    yield harness.Player(engine, known)
-  finally:
-    engine.close()
-
-
 def _codec(folder: str) -> completions.Codec:
   """Returns the codec of a tokenizer's folder; "": one that estimates.
 
@@ -435,8 +384,7 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function of (config, source) that makes an engine and codec.
 
   Args:
-    name: a policy of the generated world, see `world.expert_policy`, or
-      as for `plugins.load`.
+    name: a policy of the generated world, or as for `plugins.load`.
     source: source of the questions.
 
   Raises:

@@ -34,11 +34,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from anysearch_jax.data import files, formats, hub, prepared, preparing
 from launch import flags as launch_flags
@@ -94,13 +93,9 @@ def define_flags() -> None:
   )
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  try:
-    print(run(flags.FLAGS))
-  except ValueError as error:
-    sys.exit(f"launch.prepare_data: {error}")
+def main(argv: Sequence[str]) -> None:
+  del argv
+  print(run(flags.FLAGS))
 
 
 def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:

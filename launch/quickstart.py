@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from launch import flags as launch_flags
 from launch import progress, stopping, supervisor
@@ -204,9 +204,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("jobs", 3, "Processes at a time.", lower_bound=1)
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> None:
+  del argv
   root = pathlib.Path(flags.FLAGS.output)
   started = time.monotonic()
   print(f"{os.cpu_count()} cores, load average {_load()} before the start")

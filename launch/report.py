@@ -23,14 +23,20 @@ names existing folders is read as folders, and the text before it as the label.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import pathlib
-import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from anysearch_jax.evaluation import metrics
+from anysearch_jax.host import json_files
 from anysearch_jax.report import (
   figures,
   loading,
@@ -40,40 +46,44 @@ from anysearch_jax.report import (
   tables,
   trajectories,
 )
+from anysearch_jax.world import optimum
+from anysearch_jax.world import world as world_lib
 from launch import flags as launch_flags
-from launch import optimum_rows
 
-_CONTROLS = flags.DEFINE_list(
-  "controls", [], "Labels of the rows that the first one is held against."
-)
-_TABLES = flags.DEFINE_list(
-  "tables", [], "label=ablation, ...: tool, format, scaffold, sampling, phases."
-)
-_SURFACES = flags.DEFINE_list(
-  "surfaces",
-  [],
-  "label=folder of an evaluation under pairs of searches and tokens, ...",
-)
-_PRICES = flags.DEFINE_list(
-  "prices",
-  [],
-  "US dollars of 1000 searches, of a million tokens read, of a million "
-  "written; default: those that the evaluations were configured with.",
-)
-_OUTPUT = flags.DEFINE_string(
-  "output",
-  None,
-  "The page; default: report/report.html in the run of the first row.",
-)
-_TITLE = flags.DEFINE_string(
-  "title", "One policy, any budget", "Title of the page."
-)
-_NOTES = flags.DEFINE_string(
-  "notes", "", "How this was made (commands, machine), shown on the page."
-)
-_FIGURE = flags.DEFINE_string(
-  "figure", None, "An SVG file to write instead of the report."
-)
+
+def define_flags() -> None:
+  """Defines the command's flags; importing the module defines none."""
+  flags.DEFINE_list(
+    "controls", [], "Labels of the rows that the first one is held against."
+  )
+  flags.DEFINE_list(
+    "tables",
+    [],
+    "label=ablation, ...: tool, format, scaffold, sampling, phases.",
+  )
+  flags.DEFINE_list(
+    "surfaces",
+    [],
+    "label=folder of an evaluation under pairs of searches and tokens, ...",
+  )
+  flags.DEFINE_list(
+    "prices",
+    [],
+    "US dollars of 1000 searches, of a million tokens read, of a million "
+    "written; default: those that the evaluations were configured with.",
+  )
+  flags.DEFINE_string(
+    "output",
+    None,
+    "The page; default: report/report.html in the run of the first row.",
+  )
+  flags.DEFINE_string("title", "One policy, any budget", "Title of the page.")
+  flags.DEFINE_string(
+    "notes", "", "How this was made (commands, machine), shown on the page."
+  )
+  flags.DEFINE_string(
+    "figure", None, "An SVG file to write instead of the report."
+  )
 
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:
@@ -92,60 +102,65 @@ def parse_tables(items: Sequence[str]) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> None:
   try:
-    sources = [s for item in argv[1:] for s in loading.sources(item)]
-    if not sources:
-      raise ValueError(
-        "Found no row; name the folder of a run or of an evaluation."
-      )
-    # Evaluations of one run are several rows and one training.
-    runs: dict[str, pathlib.Path] = {}
-    for source in sources:
-      if source.run is not None and source.run not in runs.values():
-        runs[source.label] = source.run
-    home = loading.home(sources[0])
-    output = pathlib.Path(_OUTPUT.value or home / "report" / "report.html")
-    evaluated = [source for source in sources if source.folders]
-    rows = [
-      optimum_rows.add(loading.load_row(s.label, *s.folders), s.folders)
-      for s in evaluated
-    ]
-    training = [loading.load_training(*named) for named in runs.items()]
-    if _FIGURE.value:
-      _draw(pathlib.Path(_FIGURE.value), rows, training)
-      return
-    measured = study.measure(
-      rows,
-      [label.strip() for label in _CONTROLS.value],
-      training,
-      groups=parse_tables(_TABLES.value),
-      prices=parse_prices(_PRICES.value),
-      surfaces={
-        label: loading.load_row(label, *folders, paired=True).columns
-        for item in _SURFACES.value
-        for label, folders in [loading.named(item, labelled=True)]
-      },
-    )
-    samples = [
-      trajectories.Sample(
-        row.label, row.episodes, loading.decoder(source.folders[0])
-      )
-      for row, source in zip(rows, evaluated, strict=True)
-    ]
-    with _writing(output):
-      page.write(
-        output,
-        measured,
-        samples,
-        [
-          sample
-          for named in runs.items()
-          if (sample := loading.recorded(*named)).episodes
-        ],
-        title=_TITLE.value,
-        notes=_NOTES.value,
-      )
+    _report(argv[1:], flags.FLAGS)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
+
+
+def _report(items: Sequence[str], f: flags.FlagValues) -> None:
+  """Writes what the flags ask for, of the rows that `items` name."""
+  sources = [source for item in items for source in loading.sources(item)]
+  if not sources:
+    raise ValueError(
+      "Found no row; name the folder of a run or of an evaluation."
+    )
+  # Evaluations of one run are several rows and one training.
+  runs: dict[str, pathlib.Path] = {}
+  for source in sources:
+    if source.run is not None and source.run not in runs.values():
+      runs[source.label] = source.run
+  home = loading.home(sources[0])
+  output = pathlib.Path(f.output or home / "report" / "report.html")
+  evaluated = [source for source in sources if source.folders]
+  rows = [
+    with_optimum(loading.load_row(s.label, *s.folders), s.folders)
+    for s in evaluated
+  ]
+  training = [loading.load_training(*named) for named in runs.items()]
+  if f.figure:
+    _draw(pathlib.Path(f.figure), rows, training)
+    return
+  measured = study.measure(
+    rows,
+    [label.strip() for label in f.controls],
+    training,
+    groups=parse_tables(f.tables),
+    prices=parse_prices(f.prices),
+    surfaces={
+      label: loading.load_row(label, *folders, paired=True).columns
+      for item in f.surfaces
+      for label, folders in [loading.named(item, labelled=True)]
+    },
+  )
+  samples = [
+    trajectories.Sample(
+      row.label, row.episodes, loading.decoder(source.folders[0])
+    )
+    for row, source in zip(rows, evaluated, strict=True)
+  ]
+  with _writing(output):
+    page.write(
+      output,
+      measured,
+      samples,
+      [
+        sample
+        for named in runs.items()
+        if (sample := loading.recorded(*named)).episodes
+      ],
+      title=f.title,
+      notes=f.notes,
+    )
   for source in sources:
     if not source.folders:
       print(
@@ -179,14 +194,71 @@ def _draw(
 
 @contextlib.contextmanager
 def _writing(output: pathlib.Path) -> Iterator[None]:
-  """Exits with an error message if the report cannot be written."""
+  """Says what to do if the report cannot be written."""
   try:
     yield
   except OSError as error:
-    sys.exit(
-      f"launch.report: {output} could not be written ({error}). Name another "
-      "place with --output, or free some space."
+    raise OSError(
+      f"{output} could not be written ({error}). Name another place with "
+      "--output, or free some space."
+    ) from error
+
+
+def with_optimum(
+  row: metrics.Row, folders: Sequence[pathlib.Path]
+) -> metrics.Row:
+  """Returns a row with the best agent's accuracy on each of its questions.
+
+  The questions of the generated world say all that the agent would see, so that
+  its accuracy is computed in about two milliseconds a question and budget;
+  nothing is played.
+
+  Args:
+    row: a row of a report.
+    folders: its evaluations, whose `config.json` name the world.
+
+  Returns:
+    The row unchanged if its evaluations are not all of one generated world.
+
+  Raises:
+    ValueError: a question is not one of that world.
+  """
+  named = {_world_seed(folder) for folder in folders}
+  if len(named) != 1 or (seed := named.pop()) is None:
+    return row
+  found = row.columns
+  budgets = metrics.budgets(found)
+  try:
+    best = np.array(
+      [[_right(seed, name, budget) for budget in budgets] for name in found.ids]
     )
+  except ValueError as error:
+    raise ValueError(f"Row {row.label!r}: {error}") from error
+  return dataclasses.replace(row, table=found.with_optimum(best, budgets))
+
+
+def _world_seed(folder: pathlib.Path) -> int | None:
+  """Returns the seed of an evaluation's world; None without one."""
+  path = folder / "config.json"
+  if not path.is_file():
+    return None
+  stored = settings.renamed(json_files.read(path))
+  default = config_lib.DataConfig()
+  data: dict[str, Any] = dataclasses.asdict(default) | stored.get("data", {})
+  return data["world_seed"] if data["source"] == default.source else None
+
+
+@functools.cache
+def _agent(seed: int) -> tuple[world_lib.World, optimum.Optimum]:
+  made = world_lib.World(seed)
+  return made, optimum.Optimum(made)
+
+
+# Rows of a report share their questions.
+@functools.cache
+def _right(seed: int, question: str, budget: int) -> float:
+  """Returns P(right answer) of the best agent."""
+  return float(optimum.accuracy(*_agent(seed), [question], [budget])[0, 0])
 
 
 def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
@@ -203,4 +275,5 @@ def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  define_flags()
+  launch_flags.run(main, arguments=True)

@@ -53,16 +53,16 @@ import json
 import pathlib
 import reprlib
 import sys
+import typing
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.algorithms import grpo, rewards
+from anysearch_jax.config import settings
 from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.host import disk
 from launch import flags as launch_flags
@@ -71,6 +71,7 @@ _AUTHORS = {
   "model": types.Author.MODEL,
   "environment": types.Author.ENVIRONMENT,
 }
+# The types of JSON, and how a sentence names them.
 _NAMES = {
   bool: "true or false",
   dict: "an object",
@@ -80,6 +81,24 @@ _NAMES = {
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
 _LARGEST = 2**31 - 1  # Counts are stored as int32.
+# Settings that scoring does not know with other values, and why.
+_IN_TRAINING = (
+  "what such trajectories earned is in the files of their training."
+)
+_SCORED = (
+  ("method.name", ("anysearch",), f"this is its reward; {_IN_TRAINING}"),
+  (
+    "objective.normalize",
+    ("group", "none"),
+    "a line is one group, and does not say which groups were a rollout.",
+  ),
+  (
+    "objective.baseline",
+    ("group",),
+    "a line has one advantage for each trajectory, not for each turn.",
+  ),
+  ("reward.function", ("",), f"this is AnySearch's reward; {_IN_TRAINING}"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +108,25 @@ class RecordedTrajectory:
   spans: tuple[types.Span, ...]
   searches: int
   generated_tokens: int
-  failed: bool
+  failed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedGroup:
   """One line of a file: what scoring needs of a `types.Group`."""
 
+  question: str
+  trajectories: tuple[RecordedTrajectory, ...]
   golden_answers: tuple[str, ...]
   budget: int
   scaffold: bool
-  trajectories: tuple[RecordedTrajectory, ...]
-  dataset: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfficialGroup(RecordedGroup):
+  """What the official scorer needs besides."""
+
+  dataset: str
   official_answers: tuple[str, ...] = ()
 
 
@@ -112,34 +138,73 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
     raise ValueError("found JSON nested too deep, expected a group.") from None
   except ValueError as error:
     raise ValueError(f"found no JSON value ({error}).") from None
-  record = _typed(record, dict, "the line")
-  _member(record, "question", str, "")
-  trajectories = _member(record, "trajectories", list, "")
-  return RecordedGroup(
-    golden_answers=_texts(record, "golden_answers"),
-    budget=_count(record, "budget", ""),
-    scaffold=_member(record, "scaffold", bool, ""),
-    trajectories=tuple(
-      _trajectory(item, f"trajectories[{i}]")
-      for i, item in enumerate(trajectories)
-    ),
-    **(_of_script(record) if scorer == "official" else {}),
+  if type(record) is not dict:
+    raise ValueError(
+      f"the line: found {reprlib.repr(record)}, expected an object."
+    )
+  return _read(
+    OfficialGroup if scorer == "official" else RecordedGroup, record, ""
   )
 
 
-def _of_script(record: dict) -> dict[str, Any]:
-  """Returns the fields of a group that only the official scorer needs."""
-  name = official_scoring.ANSWERS
-  return {
-    "dataset": _member(record, "dataset", str, ""),
-    name: _texts({name: [], **record}, name),
-  }
+def _refuse_constant(name: str) -> None:
+  raise ValueError(f"{name} is not JSON")
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+  """Returns a value of JSON as a type: a dataclass, a tuple or a plain one.
+
+  Raises:
+    ValueError: it is of another type; the message names its place.
+  """
+  kind = _json_type(hint)
+  if type(value) is not kind:  # `isinstance` would accept a bool as an int.
+    raise ValueError(
+      f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
+    )
+  if kind is dict:
+    hints = typing.get_type_hints(hint)
+    found = {}
+    for field in dataclasses.fields(hint):
+      inner = f"{where}.{field.name}".lstrip(".")
+      if field.name in value:
+        found[field.name] = _read(hints[field.name], value[field.name], inner)
+      elif field.default is dataclasses.MISSING:
+        expected = _NAMES[_json_type(hints[field.name])]
+        raise ValueError(f"{inner}: missing, expected {expected}.")
+    return hint(**found)
+  if kind is list:
+    item, _ = typing.get_args(hint)
+    return tuple(_read(item, x, f"{where}[{i}]") for i, x in enumerate(value))
+  if kind is int and not 0 <= value <= _LARGEST:
+    raise ValueError(
+      f"{where}: found {reprlib.repr(value)}, expected 0 to {_LARGEST}."
+    )
+  if hint is types.Author:
+    if value not in _AUTHORS:
+      raise ValueError(
+        f"{where}: found {reprlib.repr(value)}, expected "
+        f"{' or '.join(map(repr, _AUTHORS))}."
+      )
+    return _AUTHORS[value]
+  return value
+
+
+def _json_type(hint: Any) -> type:
+  """Returns the type of JSON that a field is read from."""
+  if dataclasses.is_dataclass(hint):
+    return dict
+  if typing.get_origin(hint) is tuple:
+    return list
+  return str if hint is types.Author else hint
 
 
 def score_group(
   group: RecordedGroup, config: config_lib.ExperimentConfig
 ) -> list[dict[str, Any]]:
   """Returns one group's scores; all values of a failed trajectory are None."""
+  import jax
+
   verdicts = [
     scoring.judge(
       trajectory.spans,
@@ -154,7 +219,7 @@ def score_group(
   if not size:
     return []
   extra: list[dict[str, float | None]] = [{} for _ in verdicts]
-  if config.evaluation.scorer == "official":
+  if isinstance(group, OfficialGroup):
     accepted = group.official_answers or group.golden_answers
     extra = [
       official_scoring.named(
@@ -177,7 +242,7 @@ def score_group(
   # dividing by the group's spread would amplify float32 rounding.
   with jax.enable_x64(True):
     reward, advantage = jax.device_get(
-      _score(*columns, np.int32(group.budget), valid, config=config)
+      _compiled()(*columns, np.int32(group.budget), valid, config=config)
     )
   values = {
     **reward._asdict(),
@@ -196,18 +261,27 @@ def score_group(
   ]
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _score(em, format_, tokens, searches, budget, valid, *, config):
-  reward = rewards.composite(
-    em, format_, tokens, searches, budget, valid, config=config.reward
-  )
-  advantage = grpo.advantages(
-    reward.total,
-    valid,
-    epsilon=config.objective.advantage_epsilon,
-    normalize=config.objective.normalize,
-  )
-  return reward, advantage
+@functools.cache
+def _compiled() -> Any:
+  """Returns a jitted function: columns of a group to rewards and advantages."""
+  import jax
+
+  from anysearch_jax.algorithms import grpo, rewards
+
+  @functools.partial(jax.jit, static_argnames="config")
+  def score(em, format_, tokens, searches, budget, valid, *, config):
+    reward = rewards.composite(
+      em, format_, tokens, searches, budget, valid, config=config.reward
+    )
+    advantage = grpo.advantages(
+      reward.total,
+      valid,
+      epsilon=config.objective.advantage_epsilon,
+      normalize=config.objective.normalize,
+    )
+    return reward, advantage
+
+  return score
 
 
 def score_file(
@@ -222,28 +296,14 @@ def score_file(
       configuration is of another system than AnySearch.
     OSError: a file cannot be read or written.
   """
-  if config.method.name != "anysearch":
-    raise ValueError(
-      f"method.name: found {config.method.name!r}, expected 'anysearch', whose "
-      "reward this is. What trajectories of other systems earned stands in the "
-      "files of their training."
-    )
-  if config.objective.normalize == "batch":
-    raise ValueError(
-      "objective.normalize: found 'batch', expected 'group' or 'none': a line "
-      "is one group, and does not say which groups were a rollout."
-    )
-  if config.objective.baseline == "turn":
-    raise ValueError(
-      "objective.baseline: found 'turn', expected 'group': a line has one "
-      "advantage for each trajectory, not for each turn."
-    )
-  if config.reward.function:
-    raise ValueError(
-      f"reward.function: found {config.reward.function!r}, expected nothing: "
-      "this scores by AnySearch's reward. What trajectories earned by a reward "
-      "of your own is in the files of their training."
-    )
+  for path, accepted, why in _SCORED:
+    group, _, name = path.partition(".")
+    found = getattr(getattr(config, group), name)
+    if found not in accepted:
+      raise ValueError(
+        f"{path}: found {found!r}, expected "
+        f"{' or '.join(map(repr, accepted))}: {why}"
+      )
   with (
     disk.replacing(target) as beside,
     open(source, "rb") as lines,
@@ -258,81 +318,19 @@ def score_file(
       output.write(json.dumps(scores, allow_nan=False) + "\n")
 
 
-def _trajectory(item: Any, where: str) -> RecordedTrajectory:
-  item = _typed(item, dict, where)
-  spans = _member(item, "spans", list, where)
-  return RecordedTrajectory(
-    spans=tuple(
-      _span(span, f"{where}.spans[{i}]") for i, span in enumerate(spans)
-    ),
-    searches=_count(item, "searches", where),
-    generated_tokens=_count(item, "generated_tokens", where),
-    failed=_member({"failed": False, **item}, "failed", bool, where),
-  )
-
-
-def _span(span: Any, where: str) -> types.Span:
-  span = _typed(span, dict, where)
-  author = _member(span, "author", str, where)
-  if author not in _AUTHORS:
-    raise ValueError(
-      f"{where}.author: found {reprlib.repr(author)}, expected "
-      f"{' or '.join(map(repr, _AUTHORS))}."
-    )
-  return types.Span(_AUTHORS[author], _member(span, "text", str, where))
-
-
-def _texts(record: dict, key: str) -> tuple[str, ...]:
-  return tuple(
-    _typed(item, str, f"{key}[{i}]")
-    for i, item in enumerate(_member(record, key, list, ""))
-  )
-
-
-def _member(record: dict, key: str, kind: type, where: str) -> Any:
-  where = f"{where}.{key}".lstrip(".")
-  if key not in record:
-    raise ValueError(f"{where}: missing, expected {_NAMES[kind]}.")
-  return _typed(record[key], kind, where)
-
-
-def _count(record: dict, key: str, where: str) -> int:
-  value = _member(record, key, int, where)
-  if not 0 <= value <= _LARGEST:
-    raise ValueError(
-      f"{f'{where}.{key}'.lstrip('.')}: found {reprlib.repr(value)}, expected "
-      f"0 to {_LARGEST}."
-    )
-  return value
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-  if type(value) is not kind:  # `isinstance` would accept a bool as an int.
-    raise ValueError(
-      f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
-    )
-  return value
-
-
-def _refuse_constant(name: str) -> None:
-  raise ValueError(f"{name} is not JSON")
-
-
 def main(argv: Sequence[str]) -> int:
   """Scores --input into --output; returns the exit code."""
   del argv
+  f = flags.FLAGS
   try:
     config = launch_flags.read_config()
-    if flags.FLAGS.scorer:
+    if f.scorer:
       config = dataclasses.replace(
         config,
-        evaluation=dataclasses.replace(
-          config.evaluation, scorer=flags.FLAGS.scorer
-        ),
+        evaluation=dataclasses.replace(config.evaluation, scorer=f.scorer),
       )
-    score_file(
-      pathlib.Path(flags.FLAGS.input), pathlib.Path(flags.FLAGS.output), config
-    )
+    settings.check(config)
+    score_file(pathlib.Path(f.input), pathlib.Path(f.output), config)
   except (ValueError, OSError) as error:
     print(error, file=sys.stderr)
     return 2

@@ -40,9 +40,8 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from launch import agents, jax_setup, policies, stopping
 from launch import flags as launch_flags
+from launch import jax_setup, policies, stopping
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -95,24 +94,27 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  del argv
   f = flags.FLAGS
   if f.new_key is not None:
     _add_key()
     return
   if not f.config:
     raise app.UsageError("--config: found nothing, expected a configuration.")
-  try:
-    config = launch_flags.read_config()
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  config, chosen = policies.read_flags(config)
+  if f.http and not f.mcp:
+    raise app.UsageError("--http goes with --mcp.")
+  config, chosen = policies.read_flags(launch_flags.read_config())
   if f.mcp:
     _serve_mcp(config, chosen)
-    return
-  if f.http:
-    raise app.UsageError("--http goes with --mcp.")
+  else:
+    _serve_http(config, chosen)
+
+
+def _serve_http(
+  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+) -> None:
+  """Serves OpenAI's clients until a signal arrives."""
+  f = flags.FLAGS
   port = 8400 if f.port is None else f.port
   deadline = f.deadline or 120.0
   from launch import http_server
@@ -123,75 +125,57 @@ def main(argv: Sequence[str]) -> None:
       "could spend its searches; expected --keys=FILE, or an address of this "
       "machine such as 127.0.0.1."
     )
-  _check_address(f.host, port)
+  try:
+    # Before the weights are read.
+    http_server.listening(f.host, port).close()
+  except OSError as error:
+    raise ValueError(
+      f"cannot listen at {f.host}:{port} ({error}); name another --port or "
+      "--host."
+    ) from error
   jax_setup.configure(threads=f.threads, cache=f.cache)
   log_requests()
-  try:
-    with (
-      # The keys first: a policy may take minutes to load.
-      _guard(f.keys) as guard,
-      agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
-    ):
-      from anysearch_jax.serving import fields, service
+  from launch import agents
 
-      agent.ask(_warming(agent.examples), budget=0)
-      running = service.Service(
-        agent,
-        fields.Served(
-          model=f.name or config.name,
-          budget=min(f.budget, f.max_budget),
-          max_budget=f.max_budget,
-          max_tokens=config.episode.max_generated,
-          seconds=deadline,
-          sampling=config.sampling,
-          prices=agents.prices(config),
-        ),
-        guard=guard,
-        most=f.queue,
-        log_questions=f.log_questions,
-      )
-      http_server.serve(
-        service.create_app(running),
-        running,
-        named=_described(config, chosen),
-        host=f.host,
-        port=port,
-        connections=f.connections,
-        headers=10,
-        request=deadline,
-        grace=f.grace,
-      )
-  except (OSError, ValueError, types.EngineError) as error:
-    sys.exit(f"launch.serve: {error}")
+  with (
+    # The keys first: a policy may take minutes to load.
+    _guard(f.keys) as guard,
+    agents.loaded(
+      agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+    ) as agent,
+  ):
+    from anysearch_jax.serving import fields, service
 
-
-def _check_address(host: str, port: int) -> None:
-  """Exits if the server could not listen, before the weights are read."""
-  from launch import http_server
-
-  try:
-    http_server.listening(host, port).close()
-  except OSError as error:
-    sys.exit(
-      f"launch.serve: cannot listen at {host}:{port} ({error}); name another "
-      "--port or --host."
+    agent.ask((agent.examples or [_WARM])[0], budget=0)
+    running = service.Service(
+      agent,
+      fields.Served(
+        model=f.name or config.name,
+        budget=min(f.budget, f.max_budget),
+        max_budget=f.max_budget,
+        max_tokens=config.episode.max_generated,
+        seconds=deadline,
+        sampling=config.sampling,
+        prices=agents.prices(config),
+      ),
+      guard=guard,
+      most=f.queue,
+      log_questions=f.log_questions,
     )
-
-
-def _warming(examples: Sequence[types.Question]) -> types.Question | str:
-  return examples[0] if examples else _WARM
-
-
-def _described(
-  config: config_lib.ExperimentConfig, chosen: policies.Chosen
-) -> str:
-  """Names the policy; of a model elsewhere the address is left out.
-
-  The line of the greeting then has one URL, that of this service.
-  """
-  elsewhere = chosen.kind == "openai"
-  policy = flags.FLAGS.openai_model if elsewhere else config.policy
-  return f"{config.name} ({policy})"
+    # Without the address of a model elsewhere, so that the greeting has one
+    # URL, that of this service.
+    policy = f.openai_model if chosen.kind == "openai" else config.policy
+    http_server.serve(
+      service.create_app(running),
+      running,
+      named=f"{config.name} ({policy})",
+      host=f.host,
+      port=port,
+      connections=f.connections,
+      headers=10,
+      request=deadline,
+      grace=f.grace,
+    )
 
 
 @contextlib.contextmanager
@@ -217,11 +201,7 @@ def _add_key() -> None:
   f = flags.FLAGS
   if not f.keys:
     raise app.UsageError("--new_key: found no --keys, expected a file for it.")
-  try:
-    key = keys.add(pathlib.Path(f.keys), f.new_key)
-  except (OSError, ValueError) as error:
-    sys.exit(f"launch.serve: {error}")
-  print(key)
+  print(keys.add(pathlib.Path(f.keys), f.new_key))
   print(
     f"This is the only time that the key is shown; {f.keys} holds its SHA-256 "
     "and limits, which you may edit.",
@@ -250,34 +230,41 @@ def _serve_mcp(
       f"--host={host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
       "the server can ask, because MCP over HTTP has no keys here."
     )
-  make = _service_class()
+  try:
+    from anysearch_jax.serving import mcp_server
+  except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    if package == "anysearch_jax":
+      raise
+    raise ValueError(
+      f"found no package {package!r}; pip install -e '.[serve]'"
+    ) from error
   with contextlib.ExitStack() as stack:
     # From here on only the protocol is written to standard output.
     wire = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
-    try:
-      prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
-      agent = stack.enter_context(agents.loading_agent(prepared))
-      service = make(
-        agent,
-        version=anysearch_jax.__version__,
-        examples=prepared.examples,
-        max_budget=f.max_budget,
-        passages=config.episode.top_k,
-        seed=f.seed,
-        deadline=f.deadline,
-        prices=agents.prices(config),
-      )
-      if wire is None:
+    from launch import agents
+
+    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+    agent = stack.enter_context(agents.loading_agent(prepared))
+    service = mcp_server.Service(
+      agent,
+      version=anysearch_jax.__version__,
+      examples=prepared.examples,
+      max_budget=f.max_budget,
+      passages=config.episode.top_k,
+      seed=f.seed,
+      deadline=f.deadline,
+      prices=agents.prices(config),
+    )
+    if wire is None:
+      agent.result()
+      port = 8401 if f.port is None else f.port
+      _serve_mcp_http(service, host=host, port=port, grace=f.grace)
+    else:
+      _serve_stdio(service, wire, agent)
+      if agent.done():
         agent.result()
-        port = 8401 if f.port is None else f.port
-        _serve_mcp_http(service, host=host, port=port, grace=f.grace)
-      else:
-        _serve_stdio(service, wire, agent)
-        if agent.done():
-          agent.result()
-    except (OSError, ValueError, types.EngineError) as error:
-      sys.exit(f"launch.serve: {error}")
 
 
 class _Wire(typing.NamedTuple):
@@ -391,23 +378,6 @@ def _serve_mcp_http(
     port = opened.getsockname()[1]
     greeting = f"serving MCP at http://{shown}:{port}/mcp"
     McpServer(config, service, grace=grace, greeting=greeting).run([opened])
-
-
-def _service_class() -> type[mcp_server.Service]:
-  """Returns the class that needs the packages of the extra `serve`.
-
-  Exits with a sentence if they are missing.
-  """
-  try:
-    from anysearch_jax.serving import mcp_server
-  except ModuleNotFoundError as error:
-    package = (error.name or "").partition(".")[0]
-    if package == "anysearch_jax":
-      raise
-    sys.exit(
-      f"launch.serve: found no package {package!r}; pip install -e '.[serve]'"
-    )
-  return mcp_server.Service
 
 
 def _main(argv: Sequence[str]) -> None:

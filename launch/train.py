@@ -66,14 +66,8 @@ _SHOWN = {
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  launch_flags.define_config()
-  launch_flags.define_output()
-  launch_flags.define_process()
+  launch_flags.define_training()
   distributed.define_flags()
-  launch_flags.define_resume()
-  launch_flags.define_reward()
-  launch_flags.define_method()
-  launch_flags.define_allow_cpu()
   flags.DEFINE_float(
     "grace",
     None,
@@ -96,9 +90,8 @@ def define_flags() -> None:
   flags.DEFINE_string("openai", None, "Refused: see docs/serving.md.")
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> None:
+  del argv
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
   if flags.FLAGS.openai:
@@ -108,12 +101,9 @@ def main(argv) -> None:
       "(--config.engine.kind=sglang)."
     )
   config = launch_flags.read_config()
-  try:
-    # Reads the values alone, so a wrong one is refused before JAX is imported.
-    validation.check(config)
-    retrieval_settings.validate(config.retrieval)
-  except ValueError as error:
-    sys.exit(f"launch.train: {error}")
+  # Reads the values alone, so a wrong one is refused before JAX is imported.
+  validation.check(config)
+  retrieval_settings.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)
     return
@@ -135,14 +125,10 @@ def _main(
   from anysearch_jax.training import checkpoint, health
 
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
+  grace = flags.FLAGS.grace
+  trainer = None
   try:
     trainer, provenance = _trainer(config, folder, held)
-  except disk.DiskError as error:
-    sys.exit(_goes_on(error, folder))
-  except (ValueError, types.EngineError) as error:
-    sys.exit(f"launch.train: {error}")
-  grace = flags.FLAGS.grace
-  try:
     with (
       disk.translate_errors(folder),
       stopping.saving(
@@ -154,18 +140,27 @@ def _main(
         _progress(config.curriculum.rollouts),
         _noting(folder, config, provenance),
       )
+  except disk.DiskError as error:
+    saved = checkpoint.rollouts(folder / "checkpoints")
+    then = (
+      f"It goes on from checkpoint {saved[-1]}."
+      if saved
+      else "It begins anew: no rollout was saved yet."
+    )
+    sys.exit(f"launch.train: {error} {then}")
   except (
     checkpoint.DamagedError,
-    checkpoint.MismatchError,
     health.NotFiniteError,
     health.FailedEpisodesError,
     health.WrongWeightsError,
-    plugins.PluginError,
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")
-  except disk.DiskError as error:
-    sys.exit(_goes_on(error, folder))
+  except ValueError as error:
+    refused = checkpoint.MismatchError, plugins.PluginError
+    if trainer is not None and not isinstance(error, refused):
+      raise RuntimeError("Found a bug; its traceback is above.") from error
+    sys.exit(f"launch.train: {error}")
   if not finished:
     saved = checkpoint.rollouts(folder / "checkpoints")[-1]
     stopping.say(f"saved checkpoint {saved}; the same command resumes from it")
@@ -269,16 +264,6 @@ def _noting(
   return started
 
 
-def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
-  """Returns the error message of a run that a full or broken disk stopped."""
-  from anysearch_jax.training import checkpoint
-
-  saved = checkpoint.rollouts(folder / "checkpoints")
-  if saved:
-    return f"launch.train: {error} It goes on from checkpoint {saved[-1]}."
-  return f"launch.train: {error} It begins anew: no rollout was saved yet."
-
-
 def _begin(
   config: config_lib.ExperimentConfig, count: int, *, allow_cpu: bool
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
@@ -289,7 +274,6 @@ def _begin(
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
   from anysearch_jax.training import placement
-  from launch import jax_setup
 
   a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=allow_cpu)
@@ -331,11 +315,11 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
     target: hardware to plan for, which need not be present; None: no plan.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
+  validation.validate(config)
+  print(describe(config))
+  if target is None:
+    return
   try:
-    validation.validate(config)
-    print(describe(config))
-    if target is None:
-      return
     from anysearch_jax.planning import plan as plan_lib
     from anysearch_jax.planning import planner, targets
     from launch import plan
@@ -343,7 +327,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
     made = planner.make(
       config, plan.read_architecture(config.policy), targets.parse(target)
     )
-  except (ModuleNotFoundError, ValueError) as error:
+  except ModuleNotFoundError as error:
     sys.exit(f"launch.train: {error}")
   print(f"\n{plan_lib.text(made)}")
   if not made.fits:

@@ -19,6 +19,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import app, flags
@@ -26,6 +27,7 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.host import disk, loop, run_lock
+from anysearch_jax.training import validation
 from launch import flags as launch_flags
 from launch import jax_setup, parts, progress, shipped, stopping
 
@@ -47,16 +49,15 @@ def define_flags() -> None:
   launch_flags.define_process()
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main(argv: Sequence[str]) -> None:
+  del argv
   config = launch_flags.read_config()
+  validation.check(config, trains=False, samples=False)
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
   from anysearch_jax.evaluation import journal
   from anysearch_jax.policy import hf
-  from anysearch_jax.training import validation
   from anysearch_jax.world import warm_start
   from launch import world_source
 
@@ -72,23 +73,20 @@ def main(argv) -> None:
     )
   folder = str(pathlib.Path(folder))  # Without a slash at its end.
   partial = pathlib.Path(folder + ".partial")
-  try:
-    validation.validate(config, trains=False, samples=False)
-    warm_start.validate(config.warm_start)
-    source = world_source.make(config.data, config.retrieval.kind)
-    policy = _start(config, source)
-    with disk.translate_errors(partial), run_lock.hold(partial / run_lock.NAME):
-      journal.claim(partial, _made_of(config))
-      fitted = _fit(config, source, policy, partial)
-      lacks = _lacks(config, source, fitted)
-      if lacks:
-        folder += ".rejected"
-      hf.save(folder, fitted, dtype=np.float16)
-    # First, because without config.json it could be another run's.
-    (partial / _STATE).unlink()
-    shutil.rmtree(partial)
-  except (OSError, ValueError) as error:
-    sys.exit(f"launch.warm_start: {error}")
+  validation.validate(config, trains=False, samples=False)
+  warm_start.validate(config.warm_start)
+  source = world_source.make(config.data, config.retrieval.kind)
+  policy = _start(config, source)
+  with disk.translate_errors(partial), run_lock.hold(partial / run_lock.NAME):
+    journal.claim(partial, _made_of(config))
+    fitted = _fit(config, source, policy, partial)
+    lacks = _lacks(config, source, fitted)
+    if lacks:
+      folder += ".rejected"
+    hf.save(folder, fitted, dtype=np.float16)
+  # First, because without config.json it could be another run's.
+  (partial / _STATE).unlink()
+  shutil.rmtree(partial)
   print(f"policy: {folder}")
   if lacks:
     sys.exit("The warm start is too weak: " + "; ".join(lacks) + ".")

@@ -265,13 +265,13 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
     )
   return cls(
     **{
-      key: _typed(hints[key], value, f"{path}.{key}")
+      key: typed(hints[key], value, f"{path}.{key}")
       for key, value in values.items()
     }
   )
 
 
-def _typed(hint: Any, value: Any, path: str) -> Any:
+def typed(hint: Any, value: Any, path: str) -> Any:
   """Returns `value` converted to type `hint`; raises ValueError otherwise."""
   if isinstance(hint, type) and dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
@@ -281,7 +281,7 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
     if not isinstance(value, list | tuple):
       raise ValueError(f"{path}: found {value!r}, expected a list.")
     (item, _) = typing.get_args(hint)
-    return tuple(_typed(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+    return tuple(typed(item, v, f"{path}[{i}]") for i, v in enumerate(value))
   if hint is float and type(value) is int:
     return float(value)
   if type(value) is not hint:

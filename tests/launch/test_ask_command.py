@@ -18,6 +18,7 @@ from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import driver, searching
 from configs import quickstart
 from launch import agents, ask, parts, policies
+from launch import flags as launch_flags
 
 # Found at budget 3, after a search in other words; memory is wrong.
 QUESTION = "gebos employer founder ?"
@@ -27,8 +28,8 @@ CHOSEN = policies.Chosen("hf", CONFIG.policy)
 
 @pytest.fixture(scope="module")
 def agent():
-  with agents.opened(CONFIG, CHOSEN) as opened:
-    yield opened
+  with agents.loaded(agents.prepare(CONFIG, CHOSEN)) as loaded:
+    yield loaded
 
 
 def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
@@ -75,12 +76,8 @@ def test_tokens_are_told_while_a_turn_is_sampled(agent):
   assert sum(isinstance(e, events.Found) for e in told) == reply.searches <= 3
 
 
-def output(capsys, *arguments, typed=None, monkeypatch=None):
-  if typed is not None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+def output(capsys, *arguments):
   with commands.defined(ask):
-    from launch import flags as launch_flags
-
     ask.main(
       launch_flags._parse_argv(
         ["ask", "--config=configs/quickstart.py", *arguments]
@@ -101,28 +98,20 @@ def test_one_question_in_a_pipe_is_plain_text(capsys):
 def test_piped_questions_give_one_line_of_json_for_each_budget(
   capsys, monkeypatch
 ):
-  said = output(
-    capsys,
-    "--json",
-    "--compare=0,3",
-    typed=f"{QUESTION}\n\ngebir mayor ?\n",
-    monkeypatch=monkeypatch,
+  monkeypatch.setattr(
+    "sys.stdin", io.StringIO(f"{QUESTION}\n\nzzzz \udcff ?\n")
   )
+  said = output(capsys, "--json", "--compare=0,3")
   rows = [json.loads(line) for line in said.splitlines()]
   assert [(row["question"], row["budget"]) for row in rows] == [
     (QUESTION, 0),
     (QUESTION, 3),
-    ("gebir mayor ?", 0),
-    ("gebir mayor ?", 3),
+    ("zzzz \udcff ?", 0),
+    ("zzzz \udcff ?", 3),
   ]
   for row in rows:
     assert row["searches"] == len(row["queries"]) == len(row["documents"])
     assert row["searches"] <= row["budget"]
-
-
-def test_words_that_the_policy_cannot_read_are_no_line_of_json(capsys):
-  said = output(capsys, "--json", "--budget=0", "zzzz \udcff ?")
-  assert json.loads(said)["question"] == "zzzz \udcff ?"
 
 
 def test_budget_may_cap_tokens(capsys):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
+import commands
 import fake_sglang
 import played_evaluation
 import pytest
@@ -25,21 +23,10 @@ from launch import evaluate, parts, policies
 
 @pytest.mark.parametrize(
   ("text", "budgets"),
-  [
-    ("0..8", tuple(range(9))),
-    ("0,1,5", (0, 1, 5)),
-    ("3", (3,)),
-    ("0..2, 8", (0, 1, 2, 8)),
-  ],
+  [("0..8", tuple(range(9))), ("3", (3,)), ("0..2, 8", (0, 1, 2, 8))],
 )
 def test_budgets_are_ranges_and_numbers(text, budgets):
   assert evaluate.parse_budgets(text) == budgets
-
-
-@pytest.mark.parametrize("text", ["", "a", "0..", "-1", "0..3,2", "3..1"])
-def test_invalid_budgets_are_refused(text):
-  with pytest.raises(ValueError, match=f"--budgets={text}"):
-    evaluate.parse_budgets(text)
 
 
 def test_pairs_are_all_combinations_of_their_caps():
@@ -53,11 +40,16 @@ def test_pairs_are_all_combinations_of_their_caps():
 
 
 @pytest.mark.parametrize(
-  "text", ["searches=1|1", "pages=3", "tokens=", "searches=1;searches=1"]
+  "text",
+  [
+    *("", "a", "0..", "-1", "0..3,2", "3..1"),
+    *("searches=1|1", "pages=3", "tokens=", "searches=1;searches=1"),
+  ],
 )
-def test_invalid_pairs_are_refused(text):
+def test_invalid_budgets_are_refused(text):
+  parse = evaluate.parse_pairs if "=" in text else evaluate.parse_budgets
   with pytest.raises(ValueError) as error:
-    evaluate.parse_pairs(text)
+    parse(text)
   assert str(error.value).startswith(f"--budgets={text}: ")
 
 
@@ -110,9 +102,7 @@ def test_a_checkpoint_plays_as_its_export_does(run, tmp_path):
   newest = checkpoint.sound(run / "checkpoints")
   assert identity["rollout"] == newest
   assert identity["sha256"] != policies.identity(exported)["sha256"]
-  named = policies.identified(identity)
-  assert named == policies.Chosen("checkpoint", f"{run}@{newest}")
-  assert policies.identity(named) == identity
+  assert identity["checkpoint"] == str(run)
 
 
 @pytest.mark.parametrize(
@@ -188,20 +178,8 @@ def test_a_function_makes_a_policy(tmp_path):
   chosen = policies.Chosen("scripted", f"{__name__}:make")
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
-  assert policies.identified(policies.identity(chosen)) == chosen
   with pytest.raises(ValueError, match="which names .* or one of expert, "):
     rows(policies.Chosen("scripted", "nothing"), config, tmp_path / "f")
-
-
-def command(module, *arguments):
-  done = subprocess.run(
-    [sys.executable, "-m", module, *map(str, arguments), "--cache="],
-    capture_output=True,
-    text=True,
-    check=False,
-    env=os.environ | {"PYTHONPATH": "tests/launch:tests/support"},
-  )
-  return done.returncode, done.stdout, done.stderr
 
 
 def test_commands_play_resume_and_refuse(tmp_path):
@@ -211,13 +189,11 @@ def test_commands_play_resume_and_refuse(tmp_path):
     "--config.evaluation.questions=6",
     "--scripted=expert",
     "--budgets=0..2",
+    "--cache=",
     f"--output={out}",
   ]
-  code, said, error = command("launch.evaluate", *flags, "--seeds=2")
-  assert code == 0, error
-  assert "world budget 2: " in said
+  assert commands.run(evaluate, *flags, "--seeds=2") == ""
   found = [json.loads(line) for line in (out / "episodes.jsonl").open("rb")]
-  assert len(found) == 36
   assert [(row["seed"], row["budget"]) for row in found] == [
     (seed, budget)
     for seed in (42, 43)
@@ -238,24 +214,13 @@ def test_commands_play_resume_and_refuse(tmp_path):
   )
   # A kill before the last file leaves nothing to play.
   (out / "summary.json").unlink()
-  code, said, error = command("launch.evaluate", *flags, "--seeds=2")
-  assert code == 0, error
+  assert commands.run(evaluate, *flags, "--seeds=2") == ""
   again = json.loads((out / "summary.json").read_text())
   assert again["played"] == 0
   assert again["cells"] == summary["cells"]
-  # Another configuration is another evaluation.
-  code, _, error = command("launch.evaluate", *flags, "--seeds=3")
-  assert code != 0
-  assert "evaluation.seeds is [42, 43] there and [42, 43, 44] now" in error
-
-
-def test_two_policies_are_refused_by_their_flags(tmp_path):
-  code, _, error = command(
-    "launch.evaluate",
-    "--config=configs/quickstart.py",
-    "--scripted=expert",
-    "--hf=configs/graded_world_policy",
-    f"--output={tmp_path}",
-  )
-  assert code != 0
-  assert "Found 2 policies, expected one of" in error
+  for flag, said in (
+    # Another configuration is another evaluation.
+    ("--seeds=3", "evaluation.seeds is [42, 43] there and [42, 43, 44] now"),
+    ("--hf=configs/graded_world_policy", "Found 2 policies, expected one of"),
+  ):
+    assert said in commands.run(evaluate, *flags, flag)

@@ -6,7 +6,9 @@ import pathlib
 import subprocess
 import sys
 
+import commands
 import pytest
+import source_tree
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
@@ -30,24 +32,20 @@ def read(config, path):
   ("path", "text", "value"),
   [
     ("seed", "7", 7),
-    ("seed", "-7", -7),
     ("name", "7", "7"),
     ("name", "", ""),
     ("name", "a=b", "a=b"),
     ("policy", "runs/x,y", "runs/x,y"),
-    ("reward.alpha", "1", 1.0),
     ("reward.alpha", "1e-3", 0.001),
     ("reward.gamma_mode", "fixed", "fixed"),
     ("reward.use_abs", "false", False),
     ("reward.use_abs", "True", True),
     ("batch.row_lengths", "8,16", (8, 16)),
     ("batch.row_lengths", "(8, 16)", (8, 16)),
-    ("batch.row_lengths", "[8]", (8,)),
     ("batch.row_lengths", "8", (8,)),
     ("lora.targets", "q,v", ("q", "v")),
     ("lora.targets", "q", ("q",)),
     ("lora.targets", "('q', 'v')", ("q", "v")),
-    ("lora.base_dtype", "bfloat16", "bfloat16"),
     ("evaluation.budgets", "()", ()),
   ],
 )
@@ -55,11 +53,8 @@ def test_an_override_is_typed_and_changes_nothing_else(path, text, value):
   config = flags.override(DEFAULT, [f"{path}={text}"])
   assert read(config, path) == value
   assert type(read(config, path)) is type(value)
-  restored = flags.override(
-    config, [f"{path}={read(DEFAULT, path)}"] if path != "name" else []
-  )
   if path != "name":
-    assert restored == DEFAULT
+    assert flags.override(config, [f"{path}={read(DEFAULT, path)}"]) == DEFAULT
 
 
 def test_overrides_apply_in_order():
@@ -78,11 +73,8 @@ def test_overrides_apply_in_order():
     ("seed.x=1", "--config.seed.x: 'seed' is a value and has no keys"),
     ("seed", "--config.seed: no value; write --config.seed=..."),
     ("seed=x", r"config.seed: found 'x' \(str\), expected int"),
-    ("seed=1.5", r"config.seed: found 1.5 \(float\), expected int"),
-    ("seed=true", r"config.seed: found True \(bool\), expected int"),
     ("reward.alpha=high", "config.reward.alpha: found 'high'"),
     ("reward.use_abs=1", r"config.reward.use_abs: found 1 \(int\)"),
-    ("reward.use_abs=no", "config.reward.use_abs: found 'no'"),
     ("batch.row_lengths=8,x", "config.batch.row_lengths: found '8,x'"),
     ("batch.row_lengths=8,9.5", r"row_lengths\[1\]: found 9.5 \(float\)"),
   ],
@@ -106,19 +98,20 @@ def get_config():
     ("a.py", "x = 1", r"no get_config\(\)"),
     ("a.txt", CONFIG_FILE, "expected a Python file"),
     ("a.py", "def get_config(): return {}", "returned dict, expected an Exp"),
+    ("a.py:lora", CONFIG_FILE, "has no presets; leave it out"),
   ],
 )
 def test_invalid_configuration_file_is_refused(tmp_path, name, text, sentence):
   if text is not None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name.partition(":")[0]).write_text(text)
   with pytest.raises(ValueError, match=sentence):
     flags.load_config(str(tmp_path / name))
 
 
-def test_a_file_gives_its_configuration(tmp_path):
-  (tmp_path / "a.py").write_text(CONFIG_FILE)
-  config = flags.load_config(str(tmp_path / "a.py"))
-  assert config == config_lib.ExperimentConfig(name="mine")
+def test_unknown_preset_is_refused():
+  sentence = "preset 'all', expected one of questions, lora"
+  with pytest.raises(ValueError, match=sentence):
+    flags.load_config("configs/qwen3_4b.py:all")
 
 
 @pytest.mark.parametrize(
@@ -154,48 +147,28 @@ def test_the_papers_configurations_can_run_in_every_preset(policy, parameters):
   assert weights.count(table.rows(a)) == parameters
 
 
-@pytest.mark.parametrize(
-  ("preset", "sentence"),
-  [
-    (
-      "configs/qwen3_4b.py:all",
-      "preset 'all', expected one of questions, lora",
-    ),
-    ("configs/own_data.py:lora80", "has no presets; leave it out"),
-  ],
-)
-def test_unknown_preset_is_refused(preset, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    flags.load_config(preset)
+class Command:
+  """A command that notes what it was called with."""
+
+  define_flags = staticmethod(flags.define_config)
+
+  def main(self, argv):
+    config = flags.read_config()
+    self.read = config.name, config.seed, config.batch.row_lengths, argv[1:]
 
 
-COMMAND = """
-from launch import flags
-flags.define_config()
-def main(argv):
-  config = flags.read_config()
-  print(config.name, config.seed, config.batch.row_lengths, argv[1:])
-flags.run(main)
-"""
-
-
-def command(tmp_path, *args):
+def run(tmp_path, *arguments):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
-  return subprocess.run(
-    [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}", *args],
-    cwd=pathlib.Path(__file__).resolve().parents[2],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  command = Command()
+  said = commands.run(command, f"--config={tmp_path / 'a.py'}", *arguments)
+  return said or command.read
 
 
 def test_a_command_reads_overrides_from_its_command_line(tmp_path):
-  done = command(
+  found = run(
     tmp_path, "--config.seed=7", "-config.batch.row_lengths=8,16", "rest"
   )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.strip() == "mine 7 (8, 16) ['rest']"
+  assert found == ("mine", 7, (8, 16), ["rest"])
 
 
 @pytest.mark.parametrize(
@@ -207,18 +180,8 @@ def test_a_command_reads_overrides_from_its_command_line(tmp_path):
   ],
 )
 def test_unknown_flag_is_refused(tmp_path, argument, sentence):
-  done = command(tmp_path, argument)
-  assert done.returncode == 2
-  said = done.stderr.splitlines()
-  assert sentence in said[0] and len(said) == 2, done.stderr
-  assert not done.stdout
-
-
-@pytest.mark.parametrize("asked", ["--help", "-h", "-?"])
-def test_help_exits_with_0(tmp_path, asked):
-  done = command(tmp_path, asked)
-  assert done.returncode == 0
-  assert "--config" in done.stdout and not done.stderr
+  said = run(tmp_path, argument).splitlines()
+  assert sentence in said[0] and len(said) == 2
 
 
 def listed(text):
@@ -230,9 +193,7 @@ def listed(text):
   ]
 
 
-@pytest.mark.parametrize(
-  "name", ["configs/quickstart.py", "configs/methods.py:search_r1", ""]
-)
+@pytest.mark.parametrize("name", ["configs/methods.py:search_r1", ""])
 def test_help_lists_every_value_as_a_flag_that_gives_it_again(name):
   config = flags.load_config(name) if name else DEFAULT
   overrides = listed(flags.help_text(config, name))
@@ -241,30 +202,37 @@ def test_help_lists_every_value_as_a_flag_that_gives_it_again(name):
   assert {each.partition("=")[0] for each in overrides} == set(leaves)
 
 
-def test_help_says_what_a_value_means_and_may_be():
-  text = flags.help_text(DEFAULT, "the paper")
-  assert "--config.curriculum: Budget curriculum (section" in text
-  alpha = "--config.reward.alpha=0.5\n      Weight of accuracy. (learning, at"
-  assert alpha in text
+COMMAND = """
+from launch import flags
+flags.define_config()
+flags.run(lambda argv: None)
+"""
 
 
 def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
-  done = command(tmp_path, "--config.seed=7", "--help")
-  assert done.returncode == 0, done.stderr
-  assert {"name=mine", "seed=7"} <= {*listed(done.stdout)}
-  refused = command(tmp_path, "--config.sead=7", "--help")
-  assert refused.returncode == 2 and "'sead'" in refused.stderr
-
-
-def test_help_into_a_closed_pipe_prints_no_traceback(tmp_path):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
-  process = subprocess.Popen(
-    [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}", "--help"],
-    cwd=pathlib.Path(__file__).resolve().parents[2],
+  command = [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}"]
+  found = subprocess.run(
+    [*command, "--config.seed=7", "-h"],
+    cwd=source_tree.ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert {"name=mine", "seed=7"} <= {*listed(found.stdout)}
+  closed = subprocess.Popen(
+    [*command, "--help"],
+    cwd=source_tree.ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   )
-  process.stdout.close()
-  assert process.stderr.read() == ""
-  process.wait(60)
+  closed.stdout.close()
+  assert closed.stderr.read() == ""
+  closed.wait(60)
+
+
+def test_unexpected_argument_is_refused(capsys):
+  with pytest.raises(SystemExit):
+    flags.called(len, ["launch.x", "rest"], arguments=False)
+  assert "Unexpected argument 'rest'" in capsys.readouterr().err

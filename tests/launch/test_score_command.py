@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
-import chex
-import jax
+import commands
 import numpy as np
 import pytest
 from format_table import A, I, S, T
@@ -17,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
+from launch import flags as launch_flags
 from launch import score
 
 CONFIG = config_lib.ExperimentConfig()
@@ -24,7 +21,6 @@ KEYS = [
   "answer", "em", "format", "length", "r_abs", "r_rel", "tool", "gamma",
   "total", "advantage",
 ]  # fmt: skip
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def trajectory(searches=0, *, answer="a", tokens=100, **extra):
@@ -138,7 +134,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, budget=st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_scores_agree_with_float64(rows, budget):
   lines = group(
     *(
@@ -237,27 +233,15 @@ def test_scaffold_and_crlf_lines(tmp_path):
   assert [line["trajectories"][0]["format"] for line in lines] == [1, 1]
 
 
-def test_the_reward_of_another_system_is_not_computed_here(tmp_path):
-  config = config_lib.ExperimentConfig(
-    method=config_lib.MethodConfig(name="otc")
-  )
-  with pytest.raises(ValueError, match="found 'otc', expected 'anysearch'"):
-    run(tmp_path, group(trajectory()), config=config)
-
-
 @pytest.mark.parametrize(
-  ("setting", "value"), [("normalize", "batch"), ("baseline", "turn")]
+  "wrong",
+  ["method.name=otc", "objective.normalize=batch", "objective.baseline=turn"],
 )
-def test_what_a_line_does_not_tell_is_refused(tmp_path, setting, value):
-  config = config_lib.ExperimentConfig(
-    objective=config_lib.ObjectiveConfig(**{setting: value})
-  )
-  with pytest.raises(ValueError, match=f"found '{value}', expected 'group'"):
+def test_what_a_line_does_not_tell_is_refused(tmp_path, wrong):
+  config = launch_flags.override(CONFIG, [wrong])
+  path, _, value = wrong.partition("=")
+  with pytest.raises(ValueError, match=f"{path}: found '{value}', expected"):
     run(tmp_path, group(trajectory()), config=config)
-
-
-def test_an_empty_file_has_no_scores(tmp_path):
-  assert run(tmp_path) == []
 
 
 def test_the_configuration_changes_the_weights(tmp_path):
@@ -269,14 +253,12 @@ def test_the_configuration_changes_the_weights(tmp_path):
 
 
 def test_group_sizes_share_compilations():
-  counted = chex.assert_max_traces(score._score.__wrapped__, n=4)
-  jitted = jax.jit(counted, static_argnames="config")
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(score, "_score", jitted)
-    for size in range(1, 9):
-      lines = group(*[trajectory()] * size)
-      parsed = score.parse_group(json.dumps(lines).encode())
-      assert len(score.score_group(parsed, CONFIG)) == size
+  score._compiled.cache_clear()
+  for size in range(1, 9):
+    lines = group(*[trajectory()] * size)
+    parsed = score.parse_group(json.dumps(lines).encode())
+    assert len(score.score_group(parsed, CONFIG)) == size
+  assert score._compiled()._cache_size() == 4
 
 
 def _without(key):
@@ -292,15 +274,12 @@ def _item(**changes):
   [
     ("", "no JSON"),
     ("{", "no JSON"),
-    ("not json", "no JSON"),
     ("[" * 100_000, "nested too deep"),
     ('{"budget": NaN}', "NaN is not JSON"),
-    ('{"budget": Infinity}', "Infinity is not JSON"),
     (b"\xff\xfe", "no JSON"),
     ("[]", "the line: found [], expected an object"),
     ("null", "the line: found None, expected an object"),
     (_without("question"), "question: missing, expected a string"),
-    (_without("golden_answers"), "golden_answers: missing"),
     (_without("budget"), "budget: missing, expected an integer"),
     (_without("scaffold"), "scaffold: missing, expected true or false"),
     (_without("trajectories"), "trajectories: missing, expected a list"),
@@ -312,21 +291,14 @@ def _item(**changes):
     (group(golden_answers=["a", 1]), "golden_answers[1]: found 1"),
     (group(budget=True), "budget: found True, expected an integer"),
     (group(budget=4.0), "budget: found 4.0, expected an integer"),
-    (group(budget="4"), "budget: found '4', expected an integer"),
     (group(budget=-1), "budget: found -1, expected 0 to"),
     (group(budget=2**31), "budget: found 2147483648, expected 0 to 2147483647"),
     (group(scaffold=1), "scaffold: found 1, expected true or false"),
     (group(trajectories={}), "trajectories: found {}, expected a list"),
     (group("x"), "trajectories[0]: found 'x', expected an object"),
     (_item(searches=-1), "trajectories[1].searches: found -1"),
-    (_item(searches=None), "trajectories[1].searches: found None"),
-    (
-      _item(generated_tokens=1.5),
-      "generated_tokens: found 1.5",
-    ),
-    (_item(generated_tokens=False), "generated_tokens: found False"),
+    (_item(generated_tokens=1.5), "generated_tokens: found 1.5"),
     (_item(failed=None), "trajectories[1].failed: found None"),
-    (_item(failed=0), "trajectories[1].failed: found 0"),
     (_item(spans="x"), "trajectories[1].spans: found 'x', expected a list"),
     (_item(spans=["x"]), "trajectories[1].spans[0]: found 'x'"),
     (
@@ -334,7 +306,6 @@ def _item(**changes):
       "spans[0].author: found 'prompt', expected 'model' or 'environment'",
     ),
     (_item(spans=[{"author": "model"}]), "spans[0].text: missing"),
-    (_item(spans=[{"text": ""}]), "spans[0].author: missing"),
     (_item(spans=[{"author": "model", "text": 1}]), "spans[0].text: found 1"),
     (group({"spans": []}), "trajectories[0].searches: missing"),
   ],
@@ -364,34 +335,18 @@ def test_existing_output_survives_a_failure(tmp_path):
   assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
 
 
-def command(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "launch.score", *map(str, arguments)],
-    cwd=ROOT,
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-
-
-def test_the_command_scores_a_file(tmp_path):
+def test_the_command_scores_a_file_or_exits_with_2(tmp_path, capsys):
   source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  flags = (f"--input={source}", f"--output={target}")
   source.write_text(json.dumps(group(trajectory(0, answer="gold"))) + "\n")
-  done = command(
-    f"--input={source}", f"--output={target}", "--config.reward.alpha=1.0"
-  )
-  assert done.returncode == 0, done.stderr
+  assert commands.run(score, *flags, "--config.reward.alpha=1.0") == ""
   (line,) = target.read_text().splitlines()
   (row,) = json.loads(line)["trajectories"]
   assert row["total"] == pytest.approx(1.0 + 0.15 + 0.3)
-
-
-def test_the_command_exits_with_2_on_a_malformed_line(tmp_path):
-  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  target.unlink()
   source.write_text(json.dumps(group()) + "\n\n")
-  done = command(f"--input={source}", f"--output={target}")
-  assert done.returncode == 2
-  assert "line 2: found no JSON value" in done.stderr
-  assert "Traceback" not in done.stderr
+  with commands.defined(score):
+    launch_flags._parse_argv(["score", *flags])
+    assert score.main(["score"]) == 2
+  assert "line 2: found no JSON value" in capsys.readouterr().err
   assert not target.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+import commands
 import pytest
 import study
 from absl import flags
@@ -91,7 +92,7 @@ def test_the_command_writes_the_picture_and_no_report(rows, tmp_path, capsys):
     study.save_row(row, tmp_path / name / "evaluation" / "plain")
   output = tmp_path / "images" / "picture.svg"
   flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(figure=str(output)):
+  with commands.defined(command), flagsaver.flagsaver(figure=str(output)):
     command.main(
       ["report", *(f"{r.label}={tmp_path / n}" for n, r in zip("ab", rows))]
     )

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 
+import commands
 import numpy as np
 import pytest
 import study
@@ -246,13 +247,13 @@ def test_a_report_without_an_output_is_written_into_the_first_run(
 def test_unwritable_report_ends_with_a_message(tmp_path):
   run = _run(tmp_path / "a", "plain")
   (run / "report").write_text("a file where the folder would be")
-  with pytest.raises(SystemExit, match="could not be written .* --output"):
+  with pytest.raises(OSError, match="could not be written .* --output"):
     _command(str(run))
 
 
 def _command(*arguments, **given):
   flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(**given):
+  with commands.defined(command), flagsaver.flagsaver(**given):
     command.main(["report", *arguments])
 
 
@@ -294,6 +295,7 @@ def test_invalid_flags_have_messages(tmp_path, given, sentence):
   run = _run(tmp_path / "a", "plain")
   flags.FLAGS.mark_as_parsed()
   with (
+    commands.defined(command),
     flagsaver.flagsaver(output=str(tmp_path / "r.html"), **given),
     pytest.raises(app.UsageError, match=sentence),
   ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from absl import app, flags
+from absl import flags
 
 from launch import flags as launch_flags
 
@@ -41,9 +41,8 @@ def run(command, *arguments):
     contextlib.redirect_stderr(io.StringIO()) as said,
   ):
     try:
-      command.main(launch_flags._parse_argv(["command", *arguments]))
+      argv = launch_flags._parse_argv(["command", *arguments])
+      launch_flags.called(command.main, argv)
     except SystemExit as ended:
       return said.getvalue() if isinstance(ended.code, int) else ended.code
-    except app.UsageError as error:
-      return str(error)
   return ""

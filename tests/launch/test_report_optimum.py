@@ -13,7 +13,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.world import optimum
 from anysearch_jax.world import world as world_lib
-from launch import optimum_rows
+from launch import report
 
 
 def row_of(questions, budgets=(0, 2)):
@@ -41,7 +41,7 @@ def test_a_row_is_held_against_the_optimum_of_its_world(seed, tmp_path):
   folder = evaluated(tmp_path / "one", world_seed=seed)
   world = world_lib.World(seed)
   questions = world.questions("held-out", 12, 0)
-  found = optimum_rows.add(row_of(questions), [folder, folder]).columns
+  found = report.with_optimum(row_of(questions), [folder, folder]).columns
   best = optimum.accuracy(
     world, optimum.Optimum(world), found.ids.tolist(), (0, 2)
   )
@@ -53,14 +53,14 @@ def test_rows_of_other_questions_are_unchanged(tmp_path):
   row = study.row("A", questions=3)
   of_files = evaluated(tmp_path / "files", source="prepared", path="data/qa")
   for folders in ([tmp_path], [of_files]):
-    assert optimum_rows.add(row, folders) is row
+    assert report.with_optimum(row, folders) is row
   # Rows of two worlds have no optimum in common.
   one = evaluated(tmp_path / "one")
   other = evaluated(tmp_path / "other", world_seed=1)
-  assert optimum_rows.add(row, [one, other]) is row
+  assert report.with_optimum(row, [one, other]) is row
 
 
 def test_a_question_of_no_world_is_named(tmp_path):
   folder = evaluated(tmp_path / "one")
   with pytest.raises(ValueError, match="Row 'A': Found the question 'q0'"):
-    optimum_rows.add(study.row("A", questions=3), [folder])
+    report.with_optimum(study.row("A", questions=3), [folder])
