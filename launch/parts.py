@@ -111,13 +111,11 @@ def policy(folder: str) -> dict[str, object]:
 def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
   """Names an environment, the file of its texts and their hash.
 
-  `budget` and `control` have the same of `episode.budget_file` and of
-  `episode.control`, if they are set. None for an
+  `budget` has the same of `episode.budget_file`, if it is set. None for an
   environment without such a file, as a user's system has.
   """
   from anysearch_jax.environment import units
   from anysearch_jax.methods import systems  # Imports JAX.
-  from anysearch_jax.rollout import control
 
   texts = systems.texts(episode)
   if texts is None:
@@ -131,8 +129,6 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
     env = systems.of_episode(episode)
     stated = units.texts(env.units).sha256 if env.states_caps else units.SILENT
     noted["budget"] = {"file": episode.budget_file, "sha256": stated}
-  if rule := control.of(episode):
-    noted["control"] = {"file": episode.control, "sha256": rule.sha256}
   return noted
 
 
@@ -141,6 +137,10 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
 OWN = {
   "method.name": ("--method", "a system, anysearch_jax.Method(...)"),
   "reward.function": ("--reward", "a function (outcomes, config)"),
+  "episode.control": (
+    "--config.episode.control",
+    "a rule that steers searching, anysearch_jax.control.Rule(...)",
+  ),
   "method.judge": (
     "--config.method.judge",
     "a function (trajectory), which returns the system's measures",

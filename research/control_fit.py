@@ -1,17 +1,18 @@
 r"""Fits a rule that steers searching, from counterfactual ends.
 
     python -m research.control_fit --branches=runs/x/dev/branches \
-        --tokens=40,60,90,140 --kind=stopping --output=rule.json
+        --tokens=40,60,90,140 --kind=stopping --output=rule.py
     python -m launch.evaluate --hf=runs/x/policy --output=runs/x/steered \
-        --config.episode.control=rule.json --config.episode.budget_file=silent \
+        --config.episode.control=rule.py:rule \
+        --config.episode.budget_file=silent \
         --budgets='searches=1|3|5,tokens=40|60|90|140' ...
 
 --branches names folders of `research.branching`, of an evaluation on other
 questions than those that the rule will be judged by (launch.evaluate
---split=dev). The file is small JSON, `episode.control`: `stopping` is a
-logistic regression of what a search does, `value` tables of what searching and
-answering earn, whose difference is scored by what the search takes of the
-remaining budget. docs/budgets.md has the formulas.
+--split=dev). The file is a few lines of Python with a rule of one kind:
+`stopping` is a logistic regression of what a search does, `value` tables of
+what searching and answering earn, whose difference is scored by what the search
+takes of the remaining budget. docs/budgets.md has the formulas.
 
 An end has exact match and a number of written tokens, so what it earns under a
 cap on tokens is known without playing it under that cap: its exact match, or 0
@@ -31,9 +32,11 @@ if it wrote more. Each end is counted under several caps.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import pathlib
+import pprint
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +47,6 @@ from absl import app, flags
 import anysearch_jax as aj
 
 control = aj.control
-KINDS = tuple(control.KINDS)
 _ROUNDS = 4
 _RIDGE = 1.0
 # Cells of a table, by lower edges, and by quantiles of the likelihood. A cell
@@ -54,6 +56,114 @@ _TURNS = (0.0, 1.5, 2.5, 4.0, 6.0)
 _QUANTILES = (0.0, 0.2, 0.4, 0.7)
 _PRIOR = 8.0
 
+Seen = aj.control.Seen
+FEATURES = ("made", "left", "turns_left", "repeated", "logp")
+
+
+def features(found: Seen, cap: float) -> np.ndarray:
+  """Returns the values of `FEATURES` under a cap on tokens, float64 `[5]`."""
+  values = {**found._asdict(), "turns_left": found.turns_left(cap)}
+  return np.array([values[name] for name in FEATURES], float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping:
+  """A logistic regression: the log odds that a search helps and does not hurt.
+
+  Attributes:
+    mean, scale: of the features, each `[5]`.
+    weights: of the standardised features, `[5]`.
+    bias: the log odds at their means.
+  """
+
+  mean: tuple[float, ...]
+  scale: tuple[float, ...]
+  weights: tuple[float, ...]
+  bias: float
+
+  def __call__(self, found: Seen, cap: float) -> float:
+    standard = (features(found, cap) - self.mean) / self.scale
+    return float(standard @ self.weights + self.bias)
+
+
+Table = tuple[tuple[tuple[float, ...], ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+  """The value of information of a search for each unit of what is left.
+
+  With the tables' exact match if searching, S, and if answering, A, in the cell
+  of (searches left, turns left, likelihood of the turn):
+
+      score = (S - A) / cost - penalty * spent
+      cost = (1 / left + 1 / turns left) / 2
+      spent = (share of the searches spent + share of the tokens spent) / 2
+
+  where `cost` is the share of both remaining budgets that a search takes.
+
+  Attributes:
+    left, turns_left, logp: lower edges of the cells, ascending; the first cell
+      also has what is below its edge.
+    search, answer: mean exact match, nested in the order of the edges.
+    penalty: exact match that a search must be worth besides, for each unit,
+      where all is spent.
+  """
+
+  left: tuple[float, ...]
+  turns_left: tuple[float, ...]
+  logp: tuple[float, ...]
+  search: Table
+  answer: Table
+  penalty: float = 0.0
+
+  def cell(self, found: Seen, cap: float) -> tuple[int, int, int]:
+    """Returns the cell of an episode."""
+    return (
+      _bin(self.left, found.left),
+      _bin(self.turns_left, found.turns_left(cap)),
+      _bin(self.logp, found.logp),
+    )
+
+  def __call__(self, found: Seen, cap: float) -> float:
+    i, j, k = self.cell(found, cap)
+    value = self.search[i][j][k] - self.answer[i][j][k]
+    turns = max(found.turns_left(cap), 0.1)
+    cost = (1 / max(found.left, 1) + 1 / turns) / 2
+    tokens = found.written / cap
+    searches = found.made / max(found.made + found.left, 1)
+    return value / cost - self.penalty * (searches + tokens) / 2
+
+
+SCORES = {"stopping": Stopping, "value": Value}
+KINDS = tuple(SCORES)
+
+
+def rule(values: Mapping[str, Any]) -> aj.control.Rule:
+  """Returns the rule of fitted values.
+
+  Args:
+    values: `kind` and `tries`, and by proposal the values of its score; a
+      proposal without a score is accepted.
+  """
+  scores = {
+    proposal: SCORES[values["kind"]](**values[proposal])
+    for proposal in (control.ASK, control.ANSWER)
+    if proposal in values
+  }
+
+  def searches(proposal: str, found: Seen, cap: float) -> bool:
+    if proposal not in scores:
+      return proposal == control.ASK
+    return scores[proposal](found, cap) > 0
+
+  return aj.control.Rule(searches, values["tries"])
+
+
+def _bin(edges: Sequence[float], value: float) -> int:
+  """Returns the index of the last edge that is not above a value."""
+  return max(0, sum(edge <= value for edge in edges) - 1)
+
 
 class Plan(NamedTuple):
   """What is fitted.
@@ -62,7 +172,7 @@ class Plan(NamedTuple):
   tokens: caps on tokens under which ends are counted; no cap is counted too.
   max_generated: tokens that the episodes could write without a cap.
   tries: of the rule, see `control.Rule`; 0: answers are never replaced.
-  penalty: of a rule of values, see `control.Value`.
+  penalty: of a rule of values, see `Value`.
   """
 
   kind: str
@@ -134,11 +244,10 @@ def fit(
   caps = sorted({control.cap(cap, plan.max_generated) for cap in assigned})
   values: dict[str, Any] = {
     "kind": plan.kind,
-    "features": list(control.FEATURES),
     "tries": plan.tries,
   }
   fitted: dict[str, Any] = {}
-  rule: Any | None = None
+  decides: aj.control.Rule | None = None
   for name, chains, rounds in (
     (control.ASK, asks, _ROUNDS),
     (control.ANSWER, answers if plan.tries else [], 1),
@@ -146,11 +255,11 @@ def fit(
     if not chains:
       continue
     for _ in range(rounds):
-      examples = _examples(name, chains, caps, rule)
+      examples = _examples(name, chains, caps, decides)
       values[name] = _fitted(examples, plan)
-      rule = control.parse(values)
-    examples = _examples(name, chains, caps, rule)
-    fitted[name] = _measured(name, examples, control.parse(values))
+      decides = rule(values)
+    examples = _examples(name, chains, caps, decides)
+    fitted[name] = _measured(name, examples, rule(values))
   return values, fitted
 
 
@@ -181,7 +290,7 @@ def _chains(
 def _chain(rows: Sequence[Mapping[str, Any]], end: Any) -> _Chain:
   ordered = sorted(rows, key=lambda row: row["cut"])
   cuts = [
-    _Cut(control.Seen(**ends[0]["seen"]), [end(row) for row in ends])
+    _Cut(Seen(**ends[0]["seen"]), [end(row) for row in ends])
     for _, found in itertools.groupby(ordered, key=lambda row: row["cut"])
     for ends in [list(found)]
   ]
@@ -196,7 +305,7 @@ def _refused(row: Mapping[str, Any]) -> _End:
 
 def _searched(row: Mapping[str, Any], tries: int) -> _End:
   """Returns the end of an answer that was replaced, with what that costs."""
-  seen = control.Seen(**row["seen"])
+  seen = Seen(**row["seen"])
   if "granted" in row["sampled"] and row["tries"] <= tries:
     found = row["sampled"]["granted"]
     # Of the stored turns, the last one is discarded; its length is near their
@@ -246,7 +355,7 @@ def _regression(examples: Sequence[_Example]) -> dict[str, Any]:
   The value of a search has the sign of its log odds: with independent ends, the
   chance that only searching is right minus that only answering is.
   """
-  x = np.array([each.seen.features(each.cap) for each in examples])
+  x = np.array([features(each.seen, each.cap) for each in examples])
   search = np.array([each.search for each in examples])
   answer = np.array([each.answer for each in examples])
   helps, hurts = search * (1 - answer), answer * (1 - search)
@@ -281,7 +390,7 @@ def _table(examples: Sequence[_Example], penalty: float) -> dict[str, Any]:
   edges = tuple(sorted(set(_rounded(logp))))
   shape = (len(_LEFT), len(_TURNS), len(edges))
   sums, counts = np.zeros((2, *shape)), np.zeros(shape)
-  grid = control.Value(_LEFT, _TURNS, edges, (), ())
+  grid = Value(_LEFT, _TURNS, edges, (), ())
   for each in examples:
     cell = grid.cell(each.seen, each.cap)
     sums[(0, *cell)] += each.search
@@ -392,8 +501,14 @@ def main(argv: Sequence[str]) -> None:
     values, fitted = fit(rows, plan)
   except (OSError, ValueError) as error:
     sys.exit(f"research.control_fit: {error}")
-  values["fitted"] = {"to": policies, "tokens": list(tokens), **fitted}
-  pathlib.Path(f.output).write_text(json.dumps(values, indent=2))
+  noted = {"to": policies, "tokens": list(tokens), **fitted}
+  pathlib.Path(f.output).write_text(
+    f'"""A rule that `research.control_fit` fitted to {policies}."""\n\n'
+    "from research import control_fit\n\n"
+    f"VALUES = {pprint.pformat(values, sort_dicts=False)}\n"
+    f"FITTED = {pprint.pformat(noted, sort_dicts=False)}\n"
+    "rule = control_fit.rule(VALUES)\n"
+  )
   for name, found in fitted.items():
     print(
       f"{name}: {found['turns']} turns and caps, {found['replaced']:.0%} "

@@ -32,8 +32,8 @@ class EpisodeConfig:
   docs/own.md; "": the shipped ones; `silent`: caps hold and are not stated.
   """
   control: str = placement("")
-  """File of a rule that steers searching, see research.control_fit; "": the
-  policy decides alone."""
+  """Rule of one's own that steers searching, `file.py:NAME`, see
+  docs/budgets.md; "": the policy decides alone."""
   top_k: int = learning(3, at_least(1))
   """Passages that a search asks for."""
   max_generated: int = learning(4096, at_least(1))

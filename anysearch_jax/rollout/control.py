@@ -1,39 +1,31 @@
-"""Rules that steer when a policy searches and when it answers, as values.
+"""Rules that steer when a policy searches and when it answers.
 
 A policy proposes an action by its turn: it asks for a search, or it answers. A
 rule accepts the action or replaces it by the other one: a search is refused as
 if the budget were used up, and an answer is discarded and sampled again until
-it searches. If it never does, the answer is kept after all.
-`research.control_fit` fits a rule to counterfactual ends and writes it as a
-JSON file, `episode.control`.
+it searches. If it never does, the answer is kept after all. `episode.control`
+names a rule of one's own; `research.control_fit` fits some to counterfactual
+ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Callable
+from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files
+from anysearch_jax.host import plugins
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
 
 ASK, ANSWER = "ask", "answer"
-PROPOSALS = (ASK, ANSWER)
 # Beyond these, more searches or tokens are as good as any number of them.
 MOST_SEARCHES = 8
 MOST_TURNS = 10.0
-_EDGES = ("left", "turns_left", "logp")
-FEATURES = ("made", "left", "turns_left", "repeated", "logp")
 
 
 class Seen(NamedTuple):
@@ -58,18 +50,20 @@ class Seen(NamedTuple):
     """Returns how many turns of mean length fit in a cap on tokens."""
     return max(0.0, min(MOST_TURNS, (cap - self.written) / self.turn))
 
-  def features(self, cap: float) -> np.ndarray:
-    """Returns the values of `FEATURES` under a cap on tokens, float64 `[5]`."""
-    return np.array(
-      (
-        self.made,
-        self.left,
-        self.turns_left(cap),
-        self.repeated,
-        self.logp,
-      ),
-      float,
-    )
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """A rule.
+
+  Attributes:
+    searches: returns whether the episode searches, given what the turn does
+      (`ASK` or `ANSWER`), what is seen of the episode, and the cap on tokens
+      (see `cap`).
+    tries: how often an answer is discarded until the policy asks, at most.
+  """
+
+  searches: Callable[[str, Seen, int], bool]
+  tries: int = 0
 
 
 def seen(after: episode_state.Episode) -> Seen:
@@ -94,114 +88,6 @@ def seen(after: episode_state.Episode) -> Seen:
   )
 
 
-class Score(Protocol):
-  """Scores a search against answering; above 0, searching is better."""
-
-  def __call__(self, found: Seen, cap: float) -> float:
-    """Returns the score under a cap on tokens, see `cap`."""
-    ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Stopping:
-  """A logistic regression: the log odds that a search helps and does not hurt.
-
-  Attributes:
-    mean, scale: of the features, each `[5]`.
-    weights: of the standardised features, `[5]`.
-    bias: the log odds at their means.
-  """
-
-  mean: tuple[float, ...]
-  scale: tuple[float, ...]
-  weights: tuple[float, ...]
-  bias: float
-
-  def __call__(self, found: Seen, cap: float) -> float:
-    standard = (found.features(cap) - self.mean) / self.scale
-    return float(standard @ self.weights + self.bias)
-
-
-Table = tuple[tuple[tuple[float, ...], ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-  """The value of information of a search for each unit of what is left.
-
-  With the tables' exact match if searching, S, and if answering, A, in the cell
-  of (searches left, turns left, likelihood of the turn):
-
-      score = (S - A) / cost - penalty * spent
-      cost = (1 / left + 1 / turns left) / 2
-      spent = (share of the searches spent + share of the tokens spent) / 2
-
-  where `cost` is the share of both remaining budgets that a search takes.
-
-  Attributes:
-    left, turns_left, logp: lower edges of the cells, ascending; the first cell
-      also has what is below its edge.
-    search, answer: mean exact match, nested in the order of the edges.
-    penalty: exact match that a search must be worth besides, for each unit,
-      where all is spent.
-  """
-
-  left: tuple[float, ...]
-  turns_left: tuple[float, ...]
-  logp: tuple[float, ...]
-  search: Table
-  answer: Table
-  penalty: float = 0.0
-
-  def cell(self, found: Seen, cap: float) -> tuple[int, int, int]:
-    """Returns the cell of an episode."""
-    return (
-      _bin(self.left, found.left),
-      _bin(self.turns_left, found.turns_left(cap)),
-      _bin(self.logp, found.logp),
-    )
-
-  def __call__(self, found: Seen, cap: float) -> float:
-    i, j, k = self.cell(found, cap)
-    value = self.search[i][j][k] - self.answer[i][j][k]
-    turns = max(found.turns_left(cap), 0.1)
-    cost = (1 / max(found.left, 1) + 1 / turns) / 2
-    tokens = found.written / cap
-    searches = found.made / max(found.made + found.left, 1)
-    return value / cost - self.penalty * (searches + tokens) / 2
-
-
-KINDS = {"stopping": Stopping, "value": Value}
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-  """A rule.
-
-  Attributes:
-    scores: for a turn that asks and for one that answers; a proposal without a
-      score is accepted.
-    tries: how often an answer is discarded until the policy asks, at most.
-    sha256: hash of the rule.
-  """
-
-  scores: Mapping[str, Score]
-  tries: int
-  sha256: str
-
-  def searches(self, proposal: str, found: Seen, cap: float) -> bool:
-    """Returns whether the episode searches.
-
-    Args:
-      proposal: what the turn does, one of `PROPOSALS`.
-      found: what is seen of the episode.
-      cap: on tokens, see `cap`.
-    """
-    if proposal not in self.scores:
-      return proposal == ASK
-    return self.scores[proposal](found, cap) > 0
-
-
 def cap(tokens: int, max_generated: int) -> int:
   """Returns the cap on tokens that a rule sees, when it is fitted and used.
 
@@ -216,7 +102,8 @@ def of(config: config_lib.EpisodeConfig) -> Rule | None:
   """Returns the rule of a configuration; None if the policy decides alone.
 
   Raises:
-    ValueError: the file has no rule, or the environment verifies answers.
+    ValueError: the name is not that of a rule, or the environment verifies
+      answers.
   """
   if not config.control:
     return None
@@ -225,97 +112,25 @@ def of(config: config_lib.EpisodeConfig) -> Rule | None:
       "config.episode.control: found an environment that verifies answers, "
       "which is steered already; expected one without (bats, not bats_verify)."
     )
-  return load(config.control)
+  return _load(config.control)
 
 
 @functools.cache
-def load(file: str) -> Rule:
-  """Returns the rule of a file; a process reads it once.
+def _load(name: str) -> Rule:
+  """Returns the rule of this name; its errors name its line."""
+  setting = "config.episode.control"
+  found = plugins.load(
+    name,
+    setting=setting,
+    expected="a rule, anysearch_jax.control.Rule(...)",
+    fits=lambda value: isinstance(value, Rule),
+  )
 
-  Raises:
-    ValueError: the file cannot be read or has no rule.
-  """
-  try:
-    values = json_files.read(pathlib.Path(file))
-    return parse(values)
-  except (OSError, TypeError, KeyError, ValueError) as error:
-    why = error.strerror if isinstance(error, OSError) else error
-    raise ValueError(
-      f"config.episode.control: found no rule in {file} ({why}); expected a "
-      "file of research.control_fit."
-    ) from error
+  def searches(proposal: str, seen: Seen, cap: int) -> bool:
+    with plugins.as_sentence(f"{setting} {name!r}", found.path):
+      return bool(found.value.searches(proposal, seen, cap))
 
-
-def parse(values: Mapping[str, Any]) -> Rule:
-  """Returns the rule of a file's values.
-
-  Raises:
-    ValueError, TypeError, KeyError: they are no rule.
-  """
-  kind, tries = KINDS.get(values["kind"]), values["tries"]
-  if kind is None:
-    raise ValueError(
-      f"kind: found {values['kind']!r}, expected {' or '.join(KINDS)}"
-    )
-  if tuple(values["features"]) != FEATURES:
-    raise ValueError(f"features: found others than {', '.join(FEATURES)}")
-  if type(tries) is not int or tries < 0:
-    raise ValueError(f"tries: found {tries!r}, expected 0 or more")
-  scores = {
-    proposal: _score(kind, proposal, values[proposal])
-    for proposal in PROPOSALS
-    if values.get(proposal) is not None
-  }
-  read = {name: values.get(name) for name in ("kind", "tries", *PROPOSALS)}
-  canonical = json.dumps(read, sort_keys=True).encode()
-  return Rule(scores, tries, hashlib.sha256(canonical).hexdigest())
-
-
-def _score(kind: type[Any], proposal: str, values: Any) -> Score:
-  """Returns a score; every number that it may ever use is checked here."""
-  if not isinstance(values, Mapping):
-    raise ValueError(f"{proposal}: found {values!r}, expected a JSON object")
-  score = kind(**{name: _tuples(value) for name, value in values.items()})
-  features = (len(FEATURES),)
-  shapes: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("mean", "scale", "weights"), features),
-    **dict.fromkeys(("bias", "penalty"), ()),
-  }
-  if isinstance(score, Value):
-    edges = {name: getattr(score, name) for name in _EDGES}
-    for name, values_of in edges.items():
-      _check(f"{proposal}.{name}", values_of, (np.size(values_of),))
-      if not values_of or np.any(np.diff(values_of) <= 0):
-        raise ValueError(f"{proposal}.{name}: expected ascending numbers")
-    sizes = tuple(map(len, edges.values()))
-    shapes |= dict.fromkeys(("search", "answer"), sizes)
-  for name in set(values) - set(_EDGES):
-    _check(f"{proposal}.{name}", values[name], shapes[name])
-  if isinstance(score, Stopping) and min(score.scale) <= 0:
-    raise ValueError(f"{proposal}.scale: expected numbers above 0")
-  return score
-
-
-def _check(name: str, value: Any, shape: tuple[int, ...]) -> None:
-  """Raises ValueError if a value is not finite numbers of a shape."""
-  try:
-    found = np.array(value)
-  except ValueError:  # Its lists have different lengths.
-    found = np.array(None)
-  if found.shape != shape or found.dtype.kind not in "iuf":
-    what = f"numbers of the shape {list(shape)}" if shape else "a number"
-    raise ValueError(f"{name}: found other values than {what}")
-  if not np.isfinite(found).all():
-    raise ValueError(f"{name}: found a number that is not finite")
-
-
-def _bin(edges: Sequence[float], value: float) -> int:
-  """Returns the index of the last edge that is not above a value."""
-  return max(0, sum(edge <= value for edge in edges) - 1)
-
-
-def _tuples(value: Any) -> Any:
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+  return dataclasses.replace(found.value, searches=searches)
 
 
 def step(

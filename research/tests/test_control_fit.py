@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import runpy
 
 import commands
 import numpy as np
@@ -77,7 +78,9 @@ def test_regression_is_the_optimum_of_its_likelihood():
     )
   values, fitted = control_fit.fit(rows, plan())
   found = values["ask"]
-  x = np.array([control.Seen(**r["seen"]).features(4096) for r in rows])
+  x = np.array(
+    [control_fit.features(control.Seen(**r["seen"]), 4096) for r in rows]
+  )
   search = np.array([r["stored_em"] for r in rows])
   answer = np.array([r["sampled"]["refused"]["em"] for r in rows])
   one = search != answer  # Ends that are both right or both wrong say nothing.
@@ -117,7 +120,7 @@ def test_search_that_leaves_no_tokens_for_an_answer_is_refused(kind):
     for i in range(200)
   ]
   values, fitted = control_fit.fit(rows, plan(kind, tokens=(25, 40, 80)))
-  rule = control.parse(values)
+  rule = control_fit.rule(values)
   found = control.Seen(**seen(left=1, logp=-0.03))
   assert rule.searches("ask", found, 4096)
   assert rule.searches("ask", found, 80)
@@ -149,7 +152,7 @@ def test_search_is_worth_what_follows_under_the_rule():
         )
       )
   values, fitted = control_fit.fit(rows, plan(tokens=(40,)))
-  rule = control.parse(values)
+  rule = control_fit.rule(values)
   assert not rule.searches("ask", control.Seen(**second), 40)
   assert rule.searches("ask", control.Seen(**first), 40)
 
@@ -169,7 +172,7 @@ def test_unlikely_answer_is_replaced(kind):
       )
     )
   values, fitted = control_fit.fit(rows, plan(kind, tokens=(90,)))
-  rule = control.parse(values)
+  rule = control_fit.rule(values)
   guess, known = (control.Seen(**seen(logp=logp)) for logp in (-0.9, -0.001))
   assert rule.searches("answer", guess, 90)
   assert not rule.searches("answer", known, 90)
@@ -278,13 +281,66 @@ def test_command_writes_a_rule_that_raises_accuracy(tmp_path):
   )
   noted = {"policy": "p", "max_generated": config.episode.max_generated}
   (tmp_path / "b" / "config.json").write_text(json.dumps(noted))
-  rule = tmp_path / "rule.json"
+  rule = tmp_path / "rule.py"
   flags = f"--branches={tmp_path / 'b'}", f"--output={rule}", "--tokens=900"
   assert commands.run(control_fit, *flags) == ""
-  noted = json.loads(rule.read_text())["fitted"]
+  noted = runpy.run_path(str(rule))["FITTED"]
   assert noted["to"] == ["p"] and noted["answer"]["turns"] > 0
   steered = dataclasses.replace(
     config,
-    episode=dataclasses.replace(config.episode, control=str(rule)),
+    episode=dataclasses.replace(config.episode, control=f"{rule}:rule"),
   )
   assert right(steered, tmp_path / "s") == 8
+
+
+SEEN = control.Seen(1, 3, 30, 10.0, 0, -0.5)
+STOPPING = {
+  "mean": [1.0, 2.0, 4.0, 0.0, -1.0],
+  "scale": [1.0, 2.0, 1.0, 1.0, 0.5],
+  "weights": [0.25, 1.0, 0.5, -2.0, -1.0],
+  "bias": 0.125,
+}
+VALUE = {
+  "left": [0, 2],
+  "turns_left": [0, 1.5, 3],
+  "logp": [-2, -0.1],
+  "search": [[[0.0] * 2, [0.2] * 2, [0.3] * 2], [[0.1, 0], [0.5, 0], [0.6, 0]]],
+  "answer": [[[0.2] * 2, [0.2] * 2, [0.2] * 2], [[0.2, 1], [0.3, 1], [0.3, 1]]],
+  "penalty": 0.0,
+}
+
+
+def test_regression_scores_standardised_features():
+  # Of 60 tokens 30 are left, three turns of 10:
+  # .25 * 0 + 1 * .5 + .5 * -1 - 0 - 1 * 1 + .125
+  score = control_fit.Stopping(**STOPPING)
+  assert score(SEEN, 60.0) == pytest.approx(-0.875)
+  # Without a cap, ten turns are left: + .5 * 7.
+  assert score(SEEN, math.inf) == pytest.approx(-0.875 + 3.5)
+
+
+def test_value_is_by_what_a_search_takes_of_both_budgets():
+  # In the cell (3 left, 3 turns left): .6 - .3, and (1/3 + 1/3) / 2 is taken.
+  score = control_fit.Value(**VALUE)
+  assert score(SEEN, 60.0) == pytest.approx(0.9)
+  # The likelier turn is in another cell: 0 - 1.
+  sure = SEEN._replace(logp=-0.05)
+  assert score(sure, 60.0) == pytest.approx(-3.0)
+  # Half a turn left: .1 - .2, and (1/3 + 2) / 2 is taken.
+  assert score(SEEN, 35.0) == pytest.approx(-0.1 * 6 / 7)
+  # A quarter of the searches and half of the tokens are spent.
+  paid = control_fit.Value(**VALUE | {"penalty": 4.0})
+  assert paid(SEEN, 60.0) == pytest.approx(0.9 - 4 * 0.375)
+  rules = (
+    control_fit.rule(
+      {"kind": "value", "tries": 0, "ask": VALUE | {"penalty": p}}
+    )
+    for p in (0.0, 4.0)
+  )
+  assert [rule.searches("ask", SEEN, 60.0) for rule in rules] == [True, False]
+
+
+def test_proposal_without_a_score_is_accepted():
+  rule = control_fit.rule({"kind": "stopping", "tries": 1})
+  assert rule.searches("ask", SEEN, 60.0)
+  assert not rule.searches("answer", SEEN, 60.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import typing
 
@@ -16,7 +15,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import control
 from anysearch_jax.training import rewards_and_advantages, validation
 
 
@@ -53,10 +51,12 @@ def test_a_valid_configuration_is_accepted(part, values):
 
 
 def test_rule_that_steers_is_refused_in_a_training(tmp_path):
-  rule = tmp_path / "rule.json"
-  values = {"kind": "stopping", "features": control.FEATURES, "tries": 0}
-  rule.write_text(json.dumps(values))
-  config = changed("episode", control=str(rule))
+  rule = tmp_path / "rule.py"
+  rule.write_text(
+    "import anysearch_jax as aj\n"
+    "mine = aj.control.Rule(lambda proposal, seen, cap: True)\n"
+  )
+  config = changed("episode", control=f"{rule}:mine")
   validation.validate(config, trains=False)
   with pytest.raises(ValueError, match="in a training; expected none"):
     validation.validate(config)

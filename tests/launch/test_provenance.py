@@ -10,7 +10,6 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import units, wording
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import control
 from launch import parts
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
@@ -84,14 +83,3 @@ def test_budget_texts_are_known_by_their_hash(source, tmp_path):
     path.write_text(wording.written(values))
     assert noted(path)["file"] == str(path)
     assert (noted(path)["sha256"] == shipped.sha256) is (name == "copy")
-
-
-def test_rule_is_known_by_its_hash(source, tmp_path):
-  path = tmp_path / "rule.json"
-  values = {"kind": "stopping", "features": control.FEATURES, "tries": 0}
-  path.write_text(json.dumps(values))
-  episode = config_lib.EpisodeConfig(prompts="world", control=str(path))
-  config = dataclasses.replace(CONFIG, episode=episode)
-  noted = parts.provenance(config, source.retriever, [])["prompts"]
-  sha256 = control.load(str(path)).sha256
-  assert noted["control"] == {"file": str(path), "sha256": sha256}

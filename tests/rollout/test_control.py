@@ -1,74 +1,261 @@
-"""Rules as values: what they see, how they score, and what a file holds."""
+"""Rules: what they see, what is replaced, and what it is charged."""
 
 from __future__ import annotations
 
-import json
-import math
+import asyncio
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout import control, episode
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.environment import charges, records
+from anysearch_jax.rollout import control, driver, episode
 
-SEEN = control.Seen(1, 3, 30, 10.0, 0, -0.5)
-STOPPING = {
-  "mean": [1.0, 2.0, 4.0, 0.0, -1.0],
-  "scale": [1.0, 2.0, 1.0, 1.0, 0.5],
-  "weights": [0.25, 1.0, 0.5, -2.0, -1.0],
-  "bias": 0.125,
-}
-VALUE = {
-  "left": [0, 2],
-  "turns_left": [0, 1.5, 3],
-  "logp": [-2, -0.1],
-  "search": [[[0.0] * 2, [0.2] * 2, [0.3] * 2], [[0.1, 0], [0.5, 0], [0.6, 0]]],
-  "answer": [[[0.2] * 2, [0.2] * 2, [0.2] * 2], [[0.2, 1], [0.3, 1], [0.3, 1]]],
-  "penalty": 0.0,
-}
+HITS = {"look": [types.Passage("p", "T", "x")]}
+LIMITS = {"max_generated": 2000, "max_context": 9000}
+REFUSED = "No search is left"
+NEVER, ALWAYS = -1.0, 1.0
 
 
-def file_of(kind="stopping", ask=STOPPING, answer=None, **more):
-  return {
-    "kind": kind,
-    "features": list(control.FEATURES),
-    "tries": 2,
-    "ask": ask,
-    "answer": answer,
-  } | more
+def written(folder, ask=None, answer=None, tries=2):
+  """Writes a rule with these scores, whatever it sees; returns its name."""
+  path = folder / f"{ask}-{answer}-{tries}.py"
+  path.write_text(
+    "import anysearch_jax as aj\n"
+    f"scores = {dict(ask=ask or ALWAYS, answer=answer or NEVER)}\n"
+    "def searches(proposal, seen, cap):\n"
+    "  return scores[proposal] > 0\n"
+    f"rule = aj.control.Rule(searches, tries={tries})\n"
+  )
+  return f"{path}:rule"
 
 
-def test_regression_scores_standardised_features():
-  # Of 60 tokens 30 are left, three turns of 10:
-  # .25 * 0 + 1 * .5 + .5 * -1 - 0 - 1 * 1 + .125
-  score = control.parse(file_of()).scores["ask"]
-  assert score(SEEN, 60.0) == pytest.approx(-0.875)
-  # Without a cap, ten turns are left: + .5 * 7.
-  assert score(SEEN, math.inf) == pytest.approx(-0.875 + 3.5)
+def play(script, rule="", budget=2, **limits):
+  """Plays an episode; `script` is of an engine, or is the engine."""
+  is_engine = isinstance(script, scripted.Engine)
+  engine = script if is_engine else scripted.Engine(script)
+  parts = driver.EpisodeParts(
+    engine,
+    scripted.Retriever(HITS),
+    config_lib.EpisodeConfig(control=rule, **LIMITS | limits),
+    scripted.CODEC,
+  )
+  trajectory = asyncio.run(
+    driver.run_episode(
+      types.Question("q", "Q?", ("x",)),
+      parts,
+      budget=budget,
+      scaffold=False,
+      address=types.Address(0, 0, 0),
+    )
+  )
+  # The engine forgets every address that it was asked for.
+  assert {r.address for r in engine.requests} <= set(engine.released)
+  return trajectory, engine
 
 
-def test_value_is_by_what_a_search_takes_of_both_budgets():
-  # In the cell (3 left, 3 turns left): .6 - .3, and (1/3 + 1/3) / 2 is taken.
-  rule = control.parse(file_of("value", VALUE))
-  score = rule.scores["ask"]
-  assert score(SEEN, 60.0) == pytest.approx(0.9)
-  # The likelier turn is in another cell: 0 - 1.
-  sure = SEEN._replace(logp=-0.05)
-  assert rule.scores["ask"](sure, 60.0) == pytest.approx(-3.0)
-  # Half a turn left: .1 - .2, and (1/3 + 2) / 2 is taken.
-  assert score(SEEN, 35.0) == pytest.approx(-0.1 * 6 / 7)
-  # A quarter of the searches and half of the tokens are spent.
-  paid = control.parse(file_of("value", VALUE | {"penalty": 4.0}))
-  assert paid.scores["ask"](SEEN, 60.0) == pytest.approx(0.9 - 4 * 0.375)
-  assert rule.searches("ask", SEEN, 60.0)
-  assert not paid.searches("ask", SEEN, 60.0)
+def context(request):
+  return scripted.CODEC.decode(request.token_ids)
 
 
-def test_proposal_without_a_score_is_accepted():
-  rule = control.parse(file_of(ask=None))
-  assert rule.searches("ask", SEEN, 60.0)
-  assert not rule.searches("answer", SEEN, 60.0)
+def asks_until_refused(request):
+  refused = REFUSED in context(request)
+  return scripted.answer("x") if refused else scripted.search("look")
+
+
+def test_refused_search_is_answered_as_if_the_budget_were_used_up(tmp_path):
+  found, engine = play(asks_until_refused, written(tmp_path, ask=NEVER))
+  assert (found.searches, found.outcome) == (0, types.Outcome.ANSWERED)
+  assert found.budget == 2 and not found.violation
+  assert found.discarded_tokens == 0
+  alone, _ = play(asks_until_refused, budget=0)
+  assert [span.text for span in found.spans] == [s.text for s in alone.spans]
+  # And it stays refused.
+  stubborn, _ = play(
+    lambda _: scripted.search("look"), written(tmp_path, ask=NEVER)
+  )
+  assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
+
+
+def hesitant(request):
+  """Searches at its third attempt, once."""
+  searched = "<information>Doc" in context(request)
+  if request.address.attempt == 4 and not searched:
+    return scripted.search("look")
+  return scripted.answer("x" if searched else "y")
+
+
+def test_replaced_answer_is_charged(tmp_path):
+  found, engine = play(hesitant, written(tmp_path, answer=ALWAYS), budget=1)
+  assert found.searches == 1 and len(engine.requests) == 4
+  tries = [engine.requests[i].token_ids for i in range(3)]
+  assert tries[0] == tries[1] == tries[2]
+  answer = len(scripted.answer("y"))
+  assert found.discarded_tokens == 2 * answer
+  assert found.discarded_input == 2 * len(tries[0])
+  assert found.written_tokens == found.generated_tokens + 2 * answer
+  row = records.trajectory(found)
+  assert row["generated_tokens"] == found.written_tokens
+  assert row["discarded_tokens"] == 2 * answer
+  assert charges.input_tokens(found) == sum(
+    len(request.token_ids) for request in engine.requests
+  )
+  prices = budgets.Prices(output=1e6)
+  assert charges.dollars(found, prices) == found.written_tokens
+
+
+def test_answer_that_never_asks_is_kept(tmp_path):
+  def sure(request):
+    return scripted.answer("xyz"[request.address.attempt // 2])
+
+  found, engine = play(sure, written(tmp_path, answer=ALWAYS))
+  assert len(engine.requests) == 3
+  assert found.spans[-1].text == scripted.answer("x")
+  assert found.discarded_tokens == 2 * len(scripted.answer("x"))
+  # Without a search left there is nothing to gain.
+  found, engine = play(sure, written(tmp_path, answer=ALWAYS), budget=0)
+  assert len(engine.requests) == 1
+
+
+def test_tries_take_seconds_of_the_budget(tmp_path):
+  class Slow(scripted.Engine):
+    async def generate(self, request):
+      await asyncio.sleep(0.05)
+      return await super().generate(request)
+
+  engine = Slow(lambda _: scripted.answer("x"))
+  rule = written(tmp_path, answer=ALWAYS, tries=3)
+  found, _ = play(engine, rule, budgets.Budget(searches=2, seconds=60))
+  assert len(engine.requests) == 4
+  assert found.seconds >= 4 * 0.05
+  assert play(engine, rule)[0].seconds == 0  # They are not capped.
+
+
+def test_engine_that_fails_meanwhile_leaves_the_answer(tmp_path):
+  def failing(request):
+    if request.address.attempt:
+      raise types.EngineError("down")
+    return scripted.answer("x")
+
+  found, _ = play(failing, written(tmp_path, answer=ALWAYS))
+  assert found.outcome is types.Outcome.ANSWERED
+  assert found.discarded_tokens == 0
+
+
+def test_cancelled_episode_is_forgotten(tmp_path):
+  released = []
+
+  class Hanging(scripted.Engine):
+    async def generate(self, request):
+      if request.address.attempt:
+        await asyncio.sleep(60)
+      return await super().generate(request)
+
+    def release(self, address):
+      released.append(address)
+
+  engine = Hanging([scripted.answer("x")])
+  config = config_lib.EpisodeConfig(
+    control=written(tmp_path, answer=ALWAYS), **LIMITS
+  )
+  parts = driver.EpisodeParts(
+    engine, scripted.Retriever(), config, scripted.CODEC
+  )
+  address = types.Address(0, 0, 0)
+
+  async def cancelled():
+    await asyncio.wait_for(
+      driver.run_episode(
+        types.Question("q", "Q?", ()),
+        parts,
+        budget=1,
+        scaffold=False,
+        address=address,
+      ),
+      0.2,
+    )
+
+  with pytest.raises(TimeoutError):
+    asyncio.run(cancelled())
+  assert {address, address._replace(attempt=2)} <= set(released)
+
+
+def test_agent_is_steered_too(tmp_path):
+  config = config_lib.EpisodeConfig(
+    control=written(tmp_path, answer=ALWAYS), **LIMITS
+  )
+  engine = scripted.Engine(hesitant)
+  with agent_lib.Agent(
+    engine, scripted.CODEC, scripted.Retriever(HITS), config=config, slots=2
+  ) as agent:
+    cool = config_lib.SamplingConfig(temperature=0.25)
+    reply = agent.ask("Who?", budget=1, sampling=cool)
+  assert [r.temperature for r in engine.requests] == 4 * [0.25]
+  assert (reply.answer, reply.searches) == ("x", 1)
+  assert reply.tokens == reply.trajectory.written_tokens
+  assert reply.trajectory.discarded_tokens == 2 * len(scripted.answer("y"))
+  assert {r.address for r in engine.requests} <= set(engine.released)
+
+
+def test_rule_that_accepts_changes_nothing(tmp_path):
+  rule = written(tmp_path, ask=ALWAYS, answer=NEVER)
+  for script in (asks_until_refused, hesitant):
+    alone, _ = play(script)
+    steered, _ = play(script, rule)
+    assert records.trajectory(steered) == records.trajectory(alone)
+    assert steered.token_ids.tolist() == alone.token_ids.tolist()
+
+
+@hypothesis.given(
+  tokens=st.integers(1, 400),
+  searches=st.integers(0, 3),
+  tries=st.integers(0, 4),
+)
+@hypothesis.settings(
+  max_examples=60,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_caps_hold_with_what_is_discarded(tmp_path, tokens, searches, tries):
+  rule = written(tmp_path, answer=ALWAYS, tries=tries)
+  budget = budgets.Budget(searches=searches, tokens=tokens)
+  found, engine = play(hesitant, rule, budget)
+  sampled = 0
+  for request in engine.requests:
+    sampled += len(scripted.turn(request, hesitant(request)).token_ids)
+  assert found.written_tokens == sampled <= tokens
+  assert found.searches <= searches
+
+
+def test_rule_keeps_no_room_besides(tmp_path):
+  # An answer that takes the whole cap is not cut for the sake of a landing.
+  answer = scripted.answer("x" * 60)
+  budget = budgets.Budget(searches=1, tokens=len(answer))
+  found, _ = play(
+    lambda _: answer, written(tmp_path, ask=ALWAYS), budget, answer_room=40
+  )
+  assert found.outcome is types.Outcome.ANSWERED
+  cut, _ = play(lambda _: answer, "", budget, answer_room=40)
+  assert cut.outcome is not types.Outcome.ANSWERED
+
+
+def test_turn_is_asked_again_only_while_one_is_waited_for():
+  state, _ = episode.start(
+    types.Question("q", "Q?", ()),
+    budget=1,
+    scaffold=False,
+    address=types.Address(0, 0, 0),
+    config=config_lib.EpisodeConfig(**LIMITS),
+    codec=scripted.CODEC,
+  )
+  turn = scripted.turn(state.request, scripted.answer("x"))
+  after, _ = episode.step(state, turn)
+  with pytest.raises(ValueError, match="expected one that waits for a turn"):
+    control.again(after, turn)
 
 
 def test_what_is_seen_of_an_episode():
@@ -100,54 +287,25 @@ def test_what_is_seen_of_an_episode():
 @pytest.mark.parametrize(
   ("values", "expected"),
   [
-    (None, "No such file"),
-    ([], "a JSON object"),
-    ({}, "'kind'"),
-    (file_of("oracle"), "'oracle', expected stopping or value"),
-    (file_of(features=["made"]), "others than made, left"),
-    (file_of(tries=-1), "tries: found -1"),
-    (file_of(ask={"bias": 1.0}), "missing"),
-    (file_of(ask=STOPPING | {"bias": math.nan}), "bias: found a number that"),
-    (file_of(ask=STOPPING | {"bias": 10**400}), "other values than a number"),
-    (file_of(ask=STOPPING | {"bias": "1"}), "other values than a number"),
-    (file_of(ask=STOPPING | {"mean": [0.0]}), "mean: found other values than"),
-    (file_of(ask=STOPPING | {"scale": [0.0] * 5}), "scale: expected numbers"),
-    (file_of(ask=[1]), "ask: found [1], expected a JSON object"),
-    (file_of(tries=True), "tries: found True"),
-    # Cells that an episode may come to are as they must be, each of them.
-    (file_of("value", VALUE | {"search": []}), "of the shape [2, 3, 2]"),
+    ({"control": "rule.json"}, "expected module:NAME or path/to/file.py:NAME"),
+    ({"control": "gone.py:rule"}, "found no file"),
+    ({"control": "anysearch_jax.rollout.control:step"}, "expected a rule, "),
     (
-      file_of("value", VALUE | {"search": VALUE["search"][:1]}),
-      "ask.search: found other values than numbers of the shape [2, 3, 2]",
+      {"control": "gone.py:rule", "prompts": "bats_verify"},
+      "environment that verifies answers",
     ),
-    (
-      file_of("value", VALUE | {"answer": [[[0, 1], [0]], [[0, 1]]]}),
-      "ask.answer: found other values than",
-    ),
-    (file_of("value", VALUE | {"left": [2, 0]}), "left: expected ascending"),
-    (file_of("value", VALUE | {"logp": []}), "logp: expected ascending"),
   ],
 )
-def test_file_without_a_rule_is_refused(tmp_path, values, expected):
-  path = tmp_path / "rule.json"
-  if values is not None:
-    path.write_text(json.dumps(values))
-  config = config_lib.EpisodeConfig(control=str(path))
-  with pytest.raises(ValueError) as error:
-    control.of(config)
-  assert expected in str(error.value)
-  assert "expected a file of research.control_fit" in str(error.value)
+def test_name_that_is_not_of_a_rule_is_refused(values, expected):
+  with pytest.raises(ValueError, match=expected):
+    control.of(config_lib.EpisodeConfig(**values))
 
 
-def test_hash_is_of_what_decides(tmp_path):
-  one = control.parse(file_of())
-  assert control.parse(file_of(fitted={"ask": 1})).sha256 == one.sha256
-  assert control.parse(file_of(tries=3)).sha256 != one.sha256
-
-
-def test_environment_that_verifies_is_refused(tmp_path):
-  path = tmp_path / "rule.json"
-  path.write_text(json.dumps(file_of()))
-  config = config_lib.EpisodeConfig(prompts="bats_verify", control=str(path))
-  with pytest.raises(ValueError, match="verifies answers"):
-    control.of(config)
+def test_error_of_a_rule_names_its_line(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(
+    "import anysearch_jax as aj\n"
+    "rule = aj.control.Rule(lambda proposal, seen, cap: seen.nothing)\n"
+  )
+  with pytest.raises(ValueError, match="mine.py:rule', line 2: AttributeErr"):
+    play([scripted.search("look")], f"{path}:rule")
