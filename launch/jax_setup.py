@@ -9,14 +9,39 @@ import ctypes
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from absl import app, logging
 
-from anysearch_jax.host import platforms, xla_flags
+from anysearch_jax.host import platforms
 
 if TYPE_CHECKING:
   from anysearch_jax.policy import architecture as architecture_lib
+
+
+# Flags of XLA by platform; one that the user's own XLA_FLAGS names is never
+# changed. The values follow from the compiled programs and the vendors' guides:
+# https://openxla.org/xla/flags_guidance
+# https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
+XLA_FLAGS = {
+  "cuda": {
+    # Gathers the next layer's weights while this one computes; without it
+    # collectives and matrix products take turns. Off by default.
+    "xla_gpu_enable_latency_hiding_scheduler": "true",
+    # XLA times Triton's matrix products against cuBLAS's and takes the faster.
+    # The engine fuses q, k, v and gate, up itself, once a policy version;
+    # otherwise decode with cuBLAS alone would join them in every step.
+    "xla_gpu_enable_triton_gemm": "true",
+    # Left as XLA has them: the thresholds that combine gathers, because the 30
+    # to 70 MB of a 7B layer's matrix fill NVLink (raise them where fsdp spans
+    # hosts), and command buffers, the CUDA graphs that decode's many small
+    # kernels need (set xla_gpu_enable_command_buffer to nothing if one fails).
+  },
+}
+# One thread for a process: several processes share the cores, and each computes
+# on one.
+ONE_THREAD = {"xla_cpu_multi_thread_eigen": "false"}
 
 
 def configure(*, threads: int, cache: str, devices: str = "all") -> None:
@@ -36,11 +61,9 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   except ValueError as error:
     raise app.UsageError(f"--devices: {error}.") from error
   platform = platforms.expected()
-  flags = xla_flags.merged(
-    xla_flags.FLAGS.get(platform, ()), os.environ.get("XLA_FLAGS", "")
-  )
+  flags = merged(XLA_FLAGS.get(platform, {}), os.environ.get("XLA_FLAGS", ""))
   if threads == 1:
-    flags = xla_flags.merged(xla_flags.ONE_THREAD, flags)
+    flags = merged(ONE_THREAD, flags)
     # XLA's pool would otherwise have a thread for each core. Kernels that it
     # hands from one to the other cost a decode call a seventh of its time.
     os.environ.setdefault("PJRT_NPROC", "1")
@@ -63,6 +86,15 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def merged(flags: Mapping[str, str], given: str) -> str:
+  """Returns the value of XLA_FLAGS: `given`, and the flags that it lacks."""
+  names = {part.lstrip("-").partition("=")[0] for part in given.split()}
+  added = [
+    f"--{name}={value}" for name, value in flags.items() if name not in names
+  ]
+  return " ".join([*given.split(), *added])
 
 
 def _takes_files(folder: pathlib.Path) -> bool:

@@ -86,19 +86,6 @@ def load(
   return Policy(params, a, tokenizer, folder)
 
 
-# In configs/.
-_SHIPPED = ("graded_world_policy",)
-
-
-def _where_from(name: str) -> str:
-  """Returns advice on how to get a folder of this name."""
-  if name in _SHIPPED:
-    return "Make the shipped one again by `python -m launch.warm_start`."
-  owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
-  owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
-  return f"Download one by `hf download {owner}/{name} --local-dir DIR`."
-
-
 def describe(
   folder: str | pathlib.Path,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
@@ -106,9 +93,13 @@ def describe(
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
+    name, owners = folder.name, {"Qwen": "Qwen", "Llama": "meta-llama"}
+    owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
+    advice = f"Download one by `hf download {owner}/{name} --local-dir DIR`."
+    if name == "graded_world_policy":  # In configs/.
+      advice = "Make the shipped one again by `python -m launch.warm_start`."
     raise ValueError(
-      f"{folder}: no config.json; expected a Hugging Face folder. "
-      f"{_where_from(folder.name)}"
+      f"{folder}: no config.json; expected a Hugging Face folder. {advice}"
     )
   config = json_files.read(path)
   hf_config.refuse_adapter(folder)

@@ -177,16 +177,7 @@ def shardings(
   mesh: jax.sharding.Mesh,
   rules: Mapping[str, str | None],
 ) -> dict:
-  """Returns the nested dict of each weight's `NamedSharding`.
-
-  Args:
-    rows: the table.
-    mesh: any mesh.
-    rules: maps every logical axis to the mesh axis it is sharded over, or None.
-      An axis whose size the mesh axis does not divide is replicated (fewer kv
-      heads than tensor parallelism, an odd vocabulary).
-  """
-
+  """Returns the nested dict of each weight's `NamedSharding`; see `spec`."""
   return tree(
     rows,
     lambda row: jax.sharding.NamedSharding(
@@ -201,7 +192,16 @@ def spec(
   mesh: jax.sharding.Mesh,
   rules: Mapping[str, str | None],
 ) -> jax.P:
-  """Returns the partition of an array with these axes; see `shardings`."""
+  """Returns the partition of an array with these logical axes.
+
+  Args:
+    shape: of the array.
+    axes: a logical axis or None for each.
+    mesh: any mesh.
+    rules: maps every logical axis to the mesh axis it is sharded over, or None.
+      An axis whose size the mesh axis does not divide is replicated (fewer kv
+      heads than tensor parallelism, an odd vocabulary).
+  """
   out = []
   for axis, size in zip(axes, shape, strict=True):
     over = rules[axis] if axis else None

@@ -95,20 +95,17 @@ def shardings(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh, *, fused: bool
 ) -> decoder.Params:
   """Returns the sharding of each array that `prepare` returns."""
-  axes = _axes(a, fused=fused)
 
   def stands(shape, names) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(
       mesh, weights.spec(shape, names, mesh, sharding.RULES)
     )
 
-  others = {
-    row.path[0]: stands(row.shape, row.axes)
-    for row in table.base_rows(a)
-    if not row.stacked
-  }
+  rows = table.base_rows(a)
+  whole = {r.path[0]: stands(r.shape, r.axes) for r in rows if not r.stacked}
+  axes = _axes(a, fused=fused)
   layer = {key: stands(*found) for key, found in axes.items()}
-  return others | {table.LAYERS: [layer] * a.layers}
+  return whole | {table.LAYERS: [layer] * a.layers}
 
 
 def extend(

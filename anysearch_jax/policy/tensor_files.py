@@ -122,14 +122,14 @@ def digest(folder: str | pathlib.Path) -> str:
   Raises:
     ValueError: there are no such files.
   """
+
+  def of(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+
   with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-    digests = list(pool.map(_digest, _files(pathlib.Path(folder))))
+    digests = list(pool.map(of, _files(pathlib.Path(folder))))
   return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _digest(path: pathlib.Path) -> str:
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save(
@@ -215,7 +215,11 @@ def _write(
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
     for _, row, layer in entries:
-      tensor = _to_host(layer_of, row, layer, dtype)
+      # Rounding on the device halves the bytes that cross to the host.
+      ours = layer_of(row, layer).astype(dtype)
+      if isinstance(ours, jax.Array):
+        ours = processes.to_replicated(ours)
+      tensor = np.ascontiguousarray(row.to_file(np.asarray(ours)))
       writing.result()
       data = tensor.reshape(-1).view(np.uint8).data
       writing = pool.submit(file.write, data)
@@ -300,20 +304,6 @@ def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
     if block == whole:
       return handle.get_tensor(tensor.name)
     return handle.get_slice(tensor.name)[block]
-
-
-def _to_host(
-  layer_of: Callable[[weights.Weight, int], Any],
-  row: weights.Weight,
-  layer: int,
-  dtype: np.dtype,
-) -> np.ndarray:
-  """Returns one tensor in the file's layout, contiguous."""
-  # Rounding on the device halves the bytes that cross to the host.
-  ours = layer_of(row, layer).astype(dtype)
-  if isinstance(ours, jax.Array):
-    ours = processes.to_replicated(ours)
-  return np.ascontiguousarray(row.to_file(np.asarray(ours)))
 
 
 def _check(

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from launch import jax_setup
+
 # Sets JAX up on a machine whose platform is the first argument, without
 # starting JAX, and prints what was set.
 CODE = """
@@ -53,6 +55,21 @@ def test_flags_of_gpus_are_set_on_gpus_and_give_way_to_the_users():
   assert hiding not in configured("cpu").get("XLA_FLAGS", "")
   found = configured("cuda", XLA_FLAGS=f"{hiding}=false")["XLA_FLAGS"]
   assert f"{hiding}=false" in found and f"{hiding}=true" not in found
+
+
+def test_this_jaxlib_knows_every_flag():
+  # XLA ends a process that names a flag it does not know.
+  flags = {**jax_setup.XLA_FLAGS["cuda"], **jax_setup.ONE_THREAD}
+  named = {"XLA_FLAGS": jax_setup.merged(flags, ""), "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    [sys.executable, "-c", "import jax; jax.devices()"],
+    env=os.environ | named,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
 
 
 def test_devices_hide_the_other_accelerators():
