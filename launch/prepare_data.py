@@ -39,7 +39,7 @@ from typing import Any
 
 from absl import flags
 
-from anysearch_jax.data import files, formats, hub, prepared, preparing
+from anysearch_jax.data import files, formats, prepared, preparing
 from launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
@@ -98,12 +98,11 @@ def main(argv: Sequence[str]) -> None:
   print(run(flags.FLAGS))
 
 
-def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
+def run(f: flags.FlagValues) -> str:
   """Prepares the questions that the flags name.
 
   Args:
     f: the parsed flags.
-    on: the hub; None is Hugging Face's.
 
   Returns:
     A table of the questions read, kept and dropped, as text.
@@ -120,7 +119,7 @@ def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
     inputs += find(pathlib.Path(f.folder), f.sets)
   origin: dict[str, Any] = {}
   if f.hub:
-    found, origin = fetch(f.hub, f.revision, f.sets, on or hub.HuggingFace())
+    found, origin = fetch(f.hub, f.revision, f.sets)
     inputs += found
   settings = preparing.Settings(
     mix=tuple(map(preparing.dataset_name, filter(None, f.mix or ()))),
@@ -263,7 +262,7 @@ def find(
     try:
       split = preparing.split_name(split)
       dataset = preparing.dataset_name(dataset)
-    except preparing.PreparingError:
+    except formats.DataError:
       continue
     name = f"{dataset}_{split}"
     if name in there:
@@ -288,7 +287,7 @@ def find(
 
 
 def fetch(
-  repository: str, revision: str, sets: Sequence[str] | None, on: hub.Hub
+  repository: str, revision: str, sets: Sequence[str] | None
 ) -> tuple[list[preparing.Input], dict]:
   """Downloads `<dataset>/<split>.jsonl` of a repository.
 
@@ -310,16 +309,16 @@ def fetch(
     preparing.dataset_name(dataset)
     wanted.append((dataset, preparing.split_name(split)))
   names = [f"{dataset}/{split}.jsonl" for dataset, split in wanted]
-  snapshot = hub.fetch(repository, revision, names, hub=on)
+  commit, paths = files.downloaded(repository, revision, names)
   inputs = [
     preparing.Input(path, preparing.dataset_name(dataset), split)
-    for path, (dataset, split) in zip(snapshot.paths, wanted, strict=True)
+    for path, (dataset, split) in zip(paths, wanted, strict=True)
   ]
   return inputs, {
     "hub": {
       "repository": repository,
       "revision": revision,
-      "commit": snapshot.commit,
+      "commit": commit,
       "files": names,
     }
   }

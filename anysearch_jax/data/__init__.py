@@ -1,8 +1,8 @@
 """Published question sets.
 
-* `files`, `cells`: read rows from question files.
+* `files`: reads rows from question files, and downloads them.
 * `formats`: turns rows into clean questions.
-* `preparing`: deduplicates and mixes questions; `hub` downloads files.
+* `preparing`: deduplicates and mixes questions.
 * `prepared`: writes and reads a folder of prepared questions, and calls a
   function of the user's that has them (`data.source=file.py:NAME`).
 * `dataset_iterator`: the position of a run in its training questions.

@@ -1,4 +1,4 @@
-"""Reads question files as numbered rows.
+"""Reads question files as numbered rows, and downloads them from the hub.
 
 JSON lines, CSV, TSV (each also as `.gz`) and Parquet are streamed; a JSON array
 is loaded into memory.
@@ -13,8 +13,9 @@ import io
 import itertools
 import json
 import pathlib
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import pyarrow as pa
@@ -24,11 +25,8 @@ from anysearch_jax.data import formats
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
-
-
-class UnreadableError(ValueError):
-  """A file cannot be read to its end."""
 
 
 def kind(path: pathlib.Path) -> str:
@@ -45,10 +43,10 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
   be parsed is yielded as a MalformedError.
 
   Raises:
-    UnreadableError: the file is missing or damaged, or its suffix is unknown.
+    formats.DataError: the file is missing or damaged, or its suffix is unknown.
   """
   if not path.is_file():
-    raise UnreadableError(f"{path}: found no file.")
+    raise formats.DataError(f"{path}: found no file.")
   try:
     match kind(path):
       case ".parquet":
@@ -62,13 +60,13 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
       case ".json":
         yield from _json(path)
       case _:
-        raise UnreadableError(
+        raise formats.DataError(
           f"{path}: expected a name that ends in {', '.join(SUFFIXES)} (.gz)."
         )
   except UnicodeDecodeError as error:
-    raise UnreadableError(f"{path}: not UTF-8 text ({error}).") from error
+    raise formats.DataError(f"{path}: not UTF-8 text ({error}).") from error
   except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
-    raise UnreadableError(
+    raise formats.DataError(
       f"{path}: {error}. Expected a whole file; copy it again."
     ) from error
 
@@ -78,6 +76,49 @@ def fingerprint(path: pathlib.Path) -> dict[str, Any]:
   with path.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": file.tell(), "sha256": digest}
+
+
+def downloaded(
+  repository: str, revision: str, names: Sequence[str]
+) -> tuple[str, list[pathlib.Path]]:
+  """Downloads files of one commit from the Hugging Face hub.
+
+  A full commit needs no network if its files are in the cache.
+
+  Args:
+    repository: `<owner>/<name>` of a dataset.
+    revision: commit, tag or branch.
+    names: paths in the repository.
+
+  Returns:
+    The commit, and the local paths of the files.
+
+  Raises:
+    formats.DataError: there is no network, or the repository, revision or file
+      does not exist.
+  """
+  import huggingface_hub
+
+  asked, commit, paths = f"revision {revision!r}", revision, []
+  try:
+    if not _COMMIT.fullmatch(revision):
+      info = huggingface_hub.HfApi().dataset_info(repository, revision=revision)
+      if info.sha is None:
+        raise ValueError("the hub named no commit.")
+      commit = info.sha
+    for asked in names:
+      path = huggingface_hub.hf_hub_download(
+        repository, asked, revision=commit, repo_type="dataset"
+      )
+      paths.append(pathlib.Path(path))
+  # The hub's errors share no narrower base class; the message names the cause.
+  except Exception as error:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    raise formats.DataError(
+      f"{repository}, {asked}: {lines[0]} Correct the name, or download the "
+      "files elsewhere and name their folder."
+    ) from error
+  return commit, paths
 
 
 def _open(path: pathlib.Path) -> IO[str]:
@@ -137,7 +178,7 @@ def _json(path: pathlib.Path) -> Iterator[Numbered]:
     lines = _lines(io.StringIO(text))
     first = next(lines, None)
     if first is None or isinstance(first[1], formats.MalformedError):
-      raise UnreadableError(f"{path}: not JSON ({error}).") from error
+      raise formats.DataError(f"{path}: not JSON ({error}).") from error
     yield from itertools.chain([first], lines)
     return
   if isinstance(value, dict):

@@ -1,7 +1,10 @@
 """The formats of published question files: a parsed row in, a `Found` out.
 
-Reading corrects nothing: `clean`, `ask` and `accept` make lines of readable
-text for all formats alike, and `question_key` compares questions.
+Cells hold a list as a list, as a NumPy array or as printed text, and the tools
+that wrote them damaged some values; each kind of repair has a name, so that
+`preparing` can count it. Otherwise reading corrects nothing: `clean`, `ask` and
+`accept` make lines of readable text for all formats alike, and `question_key`
+compares questions.
 
     search_r1  Search-R1's parquet and its descendants: StepSearch,
                DeepResearcher (`<|answer_split|>`), Agentic-RAG (a plain string)
@@ -17,15 +20,29 @@ text for all formats alike, and `question_key` compares questions.
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from anysearch_jax.data import cells
+import numpy as np
+
 from anysearch_jax.environment import official_scoring, scoring
 
+Row = Mapping[str, Any]
+ANSWER_SPLIT = "<|answer_split|>"
+
+# An item in the text of a list. NumPy prints no commas between items, and
+# Python would concatenate adjacent strings, so items are parsed one at a time.
+_ITEM = re.compile(
+  r"'(?:[^'\\]|\\.)*'" r'|"(?:[^"\\]|\\.)*"' r"|-?\d+(?:\.\d+)?", re.DOTALL
+)
+_MISSING = frozenset(("nan", "none", "null"))
+# Prefixes of lists and objects that a program printed as text.
+_NOT_TEXT = ("{'", '{"', "array([", "['", '["')
 # Quotation marks and minus signs that are not punctuation in Unicode.
 _ASCII = str.maketrans({**dict.fromkeys("´ʹʻʼʽ˴", "'"), "−": "-", "﹣": "-"})
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -35,8 +52,6 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 LONGEST = 10_000
 # Control characters that are not white space.
 _CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
-Row = cells.Row
-MalformedError = cells.MalformedError
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
@@ -52,6 +67,14 @@ _TAKEN = frozenset(
     *("supporting", "sub_questions", official_scoring.ANSWERS),
   )
 )
+
+
+class DataError(ValueError):
+  """A file, folder or setting cannot be used; the message says what to do."""
+
+
+class MalformedError(ValueError):
+  """A row is not a question. Rows are counted by the message: keep it short."""
 
 
 class Found(NamedTuple):
@@ -100,13 +123,13 @@ def read(row: Row, format: str) -> Found:
 
 
 def _flashrag(row: Row) -> Found:
-  return _found(row, row["golden_answers"], cells.mapping(row, "metadata"))
+  return _found(row, row["golden_answers"], mapping(row, "metadata"))
 
 
 def _search_r1(row: Row) -> Found:
-  truth = cells.mapping(row, "reward_model").get("ground_truth")
-  extra = cells.mapping(row, "extra_info")
-  known = {**cells.mapping(row, "metadata"), "dataset": row.get("data_source")}
+  truth = mapping(row, "reward_model").get("ground_truth")
+  extra = mapping(row, "extra_info")
+  known = {**mapping(row, "metadata"), "dataset": row.get("data_source")}
   if isinstance(truth, Mapping):
     known["search_keys"] = truth.get("search_keys")
     truth = truth.get("target")
@@ -119,28 +142,28 @@ def _search_r1(row: Row) -> Found:
 
 
 def _anysearch(row: Row) -> Found:
-  target = cells.mapping(row, "label").get("target")
-  return _found(row, target, cells.mapping(row, "metadata"))
+  target = mapping(row, "label").get("target")
+  return _found(row, target, mapping(row, "metadata"))
 
 
 def _popqa(row: Row) -> Found:
-  return _found(row, cells.parsed(row["possible_answers"], list), row)
+  return _found(row, parsed(row["possible_answers"], list), row)
 
 
 def _triviaqa(row: Row) -> Found:
-  a = cells.mapping(row, "Answer")
-  normalized = cells.listed(a, "NormalizedAliases")
-  found = [a.get("Value"), *cells.listed(a, "Aliases"), *normalized]
+  a = mapping(row, "Answer")
+  normalized = listed(a, "NormalizedAliases")
+  found = [a.get("Value"), *listed(a, "Aliases"), *normalized]
   asked = {"id": row.get("QuestionId"), "question": row["Question"]}
   out = _found(asked, [x for x in found if x is not None], row)
-  own = cells.answers([*normalized, *cells.listed(a, "HumanAnswers")]).texts
+  own = answers([*normalized, *listed(a, "HumanAnswers")]).texts
   return out._replace(
     metadata={**out.metadata, official_scoring.ANSWERS: list(own)}
   )
 
 
 def _musique(row: Row) -> Found:
-  accepted = [row["answer"], *cells.listed(row, "answer_aliases")]
+  accepted = [row["answer"], *listed(row, "answer_aliases")]
   if row.get("answerable") is False:
     # Half of MuSiQue-Full is unanswerable; such a row repeats the answers of
     # its answerable twin.
@@ -181,7 +204,7 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
 
   Args:
     row: holds the question, and the id if there is one.
-    accepted: the answers, in a form that `cells.answers` reads.
+    accepted: the answers, in a form that `answers` reads.
     known: the row's other values.
   """
   question = row["question"]
@@ -191,13 +214,13 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
   id_ = row.get("id", row.get("_id", row.get("question_id")))
   if id_ is None and known.get("index") is not None:
     id_ = f"{split}_{known['index']}".lstrip("_")
-  if id_ is not None and (isinstance(id_, bool) or not cells.plain(id_)):
+  if id_ is not None and (isinstance(id_, bool) or not plain(id_)):
     raise MalformedError(f"an id that is a {type(id_).__name__}")
   id_ = "" if id_ is None else str(id_)
   metadata = {
     name: value
     for name, value in known.items()
-    if name not in _TAKEN and value != "" and cells.plain(value)
+    if name not in _TAKEN and value != "" and plain(value)
   }
   evidence = _evidence(known)
   hops = known.get("n_hops", known.get("hops"))
@@ -212,7 +235,7 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
     hops = int(named[1]) if named else len(steps) or None
   if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
     raise MalformedError("hops that are no small number")
-  texts, mended = cells.answers(accepted)
+  texts, mended = answers(accepted)
   return Found(
     question,
     texts,
@@ -228,19 +251,19 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
 def _evidence(known: Row) -> dict[str, Any]:
   """Returns what a row records of the passages and steps to its answer."""
   out: dict[str, Any] = {}
-  if gold := cells.listed(known, "gold_doc_ids"):
+  if gold := listed(known, "gold_doc_ids"):
     out["gold_doc_ids"] = list(map(str, gold))
   if supporting := _supporting(known):
     out["supporting"] = supporting
-  steps = cells.dicts(known, "question_decomposition")
+  steps = dicts(known, "question_decomposition")
   if steps:
     out["sub_questions"] = [
-      {name: cells.text(step[name]) for name in ("question", "answer")}
+      {name: text(step[name]) for name in ("question", "answer")}
       for step in steps
       if step.get("question") is not None and step.get("answer") is not None
     ]
-  if keys := cells.listed(known, "search_keys"):
-    out["search_keys"] = [list(cells.answers(key).texts) for key in keys]
+  if keys := listed(known, "search_keys"):
+    out["search_keys"] = [list(answers(key).texts) for key in keys]
   return out
 
 
@@ -248,11 +271,11 @@ def _supporting(known: Row) -> list[dict[str, str]]:
   """Returns supporting passages in order: titles, and texts if present."""
   facts = known.get("supporting_facts")
   if isinstance(facts, Mapping):
-    titles = cells.listed(facts, "title")
+    titles = listed(facts, "title")
   else:
     titles = [
       fact[0] if isinstance(fact, list | tuple) and fact else None
-      for fact in cells.listed(known, "supporting_facts")
+      for fact in listed(known, "supporting_facts")
     ]
   if titles:
     if not all(isinstance(title, str) for title in titles):
@@ -267,7 +290,7 @@ def _supporting(known: Row) -> list[dict[str, str]]:
       "title": str(paragraph.get("title") or ""),
       "text": str(paragraph.get("paragraph_text") or ""),
     }
-    for paragraph in cells.dicts(known, "paragraphs")
+    for paragraph in dicts(known, "paragraphs")
     # StepSearch's rows list supporting passages only, without the key.
     if paragraph.get("is_supporting", True)
   ]
@@ -284,7 +307,7 @@ def _context(known: Row) -> dict[str, str]:
   pairs: Iterable[Sequence[Any]]
   if isinstance(value, Mapping):
     sentences = "sentences" if "sentences" in value else "content"
-    pairs = zip(cells.listed(value, "title"), cells.listed(value, sentences))
+    pairs = zip(listed(value, "title"), listed(value, sentences))
   elif isinstance(value, list | tuple):
     pairs = (p for p in value if isinstance(p, list | tuple) and len(p) == 2)
   else:
@@ -304,7 +327,7 @@ def _asked(prompt: Any) -> str:
   if not isinstance(prompt, str):
     said = [
       message.get("content")
-      for message in cells.dicts({"prompt": prompt}, "prompt")
+      for message in dicts({"prompt": prompt}, "prompt")
       if message.get("role", "user") == "user"
     ]
     content = said[-1] if said else None
@@ -409,3 +432,131 @@ def _silent(character: str) -> bool:
   """Whether a character is punctuation or invisible, such as a soft hyphen."""
   kind = unicodedata.category(character)
   return kind.startswith("P") or kind == "Cf"
+
+
+class Answers(NamedTuple):
+  """Accepted answers, and the names of the repairs that reading them took."""
+
+  texts: tuple[str, ...]
+  mended: tuple[str, ...] = ()
+
+
+def without_numpy(value: Any) -> Any:
+  """Returns a cell with NumPy values as plain ones."""
+  if isinstance(value, np.ndarray | np.generic):
+    return value.tolist()
+  return value
+
+
+def answers(value: Any) -> Answers:
+  """Reads accepted answers from a list, an array, a string or joined strings.
+
+  Raises:
+    MalformedError: the value has another type, or is the text of a damaged
+      list.
+  """
+  value = without_numpy(value)
+  if value is None:
+    return Answers(())
+  whole = not isinstance(value, list | tuple)
+  texts: list[str] = []
+  mended: list[str] = []
+  for item in [value] if whole else value:
+    if isinstance(item, float) and item.is_integer():
+      mended.append("a whole number written with a fraction")
+    for part in text(item).split(ANSWER_SPLIT):
+      # Inside a list, text in brackets but without quotes is an answer itself.
+      found = _items(part) if whole or set(part) & {"'", '"'} else None
+      if found is None:
+        if whole and part.lstrip().startswith(_NOT_TEXT):
+          raise MalformedError("an answer that is the text of a list or object")
+        texts.append(part)
+      else:
+        mended.append("answers in the text of a list")
+        texts += map(text, found)
+  return Answers(tuple(texts), tuple(dict.fromkeys(mended)))
+
+
+def mapping(row: Row, name: str) -> Row:
+  """Returns a column of named values; some files store it as JSON text."""
+  value = row.get(name)
+  if value is None or value == "":
+    return {}
+  if isinstance(value, str):
+    return parsed(value, dict)
+  if not isinstance(value, Mapping):
+    raise MalformedError(f"{name} that is a {type(value).__name__}")
+  return value
+
+
+def parsed(text: Any, kind: type) -> Any:
+  """Parses JSON text; raises MalformedError if the value is not a `kind`."""
+  try:
+    value = json.loads(text)
+  except (ValueError, TypeError, RecursionError):
+    value = None
+  if not isinstance(value, kind):
+    raise MalformedError(f"text that is no JSON {kind.__name__}")
+  return value
+
+
+def listed(row: Row, name: str) -> list[Any]:
+  """Returns a column of lists or arrays as a list; [] if it is missing."""
+  value = without_numpy(row.get(name))
+  if value is None:
+    return []
+  if not isinstance(value, list | tuple):
+    raise MalformedError(f"{name} that is a {type(value).__name__}")
+  return list(value)
+
+
+def dicts(row: Row, name: str) -> list[Row]:
+  """Returns a column of lists of objects; [] if it is missing."""
+  value = listed(row, name)
+  if not all(isinstance(each, Mapping) for each in value):
+    raise MalformedError(f"{name} that holds something else than objects")
+  return value
+
+
+def plain(value: Any) -> bool:
+  """Whether a value is a string, a finite number or a boolean."""
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return isinstance(value, str | int | bool)
+
+
+def text(value: Any) -> str:
+  """Returns an answer as text; it may be a string or a finite number."""
+  if isinstance(value, str):
+    return value
+  # Some files store years and counts as numbers; a boolean is an error.
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise MalformedError(f"an answer that is a {type(value).__name__}")
+  if not math.isfinite(value):
+    raise MalformedError(f"an answer that is {value}")
+  # Pandas writes 1912.0 if other rows have no year; the normalisation of
+  # answers would turn that into 19120.
+  return str(int(value) if value == int(value) else value)
+
+
+def _items(written: str) -> Sequence[Any] | None:
+  """Returns the items in the text of a list; None if it is not a list."""
+  written = written.strip()
+  if not (written.startswith("[") and written.endswith("]")):
+    return None
+  try:
+    value = json.loads(written)
+  except (ValueError, RecursionError):
+    value = None
+  if isinstance(value, list):
+    return value
+  inside = written[1:-1]
+  between = set(_ITEM.sub(" ", inside).replace(",", " ").lower().split())
+  if between - _MISSING:
+    return None
+  if between:
+    raise MalformedError("an answer that is missing in the text of a list")
+  try:
+    return [ast.literal_eval(item) for item in _ITEM.findall(inside)]
+  except (ValueError, SyntaxError):
+    return None

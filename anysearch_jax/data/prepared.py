@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax import types
-from anysearch_jax.data import dataset_iterator, preparing
+from anysearch_jax.data import dataset_iterator, formats, preparing
 from anysearch_jax.host import json_files, plugins
 
 MANIFEST = "manifest.json"
@@ -45,10 +45,6 @@ DATASETS = (
 _VERSION = 1
 
 
-class PreparedError(ValueError):
-  """A folder cannot be read, or lacks a file or split."""
-
-
 def write(
   folder: pathlib.Path,
   parts: preparing.Parts,
@@ -65,7 +61,7 @@ def write(
     manifest: inputs and settings; counts and hashes are added.
 
   Raises:
-    PreparedError: the folder holds something else.
+    formats.DataError: the folder holds something else.
   """
   from anysearch_jax.policy import hf  # Imports JAX.
 
@@ -100,7 +96,7 @@ def write(
   if folder.is_dir() and any(folder.iterdir()):
     path = folder / MANIFEST
     if not path.is_file() or path.read_text() != text:
-      raise PreparedError(
+      raise formats.DataError(
         f"{folder} holds other data than these questions prepared this "
         "way; name another --output, or remove it."
       )
@@ -118,7 +114,7 @@ class Prepared:
     names: names of the files, without their suffix.
 
   Raises:
-    PreparedError: the folder was not written by launch.prepare_data.
+    formats.DataError: the folder was not written by launch.prepare_data.
   """
 
   # Prepared questions have no passages; searches use an index.
@@ -128,14 +124,14 @@ class Prepared:
     self._folder = pathlib.Path(folder)
     path = self._folder / MANIFEST
     if not path.is_file():
-      raise PreparedError(
+      raise formats.DataError(
         f"{self._folder}: found no {MANIFEST}, expected a folder of "
         "launch.prepare_data."
       )
     self.manifest = json_files.read(path)
     version, listed = map(self.manifest.get, ("version", "files"))
     if version != _VERSION or not isinstance(listed, dict):
-      raise PreparedError(
+      raise formats.DataError(
         f"{path}: found version {version!r} of prepared data, expected "
         f"{_VERSION}; prepare it again."
       )
@@ -143,7 +139,7 @@ class Prepared:
     for name, entry in listed.items():
       plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
       if not plain or not isinstance(entry, dict) or "sha256" not in entry:
-        raise PreparedError(
+        raise formats.DataError(
           f"{path}: found {name!r} among the files, expected Parquet files of "
           "this folder with their SHA-256; prepare it again."
         )
@@ -156,10 +152,10 @@ class Prepared:
       name: `train` for the mix, or `<dataset>_<split>`.
 
     Raises:
-      PreparedError: the file is missing, or was changed after it was written.
+      formats.DataError: the file is missing, or was changed afterwards.
     """
     if name not in self.names:
-      raise PreparedError(
+      raise formats.DataError(
         f"{self._folder} has no {name!r}, expected one of "
         f"{', '.join(self.names)}; or prepare it too (launch.prepare_data)."
       )
@@ -169,17 +165,17 @@ class Prepared:
       content = path.read_bytes()
       digest = hashlib.sha256(content).hexdigest()
       if digest != expected["sha256"]:
-        raise PreparedError(
+        raise formats.DataError(
           f"{path}: found SHA-256 {digest}, its manifest says "
           f"{expected['sha256']}; prepare the data again."
         )
       table = pq.read_table(pa.BufferReader(content))
     except (OSError, pa.ArrowException) as error:
-      raise PreparedError(
+      raise formats.DataError(
         f"{path}: {error}; prepare the data again."
       ) from error
     if table.schema.remove_metadata() != SCHEMA:
-      raise PreparedError(
+      raise formats.DataError(
         f"{path}: found columns {table.schema.names} of another version; "
         "prepare the data again."
       )
@@ -211,13 +207,13 @@ class Prepared:
       split: name of the split; "": test if there is one, otherwise dev.
 
     Raises:
-      PreparedError: a dataset does not have the split.
+      formats.DataError: a dataset does not have the split.
     """
     out: list[types.Question] = []
     for dataset in datasets or self.evaluated(split):
       name = self._evaluation_name(dataset, split)
       if name is None:
-        raise PreparedError(
+        raise formats.DataError(
           f"{self._folder} has no {split or 'evaluation'} split of {dataset}; "
           f"expected some of {', '.join(self.evaluated(split)) or 'none'}."
         )

@@ -12,14 +12,15 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from anysearch_jax.data import cells, evidence, files, formats
+from anysearch_jax.data import evidence, files, formats
 from anysearch_jax.environment import scoring
 
+T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _DATASETS = {
@@ -33,14 +34,6 @@ _DATASETS = {
   "2wikimultihop": "2wikimultihopqa",
 }
 _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
-
-
-class PreparingError(ValueError):
-  """The inputs cannot be prepared; the message says what to do."""
-
-
-class BesideError(ValueError):
-  """A file does not have the contents that its flag requires."""
 
 
 class Beside(NamedTuple):
@@ -148,11 +141,11 @@ def dataset_name(name: str) -> str:
   """Returns the canonical name of a dataset.
 
   Raises:
-    PreparingError: the name has characters that are not allowed.
+    formats.DataError: the name has characters that are not allowed.
   """
   name = _DATASETS.get(name.lower(), name.lower())
   if not _NAME.fullmatch(name):
-    raise PreparingError(f"Found dataset {name!r}, expected a plain name.")
+    raise formats.DataError(f"Found dataset {name!r}, expected a plain name.")
   return name
 
 
@@ -160,11 +153,11 @@ def split_name(name: str) -> str:
   """Returns the canonical name of a split, one of `SPLITS`.
 
   Raises:
-    PreparingError: the split is unknown.
+    formats.DataError: the split is unknown.
   """
   name = _SPLITS.get(name.lower(), name.lower())
   if name not in SPLITS:
-    raise PreparingError(
+    raise formats.DataError(
       f"Found split {name!r}, expected one of {', '.join(SPLITS)}."
     )
   return name
@@ -186,11 +179,9 @@ def prepare(
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
 
   Raises:
-    PreparingError: a row is not a question (the error has its file and number)
-      or has no known dataset or split; two questions have the same id; or a
-      limit names an unknown part.
-    files.UnreadableError: a file cannot be read.
-    CorpusError: the corpus is invalid or lacks a passage.
+    formats.DataError: a row is not a question (the error has its file and
+      number) or has no known dataset or split; two questions have the same id;
+      a limit names an unknown part; or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
   listed = [_read(source, parts, settings, beside) for source in inputs]
@@ -228,7 +219,7 @@ def prepare(
       part.keep(kept, "no evidence")
   for name, limit in settings.limits.items():
     if name not in parts:
-      raise PreparingError(
+      raise formats.DataError(
         f"A limit of {name}: expected one of {', '.join(sorted(parts))}."
       )
     part = parts[name]
@@ -241,14 +232,14 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
   """Returns the training questions of `settings.mix`, shuffled by its seed.
 
   Raises:
-    PreparingError: a dataset of the mix has no training questions.
+    formats.DataError: a dataset of the mix has no training questions.
   """
   entries: list[Entry] = []
   for dataset in settings.mix:
     part = parts.get(f"{dataset}_train")
     if part is None or not part.entries:
       there = [n.removesuffix("_train") for n in parts if n.endswith("_train")]
-      raise PreparingError(
+      raise formats.DataError(
         f"The mix asks for {dataset}, which has no training questions here; "
         f"choose from {', '.join(there) or 'none'}, or leave the mix out."
       )
@@ -277,7 +268,7 @@ def _read(
       if not format_:
         format_ = formats.recognize(row) or ""
         if not format_:
-          raise PreparingError(
+          raise formats.DataError(
             f"{source.path}, row {number}: found columns {', '.join(row)}; "
             f"expected those of {', '.join(formats.FORMATS)}, or the name of "
             "a format."
@@ -288,7 +279,7 @@ def _read(
       _add(found, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
       if not settings.skip_malformed:
-        raise PreparingError(
+        raise formats.DataError(
           f"{source.path}, row {number}: {error}. Correct it, or leave such "
           "rows out and count them (--skip_malformed)."
         ) from error
@@ -311,7 +302,7 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
     said = dataset_name(found.dataset) if found.dataset else ""
     # The file's split wins, because Search-R1 calls every evaluation set test.
     split = source.split or (split_name(found.split) if found.split else "")
-  except PreparingError as error:
+  except formats.DataError as error:
     raise formats.MalformedError(str(error).rstrip(".")) from error
   if source.dataset and said and said != source.dataset:
     raise formats.MalformedError(
@@ -319,7 +310,7 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
     )
   dataset = source.dataset or said
   if not dataset or not split:
-    raise PreparingError(
+    raise formats.DataError(
       f"{source.path}: its rows do not name their "
       f"{'split' if dataset else 'dataset'}; name it, as in "
       f"--input=nq:train={source.path}."
@@ -369,10 +360,10 @@ def _merged(entries: Sequence[Entry]) -> list[Entry]:
   first: dict[str, Entry] = {}
   ids: dict[str, Entry] = {}
   for entry in entries:
-    key = _key(entry.question)
+    key = scoring.normalize_answer(entry.question)
     other = ids.setdefault(entry.id, entry)
-    if _key(other.question) != key:
-      raise PreparingError(
+    if scoring.normalize_answer(other.question) != key:
+      raise formats.DataError(
         f"Two questions have the id {entry.id!r} in {entry.dataset} "
         f"{entry.split}: {other.question!r} and {entry.question!r}. Read only "
         "one of their files, or correct it."
@@ -385,61 +376,62 @@ def _merged(entries: Sequence[Entry]) -> list[Entry]:
   return list(first.values())
 
 
-def _key(question: str) -> str:
-  """Returns a key that ignores case, punctuation and articles."""
-  return scoring.normalize_answer(question)
+def _each(
+  path: pathlib.Path, read: Callable[[formats.Row], T], sentence: str
+) -> Iterator[T]:
+  """Yields what `read` makes of each row of a file.
+
+  Raises:
+    formats.DataError: a row is malformed, which `sentence` says with its
+      `{error}`, or the file cannot be read.
+  """
+  for number, row in files.rows(path):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      yield read(row)
+    except (formats.MalformedError, KeyError, TypeError) as error:
+      raise formats.DataError(
+        f"{path}, row {number}: {sentence.format(error=error)}"
+      ) from error
 
 
 def read_questions(path: pathlib.Path) -> list[str]:
   """Returns the questions of a file, of any dataset and split.
 
   Raises:
-    BesideError: a row is not a question; the error has its number.
-    files.UnreadableError: the file cannot be read.
+    formats.DataError: a row is not a question, or the file cannot be read.
   """
-  format_, out = None, []
-  for number, row in files.rows(path):
-    try:
-      if isinstance(row, formats.MalformedError):
-        raise row
-      format_ = format_ or formats.recognize(row)
-      if format_ is None:
-        raise formats.MalformedError(f"no known format ({', '.join(row)})")
-      out.append(formats.read(row, format_).question)
-    except formats.MalformedError as error:
-      raise BesideError(
-        f"{path}, row {number}: {error}; expected a question. Correct it."
-      ) from error
-  return out
+  format_ = None
+
+  def question(row: formats.Row) -> str:
+    nonlocal format_
+    format_ = format_ or formats.recognize(row)
+    if format_ is None:
+      raise formats.MalformedError(f"no known format ({', '.join(row)})")
+    return formats.read(row, format_).question
+
+  sentence = "{error}; expected a question. Correct it."
+  return list(_each(path, question, sentence))
 
 
 def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
   """Returns 2WikiMultihopQA's aliases and demonyms of entities, by their ids.
 
   Raises:
-    BesideError: a row does not have the form of its `id_aliases.json`.
-    files.UnreadableError: the file cannot be read.
+    formats.DataError: a row does not have the form of its `id_aliases.json`, or
+      the file cannot be read.
   """
-  names: dict[str, list[str]] = {}
-  for number, row in files.rows(path):
-    try:
-      if isinstance(row, formats.MalformedError):
-        raise row
-      names[row["Q_id"]] = [
-        cells.text(name)
-        for column in ("aliases", "demonyms")
-        for name in cells.listed(row, column)
-      ]
-    except (formats.MalformedError, KeyError, TypeError) as error:
-      raise BesideError(
-        f"{path}, row {number}: found no Q_id with aliases and demonyms "
-        f"({error}); expected 2WikiMultihopQA's id_aliases.json."
-      ) from error
-  return names
 
+  def named(row: formats.Row) -> tuple[str, list[str]]:
+    columns = (formats.listed(row, name) for name in ("aliases", "demonyms"))
+    return row["Q_id"], [formats.text(x) for names in columns for x in names]
 
-class CorpusError(ValueError):
-  """A corpus has another layout or lacks a passage that a question names."""
+  sentence = (
+    "found no Q_id with aliases and demonyms ({error}); expected "
+    "2WikiMultihopQA's id_aliases.json."
+  )
+  return dict(_each(path, named, sentence))
 
 
 def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
@@ -454,8 +446,8 @@ def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     The metadata in the same order.
 
   Raises:
-    CorpusError: the corpus is not in this layout, or lacks a passage.
-    files.UnreadableError: it cannot be read.
+    formats.DataError: the corpus is not in this layout, lacks a passage, or
+      cannot be read.
   """
   known: list[dict[str, Any]] = list(map(json.loads, metadata))
   lacking = [
@@ -464,34 +456,26 @@ def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     if values.get("gold_doc_ids")
     and not any(p.get("text") for p in values.get("supporting", ()))
   ]
-  passages = _passages(
-    corpus, {id_ for values in lacking for id_ in values["gold_doc_ids"]}
+  ids = {id_ for values in lacking for id_ in values["gold_doc_ids"]}
+  sentence = (
+    "found no passage, expected an id and contents, as in corpora of "
+    "launch.build_index."
   )
-  for values in lacking:
-    values["supporting"] = [passages[id_] for id_ in values["gold_doc_ids"]]
-  return [
-    json.dumps(values, ensure_ascii=False, sort_keys=True) for values in known
-  ]
-
-
-def _passages(corpus: pathlib.Path, ids: set[str]) -> dict[str, dict[str, str]]:
-  """Returns the titles and texts of passages, by their ids."""
   found: dict[str, dict[str, str]] = {}
-  for number, row in files.rows(corpus):
-    if isinstance(row, cells.MalformedError) or not isinstance(
-      row.get("contents"), str
-    ):
-      raise CorpusError(
-        f"{corpus}, row {number}: found no passage, expected an id and "
-        "contents, as in corpora of launch.build_index."
-      )
-    if (id_ := str(row.get("id"))) in ids:
-      title, _, text = row["contents"].partition("\n")
+  for id_, contents in _each(
+    corpus, lambda row: (str(row.get("id")), row["contents"] + ""), sentence
+  ):
+    if id_ in ids:
+      title, _, text = contents.partition("\n")
       found[id_] = {"title": title.strip('"'), "text": text}
   if missing := sorted(ids - found.keys()):
-    raise CorpusError(
+    raise formats.DataError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
       f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
       "gold_doc_ids refer to."
     )
-  return found
+  for values in lacking:
+    values["supporting"] = [found[id_] for id_ in values["gold_doc_ids"]]
+  return [
+    json.dumps(values, ensure_ascii=False, sort_keys=True) for values in known
+  ]

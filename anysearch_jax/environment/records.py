@@ -1,4 +1,4 @@
-"""Converts trajectories to JSON lines for people and tools.
+"""What episodes spent; and trajectories as JSON lines, for people and tools.
 
 A training file has one group per line, in the input format of
 `python -m launch.score`; an evaluation file has one episode per line.
@@ -6,6 +6,7 @@ A training file has one group per line, in the input format of
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -14,15 +15,96 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax import budgets as budgets_lib
-from anysearch_jax import types
-from anysearch_jax.environment import (
-  charges,
-  observed,
-  official_scoring,
-  scoring,
-)
+from anysearch_jax import budgets, types
+from anysearch_jax.environment import official_scoring, protocol, scoring
 from anysearch_jax.host import disk
+
+
+def assigned(t: types.Trajectory) -> budgets.Budget:
+  """Returns the whole budget of an episode."""
+  return dataclasses.replace(t.caps, searches=t.budget)
+
+
+def input_tokens(t: types.Trajectory) -> int:
+  """Returns the total length of the contexts of all turns.
+
+  This is what an API bills as input. The environment writes between any two
+  turns, so each run of consecutive model tokens is one turn.
+  """
+  model = t.authors == types.Author.MODEL
+  starts = model & ~np.concatenate([[False], model[:-1]])
+  return int(np.sum(np.flatnonzero(starts))) + t.discarded_input
+
+
+def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
+  """Returns what an episode cost; None: by the prices of its budget."""
+  tools = [each.tool for each in t.observations]
+  prices = t.caps.prices if prices is None else prices
+  return prices.of_calls(
+    tools or [protocol.SEARCH] * t.searches,
+    input_tokens=input_tokens(t),
+    output_tokens=t.written_tokens,
+  )
+
+
+def spent_and_caps(
+  trajectories: Mapping[tuple[int, int], types.Trajectory],
+  shape: tuple[int, int],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """Returns what groups spent and could spend, in units besides searches.
+
+  Args:
+    trajectories: by question and sample.
+    shape: number of questions and of samples.
+
+  Returns:
+    By unit: float32 `[Q, G]`, what was spent, and `[Q]`, the caps, infinite
+    without one.
+  """
+  units = ("tokens", "dollars", "seconds")
+  spent = {unit: np.zeros(shape, np.float32) for unit in units}
+  caps = {unit: np.full(shape[0], np.inf, np.float32) for unit in units}
+  for place, t in trajectories.items():
+    spent["tokens"][place] = t.written_tokens
+    spent["dollars"][place] = dollars(t) if t.caps.prices else 0
+    spent["seconds"][place] = t.seconds
+    for unit, cap in t.caps.caps:
+      caps[unit][place[0]] = cap
+  return spent, caps
+
+
+def observation_values(
+  found: Sequence[types.Observation],
+) -> list[dict[str, Any]]:
+  """Returns observations as JSON values, without the passages' scores."""
+  return [
+    {
+      "tool": each.tool,
+      "argument": each.argument,
+      "turn": each.turn,
+      "tokens": each.tokens,
+      "passages": [
+        {"id": p.id, "title": p.title, "text": p.text} for p in each.passages
+      ],
+    }
+    for each in found
+  ]
+
+
+def observations(
+  values: Sequence[Mapping[str, Any]],
+) -> tuple[types.Observation, ...]:
+  """Returns the observations of `observation_values`."""
+  return tuple(
+    types.Observation(
+      each["tool"],
+      each["argument"],
+      each["turn"],
+      tuple(types.Passage(**passage) for passage in each["passages"]),
+      each["tokens"],
+    )
+    for each in values
+  )
 
 
 def trajectory(t: types.Trajectory) -> dict[str, Any]:
@@ -42,7 +124,7 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     ],
     "searches": t.searches,
     "queries": list(t.queries),
-    "observations": observed.to_values(t.observations),
+    "observations": observation_values(t.observations),
     "violation": t.violation,
     "outcome": t.outcome.value,
     "reason": t.reason,
@@ -88,7 +170,7 @@ def episode(
   verdict: scoring.Verdict,
   *,
   seed: int,
-  prices: budgets_lib.Prices,
+  prices: budgets.Prices,
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
@@ -115,8 +197,8 @@ def episode(
     "format": verdict.format,
     **trajectory(t),
     "prompt_tokens": int(np.sum(t.authors == types.Author.PROMPT)),
-    "input_tokens": charges.input_tokens(t),
-    "cost": round(charges.dollars(t, prices), 9),
+    "input_tokens": input_tokens(t),
+    "cost": round(dollars(t, prices), 9),
     "tokens": tokens(t),
     "metadata": dict(t.question.metadata),
   }

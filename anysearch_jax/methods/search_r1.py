@@ -45,9 +45,8 @@ SLOTS = {
 
 def environment(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment of a prompt, an `over_budget` and a `no_action`."""
-  lines = {name: wording.template(texts[name]) for name in SLOTS}
-  prompt = lines.pop("prompt")
-  return spec.Environment(scaffold=prompt, plain=prompt, **lines)
+  prompt, over_budget, no_action = (wording.template(texts[x]) for x in SLOTS)
+  return spec.Environment(prompt, prompt, over_budget, no_action)
 
 
 def wordings(

@@ -151,7 +151,7 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     lambda outcomes: reward(outcomes, constants),
     system.measures,
     measure,
-    steps and (lambda trajectory: steps(trajectory, system.constants(config))),
+    None if steps is None else lambda t: steps(t, system.constants(config)),
     config.method.measure_deadline,
   )
 
@@ -207,7 +207,7 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
   """
   environment(config.prompts, config.prompt_file)
   words = WORDINGS.get(config.prompts)
-  return words and words.texts(config.prompt_file)
+  return None if words is None else words.texts(config.prompt_file)
 
 
 def _named(key: str, known: Mapping[str, T], name: str) -> T:

@@ -113,7 +113,9 @@ class Writer:
     """Returns the completion of the events of all choices."""
     choices = []
     for index, each in enumerate(told):
-      reply = each[-1].reply  # An `Answer` ends the events of a question.
+      last = each[-1]
+      assert isinstance(last, events.Answer)  # It ends a question's events.
+      reply = last.reply
       self._replies.append(reply)
       reasoning = "".join(map(_reasoning, each))
       choices.append(

@@ -278,7 +278,7 @@ def asked(
   top_p = body.number(
     "top_p", lambda found: 0 < found <= 1, "a number from above 0 to 1"
   )
-  own = {"temperature": temperature, "top_p": top_p}
+  own: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
   sampling = dataclasses.replace(
     served.sampling, **{k: float(v) for k, v in own.items() if v is not None}
   )

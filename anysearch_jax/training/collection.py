@@ -32,7 +32,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
-from anysearch_jax.environment import observed
+from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
@@ -361,7 +361,7 @@ def unpack_groups(
       violation=values["violation"],
       outcome=types.Outcome(values["outcome"]),
       reason=values["reason"],
-      observations=observed.from_values(values),
+      observations=records.observations(values["observations"]),
       search_ends=tuple(values["search_ends"]),
       caps=budgets_lib.from_record(values.get("caps", {})),
       seconds=values.get("seconds", 0.0),
@@ -433,7 +433,7 @@ def _rollout(c: RolloutBatch) -> dict[str, Any]:
 
 def _trajectory(t: types.Trajectory) -> dict[str, Any]:
   values = {name: getattr(t, name) for name in _PLAIN}
-  values["observations"] = observed.to_values(t.observations)
+  values["observations"] = records.observation_values(t.observations)
   values["spans"] = [[int(span.author), span.text] for span in t.spans]
   values["caps"] = t.caps.record()
   return values | {"tokens": len(t.token_ids)}

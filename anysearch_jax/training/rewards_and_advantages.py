@@ -21,8 +21,8 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.environment import charges, scoring
 from anysearch_jax.environment import records as records_lib
+from anysearch_jax.environment import scoring
 from anysearch_jax.host import loop, processes
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import own
@@ -167,7 +167,9 @@ def _outcomes(
       array[place] = value(place)
     return array
 
-  spent, caps = charges.tables(trajectories, (len(budgets), samples))
+  spent, caps = records_lib.spent_and_caps(
+    trajectories, (len(budgets), samples)
+  )
   return method_lib.Outcomes(
     em=table(np.int32, lambda p: verdicts[p].em),
     f1=table(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import question_rows
 
-from anysearch_jax.data import cells, formats
+from anysearch_jax.data import formats
 
 
 @pytest.mark.parametrize("name", question_rows.ROWS)
@@ -37,7 +35,7 @@ def test_each_format_is_recognised_and_read(name):
   ],
 )
 def test_answers_may_be_list_array_or_string(value, expected):
-  assert cells.answers(value) == (expected, ())
+  assert formats.answers(value) == (expected, ())
 
 
 @pytest.mark.parametrize(
@@ -57,11 +55,14 @@ def test_answers_may_be_list_array_or_string(value, expected):
   ],
 )
 def test_printed_list_is_parsed_into_answers(value, expected):
-  assert cells.answers(value) == (expected, ("answers in the text of a list",))
+  assert formats.answers(value) == (
+    expected,
+    ("answers in the text of a list",),
+  )
 
 
 def test_year_written_as_float_by_pandas_is_an_integer():
-  found = cells.answers([1912.0, "x"])
+  found = formats.answers([1912.0, "x"])
   assert found.texts == ("1912", "x")
   assert found.mended == ("a whole number written with a fraction",)
 
@@ -85,7 +86,7 @@ def test_year_written_as_float_by_pandas_is_an_integer():
 )
 def test_missing_or_damaged_answers_are_rejected(value, message):
   with pytest.raises(formats.MalformedError, match=message):
-    cells.answers(value)
+    formats.answers(value)
 
 
 def test_question_lists_repairs_of_its_answers():
@@ -171,44 +172,3 @@ def test_hops_may_be_floats_from_pandas(found, hops):
 
 def test_unknown_columns_have_no_format():
   assert formats.recognize({"text": "a", "label": 1}) is None
-
-
-_VALUES = st.recursive(
-  st.none()
-  | st.booleans()
-  | st.integers()
-  | st.floats()
-  | st.text(max_size=5)
-  | st.sampled_from(["Question: a", '{"target": 1}', "[]", "2hop"]),
-  lambda inner: (
-    st.lists(inner, max_size=3)
-    | st.dictionaries(
-      st.sampled_from(
-        "target title content role ground_truth Value Aliases n_hops split "
-        "supporting_facts paragraphs question answer dataset".split()
-      ),
-      inner,
-      max_size=4,
-    )
-  ),
-  max_leaves=6,
-)
-_COLUMNS = sorted(
-  {"id", "_id", "prompt", "metadata", "extra_info", "data_source"}
-  | {"supporting_facts", "question_decomposition", "gold_doc_ids", "n_hops"}
-  | set().union(*(columns for columns, _ in formats.FORMATS.values()))
-)
-
-
-@hypothesis.given(data=st.data(), format_=st.sampled_from([*formats.FORMATS]))
-def test_any_row_is_a_question_or_malformed(data, format_):
-  row = {name: data.draw(_VALUES) for name in formats.FORMATS[format_][0]}
-  row |= data.draw(st.dictionaries(st.sampled_from(_COLUMNS), _VALUES))
-  try:
-    found = formats.read(row, format_)
-  except formats.MalformedError as error:
-    assert str(error)
-    return
-  assert isinstance(found.question, str)
-  assert all(isinstance(answer, str) for answer in found.answers)
-  assert found.hops is None or 0 <= found.hops < 100

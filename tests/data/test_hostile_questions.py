@@ -145,7 +145,7 @@ def test_damaged_question_file_is_read_or_rejected(folder, tape):
           formats.read(row, "plain")
         except formats.MalformedError as error:
           assert len(str(error)) < 200
-  except files.UnreadableError as error:
+  except formats.DataError as error:
     assert str(path) in str(error)
 
 
@@ -160,7 +160,7 @@ def test_rows_of_a_truncated_file_are_unchanged(folder, tape):
   try:
     for _, row in files.rows(path):
       found.append(row)
-  except files.UnreadableError as error:
+  except formats.DataError as error:
     assert str(path) in str(error)
   else:
     assert kind in (".jsonl", ".csv", ".tsv")
@@ -200,7 +200,7 @@ def test_no_table_row_is_lost_silently(folder, text, expected):
   try:
     for number, row in files.rows(path):
       found.append((number, row if isinstance(row, dict) else None))
-  except files.UnreadableError as error:
+  except formats.DataError as error:
     found.append(str(error))
   assert len(found) == len(expected)
   for ours, theirs in zip(found, expected):

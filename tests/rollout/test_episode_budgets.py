@@ -15,7 +15,7 @@ from played_episode import CONFIG, EMMA, begin, play, transcript
 from scripted import answer, search
 
 from anysearch_jax import budgets, types
-from anysearch_jax.environment import charges, prompts
+from anysearch_jax.environment import prompts, records
 from anysearch_jax.environment import tools as tools_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode, episode_state
@@ -40,7 +40,7 @@ def test_tokens_end_with_a_question_for_the_answer():
   assert [each.max_tokens for each in asked] == [150, 50]
   assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
   assert trajectory.outcome is types.Outcome.ANSWERED
-  assert charges.assigned(trajectory) == budget
+  assert records.assigned(trajectory) == budget
   scripted.check_alignment(trajectory)
 
 
@@ -193,9 +193,9 @@ def test_dollars_pay_for_searches_and_tokens():
     if trajectory.authors[place] == types.Author.MODEL
     and trajectory.authors[place - 1] != types.Author.MODEL
   ]
-  assert charges.input_tokens(trajectory) == sum(reads)
-  assert charges.dollars(trajectory) == pytest.approx(0.01 + sum(reads) * 1e-9)
-  assert charges.dollars(trajectory) <= budget.dollars
+  assert records.input_tokens(trajectory) == sum(reads)
+  assert records.dollars(trajectory) == pytest.approx(0.01 + sum(reads) * 1e-9)
+  assert records.dollars(trajectory) <= budget.dollars
 
 
 def test_tool_with_a_price_of_its_own_is_charged_by_it(monkeypatch):
@@ -211,7 +211,7 @@ def test_tool_with_a_price_of_its_own_is_charged_by_it(monkeypatch):
   trajectory, asked = play(*turns, budget=budget, config=config)
   assert [each.tool for each in trajectory.observations] == ["dear", "search"]
   assert trajectory.violation
-  assert charges.dollars(trajectory) == pytest.approx(
+  assert records.dollars(trajectory) == pytest.approx(
     0.025 + trajectory.generated_tokens * 1e-6
   )
   assert budgets.from_record(trajectory.caps.record()) == trajectory.caps
@@ -303,7 +303,7 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
   assert len(trajectory.token_ids) <= config.max_context
   cost = prices.dollars(
     searches=trajectory.searches,
-    input_tokens=charges.input_tokens(trajectory),
+    input_tokens=records.input_tokens(trajectory),
     output_tokens=trajectory.generated_tokens,
   )
   assert cost == state.cost() <= budget.dollars
@@ -390,4 +390,4 @@ def test_groups_and_trajectories_carry_the_budget():
   )
   (group,) = played.groups
   assert (group.budget, group.caps.tokens) == (2, 90)
-  assert {charges.assigned(t) for t in group.trajectories} == {budget}
+  assert {records.assigned(t) for t in group.trajectories} == {budget}

@@ -11,7 +11,6 @@ import scripted
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import (
-  observed,
   protocol,
   records,
   scoring,
@@ -225,7 +224,7 @@ def test_records_tell_the_tool_of_each_call():
   ]
   texts = [p["text"] for p in record["observations"][1]["passages"]]
   assert texts == [passage.text for passage in READING]
-  assert observed.from_values(record) == played.observations
+  assert records.observations(record["observations"]) == played.observations
 
 
 def test_the_last_complete_call_or_answer_is_read():

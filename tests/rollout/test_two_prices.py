@@ -11,7 +11,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import charges, prompts, tools
+from anysearch_jax.environment import prompts, records, tools
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
 
@@ -69,7 +69,7 @@ ANSWER = think("<answer> c </answer>")
 )
 def test_calls_are_charged_by_their_tool(turns, cents, spent, tools, violation):
   found = play(turns, cents)
-  assert charges.dollars(found) == pytest.approx(spent, abs=1e-15)
+  assert records.dollars(found) == pytest.approx(spent, abs=1e-15)
   assert [each.tool for each in found.observations] == tools
   assert found.violation is violation
   assert found.outcome is types.Outcome.ANSWERED
@@ -99,7 +99,7 @@ def test_no_episode_spends_more_than_its_cents(turns, cents, shown):
   made = [each.tool for each in found.observations]
   cost = sum({"cheap": 1, "search": 3}[tool] for tool in made)
   assert cost <= cents
-  assert charges.dollars(found) <= cents / 100
+  assert records.dollars(found) <= cents / 100
   # What was affordable was carried out.
   left, expected, bad = cents, [], 0
   for text in turns:
