@@ -12,7 +12,7 @@ import scripted
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.environment import charges, records
+from anysearch_jax.environment import records
 from anysearch_jax.rollout import control, driver, episode
 
 HITS = {"look": [types.Passage("p", "T", "x")]}
@@ -101,11 +101,11 @@ def test_replaced_answer_is_charged(tmp_path):
   row = records.trajectory(found)
   assert row["generated_tokens"] == found.written_tokens
   assert row["discarded_tokens"] == 2 * answer
-  assert charges.input_tokens(found) == sum(
+  assert records.input_tokens(found) == sum(
     len(request.token_ids) for request in engine.requests
   )
   prices = budgets.Prices(output=1e6)
-  assert charges.dollars(found, prices) == found.written_tokens
+  assert records.dollars(found, prices) == found.written_tokens
 
 
 def test_answer_that_never_asks_is_kept(tmp_path):
