@@ -15,7 +15,6 @@ import importlib.metadata
 import os
 import pathlib
 import queue
-import re
 import subprocess
 import sys
 import threading
@@ -35,10 +34,7 @@ _PYTHON = (3, 11)
 _START = "import jax; jax.devices()"
 _LONGEST = 300  # Characters of an error.
 # By platform, the extras that make JAX compute on it.
-_INSTALLS = {
-  "cuda": "cuda13",
-  "tpu": "tpu",
-}
+_INSTALLS = {"cuda": "cuda13", "tpu": "tpu"}
 _IMPORT_SECONDS = 110.0  # A check has 120 by default.
 REQUIREMENTS = shipped.ROOT / "requirements.txt"
 # The modules of packages that are imported under another name.
@@ -84,8 +80,9 @@ def main(argv: Sequence[str]) -> None:
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
-  found = list(
-    examine(
+  found = [
+    finding.level
+    for finding in examine(
       config,
       output=f.output,
       processes=f.processes,
@@ -93,13 +90,11 @@ def main(argv: Sequence[str]) -> None:
       deadline=f.deadline,
       threads=f.threads,
     )
-  )
-  problems = sum(finding.level == PROBLEM for finding in found)
-  warnings = sum(finding.level == WARNING for finding in found)
-  print(f"{problems} problems, {warnings} warnings")
+  ]
+  print(f"{found.count(PROBLEM)} problems, {found.count(WARNING)} warnings")
   sys.stdout.flush()
   # A hanging check could block an orderly exit.
-  os._exit(1 if problems else 0)
+  os._exit(1 if PROBLEM in found else 0)
 
 
 def examine(
@@ -122,68 +117,28 @@ def examine(
     threads: CPU threads, as for `jax_setup.configure`.
   """
 
-  def look(name: str, check) -> list[Finding]:
-    found = run(Check(name, check), deadline=deadline)
+  def look(name: str, check: Look) -> list[Finding]:
+    found = run(check, deadline=deadline)
     for line in lines(name, found):
       print(line, flush=True)
     return found
 
-  yield from look("python", python)
-  yield from look("packages", packages)
-  setup = functools.partial(jax_setup.configure, threads=threads, cache="")
-
   def started() -> Iterator[Finding]:
-    setup()
+    jax_setup.configure(threads=threads, cache="")
     return devices()
 
+  yield from look("python", python)
+  yield from look("packages", packages)
   yield from (found := look("devices", started))
   # The remaining checks import JAX, so they need the ones above to pass.
   if config is None or any(x.level == PROBLEM for x in found):
     return
-  yield from _of_run(
-    config,
-    look,
-    folder=launch_flags.run_folder(config, output),
-    processes=processes,
-    ask_web=ask_web,
-  )
+  from launch import run_checks
 
-
-def _of_run(
-  config: config_lib.ExperimentConfig,
-  look,
-  *,
-  folder: pathlib.Path,
-  processes: int,
-  ask_web: bool,
-) -> Iterator[Finding]:
-  """Yields the findings about what a configuration needs."""
-  from launch import policy_checks, run_checks
-
-  yield from look("config", lambda: run_checks.configuration(config))
-  held: list[policy_checks.Described] = []
-
-  def policy() -> Finding:
-    held.append(policy_checks.folder(config.policy))
-    return ok(held[0].words)
-
-  yield from look("policy", policy)
-  if held:
-    a, codec, _ = held[0]
-    yield from look("texts", lambda: policy_checks.texts(codec, config))
-    yield from look("mesh", lambda: run_checks.mesh(a, config, processes))
-    yield from look("accelerator", lambda: run_checks.accelerated(a))
-    yield from look("memory", lambda: run_checks.memory(a, config))
-    yield from look("disk", lambda: run_checks.disk(a, config, folder))
-    if config.engine.kind == "sglang":
-      yield from look("weights", lambda: run_checks.handed_over(a, config))
-  yield from look("output", lambda: run_checks.output(folder))
-  yield from look("data", lambda: run_checks.data(config))
-  yield from look(
-    "retriever", lambda: run_checks.retriever(config, ask_web=ask_web)
-  )
-  if config.engine.kind == "sglang":
-    yield from look("servers", lambda: run_checks.servers(config))
+  folder = launch_flags.run_folder(config, output)
+  checks = run_checks.Checks(config, folder, processes, ask_web)
+  for name, check in checks.all():
+    yield from look(name, check)
 
 
 class Finding(NamedTuple):
@@ -207,39 +162,31 @@ def problem(found: str, todo: str = "") -> Finding:
   return Finding(PROBLEM, found, todo)
 
 
-class Check(NamedTuple):
-  """A named check; `look` may be slow and may raise."""
-
-  name: str
-  look: Callable[[], Finding | Iterable[Finding]]
+Look = Callable[[], Finding | Iterable[Finding]]
 
 
-def run(check: Check, *, deadline: float) -> list[Finding]:
+def run(look: Look, *, deadline: float) -> list[Finding]:
   """Returns what a check finds; a timeout or an exception is a problem too.
 
   Args:
-    check: runs on a daemon thread, which is abandoned if it hangs.
-    deadline: seconds that the check may take.
+    look: may be slow, and may raise. It runs on a daemon thread, which is
+      abandoned if it hangs.
+    deadline: seconds that it may take.
   """
   outcome: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
 
   def work() -> None:
     try:
-      found = check.look()
+      found = look()
       outcome.put([found] if isinstance(found, Finding) else list(found))
     except (ValueError, OSError) as error:
       outcome.put([problem(str(error) or type(error).__name__)])
     except BaseException as error:  # A broken installation may raise anything.
-      outcome.put(
-        [
-          problem(
-            f"found {type(error).__name__}: {error}",
-            "look after what it names; where that is in order, report it.",
-          )
-        ]
-      )
+      said = f"found {type(error).__name__}: {error}"
+      todo = "look after what it names; where that is in order, report it."
+      outcome.put([problem(said, todo)])
 
-  threading.Thread(target=work, name=check.name, daemon=True).start()
+  threading.Thread(target=work, daemon=True).start()
   try:
     return outcome.get(timeout=deadline)
   except queue.Empty:
@@ -293,10 +240,7 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   wanted = [requirements.Requirement(line) for line in _wanted(path)]
   good = []
   for want in wanted:
-    try:
-      found = importlib.metadata.version(want.name)
-    except importlib.metadata.PackageNotFoundError:
-      found = None
+    found = _version(want.name)
     if found and want.specifier.contains(found, prereleases=True):
       good.append(want)
       continue
@@ -314,7 +258,21 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   yield ok(
     f"{len(good) - len(broken)} of {len(wanted)} are as required and import"
   )
-  yield from _plugins()
+  own = _version("jax")
+  for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+    if (found := _version(plugin)) not in (own, None):
+      yield warning(
+        f"{plugin}: found {found} beside jax {own}",
+        f"pip install '{plugin}=={own}'",
+      )
+
+
+def _version(package: str) -> str | None:
+  """Returns the version of an installed package."""
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
 
 
 @functools.cache
@@ -393,49 +351,12 @@ def _refusal(platform: str) -> str:
   return last[:_LONGEST]
 
 
-def available_memory() -> int | None:
-  """Returns the bytes of available RAM; None if the system does not say."""
-  try:
-    text = pathlib.Path("/proc/meminfo").read_text()
-  except OSError:
-    return None
-  match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
-  return int(match[1]) * 1024 if match else None
-
-
-def device_memory() -> int | None:
-  """Returns the memory of the smallest local device; None if not reported."""
-  import jax
-
-  limits = [
-    (device.memory_stats() or {}).get("bytes_limit")
-    for device in jax.local_devices()
-    if device.platform != "cpu"
-  ]
-  return min((limit for limit in limits if limit), default=None)
-
-
 def _wanted(path: pathlib.Path) -> list[str]:
   if path.is_file():
     lines = (x.partition("#")[0].strip() for x in path.read_text().splitlines())
     return [line for line in lines if line and not line.startswith("-")]
   listed = importlib.metadata.requires("anysearch_jax") or []
   return [line for line in listed if "extra ==" not in line]
-
-
-def _plugins() -> Iterator[Finding]:
-  """Warns of JAX plugins whose version differs from JAX's own."""
-  own = importlib.metadata.version("jax")
-  for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-    try:
-      found = importlib.metadata.version(plugin)
-    except importlib.metadata.PackageNotFoundError:
-      continue
-    if found != own:
-      yield warning(
-        f"{plugin}: found {found} beside jax {own}",
-        f"pip install '{plugin}=={own}'",
-      )
 
 
 if __name__ == "__main__":

@@ -1,288 +1,335 @@
-"""Checks of a configuration: devices, space, data, retriever and servers."""
+"""What a run needs: a policy that carries the protocol, devices, space, data.
+
+Each check is a method of `Checks` and says what it found. Those of the policy
+say whether its tokenizer and its chat template support the protocol.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
+from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, table
+from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.rollout import episode
+from anysearch_jax.rollout.jax_engine import turn
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.rollout.sglang import weights as sglang_weights
 from anysearch_jax.training import placement, validation
-from launch import doctor, jax_setup, parts, retrievers
+from launch import doctor, jax_setup, parts, policies, retrievers
+from launch.doctor import Finding, ok, problem, size, warning
 from retrieval import recording
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
-
-
+_BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 _MASTER = 4  # Bytes of a float32.
 _TOKEN = 6  # Bytes of a token's text in a record; enough for most languages.
 
 
-def configuration(config: config_lib.ExperimentConfig) -> doctor.Finding:
-  """Checks that the configuration is valid."""
-  validation.validate(config)
-  return doctor.ok(f"{config.name} is one that can run")
+@dataclasses.dataclass
+class Checks:
+  """The checks of a run.
 
+  Attributes:
+    config: its configuration.
+    folder: its folder.
+    processes: number of processes like this one that will train.
+    ask_web: whether to send a query to a web search engine.
+  """
 
-def mesh(
-  a: architecture_lib.Architecture,
-  config: config_lib.ExperimentConfig,
-  processes: int,
-) -> doctor.Finding:
-  """Checks that there are enough devices for the mesh."""
-  import jax
+  config: config_lib.ExperimentConfig
+  folder: pathlib.Path
+  processes: int = 1
+  ask_web: bool = False
 
-  m = config.mesh
-  wanted = m.data * m.fsdp * m.tensor
-  if processes > 1:
-    here = jax.local_device_count()
-    if wanted > here * processes:
-      return doctor.problem(
-        f"the mesh takes {wanted} devices, {processes} processes like this one "
-        f"have {here * processes}",
-        "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
+  def all(self) -> Iterator[tuple[str, doctor.Look]]:
+    """Yields the checks by name; each before the next one is asked for."""
+    served = self.config.engine.kind == "sglang"
+    yield "config", self.configuration
+    yield "policy", self.policy
+    # What needs the policy reports no second problem if it is missing.
+    if "_policy" in vars(self):
+      yield "texts", lambda: texts(self._policy[1], self.config)
+      yield "mesh", self.mesh
+      yield "accelerator", lambda: accelerated(self._policy[0])
+      yield "memory", self.memory
+      yield "disk", self.disk
+      if served:
+        yield "weights", self.handed_over
+    yield "output", self.output
+    yield "data", self.data
+    yield "retriever", self.retriever
+    if served:
+      yield "servers", self.servers
+
+  @functools.cached_property
+  def _policy(
+    self,
+  ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
+    """Architecture and tokenizer; of the weights only the headers are read."""
+    a, codec = policies.describe(self.config)
+    held = tensor_files.headers(self.config.policy)
+    wanted = {name for row in table.base_rows(a) for name in row.names()}
+    if missing := sorted(wanted - held.keys()):
+      raise ValueError(
+        f"{self.config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in "
+        "all); copy the folder again."
       )
-    return doctor.ok(f"{wanted} of {here * processes} devices train")
-  placement.check(
-    a,
-    config.mesh,
-    lora_config=config.lora,
-    batch=config.batch,
-    engine=config.engine,
-    dtype=config.compute_dtype,
-  )
-  return doctor.ok(
-    f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
-  )
+    return a, codec
+
+  def configuration(self) -> Finding:
+    """Checks that the configuration is valid."""
+    validation.validate(self.config)
+    return ok(f"{self.config.name} is one that can run")
+
+  def policy(self) -> Finding:
+    """Checks that the policy's folder can be used."""
+    a, codec = self._policy
+    return ok(
+      f"{self.config.policy}: {a.family}, {a.layers} layers of {a.d_model}, "
+      f"{codec.vocab_size} tokens"
+    )
+
+  def mesh(self) -> Finding:
+    """Checks that there are enough devices for the mesh."""
+    config, m = self.config, self.config.mesh
+    wanted = m.data * m.fsdp * m.tensor
+    if self.processes > 1:
+      here = jax.local_device_count() * self.processes
+      if wanted > here:
+        return problem(
+          f"the mesh takes {wanted} devices, {self.processes} processes like "
+          f"this one have {here}",
+          "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
+        )
+      return ok(f"{wanted} of {here} devices train")
+    placement.check(
+      self._policy[0],
+      m,
+      lora_config=config.lora,
+      batch=config.batch,
+      engine=config.engine,
+      dtype=config.compute_dtype,
+    )
+    return ok(
+      f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
+    )
+
+  def memory(self) -> Iterator[Finding]:
+    """Compares the minimum memory of a device with what the device has."""
+    config, m = self.config, self.config.mesh
+    takes = footprint(self._policy[0], config)
+    apart = bool(m.rollout) and not set(m.rollout) & set(m.trainer)
+    least = max(takes.trained, takes.sampled) if apart else takes.shared
+    has, free, where = device_memory(), available_memory(), "a device"
+    if has is None:
+      has, where = free, "free RAM"
+      least *= m.fsdp * m.tensor  # All shards share the RAM.
+    said = f"at least {size(least)}, before activations"
+    if has is None:
+      yield warning(
+        f"{said}; the memory of this machine is not reported",
+        "ask launch.plan with a --target.",
+      )
+    elif least > has:
+      yield problem(
+        f"{said}; {where} has {size(has)}",
+        "cut the policy over more devices (mesh.fsdp, mesh.tensor), train "
+        "adapters (lora.rank) or keep a smaller KV cache (engine.kv_tokens); "
+        "launch.plan says exactly.",
+      )
+    else:
+      yield ok(f"{said}; {where} has {size(has)}")
+    in_ram = config.engine.kind == "sglang" and not config.sglang.weights
+    beside = takes.handed if in_ram else 0
+    if free is not None and takes.checkpoint + beside > free:
+      held = f", beside {size(beside)} for SGLang," if beside else ""
+      yield warning(
+        f"a checkpoint is {size(takes.checkpoint)} and goes through RAM"
+        f"{held or ','} of which {size(free)} are free",
+        "end other processes, or train on more hosts.",
+      )
+
+  def disk(self) -> Finding:
+    """Checks the space for checkpoints, the export and trajectories."""
+    takes = footprint(self._policy[0], self.config)
+    there = sum(
+      path.stat().st_size
+      for path in (self.folder / "checkpoints").rglob("*")
+      if path.is_file()
+    )
+    needed = max(takes.disk - there, 0)
+    free = shutil.disk_usage(_nearest(self.folder)).free
+    said = (
+      f"the run writes up to {size(needed)} more (a checkpoint is "
+      f"{size(takes.checkpoint)}); {size(free)} are free"
+    )
+    if needed > free:
+      return problem(
+        said, "name an --output with more room, or lower checkpoint.keep_last."
+      )
+    return ok(said)
+
+  def handed_over(self) -> Finding:
+    """Checks the space for the weights that SGLang servers read."""
+    c = self.config.sglang
+    takes = footprint(self._policy[0], self.config).handed
+    where = _nearest(sglang_weights.folder(c.weights, c.urls))
+    free = shutil.disk_usage(where).free
+    said = f"{where}: weights take {size(takes)}; {size(free)} free"
+    if takes > free:
+      return problem(
+        said,
+        "give it more (docker run --shm-size, mount -o remount,size=...), or "
+        "name another folder in sglang.weights.",
+      )
+    if not os.access(where, os.W_OK):
+      return problem(f"{where} cannot be written to", "name sglang.weights.")
+    return ok(said)
+
+  def output(self) -> Finding:
+    """Checks that this run, and no other, can write to the folder."""
+    nearest = _nearest(self.folder)
+    if who := run_lock.holder(self.folder / run_lock.NAME):
+      return problem(
+        f"{self.folder}: {who} writes to it",
+        "wait for it, or name another --output.",
+      )
+    try:
+      tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+      return problem(
+        f"{nearest} cannot be written to ({error.strerror})",
+        "name another --output, or give this user the right to.",
+      )
+    return ok(f"{self.folder} can be written to")
+
+  def data(self) -> Iterator[Finding]:
+    """Checks the questions; reads prepared ones whole and compares hashes."""
+    config, path = self.config, self.config.data.path
+    source = parts.source(config)
+    if not isinstance(source, prepared.Prepared):
+      yield ok(f"{config.data.source}: its questions are made as needed")
+      return
+    counts = {name: len(source.rows(name)) for name in source.names}
+    yield ok(f"{path}: " + ", ".join(f"{k} {n}" for k, n in counts.items()))
+    if systems.get(config.method.name).steps is not None:
+      evidence.check(source.rows(config.data.split))
+    datasets = config.evaluation.datasets
+    if datasets or source.evaluated():
+      source.evaluation_questions(datasets, 1)
+    else:
+      yield warning(
+        f"{path} has no evaluation split: it can be trained on, and "
+        "launch.evaluate has nothing to play",
+        "prepare sets with a dev or test split (launch.prepare_data "
+        "--sets=...).",
+      )
+
+  def retriever(self) -> Iterator[Finding]:
+    """Checks that the retriever answers, and how fast; writes no log."""
+    config, c = self.config, self.config.retrieval
+    if c.log:
+      yield _log(c)
+      if c.log_mode == "strict":
+        return
+    lexical, questions = None, [_QUESTION]
+    try:
+      source = parts.source(config)
+      lexical = source.retriever
+      questions = source.evaluation_questions(
+        config.evaluation.datasets, _QUERIES
+      )[:_QUERIES] or [_QUESTION]
+    except ValueError:  # Reported by the check of the questions.
+      if c.kind == "lexical":
+        raise
+    # Simulated and refined passages need the context of an episode.
+    live = dataclasses.replace(
+      c,
+      log="",
+      log_mode="record",
+      simulated="",
+      refined="",
+      model=config_lib.TextModelConfig(),
+    )
+    made = retrievers.make(dataclasses.replace(config, retrieval=live), lexical)
+    # What costs money is asked on demand.
+    web = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
+    if web and not self.ask_web:
+      named = c.web or f"MCP tool {c.mcp.tool}".rstrip()
+      yield ok(f"{named}: its key is there; not asked (see --ask_web)")
+      return
+    yield from asked(made, questions[:1] if web else questions, config.episode)
+
+  def servers(self) -> Iterator[Finding]:
+    """Checks the SGLang servers' health, context and weights."""
+    client, each_one = sglang_server.connect(self.config.sglang, Counter())
+    try:
+      for server in each_one:
+        try:
+          yield loop.run(_server(server, self.config.episode.max_context))
+        except types.EngineError as error:
+          yield problem(str(error))
+    finally:
+      loop.run(sglang_server.close(client, each_one))
 
 
-def accelerated(a: architecture_lib.Architecture) -> doctor.Finding:
+def accelerated(a: architecture_lib.Architecture) -> Finding:
   """Checks that a policy of full size has an accelerator."""
   if found := jax_setup.cpu_problem(a):
-    return doctor.problem(
+    return problem(
       found,
       "install JAX for the accelerator (docs/training.md), or pass "
       "--allow_cpu to the command that computes.",
     )
-  return doctor.ok("the policy suits the devices")
+  return ok("the policy suits the devices")
 
 
-def memory(
-  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
-) -> Iterator[doctor.Finding]:
-  """Compares the minimum memory of a device with what the device has."""
-  takes = footprint(a, config)
-  apart = bool(config.mesh.rollout) and not (
-    set(config.mesh.rollout) & set(config.mesh.trainer)
-  )
-  least = max(takes.trained, takes.sampled) if apart else takes.shared
-  has = doctor.device_memory()
-  free = doctor.available_memory()
-  where = "a device"
-  if has is None:
-    has, where = free, "free RAM"
-    m = config.mesh
-    least *= m.fsdp * m.tensor  # All shards share the RAM.
-  said = f"at least {doctor.size(least)}, before activations"
-  if has is None:
-    yield doctor.warning(
-      f"{said}; found nobody who says what there is",
-      "ask launch.plan with a --target.",
-    )
-  elif least > has:
-    yield doctor.problem(
-      f"{said}; {where} has {doctor.size(has)}",
-      "cut the policy over more devices (mesh.fsdp, mesh.tensor), train "
-      "adapters (lora.rank) or keep a smaller KV cache (engine.kv_tokens); "
-      "launch.plan says exactly.",
-    )
-  else:
-    yield doctor.ok(f"{said}; {where} has {doctor.size(has)}")
-  in_ram = config.engine.kind == "sglang" and not config.sglang.weights
-  beside = takes.handed if in_ram else 0
-  if free is not None and takes.checkpoint + beside > free:
-    held = f", beside {doctor.size(beside)} for SGLang," if beside else ""
-    yield doctor.warning(
-      f"a checkpoint is {doctor.size(takes.checkpoint)} and goes through RAM"
-      f"{held or ','} of which {doctor.size(free)} are free",
-      "end other processes, or train on more hosts.",
-    )
-
-
-def disk(
-  a: architecture_lib.Architecture,
-  config: config_lib.ExperimentConfig,
-  folder: pathlib.Path,
-) -> doctor.Finding:
-  """Checks the disk space for checkpoints, the export and trajectories."""
-  takes = footprint(a, config)
-  there = sum(
-    path.stat().st_size
-    for path in (folder / "checkpoints").rglob("*")
-    if path.is_file()
-  )
-  needed = max(takes.disk - there, 0)
-  free = shutil.disk_usage(_nearest(folder)).free
-  said = (
-    f"the run writes up to {doctor.size(needed)} more (a checkpoint is "
-    f"{doctor.size(takes.checkpoint)}); {doctor.size(free)} are free"
-  )
-  if needed > free:
-    return doctor.problem(
-      said, "name an --output with more room, or lower checkpoint.keep_last."
-    )
-  return doctor.ok(said)
-
-
-def output(folder: pathlib.Path) -> doctor.Finding:
-  """Checks that a run can write to the folder and that no other run does."""
-  nearest = _nearest(folder)
-  if who := run_lock.holder(folder / run_lock.NAME):
-    return doctor.problem(
-      f"{folder}: {who} writes to it", "wait for it, or name another --output."
-    )
+def available_memory() -> int | None:
+  """Returns the bytes of available RAM; None if the system does not say."""
   try:
-    with tempfile.TemporaryFile(dir=nearest):
-      pass
-  except OSError as error:
-    return doctor.problem(
-      f"{nearest} cannot be written to ({error.strerror})",
-      "name another --output, or give this user the right to.",
-    )
-  return doctor.ok(f"{folder} can be written to")
+    text = pathlib.Path("/proc/meminfo").read_text()
+  except OSError:
+    return None
+  match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
+  return int(match[1]) * 1024 if match else None
 
 
-def handed_over(
-  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
-) -> doctor.Finding:
-  """Checks the space for the weights that SGLang servers read."""
-  takes = footprint(a, config).handed
-  where = _nearest(
-    sglang_weights.folder(config.sglang.weights, config.sglang.urls)
-  )
-  free = shutil.disk_usage(where).free
-  said = f"{where}: weights take {doctor.size(takes)}; {doctor.size(free)} free"
-  if takes > free:
-    return doctor.problem(
-      said,
-      "give it more (docker run --shm-size, mount -o remount,size=...), or "
-      "name another folder in sglang.weights.",
-    )
-  if not os.access(where, os.W_OK):
-    return doctor.problem(
-      f"{where} cannot be written to", "name sglang.weights."
-    )
-  return doctor.ok(said)
+def device_memory() -> int | None:
+  """Returns the memory of the smallest local device; None if not reported."""
+  limits = [
+    (device.memory_stats() or {}).get("bytes_limit")
+    for device in jax.local_devices()
+    if device.platform != "cpu"
+  ]
+  return min((limit for limit in limits if limit), default=None)
 
 
-def data(config: config_lib.ExperimentConfig) -> Iterator[doctor.Finding]:
-  """Checks the questions; reads prepared ones whole and compares the hashes."""
-  if config.data.source != "prepared":
-    parts.source(config)
-    yield doctor.ok(f"{config.data.source}: its questions are made as needed")
-    return
-  if not config.data.path:
-    raise ValueError(
-      "data.path: found nothing, expected a folder of launch.prepare_data."
-    )
-  folder = prepared.Prepared(config.data.path)
-  counts = {name: len(folder.rows(name)) for name in folder.names}
-  yield doctor.ok(
-    f"{config.data.path}: "
-    + ", ".join(f"{name} {count}" for name, count in counts.items())
-  )
-  rows = folder.rows(config.data.split)
-  if systems.get(config.method.name).steps is not None:
-    evidence.check(rows)
-  datasets = config.evaluation.datasets
-  if datasets or folder.evaluated():
-    folder.evaluation_questions(datasets, 1)
-  else:
-    yield doctor.warning(
-      f"{config.data.path} has no evaluation split: it can be trained on, and "
-      "launch.evaluate has nothing to play",
-      "prepare sets with a dev or test split (launch.prepare_data --sets=...).",
-    )
-
-
-def retriever(
-  config: config_lib.ExperimentConfig, *, ask_web: bool
-) -> Iterator[doctor.Finding]:
-  """Checks that the retriever answers, and how fast; does not write its log."""
-  c = config.retrieval
-  if c.log:
-    yield _log(c)
-    if c.log_mode == "strict":
-      return
-  lexical, questions = None, [_QUESTION]
-  try:
-    source = parts.source(config)
-    lexical = source.retriever
-    questions = source.evaluation_questions(
-      config.evaluation.datasets, _QUERIES
-    )[:_QUERIES] or [_QUESTION]
-  except ValueError:  # Reported by the check of the questions.
-    if c.kind == "lexical":
-      raise
-  live = dataclasses.replace(
-    config,
-    retrieval=dataclasses.replace(
-      c,
-      log="",
-      log_mode="record",
-      # Simulated and refined passages need the context of an episode.
-      simulated="",
-      refined="",
-      model=config_lib.TextModelConfig(),
-    ),
-  )
-  made = retrievers.make(live, lexical)
-  # What costs money is asked on demand.
-  web = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
-  if web and not ask_web:
-    named = c.web or f"MCP tool {c.mcp.tool}".rstrip()
-    yield doctor.ok(f"{named}: its key is there; not asked (see --ask_web)")
-    return
-  asked = questions[:1] if web else questions
-  yield from _asked(made, asked, config.episode)
-
-
-def servers(config: config_lib.ExperimentConfig) -> Iterator[doctor.Finding]:
-  """Checks the SGLang servers' health, context and weights; changes nothing."""
-  client, each_one = sglang_server.connect(config.sglang, Counter())
-  try:
-    for server in each_one:
-      try:
-        yield loop.run(_server(server, config.episode.max_context))
-      except types.EngineError as error:
-        yield doctor.problem(str(error))
-  finally:
-    loop.run(sglang_server.close(client, each_one))
-
-
-async def _server(
-  server: sglang_server.Server, max_context: int
-) -> doctor.Finding:
+async def _server(server: sglang_server.Server, max_context: int) -> Finding:
   start = time.monotonic()
   await server.tell("GET", "/health")
   took = time.monotonic() - start
@@ -294,18 +341,19 @@ async def _server(
     f"{version!r}, answers in {took * 1e3:.0f} ms"
   )
   if type(longest) is int and longest < max_context:
-    return doctor.warning(
+    return warning(
       f"{said}; contexts up to {longest} of episode.max_context {max_context}",
       "start it with a longer --context-length.",
     )
-  return doctor.ok(said)
+  return ok(said)
 
 
-def _asked(
+def asked(
   made: types.Retriever,
-  questions: list[types.Question],
+  questions: Sequence[types.Question],
   config: config_lib.EpisodeConfig,
-) -> Iterator[doctor.Finding]:
+) -> Iterator[Finding]:
+  """Checks a retriever's answers to some questions, one after the other."""
   seconds, empty = [], 0
   for question in questions:
     request = types.SearchRequest(question.text, config.top_k, question.corpus)
@@ -313,7 +361,7 @@ def _asked(
     try:
       found = loop.run(made.search(request))
     except (types.RetrievalError, recording.MissError) as error:
-      yield doctor.problem(str(error))
+      yield problem(str(error))
       return
     seconds.append(time.monotonic() - start)
     empty += not found
@@ -322,31 +370,29 @@ def _asked(
     f"slowest {max(seconds) * 1e3:.1f} ms, {empty} without a passage"
   )
   if empty == len(seconds):
-    yield doctor.problem(
+    yield problem(
       said, "see that it searches the corpus that the questions are about."
     )
   elif max(seconds) > config.search_deadline / 2:
-    yield doctor.warning(
+    yield warning(
       said,
       f"give it more devices, or raise episode.search_deadline, now "
       f"{config.search_deadline:g} seconds.",
     )
   else:
-    yield doctor.ok(said)
+    yield ok(said)
 
 
-def _log(c: config_lib.RetrievalConfig) -> doctor.Finding:
+def _log(c: config_lib.RetrievalConfig) -> Finding:
   """Checks that the log can be read."""
   if not pathlib.Path(c.log).exists() and c.log_mode != "strict":
-    return doctor.ok(f"log {c.log}: not there yet, the run makes it")
+    return ok(f"log {c.log}: not there yet, the run makes it")
   try:
     opened = recording.AnswerLog(c.log, writable=False)
   except types.RetrievalError as error:
-    return doctor.problem(f"log: {error}")
-  try:
-    return doctor.ok(f"log {c.log}: {len(opened)} answers, readable")
-  finally:
-    opened.close()
+    return problem(f"log: {error}")
+  with contextlib.closing(opened):
+    return ok(f"log {c.log}: {len(opened)} answers, readable")
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:
@@ -365,14 +411,112 @@ def _nearest(folder: pathlib.Path) -> pathlib.Path:
   return found
 
 
+def texts(
+  codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
+) -> Iterator[Finding]:
+  """Checks the tags, the stop texts and the prompt."""
+  lost = [
+    tag
+    for name in protocol.TAGS
+    for tag in (f"<{name}>", f"</{name}>")
+    if any(
+      tag not in codec.decode(codec.encode(f"{before}{tag} b"))
+      for before in _BEFORE_TAGS
+    )
+  ]
+  if lost:
+    yield problem(
+      f"the tokenizer loses {', '.join(lost)}",
+      "take a tokenizer that writes plain text as it is; tags that are special "
+      "tokens of it must be ordinary ones.",
+    )
+  else:
+    yield ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
+  yield _stops(codec, systems.of_episode(config.episode).stops)
+  yield from _prompt(codec, config)
+
+
+def _stops(codec: tokenizer_lib.Tokenizer, texts: Sequence[str]) -> Finding:
+  """Checks that the engine halts at the token that completes a stop text."""
+  halts = turn.halting_tokens(
+    codec.token_texts(),
+    texts,
+    codec.end_of_turn_ids,
+    vocab_size=codec.vocab_size,
+  )
+  missed = []
+  for stop in texts:
+    for before in _BEFORE_TAGS:
+      ids = codec.encode(f"{before}{stop}\n\n")
+      ends = [
+        n for n in range(1, len(ids) + 1) if stop in codec.decode(ids[:n])
+      ]
+      if not ends or not halts[ids[ends[0] - 1]]:
+        missed.append(f"{before}{stop}")
+  if missed:
+    return problem(
+      f"the end of {missed[0]!r} is not found among its tokens "
+      f"({len(missed)} such)",
+      "take a tokenizer whose tokens have the same text after any other token "
+      "(a byte-level BPE).",
+    )
+  return ok(
+    f"{' and '.join(texts)} are found; {int(halts.sum())} of "
+    f"{codec.vocab_size} tokens halt a row"
+  )
+
+
+def _prompt(
+  codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
+) -> Iterator[Finding]:
+  """Checks the prompt of a question and the tokens that end a turn."""
+  ends = codec.end_of_turn_ids
+  if not ends:
+    yield problem(
+      "no token ends a turn",
+      "name eos_token_id in generation_config.json of the policy's folder.",
+    )
+  text, ids = episode.prompt(
+    _QUESTION,
+    budget=config.curriculum.max_budget,
+    scaffold=True,
+    config=config.episode,
+    codec=codec,
+  )
+  room = config.episode.max_context - len(ids)
+  if _QUESTION.text not in text:
+    yield problem(
+      "the chat template leaves the question out of the prompt",
+      "look at chat_template in the policy's folder.",
+    )
+  elif room < 1:
+    yield problem(
+      f"the prompt takes {len(ids)} tokens of episode.max_context "
+      f"{config.episode.max_context}",
+      "raise episode.max_context (and engine.max_context, batch.row_lengths).",
+    )
+  else:
+    template = "chat template" if codec.hf.chat_template else "no chat template"
+    yield ok(f"a prompt of {len(ids)} tokens ({template}), {room} left")
+  if codec.hf.chat_template:
+    after = codec.render(_QUESTION.text)[0].rpartition(_QUESTION.text)[2]
+    closing = [t for t in codec.control_tokens if after.lstrip().startswith(t)]
+    end = max(closing, key=len, default="")
+    if end and codec.hf.convert_tokens_to_ids(end) not in ends:
+      yield warning(
+        f"the chat template ends messages with {end}, which ends no turn",
+        "add its id to eos_token_id in generation_config.json.",
+      )
+
+
 class Footprint(NamedTuple):
   """Bytes of a run.
 
   Attributes:
     checkpoint: one checkpoint.
-    checkpoints: the most checkpoints that exist at a time.
     export: the exported policy.
-    trajectories: the recorded trajectories, if all have the maximum length.
+    disk: the run's folder: the most checkpoints that exist at a time, the
+      export, and the recorded trajectories, if all have the maximum length.
     handed: the current weights, which SGLang servers read.
     trained: each training device: weights, moments, gradients, reference.
     sampled: each sampling device: weights and KV cache; 0 for SGLang.
@@ -381,38 +525,26 @@ class Footprint(NamedTuple):
   """
 
   checkpoint: int
-  checkpoints: int
   export: int
-  trajectories: int
+  disk: int
   handed: int
   trained: int
   sampled: int
   shared: int
 
-  @property
-  def disk(self) -> int:
-    """Bytes of the run's folder."""
-    return self.checkpoints + self.export + self.trajectories
-
 
 def footprint(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> Footprint:
-  """Returns the footprint of a run.
-
-  Args:
-    a: architecture of the policy, without adapters.
-    config: configuration of the run.
-  """
+  """Returns the footprint of a run; `a` is without adapters."""
   a = lora.attach(a, config.lora)
   trained = weights.count(table.trainable_rows(a))
   base = weights.count(table.base_rows(a))
   compute = _bytes(config.compute_dtype)
   checkpoint = 3 * _MASTER * trained  # Weights and both moments.
-  keep = config.checkpoint
+  keep, mesh, e = config.checkpoint, config.mesh, config.engine
   c = config.curriculum
-  rollouts = math.ceil(c.total_steps / c.steps_per_rollout)
-  recorded = math.ceil(rollouts / config.save_every) + 1
+  recorded = math.ceil(c.total_steps / c.steps_per_rollout / config.save_every)
   tokens = config.questions * config.group * config.episode.max_context
   export = base * _bytes(keep.export_dtype)
   frozen = 0
@@ -421,73 +553,38 @@ def footprint(
     frozen = base * _bytes(config.lora.base_dtype)
   elif config.objective.kl_coefficient:
     frozen = base * compute
-  mesh = config.mesh
-  state = _MASTER * trained // (mesh.fsdp * mesh.tensor)
-  trains = 4 * state + frozen // (mesh.fsdp * mesh.tensor)
-  weights_size, cache = _sampled(
-    a,
-    config,
+  shards = mesh.fsdp * mesh.tensor
+  state = _MASTER * trained // shards  # Of masters, of a moment, of gradients.
+  trains = 4 * state + frozen // shards
+  policy = cache = 0
+  if e.kind == "jax":
     # In float32 the engine may sample with the trained arrays themselves.
-    0
-    if compute == _MASTER and not (mesh.rollout or config.lora.rank)
-    else base * compute,
-  )
+    same = compute == _MASTER and not (mesh.rollout or config.lora.rank)
+    devices = len(mesh.rollout) or mesh.data * shards
+    copies = math.gcd(devices, a.kv_heads)
+    policy = 0 if same else base * compute // copies
+    cached = e.kv_tokens or e.slots * e.max_context
+    cache = 2 * a.layers * a.kv_heads * a.head_dim * cached * compute // copies
+  if config.pipeline.async_level:
+    shared = trains + cache
+  else:
+    offloaded = {"none": 0, "moments": 2, "state": 3}[config.pipeline.offload]
+    shared = max(
+      trains + (0 if e.free_kv_while_training else cache),
+      # Gradients exist only while training.
+      trains - (1 + offloaded) * state + cache,
+    )
   return Footprint(
     checkpoint=checkpoint,
-    checkpoints=checkpoint * (keep.keep_last + keep.keep_best + 1),
     export=export,
-    trajectories=recorded * tokens * _TOKEN,
+    disk=checkpoint * (keep.keep_last + keep.keep_best + 1)
+    + export
+    + (recorded + 1) * tokens * _TOKEN,
     handed=base * compute,
     trained=trains,
-    sampled=weights_size + cache,
-    shared=weights_size
-    + _phases(config, state=state, trains=trains, cache=cache),
+    sampled=policy + cache,
+    shared=policy + shared,
   )
-
-
-def _phases(
-  config: config_lib.ExperimentConfig, *, state: int, trains: int, cache: int
-) -> int:
-  """Returns the bytes of a shared device without the engine's weights.
-
-  Args:
-    config: configuration of the run.
-    state: bytes of the masters; both moments and gradients are as large each.
-    trains: bytes of training, gradients included.
-    cache: bytes of the KV cache.
-  """
-  if config.pipeline.async_level:
-    return trains + cache
-  offloaded = {"none": 0, "moments": 2, "state": 3}[config.pipeline.offload]
-  freed = cache if config.engine.free_kv_while_training else 0
-  return max(
-    trains + cache - freed,
-    # Gradients exist only while training.
-    trains - (1 + offloaded) * state + cache,
-  )
-
-
-def _sampled(
-  a: architecture_lib.Architecture,
-  config: config_lib.ExperimentConfig,
-  policy: int,
-) -> tuple[int, int]:
-  """Returns a sampling device's bytes of weights and of KV cache.
-
-  Args:
-    a: architecture of the policy.
-    config: configuration of the run.
-    policy: bytes of the policy that the devices share.
-  """
-  e, mesh = config.engine, config.mesh
-  if e.kind != "jax":
-    return 0, 0
-  tokens = e.kv_tokens or e.slots * e.max_context
-  cache = 2 * a.layers * a.kv_heads * a.head_dim * tokens
-  devices = len(mesh.rollout) or mesh.data * mesh.fsdp * mesh.tensor
-  cache *= _bytes(config.compute_dtype)
-  parts = math.gcd(devices, a.kv_heads)
-  return policy // parts, cache // parts
 
 
 def _bytes(dtype: str) -> int:

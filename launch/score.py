@@ -157,22 +157,22 @@ def _read(hint: Any, value: Any, where: str) -> Any:
   Raises:
     ValueError: it is of another type; the message names its place.
   """
-  kind = _json_type(hint)
-  if type(value) is not kind:  # `isinstance` would accept a bool as an int.
+  kind, given = _json_type(hint), type(value)
+  if given is not kind:  # `isinstance` would accept a bool as an int.
     raise ValueError(
       f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
     )
   if kind is dict:
     hints = typing.get_type_hints(hint)
-    found = {}
+    read: dict[str, Any] = {}
     for field in dataclasses.fields(hint):
       inner = f"{where}.{field.name}".lstrip(".")
       if field.name in value:
-        found[field.name] = _read(hints[field.name], value[field.name], inner)
+        read[field.name] = _read(hints[field.name], value[field.name], inner)
       elif field.default is dataclasses.MISSING:
         expected = _NAMES[_json_type(hints[field.name])]
         raise ValueError(f"{inner}: missing, expected {expected}.")
-    return hint(**found)
+    return hint(**read)
   if kind is list:
     item, _ = typing.get_args(hint)
     return tuple(_read(item, x, f"{where}[{i}]") for i, x in enumerate(value))
@@ -297,8 +297,8 @@ def score_file(
     OSError: a file cannot be read or written.
   """
   for path, accepted, why in _SCORED:
-    group, _, name = path.partition(".")
-    found = getattr(getattr(config, group), name)
+    part, _, name = path.partition(".")
+    found = getattr(getattr(config, part), name)
     if found not in accepted:
       raise ValueError(
         f"{path}: found {found!r}, expected "

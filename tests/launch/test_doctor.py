@@ -2,115 +2,136 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 import pathlib
 import shutil
-import subprocess
 import sys
 import threading
 
-import doctored
+import commands
+import fake_retriever
+import fake_sglang
+import httpx2
 import jax
 import optax
 import pytest
 
+from anysearch_jax import config as config_lib
+from anysearch_jax.data import prepared, preparing
+from anysearch_jax.environment import protocol
 from anysearch_jax.host import platforms, run_lock
-from anysearch_jax.policy import hf
-from launch import doctor, run_checks
+from anysearch_jax.policy import architecture, hf
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from configs import quickstart
+from launch import doctor, jax_setup, run_checks, train
+from launch import flags as launch_flags
+from retrieval import recording
+
+CONFIG = quickstart.get_config()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHAPES = ROOT / "configs" / "shapes"
 
 
-def examine(config, tmp_path, **settings):
-  return list(doctor.examine(config, output=str(tmp_path / "run"), **settings))
+def with_(config=CONFIG, **groups):
+  """Returns the configuration with values of its groups changed."""
+  return dataclasses.replace(
+    config,
+    **{
+      name: dataclasses.replace(getattr(config, name), **values)
+      for name, values in groups.items()
+    },
+  )
+
+
+def said(found, level):
+  return [f"{f.found} {f.todo}" for f in found if f.level == level]
+
+
+def checks(config=CONFIG, folder=pathlib.Path("run"), **settings):
+  return run_checks.Checks(config, folder, **settings)
+
+
+def run(look):
+  return doctor.run(look, deadline=60)
+
+
+def footprint(config=CONFIG, **groups):
+  a, _ = hf.describe(CONFIG.policy)
+  return run_checks.footprint(a, with_(config, **groups))
 
 
 def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
-  found = examine(doctored.CONFIG, tmp_path)
-  assert doctored.levels(found) == {doctor.OK}, found
+  found = list(doctor.examine(CONFIG, output=str(tmp_path / "run")))
+  assert {finding.level for finding in found} == {doctor.OK}, found
   names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
   assert names >= {
     *("python", "packages", "devices", "config", "policy", "texts", "mesh"),
-    *("memory", "disk", "output", "data", "retriever"),
+    *("accelerator", "memory", "disk", "output", "data", "retriever"),
   }
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_doctor_exits_with_1_if_there_is_a_problem(tmp_path):
-  def command(*arguments):
-    return subprocess.run(
-      [sys.executable, "-m", "launch.doctor", *arguments],
-      capture_output=True,
-      text=True,
-      timeout=300,
-      check=False,
-    )
-
-  done = command()
-  assert (done.returncode, done.stdout.splitlines()[-1]) == (
-    0,
-    "0 problems, 0 warnings",
-  ), done.stdout + done.stderr
-  done = command(
-    "--config=configs/quickstart.py",
-    "--config.policy=nowhere",
-    "--config.mesh.fsdp=3",
-    f"--output={tmp_path}",
-  )
-  assert done.returncode == 1, done.stdout + done.stderr
-  assert "problem  policy      nowhere: no config.json;" in done.stdout
-  # Checks that need the policy do not report a second problem.
-  assert "1 problems, 0 warnings" in done.stdout
-
-
 @pytest.mark.parametrize(
-  ("groups", "sentence"),
+  ("settings", "output", "sentence"),
   [
-    ({"engine": {"max_context": 100}}, "exceeds engine.max_context 100"),
-    ({"mesh": {"fsdp": 16}}, "needs 16 devices; found 8"),
-    ({"data": {"source": "prepared", "path": "nowhere"}}, "nowhere: found no"),
-    ({"retrieval": {"kind": "index", "index": "nowhere"}}, "nowhere: found no"),
+    (["engine.max_context=100"], "run", "exceeds engine.max_context 100"),
+    (["mesh.fsdp=16"], "run", "needs 16 devices; found 8"),
     (
-      {"retrieval": {"kind": "web", "web": "brave", "key_variable": "NO_KEY"}},
+      ["data.source=prepared", "data.path=nowhere", "retrieval.kind=index"],
+      "run",
+      "nowhere: found no",
+    ),
+    (["retrieval.kind=index", "retrieval.index=x"], "run", "x: found no"),
+    (
+      [
+        *("retrieval.kind=web", "retrieval.web=brave"),
+        "retrieval.key_variable=NO_KEY",
+      ],
+      "run",
       "NO_KEY is not set",
+    ),
+    ([], "/dev/null/x", "/dev/null is not a folder"),
+    (
+      ["policy=models/Qwen2.5-7B-Instruct"],
+      "run",
+      "hf download Qwen/Qwen2.5-7B-Instruct",
     ),
   ],
 )
-def test_invalid_configuration_is_a_problem(
-  tmp_path, monkeypatch, groups, sentence
+def test_invalid_run_is_a_problem(
+  tmp_path, monkeypatch, settings, output, sentence
 ):
   monkeypatch.delenv("NO_KEY", raising=False)
-  found = examine(doctored.with_(**groups), tmp_path)
-  problems = doctored.said(found, doctor.PROBLEM)
+  # The machine is checked by the test above.
+  for name in ("packages", "devices"):
+    monkeypatch.setattr(doctor, name, lambda: doctor.ok(""))
+  config = launch_flags.override(CONFIG, settings)
+  found = list(doctor.examine(config, output=str(tmp_path / output)))
+  problems = said(found, doctor.PROBLEM)
   assert any(sentence in problem for problem in problems), problems
-
-
-# How checks run.
+  # Checks that need the policy do not report a second problem.
+  assert "policy=" not in "".join(settings) or len(problems) == 1
 
 
 def test_a_check_that_breaks_or_hangs_is_a_problem():
-  def breaks():
-    raise KeyError("x")
-
-  def refuses():
-    raise ValueError("found 1, expected 2.")
-
-  def exits():
-    sys.exit(3)
-
-  def half():
+  def raises(error):
     yield doctor.ok("first")
-    raise RuntimeError("then")
+    raise error
 
   for look, sentence in (
-    (breaks, "found KeyError: 'x'"),
-    (refuses, "found 1, expected 2."),
-    (exits, "found SystemExit: 3"),
-    (half, "found RuntimeError: then"),
+    (lambda: raises(KeyError("x")), "found KeyError: 'x'"),
+    (
+      lambda: raises(ValueError("found 1, expected 2.")),
+      "found 1, expected 2.",
+    ),
+    (lambda: sys.exit(3), "found SystemExit: 3"),
   ):
-    (finding,) = doctor.run(doctor.Check("c", look), deadline=10)
+    (finding,) = run(look)
     assert (finding.level, finding.found) == (doctor.PROBLEM, sentence)
   held = threading.Event()
-  (finding,) = doctor.run(doctor.Check("c", held.wait), deadline=0.1)
+  (finding,) = doctor.run(held.wait, deadline=0.1)
   assert finding.found == "found no answer within 0.1 seconds"
   held.set()
 
@@ -121,31 +142,19 @@ def test_every_finding_is_one_line():
     "warning  name        a b",
     " " * 21 + "c",
   ]
-  assert doctor.size(999) == "999 B"
-  assert doctor.size(1500) == "1.5 KB"
-  assert doctor.size(12.34e9) == "12.3 GB"
-  assert doctor.size(1234e9) == "1,234.0 GB"
+  sizes = [999, 1500, 12.34e9, 1234e9]
+  assert [doctor.size(count) for count in sizes] == [
+    *("999 B", "1.5 KB", "12.3 GB", "1,234.0 GB")
+  ]
 
 
 # The machine.
 
 
-def test_missing_or_old_package_is_named(tmp_path):
-  path = tmp_path / "requirements.txt"
-  path.write_text("# said\njax>=0.1\nno-such-thing>=2  # why\nnumpy>=999\n")
-  found = list(doctor.packages(path))
-  assert doctored.said(found, doctor.PROBLEM) == [
-    "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
-    f"numpy: found {__import__('numpy').__version__}, expected >=999 "
-    "pip install 'numpy>=999'",
-  ]
-  assert doctored.said(found, doctor.OK) == [
-    "1 of 3 are as required and import "
-  ]
-
-
-def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
-  """Right versions, broken modules: one raises, one ends the process."""
+def test_packages_that_are_missing_old_or_broken_are_named(
+  tmp_path, monkeypatch
+):
+  """Of the broken ones, one raises and one ends the process."""
   for name, code in (
     ("raises-it", "raise OSError('libx.so.1: not found')"),
     ("ends-it", "import os; os._exit(7)"),
@@ -160,160 +169,22 @@ def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.setenv("PYTHONPATH", str(tmp_path))
   path = tmp_path / "requirements.txt"
-  path.write_text("raises-it>=1\nends-it>=1\nworks-well>=1\n")
+  path.write_text(
+    "# said\nraises-it>=1\nends-it>=1\nworks-well>=1\n"
+    "no-such-thing>=2  # why\nworks-well>=999\n"
+  )
   found = list(doctor.packages(path))
-  problems = doctored.said(found, doctor.PROBLEM)
-  assert len(problems) == 2
-  assert "raises-it: found that it cannot be imported (OSError" in problems[0]
-  assert "libx.so.1: not found" in problems[0]
-  assert "ends-it: found that it cannot be imported" in problems[1]
-  assert "ended with 7" in problems[1]
-  assert doctored.said(found, doctor.OK) == [
-    "1 of 3 are as required and import "
+  assert said(found, doctor.PROBLEM)[:2] == [
+    "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
+    "works-well: found 1.0, expected >=999 pip install 'works-well>=999'",
   ]
-
-
-@pytest.mark.parametrize("folder", ["/dev/null/x", "/dev/null"])
-def test_a_run_cannot_be_written_below_a_file(tmp_path, folder):
-  found = list(doctor.examine(doctored.CONFIG, output=folder))
-  problems = doctored.said(found, doctor.PROBLEM)
-  assert any("/dev/null is not a folder" in problem for problem in problems)
-
-
-def test_a_missing_policy_names_its_download(tmp_path):
-  config = dataclasses.replace(
-    doctored.CONFIG, policy="models/Qwen2.5-7B-Instruct"
-  )
-  problems = doctored.said(examine(config, tmp_path), doctor.PROBLEM)
-  assert any(
-    "hf download Qwen/Qwen2.5-7B-Instruct" in problem for problem in problems
-  ), problems
-
-
-def test_checked_requirements_are_the_projects():
-  assert doctor.REQUIREMENTS.is_file()
+  raises, ends = said(found, doctor.PROBLEM)[2:]
+  assert "raises-it: found that it cannot be imported (OSError" in raises
+  assert "libx.so.1: not found" in raises
+  assert "ends-it: found that it cannot be imported" in ends
+  assert "ended with 7" in ends
+  assert said(found, doctor.OK) == ["1 of 5 are as required and import "]
   assert "orbax-checkpoint" in doctor.REQUIREMENTS.read_text()
-
-
-# Room.
-
-
-def test_a_checkpoint_holds_the_weights_and_both_moments():
-  policy = hf.load(doctored.CONFIG.policy)
-  held = jax.eval_shape(
-    lambda params: (params, optax.adamw(1e-3).init(params)), policy.params
-  )
-  arrays = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
-  takes = run_checks.footprint(policy.architecture, doctored.CONFIG)
-  assert takes.checkpoint == pytest.approx(arrays, abs=100)
-  assert takes.checkpoints == 3 * takes.checkpoint
-
-
-def test_footprint_follows_from_the_sizes():
-  a, _ = hf.describe(doctored.CONFIG.policy)
-  plain = run_checks.footprint(a, doctored.CONFIG)
-  policy = pathlib.Path(doctored.CONFIG.policy)
-  weights = sum(f.stat().st_size for f in policy.glob("*.safetensors"))
-  # The shipped policy is float16.
-  assert plain.export == pytest.approx(2 * weights, rel=0.05)
-  half = run_checks.footprint(
-    a, doctored.with_(checkpoint={"export_dtype": "bfloat16"})
-  )
-  assert half.export == plain.export / 2
-  adapters = run_checks.footprint(a, doctored.with_(lora={"rank": 4}))
-  assert adapters.checkpoint < plain.checkpoint / 4
-  assert adapters.export > plain.export
-  cut = run_checks.footprint(a, doctored.with_(mesh={"fsdp": 2, "tensor": 2}))
-  assert cut.trained == plain.trained // 4
-  bare = run_checks.footprint(
-    a, doctored.with_(objective={"kl_coefficient": 0.0})
-  )
-  assert plain.trained - bare.trained == plain.export
-  e = doctored.CONFIG.engine
-  cache = 2 * a.layers * a.kv_heads * a.head_dim * e.slots * e.max_context * 4
-  assert plain.sampled == cache
-  assert (
-    run_checks.footprint(a, doctored.with_(engine={"kind": "sglang"})).sampled
-    == 0
-  )
-
-
-def test_a_shared_device_holds_the_larger_of_its_phases():
-  a, _ = hf.describe(doctored.CONFIG.policy)
-
-  def of(pipeline=None, **engine):
-    # A critical size: the cache is larger than gradients.
-    return run_checks.footprint(
-      a, doctored.with_(engine=engine, pipeline=pipeline or {})
-    )
-
-  takes = of()
-  state = takes.checkpoint // 3
-  assert takes.sampled > state  # Float32: the cache alone.
-  # Sampling: masters, moments, the reference and the cache.
-  assert takes.shared == takes.trained - state + takes.sampled
-  kept = of(free_kv_while_training=False)
-  assert kept.shared == takes.trained + takes.sampled
-  ahead = of({"async_level": 1})
-  assert ahead.shared == kept.shared
-  for offload, copies in (("moments", 3), ("state", 4)):
-    found = of({"offload": offload}).shared
-    least = takes.trained - copies * state + takes.sampled
-    assert found == max(least, takes.trained)
-
-
-def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
-  a, _ = hf.describe(doctored.CONFIG.policy)
-  needs = run_checks.footprint(a, doctored.CONFIG)
-  usage = shutil.disk_usage(tmp_path)
-  for free, level in ((needs.disk, doctor.OK), (needs.disk - 1, "problem")):
-    full = usage._replace(free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
-    assert run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == level
-  # What an earlier start has written needs no more room.
-  (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-  (tmp_path / "run" / "checkpoints" / "x").write_bytes(b"x")
-  assert (
-    run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == doctor.OK
-  )
-  least = needs.shared
-  for has, level in ((least, doctor.OK), (least - 1, doctor.PROBLEM)):
-    monkeypatch.setattr(doctor, "device_memory", lambda has=has: has)
-    monkeypatch.setattr(doctor, "available_memory", lambda: 10**12)
-    (finding,) = run_checks.memory(a, doctored.CONFIG)
-    assert finding.level == level
-  sglang = doctored.with_(
-    engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)}
-  )
-  for free, level in ((10**9, doctor.OK), (1000, doctor.PROBLEM)):
-    full = usage._replace(free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
-    finding = run_checks.handed_over(a, sglang)
-    assert finding.level == level
-    assert str(tmp_path) in finding.found
-  # Weights for SGLang stay in RAM during the run, beside a checkpoint.
-  in_ram = doctored.with_(engine={"kind": "sglang"})
-  takes = run_checks.footprint(a, in_ram)
-  both = takes.checkpoint + takes.handed
-  monkeypatch.setattr(doctor, "device_memory", lambda: 10**12)
-  for config, free, count in (
-    (in_ram, both, 1),
-    (in_ram, both - 1, 2),
-    (sglang, both - 1, 1),
-  ):
-    monkeypatch.setattr(doctor, "available_memory", lambda x=free: x)
-    found = list(run_checks.memory(a, config))
-    assert len(found) == count
-    assert count == 1 or "for SGLang, of which" in found[-1].found
-
-
-def test_locked_or_read_only_folder_is_a_problem(tmp_path):
-  assert run_checks.output(tmp_path / "run").level == doctor.OK
-  with run_lock.hold(tmp_path / "run" / run_lock.NAME):
-    finding = run_checks.output(tmp_path / "run")
-    assert finding.level == doctor.PROBLEM
-    assert "writes to it" in finding.found
-  assert run_checks.output(pathlib.Path("/proc/run")).level == doctor.PROBLEM
 
 
 def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
@@ -324,10 +195,336 @@ def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
   assert [each.level for each in found] == [doctor.OK, doctor.WARNING]
   assert "has a CUDA device" in found[1].found
   assert ".[cuda13]" in found[1].todo
-
-
-def test_a_plug_in_that_fails_says_why(monkeypatch):
   monkeypatch.setattr(platforms, "plugins", lambda name: [name])
   monkeypatch.setattr(doctor, "_START", "raise OSError('no libcuda')")
   doctor._refusal.cache_clear()
   assert doctor._refusal("cuda") == "OSError: no libcuda"
+
+
+@pytest.mark.parametrize("path", sorted(SHAPES.glob("*.json")))
+def test_policy_of_full_size_is_not_for_a_cpu(monkeypatch, path):
+  a = architecture.from_hf(json.loads(path.read_text()))
+  monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
+  with pytest.raises(ValueError, match="has a CUDA device.*--allow_cpu"):
+    jax_setup.refuse_cpu(a, allow=False)
+  jax_setup.refuse_cpu(a, allow=True)
+  found = run_checks.accelerated(a)
+  assert found.level == doctor.PROBLEM and "billion" in found.found
+  monkeypatch.setattr(platforms, "has_device", lambda name: False)
+  assert "has a" not in jax_setup.cpu_problem(a)
+  jax_setup.refuse_cpu(hf.describe(CONFIG.policy)[0], allow=False)
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  jax_setup.refuse_cpu(a, allow=False)
+
+
+def test_training_refuses_a_policy_of_full_size_on_a_cpu(tmp_path):
+  folder = tmp_path / "policy"
+  shutil.copytree(CONFIG.policy, folder)
+  values = json.loads((SHAPES / "Qwen3-0.6B.json").read_text())
+  vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+  # Only the shape is read before the check, so there are no such weights.
+  text = json.dumps(values | {"vocab_size": vocabulary})
+  (folder / "config.json").write_text(text)
+  refused = commands.run(
+    train,
+    *("--config=configs/quickstart.py", f"--config.policy={folder}"),
+    *(f"--output={tmp_path / 'run'}", "--cache="),
+  )
+  assert "billion parameters" in refused and "--allow_cpu" in refused
+  assert not (tmp_path / "run").exists()
+
+
+# Room.
+
+
+def test_footprint_follows_from_the_sizes():
+  policy, plain = hf.load(CONFIG.policy), footprint()
+  held = jax.eval_shape(
+    lambda params: (params, optax.adamw(1e-3).init(params)), policy.params
+  )
+  arrays = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+  assert plain.checkpoint == pytest.approx(arrays, abs=100)
+  files = pathlib.Path(CONFIG.policy).glob("*.safetensors")
+  # The shipped policy is float16.
+  shipped = 2 * sum(file.stat().st_size for file in files)
+  assert plain.export == pytest.approx(shipped, rel=0.05)
+  half = footprint(checkpoint={"export_dtype": "bfloat16"})
+  assert half.export == plain.export / 2
+  assert plain.disk - half.disk == half.export
+  more = footprint(checkpoint={"keep_last": 3})
+  assert more.disk - plain.disk == plain.checkpoint
+  adapters = footprint(lora={"rank": 4})
+  assert adapters.checkpoint < plain.checkpoint / 4
+  assert adapters.export > plain.export
+  cut = footprint(mesh={"fsdp": 2, "tensor": 2})
+  assert cut.trained == plain.trained // 4
+  bare = footprint(objective={"kl_coefficient": 0.0})
+  assert plain.trained - bare.trained == plain.export
+  a, e = policy.architecture, CONFIG.engine
+  cache = 2 * a.layers * a.kv_heads * a.head_dim * e.slots * e.max_context * 4
+  assert plain.sampled == cache
+  assert footprint(engine={"kind": "sglang"}).sampled == 0
+
+
+def test_a_shared_device_holds_the_larger_of_its_phases():
+  # A critical size: the cache is larger than gradients.
+  takes = footprint()
+  state = takes.checkpoint // 3
+  assert takes.sampled > state  # Float32: the cache alone.
+  # Sampling: masters, moments, the reference and the cache.
+  assert takes.shared == takes.trained - state + takes.sampled
+  kept = footprint(engine={"free_kv_while_training": False})
+  assert kept.shared == takes.trained + takes.sampled
+  assert footprint(pipeline={"async_level": 1}).shared == kept.shared
+  for offload, copies in (("moments", 3), ("state", 4)):
+    found = footprint(pipeline={"offload": offload}).shared
+    least = takes.trained - copies * state + takes.sampled
+    assert found == max(least, takes.trained)
+
+
+def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
+  usage, needs = shutil.disk_usage(tmp_path), footprint()
+  sglang = with_(engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)})
+  plain = checks(folder=tmp_path / "run")
+
+  def level(look, free):
+    full = usage._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    return look().level
+
+  assert level(plain.disk, needs.disk) == doctor.OK
+  assert level(plain.disk, needs.disk - 1) == doctor.PROBLEM
+  # What an earlier start has written needs no more room.
+  (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+  (tmp_path / "run" / "checkpoints" / "x").write_bytes(b"x")
+  assert level(plain.disk, needs.disk - 1) == doctor.OK
+  assert level(checks(sglang).handed_over, needs.handed) == doctor.OK
+  assert level(checks(sglang).handed_over, needs.handed - 1) == doctor.PROBLEM
+
+
+def test_little_memory_is_a_problem(tmp_path, monkeypatch):
+  least = footprint().shared
+  monkeypatch.setattr(run_checks, "available_memory", lambda: 10**12)
+  for has, level in ((least, doctor.OK), (least - 1, doctor.PROBLEM)):
+    monkeypatch.setattr(run_checks, "device_memory", lambda has=has: has)
+    (finding,) = checks().memory()
+    assert finding.level == level
+  # Weights for SGLang stay in RAM during the run, beside a checkpoint.
+  in_ram = with_(engine={"kind": "sglang"})
+  takes = footprint(in_ram)
+  both = takes.checkpoint + takes.handed
+  monkeypatch.setattr(run_checks, "device_memory", lambda: 10**12)
+  for config, free, count in (
+    (in_ram, both, 1),
+    (in_ram, both - 1, 2),
+    (with_(in_ram, sglang={"weights": str(tmp_path)}), both - 1, 1),
+  ):
+    monkeypatch.setattr(run_checks, "available_memory", lambda x=free: x)
+    found = list(checks(config).memory())
+    assert len(found) == count
+    assert count == 1 or "for SGLang, of which" in found[-1].found
+
+
+def test_locked_or_read_only_folder_is_a_problem(tmp_path):
+  mine = checks(folder=tmp_path / "run")
+  assert mine.output().level == doctor.OK
+  with run_lock.hold(tmp_path / "run" / run_lock.NAME):
+    assert mine.output().level == doctor.PROBLEM
+    assert "writes to it" in mine.output().found
+  assert checks(folder=pathlib.Path("/proc/run")).output().level == "problem"
+
+
+# The policy's text side.
+
+
+def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
+  shutil.copytree(CONFIG.policy, tmp_path / "policy")
+  path = tmp_path / "policy" / "tokenizer.json"
+  values = json.loads(path.read_text())
+  first = max(values["model"]["vocab"].values()) + 1
+  entry = values["added_tokens"][0] | {
+    "id": max([first - 1, *(t["id"] for t in values["added_tokens"])]) + 1,
+    "content": "</answer>",
+    "special": True,
+  }
+  values["added_tokens"].append(entry)
+  path.write_text(json.dumps(values))
+  codec = tokenizer_lib.Tokenizer.from_folder(tmp_path / "policy")
+  problems = said(run_checks.texts(codec, CONFIG), doctor.PROBLEM)
+  assert any("loses </answer>" in each for each in problems), problems
+  (weights,) = (tmp_path / "policy").glob("*.safetensors")
+  weights.write_bytes(weights.read_bytes()[:-100])
+  config = dataclasses.replace(CONFIG, policy=str(tmp_path / "policy"))
+  (finding,) = run(checks(config).policy)
+  assert "not a whole safetensors file" in finding.found
+
+
+def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
+  def found(level):
+    return said(
+      run_checks.texts(real_tokenizer, config_lib.ExperimentConfig()), level
+    )
+
+  assert not found(doctor.PROBLEM)
+  assert sum("tags survive" in each for each in found(doctor.OK)) == 1
+  silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
+  for ends, level, sentence in (
+    ({0}, doctor.WARNING, "which ends no turn"),
+    (set(), doctor.PROBLEM, "no token ends a turn"),
+  ):
+    silent.end_of_turn_ids = frozenset(ends)
+    texts = run_checks.texts(silent, config_lib.ExperimentConfig())
+    assert any(sentence in each for each in said(texts, level))
+  monkeypatch.setattr(
+    real_tokenizer, "token_texts", lambda: ["?"] * real_tokenizer.vocab_size
+  )
+  assert any(
+    protocol.STOPS[0] in each and "not found" in each
+    for each in found(doctor.PROBLEM)
+  )
+
+
+# Who answers.
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+  """Returns the configuration with ten prepared questions."""
+  folder = tmp_path_factory.mktemp("data") / "qa"
+  entries = [
+    preparing.Entry(f"nq/{i}", f"who {i}", ["x"], "nq", "dev", None, "{}")
+    for i in range(10)
+  ]
+  prepared.write(
+    folder, {"nq_dev": preparing.Part(entries)}, entries[:1], {"settings": {}}
+  )
+  data = {"source": "prepared", "path": str(folder)}
+  return with_(data=data, retrieval={"kind": "http", "url": "http://h:1"})
+
+
+def answering(*hits):
+  body = json.dumps({"result": [list(hits)]}).encode()
+
+  async def answer(writer):
+    writer.write(
+      b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    await writer.drain()
+
+  return answer
+
+
+@pytest.mark.parametrize(
+  ("talk", "level", "sentence"),
+  [
+    (
+      answering({"document": {"id": "1", "contents": "t\nx"}, "score": 1.0}),
+      doctor.OK,
+      "10 searches: p50 ",
+    ),
+    (answering(), doctor.PROBLEM, "10 without a passage"),
+    (fake_retriever.die_at_once, doctor.PROBLEM, "tried 4 times"),
+  ],
+)
+def test_a_server_of_passages_is_asked(questions, talk, level, sentence):
+  with fake_retriever.listening(talk) as url:
+    config = with_(questions, retrieval={"kind": "http", "url": url})
+    (finding,) = run(checks(config).retriever)
+  assert (finding.level, sentence in finding.found) == (level, True), finding
+
+
+def test_a_slow_retriever_is_a_warning():
+  class Slow:
+    async def search(self, request):
+      await asyncio.sleep(0.02)
+      return ["passage"]
+
+  config = dataclasses.replace(CONFIG.episode, search_deadline=0.03)
+  (finding,) = run_checks.asked(Slow(), [run_checks._QUESTION], config)
+  assert finding.level == doctor.WARNING
+  assert "episode.search_deadline, now 0.03" in finding.todo
+
+
+def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
+  monkeypatch.setenv("BRAVE_API_KEY", "k")
+  sent = []
+
+  async def refuse(self, *arguments, **settings):
+    sent.append(arguments)
+    raise httpx2.ConnectError("no network here")
+
+  monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", refuse)
+  web = {"kind": "web", "web": "brave", "price": 0.005, "url": ""}
+  config = with_(questions, retrieval=web)
+  (finding,) = checks(config).retriever()
+  assert finding.level == doctor.OK
+  assert not sent
+  (finding,) = checks(config, ask_web=True).retriever()
+  assert finding.level == doctor.PROBLEM
+  assert 1 <= len(sent) <= 4  # One search and its tries.
+
+
+def test_a_log_is_read_and_never_made(tmp_path):
+  path = tmp_path / "answers.sqlite"
+  first, _ = checks(with_(retrieval={"log": str(path)})).retriever()
+  assert "not there yet" in first.found
+  assert not path.exists()
+  strict = checks(with_(retrieval={"log": str(path), "log_mode": "strict"}))
+  assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
+
+  class One:
+    async def search_many(self, requests):
+      return [()] * len(requests)
+
+  made = recording.Recorder(One(), path, mode="record", identity="i")
+  asyncio.run(made.search(fake_retriever.ask("q")))
+  made.close()
+  (finding,) = strict.retriever()
+  assert (finding.level, "1 answers" in finding.found) == (doctor.OK, True)
+  path.write_bytes(b"not a database" * 100)
+  assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
+
+
+def test_sglang_servers_are_checked_and_not_changed():
+  with fake_sglang.Server() as server:
+    config = with_(
+      sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
+      episode={"max_context": fake_sglang.CONTEXT // 2},
+    )
+    good, gone = checks(config).servers()
+    assert good.level == doctor.OK, good
+    assert "serves 'default'" in good.found
+    assert gone.level == doctor.PROBLEM
+    assert "Is an SGLang server running there" in gone.found
+    long = with_(config, episode={"max_context": fake_sglang.CONTEXT * 2})
+    short, _ = checks(long).servers()
+    assert "--context-length" in short.todo
+    paths = {path for path, _ in server.asked}
+  assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
+
+
+def test_prepared_questions_are_read_whole(questions, tmp_path):
+  (finding,) = checks(questions).data()
+  assert (finding.level, "nq_dev 10, train 1" in finding.found) == ("ok", True)
+  stepsearch = with_(questions, method={"name": "stepsearch"})
+  *_, finding = run(checks(stepsearch).data)
+  assert "1 of 1 questions without evidence (nq/0)" in finding.found
+  served = with_(retrieval={"kind": "http", "url": "http://127.0.0.1:9"})
+  (finding,) = run(checks(served).data)
+  assert "'http' with data.source 'world'" in finding.found
+  shutil.copytree(questions.data.path, tmp_path / "qa")
+  config = with_(questions, data={"path": str(tmp_path / "qa")})
+  (tmp_path / "qa" / "nq_dev.parquet").write_bytes(b"x")
+  (finding,) = run(checks(config).data)
+  assert finding.level == doctor.PROBLEM
+  assert "nq_dev.parquet: found SHA-256" in finding.found
+
+
+def test_questions_to_train_on_alone_are_a_warning(questions, tmp_path):
+  entry = preparing.Entry("nq/0", "who", ["x"], "nq", "train", None, "{}")
+  prepared.write(tmp_path / "qa", {}, [entry], {})
+  config = with_(questions, data={"path": str(tmp_path / "qa")})
+  good, missing = checks(config).data()
+  assert good.level == doctor.OK and "train 1" in good.found
+  assert missing.level == doctor.WARNING
+  assert "no evaluation split" in missing.found
