@@ -37,7 +37,6 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import turn
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.rollout.sglang import weights as sglang_weights
 from anysearch_jax.training import placement, validation
 from launch import doctor, jax_setup, parts, policies, retrievers
 from launch.doctor import Finding, ok, problem, size, warning
@@ -198,7 +197,7 @@ class Checks:
     """Checks the space for the weights that SGLang servers read."""
     c = self.config.sglang
     takes = footprint(self._policy[0], self.config).handed
-    where = _nearest(sglang_weights.folder(c.weights, c.urls))
+    where = _nearest(sglang_server.folder(c.weights, c.urls))
     free = shutil.disk_usage(where).free
     said = f"{where}: weights take {size(takes)}; {size(free)} free"
     if takes > free:
@@ -334,7 +333,7 @@ async def _server(server: sglang_server.Server, max_context: int) -> Finding:
   await server.tell("GET", "/health")
   took = time.monotonic() - start
   info = await server.get("/server_info", "/get_server_info")
-  version = await sglang_weights.version(server)
+  version = await server.version()
   longest = info.get("max_req_input_len")
   said = (
     f"{server.url}: SGLang {info.get('version', 'of unknown version')}, serves "

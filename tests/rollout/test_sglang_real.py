@@ -34,7 +34,6 @@ from anysearch_jax.host import loop
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.rollout.sglang import weights as sglang_weights
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
@@ -108,9 +107,7 @@ def recorded(monkeypatch, request):
     return response
 
   monkeypatch.setattr(sglang_server.Server, "_ask", record)
-  monkeypatch.setattr(
-    sglang_weights.secrets, "token_hex", lambda size: "recorded"
-  )
+  monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
   yield exchanges
   if os.environ.get("ANYSEARCH_SGLANG_RECORD"):
     _DATA.mkdir(parents=True, exist_ok=True)
@@ -169,7 +166,7 @@ def test_weights_are_handed_over_in_bfloat16_by_default(
   (found,) = engine.scores(context).values()
   np.testing.assert_allclose(found, _ours(policy, rounded, context), atol=1e-3)
   # The folder remains for servers that come back, until the run ends.
-  folder = sglang_weights.folder("", [_URL])
+  folder = sglang_server.folder("", [_URL])
   assert len(list(folder.iterdir())) == 1
   engine.close()
   assert not folder.exists()
@@ -263,12 +260,8 @@ def test_errors_quote_the_server(policy, make_engine, recorded):
     types.EngineError, match="did not reach.*iterator.*serves"
   ):
     loop.run(
-      sglang_weights.hand_over(
-        [server],
-        pathlib.Path("/nowhere"),
-        "other",
-        in_place=True,
-        deadline=30,
+      server.load(
+        sglang_server.Weights(pathlib.Path("/nowhere"), "other", True, 30)
       )
     )
   assert len(sglang_chains.turns(engine, policy.tokenizer)) == len(

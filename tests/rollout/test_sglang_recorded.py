@@ -23,7 +23,6 @@ from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.rollout.sglang import weights as sglang_weights
 from bench import random_models
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
@@ -74,9 +73,7 @@ def replay(monkeypatch, tmp_path):
         httpx2.AsyncClient, transport=httpx2.MockTransport(answer)
       ),
     )
-    monkeypatch.setattr(
-      sglang_weights.secrets, "token_hex", lambda size: "recorded"
-    )
+    monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
     engines.append(
       sglang.SglangEngine(
         _policy(tmp_path),
@@ -127,12 +124,8 @@ def test_errors_quote_the_recorded_server(replay):
       loop.run(server.generate(body))
   with pytest.raises(types.EngineError, match="400: Failed to get weights"):
     loop.run(
-      sglang_weights.hand_over(
-        [server],
-        pathlib.Path("/nowhere"),
-        "other",
-        in_place=True,
-        deadline=30,
+      server.load(
+        sglang_server.Weights(pathlib.Path("/nowhere"), "other", True, 30)
       )
     )
 

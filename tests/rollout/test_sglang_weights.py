@@ -14,7 +14,7 @@ import sglang_engines as engines
 
 from anysearch_jax import types
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import weights as sglang_weights
+from anysearch_jax.rollout.sglang import server as sglang_server
 
 serve = engines.serve
 
@@ -31,7 +31,7 @@ def test_all_servers_load_weights_and_the_last_folder_remains(serve):
     assert server.version.endswith("-7")
     assert server.last_paused == "in_place"
   # The last folder remains for servers that come back; older ones are removed.
-  folder = sglang_weights.folder("", [s.url for s in servers])
+  folder = sglang_server.folder("", [s.url for s in servers])
   assert [str(path) for path in folder.iterdir()] == [
     servers[0].bodies("/update_weights_from_disk")[-1]["model_path"]
   ]
@@ -63,7 +63,7 @@ def test_the_folder_is_a_policy_that_loads(serve, monkeypatch, tmp_path):
 
 def test_a_dead_runs_weights_are_removed(serve):
   engine, server = serve()
-  left = sglang_weights.folder("", [server.url]) / "left"
+  left = sglang_server.folder("", [server.url]) / "left"
   left.mkdir(parents=True)
   engine.set_params(engines.policy().params, 1)
   assert not left.exists()
@@ -154,7 +154,7 @@ def test_server_is_resumed_after_any_update_failure(serve, path, fault):
   else:
     with pytest.raises(types.EngineError, match="did not reach every server"):
       engine.set_params(engines.policy().params, 1)
-    folder = sglang_weights.folder("", [server.url])
+    folder = sglang_server.folder("", [server.url])
     assert not folder.exists()
     version = 0
   assert len(server.bodies("/continue_generation")) > asked

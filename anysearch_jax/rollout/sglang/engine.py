@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
-import dataclasses
 import functools
 import itertools
 import re
+import secrets
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,7 +33,6 @@ from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.rollout.sglang import weights as sglang_weights
 
 # Time for one forward pass of a short prompt, queued behind running requests.
 _SCORING_SECONDS = 60.0
@@ -82,17 +82,17 @@ class SglangEngine:
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._client, self._servers = sglang_server.connect(config, self.counters)
-    self._run = processes.on_main(sglang_weights.new_run)
+    self._run = processes.on_main(lambda: secrets.token_hex(4))
     self._serial = itertools.count()
     # Names and versions of all weights, in order. The last one may still be
     # loading; those before `_current` are no longer served.
     self._handed: list[tuple[str, int]] = []
     self._current = 0
-    self._folder = sglang_weights.folder(
+    self._folder = sglang_server.folder(
       config.weights, (server.url for server in self._servers)
     )
     try:
-      limits = loop.run(self._connect())
+      limits = loop.run(self._limits())
     except BaseException:
       loop.run(sglang_server.close(self._client, self._servers))
       raise
@@ -134,24 +134,24 @@ class SglangEngine:
       types.EngineError: a server did not load the weights, or no server was
         available in time. Then only replies with the old weights count.
     """
-    name = sglang_weights.name(self._run, next(self._serial), version)
+    name = f"{self._run}.{next(self._serial)}-{version}"
     self._handed.append((name, version))
     path = self._folder / name
     loop.run(self._fleet.hold())
-    weights = health.Weights(
+    weights = sglang_server.Weights(
       path, name, self.supports_spans, self._config.deadline
     )
     before = self._fleet.present(weights)
     try:
       try:
         if processes.is_main():
-          sglang_weights.remove(self._folder)
+          shutil.rmtree(self._folder, ignore_errors=True)
         with disk.translate_errors(path):
           hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
         processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
       finally:
         loop.run(self._fleet.release())
-      processes.on_main(lambda: loop.run(self._fleet.any_up()))
+      processes.on_main(lambda: loop.run(self._fleet.up()))
     except BaseException:
       self._handed.pop()
       self._drop(self._fleet.present(before))
@@ -161,15 +161,8 @@ class SglangEngine:
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples one turn. Raises `types.EngineError` if it cannot."""
     self._check_ids(request.token_ids)
-    room = self.max_context - len(request.token_ids)
-    if room < 1:
-      raise types.EngineError(
-        f"The context of {len(request.token_ids)} tokens has no room in the "
-        f"servers' {self.max_context}; start them with a longer "
-        "--context-length or lower episode.max_context."
-      )
-    request = dataclasses.replace(
-      request, max_tokens=min(request.max_tokens, room)
+    request = request.within(
+      self.max_context, "start its servers with a longer --context-length"
     )
     self.counters["requests"] += 1
     return await loop.wait(
@@ -197,8 +190,7 @@ class SglangEngine:
     async def ask() -> list[list[float] | BaseException]:
       return await asyncio.gather(
         *(
-          sglang_weights.score(
-            server,
+          server.score(
             token_ids,
             name=name,
             deadline=min(self._config.deadline, _SCORING_SECONDS),
@@ -227,10 +219,10 @@ class SglangEngine:
     self._drop(self._fleet.present(None))
     loop.run(sglang_server.close(self._client, self._servers))
 
-  def _drop(self, weights: health.Weights | None) -> None:
+  def _drop(self, weights: sglang_server.Weights | None) -> None:
     """Removes these weights' folder, and its parent if it is then empty."""
     if weights is not None and processes.is_main():
-      sglang_weights.remove(weights.path)
+      shutil.rmtree(weights.path, ignore_errors=True)
       with contextlib.suppress(OSError):
         self._folder.rmdir()
 
@@ -260,7 +252,7 @@ class SglangEngine:
         )
       except sglang_reply.OtherWeightsError as error:
         told = server.error(error)
-        if not sglang_weights.of_another_run(error.name, self._run):
+        if not sglang_server.of_another_run(error.name, self._run):
           told = sglang_server.UnansweredError(str(told))
         raise told from None
       except types.EngineError as error:
@@ -276,13 +268,23 @@ class SglangEngine:
     sent, so that the defaults of the model's generation_config.json do not
     apply.
     """
+    sampling = self._sampling.asked(request)
     return {
       "input_ids": list(request.token_ids),
       "return_logprob": True,
       "logprob_start_len": -1,
       "extra_key": name,  # Separates cached prefixes by the weights' name.
       "sampling_params": {
-        **_sampling(self._sampling.asked(request)),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
         "max_new_tokens": request.max_tokens,
         "stop": list(request.stop),
         "stop_regex": [re.escape(stop) for stop in request.stop],
@@ -342,20 +344,5 @@ class SglangEngine:
           "server may end itself over it."
         )
 
-  async def _connect(self) -> list[tuple[int, bool]]:
+  async def _limits(self) -> list[tuple[int, bool]]:
     return await asyncio.gather(*(each.limits() for each in self._servers))
-
-
-def _sampling(config: config_lib.SamplingConfig) -> Mapping[str, Any]:
-  return {
-    "temperature": config.temperature,
-    "top_p": config.top_p,
-    "top_k": config.top_k or -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "ignore_eos": False,
-    "skip_special_tokens": False,
-    "no_stop_trim": True,
-  }

@@ -23,14 +23,12 @@ import contextlib
 import enum
 import logging
 import math
-import pathlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from anysearch_jax import types
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.rollout.sglang import weights as sglang_weights
 
 T = TypeVar("T")
 
@@ -50,15 +48,6 @@ class State(enum.Enum):
   SUSPECT = "suspect"
   DOWN = "down"
   CATCHING_UP = "catching up"
-
-
-class Weights(NamedTuple):
-  """Weights that the servers must serve; see `weights.hand_over`."""
-
-  path: pathlib.Path
-  name: str
-  in_place: bool
-  deadline: float
 
 
 class _Member:
@@ -104,7 +93,7 @@ class Fleet:
     self._members = [_Member(server) for server in servers]
     self._limits, self._run, self._wait = limits, run, wait
     self._counters = counters
-    self._present: Weights | None = None
+    self._present: sglang_server.Weights | None = None
     self._changed = asyncio.Event()
     # When the last server went down; infinite while one is up.
     self._dark_since = math.inf
@@ -157,7 +146,8 @@ class Fleet:
           raise error from None
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
-        self._doubt(member, str(error))
+        if member.state is State.UP:
+          self._enter(member, State.SUSPECT, str(error))
       finally:
         member.turns.discard(limit)
       if not left:
@@ -175,33 +165,43 @@ class Fleet:
     for member in self._members:
       member.looking.release()
 
-  def present(self, weights: Weights | None) -> Weights | None:
+  def present(
+    self, weights: sglang_server.Weights | None
+  ) -> sglang_server.Weights | None:
     """Sets the weights that servers must serve; returns the previous ones."""
     before, self._present = self._present, weights
     return before
 
-  async def hand_over(self, weights: Weights) -> None:
+  async def hand_over(self, weights: sglang_server.Weights) -> None:
     """Loads the weights of `present` into all servers that are not down.
 
     The caller has called `hold`. A server that cannot be reached goes down and
     gets the weights when it is back.
 
     Raises:
-      types.EngineError: a server did not load them.
+      types.EngineError: a server did not load the weights or serves others; the
+        message says what each server serves.
     """
     members = [m for m in self._members if m.state is not State.DOWN]
-    failures = await _load([member.server for member in members], weights)
-    for member, error in zip(members, failures, strict=True):
-      if error:
-        self._enter(member, State.DOWN, str(error))
-      else:
-        self._enter(member, State.UP)
+    outcomes = await asyncio.gather(
+      *(member.server.load(weights) for member in members),
+      return_exceptions=True,
+    )
+    for outcome in outcomes:
+      if outcome is None or isinstance(outcome, sglang_server.UnansweredError):
+        continue
+      if not isinstance(outcome, types.EngineError):
+        raise outcome
+      served = await asyncio.gather(*map(_served, members))
+      raise types.EngineError(
+        f"Weights {weights.name} did not reach every server: {outcome} Now "
+        f"{'; '.join(served)}."
+      )
+    for member, outcome in zip(members, outcomes, strict=True):
+      state = State.DOWN if outcome else State.UP
+      self._enter(member, state, str(outcome or ""))
 
-  async def any_up(self) -> None:
-    """Waits until a server is up; raises as `ask` does if none is in time."""
-    await self._up()
-
-  async def _up(self) -> list[_Member]:
+  async def up(self) -> list[_Member]:
     """Returns the servers that are up, as soon as at least one is.
 
     Raises:
@@ -220,24 +220,23 @@ class Fleet:
         async with asyncio.timeout_at(ends):
           await self._changed.wait()
       except TimeoutError:
+        reasons = " ".join(
+          f"{m.server.url} is {m.state.value}: {m.reason}"
+          for m in self._members
+        )
         raise types.EngineError(
           f"No SGLang server is up for {self._wait:g} seconds (sglang.wait): "
-          f"{self._reasons()}"
+          f"{reasons}"
         ) from None
     return up
 
   async def _pick(self, place: int) -> _Member:
     """Returns the server that samples the turns of `place`."""
-    up = await self._up()
+    up = await self.up()
     count = len(self._members)
     pinned = self._members[place % count]
     # Spread the turns of a server that is not up over all others.
     return pinned if pinned in up else up[place // count % len(up)]
-
-  def _doubt(self, member: _Member, reason: str) -> None:
-    """Makes a server suspect that left a turn unanswered."""
-    if member.state is State.UP:
-      self._enter(member, State.SUSPECT, reason)
 
   async def _watch(self, member: _Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
@@ -262,10 +261,15 @@ class Fleet:
       return  # The run has not handed any over yet.
     try:
       if member.state is State.DOWN:
-        self._check(server, await server.limits())
-      found = await sglang_weights.version(server)
+        (context, spans), (least, needed) = await server.limits(), self._limits
+        if context < least or spans < needed:
+          raise types.EngineError(
+            f"{server.url}: came back with contexts of {context} tokens, "
+            f"expected {least}, or is of an older version; start it as it was."
+          )
+      found = await server.version()
       if found != weights.name:
-        if sglang_weights.of_another_run(found, self._run):
+        if sglang_server.of_another_run(found, self._run):
           raise server.error(
             f"another run handed it weights {found!r}; give each run servers "
             "of its own."
@@ -275,24 +279,11 @@ class Fleet:
           State.CATCHING_UP,
           f"it serves {found!r}, expected {weights.name!r}",
         )
-        (error,) = await _load([server], weights)
-        if error:
-          raise error
+        await server.load(weights)
       self._enter(member, State.UP)
     except types.EngineError as error:
       up = member.state is State.UP
       self._enter(member, State.SUSPECT if up else State.DOWN, str(error))
-
-  def _check(
-    self, server: sglang_server.Server, found: tuple[int, bool]
-  ) -> None:
-    """Refuses a server that came back with smaller limits."""
-    (context, spans), (least, needed) = found, self._limits
-    if context < least or spans < needed:
-      raise types.EngineError(
-        f"{server.url}: came back with contexts of {context} tokens, expected "
-        f"{least}, or is of an older version; start it as it was."
-      )
 
   def _enter(self, member: _Member, state: State, reason: str = "") -> None:
     """Sets the state of a server, and logs and counts a change."""
@@ -334,19 +325,11 @@ class Fleet:
     self._changed.set()
     self._changed = asyncio.Event()
 
-  def _reasons(self) -> str:
-    return " ".join(
-      f"{m.server.url} is {m.state.value}: {m.reason}" for m in self._members
-    )
 
-
-async def _load(
-  servers: Sequence[sglang_server.Server], weights: Weights
-) -> list[types.EngineError | None]:
-  return await sglang_weights.hand_over(
-    servers,
-    weights.path,
-    weights.name,
-    in_place=weights.in_place,
-    deadline=weights.deadline,
-  )
+async def _served(member: _Member) -> str:
+  """Returns a part of a sentence that says what a server serves."""
+  server = member.server
+  try:
+    return f"{server.url} serves {await server.version()!r}"
+  except types.EngineError as error:
+    return f"{server.url} does not say what it serves ({error})"

@@ -3,25 +3,33 @@
 A request that meets a broken connection or a busy server is sent again. That is
 safe: no part of an answer has been used. Every other failure is a
 `types.EngineError`.
+
+New weights are loaded through a folder in RAM of the Hugging Face format. It is
+written once and read by every server. Each server is paused, updated, resumed
+even after a failure, and then asked which weights it serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
+import pathlib
 import random
 import re
+import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.rollout.sglang import reply as sglang_reply
 
 Json = dict[str, Any]
 
@@ -30,6 +38,7 @@ _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_RAM = pathlib.Path("/dev/shm")
 # Maximum characters quoted of a connection's error, and of a reply.
 _LONGEST = 300
 _LONGEST_FOUND = 1000
@@ -41,6 +50,21 @@ _RESERVED = 6
 
 class UnansweredError(types.EngineError):
   """A server gave no valid answer; another one may, or this one later."""
+
+
+class Weights(NamedTuple):
+  """Weights that servers must serve.
+
+  path: Hugging Face folder, at the same path for each server. name: every reply
+  states it. in_place: whether running requests wait and continue with the new
+  weights; otherwise they are aborted, for servers that name one version per
+  reply. deadline: seconds that one server may take to load.
+  """
+
+  path: pathlib.Path
+  name: str
+  in_place: bool
+  deadline: float
 
 
 class Server:
@@ -102,6 +126,93 @@ class Server:
       found is not None and tuple(map(int, found.groups())) >= _SPANS_SINCE
     )
     return longest - 1, spans
+
+  async def version(self) -> str:
+    """Returns the name of the weights that the server reports."""
+    info = await self.get("/model_info", "/get_model_info")
+    found = info.get("weight_version")
+    if not isinstance(found, str):
+      raise self.error(
+        f"found weight_version {found!r} in its model_info, expected a name; "
+        "launch/requirements-sglang.txt has a version that tells it."
+      )
+    return found
+
+  async def load(self, weights: Weights) -> None:
+    """Loads weights and checks that the server serves them.
+
+    Raises:
+      UnansweredError: the server could not be reached, or was restarted.
+      types.EngineError: it did not load the weights.
+    """
+    try:
+      done = await self._load(weights)
+    except BaseException:
+      # A server that stays paused would block all later requests and runs.
+      with contextlib.suppress(types.EngineError):
+        await self.post("/continue_generation", {})
+      raise
+    await self.post("/continue_generation", {})
+    found = await self.version()
+    loaded = done.get("success") is True
+    if loaded and found == weights.name:
+      return
+    error = self.error(
+      f"answered {done.get('message')!r} to the update and serves {found!r}, "
+      f"expected {weights.name!r}."
+    )
+    # The server may have been restarted since.
+    raise UnansweredError(str(error)) if loaded else error
+
+  async def _load(self, weights: Weights) -> Json:
+    """Pauses the server and loads weights; returns the server's answer."""
+    seconds = weights.deadline
+    mode = {"mode": "in_place" if weights.in_place else "abort"}
+    await self.post("/pause_generation", mode, deadline=seconds)
+    done = await self.post(
+      "/update_weights_from_disk",
+      {
+        "model_path": str(weights.path),
+        "weight_version": weights.name,
+        # With running requests, flushing would fail after the weights changed.
+        "flush_cache": not weights.in_place,
+      },
+      deadline=seconds,
+    )
+    if weights.in_place:
+      # This succeeds only if no request is running. Otherwise prefixes of the
+      # old weights remain until they are evicted, but are never matched again:
+      # requests contain the weights' name (`extra_key`).
+      with contextlib.suppress(types.EngineError):
+        await self.tell("POST", "/flush_cache")
+    return done
+
+  async def score(
+    self, token_ids: Sequence[int], *, name: str, deadline: float
+  ) -> list[float]:
+    """Returns log-probabilities of all tokens but the first, at temperature 1.
+
+    Raises:
+      types.EngineError: the server is unavailable, or serves other weights than
+        those called `name`.
+    """
+    body = {
+      "input_ids": list(token_ids),
+      "return_logprob": True,
+      "logprob_start_len": 0,
+      "sampling_params": {"max_new_tokens": 0},
+    }
+    try:
+      async with asyncio.timeout(deadline):
+        reply = await self.generate(body)
+    except TimeoutError:
+      raise types.EngineError(
+        f"{self.url}: no scores within {deadline:g} seconds."
+      ) from None
+    try:
+      return sglang_reply.scores(reply, token_ids, name=name)
+    except types.EngineError as error:
+      raise self.error(error) from None
 
   async def get(self, path: str, *others: str) -> Json:
     """Returns the object at the first of these paths that the server has."""
@@ -288,3 +399,31 @@ async def close(client: httpx2.AsyncClient, servers: Sequence[Server]) -> None:
   with contextlib.suppress(TimeoutError):
     async with asyncio.timeout(_ABORT_SECONDS):
       await client.aclose()
+
+
+def of_another_run(found: str, run: str) -> bool:
+  """Returns whether weights called `found` are of a run that is not `run`.
+
+  Each run has a random part in the names of its weights, so that it does not
+  mistake the weights of another run for its own. A restarted server names the
+  weights of its own folder in another form.
+  """
+  made = re.fullmatch(r"([0-9a-f]{8})\.\d+-\d+", found)
+  return made is not None and made[1] != run
+
+
+def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
+  """Returns the folder for the weights of these servers.
+
+  Only one run may use a set of servers, so files in this folder are left over
+  from a run that was killed.
+
+  Args:
+    root: a folder that all servers can read; "" is RAM (/dev/shm), or the
+      temporary folder if that does not exist.
+    urls: addresses of the servers.
+  """
+  name = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:12]
+  default = _RAM if _RAM.is_dir() else pathlib.Path(tempfile.gettempdir())
+  base = pathlib.Path(root).absolute() if root else default
+  return base / f"anysearch-weights-{name}"
