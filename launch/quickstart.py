@@ -173,7 +173,6 @@ def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
     f"{label}={root / name / 'evaluation' / 'plain'}"
     for name, label in _EXACT.items()
   ]
-  controls = [label for m, label in _METHODS.items() if m != "anysearch"]
   output = root / "report.html"
   notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
   return Job(
@@ -182,7 +181,6 @@ def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
       "-m",
       "launch.report",
       *shown,
-      f"--controls={','.join(controls)}",
       f"--notes={notes}",
       f"--output={output}",
     ],

@@ -54,9 +54,6 @@ from launch import flags as launch_flags
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_list(
-    "controls", [], "Labels of the rows that the first one is held against."
-  )
-  flags.DEFINE_list(
     "tables",
     [],
     "label=ablation, ...: tool, format, scaffold, sampling, phases.",
@@ -132,7 +129,6 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
     return
   measured = study.measure(
     rows,
-    [label.strip() for label in f.controls],
     training,
     groups=parse_tables(f.tables),
     prices=parse_prices(f.prices),
@@ -176,7 +172,7 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
 def _draw(
   output: pathlib.Path,
   rows: Sequence[metrics.Row],
-  training: Sequence[metrics.Training],
+  training: Sequence[study.Training],
 ) -> None:
   """Writes the picture that `--figure` asks for."""
   if not rows:
@@ -227,7 +223,7 @@ def with_optimum(
   if len(named) != 1 or (seed := named.pop()) is None:
     return row
   found = row.columns
-  budgets = metrics.budgets(found)
+  budgets = np.unique(found.budget).tolist()
   try:
     best = np.array(
       [[_right(seed, name, budget) for budget in budgets] for name in found.ids]

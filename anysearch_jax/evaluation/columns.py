@@ -68,29 +68,22 @@ OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
 NONE = -1  # Hops or kind of a question that does not record them.
 
-_INTEGERS = (
-  *("question", "budget", "seed", "run"),
-  *("hops", "outcome", "kind"),
-)
+# The columns: integers, then floats; of the latter what every episode has, what
+# it may lack (nan), and what is derived.
+_INTEGERS = "question budget seed run hops outcome kind".split()
 _PRESENT = (
-  "em",
-  "searches",
-  "violation",
-  "scaffold",
-  "generated_tokens",
-  "retrieved_tokens",
-  "total_tokens",
-)
-_OPTIONAL = ("format", "input_tokens", "cost")
-_CAPS = ("token_cap", "dollar_cap", "second_cap")
-_CAPPED = ("tokens", "dollars", "seconds")
+  "em searches violation scaffold generated_tokens retrieved_tokens "
+  "total_tokens"
+).split()
+_OPTIONAL = "format input_tokens cost".split()
+_DERIVED = "f1 asked optimum official_em official_f1".split()
+_CAPS = {
+  "token_cap": "tokens",
+  "dollar_cap": "dollars",
+  "second_cap": "seconds",
+}
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
-  (name, np.float64)
-  for name in (
-    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "optimum"),
-    *official_scoring.NAMES,
-    *_CAPS,
-  )
+  (name, np.float64) for name in (*_PRESENT, *_OPTIONAL, *_DERIVED, *_CAPS)
 ]
 
 
@@ -102,62 +95,53 @@ class Columns:
     ids: `[N]`, ids of the questions, ascending.
     datasets: names of the datasets, those of SETS first.
     dataset_of: int `[N]`, index in `datasets` of each question.
-    question: int `[P]`, index in `ids`.
     runs: names of the trainings whose policies played the episodes.
-    budget, seed: int `[P]`.
-    run: int `[P]`, index in `runs`.
-    hops: int `[P]`, NONE where unknown.
-    outcome: int `[P]`, index in OUTCOMES.
-    kind: int `[P]`, index in KINDS of the first fact, NONE where unknown.
-    asked: float `[P]`, 1 where that fact was searched.
-    optimum: float `[P]`, P(right answer) of the best agent for the question and
-      budget, see `with_optimum`; nan where unknown.
-    em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
-    format, input_tokens, cost: float `[P]`, nan where the file has no value.
-    official_em, official_f1: float `[P]`, scores of the published script of
-      the question's dataset (`environment/official_scoring`); nan where the
-      dataset has none.
-    token_cap, dollar_cap, second_cap: float `[P]`, what the budget allows
-      besides searches; infinite where it has no such cap.
+    values: the columns, `[P]` each, which are attributes too:
+      question: int, index in `ids`.
+      budget, seed: int.
+      run: int, index in `runs`.
+      hops: int, NONE where unknown.
+      outcome: int, index in OUTCOMES.
+      kind: int, index in KINDS of the first fact, NONE where unknown.
+      asked: float, 1 where that fact was searched.
+      optimum: float, P(right answer) of the best agent for the question and
+        budget, see `with_optimum`; nan where unknown.
+      em, f1, searches, violation, scaffold, *_tokens: float.
+      format, input_tokens, cost: float, nan where the file has no value.
+      official_em, official_f1: float, scores of the published script of the
+        question's dataset (`environment/official_scoring`); nan where the
+        dataset has none.
+      token_cap, dollar_cap, second_cap: float, what the budget allows besides
+        searches; infinite where it has no such cap.
   """
 
   ids: np.ndarray
   datasets: tuple[str, ...]
   dataset_of: np.ndarray
   runs: tuple[str, ...]
-  question: np.ndarray
-  budget: np.ndarray
-  seed: np.ndarray
-  run: np.ndarray
-  hops: np.ndarray
-  outcome: np.ndarray
-  kind: np.ndarray
-  asked: np.ndarray
-  optimum: np.ndarray
-  em: np.ndarray
-  f1: np.ndarray
-  format: np.ndarray
-  searches: np.ndarray
-  violation: np.ndarray
-  scaffold: np.ndarray
-  generated_tokens: np.ndarray
-  retrieved_tokens: np.ndarray
-  total_tokens: np.ndarray
-  input_tokens: np.ndarray
-  cost: np.ndarray
-  official_em: np.ndarray
-  official_f1: np.ndarray
-  token_cap: np.ndarray
-  dollar_cap: np.ndarray
-  second_cap: np.ndarray
+  values: Mapping[str, np.ndarray]
 
   def __len__(self) -> int:
-    return len(self.question)
+    return len(self.values["question"])
+
+  def __getattr__(self, name: str) -> np.ndarray:
+    try:
+      return self.__dict__["values"][name]
+    except KeyError:
+      raise AttributeError(f"Found {name!r}, expected a column.") from None
 
   @property
   def dataset(self) -> np.ndarray:
     """The index in `datasets` of each episode, int `[P]`."""
     return self.dataset_of[self.question]
+
+  def ended(self, outcome: str) -> np.ndarray:
+    """Whether each episode ended with an outcome, bool `[P]`."""
+    return self.outcome == OUTCOMES.index(outcome)
+
+  def replace(self, **columns: np.ndarray) -> Columns:
+    """Returns the episodes with other values of some columns."""
+    return dataclasses.replace(self, values={**self.values, **columns})
 
   def where(self, chosen: np.ndarray) -> Columns:
     """Returns the episodes of a mask or of indices.
@@ -165,9 +149,7 @@ class Columns:
     Questions keep their indices. The order of episodes is kept if the indices
     ascend.
     """
-    return dataclasses.replace(
-      self, **{name: getattr(self, name)[chosen] for name, _ in _TYPE}
-    )
+    return self.replace(**{k: v[chosen] for k, v in self.values.items()})
 
   def with_optimum(self, best: np.ndarray, budgets: Sequence[int]) -> Columns:
     """Returns the episodes beside the best agent's accuracy.
@@ -178,7 +160,7 @@ class Columns:
       budgets: B budgets, ascending, all that occur.
     """
     at = np.searchsorted(budgets, self.budget)
-    return dataclasses.replace(self, optimum=best[self.question, at])
+    return self.replace(optimum=best[self.question, at])
 
   def priced(self, prices: budgets_lib.Prices) -> Columns:
     """Returns the episodes with the cost that other prices give.
@@ -191,11 +173,11 @@ class Columns:
       input_tokens=self.input_tokens,
       output_tokens=self.generated_tokens,
     )
-    return dataclasses.replace(self, cost=np.zeros(len(self)) + dollars)
+    return self.replace(cost=np.zeros(len(self)) + dollars)
 
   def scored(self) -> Columns:
     """Returns the episodes that did not fail."""
-    return self.where(self.outcome != OUTCOMES.index("failed"))
+    return self.where(~self.ended("failed"))
 
   def split(self, by: np.ndarray) -> dict[int, Columns]:
     """Splits the episodes by the values `by`, int `[P]`; ascending keys."""
@@ -270,26 +252,6 @@ def by_budget(measured: Measured) -> dict[int, Columns]:
   return table.split(table.budget)
 
 
-def by_hops(measured: Measured) -> dict[int, Columns]:
-  """Returns one part for each number of hops, ascending, without unknown."""
-  table = of(measured)
-  parts = table.split(table.hops)
-  return {hops: part for hops, part in parts.items() if hops != NONE}
-
-
-def by_seed(measured: Measured) -> dict[int, Columns]:
-  """Returns one part for each seed that occurs, ascending."""
-  table = of(measured)
-  return table.split(table.seed)
-
-
-def by_run(measured: Measured) -> dict[str, Columns]:
-  """Returns one part for each training that occurs."""
-  table = of(measured)
-  parts = table.split(table.run)
-  return {table.runs[code]: part for code, part in parts.items()}
-
-
 def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   index: dict[str, int] = {}
   sets: dict[int, str] = {}
@@ -310,20 +272,18 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   # the file does not matter.
   place = np.empty(len(order), dtype=np.int64)
   place[[index[name] for name in order]] = np.arange(len(order))
-  columns = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
-  columns["question"] = place[columns["question"]]
-  names_of_keys = ("run", "seed", *_CAPS, "budget", "question")
-  keys = [columns[name] for name in names_of_keys]
-  rank = np.lexsort(keys)
-  columns = {name: column[rank] for name, column in columns.items()}
-  same = np.ones(max(0, len(rank) - 1), dtype=bool)
-  for name in names_of_keys:
-    same &= columns[name][1:] == columns[name][:-1]
+  numbers["question"] = place[numbers["question"]]
+  keys = [numbers[k] for k in ("run", "seed", *_CAPS, "budget", "question")]
+  numbers = numbers[np.lexsort(keys)]
+  values = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
+  same = np.ones(max(0, len(numbers) - 1), dtype=bool)
+  for name in ("run", "seed", *_CAPS, "budget", "question"):
+    same &= values[name][1:] == values[name][:-1]
   if same.any():
     first = int(np.argmax(same))
     raise ValueError(
-      f"{source}: question {order[columns['question'][first]]!r} occurs twice "
-      f"at budget {columns['budget'][first]} and seed {columns['seed'][first]} "
+      f"{source}: question {order[values['question'][first]]!r} occurs twice "
+      f"at budget {values['budget'][first]} and seed {values['seed'][first]} "
       "in one training; expected once. Name each evaluation of a row once, and "
       "give those of one policy different seeds."
     )
@@ -334,7 +294,7 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
       [names.index(sets[index[name]]) for name in order], dtype=np.int64
     ),
     runs=tuple(runs),
-    **columns,
+    values=values,
   )
 
 
@@ -345,6 +305,7 @@ def _numbers(
   sets: dict[int, str],
   source: str,
 ) -> tuple[float, ...]:
+  """Returns an episode's values in the order of _TYPE."""
   name = str(episode["question_id"])
   question = index.setdefault(name, len(index))
   dataset = dataset_of(episode)
@@ -353,61 +314,41 @@ def _numbers(
       f"{source}: question {name!r} is of dataset {sets[question]!r} and of "
       f"{dataset!r}; expected one dataset. Give each question an id of its own."
     )
-  hop = first_hop(episode)
-  hops = episode.get("metadata", {}).get("hops")
+  if episode["outcome"] not in OUTCOMES:
+    raise ValueError(
+      f"{source}: question {name!r} ended as {episode['outcome']!r}; expected "
+      f"one of {', '.join(OUTCOMES)}. Evaluate this row again with this "
+      "version."
+    )
+  metadata = episode.get("metadata", {})
+  try:
+    accepted = official_scoring.accepted(episode["golden_answers"], metadata)
+  except ValueError as error:
+    raise ValueError(
+      f"{source}: question {name!r}: {error} Evaluate this row again with this "
+      "version."
+    ) from error
+  official = _official_score(dataset, episode["answer"], accepted)
+  hop, f1 = first_hop(episode), float(episode["em"])
+  if not f1 and episode["answer"] is not None:
+    f1 = _token_f1(episode["answer"], tuple(episode["golden_answers"]))
+  hops, optional = metadata.get("hops"), map(episode.get, _OPTIONAL)
   return (
     question,
     episode["budget"],
     episode["seed"],
     run,
     NONE if hops is None else hops,
-    _outcome(episode, source),
+    OUTCOMES.index(episode["outcome"]),
     NONE if hop is None else KINDS.index(hop[0]),
     *(episode[key] for key in _PRESENT),
-    *(_optional(episode, key) for key in _OPTIONAL),
-    _f1(episode),
+    *(math.nan if value is None else value for value in optional),
+    f1,
     0 if hop is None else hop[1],
     math.nan,
-    *_official(episode, dataset, source),
-    *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPPED),
+    *((math.nan, math.nan) if official is None else official),
+    *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
   )
-
-
-def _outcome(episode: Episode, source: str) -> int:
-  if episode["outcome"] not in OUTCOMES:
-    raise ValueError(
-      f"{source}: question {str(episode['question_id'])!r} ended as "
-      f"{episode['outcome']!r}; expected one of {', '.join(OUTCOMES)}. "
-      "Evaluate this row again with this version."
-    )
-  return OUTCOMES.index(episode["outcome"])
-
-
-def _optional(episode: Mapping[str, Any], key: str) -> float:
-  value = episode.get(key)
-  return math.nan if value is None else value
-
-
-def _f1(episode: Mapping[str, Any]) -> float:
-  if episode["em"] or episode["answer"] is None:
-    return float(episode["em"])
-  return _token_f1(episode["answer"], tuple(episode["golden_answers"]))
-
-
-def _official(
-  episode: Mapping[str, Any], dataset: str, source: str
-) -> tuple[float, float]:
-  try:
-    accepted = official_scoring.accepted(
-      episode["golden_answers"], episode.get("metadata", {})
-    )
-  except ValueError as error:
-    raise ValueError(
-      f"{source}: question {str(episode['question_id'])!r}: {error} Evaluate "
-      "this row again with this version."
-    ) from error
-  found = _official_score(dataset, episode["answer"], accepted)
-  return (math.nan, math.nan) if found is None else found
 
 
 # Memoised because answers repeat across budgets and seeds.
@@ -511,23 +452,17 @@ def dataset_of(episode: Episode) -> str:
   )
 
 
-def words(text: str) -> str:
-  """Returns lower-case words between single spaces, with one at each end."""
-  return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
-
-
-def mentions(query: str, *phrases: str) -> bool:
-  """Whether `query` contains every phrase, as consecutive whole words."""
-  spaced = words(query)
-  return all(phrase.strip() and words(phrase) in spaced for phrase in phrases)
-
-
 def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
-  """Whether `query` names the entity and either wording of the relation."""
-  return any(
-    mentions(query, fact["entity"], fact.get(wording) or "")
-    for wording in ("relation", "alternative")
-  )
+  """Whether `query` has the entity and either wording as whole words."""
+
+  def words(text: str) -> str:
+    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+
+  def mentions(phrase: str) -> bool:
+    return bool(phrase.strip()) and words(phrase) in words(query)
+
+  wordings = (fact.get(name) or "" for name in ("relation", "alternative"))
+  return mentions(fact["entity"]) and any(map(mentions, wordings))
 
 
 def first_hop(episode: Episode) -> tuple[str, bool] | None:

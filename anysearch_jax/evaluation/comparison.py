@@ -8,7 +8,6 @@ counts, the number of losses that left budget unused, and the net gain.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 
@@ -42,8 +41,8 @@ class Pairs:
 
   ours: columns.Columns
   theirs: columns.Columns
-  failed: int
-  unpaired: int
+  failed: int = 0
+  unpaired: int = 0
 
   def __len__(self) -> int:
     return len(self.ours)
@@ -53,42 +52,14 @@ class Pairs:
     """The budget of our episodes, int `[P]`."""
     return self.ours.budget
 
-  @functools.cached_property
-  def question(self) -> np.ndarray:
-    """Index of the question in [0, questions), int `[P]`."""
-    return np.unique(self.ours.question, return_inverse=True)[1]
-
-  @functools.cached_property
-  def questions(self) -> int:
-    """The number of questions."""
-    return len(np.unique(self.ours.question))
-
-  @functools.cached_property
-  def stratum(self) -> np.ndarray:
-    """Index in `datasets` of each question, int `[questions]`."""
-    return np.unique(self._dataset_of, return_inverse=True)[1]
-
-  @functools.cached_property
-  def datasets(self) -> tuple[str, ...]:
-    """The datasets that occur, in the paper's order."""
-    return tuple(
-      self.ours.datasets[code] for code in np.unique(self._dataset_of)
-    )
-
-  @property
-  def _dataset_of(self) -> np.ndarray:
-    return self.ours.dataset_of[np.unique(self.ours.question)]
-
-  def where(self, mask: np.ndarray) -> Pairs:
-    """Returns the pairs of a mask `[P]`; `failed` and `unpaired` become 0."""
-    return Pairs(self.ours.where(mask), self.theirs.where(mask), 0, 0)
-
   def by_dataset(self) -> dict[str, Pairs]:
     """Returns one part for each dataset that occurs, in the paper's order."""
-    codes = np.unique(self.ours.dataset)
     return {
-      self.ours.datasets[code]: self.where(self.ours.dataset == code)
-      for code in codes
+      self.ours.datasets[code]: Pairs(
+        self.ours.where(self.ours.dataset == code),
+        self.theirs.where(self.ours.dataset == code),
+      )
+      for code in np.unique(self.ours.dataset)
     }
 
 
@@ -136,22 +107,24 @@ def _matched(
   left: columns.Columns, right: columns.Columns, sides: list[tuple]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Returns the rows of each side, some repeated, and their unique keys."""
-  order = _matching_order(left, right)
+  shared = [name for name in left.runs if name in right.runs]
   rows: tuple[list[np.ndarray], ...] = ([], [])
   ranks: tuple[list[np.ndarray], ...] = ([], [])
   for seed in np.intersect1d(left.seed, right.seed):
-    own = [
-      [
+    own = []
+    for c in (left, right):
+      # Trainings that both rows have come first, and so are matched.
+      order = shared + [name for name in c.runs if name not in shared]
+      found = [
         np.flatnonzero((c.seed == seed) & (c.run == c.runs.index(name)))
-        for name in names
-        if np.any((c.seed == seed) & (c.run == c.runs.index(name)))
+        for name in order
       ]
-      for c, names in zip((left, right), order, strict=True)
-    ]
+      own.append([episodes for episodes in found if len(episodes)])
     width = max(map(len, own))
     for side, found in enumerate(own):
-      found = found * width if len(found) == 1 else found
-      for rank, episodes in enumerate(found):
+      for rank, episodes in enumerate(
+        found * width if len(found) == 1 else found
+      ):
         rows[side].append(episodes)
         ranks[side].append(np.full(len(episodes), rank))
   chosen = [np.concatenate(parts) for parts in rows]
@@ -162,29 +135,6 @@ def _matched(
     ]
   )
   return chosen, keys
-
-
-def _matching_order(
-  left: columns.Columns, right: columns.Columns
-) -> tuple[list[str], list[str]]:
-  """Returns each row's trainings, those that both have first."""
-  shared = [name for name in left.runs if name in right.runs]
-  return (
-    shared + [name for name in left.runs if name not in shared],
-    shared + [name for name in right.runs if name not in shared],
-  )
-
-
-def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
-  """Pairs a row's episodes at `budget` with its own at another.
-
-  Pairs have the same question, seed and training.
-  """
-  left, right = (
-    row.columns.where(row.columns.budget == b) for b in (budget, other)
-  )
-  keys = _codes([(c.question, c.seed, c.run) for c in (left, right)])
-  return _join(left, right, [np.arange(len(c)) for c in (left, right)], keys)
 
 
 def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
@@ -216,8 +166,7 @@ def _join(
   )
   order = np.lexsort((at[1], at[0]))
   left, right = left.where(at[0][order]), right.where(at[1][order])
-  failed = columns.OUTCOMES.index("failed")
-  kept = (left.outcome != failed) & (right.outcome != failed)
+  kept = ~(left.ended("failed") | right.ended("failed"))
   return Pairs(
     left.where(kept), right.where(kept), int((~kept).sum()), left_out
   )
@@ -252,111 +201,47 @@ class Comparison:
   tp_detectable: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Number:
-  """A number that a verdict is based on, over `n` episodes or pairs.
-
-  `detectable` is the smallest true effect that would be found; None for what
-  is not an effect.
-  """
-
-  label: str
-  estimate: inference.Estimate
-  n: int
-  detectable: float | None = None
-
-
 def compare(pairs: Pairs) -> list[Comparison]:
-  """Compares two rows at every common budget, then pooled over B >= 1."""
-  if not pairs.questions:
-    return []
-  cells: list[tuple[int | None, Sequence[int]]] = [
-    (int(b), [int(b)]) for b in np.unique(pairs.budget)
+  """Compares two rows at every common budget, then pooled over B >= 1.
+
+  Episodes weigh alike, whatever their dataset.
+  """
+  budgets = [int(b) for b in np.unique(pairs.budget)]
+  used = [b for b in budgets if b]
+  cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
+  sums = [
+    measures.sums(side, ("accuracy", "tp"))
+    for side in (pairs.ours, pairs.theirs)
   ]
-  used = [b for b, _ in cells if b]
-  if used:
-    cells.append((None, used))
-  pools = [pool for _, pool in cells]
-  accuracy = differences(pairs, "accuracy", pools)
-  tp = differences(pairs, "tp", pools)
   table = []
-  for (budget, pool), d_accuracy, d_tp in zip(cells, accuracy, tp, strict=True):
+  for budget, pool in cells:
+    gaps = inference.minus(
+      *(
+        side.linearised(("accuracy", "tp"), np.isin(side.budgets, pool)[None])
+        for side in sums
+      )
+    )
+    accuracy, tp = inference.effects(gaps)
     mask = np.isin(pairs.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
     unused = losses & (pairs.ours.searches < pairs.budget)
+    n, won, lost, early = (int(x.sum()) for x in (mask, wins, losses, unused))
     table.append(
       Comparison(
         budget=budget,
-        n=int(mask.sum()),
-        wins=int(wins.sum()),
-        losses=int(losses.sum()),
-        losses_unused=int(unused.sum()),
-        net=int(wins.sum() - losses.sum()),
-        difference=d_accuracy.estimate,
-        tp_difference=d_tp.estimate,
-        detectable=d_accuracy.detectable,
-        tp_detectable=d_tp.detectable,
+        n=n,
+        wins=won,
+        losses=lost,
+        losses_unused=early,
+        net=won - lost,
+        difference=accuracy.estimate,
+        tp_difference=tp.estimate,
+        detectable=accuracy.detectable,
+        tp_detectable=tp.detectable,
       )
     )
   return table
-
-
-def differences(
-  pairs: Pairs,
-  measure: str = "accuracy",
-  pools: Sequence[Sequence[int]] | None = None,
-) -> list[inference.Effect]:
-  """Returns a measure, ours minus theirs.
-
-  Episodes of several datasets are pooled with equal weights.
-
-  Args:
-    pairs: the episodes of both rows.
-    measure: key of `measures.MEASURES`.
-    pools: budgets to pool, one list for each difference; None: one pool of
-      all, for rows that were played at different budgets.
-  """
-  sides = []
-  for side in (pairs.ours, pairs.theirs):
-    found = measures.sums(side, (measure,))
-    masks = (
-      None
-      if pools is None
-      else np.array([np.isin(found.budgets, pool) for pool in pools])
-    )
-    sides.append(found.linearised((measure,), masks))
-  return inference.effects(inference.minus(*sides))
-
-
-def knowledge(row: metrics.Row) -> dict[str, Number]:
-  """Returns how often the first fact is searched, by the policy's memory of it.
-
-  Returns:
-    `known`, `unknown`, `stale`, `gap` (unknown minus known) and `half` (half of
-    unknown minus known); empty if no question lists its facts.
-  """
-  table = row.columns.scored()
-  table = table.where(table.kind != columns.NONE)
-  if not len(table):
-    return {}
-  kinds = [
-    (table.kind == kind).astype(float) for kind in range(len(columns.KINDS))
-  ]
-  found = measures.ratios(table, [table.asked * kind for kind in kinds], kinds)
-  n = [int(kind.sum()) for kind in kinds]
-  rates = inference.rates(found, n)
-  # KINDS begins with known and unknown.
-  contrasts = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.5, 0.0]])
-  gaps = inference.effects(found.combined(contrasts))
-  out = {
-    kind: Number(kind, rate.estimate, size)
-    for kind, rate, size in zip(columns.KINDS, rates, n, strict=True)
-  }
-  return out | {
-    name: Number(name, gap.estimate, n[0] + n[1], gap.detectable)
-    for name, gap in zip(("gap", "half"), gaps, strict=True)
-  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -448,7 +333,7 @@ def _compared(
   ours: metrics.Row, theirs: metrics.Row, names: Sequence[str], draws: int
 ) -> list[Difference]:
   pairs = pair(ours, theirs)
-  if not pairs.questions:
+  if not len(pairs):
     return []
   first, second = (
     measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
@@ -558,20 +443,18 @@ def _by_seed(
 ) -> tuple[tuple[int, ...], np.ndarray]:
   """Returns the seeds and the differences on each, in the lines' order."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
-  shape = len(seeds), len(found.datasets), len(found.budgets)
+  _, dataset = np.unique(pairs.ours.dataset, return_inverse=True)
   budget = np.searchsorted(found.budgets, pairs.budget)
-  place = seed, pairs.stratum[pairs.question], budget
-  index = np.ravel_multi_index(place, shape)
+  shape = len(seeds), len(found.datasets), len(found.budgets)
 
   def values(side: columns.Columns) -> np.ndarray:
-    summed = measures.columns_of(side)
-    sums = inference.cluster_sums(
-      index, [summed[n] for n in found.names], clusters=int(np.prod(shape))
-    )
     # Seeds and datasets are the axes before those of budgets and sums.
-    top, bottom, _ = dataclasses.replace(
-      found, values=sums.reshape(*shape, -1)
-    ).parts(names, pools)
+    sums = inference.cell_sums(
+      (seed, dataset, budget),
+      shape,
+      [measures.quantity(side, n) for n in found.names],
+    )
+    top, bottom, _ = dataclasses.replace(found, values=sums).parts(names, pools)
     return inference.ratio(top, bottom)
 
   by_set = values(pairs.ours) - values(pairs.theirs)

@@ -38,9 +38,6 @@ _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SMALLEST = 1e-15  # P values are at least this.
 
 
-NOTHING = (None, None, None)
-
-
 class Estimate(NamedTuple):
   """A value and its interval; None where undefined."""
 
@@ -55,6 +52,9 @@ class Estimate(NamedTuple):
   def below(self, bound: float = 0.0) -> bool:
     """Whether the whole interval lies below `bound`."""
     return self.high is not None and self.high < bound
+
+
+NOTHING = Estimate(None, None, None)
 
 
 def score(rate: float, n: float, at: float) -> tuple[float, float]:
@@ -80,22 +80,22 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
   return result
 
 
-def cluster_sums(
-  cluster: np.ndarray, columns: Sequence[np.ndarray], *, clusters: int
+def cell_sums(
+  at: Sequence[np.ndarray], shape: Sequence[int], columns: Sequence[np.ndarray]
 ) -> np.ndarray:
-  """Sums `columns` within clusters.
+  """Sums `columns` within the cells of a grid.
 
   Args:
-    cluster: int `[P]`, the cluster of each episode, in [0, clusters).
+    at: for each axis of the grid, int `[P]`, the place of each episode.
+    shape: sizes of the axes.
     columns: K arrays `[P]`.
-    clusters: number of clusters N.
 
   Returns:
-    float64 `[N, K]`.
+    float64 `[*shape, K]`.
   """
-  return np.stack(
-    [np.bincount(cluster, c, minlength=clusters) for c in columns], axis=-1
-  )
+  cell, cells = np.ravel_multi_index(at, shape), int(np.prod(shape))
+  sums = [np.bincount(cell, c, minlength=cells) for c in columns]
+  return np.stack(sums, axis=-1).reshape(*shape, len(columns))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,18 +129,13 @@ class Linear:
 
   def combined(self, weights: np.ndarray) -> Linear:
     """Returns the sums of the numbers with `weights`, float `[T, S]`."""
-
     return self._each(
       lambda x: _weighted(x, weights), lambda x: _weighted(x, np.abs(weights))
     )
 
-  def columns(self, chosen: slice | Sequence[int]) -> Linear:
+  def columns(self, chosen: Sequence[int]) -> Linear:
     """Returns some of the numbers."""
-
-    def some(x: np.ndarray) -> np.ndarray:
-      return x[..., chosen]
-
-    return self._each(some, some)
+    return self._each(*[lambda x: x[..., chosen]] * 2)
 
   def _each(
     self,
@@ -235,15 +230,19 @@ def minus(ours: Linear, theirs: Linear) -> Linear:
     paired = left[ours_at] - right[theirs_at]
     return np.concatenate([paired, left[mine], -right[other]])
 
+  def each(of: Callable, name: str) -> tuple[np.ndarray, ...]:
+    return tuple(map(of, getattr(ours, name), getattr(theirs, name)))
+
+  def half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a + b) / 2
+
   return Linear(
     ours.value - theirs.value,
-    tuple(a - b for a, b in zip(ours.question, theirs.question, strict=True)),
+    each(np.subtract, "question"),
     joined(ours.run, theirs.run),
-    tuple(map(joined, ours.both, theirs.both)),
-    tuple((a + b) / 2 for a, b in zip(ours.answer, theirs.answer, strict=True)),
-    tuple(
-      (a + b) / 2 for a, b in zip(ours.answers, theirs.answers, strict=True)
-    ),
+    each(joined, "both"),
+    each(half, "answer"),
+    each(half, "answers"),
     (
       *shared,
       *(ours.runs[i] for i in mine),
@@ -263,22 +262,19 @@ def _weighted(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
   return found
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Variance:
+class Variance(NamedTuple):
   """The variance of S numbers and its parts; float `[S]` each.
 
   Attributes:
-    questions: variance between questions, which contains the interaction.
+    questions: variance between questions, which contains the interaction (of
+      trainings on questions, with that of evaluation seeds inside it).
     trainings: variance between trainings without the interaction; 0 if every
       method has one training.
-    interaction: variance of trainings on questions, with that of evaluation
-      seeds inside it.
-    of_questions, of_trainings: degrees of freedom of the first two.
+    of_questions, of_trainings: degrees of freedom of both.
   """
 
   questions: np.ndarray
   trainings: np.ndarray
-  interaction: np.ndarray
   of_questions: np.ndarray
   of_trainings: np.ndarray
 
@@ -295,6 +291,20 @@ class Variance:
       questions**2 * self.questions + trainings**2 * self.trainings
     )
 
+  def parts(self) -> list[tuple[tuple[float, float], ...]]:
+    """Returns the parts of each number's error, see `Effect`."""
+    columns = (
+      (self.questions, self.of_questions),
+      (
+        self.trainings,
+        self.of_trainings,
+      ),
+    )
+    return [
+      tuple((float(v[i]), float(df[i])) for v, df in columns)
+      for i in range(len(self.questions))
+    ]
+
 
 def variance(found: Linear) -> Variance:
   """Returns the variance of each number, by question and by training."""
@@ -302,14 +312,12 @@ def variance(found: Linear) -> Variance:
   trained = [
     _trainings(found, found.group == group) for group in np.unique(found.group)
   ]
-  apart = [np.maximum(spread - inner, 0.0) for spread, inner, _ in trained]
-  freedom = [max(count - 1, 1) for *_, count in trained]
+  apart = [part for part, _ in trained]
   return Variance(
     np.sum([part for part, _ in asked], axis=0),
     np.sum(apart, axis=0),
-    np.sum([inner for _, inner, _ in trained], axis=0),
     _satterthwaite(*zip(*asked, strict=True)),
-    _satterthwaite(apart, freedom),
+    _satterthwaite(*zip(*trained, strict=True)),
   )
 
 
@@ -332,23 +340,21 @@ def _questions(found: Linear) -> list[tuple[np.ndarray, int]]:
   return out
 
 
-def _trainings(
-  found: Linear, own: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
-  """Returns the variance between trainings, its interaction, their number."""
+def _trainings(found: Linear, own: np.ndarray) -> tuple[np.ndarray, int]:
+  """Returns the variance between trainings of a method, and its freedom."""
   count = int(own.sum())
-  spread, interaction = np.zeros((2, len(found.value)))
   if count < 2:
-    return spread, interaction, count
+    return np.zeros(len(found.value)), 1
   runs = found.run[own]
   spread = ((runs - runs.mean(axis=0)) ** 2).sum(axis=0) * (count - 1) / count
+  interaction = np.zeros(len(found.value))
   for scores in found.both:
     n = scores.shape[1]
     inner = scores[own] - scores[own].mean(axis=0)
     inner = inner - inner.mean(axis=1, keepdims=True)
     scale = count / (count - 1) * n / max(n - 1, 1)
     interaction = interaction + scale * (inner**2).sum(axis=(0, 1))
-  return spread, interaction, count
+  return np.maximum(spread - interaction, 0.0), count - 1
 
 
 def _satterthwaite(
@@ -396,50 +402,24 @@ class Effect:
 
   @property
   def p(self) -> float | None:
-    """The two-sided p value of no effect."""
-    one = self._tail(0.0)
-    return None if one is None else 2 * min(one, 1 - one)
-
-  def not_below(self, bound: float) -> float | None:
-    """Returns the one-sided p value of an effect of at most `bound`.
-
-    A small value shows that the effect is larger than `bound`.
-    """
-    return self._tail(bound)
-
-  def within(self, margin: float) -> float | None:
-    """Returns the p value of two one-sided tests (Schuirmann 1987).
-
-    A small value shows that the effect lies within `margin` of zero. A lack of
-    data cannot make it small. https://doi.org/10.1007/BF01068419
-
-    Args:
-      margin: largest effect that counts as none, > 0.
-    """
-    below, above = self._tail(-margin), self._tail(margin)
-    return None if below is None or above is None else max(below, 1 - above)
-
-  def _tail(self, bound: float) -> float | None:
-    """Returns the tail whose one-sided interval just reaches `bound`."""
+    """The two-sided p value of no effect: where the interval reaches zero."""
     if not self.parts or self.estimate.value is None:
       return None
-    gap = self.estimate.value - bound
+    gap = abs(self.estimate.value)
     if not gap:
-      return 0.5
-    if self.reach(_SMALLEST) <= abs(gap):
-      tail = _SMALLEST if self.reach(0.25) else 0.0
-    else:
-      tail = math.exp(
-        optimize.brentq(
-          lambda log: self.reach(math.exp(log)) - abs(gap),
-          math.log(_SMALLEST),
-          math.log(0.5),
-        )
+      return 1.0
+    if self.reach(_SMALLEST) <= gap:
+      return 2 * _SMALLEST if self.reach(0.25) else 0.0
+    return 2 * math.exp(
+      optimize.brentq(
+        lambda log: self.reach(math.exp(log)) - gap,
+        math.log(_SMALLEST),
+        math.log(0.5),
       )
-    return tail if gap > 0 else 1 - tail
+    )
 
 
-UNKNOWN = Effect(Estimate(*NOTHING))
+UNKNOWN = Effect(NOTHING)
 
 
 def effects(found: Linear) -> list[Effect]:
@@ -449,7 +429,7 @@ def effects(found: Linear) -> list[Effect]:
   return [
     _effect(value, value - half, value + half, parts)
     for value, half, parts in zip(
-      found.value, reach, _parts(spread), strict=True
+      found.value, reach, spread.parts(), strict=True
     )
   ]
 
@@ -472,7 +452,7 @@ def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
   count = sum(len(scores) for scores in found.question)
   out = []
   for place, (value, total, half, parts) in enumerate(
-    zip(found.value, spread.total, reach, _parts(spread), strict=True)
+    zip(found.value, spread.total, reach, spread.parts(), strict=True)
   ):
     if np.isnan(value) or (np.isnan(total) and len(found.question) > 1):
       out.append(_effect(value, np.nan, np.nan, parts))
@@ -487,20 +467,6 @@ def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
       n, at = float(trials[place]), _NORMAL
     out.append(_effect(value, *score(value, n, at), parts))
   return out
-
-
-def _parts(spread: Variance) -> list[tuple[tuple[float, float], ...]]:
-  """Returns the parts of each number's error, see `Effect`."""
-  return [
-    ((float(a), float(b)), (float(c), float(d)))
-    for a, b, c, d in zip(
-      spread.questions,
-      spread.of_questions,
-      spread.trainings,
-      spread.of_trainings,
-      strict=True,
-    )
-  ]
 
 
 def _effect(

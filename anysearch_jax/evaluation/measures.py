@@ -7,90 +7,79 @@ its difficulty, so questions are independent samples and episodes are not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from anysearch_jax.evaluation import columns, inference
 
-# Name -> numerator, denominator. TP counts B >= 1 only, because correct answers
-# without a permitted search are not a product of searching. Regret is the
-# accuracy that the best agent has more, on the same questions and budgets.
-MEASURES = {
-  "accuracy": ("em", "n"),
-  "f1": ("f1", "n"),
-  "official_accuracy": ("official_em", "n"),
-  "official_f1": ("official_f1", "n"),
-  "tp": ("tool_em", "searches"),
-  "searches": ("searches", "n"),
-  "unused": ("unused", "n"),
-  "format_rate": ("format", "n"),
-  "violation_rate": ("violation", "n"),
-  "invalid_rate": ("invalid", "n"),
-  "truncated_rate": ("truncated", "n"),
-  "generated_tokens": ("generated_tokens", "n"),
-  "retrieved_tokens": ("retrieved_tokens", "n"),
-  "total_tokens": ("total_tokens", "n"),
-  "input_tokens": ("input_tokens", "n"),
-  "retrieval_share": ("retrieved_tokens", "total_tokens"),
-  "cost": ("cost", "n"),
-  "regret": ("regret", "optimum_n"),
-}
-# The others are never negative.
-_SIGNED = frozenset({"regret"})
-RATES = frozenset(
-  {
-    "accuracy",
-    "official_accuracy",
-    "format_rate",
-    "violation_rate",
-    "invalid_rate",
-    "truncated_rate",
-  }
-)
-# The number of answers that a numerator counts right ones of.
-_TRIALS = {
-  "accuracy": "n",
-  "f1": "n",
-  "official_accuracy": "n",
-  "official_f1": "n",
-  "tp": "tool_n",
-}
-SUMMED = tuple(
-  dict.fromkeys(
-    [*(name for pair in MEASURES.values() for name in pair), "tool_n"]
-  )
-)
 
+class Measure(NamedTuple):
+  """A ratio of two sums over episodes.
 
-def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
-  """Returns the SUMMED quantities of each episode, float `[P]`.
-
-  No episode may have failed.
+  Attributes:
+    top, bottom: the quantities that are summed, see `quantity`.
+    answers: the quantity that counts the answers of which `top` counts right
+      ones; "" if `top` is an amount.
+    rate: whether the measure is a share of episodes.
+    signed: whether it may be negative.
   """
 
-  def ended(outcome: str) -> np.ndarray:
-    return (table.outcome == columns.OUTCOMES.index(outcome)).astype(float)
-
-  derived = {
-    "n": np.ones(len(table)),
-    "tool_em": table.em * (table.budget >= 1),
-    "tool_n": (table.budget >= 1).astype(float),
-    "unused": table.budget - table.searches,
-    "invalid": ended("invalid"),
-    "truncated": ended("truncated"),
-    "regret": np.nan_to_num(table.optimum - table.em),
-    "optimum_n": (~np.isnan(table.optimum)).astype(float),
-  }
-  return {
-    name: derived[name] if name in derived else getattr(table, name)
-    for name in SUMMED
-  }
+  top: str
+  bottom: str = "n"
+  answers: str = ""
+  rate: bool = False
+  signed: bool = False
 
 
-def totals(table: columns.Columns) -> dict[str, float]:
-  """Returns the sums of SUMMED over all episodes; none may have failed."""
-  return {name: float(c.sum()) for name, c in columns_of(table).items()}
+# TP counts B >= 1 only, because correct answers without a permitted search are
+# not a product of searching. Regret is the accuracy that the best agent has
+# more, on the same questions and budgets.
+MEASURES = {
+  "accuracy": Measure("em", answers="n", rate=True),
+  "f1": Measure("f1", answers="n"),
+  "official_accuracy": Measure("official_em", answers="n", rate=True),
+  "official_f1": Measure("official_f1", answers="n"),
+  "tp": Measure("tool_em", "searches", answers="tool_n"),
+  "searches": Measure("searches"),
+  "unused": Measure("unused"),
+  "format_rate": Measure("format", rate=True),
+  "violation_rate": Measure("violation", rate=True),
+  "invalid_rate": Measure("invalid", rate=True),
+  "truncated_rate": Measure("truncated", rate=True),
+  "within": Measure("within", rate=True),
+  "generated_tokens": Measure("generated_tokens"),
+  "retrieved_tokens": Measure("retrieved_tokens"),
+  "total_tokens": Measure("total_tokens"),
+  "input_tokens": Measure("input_tokens"),
+  "retrieval_share": Measure("retrieved_tokens", "total_tokens"),
+  "cost": Measure("cost"),
+  "regret": Measure("regret", "optimum_n", signed=True),
+}
+# Quantities that are no column of the episodes.
+_DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
+  "n": lambda table: np.ones(len(table)),
+  "tool_em": lambda table: table.em * (table.budget >= 1),
+  "tool_n": lambda table: (table.budget >= 1).astype(float),
+  "unused": lambda table: table.budget - table.searches,
+  "invalid": lambda table: table.ended("invalid").astype(float),
+  "truncated": lambda table: table.ended("truncated").astype(float),
+  "within": lambda table: np.where(
+    (table.searches <= table.budget)
+    & (table.generated_tokens <= table.token_cap),
+    1.0,
+    0.0,
+  ),
+  "regret": lambda table: np.nan_to_num(table.optimum - table.em),
+  "optimum_n": lambda table: (~np.isnan(table.optimum)).astype(float),
+}
+
+
+def quantity(table: columns.Columns, name: str) -> np.ndarray:
+  """Returns a quantity of each episode, float `[P]`; none may have failed."""
+  derived = _DERIVED.get(name)
+  return getattr(table, name) if derived is None else derived(table)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +89,7 @@ class Sums:
   Attributes:
     values: float64 `[R, N, B, K]`: R trainings, N questions, B budgets, and K
       sums in the order of `names`.
-    names: K names of SUMMED.
+    names: K names of quantities.
     runs: names of the trainings.
     budgets: the B budgets, ascending.
     stratum: int `[N]`, index in `datasets` of each question.
@@ -132,7 +121,8 @@ class Sums:
     )
     # Other numerators are amounts, not answers.
     counted = np.tile(
-      [m in _TRIALS for m in measures], counts.shape[-1] // len(measures)
+      [bool(MEASURES[m].answers) for m in measures],
+      counts.shape[-1] // len(measures),
     )
     return dataclasses.replace(
       found,
@@ -155,9 +145,9 @@ class Sums:
       return pooled[..., [self.names.index(n) for n in names]].reshape(shape)
 
     return (
-      of([MEASURES[m][0] for m in measures]),
-      of([MEASURES[m][1] for m in measures]),
-      of([_TRIALS.get(m, "n") for m in measures]),
+      of([MEASURES[m].top for m in measures]),
+      of([MEASURES[m].bottom for m in measures]),
+      of([MEASURES[m].answers or "n" for m in measures]),
     )
 
   def by_dataset(self) -> list[Sums]:
@@ -167,11 +157,12 @@ class Sums:
     return [
       dataclasses.replace(
         self,
-        values=self.values[:, self.stratum == code],
-        stratum=np.zeros(int((self.stratum == code).sum()), dtype=np.int64),
+        values=self.values[:, own],
+        stratum=np.zeros(int(own.sum()), dtype=np.int64),
         datasets=(name,),
       )
       for code, name in enumerate(self.datasets)
+      for own in [self.stratum == code]
     ]
 
   def averages(
@@ -188,21 +179,22 @@ def sums(
 ) -> Sums:
   """Sums the quantities that `measures` need over the scored episodes."""
   table = columns.of(measured).scored()
-  wanted = [n for m in measures for n in (*MEASURES[m], _TRIALS.get(m, "n"))]
-  names = tuple(dict.fromkeys(wanted))
-  summed = columns_of(table)
+  wanted = [MEASURES[m] for m in measures]
+  names = tuple(
+    dict.fromkeys(
+      n for m in wanted for n in (m.top, m.bottom, m.answers or "n")
+    )
+  )
   present, question = np.unique(table.question, return_inverse=True)
   budgets, budget = np.unique(table.budget, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)
   sets, stratum = np.unique(table.dataset_of[present], return_inverse=True)
-  shape = len(runs), len(present), len(budgets)
-  values = inference.cluster_sums(
-    np.ravel_multi_index((run, question, budget), shape),
-    [summed[name] for name in names],
-    clusters=int(np.prod(shape)),
-  )
   return Sums(
-    values.reshape(*shape, len(names)),
+    inference.cell_sums(
+      (run, question, budget),
+      (len(runs), len(present), len(budgets)),
+      [quantity(table, name) for name in names],
+    ),
     names,
     tuple(table.runs[code] for code in runs),
     tuple(map(int, budgets)),
@@ -220,88 +212,74 @@ def ratios(
 
   Args:
     table: P >= 1 episodes, none of which failed.
-    tops, bottoms: for each ratio, float `[P]`.
+    tops, bottoms: for each ratio, float or bool `[P]`.
   """
   ids, question = np.unique(table.question, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)
+  shape = len(runs), len(ids)
   sums = (
-    inference.cluster_sums(
-      run * len(ids) + question, parts, clusters=len(runs) * len(ids)
-    ).reshape(len(runs), len(ids), -1)
+    inference.cell_sums((run, question), shape, parts)
     for parts in (tops, bottoms)
   )
   return inference.ratios(*sums, runs=[table.runs[code] for code in runs])
 
 
 def estimates(
-  measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
+  measured: columns.Measured,
+  measures: Sequence[str] = tuple(MEASURES),
+  *,
+  weigh_sets: bool = False,
 ) -> dict[str, inference.Estimate]:
   """Returns every measure, pooled over the episodes, with 95 % intervals.
 
   Rates have Wilson's interval, widened by the design effect of questions and
   trainings (`inference.rates`). Means and ratios have Student's, of their
   linearised scores.
+
+  Args:
+    measured: the episodes; failed ones are left out.
+    measures: keys of MEASURES.
+    weigh_sets: whether to compute each measure in each dataset and average
+      over datasets with equal weights, as in the paper's main table.
+
+  Returns:
+    An estimate for each measure, NOTHING where it is undefined (in a dataset).
   """
   found = sums(measured, measures)
   if not found.datasets:
-    return dict.fromkeys(measures, inference.Estimate(*inference.NOTHING))
-  trials = len(columns.of(measured).scored())
-  return dict(
-    zip(
-      measures,
-      inferred(
-        found.linearised(measures), measures, trials=[trials] * len(measures)
-      ),
-      strict=True,
-    )
-  )
+    return dict.fromkeys(measures, inference.NOTHING)
+  if weigh_sets:
+    made = inferred(found.averages(measures), measures)
+  else:
+    trials = len(columns.of(measured).scored())
+    made = inferred(found.linearised(measures), measures, trials)
+  return dict(zip(measures, made, strict=True))
 
 
 def inferred(
   found: inference.Linear,
   measures: Sequence[str],
-  trials: Sequence[float] | None = None,
+  trials: float | None = None,
 ) -> list[inference.Estimate]:
   """Returns the estimates of numbers, each with the interval of its measure.
 
   Args:
     found: the numbers.
     measures: for each number, its measure.
-    trials: for each number, its number of episodes, see `inference.rates`.
+    trials: number of episodes behind each, see `inference.rates`.
   """
-  bounded = [i for i, measure in enumerate(measures) if measure in RATES]
-  others = [i for i, measure in enumerate(measures) if measure not in RATES]
+  bounded = [i for i, measure in enumerate(measures) if MEASURES[measure].rate]
+  others = [
+    i for i, measure in enumerate(measures) if not MEASURES[measure].rate
+  ]
   rates = inference.rates(
-    found.columns(bounded),
-    None if trials is None else [trials[i] for i in bounded],
+    found.columns(bounded), None if trials is None else [trials] * len(bounded)
   )
   means = inference.effects(found.columns(others))
   out = {i: effect.estimate for i, effect in zip(bounded, rates, strict=True)}
   for i, effect in zip(others, means, strict=True):
-    signed = measures[i] in _SIGNED
-    out[i] = effect.estimate if signed else _positive(effect.estimate)
+    made = effect.estimate
+    if made.low is not None and not MEASURES[measures[i]].signed:
+      made = made._replace(low=max(0.0, made.low))
+    out[i] = made
   return [out[i] for i in range(len(measures))]
-
-
-def _positive(found: inference.Estimate) -> inference.Estimate:
-  """Cuts an interval at 0."""
-  if found.low is None:
-    return found
-  return found._replace(low=max(0.0, found.low))
-
-
-def set_means(
-  found: Sums, measures: Sequence[str], pools: np.ndarray | None = None
-) -> list[inference.Estimate]:
-  """Returns the unweighted mean over datasets of each dataset's measures.
-
-  Args:
-    found: sums of the episodes.
-    measures: M keys of MEASURES.
-    pools: bool `[L, B]`, see `Sums.linearised`.
-
-  Returns:
-    L M estimates.
-  """
-  count = 1 if pools is None else len(pools)
-  return inferred(found.averages(measures, pools), [*measures] * count)

@@ -1,6 +1,10 @@
-"""The rows of a report, and how they use what they may search.
+"""The rows of a report, and what is measured of each alone.
 
-Functions take `columns.Measured`: arrays, or episodes as plain records.
+A row is the episodes of one method. Its measures are taken of parts of it: by
+budget, by dataset, by pairs of caps. A surface is over pairs of a number of
+searches and a cap on tokens, the protocol of "Inference-Time Budget Control for
+LLM Search Agents" (arXiv 2605.05701): each policy plays the same questions
+under the same pairs of hard caps.
 """
 
 from __future__ import annotations
@@ -8,19 +12,61 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax.evaluation import (
-  columns,
-  inference,
-  measures,
-)
+from anysearch_jax.evaluation import columns, inference, measures
 
 
-@dataclasses.dataclass(frozen=True)
+class Part:
+  """Some episodes; its attributes are the measures of `measures.MEASURES`.
+
+  They are estimated together, once one of them is asked.
+
+  Attributes:
+    table: the episodes that did not fail, which are measured.
+    n, failed: number of these episodes, and of failed ones.
+    weigh_sets: whether a measure is the average over datasets with equal
+      weights, as in the paper (TP is pooled within each); otherwise episodes
+      weigh alike.
+  """
+
+  def __init__(self, table: columns.Columns, *, weigh_sets: bool = False):
+    self.table, self.weigh_sets = table.scored(), weigh_sets
+    self.n, self.failed = len(self.table), len(table) - len(self.table)
+
+  @functools.cached_property
+  def _found(self) -> Mapping[str, inference.Estimate]:
+    return measures.estimates(self.table, weigh_sets=self.weigh_sets)
+
+  def __getattr__(self, measure: str) -> inference.Estimate:
+    if measure not in measures.MEASURES:
+      raise AttributeError(f"Found {measure!r}, expected a measure.")
+    return self._found[measure]
+
+  def over(self, budgets: Iterable[int], *, weigh_sets: bool = False) -> Part:
+    """Returns its episodes at some budgets."""
+    chosen = np.isin(self.table.budget, list(budgets))
+    return Part(self.table.where(chosen), weigh_sets=weigh_sets)
+
+
+class Curve(NamedTuple):
+  """A row over its budgets, or over pairs of searches and tokens; ascending.
+
+  `area` is the area under the accuracy, by the trapezoidal rule, with the range
+  of each cap scaled to 1. It is the mean accuracy at a budget (or a pair) that
+  is uniform in this range. It is undefined with fewer than two values of a cap,
+  or if some combination of the caps was not played.
+  """
+
+  label: str
+  points: Mapping[Any, Part]
+  area: inference.Estimate
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row:
   """One line of the report: a label and all its evaluated episodes.
 
@@ -28,13 +74,11 @@ class Row:
     label: name of the row.
     episodes: complete records, for reading; a sample if `table` is given,
       otherwise all of them.
-    run: the folder of the training run that they are from, "" if unknown.
     table: all episodes, for measuring; None: `episodes` are all.
   """
 
   label: str
   episodes: tuple[columns.Episode, ...] = ()
-  run: str = ""
   table: columns.Columns | None = None
 
   @functools.cached_property
@@ -42,11 +86,68 @@ class Row:
     """All episodes as arrays."""
     return columns.of(self.episodes) if self.table is None else self.table
 
+  @functools.cached_property
+  def whole(self) -> Part:
+    """All episodes alike."""
+    return Part(self.columns)
+
+  @functools.cached_property
+  def mean(self) -> Part:
+    """All episodes; datasets weigh alike."""
+    return Part(self.columns, weigh_sets=True)
+
+  @functools.cached_property
+  def by_budget(self) -> Mapping[int, Part]:
+    return {b: Part(p) for b, p in columns.by_budget(self.columns).items()}
+
+  @functools.cached_property
+  def cells(self) -> Mapping[tuple[str, int], Part]:
+    """The scored episodes by dataset and budget; none is empty."""
+    return {
+      (dataset, budget): Part(part)
+      for dataset, found in columns.by_dataset(self.whole.table).items()
+      for budget, part in columns.by_budget(found).items()
+    }
+
+  @functools.cached_property
+  def curve(self) -> Curve:
+    """The curve over all datasets, with equal weights.
+
+    It has no point at a budget at which one of the datasets is missing.
+    """
+    sets = {dataset for dataset, _ in self.cells}
+    if len(sets) == 1:
+      return next(iter(self.curves.values()))
+    points = {
+      budget: self.whole.over([budget], weigh_sets=True)
+      for budget in sorted({budget for _, budget in self.cells})
+      if all((dataset, budget) in self.cells for dataset in sets)
+    }
+    return Curve(self.label, points, _area(self.whole.table))
+
+  @functools.cached_property
+  def curves(self) -> Mapping[str, Curve]:
+    """The curve of each dataset."""
+    return {
+      dataset: Curve(
+        self.label,
+        {b: part for (name, b), part in self.cells.items() if name == dataset},
+        _area(table),
+      )
+      for dataset, table in columns.by_dataset(self.whole.table).items()
+    }
+
+  @functools.cached_property
+  def optimum(self) -> Mapping[int, float]:
+    """The best agent's accuracy by budget, where every question has one."""
+    parts = columns.by_budget(self.whole.table)
+    means = {b: float(part.optimum.mean()) for b, part in parts.items()}
+    return {b: mean for b, mean in means.items() if not np.isnan(mean)}
+
 
 def read_row(
   label: str,
   *paths: pathlib.Path,
-  run: str = "",
   trainings: Sequence[str] | None = None,
   sample: int = 1000,
   seed: int = 0,
@@ -56,7 +157,6 @@ def read_row(
   Args:
     label: name of the row.
     paths: `episodes.jsonl` of one method.
-    run: the folder of the first training run.
     trainings: for each path, the training whose policy played it, see
       `columns.read`.
     sample: number of complete episodes to keep, see `columns.Sample`.
@@ -67,94 +167,161 @@ def read_row(
   """
   kept = columns.Sample(sample, seed)
   table = columns.read(*paths, runs=trainings, sample=kept)
-  return Row(label, tuple(kept.episodes()), run, table)
+  return Row(label, tuple(kept.episodes()), table)
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-  """A training run: its rollout records, in order, and its resolved config."""
+def surface(label: str, table: columns.Columns) -> Curve:
+  """Measures a row at each pair of searches and tokens.
+
+  With several datasets, each point is the average over datasets with equal
+  weights.
+
+  Args:
+    label: name of the row.
+    table: its episodes; those without a cap on tokens are left out.
+
+  Raises:
+    ValueError: no episode has a cap on tokens, or two budgets of a pair differ
+      in other caps.
+  """
+  table = table.scored()
+  table = table.where(np.isfinite(table.token_cap))
+  if not len(table):
+    raise ValueError(
+      f"Row {label!r}: found no budget with a cap on tokens; expected an "
+      "evaluation with budgets such as searches=3,tokens=64."
+    )
+  others = np.stack([table.dollar_cap, table.second_cap], -1)
+  if len(np.unique(others, axis=0)) > 1:
+    raise ValueError(
+      f"Row {label!r}: found budgets that differ in dollars or seconds; "
+      "expected budgets that differ in searches and tokens only."
+    )
+  both = np.stack([table.budget, table.token_cap.astype(np.int64)], -1)
+  pairs, place = np.unique(both, axis=0, return_inverse=True)
+  points = {
+    tuple(pairs[at].tolist()): Part(part, weigh_sets=True)
+    for at, part in table.split(place.reshape(-1)).items()
+  }
+  # The measures know one number as a budget: here the place of the pair.
+  numbered = table.replace(budget=place.reshape(-1))
+  return Curve(label, points, _area(numbered, pairs))
+
+
+def _area(
+  table: columns.Columns, caps: np.ndarray | None = None
+) -> inference.Estimate:
+  """Returns the area under the accuracy.
+
+  Args:
+    table: the scored episodes; sets weigh alike.
+    caps: int `[B, A]`, what the budgets that occur, ascending, stand for on
+      each axis; None: themselves.
+  """
+  found = measures.sums(table, ("accuracy",))
+  if caps is None:
+    caps = np.array(found.budgets).reshape(-1, 1)
+  axes = [np.unique(axis) for axis in caps.T]
+  sizes = [len(values) for values in axes]
+  if min(sizes) < 2 or np.prod(sizes) != len(caps):
+    return inference.NOTHING
+  weights = np.ones(1)
+  for values in axes:
+    span = values[-1] - values[0]
+    each = np.trapezoid(np.eye(len(values)), values, axis=-1) / span
+    # `caps` are sorted by the first axis, as the outer product is laid out.
+    weights = np.outer(weights, each).ravel()
+  heights = found.averages(("accuracy",), np.eye(len(caps), dtype=bool))
+  (area,) = inference.rates(heights.combined(weights[None]))
+  return area.estimate
+
+
+class Offer(NamedTuple):
+  """A row at a budget: an accuracy at a price.
+
+  An offer is `dominated` if another one is at least as accurate, costs no more,
+  and is strictly better in one of the two. The others are the Pareto front.
+  """
 
   label: str
-  records: tuple[Mapping[str, Any], ...]
-  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  budget: int
+  accuracy: float
+  price: float
+  dominated: bool = False
 
 
-def drawn(record: Mapping[str, Any]) -> dict[int, int]:
-  """Returns the number of groups that a rollout played, by budget.
-
-  The curriculum's probabilities (`curriculum/p1`, ...) cannot replace these
-  counts: they are not used in Phase I or with a fixed budget.
-
-  Args:
-    record: record of a rollout; the result is empty if it has no counts.
-  """
-  prefix = "curriculum/count"
-  return {
-    int(key.removeprefix(prefix)): int(count)
-    for key, count in record.items()
-    if key.startswith(prefix) and key.removeprefix(prefix).isdigit()
-  }
-
-
-def budgets(measured: columns.Measured) -> list[int]:
-  """Returns the budgets that occur, ascending."""
-  return [int(b) for b in np.unique(columns.of(measured).budget)]
-
-
-def over_sets(
-  measured: columns.Measured,
-  names: Sequence[str] = ("accuracy", "f1", "tp", "searches", "total_tokens"),
-) -> dict[str, inference.Estimate]:
-  """Returns averages over datasets, as in the paper's main table.
-
-  Each measure is computed in each dataset (TP is pooled over its episodes), and
-  all datasets have the same weight, whatever their size.
+def pareto(
+  curves: Sequence[Curve], against: str = "searches"
+) -> tuple[Offer, ...]:
+  """Returns every row at every budget, as an accuracy at a price.
 
   Args:
-    measured: episodes of all datasets to average, usually of one budget.
-    names: keys of `measures.MEASURES`.
+    curves: curves of all rows to compare, on the same episodes.
+    against: the price, a measure: `searches`, `total_tokens` or `cost`.
 
   Returns:
-    An estimate for each name; its values are None if the measure is undefined
-    in a dataset.
+    Offers by ascending price, then descending accuracy; points without an
+    accuracy or a price are left out.
   """
-  found = measures.sums(measured, names)
-  if not found.datasets:
-    return dict.fromkeys(names, inference.Estimate(*inference.NOTHING))
-  return dict(zip(names, measures.set_means(found, names), strict=True))
+  found = [
+    Offer(curve.label, budget, part.accuracy.value, price)
+    for curve in curves
+    for budget, part in curve.points.items()
+    for price in [getattr(part, against).value]
+    if part.accuracy.value is not None and price is not None
+  ]
+
+  def dominated(one: Offer) -> bool:
+    return any(
+      o.accuracy >= one.accuracy
+      and o.price <= one.price
+      and (o.accuracy, o.price) != (one.accuracy, one.price)
+      for o in found
+    )
+
+  found.sort(key=lambda offer: (offer.price, -offer.accuracy))
+  return tuple(one._replace(dominated=dominated(one)) for one in found)
 
 
 def search_shares(
-  measured: columns.Measured,
+  table: columns.Columns,
 ) -> dict[int, tuple[inference.Estimate, ...]]:
-  """Returns `budget_use` as shares of each budget's episodes."""
-  return {
-    budget: _shares(
-      part, [(part.searches == k).astype(float) for k in range(budget + 1)]
-    )
-    for budget, part in columns.by_budget(columns.of(measured).scored()).items()
-  }
-
-
-def budget_use(measured: columns.Measured) -> dict[int, tuple[int, ...]]:
   """Returns the distribution of searches under each budget.
 
   Returns:
-    budget -> number of scored episodes with 0, 1, ..., `budget` searches.
+    budget -> share of scored episodes with 0, 1, ..., `budget` searches.
   """
-  kept = columns.of(measured).scored()
-  return {
-    budget: tuple(
-      np.bincount(part.searches.astype(int), minlength=budget + 1).tolist()
+  shares = {}
+  for budget, part in columns.by_budget(table.scored()).items():
+    made, n = range(budget + 1), len(part)
+    found = measures.ratios(
+      part, [part.searches == k for k in made], [np.ones(n) for _ in made]
     )
-    for budget, part in columns.by_budget(kept).items()
-  }
+    rates = inference.rates(found, [n for _ in made])
+    shares[budget] = tuple(rate.estimate for rate in rates)
+  return shares
 
 
-def _shares(
-  table: columns.Columns, counted: Sequence[np.ndarray]
-) -> tuple[inference.Estimate, ...]:
-  """Returns the share of episodes that each of `counted`, 0 or 1, counts."""
-  found = measures.ratios(table, counted, [np.ones(len(table))] * len(counted))
-  rates = inference.rates(found, [len(table)] * len(counted))
-  return tuple(rate.estimate for rate in rates)
+def knowledge(
+  table: columns.Columns,
+) -> dict[str, tuple[inference.Estimate, int]]:
+  """Returns how often the first fact is searched, by the policy's memory of it.
+
+  Returns:
+    For `known`, `unknown`, `stale` and `gap` (unknown minus known), the rate
+    and its number of episodes; empty if no question lists its facts.
+  """
+  table = table.scored()
+  table = table.where(table.kind != columns.NONE)
+  if not len(table):
+    return {}
+  kinds = [table.kind == kind for kind in range(len(columns.KINDS))]
+  n = [int(kind.sum()) for kind in kinds]
+  found = measures.ratios(table, [table.asked * kind for kind in kinds], kinds)
+  rates = inference.rates(found, n)
+  # KINDS begins with known and unknown.
+  (gap,) = inference.effects(found.combined(np.array([[-1.0, 1.0, 0.0]])))
+  return {
+    kind: (rate.estimate, size)
+    for kind, rate, size in zip(columns.KINDS, rates, n, strict=True)
+  } | {"gap": (gap.estimate, n[0] + n[1])}

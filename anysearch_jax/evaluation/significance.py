@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,11 +11,7 @@ from scipy import stats
 from anysearch_jax.evaluation import inference
 
 _EXACT = 12  # Up to this number of questions, all sign assignments are tested.
-
 _CHUNK = 4_000_000  # Numbers held at once: bounds memory, not the result.
-# Draws with more numbers than this are not kept. A kept number takes one byte.
-_KEPT = 16_000_000
-_KEPT_DRAWS = 12  # A study has a few numbers of questions, one per dataset.
 
 
 def mcnemar(wins: int, losses: int) -> float:
@@ -52,10 +47,7 @@ def null_scores(
     float `[N, C]`: scores of the questions, which add up to the observed
     differences and have mean 0 if both ratios are that of the rows together.
   """
-  tops, bottoms = zip(ours, theirs, strict=True)
-  common = inference.ratio(
-    np.sum(tops, axis=(0, 1)), np.sum(bottoms, axis=(0, 1))
-  )
+  common = inference.ratio(*np.sum([ours, theirs], axis=(0, 2)))
   with np.errstate(divide="ignore", invalid="ignore"):
     mine, other = (
       (top - common * bottom) / bottom.sum(axis=0)
@@ -104,7 +96,7 @@ def sign_flips(
   # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
   reached, count = np.zeros(observed.shape), 0
-  for signs in _all(ends[-1]) if exact else _signs(ends[-1], draws, seed):
+  for signs in _all(ends[-1]) if exact else _drawn(ends[-1], draws, seed):
     reached += (differences(signs) >= bound).sum(axis=0)
     count += len(signs)
   extra = 0 if exact else 1
@@ -117,24 +109,12 @@ def _all(questions: int) -> Iterator[np.ndarray]:
   yield 1.0 - 2.0 * bits
 
 
-def _signs(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
   """Yields random signs, 1 or -1, int8 `[r, N]` for `draws` rows in blocks.
 
   Every test starts from the same seed, so those over equally many questions use
-  the same signs. They are kept: drawing takes several times as long as summing.
+  the same signs.
   """
-  few = questions * draws <= _KEPT
-  yield from (_kept_signs if few else _sign_blocks)(questions, draws, seed)
-
-
-@functools.lru_cache(maxsize=_KEPT_DRAWS)
-def _kept_signs(
-  questions: int, draws: int, seed: int
-) -> tuple[np.ndarray, ...]:
-  return tuple(_sign_blocks(questions, draws, seed))
-
-
-def _sign_blocks(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
   rng = np.random.default_rng(seed)
   step = max(1, _CHUNK // questions)
   for start in range(0, draws, step):

@@ -174,7 +174,7 @@ def _evaluation(row: metrics.Row) -> str:
   """Returns a table of one evaluation with a line for each budget."""
   table = row.columns
   scaffold = "with" if table.scaffold.any() else "no"
-  seeds = len(columns.by_seed(table))
+  seeds = len(set(table.seed.tolist()))
   lines = []
   for budget, part in columns.by_budget(table).items():
     found = measures.estimates(part, ("accuracy", "searches", "tp"))

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from matplotlib import figure, lines, ticker
 from matplotlib.backends import backend_svg
 
-from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import inference, metrics
 from anysearch_jax.report import study as study_lib
 
 SERIES = 8  # Number of series colours in page.css; then other markers follow.
@@ -58,14 +57,15 @@ _CURVES = {
   "accuracy": ("Accuracy", "exact match"),
   "searches": ("Searches made", "mean searches"),
   "tp": ("Tool productivity", "correct / searches"),
-  "tokens": ("Tokens, written and read", "mean tokens"),
+  "total_tokens": ("Tokens, written and read", "mean tokens"),
   "regret": ("Regret to the optimum", "accuracy missed"),
 }
 MAIN = ("accuracy", "searches")
+# Title and x label of what accuracy costs.
 _PRICES = {
-  "searches": "mean searches",
-  "tokens": "mean tokens, written and read",
-  "cost": "US dollars an episode",
+  "searches": ("searches", "mean searches"),
+  "total_tokens": ("tokens", "mean tokens, written and read"),
+  "cost": ("cost", "US dollars an episode"),
 }
 with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
   _WORDS = tomllib.load(file)
@@ -166,7 +166,7 @@ def _line(axes: Any, index: int, points: Iterable, shift: float = 0.0) -> None:
 def against_budget(
   axes: Any,
   measure: str,
-  found: Sequence[curves_lib.Curve],
+  found: Sequence[metrics.Curve],
   index: Mapping[str, int],
   trained: int,
 ) -> None:
@@ -175,8 +175,7 @@ def against_budget(
   With `searches`, a dotted line is their upper bound; with `accuracy`, the best
   agent's where it is known. Budgets above `trained` are shaded.
   """
-  points = [p for curve in found for p in curve.points]
-  budgets = sorted({p.budget for p in points})
+  budgets = sorted({b for curve in found for b in curve.points})
   dotted = {"color": _INK, "linestyle": (0, (1, 2))}
   if measure == "searches" and budgets:
     ends = [budgets[0], budgets[-1]]
@@ -185,8 +184,8 @@ def against_budget(
   # Of the first row that has it; its regret is that accuracy minus its own.
   known: list[list[tuple[int, float]]] = [
     [
-      (p.budget, p.accuracy.value + p.regret.value)
-      for p in c.points
+      (budget, p.accuracy.value + p.regret.value)
+      for budget, p in c.points.items()
       if p.accuracy.value is not None and p.regret.value is not None
     ]
     for c in found
@@ -198,13 +197,13 @@ def against_budget(
     _note(axes, "optimum", optimum[-2:][0], (-6, 3), ha="right", va="bottom")
   # Shift the rows slightly, so that their error bars do not overlap.
   step = 0.4 / max(SERIES, len(found))
+  lows = [0.0]  # Regret may be negative.
   for place, c in enumerate(found):
-    shown = [(p.budget, getattr(p, measure)) for p in c.points]
+    shown = [(budget, getattr(p, measure)) for budget, p in c.points.items()]
+    lows += [x for _, e in shown for x in e[:2] if x is not None]
     _line(axes, index[c.label], shown, (place - (len(found) - 1) / 2) * step)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  # Regret may be negative.
-  lows = [x for p in points for x in getattr(p, measure)[:2] if x is not None]
-  axes.set_ylim(bottom=min([0.0, *lows]))
+  axes.set_ylim(bottom=min(lows))
   if budgets and budgets[-1] > trained:
     axes.axvspan(trained + 0.5, budgets[-1] + 0.4, color=_SHADE, zorder=0)
     at = (trained + budgets[-1] + 0.9) / 2, 1.0
@@ -214,7 +213,7 @@ def against_budget(
 
 @_styled
 def curves(
-  found: Sequence[curves_lib.Curve],
+  found: Sequence[metrics.Curve],
   measure: str,
   index: Mapping[str, int],
   *,
@@ -226,7 +225,7 @@ def curves(
 
   Args:
     found: the curves of the rows.
-    measure: accuracy, searches, tp, tokens or regret.
+    measure: accuracy, searches, tp, total_tokens or regret.
     index: colour index of each label.
     name: name that is unique on the page.
     trained: the largest budget of training.
@@ -240,14 +239,19 @@ def curves(
 
 @_styled
 def prices(
-  found: Sequence[curves_lib.Curve], index: Mapping[str, int], *, name: str
+  found: Sequence[metrics.Curve], index: Mapping[str, int], *, name: str
 ) -> list[markupsafe.Markup]:
   """Draws accuracy over each price, with rings around the Pareto front."""
   drawn = []
-  for price, offers in study_lib.offers(found).items():
-    axes = _axes(f"Accuracy for its {price}", _PRICES[price], "exact match")
+  for price, (title, x_label) in _PRICES.items():
+    offers = metrics.pareto(found, price)
+    if price == "cost" and not any(offer.price for offer in offers):
+      continue
+    axes = _axes(f"Accuracy for its {title}", x_label, "exact match")
     for c in found:
-      points = [(getattr(p, price).value, p.accuracy) for p in c.points]
+      points = [
+        (getattr(p, price).value, p.accuracy) for p in c.points.values()
+      ]
       _line(axes, index[c.label], points)
     front = [(o.price, o.accuracy) for o in offers if not o.dominated]
     ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 0.9}
@@ -260,15 +264,15 @@ def prices(
 
 @_styled
 def use(
-  episodes: Mapping[int, Sequence[int]], *, name: str
+  shares: Mapping[int, Sequence[inference.Estimate]], *, name: str
 ) -> markupsafe.Markup:
   """Draws the shares of episodes by number of searches at each budget."""
   axes = _axes("Searches made", "search budget B", "share of episodes")
   axes.grid(False)
   edge = {"edgecolor": _INK, "linewidth": 0.5}
-  for place, counts in enumerate(episodes.values()):
+  for place, found in enumerate(shares.values()):
     bottom = 0.0
-    for searches, height in enumerate(np.divide(counts, max(1, sum(counts)))):
+    for searches, (height, *_) in enumerate(found):
       if not height:
         continue
       color, on = _color("band", searches), _color("on-band", searches)
@@ -279,26 +283,25 @@ def use(
           place, middle, str(searches), ha="center", va="center", color=on
         )
       bottom += height
-  axes.set_xticks(range(len(episodes)), list(map(str, episodes)))
+  axes.set_xticks(range(len(shares)), list(map(str, shares)))
   axes.set_ylim(0, 1)
   return _svg(axes.figure, name)
 
 
 @_styled
 def surface(
-  found: curves_lib.Surface, index: int, *, name: str
+  found: metrics.Curve, index: int, *, name: str
 ) -> markupsafe.Markup:
   """Draws the accuracy at each pair of caps, in percent; more is stronger."""
   axes = _axes(
     "Exact match (%)", "searches, at most", "generated tokens, at most"
   )
   axes.grid(False)
-  across = sorted({c.searches for c in found.cells})
-  up = sorted({c.tokens for c in found.cells})
-  for c in found.cells:
-    share = c.accuracy.value
+  across, up = (sorted(set(values)) for values in zip(*found.points))
+  for (searches, tokens), part in found.points.items():
+    share = part.accuracy.value
     if share is not None:
-      x, y = across.index(c.searches), up.index(c.tokens)
+      x, y = across.index(searches), up.index(tokens)
       style = {"color": _color("series", index), "alpha": 0.6 * share}
       axes.bar(x, 1, 1, bottom=y - 0.5, **style)
       axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center")
@@ -310,12 +313,21 @@ def surface(
 
 
 @_styled
-def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
+def sampling(run: study_lib.Training, *, name: str) -> markupsafe.Markup | None:
   """Draws the budgets that each rollout played; None without counts.
 
   A rollout without a record stays empty.
   """
-  counts = {r["rollout"]: metrics.drawn(r) for r in run.records}
+  # Probabilities (`curriculum/p1`, ...) cannot replace the counts: they are not
+  # used in Phase I or with a fixed budget.
+  counts = {
+    r["rollout"]: {
+      int(found[1]): int(count)
+      for key, count in r.items()
+      if (found := re.fullmatch(r"curriculum/count(\d+)", key))
+    }
+    for r in run.records
+  }
   played = {b for found in counts.values() for b, n in found.items() if n}
   if not played:
     return None
@@ -344,7 +356,7 @@ def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
 
 @_styled
 def histories(
-  training: Sequence[metrics.Training], index: Mapping[str, int]
+  training: Sequence[study_lib.Training], index: Mapping[str, int]
 ) -> list[markupsafe.Markup]:
   """Draws a figure for each logged quantity that any of the runs has.
 
@@ -396,7 +408,7 @@ def trailing_mean(values: npt.ArrayLike, window: int) -> np.ndarray:
   return means
 
 
-def _phase2(run: metrics.Training) -> float | None:
+def _phase2(run: study_lib.Training) -> float | None:
   """Returns the first rollout of Phase II; None if there is none."""
   return next((r["rollout"] for r in run.records if r.get("phase") == 2), None)
 
@@ -428,7 +440,7 @@ def of(study: study_lib.Study) -> dict[str, Any]:
       for number, group in enumerate(study.groups.values())
     ],
     "uses": [
-      (row.label, use(metrics.budget_use(row.episodes), name=f"use-{number}"))
+      (row.label, use(metrics.search_shares(row.columns), name=f"use-{number}"))
       for number, row in enumerate(study.rows)
     ],
     "surfaces": [
@@ -446,7 +458,7 @@ def of(study: study_lib.Study) -> dict[str, Any]:
 def _group(
   study: study_lib.Study,
   title: str,
-  rows: Sequence[study_lib.Row],
+  rows: Sequence[metrics.Row],
   *,
   name: str,
 ) -> dict[str, Any]:
@@ -488,9 +500,7 @@ def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
   Returns:
     The text of an SVG file. Equal rows give equal bytes.
   """
-  measured = [
-    curves_lib.curve(row.label, row.columns, trained=trained) for row in rows
-  ]
+  measured = [row.curve for row in rows]
   index = {row.label: place for place, row in enumerate(rows)}
   whole = figure.Figure(figsize=(2 * _SIZE[0], _SIZE[1] + 0.4))
   for axes, measure in zip(whole.subplots(1, 2), MAIN, strict=True):

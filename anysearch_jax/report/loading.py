@@ -13,7 +13,7 @@ import tokenizers
 
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.host import json_files
-from anysearch_jax.report import trajectories
+from anysearch_jax.report import study, trajectories
 
 EPISODES = "episodes.jsonl"
 # Complete episodes kept of each row, for the trajectory browser and for the
@@ -196,7 +196,6 @@ def load_row(
     row = metrics.read_row(
       label,
       *paths,
-      run=str(folders[0].parent.parent),
       trainings=[_training_of(folder) for folder in folders],
       sample=_SAMPLED,
     )
@@ -286,7 +285,7 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   return None
 
 
-def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
+def load_training(label: str, folder: pathlib.Path) -> study.Training:
   """Reads `metrics.jsonl` and, if there is one, `config.json` of a run.
 
   If a rollout was repeated after a resume, its last record counts.
@@ -312,7 +311,7 @@ def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
     if record is not None:
       records[record.get("rollout", number - 1)] = record
   config = folder / "config.json"
-  return metrics.Training(
+  return study.Training(
     label,
     tuple(records[key] | {"rollout": key} for key in sorted(records)),
     json.loads(config.read_text("utf-8")) if config.is_file() else {},

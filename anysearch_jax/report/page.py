@@ -18,7 +18,6 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import figures, study_tables, trajectories
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import tables as tables_lib
@@ -36,11 +35,10 @@ def data(
   notes: str = "",
 ) -> dict[str, Any]:
   """Returns all that the page says in numbers and words, as plain JSON."""
-  system = study.rows[0].episodes if study.rows else None
+  system = study.rows[0].columns if study.rows else None
   return {
     "verdict": study_lib.verdict(study),
     "system": study.system,
-    "controls": list(study.controls),
     "trained_budget": study.trained,
     "questions": len(set(system.question.tolist())) if system else 0,
     "seeds": sorted(set(system.seed.tolist())) if system else [],
@@ -50,12 +48,11 @@ def data(
     "rows": [
       {
         "label": row.label,
-        "index": row.index,
+        "index": study.index[row.label],
         "lacks": study_lib.lacks(row, study.rows),
       }
       for row in study.rows
     ],
-    "verdicts": [_verdict(verdict) for verdict in study.verdicts],
     "left_out": [
       {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
       for label, (pairs, _) in study.compared.items()
@@ -68,17 +65,8 @@ def data(
   }
 
 
-def _verdict(verdict: Any) -> dict[str, Any]:
-  numbers = [
-    {"label": n.label, "n": n.n, "detectable": n.detectable}
-    | n.estimate._asdict()
-    for n in verdict.numbers
-  ]
-  return dataclasses.asdict(verdict) | {"numbers": numbers}
-
-
 def configuration_differences(
-  training: Sequence[metrics.Training],
+  training: Sequence[study_lib.Training],
 ) -> dict[str, Any]:
   """Returns the configuration values that differ between runs.
 
@@ -144,13 +132,6 @@ def render(
   browsed = trajectories.browsed([*samples, *groups])
   style = (_FILES / "page.css").read_text("utf-8")
   script = (_FILES / "browser.js").read_text("utf-8")
-  chosen = [
-    choice
-    for system in samples[:1]
-    for choice in trajectories.choose(
-      samples, study.controls, trained=study.trained
-    )
-  ]
   return environment.get_template("template.html").render(
     data=told,
     title=title,
@@ -158,7 +139,7 @@ def render(
     tables={table.name: table for table in tables},
     most=_MOST_LINES,
     long=_LONG,
-    choices=chosen,
+    choices=trajectories.choose(samples, trained=study.trained),
     browsing=bool(told["rows"] or browsed["entries"]),
     browser=markupsafe.Markup(trajectories.script(browsed)),
     policy=_security_policy(style=style, script=script),

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
-from anysearch_jax.evaluation import (
-  columns,
-  comparison,
-  curves,
-  inference,
-  measures,
-  metrics,
-  verdicts,
-)
-from anysearch_jax.report import tables
+from anysearch_jax.evaluation import columns, comparison, inference, metrics
 
 # Draws for each test of a family, at least. Holm's correction multiplies a p
 # value by up to the number of tests, and the smallest p value is about
@@ -51,128 +42,35 @@ GROUPS = {
 }
 
 
-class Part:
-  """Some episodes; its attributes are the measures of `measures.MEASURES`.
-
-  They are estimated together, once one of them is asked.
-
-  Attributes:
-    table: the episodes, of which those that did not fail are measured.
-    weigh_sets: whether a measure is the average over datasets with equal
-      weights, as in the paper; otherwise episodes weigh alike.
-  """
-
-  def __init__(self, table: columns.Columns, *, weigh_sets: bool = False):
-    self.table, self.weigh_sets = table.scored(), weigh_sets
-    self.n, self.failed = len(self.table), len(table) - len(self.table)
-
-  @functools.cached_property
-  def _found(self) -> Mapping[str, inference.Estimate]:
-    estimate = metrics.over_sets if self.weigh_sets else measures.estimates
-    return estimate(self.table, tuple(measures.MEASURES))
-
-  def __getattr__(self, measure: str) -> inference.Estimate:
-    if measure not in measures.MEASURES:
-      raise AttributeError(f"Found {measure!r}, expected a measure.")
-    return self._found[measure]
-
-  def cell(self, measure: str) -> tables.Cell:
-    """Returns a measure with its number of episodes."""
-    value, low, high = getattr(self, measure)
-    return tables.Cell(value, low, high, self.n)
-
-  def over(self, budgets: Iterable[int], *, weigh_sets: bool = False) -> Part:
-    """Returns its episodes at some budgets."""
-    chosen = np.isin(self.table.budget, list(budgets))
-    return Part(self.table.where(chosen), weigh_sets=weigh_sets)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Row:
-  """A row of the report and what is measured of it alone.
-
-  Attributes:
-    label: its name.
-    index: its colour index.
-    episodes: all its episodes.
-    trained: the largest budget of the system's training.
-  """
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """A training run: its rollout records, in order, and its resolved config."""
 
   label: str
-  index: int
-  episodes: columns.Columns
-  trained: int
-
-  @functools.cached_property
-  def whole(self) -> Part:
-    return Part(self.episodes)
-
-  @functools.cached_property
-  def mean(self) -> Part:
-    """All episodes; datasets weigh alike."""
-    return Part(self.episodes, weigh_sets=True)
-
-  @functools.cached_property
-  def by_budget(self) -> Mapping[int, Part]:
-    parts = columns.by_budget(self.episodes)
-    return {budget: Part(part) for budget, part in parts.items()}
-
-  @functools.cached_property
-  def cells(self) -> Mapping[tuple[str, int], Part]:
-    """The scored episodes by dataset and budget; none is empty."""
-    return {
-      (dataset, budget): Part(part)
-      for dataset, found in columns.by_dataset(self.whole.table).items()
-      for budget, part in columns.by_budget(found).items()
-    }
-
-  @functools.cached_property
-  def curve(self) -> curves.Curve:
-    """The curve over all datasets."""
-    return curves.curve(self.label, self.episodes, trained=self.trained)
-
-  @functools.cached_property
-  def curves(self) -> Mapping[str, curves.Curve]:
-    """The curve of each dataset."""
-    parts = columns.by_dataset(self.episodes)
-    if len(parts) == 1:
-      return dict.fromkeys(parts, self.curve)
-    return {
-      dataset: curves.curve(self.label, part, trained=self.trained)
-      for dataset, part in parts.items()
-    }
-
-  @functools.cached_property
-  def knowledge(self) -> Mapping[str, comparison.Number]:
-    """How often the first fact is searched, by the policy's memory of it."""
-    return comparison.knowledge(metrics.Row(self.label, table=self.episodes))
-
-  @functools.cached_property
-  def optimum(self) -> Mapping[int, float]:
-    """The best agent's accuracy by budget, where every question has one."""
-    parts = columns.by_budget(self.whole.table)
-    means = {b: float(part.optimum.mean()) for b, part in parts.items()}
-    return {b: mean for b, mean in means.items() if not np.isnan(mean)}
+  records: tuple[Mapping[str, Any], ...]
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def datasets(rows: Sequence[Row]) -> list[str]:
+def datasets(rows: Sequence[metrics.Row]) -> list[str]:
   """Returns the datasets that any row has, in the paper's order."""
   found = {dataset for row in rows for dataset, _ in row.cells}
   return [name for name in NAMES if name in found] + sorted(found - set(NAMES))
 
 
-def budgets(rows: Sequence[Row]) -> list[int]:
+def budgets(rows: Sequence[metrics.Row]) -> list[int]:
   """Returns the budgets that any row has, ascending."""
   return sorted({budget for row in rows for _, budget in row.cells})
 
 
-def know_optimum(rows: Sequence[Row]) -> bool:
+def know_optimum(rows: Sequence[metrics.Row]) -> bool:
   """Whether the best agent's accuracy is known for any episode."""
   return any(not np.isnan(row.whole.table.optimum).all() for row in rows)
 
 
 def complete(
-  row: Row, rows: Sequence[Row], at: Iterable[int] | None = None
+  row: metrics.Row,
+  rows: Sequence[metrics.Row],
+  at: Iterable[int] | None = None,
 ) -> bool:
   """Whether a row has every (dataset, budget) that any of `rows` has.
 
@@ -185,7 +83,7 @@ def complete(
   return wanted <= set(row.cells)
 
 
-def lacks(row: Row, rows: Sequence[Row]) -> str:
+def lacks(row: metrics.Row, rows: Sequence[metrics.Row]) -> str:
   """Describes the budgets and datasets that only other rows have."""
   at = [str(b) for b in budgets(rows) if b not in budgets([row])]
   sets = [name for name in datasets(rows) if name not in datasets([row])]
@@ -203,7 +101,6 @@ class Study:
 
   Attributes:
     system: label of the first row, or of the first training run.
-    controls: labels of the rows that the system must beat.
     trained: the largest budget of the system's training.
     rows: the rows; the first is the system.
     groups: by file name, the title and the rows that are shown together; the
@@ -214,26 +111,24 @@ class Study:
     compared: by label, the pairs of the system with each other row, and the
       paper's comparison of them.
     differences: by group of two or more rows, every pair in every measure.
-    verdicts: the paper's claims on the system.
   """
 
   system: str
-  controls: Sequence[str]
   trained: int
-  rows: Sequence[Row]
-  groups: Mapping[str, tuple[str, Sequence[Row]]]
+  rows: Sequence[metrics.Row]
+  groups: Mapping[str, tuple[str, Sequence[metrics.Row]]]
   index: Mapping[str, int]
-  training: Sequence[metrics.Training]
-  surfaces: Sequence[curves.Surface]
-  compared: Mapping[str, verdicts.Compared]
+  training: Sequence[Training]
+  surfaces: Sequence[metrics.Curve]
+  compared: Mapping[
+    str, tuple[comparison.Pairs, Sequence[comparison.Comparison]]
+  ]
   differences: Mapping[str, Sequence[comparison.Difference]]
-  verdicts: Sequence[verdicts.Verdict]
 
 
 def measure(
   rows: Sequence[metrics.Row],
-  controls: Sequence[str] = (),
-  training: Sequence[metrics.Training] = (),
+  training: Sequence[Training] = (),
   *,
   groups: Mapping[str, str] | None = None,
   prices: budgets_lib.Prices | None = None,
@@ -245,7 +140,6 @@ def measure(
   Args:
     rows: the first is the system under test; empty if nothing was evaluated
       yet, then the study is of the training runs only.
-    controls: labels of the rows that it must beat.
     training: the training runs of the rows.
     groups: by label, the ablation that the row belongs to: a key of `GROUPS`,
       or any name. If empty, all rows are one group.
@@ -254,58 +148,47 @@ def measure(
     draws: number of draws of each test by flipped signs, at least.
 
   Raises:
-    ValueError: a row has budgets in more units than searches, or one of
-      `surfaces` has none; there is neither a row nor a training run, a label
-      occurs twice, a control or a label of `groups` is not a row, or rows were
-      measured on different questions.
+    ValueError: one of `surfaces` has no budget of more than searches; there is
+      neither a row nor a training run, a label occurs twice, a label of
+      `groups` is not a row, or rows were measured on different questions.
   """
   groups, paired = groups or {}, surfaces or {}
   labels = [row.label for row in rows]
-  _check(labels, controls, training, groups)
+  _check(labels, training, groups)
   if prices:
     paired = {name: part.priced(prices) for name, part in paired.items()}
     rows = [
       dataclasses.replace(row, table=row.columns.priced(prices)) for row in rows
     ]
   system = labels[0] if rows else training[0].label
-  trained = trained_budget(system, training)
-  named = _groups(labels, groups)
-  index = _colours(labels, named, [*(t.label for t in training), *paired])
+  named = {
+    name: (title, [row for row in rows if row.label in members])
+    for name, (title, members) in _groups(labels, groups).items()
+  }
   compared = {}
   for row in rows[1:]:
     pairs = comparison.pair(rows[0], row)
     compared[row.label] = pairs, comparison.compare(pairs)
-  shown = [Row(r.label, index[r.label], r.columns, trained) for r in rows]
   return Study(
     system=system,
-    controls=controls,
-    trained=trained,
-    rows=shown,
-    groups={
-      name: (title, [row for row in shown if row.label in members])
-      for name, (title, members) in named.items()
-    },
-    index=index,
+    trained=trained_budget(system, training),
+    rows=rows,
+    groups=named,
+    index=_colours(labels, named, [*(t.label for t in training), *paired]),
     training=training,
-    surfaces=[curves.surface(*of) for of in paired.items()],
+    surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
     differences={
-      name: _differences([r for r in rows if r.label in members], draws)
+      name: _differences(members, draws)
       for name, (_, members) in named.items()
       if len(members) > 1
     },
-    verdicts=verdicts.verdicts(
-      rows, controls, compared=compared, recalled=shown[0].knowledge
-    )
-    if rows
-    else (),
   )
 
 
 def _check(
   labels: Sequence[str],
-  controls: Sequence[str],
-  training: Sequence[metrics.Training],
+  training: Sequence[Training],
   groups: Mapping[str, str],
 ) -> None:
   """Checks that labels are unique, and that the others name rows."""
@@ -315,12 +198,6 @@ def _check(
     )
   if len(set(labels)) < len(labels):
     raise ValueError(f"Found two rows of one label in {labels}; rename one.")
-  for label in controls:
-    if label not in labels[1:]:
-      raise ValueError(
-        f"Control {label!r} is not a row after the first; expected one of "
-        f"{labels[1:]}."
-      )
   for label, title in groups.items():
     if label not in labels:
       raise ValueError(
@@ -329,7 +206,7 @@ def _check(
       )
 
 
-def trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
+def trained_budget(label: str, training: Sequence[Training]) -> int:
   """Returns the largest training budget; the default one if unknown."""
   own = [run for run in training if run.label == label] or training[:1]
   default = config_lib.CurriculumConfig()
@@ -360,14 +237,14 @@ def _groups(
 
 def _colours(
   labels: Sequence[str],
-  groups: Mapping[str, tuple[str, Sequence[str]]],
+  groups: Mapping[str, tuple[str, Sequence[metrics.Row]]],
   others: Sequence[str],
 ) -> dict[str, int]:
   """Returns a colour index for each label, unique within its group."""
   index = {
-    label: place
+    row.label: place
     for _, members in groups.values()
-    for place, label in enumerate(members)
+    for place, row in enumerate(members)
   }
   for label in others:
     index.setdefault(label, len(labels) + len(index))
@@ -379,27 +256,12 @@ def _differences(
 ) -> Sequence[comparison.Difference]:
   """Compares every two rows of a group: a family of tests."""
   free = not any(np.nansum(row.columns.cost) for row in rows)
-  cells = len({b for row in rows for b in metrics.budgets(row.columns)}) * len(
-    {name for row in rows for name in row.columns.datasets}
-  )
+  cells = len(budgets(rows)) * len(datasets(rows))
   return comparison.pairwise(
     rows,
     [m for m in comparison.MEASURES if not (free and m == "cost")],
     draws=max(draws, _DRAWS * cells * math.comb(len(rows), 2)),
   )
-
-
-def offers(
-  found: Sequence[curves.Curve],
-) -> dict[str, tuple[curves.Offer, ...]]:
-  """Returns offers by kind of price; without `cost` if all costs are 0."""
-  offered = {
-    against: curves.pareto(found, against)
-    for against in ("searches", "tokens", "cost")
-  }
-  if not any(offer.price for offer in offered["cost"]):
-    del offered["cost"]
-  return offered
 
 
 def verdict(study: Study) -> str:

@@ -1,31 +1,27 @@
-"""Every table of a report: columns over the rows of a study.
+"""Every table of a report: columns over lines.
 
-Headings and notes stand in report.toml.
+Keys, headings, notes and most columns stand in report.toml. Here are the lines
+of each table, and the columns that depend on the study.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import pathlib
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from anysearch_jax.evaluation import (
-  columns,
-  comparison,
-  curves,
-  metrics,
-)
+from anysearch_jax.evaluation import columns, comparison, metrics
 from anysearch_jax.report import study as study_lib
-from anysearch_jax.report.study import Row, Study
+from anysearch_jax.report.study import Study
 from anysearch_jax.report.tables import Cell, Column, Table, make
 
 with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
-  _WORDS = tomllib.load(file)["tables"]
+  _TABLES = tomllib.load(file)["tables"]
 _TIGHT = (4, 5, 6)  # Budgets of the paper's efficiency table.
 _USUAL = 5  # Budget of the paper's main, token and ablation tables.
-_SPANS = 6  # Maximum number of lines of a phase in the sampling table.
 # Heading and decimals of a measure.
 _HEADS = {
   "accuracy": ("EM", 3),
@@ -35,95 +31,141 @@ _HEADS = {
   "cost": ("dollars", 6),
   "regret": ("regret", 3),
 }
+# A line: its keys, and the subject that columns measure.
+_Line = tuple[tuple, Any]
+_Rows = Sequence[metrics.Row]
 
 
 def tables(study: Study) -> list[Table]:
   """Returns every table; those that do not apply have no lines."""
   rows = study.rows
-  by_set: dict[str, list[curves.Curve]] = {
-    name: [row.curves[name] for row in rows if name in row.curves]
-    for name in study_lib.datasets(rows)
-  }
-  # Averages over datasets are comparable only if they cover the same datasets.
-  alike = [
-    row.curve
-    for row in rows
-    if study_lib.complete(row, rows, [p.budget for p in row.curve.points])
+  compared = [
+    table
+    for name, found in study.differences.items()
+    for table in (
+      _pairwise(name, study.groups[name][0], found),
+      _by_seed(name, study.groups[name][0], found),
+    )
   ]
-  if len(by_set) > 1:
-    by_set["average"] = alike
-  found = [
+  return [
     overview(rows),
     _main(rows),
-    _scorers(rows),
-    _efficiency(rows),
+    _table(
+      "scorers",
+      (line for line in _cells(rows) if line[1].official_f1.value is not None),
+    ),
+    _table(
+      "efficiency",
+      (
+        line
+        for line in _cells(rows)
+        if line[0][0] != "average" and line[0][1] in _TIGHT
+      ),
+    ),
     *(_ablation(name, *group) for name, group in study.groups.items()),
-    _tokens(rows),
-    _formats(rows),
+    _table(
+      "tokens", (line for line in _cells(rows) if line[0][0] != "average")
+    ),
+    _table(
+      "formats",
+      (
+        ((row.label, budget), part)
+        for row in rows
+        for budget, part in row.by_budget.items()
+      ),
+    ),
     _hops(rows),
     _budget_use(rows),
-    _knowledge(rows),
-    _early_stopping(study),
-  ]
-  for name, differences in study.differences.items():
-    title = study.groups[name][0]
-    found.append(_pairwise(name, title, differences))
-    found.append(_by_seed(name, title, differences))
-  return [
-    *found,
-    _training(study.training),
-    _curves(rows, by_set),
-    _areas(by_set),
-    _surfaces(study),
-    _surface_areas(study),
+    _table("knowledge", _knowledge(rows)),
+    _table("early_stopping", _early_stopping(study), system=study.system),
+    *compared,
+    _table("training", map(_training, study.training)),
+    _table(
+      "curves",
+      (
+        ((name, f"{budget}{'*' * (budget > study.trained)}", label), part)
+        for (name, budget, label), part in _cells(rows)
+      ),
+    ),
+    _table("area", _areas(rows)),
+    _table(
+      "surface",
+      sorted(
+        (
+          ((*pair, found.label), part)
+          for found in study.surfaces
+          for pair, part in found.points.items()
+        ),
+        key=lambda line: line[0][:2],
+      ),
+    ),
+    _table(
+      "surface_area",
+      (
+        ((found.label,), {"area": found.area})
+        for found in study.surfaces
+        if found.area.value is not None
+      ),
+    ),
   ]
 
 
 def _table(
   kind: str,
-  keys: str,
-  columns: Sequence[Column],
-  lines: Iterable[tuple[tuple, Any]],
+  lines: Iterable[_Line],
+  own: Iterable[Column] = (),
   *,
   name: str = "",
   **words: str,
 ) -> Table:
-  """Fills a table; `name` tells several of a kind apart, see `tables.make`."""
-  title, note = (
-    _WORDS[kind][part].format(**words) for part in ("title", "note")
-  )
+  """Fills a table of report.toml.
+
+  Args:
+    kind: its name there.
+    lines: of the table.
+    own: columns besides those in report.toml.
+    name: tells several tables of a kind apart.
+    **words: of the title and the note.
+  """
+  spec = _TABLES[kind]
+  title, note = (spec[part].format(**words) for part in ("title", "note"))
+  heads = (Column(**column) for column in spec.get("columns", ()))
   kind = f"{kind}_{name}" if name else kind
-  return make(kind, title, note, keys, columns, lines)
+  return make(kind, title, note, spec["keys"], [*heads, *own], lines)
 
 
-def _at_budgets(budgets: Iterable[int], **how: Any) -> list[Column]:
+def _at_budgets(rows: _Rows, **how: Any) -> list[Column]:
   """Returns a column for each budget, of subjects that map budgets."""
-  return [Column(f"B = {b}", b, **how) for b in budgets]
+  return [Column(f"B = {b}", b, **how) for b in study_lib.budgets(rows)]
 
 
-def _played(
-  rows: Sequence[Row], budgets: Sequence[int]
-) -> Iterator[tuple[tuple, Any]]:
-  """Yields a line of every dataset, budget and row that was played."""
-  for dataset in study_lib.datasets(rows):
-    for budget in budgets:
-      for row in rows:
-        if part := row.cells.get((dataset, budget)):
-          yield (dataset, budget, row.label), part
+def _cells(rows: _Rows) -> Iterator[_Line]:
+  """Yields each dataset, budget and row that was played, then averages.
+
+  An average is over datasets, at a budget where the row has all of them.
+  """
+  sets, budgets = study_lib.datasets(rows), study_lib.budgets(rows)
+  for dataset, budget, row in itertools.product(sets, budgets, rows):
+    if part := row.cells.get((dataset, budget)):
+      yield (dataset, budget, row.label), part
+  for budget, row in itertools.product(budgets, rows):
+    if len(sets) > 1 and study_lib.complete(row, rows, [budget]):
+      if part := row.curve.points.get(budget):
+        yield ("average", budget, row.label), part
 
 
-def overview(rows: Sequence[Row]) -> Table:
+def overview(rows: _Rows) -> Table:
+  """Returns the table of every row at every budget."""
   at, known = study_lib.budgets(rows), study_lib.know_optimum(rows)
 
-  def lines() -> Iterator[tuple[tuple, Any]]:
-    measures = ("accuracy", *["regret"] * known, "searches", "tp")
-    for measure in measures:
+  def lines() -> Iterator[_Line]:
+    for measure in ("accuracy", *["regret"] * known, "searches", "tp"):
       title = _HEADS[measure][0]
       for row in rows:
         found: dict[Any, Any] = {
-          p.budget: getattr(p, measure)
-          for p in row.curve.points
-          if study_lib.complete(row, rows, [p.budget])
+          budget: getattr(part, measure)
+          for budget, part in row.curve.points.items()
+          if study_lib.complete(row, rows, [budget])
         }
         if study_lib.complete(row, rows):
           found["mean"] = getattr(row.mean, measure)
@@ -139,266 +181,137 @@ def overview(rows: Sequence[Row]) -> Table:
 
   return _table(
     "overview",
-    "measure, row",
-    [*_at_budgets(at), Column("mean", "mean")],
     lines(),
-    regret=_WORDS["overview"]["regret"] if known else "",
+    [*_at_budgets(rows), Column("mean", "mean")],
+    regret=_TABLES["overview"]["regret"] if known else "",
   )
 
 
-def _main(rows: Sequence[Row]) -> Table:
-  sets, known = study_lib.datasets(rows), study_lib.know_optimum(rows)
-  several = len(sets) > 1
+def _main(rows: _Rows) -> Table:
+  sets = study_lib.datasets(rows)
 
-  def lines() -> Iterator[tuple[tuple, Any]]:
-    for budget in study_lib.budgets(rows):
-      for row in rows:
-        parts = {s: p for (s, b), p in row.cells.items() if b == budget}
-        if not parts:
-          continue
-        found: dict[str, Any] = {
-          s: p.cell("accuracy") for s, p in parts.items()
-        }
-        found["regret of all"] = row.by_budget[budget].regret
-        if len(parts) == len(sets):
-          mean = row.whole.over([budget], weigh_sets=True)
-          found["mean of sets"] = mean.cell("accuracy")
-        yield (budget, row.label), found
+  def lines() -> Iterator[_Line]:
+    for budget, row in itertools.product(study_lib.budgets(rows), rows):
+      parts = {s: p for (s, b), p in row.cells.items() if b == budget}
+      if not parts:
+        continue
+      found = {s: Cell(*p.accuracy, n=p.n) for s, p in parts.items()}
+      found["regret of all"] = Cell(*row.by_budget[budget].regret)
+      if 1 < len(sets) == len(parts):
+        mean = row.whole.over([budget], weigh_sets=True)
+        found["mean of sets"] = Cell(*mean.accuracy, n=mean.n)
+      yield (budget, row.label), found
 
   return _table(
     "main",
-    "B, row",
+    lines(),
     [
       *(
         Column(head, name, group, best=True)
         for name in sets
         for group, head in [study_lib.NAMES.get(name, ("", name))]
       ),
-      *[Column("regret", "regret of all")] * known,
-      *[Column("Avg.", "mean of sets", best=True)] * several,
+      Column("regret", "regret of all", optional=True),
+      Column("Avg.", "mean of sets", best=True, optional=True),
     ],
-    lines(),
   )
 
 
-def _scorers(rows: Sequence[Row]) -> Table:
-  budgets = study_lib.budgets(rows)
-  averages = [
-    (("average", b, row.label), row.whole.over([b], weigh_sets=True))
-    for b in budgets
-    for row in rows
-    if len(study_lib.datasets(rows)) > 1 and study_lib.complete(row, rows, [b])
-  ]
-  return _table(
-    "scorers",
-    "set, B, row",
-    [
-      Column("EM", "accuracy", "ours", best=True, n=True),
-      Column("F1", "f1", "ours", best=True),
-      Column("EM", "official_accuracy", "official script", best=True),
-      Column("F1", "official_f1", "official script", best=True),
-    ],
-    (
-      (keys, part)
-      for keys, part in (*_played(rows, budgets), *averages)
-      if part.official_f1.value is not None
-    ),
-  )
-
-
-def _efficiency(rows: Sequence[Row]) -> Table:
-  return _table(
-    "efficiency",
-    "set, B, row",
-    [
-      Column("EM", "accuracy", best=True, n=True),
-      Column("searches", "searches", digits=2),
-      Column("TP", "tp", best=True),
-      *[Column("regret", "regret")] * study_lib.know_optimum(rows),
-    ],
-    _played(rows, _TIGHT),
-  )
-
-
-def _ablation(name: str, title: str, rows: Sequence[Row]) -> Table:
+def _ablation(name: str, title: str, rows: _Rows) -> Table:
   budgets = study_lib.budgets(rows)
   usual = min(budgets, key=lambda b: (abs(b - _USUAL), -b))
   pools = {f"B = {usual}": [usual], "all B ≥ 1": [b for b in budgets if b >= 1]}
-  measures = ["accuracy", "tp", "searches"]
-  measures += ["regret"] * study_lib.know_optimum(rows)
+  measures = ("accuracy", "tp", "searches", "regret")
 
-  def measured(row: Row) -> dict[Any, Any]:
+  def measured(row: metrics.Row) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for group, pool in pools.items():
       part = row.whole.over(pool)
       if part.n and study_lib.complete(row, rows, pool):
         found |= {(group, m): getattr(part, m) for m in measures}
-        found[group, "accuracy"] = part.cell("accuracy")
+        found[group, "accuracy"] = Cell(*part.accuracy, n=part.n)
     return found
 
   return _table(
     "ablation",
-    "row",
+    (((row.label,), measured(row)) for row in rows),
     [
-      Column(head, (group, m), group, digits, best=m in ("accuracy", "tp"))
+      Column(
+        head,
+        (group, m),
+        group,
+        digits,
+        best=m in ("accuracy", "tp"),
+        optional=m == "regret",
+      )
       for group in pools
       for m in measures
       for head, digits in [_HEADS[m]]
     ],
-    (((row.label,), measured(row)) for row in rows),
     name=name,
     title=title,
     usual=str(usual),
   )
 
 
-def _tokens(rows: Sequence[Row]) -> Table:
-  return _table(
-    "tokens",
-    "set, B, row",
-    [
-      Column("generated", "generated_tokens", digits=1, n=True),
-      Column("retrieved", "retrieved_tokens", digits=1),
-      Column("total", "total_tokens", digits=1),
-      Column("retrieved share", "retrieval_share"),
-    ],
-    _played(rows, study_lib.budgets(rows)),
-  )
+def _hops(rows: _Rows) -> Table:
+  lines = []
+  for row in rows:
+    table = row.whole.table
+    for hops, found in table.split(table.hops).items():
+      if hops != columns.NONE:
+        parts = metrics.Row("", table=found).by_budget
+        shown = {b: Cell(*p.accuracy, n=p.n) for b, p in parts.items()}
+        lines.append(((row.label, hops), shown))
+  return _table("hops", lines, _at_budgets(rows, digits=2))
 
 
-def _formats(rows: Sequence[Row]) -> Table:
-  return _table(
-    "formats",
-    "row, B",
-    [
-      Column("well formed", "format_rate", n=True),
-      Column("truncated", "truncated_rate"),
-      Column("invalid", "invalid_rate"),
-      Column("over budget", "violation_rate"),
-      Column("failed", "failed", digits=0),
-    ],
-    (
-      ((row.label, budget), part)
-      for row in rows
-      for budget, part in row.by_budget.items()
-    ),
-  )
-
-
-def _hops(rows: Sequence[Row]) -> Table:
-  return _table(
-    "hops",
-    "row, hops",
-    _at_budgets(study_lib.budgets(rows), digits=2),
-    (
-      (
-        (row.label, hops),
-        {
-          budget: study_lib.Part(part).cell("accuracy")
-          for budget, part in columns.by_budget(found).items()
-        },
-      )
-      for row in rows
-      for hops, found in columns.by_hops(row.whole.table).items()
-    ),
-  )
-
-
-def _budget_use(rows: Sequence[Row]) -> Table:
+def _budget_use(rows: _Rows) -> Table:
   shares = [
     ((row.label, budget), dict(enumerate(found)))
     for row in rows
-    for budget, found in metrics.search_shares(row.episodes).items()
+    for budget, found in metrics.search_shares(row.columns).items()
   ]
   most = max((len(found) for _, found in shares), default=0)
   return _table(
     "budget_use",
-    "row, B",
-    [Column(str(k), k, "searches made", 2) for k in range(most)],
     shares,
+    [Column(str(k), k, "searches made", 2) for k in range(most)],
   )
 
 
-def _knowledge(rows: Sequence[Row]) -> Table:
-  return _table(
-    "knowledge",
-    "row",
-    [
-      Column("known", "known"),
-      Column("unknown", "unknown"),
-      Column("unknown − known", "gap"),
-      Column("stale", "stale"),
-    ],
-    (
-      (
-        (row.label,),
-        {k: Cell(*x.estimate, n=x.n) for k, x in row.knowledge.items()},
-      )
-      for row in rows
-      if row.knowledge
-    ),
-  )
+def _knowledge(rows: _Rows) -> Iterator[_Line]:
+  for row in rows:
+    if found := metrics.knowledge(row.columns):
+      yield (row.label,), {k: Cell(*x, n=n) for k, (x, n) in found.items()}
 
 
-def _early_stopping(study: Study) -> Table:
-  counts = {
-    "π wrong, other right": "losses",
-    "of these, π left budget unused": "losses_unused",
-    "π right, other wrong": "wins",
-  }
-  return _table(
-    "early_stopping",
-    "other, B",
-    [
-      Column("pairs", "n", digits=0),
-      *(Column(name, of, "count", 0) for name, of in counts.items()),
-      Column("net gain", "net", "count", 0),
-      *(
-        Column(name, lambda line, of=of: getattr(line, of) / line.n, "rate")
-        for name, of in counts.items()
-      ),
-      Column("net gain", "difference", "rate", signed=True),
-      Column("detectable", "detectable", "rate"),
-      Column("difference", "tp_difference", "TP", signed=True),
-      Column("detectable", "tp_detectable", "TP"),
-    ],
-    (
-      ((label, "all ≥ 1" if line.budget is None else line.budget), line)
-      for label, (_, found) in study.compared.items()
-      for line in found
-    ),
-    system=study.system if study.rows else "",
-  )
+def _early_stopping(study: Study) -> Iterator[_Line]:
+  for label, (_, found) in study.compared.items():
+    for line in found:
+      budget = "all ≥ 1" if line.budget is None else line.budget
+      counts = ("losses", "losses_unused", "wins")
+      rates = {f"{of} rate": getattr(line, of) / line.n for of in counts}
+      yield (label, budget), vars(line) | rates
 
 
 def _pairwise(
   name: str, title: str, found: Sequence[comparison.Difference]
 ) -> Table:
   """Tabulates differences of every two rows with p values."""
-  several = any(d.between is not None for d in found)
-  measured = [
-    measure
-    for measure in _HEADS
-    if any(d.measure == measure and d.estimate.value is not None for d in found)
-  ]
-  ps = {"p": "p", "p, Holm": "adjusted"}
-  if several:
-    ps["p, trainings"] = "between"
-  heads = []
-  for m in measured:
-    group, digits = _HEADS[m]
-    heads.append(Column("difference", (m, ""), group, digits, signed=True))
-    heads.append(Column("detectable", (m, "detectable"), group, digits))
-    own = ps
-    if m == "accuracy" and not several:
-      own = ps | {"p, McNemar": "mcnemar"}
-    heads += [Column(head, (m, p), group, 4) for head, p in own.items()]
+  numbers = {
+    "difference": "",
+    "detectable": "detectable",
+    "p": "p",
+    "p, Holm": "adjusted",
+    "p, trainings": "between",
+    "p, McNemar": "mcnemar",
+  }
   # What intervals and p values cover.
-  tested = (
-    "policies" if all(max(d.trainings) < 2 for d in found) else "trainings"
-  )
-  if tested == "trainings" and any(min(d.trainings) < 2 for d in found):
-    tested = "mixed"
+  tested = "policies"
+  if any(max(d.trainings) > 1 for d in found):
+    alike = all(min(d.trainings) > 1 for d in found)
+    tested = "trainings" if alike else "mixed"
   sets = list(dict.fromkeys(d.dataset for d in found))
   lines: dict[tuple, dict[tuple, Any]] = collections.defaultdict(dict)
   for d in sorted(
@@ -407,18 +320,28 @@ def _pairwise(
   ):
     at = "all ≥ 1" if d.budget is None else d.budget
     line = lines[d.dataset or "all", at, f"{d.ours} − {d.theirs}"]
-    n = d.n if d.measure == measured[0] else None
+    n = d.n if d.measure == "accuracy" else None
     line[d.measure, ""] = Cell(*d.estimate, n=n)
-    for of in ("detectable", "p", "adjusted", "between", "mcnemar"):
+    for of in list(numbers.values())[1:]:
       line[d.measure, of] = getattr(d, of)
   return _table(
     "pairwise",
-    "set, B, pair",
-    heads,
     lines.items(),
+    [
+      Column(
+        head,
+        (measure, of),
+        group,
+        4 if head.startswith("p") else digits,
+        signed=not of,
+        optional=True,
+      )
+      for measure, (group, digits) in _HEADS.items()
+      for head, of in numbers.items()
+    ],
     name=name,
     title=title,
-    tested=_WORDS["pairwise"][tested],
+    tested=_TABLES["pairwise"][tested],
   )
 
 
@@ -430,132 +353,55 @@ def _by_seed(
   seeds = sorted({seed for d in whole for seed in d.seeds})
   return _table(
     "by_seed",
-    "measure, pair",
+    (
+      (
+        (head, f"{d.ours} − {d.theirs}"),
+        {"together": d.estimate} | dict(zip(d.seeds, d.by_seed, strict=True)),
+      )
+      for measure, (head, _) in _HEADS.items()
+      for d in whole
+      if d.measure == measure and d.estimate.value is not None
+      if len(seeds) > 1
+    ),
     [
       *(Column(str(seed), seed, "seed", signed=True) for seed in seeds),
       Column("together", "together", signed=True),
     ],
-    (
-      (
-        (_HEADS[measure][0], f"{d.ours} − {d.theirs}"),
-        {"together": d.estimate} | dict(zip(d.seeds, d.by_seed, strict=True)),
-      )
-      for measure in _HEADS
-      for d in whole
-      if d.measure == measure
-      and d.estimate.value is not None
-      and len(seeds) > 1
-    ),
     name=name,
     title=title,
   )
 
 
-def _training(training: Sequence[metrics.Training]) -> Table:
-  def total(key: str, divisor: int = 1) -> Callable:
-    return lambda run: sum(r.get(key) or 0 for r in run.records) / divisor
+def _training(training: study_lib.Training) -> _Line:
+  def total(key: str) -> float:
+    return sum(record.get(key) or 0 for record in training.records)
 
-  return _table(
-    "training",
-    "run",
-    [
-      Column("rollouts", lambda run: len(run.records), digits=0),
-      Column("minutes of rollouts", total("time/rollout", 60), digits=1),
-      Column("minutes of updates", total("time/train", 60), digits=1),
-      Column("failed episodes", total("rollout/failed"), digits=0),
-    ],
-    (((run.label,), run) for run in training),
-  )
+  return (training.label,), {
+    "rollouts": len(training.records),
+    "rollout minutes": total("time/rollout") / 60,
+    "train minutes": total("time/train") / 60,
+    "failed": total("rollout/failed"),
+  }
 
 
-def _curves(
-  rows: Sequence[Row], by_set: Mapping[str, Sequence[curves.Curve]]
-) -> Table:
-  """Tabulates every measure of every row at every budget."""
-
-  def lines() -> Iterator[tuple[tuple, Any]]:
-    for dataset, found in by_set.items():
-      for budget in study_lib.budgets(rows):
-        for curve in found:
-          for p in curve.points:
-            if p.budget == budget:
-              at = f"{budget}{'*' * p.unseen}"
-              yield (
-                (dataset, at, curve.label),
-                vars(p)
-                | {
-                  "accuracy": Cell(*p.accuracy, p.n),
-                },
-              )
-
-  return _table(
-    "curves",
-    "set, B, row",
-    [
-      Column("EM", "accuracy"),
-      Column("TP", "tp"),
-      Column("searches", "searches", digits=2),
-      Column("tokens", "tokens", digits=1),
-      Column("dollars", "cost", digits=5),
-    ],
-    lines(),
-  )
-
-
-def _areas(by_set: Mapping[str, Sequence[curves.Curve]]) -> Table:
-  return _table(
-    "area",
-    "set, row",
-    [
-      Column(
-        "area",
-        lambda c: Cell(
-          c.area.value, c.area.low, c.area.high, sum(p.n for p in c.points)
-        ),
-        best=True,
-      ),
-      Column("from B", lambda c: c.points[0].budget, digits=0),
-      Column("to B", lambda c: c.points[-1].budget, digits=0),
-    ],
-    (
-      ((dataset, curve.label), curve)
-      for dataset, found in by_set.items()
-      for curve in found
-      if curve.area.value is not None
-    ),
-  )
-
-
-def _surfaces(study: Study) -> Table:
-  """Tabulates every row at every pair of caps."""
-  cells = [
-    ((cell.searches, cell.tokens, found.label), cell)
-    for found in study.surfaces
-    for cell in found.cells
-  ]
-  return _table(
-    "surface",
-    "searches, tokens, row",
-    [
-      Column("EM", "accuracy", best=True, n=True),
-      Column("searches", "used", digits=2),
-      Column("tokens", "generated", digits=1),
-      Column("no answer", "truncated"),
-      Column("within", "within"),
-      Column("dollars", "cost", digits=5),
-    ],
-    sorted(cells, key=lambda line: line[0][:2]),
-  )
-
-
-def _surface_areas(study: Study) -> Table:
-  return _table(
-    "surface_area",
-    "row",
-    [Column("EM", "area", best=True)],
-    (
-      ((found.label,), found)
-      for found in study.surfaces
-      if found.area.value is not None
-    ),
-  )
+def _areas(rows: _Rows) -> Iterator[_Line]:
+  sets = study_lib.datasets(rows)
+  curves = [(s, r.curves[s]) for s in sets for r in rows if s in r.curves]
+  if len(sets) > 1:
+    # Averages over datasets are comparable only if these are the same.
+    curves += [
+      ("average", row.curve)
+      for row in rows
+      if study_lib.complete(row, rows, study_lib.budgets([row]))
+    ]
+  for dataset, curve in curves:
+    if curve.area.value is not None:
+      budgets = list(curve.points)
+      yield (
+        (dataset, curve.label),
+        {
+          "area": Cell(*curve.area, n=sum(p.n for p in curve.points.values())),
+          "first": budgets[0],
+          "last": budgets[-1],
+        },
+      )

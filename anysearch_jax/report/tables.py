@@ -31,14 +31,14 @@ class Column:
 
   Attributes:
     name: heading; group and name together are unique in the table.
-    of: what it shows of a line's subject: an attribute, a key if the subject is
-      a mapping, or a function. That is a number, an `intervals.Estimate`, a
-      `Cell`, or None.
+    of: what it shows of a line's subject, an attribute or the key of a mapping:
+      a number, an `inference.Estimate`, a `Cell`, or None.
     group: heading over neighbouring columns with an equal group.
     digits: number of decimals on the page and in Markdown.
     signed: whether a plus sign is shown.
     best: whether the largest values of a block are marked.
     n: whether the subject's `n` is its sample size.
+    optional: whether a table leaves it out if no line has a number for it.
   """
 
   name: str
@@ -48,6 +48,7 @@ class Column:
   signed: bool = False
   best: bool = False
   n: bool = False
+  optional: bool = False
 
   @property
   def full_name(self) -> str:
@@ -55,15 +56,10 @@ class Column:
 
   def cell(self, subject: Any) -> Cell | None:
     """Returns what the column shows of a line's subject."""
-    if callable(self.of):
-      found = self.of(subject)
-    elif isinstance(subject, Mapping):
-      found = subject.get(self.of)
-    else:
-      found = getattr(subject, self.of)
+    mapped = isinstance(subject, Mapping)
+    found = subject.get(self.of) if mapped else getattr(subject, self.of)
     if isinstance(found, tuple):  # An estimate.
-      value, low, high = found
-      return Cell(value, low, high, subject.n if self.n else None)
+      return Cell(*found, n=subject.n if self.n else None)
     return found if found is None or isinstance(found, Cell) else Cell(found)
 
 
@@ -101,16 +97,28 @@ def make(
   title: str,
   note: str,
   keys: str,
-  columns: Sequence[Column],
+  columns: Iterable[Column],
   lines: Iterable[tuple[Iterable[object], Any]],
 ) -> Table:
   """Fills a table; `keys` are divided by commas, `lines` (keys, subject)."""
-  filled = (
-    Line(tuple(map(str, at)), tuple(column.cell(of) for column in columns))
-    for at, of in lines
+  made = list(lines)
+  filled = [(column, [column.cell(of) for _, of in made]) for column in columns]
+  shown = [
+    (column, cells)
+    for column, cells in filled
+    if not column.optional or any(c and c.value is not None for c in cells)
+  ]
+  return Table(
+    name,
+    title,
+    note,
+    tuple(keys.split(", ")),
+    tuple(column for column, _ in shown),
+    tuple(
+      Line(tuple(map(str, at)), tuple(cells[i] for _, cells in shown))
+      for i, (at, _) in enumerate(made)
+    ),
   )
-  heads = tuple(keys.split(", "))
-  return Table(name, title, note, heads, tuple(columns), tuple(filled))
 
 
 def blocks(table: Table) -> list[list[Line]]:

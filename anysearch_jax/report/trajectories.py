@@ -52,31 +52,21 @@ class Choice:
 
 
 def choose(
-  samples: Sequence[Sample],
-  controls: Sequence[str],
-  *,
-  trained: int,
-  count: int = 12,
-  seed: int = 0,
+  samples: Sequence[Sample], *, trained: int, count: int = 12, seed: int = 0
 ) -> list[Choice]:
-  """Chooses trajectories of the first row by rule, then at random.
+  """Chooses trajectories of the first sample by rule, then at random.
 
-  Fixed rules avoid hand-picked examples: wins and losses against the first
-  control, closed book, a violation, an unseen budget.
-  Rare questions and budgets come first; `seed` breaks ties, so the order of
-  files does not matter.
+  Fixed rules avoid hand-picked examples: wins and losses against the second
+  sample, closed book, a violation, an unseen budget. Rare questions and budgets
+  come first; `seed` breaks ties, so the order of files does not matter.
 
   Args:
     samples: samples of the rows; the first is of the system under test.
-    controls: labels; the first is compared with. Without one that has a
-      sample, the second sample is.
     trained: the largest budget of training.
     count: maximum number of trajectories.
     seed: seed of the random choices.
   """
-  system, *others = samples
-  rivals = [s for s in samples if s.label in controls[:1]] or others[:1]
-  rival = rivals[0] if rivals else Sample("", ())
+  system, rival, *_ = [*samples, Sample("", ()), Sample("", ())]
   theirs = {columns_lib.key_of(e): e for e in _scored(rival.episodes)}
   pool = sorted(_scored(system.episodes), key=columns_lib.key_of)
   order = np.random.default_rng(seed).permutation(len(pool))
@@ -84,24 +74,31 @@ def choose(
   seen: collections.Counter[Any] = collections.Counter()
   chosen: list[Choice] = []
 
-  def differs(episode: columns_lib.Episode, ours: int) -> bool:
-    other = theirs.get(columns_lib.key_of(episode))
-    return (
-      other is not None and episode["em"] == ours and other["em"] == 1 - ours
-    )
+  def outcomes(episode: columns_lib.Episode) -> tuple[float, float | None]:
+    other = theirs.get(columns_lib.key_of(episode), {})
+    return episode["em"], other.get("em")
 
-  def pick(
-    why: str, wanted: Callable[[columns_lib.Episode], bool], number: int
-  ) -> None:
-    for _ in range(min(number, count - len(chosen))):
+  # Why, which, and how many at most.
+  rules: list[tuple[str, Callable[[columns_lib.Episode], bool], int]] = [
+    (f"right, {rival.label} wrong", lambda e: outcomes(e) == (1, 0), 4),
+    (f"wrong, {rival.label} right", lambda e: outcomes(e) == (0, 1), 2),
+    ("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1),
+    ("tries to search beyond its budget", lambda e: e["violation"], 1),
+    ("a budget never trained", lambda e: e["budget"] > trained, 1),
+    ("drawn at random", lambda e: True, count),
+  ]
+  for why, wanted, most in rules:
+    for _ in range(min(most, count - len(chosen))):
       best = min(
         filter(wanted, left),
-        key=lambda e: (seen["question", e["question_id"]],
-                       seen["budget", e["budget"]]),
+        key=lambda e: (
+          seen["question", e["question_id"]],
+          seen["budget", e["budget"]],
+        ),
         default=None,
-      )  # fmt: skip
+      )
       if best is None:
-        return
+        break
       left.remove(best)
       seen.update(
         [("question", best["question_id"]), ("budget", best["budget"])]
@@ -109,14 +106,6 @@ def choose(
       other = theirs.get(columns_lib.key_of(best))
       label = rival.label if other else ""
       chosen.append(Choice(why, system.label, best, label, other))
-
-  if rivals:
-    pick(f"right, {rival.label} wrong", lambda e: differs(e, 1), 4)
-    pick(f"wrong, {rival.label} right", lambda e: differs(e, 0), 2)
-  pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
-  pick("tries to search beyond its budget", lambda e: e["violation"], 1)
-  pick("a budget never trained", lambda e: e["budget"] > trained, 1)
-  pick("drawn at random", lambda e: True, count)
   return chosen
 
 

@@ -30,8 +30,6 @@ def row(
   questions: int = 60,
   seeds: tuple[int, ...] = (42,),
   scaffold: bool = False,
-  run: str = "",
-  first: int = 0,
   plain: bool = False,
 ) -> metrics.Row:
   """Makes a row whose policy searches a known fact with probability `thrift`.
@@ -41,7 +39,7 @@ def row(
   """
   episodes = [
     _episode(label, question, budget, seed, skill, thrift, scaffold)
-    for question in range(first, first + questions)
+    for question in range(questions)
     for budget in budgets
     for seed in seeds
   ]
@@ -50,7 +48,7 @@ def row(
       {k: v for k, v in e.items() if k != "tokens"} | {"metadata": {}}
       for e in episodes
     ]
-  return metrics.Row(label, tuple(episodes), run)
+  return metrics.Row(label, tuple(episodes))
 
 
 def _episode(
@@ -165,7 +163,7 @@ def decode(ids: Sequence[int]) -> str:
 
 def training(
   label: str, *, tool: float = 0.3, rollouts: int = 60, seed: int = 0
-) -> metrics.Training:
+) -> study_lib.Training:
   rng = np.random.default_rng(seed)
   records = []
   for rollout in range(rollouts):
@@ -205,7 +203,7 @@ def training(
     "reward": {"gamma_max": tool, "alpha": 0.5},
     "curriculum": {"max_budget": 5, "fixed_budget": -1},
   }
-  return metrics.Training(label, tuple(records), config)
+  return study_lib.Training(label, tuple(records), config)
 
 
 def save_row(row: metrics.Row, folder: pathlib.Path) -> None:
@@ -214,7 +212,7 @@ def save_row(row: metrics.Row, folder: pathlib.Path) -> None:
   (folder / "episodes.jsonl").write_text(lines, "utf-8")
 
 
-def save_training(run: metrics.Training, folder: pathlib.Path) -> None:
+def save_training(run: study_lib.Training, folder: pathlib.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   lines = "".join(json.dumps(record) + "\n" for record in run.records)
   (folder / "metrics.jsonl").write_text(lines, "utf-8")
