@@ -172,8 +172,8 @@ def _mean(
   )
   weights = np.array([weight(cut) for cut in cuts])
   values = np.array([value(cut) for cut in cuts])
-  sums = aj.inference.cluster_sums(
-    cluster, [weights * values, weights], clusters=len(names)
+  sums = aj.inference.cell_sums(
+    [cluster], [len(names)], [weights * values, weights]
   )
   # A cut's exact match counts as one answer.
   counts = np.bincount(cluster, minlength=len(names))[:, None].astype(float)

@@ -20,7 +20,6 @@ from anysearch_jax import inference, significance
 
 _BUDGETS = 8
 _ALPHA, _BETA = 0.35, 0.3  # Most questions are almost always right or wrong.
-_MARGIN = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,21 +196,6 @@ def differences_of_few(
   return _measures(held, replicates)
 
 
-def equivalence_of_unequal(
-  design: Design, loss: float, replicates: int, seed: int = 0
-) -> float:
-  """Returns how often a real loss of accuracy is called no difference."""
-  rng = np.random.default_rng(seed)
-  met = 0
-  for _ in range(replicates):
-    p = np.clip(difficulties(design, rng), loss, 1)
-    ours = play(design, p, rng, deviations=np.array([-loss]))
-    theirs = play(design, p, rng, deviations=np.zeros(1))
-    gap = inference.minus(ours.scores("a"), theirs.scores("b"))
-    met += (inference.effects(gap)[0].within(_MARGIN) or 0.0) < 0.05
-  return met / replicates
-
-
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
@@ -245,10 +229,6 @@ def main(argv) -> None:
     line(
       f"{questions} questions, nearly all right", differences_of_few(easy, n)
     )
-  print(f"a real loss called no difference (margin {_MARGIN})")
-  for questions, loss in ((30, 0.03), (1000, 0.03), (1000, 0.02)):
-    wrong = equivalence_of_unequal(Design(questions), loss, n)
-    line(f"{questions} questions, loss {loss}", wrong)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ class Column:
     mapped = isinstance(subject, Mapping)
     found = subject.get(self.of) if mapped else getattr(subject, self.of)
     if isinstance(found, tuple):  # An estimate.
-      return Cell(*found, n=subject.n if self.n else None)
+      value, low, high = found
+      return Cell(value, low, high, subject.n if self.n else None)
     return found if found is None or isinstance(found, Cell) else Cell(found)
 
 

@@ -45,10 +45,3 @@ def test_differences_of_few_questions_hold_the_truth(questions):
   )
   for measure in ("EM", "TP"):
     assert found[measure] > 0.95 - _error(0.95, 300)
-
-
-def test_a_real_loss_is_not_called_equivalent():
-  few = coverage.equivalence_of_unequal(coverage.Design(30), 0.03, 300)
-  assert few < 0.05
-  many = coverage.equivalence_of_unequal(coverage.Design(1000), 0.02, 300)
-  assert many < 0.05 + _error(0.05, 300)

@@ -16,7 +16,7 @@ import study
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records, scoring
-from anysearch_jax.evaluation import columns, harness, metrics
+from anysearch_jax.evaluation import columns, harness, measures
 from anysearch_jax.training import validation
 from launch import score
 
@@ -105,7 +105,7 @@ def test_a_report_has_the_papers_and_the_official_scores():
   )
   assert (hotpot.f1, hotpot.official_f1) == (0.5, 0.0)
   assert (wiki.accuracy, wiki.official_accuracy) == (0.0, 1.0)
-  average = metrics.over_sets(rows, ("official_accuracy",))
+  average = measures.estimates(rows, ("official_accuracy",), weigh_sets=True)
   assert average["official_accuracy"].value == 0.5
 
 

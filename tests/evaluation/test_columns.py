@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import growth
 import numpy as np
 import point_values
 import pytest
@@ -19,23 +18,14 @@ def _file(path, found):
   return path
 
 
-def _of_sets(row, names):
-  """Assigns the row's questions to datasets."""
-  return [
-    e | {"dataset": names[int(e["question_id"][1:]) % len(names)]}
-    for e in row.episodes
-  ]
+def _one(**changes):
+  (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
+  return episode | changes
 
 
-def test_a_file_and_its_episodes_measure_the_same(tmp_path):
-  row = study.row("a", questions=20, budgets=(0, 2, 5), seeds=(1, 2))
-  table = columns.read(_file(tmp_path / "episodes.jsonl", row.episodes))
-  assert point_values.by_budget(table) == point_values.by_budget(row.episodes)
-
-
-def test_columns_are_aligned_with_episodes():
+def test_columns_are_aligned_with_episodes_in_any_order():
   row = study.row("a", questions=9, budgets=(0, 3, 1), seeds=(2, 1))
-  table = columns.of(row.episodes)
+  table, turned = columns.of(row.episodes), columns.of(row.episodes[::-1])
   ordered = sorted(row.episodes, key=columns.key_of)
   assert list(table.ids[table.question]) == [e["question_id"] for e in ordered]
   for name in ("budget", "seed", "em", "searches", "format", "total_tokens"):
@@ -49,21 +39,20 @@ def test_columns_are_aligned_with_episodes():
     t is not None for t in told
   ]
   assert list(table.asked) == [float(t is not None and t[1]) for t in told]
-
-
-def test_missing_format_is_not_measured():
-  row = study.row("a", questions=4, budgets=(2,), seeds=(1,))
-  found = point_values.cell([{**e, "format": None} for e in row.episodes])
-  judged = point_values.cell(row.episodes)
-  assert judged.format_rate is not None
-  assert vars(found) == vars(judged) | {"format_rate": None}
-
-
-def test_order_of_lines_does_not_matter():
-  found = study.row("a", questions=9, budgets=(0, 3), seeds=(2, 1)).episodes
-  one, two = columns.of(found), columns.of(found[::-1])
   for name in ("ids", "question", "budget", "seed", "em", "f1", "asked"):
-    np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    np.testing.assert_array_equal(getattr(table, name), getattr(turned, name))
+  with pytest.raises(AttributeError, match="expected a column"):
+    _ = table.unknown
+
+
+def test_a_row_keeps_a_sample_and_measures_all(tmp_path):
+  row = study.row("a", questions=30, budgets=(1, 2), seeds=(1, 2))
+  path = _file(tmp_path / "episodes.jsonl", row.episodes)
+  found = metrics.read_row("a", path, sample=10)
+  assert (len(found.episodes), len(found.columns)) == (10, 120)
+  assert point_values.by_budget(found.columns) == point_values.by_budget(
+    row.columns
+  )
 
 
 def test_runs_of_different_seeds_are_one_row(tmp_path):
@@ -72,67 +61,60 @@ def test_runs_of_different_seeds_are_one_row(tmp_path):
     for s in (4, 5)
   ]
   table = columns.read(*paths)
-  assert list(columns.by_seed(table)) == [4, 5]
+  assert set(table.seed) == {4, 5}
   with pytest.raises(ValueError, match="occurs twice at budget 0 and seed 4"):
     columns.read(paths[0], paths[0])
 
 
-def test_datasets_are_in_the_papers_order(tmp_path):
+def test_datasets_are_in_the_papers_order():
   names = ["bamboogle", "aqa", "nq", "2wikimultihopqa"]
-  found = _of_sets(study.row("a", questions=8, budgets=(1,)), names)
+  found = [
+    e | {"dataset": names[int(e["question_id"][1:]) % len(names)]}
+    for e in study.row("a", questions=8, budgets=(1,)).episodes
+  ]
   parts = columns.by_dataset(found)
   assert list(parts) == ["nq", "2wikimultihopqa", "bamboogle", "aqa"]
-  assert {len(part) for part in parts.values()} == {2}
   assert set(parts["nq"].ids[parts["nq"].question]) == {"q2", "q6"}
-
-
-def test_dataset_may_come_from_question_metadata():
-  (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
-  told = episode | {"metadata": {"dataset": "popqa"}}
+  # The dataset may come from the question's metadata.
+  told = _one(metadata={"dataset": "popqa"})
   assert list(columns.by_dataset([told])) == ["popqa"]
-  assert list(columns.by_dataset([episode])) == ["world"]
-
-
-def test_question_in_two_datasets_is_rejected():
-  row = study.row("a", questions=1, budgets=(1, 2))
-  found = [e | {"dataset": f"set{e['budget']}"} for e in row.episodes]
-  with pytest.raises(ValueError, match="'q0' is of dataset 'set1' and of"):
-    columns.of(found)
+  assert list(columns.by_dataset([_one()])) == ["world"]
 
 
 def test_missing_values_are_undefined():
   row = study.row("a", questions=4, budgets=(1,), plain=True)
-  cell = point_values.cell(row.episodes)
-  assert (cell.cost, cell.input_tokens) == (None, None)
+  cell = point_values.cell([e | {"format": None} for e in row.episodes])
+  assert (cell.cost, cell.input_tokens, cell.format_rate) == (None, None, None)
+  assert cell.accuracy is not None
   told = [e | {"cost": 0.5, "input_tokens": 7} for e in row.episodes]
   cell = point_values.cell(told)
   assert (cell.cost, cell.input_tokens) == (0.5, 7.0)
-  assert columns.by_hops(row.episodes) == {}
+  assert set(row.columns.hops) == {columns.NONE}
 
 
-def test_read_errors_have_messages(tmp_path):
-  path = tmp_path / "episodes.jsonl"
-  for text, sentence in (
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
     ("", "episodes.jsonl: found no episode"),
     ("\n{", "line 2: found text that is not JSON"),
+    ("[]", "line 1: found list, expected a JSON object"),
     ("{}", "line 1: the episode lacks question_id"),
-  ):
-    path.write_text(text)
-    with pytest.raises(ValueError, match=sentence):
-      columns.read(path)
-
-
-def test_unknown_outcome_is_rejected():
-  (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
-  with pytest.raises(ValueError, match="'q0' ended as 'lost'; expected one of"):
-    columns.of([episode | {"outcome": "lost"}])
-
-
-def test_unpaired_surrogate_can_be_read(tmp_path):
-  (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
-  path = _file(tmp_path / "x", [episode | {"question": study.HOSTILE}])
-  assert len(columns.read(path)) == 1
-  assert _sampled(path, 1)[0]["question"] == study.HOSTILE
+    (
+      json.dumps(_one(outcome="lost")),
+      "'q0' ended as 'lost'; expected one of",
+    ),
+    (json.dumps(_one(em="1")), "line 1: found em '1', expected int or float"),
+    (
+      "\n".join(json.dumps(_one(dataset=f"set{b}", budget=b)) for b in (1, 2)),
+      "'q0' is of dataset 'set1' and of 'set2'",
+    ),
+  ],
+)
+def test_read_errors_have_messages(tmp_path, text, sentence):
+  path = tmp_path / "episodes.jsonl"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=sentence):
+    columns.read(path)
 
 
 def _sampled(path, n, seed=0):
@@ -152,16 +134,9 @@ def test_samples_of_two_rows_are_of_the_same_episodes(tmp_path):
   assert {k[1] for k in keys} == {0, 2, 5}
   assert keys != [columns.key_of(e) for e in _sampled(one, 25, 1)]
   assert len(_sampled(one, 1000)) == 120
-
-
-def test_a_row_keeps_a_sample_and_measures_all(tmp_path):
-  row = study.row("a", questions=30, budgets=(1, 2))
-  path = _file(tmp_path / "episodes.jsonl", row.episodes)
-  found = metrics.read_row("a", path, run="r", sample=10)
-  assert (len(found.episodes), len(found.columns), found.run) == (10, 60, "r")
-  assert point_values.by_budget(found.columns) == point_values.by_budget(
-    row.columns
-  )
+  # An unpaired surrogate, which a model may emit, can be read.
+  path = _file(tmp_path / "x", [_one(question=study.HOSTILE)])
+  assert _sampled(path, 1)[0]["question"] == study.HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -180,7 +155,6 @@ def test_f1_by_hand(answer, aliases, expected):
 
 
 def test_f1_is_token_based_and_one_if_em_is_one():
-  (base,) = study.row("a", questions=1, budgets=(1,)).episodes
   told = {
     "the Eiffel tower": 1.0,
     "tower of London": 2 / 5,  # One common word; two and three words.
@@ -188,28 +162,64 @@ def test_f1_is_token_based_and_one_if_em_is_one():
     None: 0.0,
   }
   found = [
-    base
-    | {
-      "question_id": str(i),
-      "answer": answer,
-      "golden_answers": ["Eiffel Tower!", "La dame"],
-      "em": int(answer == "the Eiffel tower"),
-      "outcome": "answered",
-    }
+    _one(
+      question_id=str(i),
+      answer=answer,
+      golden_answers=["Eiffel Tower!", "La dame"],
+      em=int(answer == "the Eiffel tower"),
+      outcome="answered",
+    )
     for i, answer in enumerate(told)
   ]
   np.testing.assert_allclose(columns.of(found).f1, list(told.values()))
 
 
-def test_a_hundred_thousand_episodes_are_measured_in_linear_time():
-  (base,) = study.row("a", questions=1, budgets=(1,)).episodes
+_FACT = {
+  "entity": "kelmar",
+  "relation": "birthplace",
+  "alternative": "born in",
+  "value": "tol",
+  "known": True,
+  "stale": False,
+}
 
-  def measure(numbers):
-    table = columns.of(
-      base | {"question_id": f"q{i // 25}", "budget": i % 25} for i in numbers
-    )
-    cells = point_values.by_budget(table)
-    assert len(cells) == 25
-    assert sum(x.n + x.failed for x in cells.values()) == len(numbers)
 
-  growth.assert_linear(measure, range(100_000))
+@pytest.mark.parametrize(
+  ("query", "alternative", "asks"),
+  [
+    ("kelmar birthplace", "born in", True),
+    ("Where was Kelmar born in?", "born in", True),
+    ("kelmarine birthplace", "born in", False),
+    ("kelmar country", "born in", False),
+    ("birthplace", "born in", False),
+    ("kelmar", "", False),
+  ],
+)
+def test_asks_for_matches_whole_words_of_either_wording(
+  query, alternative, asks
+):
+  fact = _FACT | {"alternative": alternative}
+  assert columns.asks_for(query, fact) is asks
+
+
+@pytest.mark.parametrize(
+  ("budget", "queries", "fact", "found"),
+  [
+    (1, ["kelmar born in"], {}, ("known", True)),
+    (1, [], {"known": False}, ("unknown", False)),
+    (
+      1,
+      ["tol country", "kelmar birthplace"],
+      {"stale": True},
+      ("stale", True),
+    ),
+    (0, [], {}, None),
+  ],
+)
+def test_first_hop_sorts_by_memory_and_needs_budget(
+  budget, queries, fact, found
+):
+  facts = {"facts": [_FACT | fact, _FACT]}
+  episode = _one(budget=budget, queries=queries, metadata=facts)
+  assert columns.first_hop(episode) == found
+  assert columns.first_hop(episode | {"metadata": {}}) is None

@@ -1,40 +1,31 @@
-"""Paired comparisons, and the verdicts based on them."""
+"""Paired comparisons of rows: values, families, trainings, undefined tests."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import columns, comparison, metrics, verdicts
+from anysearch_jax.evaluation import (
+  columns,
+  comparison,
+  metrics,
+  significance,
+)
 
 
 def _row(
   label, results, *, budget=2, seed=1, outcome="answered", dataset="world"
 ):
   """Builds a row from {question: (em, searches)}."""
+  (base,) = study.row("a", questions=1, budgets=(budget,), plain=True).episodes
+  base |= {"seed": seed, "outcome": outcome, "dataset": dataset}
   return metrics.Row(
     label,
     tuple(
-      {
-        "question_id": question,
-        "budget": budget,
-        "seed": seed,
-        "em": em,
-        "searches": searches,
-        "outcome": outcome,
-        "scaffold": False,
-        "answer": "",
-        "golden_answers": ["x"],
-        "format": 1,
-        "queries": [],
-        "spans": [],
-        "violation": False,
-        "generated_tokens": 10,
-        "retrieved_tokens": 20 * searches,
-        "total_tokens": 10 + 20 * searches,
-        "dataset": dataset,
-      }
+      base | {"question_id": question, "em": em, "searches": searches}
       for question, (em, searches) in results.items()
     ),
   )
@@ -53,55 +44,30 @@ def test_the_early_stopping_table_by_hand():
   assert line.tp_difference.value == pytest.approx(2 / 4 - 3 / 8)
 
 
-def test_failed_pairs_are_left_out_and_counted():
-  ours = _row("a", {"q1": (1, 1)})
-  theirs = _row("b", {"q1": (0, 1)}, outcome="failed")
-  pairs = comparison.pair(ours, theirs)
-  assert (pairs.failed, pairs.questions) == (1, 0)
-  assert comparison.compare(pairs) == []
-
-
-def test_subset_is_compared_on_common_questions():
+def test_what_cannot_be_paired_is_left_out_and_counted():
   ours = _row("a", {f"q{i}": (1, 1) for i in range(5)})
   theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
   for one, other in ((ours, theirs), (theirs, ours)):
     pairs = comparison.pair(one, other)
-    assert (len(pairs), pairs.unpaired) == (3, 2)
+    assert (len(pairs), pairs.unpaired, pairs.failed) == (3, 2, 0)
+  failed = _row("b", {f"q{i}": (0, 1) for i in range(5)}, outcome="failed")
+  pairs = comparison.pair(ours, failed)
+  assert (pairs.failed, len(pairs)) == (5, 0)
+  assert comparison.compare(pairs) == []
 
 
-def test_rows_on_different_questions_are_rejected():
+@pytest.mark.parametrize(
+  ("questions", "seed", "sentence"),
+  [
+    (("q2", "q3", "q4"), 1, "1 only in the first, 2 only in the second"),
+    (("q1", "q2"), 2, "no budget and seed in common"),
+  ],
+)
+def test_rows_that_cannot_be_compared_are_rejected(questions, seed, sentence):
   ours = _row("a", {"q1": (1, 1), "q2": (1, 1)})
-  theirs = _row("b", {"q2": (0, 1), "q3": (0, 1), "q4": (0, 1)})
-  with pytest.raises(ValueError, match="1 only in the first, 2 only in the"):
+  theirs = _row("b", dict.fromkeys(questions, (0, 1)), seed=seed)
+  with pytest.raises(ValueError, match=sentence):
     comparison.pair(ours, theirs)
-
-
-def test_rows_without_common_episodes_are_rejected():
-  with pytest.raises(ValueError, match="no budget and seed in common"):
-    comparison.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
-
-
-def test_budgets_of_one_row_only_are_ignored():
-  ours = study.row("a", budgets=(0, 1, 2), questions=5)
-  theirs = study.row("b", budgets=(1, 2, 3), questions=5)
-  pairs = comparison.pair(ours, theirs)
-  assert set(np.unique(pairs.budget)) <= {1, 2}
-  assert pairs.unpaired == 0
-
-
-def test_the_early_stopping_table_of_one_set():
-  def both(label, em):
-    nq = _row(label, {"nq/1": (em, 1), "nq/2": (em, 2)}, dataset="nq")
-    musique = _row(label, {"musique/1": (1 - em, 1)}, dataset="musique")
-    return metrics.Row(label, nq.episodes + musique.episodes)
-
-  pairs = comparison.pair(both("a", 0), both("b", 1))
-  parts = pairs.by_dataset()
-  assert list(parts) == ["nq", "musique"]
-  (line, _) = comparison.compare(parts["nq"])
-  assert (line.n, line.losses, line.losses_unused, line.net) == (2, 2, 1, -2)
-  (line, _) = comparison.compare(pairs)
-  assert (line.n, line.wins, line.losses) == (3, 1, 2)
 
 
 def test_pairs_equal_a_naive_join():
@@ -115,16 +81,9 @@ def test_pairs_equal_a_naive_join():
   pairs = comparison.pair(ours, theirs)
   assert len(pairs) == len(common) > 10
   for side, own in ((pairs.ours, left), (pairs.theirs, right)):
-    found = list(
-      zip(
-        side.ids[side.question],
-        side.budget,
-        side.seed,
-        side.em,
-        side.searches,
-      )
-    )
-    assert found == [
+    ids = side.ids[side.question]
+    found = zip(ids, side.budget, side.seed, side.em, side.searches)
+    assert list(found) == [
       (*key, own[key]["em"], own[key]["searches"]) for key in common
     ]
 
@@ -137,138 +96,181 @@ def test_pairing_narrows_the_interval():
     f"q{i}": (int(not h or n), 1) for i, (h, n) in enumerate(zip(hard, nudge))
   }
   theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
-  pairs = comparison.pair(_row("a", ours), _row("b", theirs))
-  (effect,) = comparison.differences(pairs, pools=[[2]])
-  found = effect.estimate
-  assert found.above()
+  line, _ = comparison.compare(
+    comparison.pair(_row("a", ours), _row("b", theirs))
+  )
+  assert line.difference.above()
   # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
-  assert found.high - found.low < 0.07
+  assert line.difference.high - line.difference.low < 0.07
 
 
-def test_knowledge_of_a_policy_that_searches_what_it_lacks():
-  found = comparison.knowledge(
-    study.row("a", questions=80, thrift=0.1),
-  )
-  assert found["known"].estimate.value < 0.2
-  assert found["unknown"].estimate.value > 0.9
-  assert found["gap"].estimate.above()
-  assert found["stale"].n > 0
-  assert comparison.knowledge(study.row("a", questions=3, plain=True)) == {}
+def _rows(*labels, sets=("nq",), **size):
+  rows = []
+  for place, label in enumerate(labels):
+    row = study.row(label, skill=0.9 - 0.3 * place, **size)
+    found = [
+      e | {"dataset": sets[int(e["question_id"][1:]) % 3 % len(sets)]}
+      for e in row.episodes
+    ]
+    rows.append(metrics.Row(label, tuple(found)))
+  return rows
 
 
-def _verdicts(system, *others, controls=()):
-  compared = {}
-  for row in others:
-    pairs = comparison.pair(system, row)
-    compared[row.label] = pairs, comparison.compare(pairs)
-  found = verdicts.verdicts(
-    [system, *others],
-    controls,
-    compared=compared,
-    recalled=comparison.knowledge(system),
-  )
-  return [v.met for v in found], found
+def _pairwise(rows, *names):
+  return comparison.pairwise(rows, names or comparison.MEASURES, draws=300)
 
 
-def test_verdicts_of_a_good_policy():
-  good = study.row("good", skill=0.9, questions=150, run="a")
-  scaffolded = tuple(e | {"scaffold": True} for e in good.episodes)
-  met, found = _verdicts(
-    good,
-    study.row("control", skill=0.5, thrift=0.95, questions=150, run="b"),
-    metrics.Row("with", scaffolded, "a"),
-    controls=["control"],
-  )
-  assert met == [True, True, True, True, True]
-  assert [len(v.numbers) for v in found] == [4, 1, 4, 1, 1]
-  assert all("only" in v.scope for v in found)
+def _by_cell(lines):
+  return {(d.measure, d.dataset, d.budget): d for d in lines}
 
 
-def test_few_questions_leave_equivalence_undecided():
-  size = {"skill": 0.9, "questions": 12, "budgets": (0, 1, 5)}
-  met, found = _verdicts(
-    study.row("good", run="a", **size),
-    study.row("control", run="b", **size),
-    study.row("with", run="a", scaffold=True, **size),
-    controls=["control"],
-  )
-  assert met[3:] == [None, None]
-  assert all(v.text.startswith("Undecided: ") for v in found[3:])
-  # A difference of the margin would not be found.
-  assert all(v.numbers[0].detectable > verdicts.MARGIN for v in found[3:])
-
-
-def _of_run(row, run):
-  return tuple(e | {"run": run} for e in row.episodes)
-
-
-def test_rows_of_several_trainings_are_judged_as_methods():
-  size = {"questions": 30, "budgets": (0, 1, 5)}
-
-  def trained(label, **policy):
-    rows = [study.row(f"{label}{i}", **size, **policy) for i in range(3)]
-    return metrics.Row(
-      label, sum((_of_run(r, f"{label}{i}") for i, r in enumerate(rows)), ())
+def test_lines_of_one_set_are_the_comparison_of_two_rows():
+  ours, theirs = _rows("a", "b", questions=60, budgets=(0, 2, 4))
+  found = _by_cell(_pairwise([ours, theirs]))
+  table = comparison.compare(comparison.pair(ours, theirs))
+  for line in table:
+    accuracy = found["accuracy", None, line.budget]
+    assert accuracy.n == line.n
+    assert accuracy.estimate == pytest.approx(line.difference)
+    tp = found["tp", None, line.budget].estimate
+    assert tp == (
+      line.tp_difference
+      if line.budget == 0
+      else pytest.approx(line.tp_difference)
     )
+  at = next(line for line in table if line.budget == 2)
+  assert found["accuracy", None, 2].mcnemar == pytest.approx(
+    significance.mcnemar(at.wins, at.losses)
+  )
+  assert {key[1] for key in found} == {None}
+  # Undefined: without a search, and without a recorded cost.
+  assert found["tp", None, 0].estimate == (None, None, None)
+  assert found["tp", None, 0].p is found["tp", None, 0].adjusted is None
+  assert found["cost", None, 2].estimate.value is None
 
-  _, found = _verdicts(
-    trained("good", skill=0.9),
-    trained("control", skill=0.2),
-    controls=["control"],
-  )
-  assert {v.scope for v in found} == {""}
-  _, found = _verdicts(
-    trained("good", skill=0.9), study.row("one", **size), controls=["one"]
-  )
-  assert found[0].scope == ""
-  assert "one has one training" in found[1].scope
-  # Each training has its own seed, and the rows share one of them.
-  ours, theirs = (
-    metrics.Row(
-      label,
-      sum(
-        (
-          _of_run(study.row(label, seeds=(seed,), **size), f"{label}{seed}")
-          for seed in seeds
-        ),
-        (),
-      ),
+
+def test_all_sets_together_are_averaged_by_set():
+  names = ("musique", "nq")
+  ours, theirs = _rows("a", "b", sets=names, questions=60, budgets=(1, 3))
+  found = _by_cell(_pairwise([ours, theirs]))
+  assert list(dict.fromkeys(key[1] for key in found)) == [None, "nq", "musique"]
+  for measure, budget in itertools.product(("accuracy", "tp"), (None, 1, 3)):
+    own = [found[measure, name, budget].estimate.value for name in names]
+    together = found[measure, None, budget]
+    assert together.estimate.value == pytest.approx(np.mean(own))
+    assert together.n == sum(found[measure, s, budget].n for s in names)
+  sizes = {found["accuracy", name, 1].n for name in names}
+  assert len(sizes) == 2
+
+
+def test_identical_rows_do_not_differ():
+  (row,) = _rows("a", questions=30, budgets=(2,))
+  lines = _pairwise([row, metrics.Row("again", row.episodes)])
+  for line in lines:
+    if line.measure != "cost":  # These episodes record no cost.
+      assert line.estimate.value == 0
+      # Many questions without a change do not rule out changes on others.
+      answered = line.measure in ("accuracy", "tp")
+      assert (line.estimate.low < 0 < line.estimate.high) == answered
+      assert line.p == line.adjusted == 1.0
+  assert _by_cell(lines)["accuracy", None, 2].mcnemar == 1.0
+
+
+def test_every_seed_is_reported():
+  size = {"questions": 40, "budgets": (0, 2, 5), "seeds": (7, 3)}
+  rows = _rows("a", "b", sets=("musique", "nq"), **size)
+  found = _by_cell(_pairwise(rows, "accuracy", "tp"))
+  # McNemar needs one pair a question.
+  assert all(line.mcnemar is None for line in found.values())
+  assert found["accuracy", None, 2].n > found["accuracy", None, 2].questions
+  for place, seed in enumerate((3, 7)):
+    alone = [
+      metrics.Row(r.label, tuple(e for e in r.episodes if e["seed"] == seed))
+      for r in rows
+    ]
+    own = _by_cell(_pairwise(alone, "accuracy", "tp"))
+    for key, line in found.items():
+      value = own[key].estimate.value
+      assert line.by_seed[place] == (value and pytest.approx(value)), key
+
+
+def test_holm_is_over_all_pairs_at_one_level_of_detail():
+  rows = _rows("a", "b", "c", questions=150, budgets=(1, 2, 3))
+  lines = _pairwise(rows, "accuracy", "searches")
+  assert [(d.ours, d.theirs) for d in lines[:: len(lines) // 3]] == [
+    ("a", "b"),
+    ("a", "c"),
+    ("b", "c"),
+  ]
+  for measure, pooled in itertools.product(
+    ("accuracy", "searches"), (True, False)
+  ):
+    family = [
+      d for d in lines if d.measure == measure and (d.budget is None) == pooled
+    ]
+    assert len(family) == (3 if pooled else 9)
+    np.testing.assert_allclose(
+      [d.adjusted for d in family],
+      significance.holm([d.p for d in family]),
     )
-    for label, seeds in (("good", (1, 2)), ("control", (2, 3)))
+  # A real difference is found, and equal ones repeat.
+  line = lines[0]
+  assert line.budget is None and line.estimate.above() and line.adjusted < 0.05
+  assert lines == _pairwise(rows, "accuracy", "searches")
+
+
+def _trained(label, trainings, *, seeds=(1,), **size):
+  """Builds a row of several trainings with the same evaluation seeds."""
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"run": f"{label}{i}"}
+      for i in range(trainings)
+      for e in study.row(f"{label}{i}", seeds=seeds, **size).episodes
+    ),
   )
-  _, found = _verdicts(ours, theirs, controls=["control"])
-  assert found[0].scope == ""
-  assert "good, control have one training" in found[1].scope
 
 
-def test_verdicts_of_a_bad_policy_say_so():
-  met, found = _verdicts(
-    study.row("bad", skill=0.3, thrift=0.95, questions=150, run="a"),
-    study.row("control", skill=0.95, questions=150, run="b"),
-    study.row("with", skill=0.95, questions=150, run="a", scaffold=True),
-    controls=["control"],
-  )
-  assert met[1:] == [False, False, False, False]
-  assert all(v.text.startswith("Not met: ") for v in found[1:])
-  assert "below control" in found[4].text
+@pytest.mark.parametrize(
+  ("ours", "theirs", "pairs", "unpaired"),
+  [(3, 3, 3, 0), (3, 1, 3, 0), (1, 3, 3, 0), (3, 2, 2, 20)],
+)
+def test_trainings_of_one_seed_are_matched(ours, theirs, pairs, unpaired):
+  """A single training is matched with each; others in their order."""
+  size = {"questions": 10, "budgets": (1, 3)}
+  rows = _trained("a", ours, **size), _trained("b", theirs, **size)
+  found = comparison.pair(*rows)
+  assert (found.unpaired, len(found) + found.failed) == (unpaired, pairs * 20)
+  (line,) = (d for d in _pairwise(rows, "accuracy") if d.budget == 1)
+  assert (line.between is None) == (min(ours, theirs) == 1)
 
 
-def test_searching_without_gain_is_not_met():
-  flat = study.row("flat", questions=40)
-  episodes = tuple(e | {"em": 1, "outcome": "answered"} for e in flat.episodes)
-  met, _ = _verdicts(metrics.Row("flat", episodes))
-  assert met[0] is False
+def test_a_training_meets_itself_in_any_order():
+  ours = _trained("a", 3, questions=10, budgets=(1, 3))
+  again = metrics.Row("again", tuple(reversed(ours.episodes)))
+  pairs = comparison.pair(ours, again)
+  names = [
+    [side.runs[code] for code in side.run]
+    for side in (pairs.ours, pairs.theirs)
+  ]
+  assert names[0] == names[1]
+  assert (pairs.ours.em == pairs.theirs.em).all()
 
 
-def test_unmeasured_claims_are_not_judged():
-  met, found = _verdicts(study.row("a", questions=8, budgets=(5,), plain=True))
-  assert met == [None] * 5
-  assert all(v.text.startswith("Not judged: ") for v in found)
-
-
-def test_the_scaffold_row_is_of_the_same_policy():
-  system = study.row("a", questions=8, budgets=(1,), run="a")
-  other = study.row("b", questions=8, budgets=(1,), run="b", scaffold=True)
-  met, _ = _verdicts(system, other)
-  assert met[3] is None
-  assert isinstance(verdicts.Verdict("c", None, "t").numbers, tuple)
+def test_several_trainings_are_compared_as_methods():
+  size = {"questions": 60, "budgets": (2,)}
+  rows = [
+    _trained("a", 4, skill=0.9, **size),
+    _trained("b", 4, skill=0.2, **size),
+  ]
+  found = _by_cell(_pairwise(rows, "accuracy", "searches"))
+  line = found["accuracy", None, 2]
+  assert line.trainings == (4, 4)
+  # All trainings of one row are better: one of 70 ways, doubled.
+  assert line.between == pytest.approx(2 / 70)
+  assert line.estimate.above() and line.p < 0.05
+  # The p value belongs to the interval.
+  for line in found.values():
+    outside = line.estimate.above() or line.estimate.below()
+    assert outside == (line.p < 0.05)
+  assert line.mcnemar is None

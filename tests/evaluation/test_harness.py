@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import scripted
@@ -16,7 +12,7 @@ import small_run
 from played_evaluation import configured, jax_player, play, rows_of
 
 from anysearch_jax import types
-from anysearch_jax.evaluation import columns, harness
+from anysearch_jax.evaluation import columns, harness, journal
 from anysearch_jax.rollout import searching
 
 
@@ -147,81 +143,67 @@ class KilledError(Exception):
   pass
 
 
+def answering(**options):
+  """Returns a player that answers every question at once."""
+  engine = scripted.Engine(lambda request: scripted.answer("x"), **options)
+  return harness.Player(engine, scripted.CODEC)
+
+
+def questions_of(count):
+  return [types.Question(str(i), "?", ("x",)) for i in range(count)]
+
+
 def test_finished_episodes_are_not_played_again(tmp_path):
   config = configured(budgets=(0, 1, 2), seeds=(1,))
-  questions = [types.Question(str(i), "?", ("x",)) for i in range(10)]
+  asked = questions_of(10), scripted.Retriever()
 
-  def player(most=None):
-    engine = scripted.Engine(lambda request: scripted.answer("x"))
+  def stop(done, total):
+    if done >= 11:
+      raise KilledError
 
-    def count(done, total):
-      if most and done >= most:
-        raise KilledError
-
-    return harness.Player(engine, scripted.CODEC), count
-
-  one, none = player()
-  _, expected = play(
-    config, one, questions, scripted.Retriever(), tmp_path / "whole"
-  )
-  two, stop = player(11)
+  _, expected = play(config, answering(), *asked, tmp_path / "whole")
   with pytest.raises(ExceptionGroup):
-    play(
-      config,
-      two,
-      questions,
-      scripted.Retriever(),
-      tmp_path / "killed",
-      on_done=stop,
-    )
+    play(config, answering(), *asked, tmp_path / "killed", on_done=stop)
   partial = tmp_path / "killed" / "episodes.partial.jsonl"
   kept = len(partial.read_bytes().splitlines())
   assert 11 <= kept < 30
   # Simulate a kill while the last line was written.
   partial.write_bytes(partial.read_bytes()[:-40])
-  three, ticks = player()[0], []
+  player, ticks = answering(), []
   summary, text = play(
     config,
-    three,
-    questions,
-    scripted.Retriever(),
+    player,
+    *asked,
     tmp_path / "killed",
     on_done=lambda done, total: ticks.append(done),
   )
   assert text == expected
-  assert summary["played"] == len(three.engine.requests) == 30 - (kept - 1)
+  assert summary["played"] == len(player.engine.requests) == 30 - (kept - 1)
   assert ticks == list(range(kept, 31))
   assert not partial.exists()
 
 
 def test_failed_episode_is_played_again_by_the_next_start(tmp_path):
-  config = configured(budgets=(1,), seeds=(1,))
-  questions = [types.Question(str(i), "?", ("x",)) for i in range(4)]
-  failed = json.dumps(
-    {"seed": 1, "budget": 1, "question_id": "2", "failed": True}
-  )
-  (tmp_path / "episodes.partial.jsonl").write_text(failed + "\n")
-  engine = scripted.Engine(lambda request: scripted.answer("x"))
+  failed = {"seed": 1, "budget": 1, "question_id": "2", "failed": True}
+  (tmp_path / "episodes.partial.jsonl").write_text(json.dumps(failed) + "\n")
+  player = answering()
   _, text = play(
-    config,
-    harness.Player(engine, scripted.CODEC),
-    questions,
+    configured(budgets=(1,), seeds=(1,)),
+    player,
+    questions_of(4),
     scripted.Retriever(),
     tmp_path,
   )
-  assert len(engine.requests) == 4
+  assert len(player.engine.requests) == 4
   assert [row["failed"] for row in rows_of(text)] == [False] * 4
 
 
 def test_failed_episode_is_recorded_but_not_summed(tmp_path):
-  config = configured(budgets=(1,), seeds=(1,))
+  engine = scripted.Engine([scripted.search("a"), scripted.answer("x")])
   summary, text = play(
-    config,
-    harness.Player(
-      scripted.Engine([scripted.search("a"), scripted.answer("x")]),
-      scripted.CODEC,
-    ),
-    [types.Question("q", "?", ("x",))],
+    configured(budgets=(1,), seeds=(1,)),
+    harness.Player(engine, scripted.CODEC),
+    questions_of(1),
     scripted.Retriever(error=types.RetrievalError("The index is gone.")),
     tmp_path,
   )
@@ -232,22 +214,14 @@ def test_failed_episode_is_recorded_but_not_summed(tmp_path):
 
 
 def test_running_episodes_never_exceed_slots(tmp_path):
-  config = configured(budgets=(0, 1, 2), seeds=(1, 2, 3))
+  config = configured(budgets=(0, 1), seeds=(1, 2))
   config = dataclasses.replace(
     config, engine=dataclasses.replace(config.engine, slots=5)
   )
-  engine = scripted.Engine(
-    lambda request: scripted.answer("x"), seconds=scripted.shuffled_seconds(0)
-  )
-  play(
-    config,
-    harness.Player(engine, scripted.CODEC),
-    [types.Question(str(i), "?", ("x",)) for i in range(20)],
-    scripted.Retriever(),
-    tmp_path,
-  )
-  assert engine.most == 5
-  assert len(engine.released) == 180
+  player = answering(seconds=scripted.shuffled_seconds(0))
+  play(config, player, questions_of(10), scripted.Retriever(), tmp_path)
+  assert player.engine.most == 5
+  assert len(player.engine.released) == 40
 
 
 def test_jobs_are_created_lazily():
@@ -282,70 +256,19 @@ def test_jobs_are_created_lazily():
   ],
 )
 def test_invalid_evaluation_is_rejected(changes, message, tmp_path):
-  engine = scripted.Engine([scripted.answer("x")])
+  player = answering()
+  config, asked = configured(**changes), questions_of(1)
   with pytest.raises(ValueError, match=message):
-    play(
-      configured(**changes),
-      harness.Player(engine, scripted.CODEC),
-      [types.Question("q", "?", ("x",))],
-      scripted.Retriever(),
-      tmp_path,
-    )
-  assert not engine.requests
-
-
-_KILLED = """
-import os, signal, sys, pathlib
-sys.path.insert(0, "tests/support")
-import played_evaluation as t, scripted
-from anysearch_jax import types
-from anysearch_jax.evaluation import columns, harness
-engine = scripted.Engine(
-  lambda request: scripted.answer("x"), seconds=scripted.shuffled_seconds(1)
-)
-def on_done(done, total):
-  if done == 9:
-    os.kill(os.getpid(), signal.SIGKILL)
-t.play(
-  t.configured(budgets=(0, 1), seeds=(1,)),
-  harness.Player(engine, scripted.CODEC),
-  [types.Question(str(i), "?", ("x",)) for i in range(12)],
-  scripted.Retriever(),
-  pathlib.Path(sys.argv[1]),
-  on_done=on_done,
-)
-"""
-
-
-def test_killed_process_resumes_to_the_same_bytes(tmp_path):
-  killed = subprocess.run(
-    [sys.executable, "-c", _KILLED, str(tmp_path / "killed")],
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    check=False,
-  )
-  assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-  partial = tmp_path / "killed" / "episodes.partial.jsonl"
-  assert len(partial.read_bytes().splitlines()) == 9
-  config = configured(budgets=(0, 1), seeds=(1,))
-  questions = [types.Question(str(i), "?", ("x",)) for i in range(12)]
-  found = {}
-  for name in ("killed", "whole"):
-    engine = scripted.Engine(lambda request: scripted.answer("x"))
-    _, found[name] = play(
-      config,
-      harness.Player(engine, scripted.CODEC),
-      questions,
-      scripted.Retriever(),
-      tmp_path / name,
-    )
-  assert len(engine.requests) == 24
-  assert found["killed"] == found["whole"]
+    play(config, player, asked, scripted.Retriever(), tmp_path)
+  assert not player.engine.requests
 
 
 def test_official_scores_are_summed_even_if_the_first_episode_failed():
   def row(failed, **scores):
-    sums = dict.fromkeys(harness._SUMS, 0)
+    sums = dict.fromkeys(
+      "em searches generated_tokens retrieved_tokens input_tokens cost".split(),
+      0,
+    )
     return {"dataset": "nq", "budget": 1, "failed": failed, **sums, **scores}
 
   (cell,) = harness.cells(
@@ -384,3 +307,66 @@ def test_pairs_are_cells_of_their_own_within_their_caps(tmp_path):
   assert small["generated_tokens"] <= 60 < large["generated_tokens"] <= 90
   table = columns.of(rows_of(path))
   assert sorted(table.token_cap.tolist()) == [60, 90, float("inf")]
+
+
+def test_row_records_texts_tokens_and_cost(tmp_path):
+  passages = [types.Passage(f"p{i}", "Title", "text") for i in (1, 2)]
+  config = configured(
+    budgets=(2,),
+    seeds=(3,),
+    search_price=5.0,
+    input_price=2.0,
+    output_price=10.0,
+  )
+  engine = scripted.Engine([scripted.search("a"), scripted.answer("x")])
+  _, text = play(
+    config,
+    harness.Player(engine, scripted.CODEC),
+    [types.Question("nq/1", "?", ("x",), metadata={"dataset": "nq"})],
+    scripted.Retriever({"a": passages}),
+    tmp_path,
+  )
+  (row,) = rows_of(text)
+  assert row["dataset"] == "nq"
+  (shown,) = row["observations"]
+  assert (shown["tool"], shown["argument"], shown["turn"]) == ("search", "a", 0)
+  assert [types.Passage(**p) for p in shown["passages"]] == [
+    dataclasses.replace(p, score=0.0) for p in passages
+  ]
+  first, second = (len(request.token_ids) for request in engine.requests)
+  assert row["prompt_tokens"] == first
+  assert row["input_tokens"] == first + second
+  assert row["cost"] == pytest.approx(
+    0.005 + (first + second) * 2e-6 + row["generated_tokens"] * 1e-5
+  )
+  tokens = row["tokens"]
+  authors = [author for author, _ in tokens["authors"]]
+  assert authors == ["prompt", "model", "environment", "model"]
+  assert sum(n for _, n in tokens["authors"]) == len(tokens["ids"])
+  assert tokens["ids"][:second] == list(engine.requests[1].token_ids)
+  turns = [n for author, n in tokens["authors"] if author == "model"]
+  assert sum(turns) == len(tokens["logps"]) == row["generated_tokens"]
+  # The scripted engine reports a new version each turn, starting from 7.
+  assert tokens["versions"] == [[7, turns[0]], [8, turns[1]]]
+
+
+def test_damaged_line_or_missing_row_is_rejected(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  (tmp_path / "rows.partial.jsonl").write_text('{"i": 0}\n{"i": \n{"i": 1}\n')
+  with pytest.raises(ValueError, match="line 2: .*not a row"):
+    journal.Journal(path, 2, lambda row: row["i"])
+  (tmp_path / "rows.partial.jsonl").write_text('{"i": 1}\n')
+  with journal.Journal(path, 2, lambda row: row["i"]) as rows:
+    with pytest.raises(ValueError, match="lacks 1 of 2 rows"):
+      rows.finish()
+    rows.add({"i": 0})
+    rows.finish()
+  assert path.read_text() == '{"i": 0}\n{"i": 1}\n'
+
+
+def test_a_folder_belongs_to_one_evaluation(tmp_path):
+  files = {"config.json": {"a": {"b": (1, 2)}, "c": 1}}
+  journal.claim(tmp_path, files)
+  journal.claim(tmp_path, files)
+  with pytest.raises(ValueError, match=r"a.b is \[1, 2\] there and \[1, 3\]"):
+    journal.claim(tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}})

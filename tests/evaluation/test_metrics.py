@@ -1,71 +1,51 @@
-"""Tests the metrics of evaluation against small tables."""
+"""Measures, curves, surfaces, the Pareto front and costs, by hand."""
 
 from __future__ import annotations
 
-import json
+import itertools
 
+import numpy as np
 import point_values
 import pytest
 import study
 
-from anysearch_jax.evaluation import columns, metrics
+from anysearch_jax import budgets as budgets_lib
+from anysearch_jax.evaluation import columns, inference, measures, metrics
 
 
-def _episode(**changes):
-  base = {
-    "question_id": "q0",
-    "question": "where?",
-    "golden_answers": ["x"],
-    "budget": 2,
-    "scaffold": False,
-    "seed": 1,
-    "spans": [],
-    "answer": "x",
+def _episodes(*changes):
+  """Returns episodes of two permitted searches with these changes."""
+  (base,) = study.row("a", questions=1, budgets=(2,)).episodes
+  base |= {
     "em": 1,
     "format": 1,
     "searches": 1,
-    "queries": ["kelmar birthplace"],
     "violation": False,
     "outcome": "answered",
-    "reason": "",
     "generated_tokens": 10,
     "retrieved_tokens": 30,
     "total_tokens": 40,
-    "metadata": {},
   }
-  return base | changes
-
-
-_FACT = {
-  "entity": "kelmar",
-  "relation": "birthplace",
-  "alternative": "born in",
-  "value": "tol",
-  "known": True,
-  "stale": False,
-}
+  return [
+    base | {"question_id": f"q{i}"} | change for i, change in enumerate(changes)
+  ]
 
 
 def test_failed_episodes_are_counted_and_excluded():
   cell = point_values.cell(
-    [
-      _episode(),
-      _episode(
-        question_id="q1",
-        em=0,
-        searches=2,
-        outcome="invalid",
-        format=0,
-        violation=True,
-      ),
-      _episode(
-        question_id="q2", searches=0, retrieved_tokens=0, total_tokens=10
-      ),
-      _episode(
-        question_id="q3", em=0, outcome="truncated", generated_tokens=40
-      ),
-      _episode(question_id="q4", em=0, outcome="failed", total_tokens=999),
-    ]
+    _episodes(
+      {},
+      {
+        "em": 0,
+        "searches": 2,
+        "outcome": "invalid",
+        "format": 0,
+        "violation": True,
+      },
+      {"searches": 0, "retrieved_tokens": 0, "total_tokens": 10},
+      {"em": 0, "outcome": "truncated", "generated_tokens": 40},
+      {"em": 0, "outcome": "failed", "total_tokens": 999},
+    )
   )
   assert (cell.n, cell.failed) == (4, 1)
   rates = cell.invalid_rate, cell.truncated_rate, cell.violation_rate
@@ -75,20 +55,17 @@ def test_failed_episodes_are_counted_and_excluded():
   assert (cell.generated_tokens, cell.retrieved_tokens) == (17.5, 22.5)
   assert cell.total_tokens == 32.5
   assert cell.retrieval_share == pytest.approx(90 / 130)
-
-
-def test_only_failures_have_no_mean():
-  cell = point_values.cell([_episode(outcome="failed")])
+  cell = point_values.cell(_episodes({"outcome": "failed"}))
   assert (cell.n, cell.failed) == (0, 1)
   assert cell.accuracy is cell.tp is cell.retrieval_share is None
 
 
 def test_productivity_pools_searches_and_excludes_closed_book_answers():
-  found = [
-    _episode(budget=0, searches=0, em=1),
-    _episode(budget=1, searches=1, em=1),
-    _episode(budget=2, searches=2, em=0),
-  ]
+  found = _episodes(
+    {"budget": 0, "searches": 0, "em": 1},
+    {"budget": 1, "searches": 1, "em": 1},
+    {"budget": 2, "searches": 2, "em": 0},
+  )
   cells = point_values.by_budget(found)
   assert (cells[0].tp, cells[0].accuracy) == (None, 1.0)
   assert (cells[1].tp, cells[2].tp) == (1.0, 0.0)
@@ -96,82 +73,198 @@ def test_productivity_pools_searches_and_excludes_closed_book_answers():
   assert point_values.cell(found).accuracy == pytest.approx(2 / 3)
 
 
-def test_budget_use_counts_the_searches_of_each_budget():
-  found = [
-    _episode(budget=0, searches=0),
-    _episode(budget=2, searches=2),
-    _episode(budget=2, searches=0, question_id="q1"),
-    _episode(budget=2, searches=2, question_id="q2"),
-    _episode(budget=2, searches=1, question_id="q3", outcome="failed"),
-  ]
-  assert metrics.budget_use(found) == {0: (1,), 2: (1, 0, 2)}
-  shares = metrics.search_shares(found)
+def test_shares_of_the_searches_of_each_budget():
+  found = _episodes(
+    {"budget": 0, "searches": 0},
+    {"searches": 2},
+    {"searches": 0},
+    {"searches": 2},
+    {"searches": 1, "outcome": "failed"},
+  )
+  shares = metrics.search_shares(columns.of(found))
   assert [share.value for share in shares[2]] == pytest.approx(
     [1 / 3, 0, 2 / 3]
   )
+  assert [share.value for share in shares[0]] == [1.0]
 
 
-@pytest.mark.parametrize(
-  ("query", "asks"),
-  [
-    ("kelmar birthplace", True),
-    ("Where was Kelmar born in?", True),
-    ("verdict kelmar birthplace tol", True),
-    ("kelmarine birthplace", False),
-    ("kelmar country", False),
-    ("birthplace", False),
-    ("", False),
-  ],
-)
-def test_asks_for_matches_whole_words_of_either_wording(query, asks):
-  assert columns.asks_for(query, _FACT) is asks
+def test_knowledge_of_a_policy_that_searches_what_it_lacks():
+  row = study.row("a", questions=80, thrift=0.1)
+  found = metrics.knowledge(row.columns)
+  rates = {name: rate for name, (rate, _) in found.items()}
+  assert rates["known"].value < 0.2 < 0.9 < rates["unknown"].value
+  assert rates["gap"].above()
+  assert found["stale"][1] > 0
+  plain = study.row("a", questions=3, plain=True)
+  assert metrics.knowledge(plain.columns) == {}
 
 
-def test_a_fact_without_another_wording_matches_only_its_own():
-  fact = _FACT | {"alternative": ""}
-  assert not columns.asks_for("kelmar", fact)
+def test_curve_points_equal_cells():
+  row = study.row("a", questions=40, budgets=(0, 2, 5, 7), seeds=(1, 2))
+  cells = point_values.by_budget(row.columns)
+  assert list(row.curve.points) == [0, 2, 5, 7]
+  for budget, point in row.curve.points.items():
+    cell = cells[budget]
+    assert point.n == cell.n
+    assert point.accuracy.value == pytest.approx(cell.accuracy)
+    assert point.searches.value == pytest.approx(cell.searches)
+    assert point.accuracy.low < cell.accuracy < point.accuracy.high
+    assert point.cost == (None, None, None)
+  assert row.curve.points[0].tp == (None, None, None)
+  with pytest.raises(AttributeError, match="expected a measure"):
+    _ = row.whole.unknown
 
 
-def test_first_hop_sorts_by_memory_and_needs_budget():
-  def asked(budget=1, queries=(), **fact):
-    return _episode(
-      budget=budget,
-      queries=list(queries),
-      metadata={"facts": [_FACT | fact, _FACT]},
-    )
+def test_the_area_is_by_trapezoids_over_uneven_budgets():
+  curve = study.row("a", questions=30, budgets=(0, 1, 5)).curve
+  a, b, c = (p.accuracy.value for p in curve.points.values())
+  by_hand = ((a + b) / 2 * 1 + (b + c) / 2 * 4) / 5
+  assert curve.area.value == pytest.approx(by_hand)
+  assert curve.area.low < by_hand < curve.area.high
+  row = study.row("a", questions=5, budgets=(2,))
+  assert row.curve.area == (None,) * 3
+  failed = tuple(e | {"outcome": "failed"} for e in row.episodes)
+  assert metrics.Row("a", failed).curve == ("a", {}, (None,) * 3)
 
-  found = [
-    columns.first_hop(episode)
-    for episode in (
-      asked(queries=["kelmar born in"]),
-      asked(known=False),
-      asked(stale=True, queries=["tol country", "kelmar birthplace"]),
-      asked(budget=0),
-      _episode(metadata={}),
-    )
+
+def _sets(row):
+  names = ("nq", "musique", "bamboogle")
+  return [
+    e | {"dataset": names[int(e["question_id"][1:]) % 5 % 3]}
+    for e in row.episodes
   ]
-  assert found == [
-    ("known", True),
-    ("unknown", False),
-    ("stale", True),
-    None,
-    None,
+
+
+def test_average_weighs_datasets_equally():
+  row = metrics.Row("a", tuple(_sets(study.row("a", budgets=(2, 6)))))
+  assert len({part.n for part in row.cells.values()}) > 2  # Of different sizes.
+  for budget, point in row.curve.points.items():
+    own = [part for (_, b), part in row.cells.items() if b == budget]
+    assert point.accuracy.value == pytest.approx(
+      np.mean([part.accuracy.value for part in own])
+    )
+    assert point.tp.value == pytest.approx(np.mean([p.tp.value for p in own]))
+    assert point.n == sum(part.n for part in own)
+  both = [point.accuracy.value for point in row.curve.points.values()]
+  assert row.curve.area.value == pytest.approx(np.mean(both))
+
+
+def test_average_needs_the_measure_in_every_dataset():
+  found = _sets(study.row("a", questions=50, budgets=(2,)))
+  found = [e | ({"searches": 0} if e["dataset"] == "nq" else {}) for e in found]
+  average = measures.estimates(found, ("accuracy", "tp"), weigh_sets=True)
+  assert average["tp"] == (None, None, None)
+  assert average["accuracy"].value is not None
+  assert measures.estimates([], ("tp",)) == {"tp": (None, None, None)}
+
+
+class _Point:
+  """A point with an accuracy, mean searches and no cost."""
+
+  def __init__(self, accuracy, searches):
+    self.accuracy = inference.Estimate(accuracy, None, None)
+    self.searches = inference.Estimate(searches, None, None)
+    self.cost = inference.NOTHING
+
+
+def test_pareto_front_by_hand():
+  ours, theirs = (
+    metrics.Curve(label, {b: _Point(*p) for b, p in points.items()}, None)
+    for label, points in (
+      ("a", {0: (0.2, 0.0), 1: (0.5, 0.8), 2: (0.5, 1.0)}),
+      ("b", {0: (0.2, 0.0), 1: (0.4, 0.8), 2: (0.6, 2.0)}),
+    )
+  )
+  offers = metrics.pareto([ours, theirs])
+  assert [(o.label, o.budget) for o in offers if not o.dominated] == [
+    ("a", 0),
+    ("b", 0),  # Equal to the other point, so neither dominates.
+    ("a", 1),
+    ("b", 2),
+  ]
+  assert [o.price for o in offers] == [0.0, 0.0, 0.8, 0.8, 1.0, 2.0]
+  assert metrics.pareto([ours], "cost") == ()
+
+
+def test_dollars_by_hand():
+  (episode,) = _episodes(
+    {"searches": 2, "generated_tokens": 300, "input_tokens": 5000, "cost": 9.0}
+  )
+  table = columns.of([episode])
+  prices = budgets_lib.Prices(search=5.0, input=0.2, output=1.0)
+  by_hand = 2 * 0.005 + 5000 * 0.2e-6 + 300 * 1e-6
+  np.testing.assert_allclose(table.priced(prices).cost, [by_hand])
+  assert point_values.cell(table).cost == 9.0  # The recorded cost, by default.
+  # What is free needs no count; an unknown count has no cost.
+  row = study.row("a", questions=5, budgets=(3,))
+  free = row.columns.priced(budgets_lib.Prices(search=1.0)).cost
+  np.testing.assert_allclose(free, row.columns.searches / 1000)
+  unknown = row.columns.priced(budgets_lib.Prices(input=1.0)).cost
+  assert np.isnan(unknown).all()
+
+
+SEARCHES, TOKENS = (1, 2, 5), (40, 80, 160)
+GRID = list(itertools.product(SEARCHES, TOKENS))
+
+
+def _capped(pairs, **options):
+  """Returns episodes under pairs of caps, each with its `caps`."""
+  return [
+    episode | {"caps": {"tokens": tokens}}
+    for searches, tokens in pairs
+    for episode in study.row(
+      f"A{tokens}", budgets=(searches,), questions=30, **options
+    ).episodes
   ]
 
 
-def test_episodes_are_read_as_they_were_written():
-  row = study.row("a", questions=2, budgets=(0, 1))
-  lines = [json.dumps(e) for e in row.episodes] + ["\n"]
-  assert tuple(columns.parse(lines, source="x")) == row.episodes
+PLAYED = _capped(GRID)
 
 
-@pytest.mark.parametrize(
-  ("line", "sentence"),
-  [
-    ("{", "x.jsonl, line 1: found text that is not JSON"),
-    ("{}", "x.jsonl, line 1: the episode lacks question_id"),
-  ],
-)
-def test_invalid_lines_of_episodes_are_refused(line, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    list(columns.parse([line], source="x.jsonl"))
+def test_points_of_a_surface_are_means_over_their_episodes():
+  found = metrics.surface("A", columns.of(PLAYED))
+  assert list(found.points) == GRID
+  accuracy = {}
+  for pair, part in found.points.items():
+    here = [
+      e
+      for e in PLAYED
+      if (e["budget"], e["caps"]["tokens"]) == pair and e["outcome"] != "failed"
+    ]
+    assert part.n == len(here)
+    accuracy[pair] = sum(e["em"] for e in here) / len(here)
+    assert part.accuracy.value == pytest.approx(accuracy[pair])
+    assert part.accuracy.low < accuracy[pair] < part.accuracy.high
+    kept = [e["generated_tokens"] <= pair[1] for e in here]
+    assert part.within.value == pytest.approx(sum(kept) / len(here))
+  # The area is the integral over the rectangle.
+  whole = 0.0
+  for b0, b1 in zip(SEARCHES, SEARCHES[1:]):
+    for t0, t1 in zip(TOKENS, TOKENS[1:]):
+      corners = [accuracy[b, t] for b in (b0, b1) for t in (t0, t1)]
+      whole += (b1 - b0) * (t1 - t0) * sum(corners) / 4
+  assert found.area.value == pytest.approx(whole / (4 * 120))
+  assert found.area.low < found.area.value < found.area.high
+
+
+@pytest.mark.parametrize("pairs", [[(1, 40), (2, 80)], [(1, 40), (2, 40)]])
+def test_area_of_what_is_no_grid_is_undefined(pairs):
+  assert metrics.surface("A", columns.of(_capped(pairs))).area.value is None
+
+
+def test_other_budgets_are_left_out_or_refused():
+  plain = list(study.row("A", budgets=(1, 2), questions=30).episodes)
+  with pytest.raises(ValueError, match="'A': found no budget with a cap"):
+    metrics.surface("A", columns.of(plain))
+  mixed, alone = (
+    metrics.surface("A", columns.of(e)) for e in (PLAYED + plain, PLAYED)
+  )
+  assert mixed.area == alone.area and list(mixed.points) == list(alone.points)
+  timed = [e | {"caps": {"tokens": 40, "seconds": 3}} for e in PLAYED[:30]]
+  with pytest.raises(ValueError, match="dollars or seconds"):
+    metrics.surface("A", columns.of([*timed, *PLAYED[30:]]))
+  # Pairs have the order of their numbers.
+  found = metrics.surface(
+    "A", columns.of(_capped([(2, 1000), (2, 90), (10, 90)]))
+  )
+  assert list(found.points) == [(2, 90), (2, 1000), (10, 90)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from xml.etree import ElementTree
 
 import commands
@@ -12,8 +13,9 @@ from absl import flags
 from absl.testing import flagsaver
 from matplotlib import figure
 
-from anysearch_jax.evaluation import curves, inference, metrics
+from anysearch_jax.evaluation import inference, metrics
 from anysearch_jax.report import figures
+from anysearch_jax.report import study as study_lib
 from launch import report as command
 
 # The background colours of GitHub's light and dark themes.
@@ -107,9 +109,9 @@ def test_twelve_rows_are_distinguishable_and_near_their_budget():
     (figures.line_style(i)["color"], figures.glyph(i)) for i in range(24)
   }
   assert len(marks) == 24
-  same = [inference.Estimate(0.5, 0.4, 0.6)] * 6
-  points = tuple(curves.Point(b, False, 9, *same) for b in (1, 2))
-  rows = [curves.Curve(str(i), points, same[0]) for i in range(24)]
+  same = inference.Estimate(0.5, 0.4, 0.6)
+  points = dict.fromkeys((1, 2), types.SimpleNamespace(tp=same))
+  rows = [metrics.Curve(str(i), points, same) for i in range(24)]
   axes = figure.Figure().add_subplot()
   index = {row.label: int(row.label) for row in rows}
   figures.against_budget(axes, "tp", rows, index, 5)
@@ -140,7 +142,7 @@ def _played(phase, counts, *, rollouts=4):
     }
     for rollout in range(rollouts)
   )
-  return metrics.Training("A", records)
+  return study_lib.Training("A", records)
 
 
 @pytest.mark.parametrize(

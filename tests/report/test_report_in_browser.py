@@ -53,7 +53,6 @@ def written(tmp_path_factory):
   data = study.write(
     output,
     rows,
-    ["B"],
     [study.training("A")],
     samples=samples[:2],
     recorded=samples[2:],
@@ -172,7 +171,7 @@ def test_the_page_is_short_until_a_link_opens_a_section(browser, large, width):
     browser.run("document.querySelector('a[href=\"#pairs\"]').click()")
     top, shown = _sections(browser)["pairs"]
     assert shown and abs(top) < 2
-  assert not _sections(browser)["targets"][1]
+  assert not _sections(browser)["paper"][1]
 
 
 @pytest.mark.parametrize("width", [1280, 400])

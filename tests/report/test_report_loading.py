@@ -120,7 +120,7 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   _command(str(run))
   assert f"--checkpoint={run} --output={run}/" in capsys.readouterr().out
   data = json.loads((run / "report" / "report.json").read_text("utf-8"))
-  assert data["rows"] == data["budgets"] == data["verdicts"] == []
+  assert data["rows"] == data["budgets"] == []
   assert (data["system"], data["trained_budget"]) == ("run", 5)
   assert data["tables"]["training"]["lines"][0]["cells"][0]["value"] == 12
   page = (run / "report" / "report.html").read_text("utf-8")
@@ -260,11 +260,10 @@ def _command(*arguments, **given):
 def test_the_command_takes_run_folders(tmp_path, capsys):
   runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
   output = tmp_path / "out" / "r.html"
-  _command(str(runs[0]), f"γ=0={runs[1]}", output=str(output), controls=["γ=0"])
+  _command(str(runs[0]), f"γ=0={runs[1]}", output=str(output))
   data = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
   assert [row["label"] for row in data["rows"]] == ["a", "γ=0"]
   assert data["training"] == ["a", "γ=0"]
-  assert data["controls"] == ["γ=0"]
   printed = capsys.readouterr().out.splitlines()
   assert printed[0].split()[:5] == ["measure", "row", "B", "=", "0"]
   assert printed[-3:] == [data["verdict"], "", str(output)]

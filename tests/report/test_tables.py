@@ -81,16 +81,16 @@ def test_csv_and_markdown_by_hand():
   ]
 
 
-def test_columns_take_attributes_keys_or_what_a_function_returns():
+def test_columns_take_attributes_or_keys():
   estimate = inference.Estimate(0.25, 0.125, 0.5)
   columns = [
-    tables.Column("attribute", "em", n=True),
-    tables.Column("function", lambda line: line.n / 2),
-    tables.Column("nothing", lambda line: None),
+    tables.Column("estimate", "em", n=True),
+    tables.Column("number", "half"),
+    tables.Column("nothing", "none"),
+    tables.Column("left out", "none", optional=True),
   ]
-  subject = types.SimpleNamespace(em=estimate, n=8)
-  lines = [(("a", 1), subject)]
-  table = tables.make("t", "T", "", "k, B", columns, lines)
+  subject = types.SimpleNamespace(em=estimate, n=8, half=4.0, none=None)
+  table = tables.make("t", "T", "", "k, B", columns, [(("a", 1), subject)])
   assert table.keys == ("k", "B")
   (line,) = table.lines
   assert line.keys == ("a", "1")
@@ -100,8 +100,8 @@ def test_columns_take_attributes_keys_or_what_a_function_returns():
   )
   assert [line.cells for line in wide.lines] == [(tables.Cell(2),), (None,)]
   assert tables.to_text(table).splitlines() == [
-    "k  B    attribute  function  nothing",
-    "a  1  0.250±0.188     4.000        –",
+    "k  B     estimate  number  nothing",
+    "a  1  0.250±0.188   4.000        –",
   ]
 
 

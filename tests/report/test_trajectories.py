@@ -146,12 +146,12 @@ def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
 def test_trajectories_are_chosen_by_rule():
   size = {"questions": 24, "budgets": (0, 1, 3, 6)}
   rows = [
-    study.row("AnySearch", run="a", **size),
-    study.row("γ=0", thrift=0.8, run="b", **size),
-    study.row("AnySearch + scaffold", run="a", scaffold=True, **size),
+    study.row("AnySearch", **size),
+    study.row("γ=0", thrift=0.8, **size),
+    study.row("AnySearch + scaffold", scaffold=True, **size),
   ]
   samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
-  chosen = trajectories.choose(samples, ["γ=0"], trained=5)
+  chosen = trajectories.choose(samples, trained=5)
   assert len(chosen) == 12
   keys = [columns_lib.key_of(c.episode) for c in chosen]
   assert len(set(keys)) == 12
