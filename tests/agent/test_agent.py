@@ -96,16 +96,6 @@ def test_threads_and_event_loops_share_one_agent():
   assert len(engine.released) == 16
 
 
-def test_async_stream_tells_the_same_events():
-  async def told(agent):
-    return [e async for e in agent.stream_async("Who?", budget=1)]
-
-  with make() as agent:
-    found = asyncio.run(told(agent))
-    expected = list(agent.stream("Who?", budget=1))
-  assert found[:-1] == expected[:-1]
-
-
 def test_caller_is_told_the_events_in_the_agents_thread():
   told, threads = [], set()
 
@@ -163,14 +153,6 @@ def test_known_question_keeps_its_id_and_corpus():
     other = agent.ask("Who?", budget=1)
   assert reply.trajectory.question == known
   assert other.trajectory.question.corpus == "all"
-
-
-def test_equal_questions_have_equal_addresses_up_to_the_variant():
-  with make() as agent:
-    first, second = (agent.ask("Who?", budget=1, seed=3) for _ in range(2))
-  a, b = first.trajectory.address, second.trajectory.address
-  assert a != b and a._replace(variant=0) == b._replace(variant=0)
-  assert a.rollout == 3
 
 
 def test_long_question_does_not_hold_up_the_others():

@@ -64,23 +64,6 @@ def test_argument_out_of_range_is_named(field, wrong):
         )
 
 
-def test_slots_are_checked():
-  with pytest.raises(ValueError, match="slots: found 0"):
-    make(slots=0)
-
-
-def test_room_for_the_answer_is_the_configurations():
-  episode = dataclasses.replace(CONFIG, max_generated=150, answer_room=40)
-
-  def script(request):
-    line = prompts.PROMPTS["paper"].over_budget
-    landed = CODEC.decode(request.token_ids).endswith(line)
-    return answer("Jane") if landed else "x" * 999
-
-  with make(script, config=episode) as agent:
-    assert agent.ask("Who?", budget=1).answer == "Jane"
-
-
 def test_tokens_are_limited_by_the_caller_and_leave_room_for_the_answer():
   episode = dataclasses.replace(CONFIG, answer_room=100)
   line = prompts.PROMPTS["paper"].over_budget

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import socket
 import threading
@@ -14,7 +13,6 @@ import scripted
 import small_run
 import uvicorn
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import loading
@@ -64,15 +62,6 @@ def test_policy_elsewhere_has_the_papers_prompt(policy, tmp_path):
     assert agent.slots == config.engine.slots
 
 
-def test_room_for_the_answer_is_kept_unless_the_configuration_says_so():
-  kept = loading.with_answer_room(CONFIG)
-  assert kept.episode.answer_room == CONFIG.episode.max_generated // 8
-  said = dataclasses.replace(
-    CONFIG, episode=dataclasses.replace(CONFIG.episode, answer_room=5)
-  )
-  assert loading.with_answer_room(said) is said
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
   """The folder of an index by BM25 over twenty passages."""
@@ -113,23 +102,6 @@ def test_address_of_a_server_is_searched(index):
     finally:
       server.should_exit = True
       thread.join(20)
-
-
-def test_server_that_is_down_is_the_reason_of_a_failed_reply(policy):
-  """The world's policy rarely searches, so the episode is scripted."""
-  with socket.create_server(("127.0.0.1", 0)) as taken:
-    port = taken.getsockname()[1]
-  agent = agent_lib.Agent(
-    scripted.Engine(lambda _: scripted.search("emma")),
-    scripted.CODEC,
-    loading._opened(f"http://127.0.0.1:{port}"),
-    config=config_lib.EpisodeConfig(search_deadline=1.0),
-    slots=1,
-  )
-  with agent:
-    reply = agent.ask("Who?", budget=1)
-  assert reply.outcome is types.Outcome.FAILED and reply.answer is None
-  assert "emma" in reply.reason
 
 
 @pytest.mark.parametrize(

@@ -24,34 +24,6 @@ def test_reasoning_is_the_text_before_the_action(text, expected):
   assert events.of_turn(text) == expected
 
 
-def test_unfinished_tag_and_character_wait_for_their_rest():
-  told = []
-  data = "<think>é</think>x".encode()
-  turn = events.Reasoning(
-    lambda ids: bytes(ids).decode(errors="replace"), told.append
-  )
-  for byte in data:
-    turn.add([byte])
-  assert told == ["é", "x"]
-
-
-@hypothesis.given(
-  st.lists(
-    st.sampled_from(
-      ["<think>", "</think>", "<search>", "<", "answer>", "a", " ", "é", "<th"]
-    ),
-    max_size=12,
-  ).map("".join)
-)
-def test_pieces_add_up_to_the_whole(text):
-  told = []
-  turn = events.Reasoning(lambda ids: "".join(map(chr, ids)), told.append)
-  for char in text:
-    turn.add([ord(char)])
-  turn.end(text)
-  assert "".join(told) == events.of_turn(text)
-
-
 @hypothesis.given(
   st.lists(
     st.sampled_from(["<think>", "</think>", "a", " ", "é", "😀", "<search>"]),

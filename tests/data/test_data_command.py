@@ -183,13 +183,6 @@ def test_invalid_flags_are_rejected(run, tmp_path, arguments, message):
   assert not (tmp_path / "qa").exists()
 
 
-def test_dataset_split_in_two_files_is_rejected(run, tmp_path):
-  _write(tmp_path / "nq_dev.jsonl", "who")
-  _write(tmp_path / "nq" / "validation.jsonl", "who")
-  with pytest.raises(ValueError, match="nq_dev is both"):
-    run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}", "--sets=all")
-
-
 def test_training_excludes_questions_held_out_by_another_folder(run, tmp_path):
   _write(tmp_path / "b" / "nq_test.jsonl", "who wrote \u201cEmma\u201d", "b")
   run(f"--folder={tmp_path / 'b'}", f"--output={tmp_path / 'eval'}")

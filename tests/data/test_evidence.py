@@ -14,7 +14,6 @@ from anysearch_jax import types
 from anysearch_jax.data import (
   dataset_iterator,
   evidence,
-  files,
   formats,
   prepared,
   preparing,
@@ -47,12 +46,6 @@ def test_stepsearch_rows_have_several_queries_per_step():
     ("Emma By J.",),
     (("Emma author", "who wrote Emma"), ("Austen born",)),
   )
-
-
-def test_reference_to_missing_step_is_kept_as_text():
-  steps = [{"question": "#0 and #2 >> x", "answer": "y"}]
-  question = types.Question("q", "?", (), metadata={"sub_questions": steps})
-  assert evidence.gold(question) == ((), (("#0 and #2 >> x",),))
 
 
 @pytest.mark.parametrize(
@@ -138,32 +131,6 @@ def test_evidence_flag_drops_questions_without_evidence(tmp_path):
     "musique/2hop__b",
   ]
   evidence.check(prepared.Prepared(path).rows("train"))
-
-
-def test_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
-  corpus = _lines(tmp_path / "c.jsonl", [{"id": "7", "contents": "T\ntext"}])
-  inputs = []
-  for dataset in ("nq", "hotpotqa"):
-    row = {
-      "id": "0",
-      "question": f"who {dataset}",
-      "golden_answers": ["x"],
-      "metadata": {"gold_doc_ids": ["7"]},
-    }
-    path = _lines(tmp_path / f"{dataset}.jsonl", [row])
-    inputs.append(preparing.Input(path, dataset, "train"))
-  opened = []
-  rows = files.rows
-  monkeypatch.setattr(
-    files, "rows", lambda path: opened.append(path) or rows(path)
-  )
-  parts, _ = preparing.prepare(
-    inputs, preparing.Settings(), preparing.Beside(corpus=corpus)
-  )
-  assert opened.count(corpus) == 1
-  for part in parts.values():
-    (entry,) = part.entries
-    assert evidence.of_metadata(json.loads(entry.metadata))[0] == ("T text",)
 
 
 def test_named_passages_are_found_in_a_corpus(tmp_path):

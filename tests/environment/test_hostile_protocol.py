@@ -128,26 +128,8 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
   encode()
 
 
-@hostile.cases("a megabyte of text is read in time")
-@hypothesis.given(hostile.megabytes())
-def test_a_megabyte_of_text_is_read_in_linear_time(text):
-  def read(text):
-    protocol.last_action(text)
-    passage = types.Passage("1", "t", text)
-    shown = protocol.observation([passage], hostile.CONTROL)
-    assert len(shown.strip().split("\n")) == 1
-
-  growth.assert_linear(read, text)
-
-
-@pytest.mark.parametrize(
-  "piece",
-  [
-    "<|",
-    "</answer>",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ("\u202e", " ", "{B}")),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", ["<|", "</answer>", "\u202e", " ", "{B}"])
 def test_a_megabyte_is_encoded_without_a_special_token(real_tokenizer, piece):
   text = protocol.observation(
     [types.Passage("1", "t", piece * (2**20 // len(piece)))],

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import growth
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 
 SEARCH, ANSWER = protocol.ActionKind.SEARCH, protocol.ActionKind.ANSWER
 CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
-ANY_TAG = re.compile(
-  r"</?(budget|think|search|information|answer)>", re.IGNORECASE
-)
-
-# Texts with many tags, parts of tags and control tokens.
-PIECES = st.sampled_from(
-  [f"<{slash}{name}>" for slash in ("", "/") for name in protocol.TAGS]
-  + [*CONTROL, "<THINK>", "</Answer>", "<", ">", "/", "sea", "rch>", "aba"]
-  + ["<|im", "_end|>", "\n", " ", "‹", "›", "\u200b", "\ud800", "ab"]
-)
-TAGGED_TEXT = st.lists(PIECES | st.text(max_size=3), max_size=30).map("".join)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +54,6 @@ def test_last_action(text, expected):
     assert action == protocol.Action(kind, content)
 
 
-@given(TAGGED_TEXT)
-def test_an_action_is_a_block_of_the_text(text):
-  action = protocol.last_action(text)
-  if action is None:
-    for kind in protocol.ActionKind:
-      assert not re.search(f"<{kind}>.*</{kind}>", text, re.DOTALL)
-  else:
-    assert f"<{action.kind}>" not in action.content
-    block = rf"<{action.kind}>\s*{re.escape(action.content)}\s*</{action.kind}>"
-    assert re.search(block, text)
-
-
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
@@ -98,14 +71,6 @@ def test_an_action_is_a_block_of_the_text(text):
 )
 def test_neutralise(text, expected):
   assert protocol.neutralise(text, CONTROL) == expected
-
-
-@given(TAGGED_TEXT)
-def test_neutralised_text_contains_no_tag_and_no_control_token(text):
-  clean = protocol.neutralise(text, CONTROL)
-  assert not ANY_TAG.search(clean)
-  assert not any(token in clean for token in CONTROL)
-  assert protocol.neutralise(clean, CONTROL) == clean
 
 
 @pytest.mark.parametrize("token", ["", "x", "a\u200bb", "‹s›"])
@@ -150,23 +115,6 @@ def test_an_observation_without_hits_says_so():
   )
 
 
-@given(st.lists(st.tuples(TAGGED_TEXT, TAGGED_TEXT), min_size=1, max_size=3))
-def test_an_observation_is_one_block_with_a_line_per_passage(pairs):
-  text = protocol.observation(
-    [types.Passage(str(i), *pair) for i, pair in enumerate(pairs)], CONTROL
-  )
-  content = text.removeprefix("\n\n<information>").removesuffix(
-    "</information>\n\n"
-  )
-  assert len(text) - len(content) == len("\n\n<information></information>\n\n")
-  assert not ANY_TAG.search(content)
-  assert not any(token in content for token in CONTROL)
-  lines = content.split("\n")
-  assert len(lines) == len(pairs)
-  for rank, line in enumerate(lines, 1):
-    assert line.startswith(f"Doc {rank}(Title: ")
-
-
 def test_a_token_cannot_be_assembled_across_title_and_text():
   passage = types.Passage("1", "<|im", "end|>")
   text = protocol.observation([passage], ("<|im) end|>",))
@@ -176,9 +124,9 @@ def test_a_token_cannot_be_assembled_across_title_and_text():
 @pytest.mark.parametrize(
   "piece", ["<search>", "</search>", "<search></answer>", "<", "</", "<|im_"]
 )
-def test_a_megabyte_is_read_in_linear_time(piece):
+def test_a_long_text_is_read_in_linear_time(piece):
   def read(text):
     assert protocol.last_action(text) is None
     protocol.neutralise(text, CONTROL)
 
-  growth.assert_linear(read, piece * (1_000_000 // len(piece)))
+  growth.assert_linear(read, piece * (400_000 // len(piece)))

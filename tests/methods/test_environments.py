@@ -171,21 +171,6 @@ def test_episode_equals_its_golden_transcript(name):
   assert "".join(played) == (FOLDER / f"{name}.txt").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_search_ends_are_last_tokens_of_searching_turns(name):
-  for _, budget, scaffold, turns in scenes(name):
-    trajectory = play(name, turns, budget=budget, scaffold=scaffold)
-    scripted.check_alignment(trajectory)
-    ends = trajectory.search_ends
-    assert len(ends) == len(trajectory.queries) == trajectory.searches
-    assert list(ends) == sorted(set(ends))
-    for end, query in zip(ends, trajectory.queries, strict=True):
-      assert trajectory.authors[end : end + 2].tolist() == [MODEL, ENVIRONMENT]
-      said = scripted.CODEC.decode(trajectory.token_ids[: end + 1].tolist())
-      last = "|".join(map(re.escape, systems.environment(name).stops))
-      assert re.search(f"{re.escape(query)} ?({last})$", said)
-
-
 def one_search(name):
   """A turn that searches for Emma and one that answers."""
   if name == "search_o1":
@@ -339,10 +324,6 @@ def test_boxed_answer_equals_brute_force_search(pieces):
     (r"\boxed{\text{Jane Austen}}", "Jane Austen"),
     (r"\boxed{\textbf{Jane} \text {Austen}}", "Jane Austen"),
     (r"\boxed{42 \text{ km}}", "42  km"),
-    (r"\boxed{}", ""),
-    (r"\boxed{Lima", None),
-    (r"\boxed{Lima} and \boxed{Quito", "Lima"),
-    (r"\boxed{a \boxed{b}}", "b"),
   ],
 )
 def test_boxed_answer_content(text, expected):

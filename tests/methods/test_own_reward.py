@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import re
@@ -199,16 +198,6 @@ def test_error_in_a_rollout_is_a_sentence(write, tmp_path):
   name = write(body("outcomes.em", "assert len(outcomes.em) == 2, 'two'"))
   with pytest.raises(plugins.PluginError, match="line 6: AssertionError"):
     small_run.train(tmp_path / "run", small_run.parts(), with_reward(name))
-
-
-def test_source_is_noted_by_its_hash_and_loaded_once(write, tmp_path):
-  name = write(body("outcomes.em"))
-  text = (tmp_path / "mine.py").read_bytes()
-  noted = {"name": name, "sha256": hashlib.sha256(text).hexdigest()}
-  assert parts.own(with_reward(name)) == {"reward.function": noted}
-  assert parts.own(small_run.CONFIG) == {}
-  (tmp_path / "mine.py").write_bytes(text.replace(b"em", b"f1"))
-  assert parts.own(with_reward(name)) == {"reward.function": noted}
 
 
 def test_changed_source_is_refused_without_allow_changes(write, tmp_path):

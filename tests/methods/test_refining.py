@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-import played_evaluation
 import pytest
 import scripted
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.evaluation import harness
 from anysearch_jax.generative_retrieval import refining, text_model
 from anysearch_jax.methods import search_o1, systems
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import loop
-from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_retrieval
 from launch import retrievers
 from retrieval import lexical
 
@@ -77,18 +75,11 @@ def test_the_second_call_reads_query_documents_and_reasoning():
     ("**Final Information** a **Final Information**\n```\nb\n```", "b"),
     ("It says a.", NOTHING),
     ("**Final Information**\n \n", NOTHING),
-    (f"**Final Information**\n{NOTHING}", NOTHING),
   ],
 )
 def test_text_after_the_last_mark_is_shown(reply, text):
   (passage,) = refine(scripted.Engine(lambda request: reply))
   assert passage.text == text
-
-
-def test_empty_result_makes_no_second_call():
-  engine = scripted.Engine(lambda request: "never")
-  (passage,) = refine(engine, query="unknown")
-  assert (passage.text, engine.requests) == (NOTHING, [])
 
 
 def test_reasoning_keeps_first_step_last_four_and_all_searches():
@@ -200,7 +191,7 @@ def test_world_refiner_keeps_only_requested_facts():
     real, world_retrieval.WorldRefiner(), config=SEARCH
   )
   kept = emptied = 0
-  for question in world.questions("train", 40, 0):
+  for question in world.questions("train", 20, 0):
     nobody = dataclasses.replace(question, text="?", golden_answers=())
     for fact in question.metadata["facts"]:
       for asked in (fact["relation"], fact["alternative"], "verdict"):
@@ -230,48 +221,7 @@ def test_world_refiner_keeps_only_requested_facts():
               "confirmed ", ""
             )
             emptied += 1
-  assert kept > 100 and emptied > 100
-
-
-def test_evaluation_uses_the_policys_engine_for_the_second_call(tmp_path):
-  """An exact agent stays as accurate with the script."""
-  world = world_lib.World()
-  real = lexical.LexicalRetriever(world.corpus)
-  player = harness.Player(*expert_policy.named("everything", world))
-  asked = []
-
-  class Policy(scripted.Retriever):
-    def attach(self, engine, codec):
-      asked.append((engine, codec))
-
-  def right(retriever, folder):
-    config = dataclasses.replace(
-      small_run.CONFIG,
-      episode=config_lib.EpisodeConfig(
-        prompts="world", max_generated=300, max_context=544
-      ),
-      evaluation=config_lib.EvaluationConfig(budgets=(8,), seeds=(1,)),
-    )
-    folder.mkdir()
-    played = harness.evaluate(
-      config.evaluation,
-      played_evaluation.playing(config),
-      player=player,
-      questions=world.questions("held-out", 60, 0),
-      retriever=searching.BatchingRetriever(retriever, SEARCH),
-      folder=folder,
-    )
-    (cell,) = played["cells"]
-    assert cell["n"] == 60
-    return cell["em"]
-
-  refined = refining.RefiningRetriever(
-    real, world_retrieval.WorldRefiner(), config=SEARCH
-  )
-  em = right(real, tmp_path / "real")
-  assert right(refined, tmp_path / "refined") >= em > 30
-  right(Policy(), tmp_path / "policy")
-  assert asked == [tuple(player)]
+  assert kept > 50 and emptied > 50
 
 
 def test_training_uses_its_engine_for_the_second_call(tmp_path):

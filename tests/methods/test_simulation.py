@@ -29,7 +29,7 @@ from retrieval import lexical
 
 WORLD = world_lib.World()
 REAL = lexical.LexicalRetriever(WORLD.corpus)
-QUESTIONS = WORLD.questions("train", 60, 0)
+QUESTIONS = WORLD.questions("train", 30, 0)
 NOISE = config_methods.ZeroSearchConfig()
 
 
@@ -76,7 +76,7 @@ def find(simulator, each, noisy):
   return asyncio.run(simulator.find(each, noisy=noisy))
 
 
-@pytest.mark.parametrize("rollout", [0, 3, 7, 9, 25])
+@pytest.mark.parametrize("rollout", [0, 7, 25])
 def test_share_of_noisy_searches_follows_the_schedule(rollout):
   retriever = simulated(world_simulator())
   drawn = [
@@ -97,31 +97,12 @@ def test_share_of_noisy_searches_follows_the_schedule(rollout):
   assert rollout > 0 or not any(drawn)
 
 
-def test_noise_depends_on_address_and_seed_only():
-  at = context(QUESTIONS[0], rollout=5, place=3, sample=2, turn=1)
-  other = dataclasses.replace(
-    at, address=at.address._replace(variant=5), text="else"
-  )
-  draws = {}
-  for seed in range(40):
-    retriever = simulated(world_simulator(), seed=seed)
-    draws[seed] = retriever.noisy(at)
-    assert draws[seed] == retriever.noisy(at) == retriever.noisy(other)
-  assert len(set(draws.values())) == 2
-
-
-def test_useful_passages_are_those_of_the_world():
-  for each in searches():
-    assert find(world_simulator(), each, False) == REAL.lookup(
-      each.query, each.k, each.corpus
-    )
-
-
 def test_noisy_passages_do_not_contain_the_right_answer():
   changed = golds = 0
   for each in searches():
     (gold,) = each.context.question.golden_answers
     real = REAL.lookup(each.query, each.k, each.corpus)
+    assert find(world_simulator(), each, False) == real
     noisy = find(world_simulator(), each, True)
     assert len(noisy) == len(real)
     for was, now in zip(real, noisy, strict=True):
@@ -142,30 +123,7 @@ def test_noisy_passages_do_not_contain_the_right_answer():
         )
         assert WORLD.index[new] in kind
       assert now.title == was.title or was.title == gold
-  assert changed > 100 and golds > 50
-
-
-def test_noisy_search_misstates_an_entity_consistently():
-  """A verdict agrees with the misstated fact, as in the world."""
-  each = next(
-    r
-    for r in searches()
-    for (f,) in [r.context.question.metadata["facts"][:1]]
-    if f["contradicted"] and r.query == f"{f['entity']} {f['relation']}"
-  )
-  each = dataclasses.replace(each, k=8)
-  real = REAL.lookup(each.query, each.k, each.corpus)
-  noisy = find(world_simulator(), each, True)
-  became = {}
-  for was, now in zip(real, noisy, strict=True):
-    for old, new in zip(was.text.split(), now.text.split(), strict=True):
-      assert became.setdefault(old, new) == new
-  assert sum(old != new for old, new in became.items()) >= 2
-  later = dataclasses.replace(
-    each, context=dataclasses.replace(each.context, turn=each.context.turn + 1)
-  )
-  assert find(world_simulator(), later, True) != noisy
-  assert find(world_simulator(seed=1), each, True) != noisy
+  assert changed > 50 and golds > 25
 
 
 def test_answers_do_not_depend_on_order():
@@ -255,12 +213,6 @@ def test_reply_without_passage_fails_the_search():
   retriever = simulated(simulation.ModelSimulator(Silent()))
   with pytest.raises(types.RetrievalError, match="Found no passage"):
     asyncio.run(retriever.search(request("x", context(QUESTIONS[0]))))
-
-
-def test_search_without_context_is_rejected():
-  retriever = simulated(world_simulator())
-  with pytest.raises(ValueError, match="without a context"):
-    asyncio.run(retriever.search(types.SearchRequest("x", 3, "snapshot-0")))
 
 
 def config(**values):
@@ -354,15 +306,6 @@ def test_provenance_records_the_simulator():
 def test_inconsistent_settings_are_rejected(values, sentence):
   with pytest.raises(ValueError, match=sentence):
     retrieval_settings.validate(config_lib.RetrievalConfig(**values))
-
-
-def test_world_simulator_needs_the_world():
-  prepared = dataclasses.replace(
-    config(refined="world"),
-    data=config_lib.DataConfig(source="prepared", path="x"),
-  )
-  with pytest.raises(ValueError, match="data.source 'prepared'"):
-    retrievers.make(prepared, None)
 
 
 def test_evaluation_against_a_simulator_is_rejected():

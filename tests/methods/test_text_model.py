@@ -59,12 +59,6 @@ def test_slow_engine_fails_the_call_and_is_released():
   assert engine.released[-1] == engine.requests[0].address
 
 
-def test_missing_engine_raises():
-  asked = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
-  with pytest.raises(RuntimeError, match="searching.attach"):
-    complete(asked)
-
-
 def test_second_calls_do_not_deadlock_on_slots():
   """Two slots, two episodes that search, and a second call of each."""
   parts = small_run.parts()
@@ -128,7 +122,7 @@ def said(text, **more):
   )
 
 
-@pytest.mark.parametrize("path", ["", "/", "/chat/completions"])
+@pytest.mark.parametrize("path", ["/", "/chat/completions"])
 def test_server_request_carries_the_api_key(path, monkeypatch):
   monkeypatch.setenv("MODEL_KEY", KEY)
   usage = {"prompt_tokens": 11, "completion_tokens": 4}
@@ -174,7 +168,6 @@ def test_server_request_carries_the_api_key(path, monkeypatch):
     (401, {"error": {"message": f"bad key {KEY}"}}, "HTTP 401: bad key ..."),
     (500, b"oops", "HTTP 500"),
     (200, b"<html>", "expected JSON"),
-    (200, {"choices": []}, "expected a text at choices"),
     (200, said(None), "expected a text at choices"),
     (200, [1], "expected a text at choices"),
   ],
@@ -191,14 +184,6 @@ def test_invalid_reply_fails_with_a_message(
     complete(asked)
   assert sentence in str(raised.value)
   assert KEY not in str(raised.value)
-
-
-def test_unreachable_server_fails_within_the_deadline():
-  with (
-    endpoint("http://127.0.0.1:9/v1", deadline=1.0) as asked,
-    pytest.raises(types.RetrievalError, match="chat completions"),
-  ):
-    complete(asked)
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,6 @@ def test_stream_of_a_response_is_the_response(client):
   assert text == "lookknown"
 
 
-def test_streaming_helper_of_the_client_accepts_the_events(client):
-  with client.responses.stream(model="tiny", input="Who wrote Emma?") as stream:
-    for _ in stream:
-      pass
-    assert stream.get_final_response().output_text == "Jane"
-
-
 def _model_of(name):
   """Returns the client's class of an event."""
   for model in vars(openai.types.responses).values():

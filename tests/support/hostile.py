@@ -26,14 +26,12 @@ CASES = {
   "an observation is one block": 6_000,
   "a question stays a question in its prompt": 6_000,
   "no text from outside encodes to a special token": 1_000,
-  "a megabyte of text is read in time": 60,
   "an episode keeps its books": 5_000,
   "what documents say changes no verdict": 4_000,
   "real tokenizers keep the authors apart": 250,
   "the answer is the model's last": 14_000,
   "exact match is the official script's": 9_000,
   "format is what a second reader says": 9_000,
-  "a megabyte is judged in time": 60,
   "any body is a request or a sentence": 10_000,
   "any answer of a service is a value or a sentence": 8_000,
   "hostile documents come through the wire": 2_500,
@@ -227,11 +225,6 @@ class Tape:
 def tapes(size: int = 60) -> st.SearchStrategy[Tape]:
   """Returns a strategy of tapes; a tape is one draw, because draws are slow."""
   return st.binary(min_size=size, max_size=size).map(Tape)
-
-
-def megabytes() -> st.SearchStrategy[str]:
-  """Returns the strategy of texts that repeat a fragment up to a megabyte."""
-  return st.sampled_from(FRAGMENTS).map(lambda x: x * (2**20 // len(x)))
 
 
 def as_json(value: Any, *, escaped: bool = True) -> bytes:
