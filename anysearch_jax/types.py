@@ -312,13 +312,9 @@ class TrainableEngine(Engine, Protocol):
 
   Attributes:
     counters: counts of events since they were last cleared.
-    max_async_level: the largest `pipeline.async_level` that it supports.
   """
 
   counters: Counter[str]
-
-  @property
-  def max_async_level(self) -> int: ...
 
   def set_params(self, params: Any, version: int) -> None:
     """Samples with these weights, a tree of arrays, from now on."""

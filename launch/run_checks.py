@@ -332,7 +332,7 @@ async def _server(server: sglang_server.Server, max_context: int) -> Finding:
   start = time.monotonic()
   await server.tell("GET", "/health")
   took = time.monotonic() - start
-  info = await server.get("/server_info", "/get_server_info")
+  info = await server.get("/server_info")
   version = await server.version()
   longest = info.get("max_req_input_len")
   said = (

@@ -34,7 +34,6 @@ from anysearch_jax.training import (
   rewards_and_advantages,
   sampler,
   throughput,
-  validation,
 )
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
@@ -437,7 +436,6 @@ def make(
       seed=config.seed,
     )
   level = config.pipeline.async_level
-  validation.check_engine(engine, async_level=level)
   searching.attach(retriever, engine, policy.tokenizer)
   stream = collection.QuestionStream(
     questions,

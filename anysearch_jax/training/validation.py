@@ -3,8 +3,8 @@
 `check` reads the values alone and imports nothing that computes, so a command
 can call it first. `validate` calls it and then asks the systems, the engine and
 the rewards. What the configuration does not decide is checked when it is known:
-`check_prompts` by the questions and the tokenizer, `check_engine` by the engine
-that samples, `placement.check` by the policy's architecture and the devices.
+`check_prompts` by the questions and the tokenizer, `placement.check` by the
+policy's architecture and the devices.
 """
 
 from __future__ import annotations
@@ -255,20 +255,6 @@ def check_prompts(
       f"episode.max_context: found {config.max_context}, expected more than "
       f"the {tokens} tokens of the prompt of {middle.text[:80]!r}; raise it "
       "(and engine.max_context, batch.row_lengths)."
-    )
-
-
-def check_engine(engine: types.TrainableEngine, *, async_level: int) -> None:
-  """Checks that an engine supports `pipeline.async_level`.
-
-  Raises:
-    ValueError: names the setting, its value and the expected values.
-  """
-  most = engine.max_async_level
-  if async_level > most:
-    raise ValueError(
-      f"pipeline.async_level: found {async_level}, expected at most {most} "
-      "with the servers that sample; lower it, or start newer ones."
     )
 
 

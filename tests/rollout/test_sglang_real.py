@@ -260,9 +260,7 @@ def test_errors_quote_the_server(policy, make_engine, recorded):
     types.EngineError, match="did not reach.*iterator.*serves"
   ):
     loop.run(
-      server.load(
-        sglang_server.Weights(pathlib.Path("/nowhere"), "other", True, 30)
-      )
+      server.load(sglang_server.Weights(pathlib.Path("/nowhere"), "other", 30))
     )
   assert len(sglang_chains.turns(engine, policy.tokenizer)) == len(
     sglang_chains.CHAINS

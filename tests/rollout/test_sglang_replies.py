@@ -98,10 +98,7 @@ _MESSAGE = '{"error": {"message": "too long"}}'
       engines.changed(output_token_logprobs=[[-1.0, 1]] * 4),
       "output_ids that differ",
     ),
-    (
-      engines.changed(weight_versions=None, weight_version=None),
-      "weight_version None",
-    ),
+    (engines.changed(weight_versions=None), "weight_versions None"),
     (engines.spans(("", 0, 3)), "expected spans in order over 4 tokens"),
     (engines.spans(("", 0, 2), ("", 3, 4)), "expected spans in order"),
     (engines.spans(("", 0, 5)), "expected spans in order"),

@@ -79,8 +79,6 @@ class Server:
   Args:
     script: the text generated for a context; endless " " follow it.
     seconds: seconds between tokens.
-    old: emulates a release that reports one weight version per reply and always
-      aborts requests on an update.
 
   Attributes:
     url: address of the server.
@@ -100,10 +98,9 @@ class Server:
     script: Callable[[Sequence[int]], Sequence[int]] | Sequence[int] = (),
     *,
     seconds: float = 0.0,
-    old: bool = False,
   ):
     self._script = script if callable(script) else lambda context: script
-    self._seconds, self._old = seconds, old
+    self._seconds = seconds
     self._state = threading.Condition()
     self._paused, self.policy = "", None
     self._cache: list[tuple[str, tuple[int, ...]]] = []
@@ -169,8 +166,6 @@ class Server:
   def answer(self, path: str, body: dict) -> tuple[int, Any]:
     """Returns a status, and a value to send as JSON or a text to send as is."""
     name = path.strip("/").split("?")[0].replace("/", "_")
-    if name == "model_info" and self._old:
-      return 404, {"detail": "Not Found"}
     method = getattr(self, "_" + name, None)
     return method(body) if method else (404, {"detail": "Not Found"})
 
@@ -180,15 +175,8 @@ class Server:
   def _model_info(self, body: dict) -> tuple[int, Any]:
     return 200, {"model_path": "policy", "weight_version": self.version}
 
-  _get_model_info = _model_info
-
   def _server_info(self, body: dict) -> tuple[int, Any]:
-    if self._old:
-      return 200, {"version": "0.5.3", "context_length": None}
     return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6}
-
-  def _v1_models(self, body: dict) -> tuple[int, Any]:
-    return 200, {"object": "list", "data": [{"max_model_len": CONTEXT}]}
 
   def _abort_request(self, body: dict) -> tuple[int, Any]:
     with self._state:
@@ -199,7 +187,7 @@ class Server:
 
   def _pause_generation(self, body: dict) -> tuple[int, Any]:
     with self._state:
-      mode = "abort" if self._old else body.get("mode", "abort")
+      mode = body.get("mode", "abort")
       self._paused = self.last_paused = mode
       if mode == "abort":
         for request in self.running.values():
@@ -287,8 +275,6 @@ class Server:
       ]
     if not sampled:
       meta["weight_versions"][0]["end"] = 0
-    if self._old:
-      del meta["weight_versions"]
     text = tokenizer().decode(sampled)
     return 200, {"text": text, "output_ids": sampled, "meta_info": meta}
 

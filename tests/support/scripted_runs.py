@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import random
-import sys
 import threading
 from collections import Counter
 
@@ -54,8 +53,6 @@ class Engine:
   `script` is called and awaited with every request first. `open` has the
   episodes that were not released.
   """
-
-  max_async_level = sys.maxsize
 
   def __init__(self, parts, script=None, *, lie=0, questions=4):
     self._codec = parts["policy"].tokenizer

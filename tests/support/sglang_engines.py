@@ -51,11 +51,9 @@ def serve(monkeypatch):
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
   servers, engines = [], []
 
-  def start(
-    script=(), *, count=1, seconds=0.0, old=False, faults=None, **config
-  ):
+  def start(script=(), *, count=1, seconds=0.0, faults=None, **config):
     new = [
-      fake_sglang.Server(script, seconds=seconds, old=old).__enter__()
+      fake_sglang.Server(script, seconds=seconds).__enter__()
       for _ in range(count)
     ]
     servers.extend(new)

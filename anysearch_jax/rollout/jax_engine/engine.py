@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -118,11 +117,6 @@ class JaxEngine:
   def max_context(self) -> int:
     """The longest context an episode may reach, in tokens."""
     return self._config.max_context
-
-  @property
-  def max_async_level(self) -> int:
-    """Unlimited: every token names the version of its weights."""
-    return sys.maxsize
 
   @property
   def pages(self) -> tuple[int, int]:

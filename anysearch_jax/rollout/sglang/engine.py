@@ -19,7 +19,6 @@ import itertools
 import re
 import secrets
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -54,12 +53,9 @@ class SglangEngine:
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
-      cached), `retries`, `aborted` (turns sampled again after an update),
-      `unscored` (see `scores`), and the counters of `health.Fleet`.
+      cached), `retries`, `unscored` (see `scores`), and the counters of
+      `health.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
-    supports_spans: whether replies name the weights that sampled each token.
-    max_async_level: maximum number of rollouts that sampling may be ahead of
-      training.
 
   Raises:
     types.EngineError: a server is unavailable or cannot be used.
@@ -92,15 +88,13 @@ class SglangEngine:
       config.weights, (server.url for server in self._servers)
     )
     try:
-      limits = loop.run(self._limits())
+      self.max_context = min(loop.run(self._contexts()))
     except BaseException:
       loop.run(sglang_server.close(self._client, self._servers))
       raise
-    self.max_context = min(context for context, _ in limits)
-    self.supports_spans = all(spans for _, spans in limits)
     self._fleet = health.Fleet(
       self._servers,
-      limits=(self.max_context, self.supports_spans),
+      max_context=self.max_context,
       run=self._run,
       wait=config.wait,
       counters=self.counters,
@@ -112,19 +106,13 @@ class SglangEngine:
       self.close()
       raise
 
-  @property
-  def max_async_level(self) -> int:
-    """Limited to 1 if a reply can name only one version for all its tokens."""
-    return sys.maxsize if self.supports_spans else 1
-
   def set_params(self, params: decoder.Params, version: int) -> None:
     """Loads weights into all servers and checks that they serve them.
 
     Running turns continue with the new weights from the next token, over a KV
-    cache that the old weights filled. If the servers cannot name the weights of
-    each token, running turns are sampled again instead. A server that is
-    unavailable gets the weights when it is back: they remain in their folder
-    until the next ones are written.
+    cache that the old weights filled. A server that is unavailable gets the
+    weights when it is back: they remain in their folder until the next ones are
+    written.
 
     Args:
       params: laid out as the policy's, on any mesh.
@@ -138,9 +126,7 @@ class SglangEngine:
     self._handed.append((name, version))
     path = self._folder / name
     loop.run(self._fleet.hold())
-    weights = sglang_server.Weights(
-      path, name, self.supports_spans, self._config.deadline
-    )
+    weights = sglang_server.Weights(path, name, self._config.deadline)
     before = self._fleet.present(weights)
     try:
       try:
@@ -229,34 +215,27 @@ class SglangEngine:
   async def _turn(
     self, request: types.GenerateRequest, server: sglang_server.Server
   ) -> types.Generation:
-    """Samples a turn, again each time an update of the weights aborts it."""
-    while True:
-      first = self._current
-      body = self._body(request, self._handed[first][0])
-      reply = await server.generate(body)
-      try:
-        if reason := sglang_reply.aborted(reply):
-          if len(self._handed) - 1 == first:
-            raise types.EngineError(f"The request was aborted: {reason}.")
-          self.counters["aborted"] += 1
-          continue
-        return self._generation(
-          request,
-          sglang_reply.read(
-            reply,
-            prompt=len(request.token_ids),
-            most=request.max_tokens,
-            vocab_size=self._policy.architecture.vocab_size,
-            versions=dict(self._handed[first:]),
-          ),
-        )
-      except sglang_reply.OtherWeightsError as error:
-        told = server.error(error)
-        if not sglang_server.of_another_run(error.name, self._run):
-          told = sglang_server.UnansweredError(str(told))
-        raise told from None
-      except types.EngineError as error:
-        raise server.error(error) from None
+    """Samples a turn on a server."""
+    first = self._current
+    reply = await server.generate(self._body(request, self._handed[first][0]))
+    try:
+      return self._generation(
+        request,
+        sglang_reply.read(
+          reply,
+          prompt=len(request.token_ids),
+          most=request.max_tokens,
+          vocab_size=self._policy.architecture.vocab_size,
+          versions=dict(self._handed[first:]),
+        ),
+      )
+    except sglang_reply.OtherWeightsError as error:
+      told = server.error(error)
+      if not sglang_server.of_another_run(error.name, self._run):
+        told = sglang_server.UnansweredError(str(told))
+      raise told from None
+    except types.EngineError as error:
+      raise server.error(error) from None
 
   def _body(self, request: types.GenerateRequest, name: str) -> dict[str, Any]:
     """Returns the body of a request to /generate.
@@ -344,5 +323,5 @@ class SglangEngine:
           "server may end itself over it."
         )
 
-  async def _limits(self) -> list[tuple[int, bool]]:
-    return await asyncio.gather(*(each.limits() for each in self._servers))
+  async def _contexts(self) -> list[int]:
+    return await asyncio.gather(*(each.ready() for each in self._servers))

@@ -73,8 +73,8 @@ class Fleet:
 
   Args:
     servers: the servers, each of which is up.
-    limits: the smallest `Server.limits` of all servers; a server that comes
-      back with less stays down.
+    max_context: the smallest of all servers; a server that comes back with a
+      smaller one stays down.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
     counters: counts each change to a state as `server_<state>`, turns that were
@@ -85,13 +85,13 @@ class Fleet:
     self,
     servers: Sequence[sglang_server.Server],
     *,
-    limits: tuple[int, bool],
+    max_context: int,
     run: str,
     wait: float,
     counters: Counter[str],
   ):
     self._members = [_Member(server) for server in servers]
-    self._limits, self._run, self._wait = limits, run, wait
+    self._max_context, self._run, self._wait = max_context, run, wait
     self._counters = counters
     self._present: sglang_server.Weights | None = None
     self._changed = asyncio.Event()
@@ -261,11 +261,11 @@ class Fleet:
       return  # The run has not handed any over yet.
     try:
       if member.state is State.DOWN:
-        (context, spans), (least, needed) = await server.limits(), self._limits
-        if context < least or spans < needed:
+        context = await server.ready()
+        if context < self._max_context:
           raise types.EngineError(
             f"{server.url}: came back with contexts of {context} tokens, "
-            f"expected {least}, or is of an older version; start it as it was."
+            f"expected {self._max_context}; start it as it was."
           )
       found = await server.version()
       if found != weights.name:

@@ -38,14 +38,6 @@ class Reply(NamedTuple):
   reason: Mapping[str, Any]
 
 
-def aborted(reply: Mapping[str, Any]) -> str | None:
-  """Returns why the server aborted a request, or None if it did not."""
-  reason = _field(_field(reply, "meta_info", dict), "finish_reason", dict)
-  if reason.get("type") != "abort":
-    return None
-  return str(reason.get("message") or "no reason given")
-
-
 def read(
   reply: Mapping[str, Any],
   *,
@@ -72,6 +64,10 @@ def read(
     types.EngineError: the reply is invalid.
   """
   meta = _field(reply, "meta_info", dict)
+  reason = _field(meta, "finish_reason", dict)
+  if reason.get("type") == "abort":
+    why = reason.get("message") or "no reason given"
+    raise types.EngineError(f"The request was aborted: {why}.")
   entries = _field(meta, "output_token_logprobs", list)
   count = _field(meta, "completion_tokens", int)
   seen = _field(meta, "prompt_tokens", int)
@@ -95,7 +91,7 @@ def read(
     tuple(logps),
     _versions(meta, count, versions),
     _field(meta, "cached_tokens", int) if "cached_tokens" in meta else 0,
-    _field(meta, "finish_reason", dict),
+    reason,
   )
 
 
@@ -144,11 +140,6 @@ def _logp(logp: Any, token: int) -> float:
 
 def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
   """Returns (name, first token, end) for each set of weights that sampled."""
-  spans = meta.get("weight_versions")
-  if spans is None:
-    # An older server: it aborts running requests before an update.
-    count = _field(meta, "completion_tokens", int)
-    return [(_field(meta, "weight_version", str), 0, count)]
   return [
     (_field(s, "version", str), _field(s, "start", int), _field(s, "end", int))
     for s in _field(meta, "weight_versions", list)

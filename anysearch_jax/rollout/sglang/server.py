@@ -42,10 +42,6 @@ _RAM = pathlib.Path("/dev/shm")
 # Maximum characters quoted of a connection's error, and of a reply.
 _LONGEST = 300
 _LONGEST_FOUND = 1000
-# The first version whose replies name the weights of every token.
-_SPANS_SINCE = (0, 5, 23)
-# Tokens of the context that a server does not let requests use.
-_RESERVED = 6
 
 
 class UnansweredError(types.EngineError):
@@ -56,14 +52,11 @@ class Weights(NamedTuple):
   """Weights that servers must serve.
 
   path: Hugging Face folder, at the same path for each server. name: every reply
-  states it. in_place: whether running requests wait and continue with the new
-  weights; otherwise they are aborted, for servers that name one version per
-  reply. deadline: seconds that one server may take to load.
+  states it. deadline: seconds that one server may take to load.
   """
 
   path: pathlib.Path
   name: str
-  in_place: bool
   deadline: float
 
 
@@ -98,38 +91,27 @@ class Server:
     self._counters = counters
     self.tasks: set[asyncio.Task] = set()
 
-  async def limits(self) -> tuple[int, bool]:
+  async def ready(self) -> int:
     """Checks that the server generates.
 
     Returns:
-      The longest context in tokens, sampled ones included, and whether replies
-      name the weights of every token.
+      The longest context in tokens, sampled ones included.
     """
-    await self.get("/model_info", "/get_model_info")
+    await self.version()
     # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
     await self.tell("GET", "/health")
-    info = await self.get("/server_info", "/get_server_info")
-    # Prompts are shorter than this number.
-    longest = info.get("max_req_input_len")
+    longest = (await self.get("/server_info")).get("max_req_input_len")
     if type(longest) is not int:
-      models = await self.get("/v1/models")
-      try:
-        longest = int(models["data"][0]["max_model_len"]) - _RESERVED
-      except (LookupError, TypeError, ValueError):
-        raise types.EngineError(
-          f"{self.url}: neither /server_info nor /v1/models tells the longest "
-          "context; expected a server of launch/requirements-sglang.txt."
-        ) from None
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", str(info.get("version")))
-    spans = (
-      found is not None and tuple(map(int, found.groups())) >= _SPANS_SINCE
-    )
-    return longest - 1, spans
+      raise self.error(
+        f"found max_req_input_len {longest!r} in its server_info, expected the "
+        "longest prompt; expected a server of launch/requirements-sglang.txt."
+      )
+    return longest - 1  # Prompts are shorter than this number.
 
   async def version(self) -> str:
     """Returns the name of the weights that the server reports."""
-    info = await self.get("/model_info", "/get_model_info")
+    info = await self.get("/model_info")
     found = info.get("weight_version")
     if not isinstance(found, str):
       raise self.error(
@@ -167,7 +149,8 @@ class Server:
   async def _load(self, weights: Weights) -> Json:
     """Pauses the server and loads weights; returns the server's answer."""
     seconds = weights.deadline
-    mode = {"mode": "in_place" if weights.in_place else "abort"}
+    # Running requests wait and continue with the new weights.
+    mode = {"mode": "in_place"}
     await self.post("/pause_generation", mode, deadline=seconds)
     done = await self.post(
       "/update_weights_from_disk",
@@ -175,16 +158,15 @@ class Server:
         "model_path": str(weights.path),
         "weight_version": weights.name,
         # With running requests, flushing would fail after the weights changed.
-        "flush_cache": not weights.in_place,
+        "flush_cache": False,
       },
       deadline=seconds,
     )
-    if weights.in_place:
-      # This succeeds only if no request is running. Otherwise prefixes of the
-      # old weights remain until they are evicted, but are never matched again:
-      # requests contain the weights' name (`extra_key`).
-      with contextlib.suppress(types.EngineError):
-        await self.tell("POST", "/flush_cache")
+    # This succeeds only if no request is running. Otherwise prefixes of the old
+    # weights remain until they are evicted, but are never matched again:
+    # requests contain the weights' name (`extra_key`).
+    with contextlib.suppress(types.EngineError):
+      await self.tell("POST", "/flush_cache")
     return done
 
   async def score(
@@ -214,13 +196,9 @@ class Server:
     except types.EngineError as error:
       raise self.error(error) from None
 
-  async def get(self, path: str, *others: str) -> Json:
-    """Returns the object at the first of these paths that the server has."""
-    for each in (path, *others):
-      response = await self._ask("GET", each, None, self._patience)
-      if response.status_code != 404:
-        break
-    return self._object(response)
+  async def get(self, path: str) -> Json:
+    """Returns the object at this path."""
+    return self._object(await self._ask("GET", path, None, self._patience))
 
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
