@@ -92,7 +92,7 @@ def write(
       logging.warning(_UNKNOWN[key], start)
   text = card(
     run,
-    config_settings.to_dict(config),
+    config,
     base_model=start_name,
     licence=terms,
     rollout=rollout,
@@ -217,7 +217,7 @@ def _check_targets(
 
 def card(
   run: str | pathlib.Path,
-  config: Mapping[str, Any],
+  config: config_lib.ExperimentConfig,
   *,
   base_model: str,
   licence: Mapping[str, str],
@@ -231,12 +231,12 @@ def card(
 
   Args:
     run: the run's folder.
-    config: its configuration, as nested plain values.
+    config: its configuration.
     base_model, licence, rollout, dtype: as for `model_card.Exported`.
   """
   run = pathlib.Path(run)
-  c = config["curriculum"]
-  last = rollout == c["total_steps"] // c["steps_per_rollout"]
+  c = config.curriculum
+  last = rollout == c.total_steps // c.steps_per_rollout
   policy = model_card.Exported(
     config=config,
     provenance=_json(run / "provenance.json"),
@@ -244,7 +244,7 @@ def card(
     licence=licence,
     rollout=rollout,
     dtype=dtype,
-    evaluated_dtype=config["checkpoint"]["export_dtype"],
+    evaluated_dtype=config.checkpoint.export_dtype,
     prompt=_json(run / "prompts.json").get("plain", ""),
     rows=_evaluations(run) if last else [],
   )
