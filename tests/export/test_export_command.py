@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import shutil
-import subprocess
-import sys
 
+import commands
 import huggingface_hub
 import jax
 import jax.numpy as jnp
@@ -62,8 +60,9 @@ def masters(run, rollout) -> dict:
   return checkpoint.read(run / "checkpoints", rollout, "params", like)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("rollout", [2, 4])
+@pytest.mark.parametrize(
+  ("dtype", "rollout"), [("float32", 4), ("bfloat16", 2), ("float16", 4)]
+)
 def test_the_export_is_the_masters_rounded_once(runs, tmp_path, dtype, rollout):
   out = tmp_path / "out"
   written = hf_export.write(
@@ -84,17 +83,15 @@ def test_the_export_is_the_masters_rounded_once(runs, tmp_path, dtype, rollout):
     assert (out / name).read_bytes() == (runs / BASE / name).read_bytes()
 
 
-def test_rollouts_differ_and_the_newest_is_the_default(runs, tmp_path):
-  assert hf_export.write(runs / "full", tmp_path / "new") == 4
+def test_rollouts_differ_and_transformers_reads_the_newest(
+  torch, runs, tmp_path
+):
+  assert hf_export.write(runs / "full", tmp_path / "new", shard_bytes=5000) == 4
   hf_export.write(runs / "full", tmp_path / "old", rollout=2)
   new, old = (weights_of(tmp_path / name) for name in ("new", "old"))
   assert any((new[name] != old[name]).any() for name in new)
-
-
-def test_transformers_reads_the_whole_export(torch, runs, tmp_path):
-  hf_export.write(runs / "full", tmp_path / "out", shard_bytes=5000)
   _, report = transformers.AutoModelForCausalLM.from_pretrained(
-    tmp_path / "out", output_loading_info=True
+    tmp_path / "new", output_loading_info=True
   )
   for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     assert not report[kind], kind
@@ -155,16 +152,6 @@ def test_damaged_checkpoint_is_skipped(runs, tmp_path, caplog):
   with pytest.raises(FileNotFoundError, match=r"found checkpoints \[2, 4\]"):
     hf_export.write(run, tmp_path / "again", rollout=3)
   assert not (tmp_path / "again").exists()
-
-
-def test_an_earlier_export_is_replaced_when_asked(runs, tmp_path):
-  out = tmp_path / "out"
-  hf_export.write(runs / "full", out, rollout=2)
-  with pytest.raises(ValueError, match="out exists; name another"):
-    hf_export.write(runs / "full", out)
-  assert "| rollouts | 2 of 4 |" in (out / "README.md").read_text()
-  hf_export.write(runs / "full", out, overwrite=True)
-  assert "| rollouts | 4 of 4 |" in (out / "README.md").read_text()
 
 
 def test_only_earlier_exports_are_replaced(runs, tmp_path):
@@ -319,22 +306,21 @@ def test_invalid_sizes_are_rejected(text):
 
 
 def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
-  def run_command(*arguments):
-    return subprocess.run(
-      [sys.executable, "-m", "launch.export_hf", "--cache=", *arguments],
-      cwd=pathlib.Path(__file__).resolve().parents[2],
-      capture_output=True,
-      text=True,
-      timeout=120,
-      check=False,
-    )
+  out = tmp_path / "out"
 
-  arguments = (
-    f"--checkpoint={runs / 'full' / 'checkpoints'}",
-    f"--output={tmp_path / 'out'}",
-  )
-  done = run_command(*arguments)
-  assert done.stdout == f"policy after 4 rollouts: {tmp_path / 'out'}\n"
-  done = run_command(*arguments)
-  assert done.returncode == 1
-  assert "exists; name another folder" in done.stderr
+  def export(*more):
+    said = commands.run(
+      command,
+      "--cache=",
+      f"--checkpoint={runs / 'full' / 'checkpoints'}",
+      f"--output={out}",
+      *more,
+    )
+    lines = (out / "README.md").read_text().splitlines()
+    return said, [line for line in lines if line.startswith("| rollouts |")]
+
+  assert export("--rollout=2") == ("", ["| rollouts | 2 of 4 |"])
+  said, rollouts = export()
+  assert "out exists; name another folder" in said
+  assert rollouts == ["| rollouts | 2 of 4 |"]
+  assert export("--overwrite") == ("", ["| rollouts | 4 of 4 |"])
