@@ -19,7 +19,6 @@ as normalised for the exact match (NQ), or by SQuAD (PopQA).
 
 from __future__ import annotations
 
-import collections
 import re
 import string
 import unicodedata
@@ -122,15 +121,11 @@ def _by_words(
   def f1(answer: str, gold: str) -> float:
     ours, theirs = normalize(answer), normalize(gold)
     given = decided(ours, theirs)
-    return _shared(ours.split(), theirs.split()) if given is None else given
+    return (
+      scoring.words_f1(ours.split(), theirs.split()) if given is None else given
+    )
 
   return _Rules(lambda a, gold: normalize(a) == normalize(gold), f1)
-
-
-def _shared(ours: Sequence[str], theirs: Sequence[str]) -> float:
-  """Returns the F1 of two lists of words; 0 without a common word."""
-  common = (collections.Counter(ours) & collections.Counter(theirs)).total()
-  return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
 def _closed(ours: str, theirs: str) -> float | None:

@@ -53,19 +53,16 @@ def last_action(
     (SEARCH, f"<{SEARCH}>", f"</{SEARCH}>"),
   ),
 ) -> Action | None:
-  """Returns the last complete call or `<answer>` block of a turn's text.
+  """Returns the last complete call or `<answer>` block of a turn; or None.
 
   A block counts wherever it is, even within another one; the last block is the
   one that closes last. The paper's prompts (appendix "Prompt Design") name no
-  other action.
+  other action. A call with an empty argument has the content "", which callers
+  treat as a turn without an action.
 
   Args:
     text: the text that the model wrote in one turn.
     calls: name, opening and closing mark of each tool; searches by default.
-
-  Returns:
-    The action, or None without a complete block. A call with an empty argument
-    is returned with content ""; callers treat it as a turn without an action.
   """
   kinds = [(ActionKind.SEARCH, *call) for call in calls]
   kinds.append((ActionKind.ANSWER, SEARCH, "<answer>", "</answer>"))
@@ -78,18 +75,11 @@ def last_action(
 
 
 def last_content(text: str, name: str) -> str | None:
-  """Returns the stripped content of the last complete `<name>` block of `text`.
+  """Returns the stripped content of the last complete `<name>` block, or None.
 
   Of nested opening tags the innermost counts: in
   `<answer> a <answer> b </answer>` the content is `b`, so content never
   contains an opening tag of its own name.
-
-  Args:
-    text: any text.
-    name: one of `TAGS`.
-
-  Returns:
-    The content ("" for an empty block), or None without a complete block.
   """
   block = _last_block(text, f"<{name}>", f"</{name}>")
   return None if block is None else text[slice(*block)].strip()
@@ -121,9 +111,6 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
     text: an untrusted title, passage or question.
     control_tokens: the tokenizer's control-token strings.
 
-  Returns:
-    The text without tags and control tokens.
-
   Raises:
     ValueError: this rewriting cannot break a control token.
   """
@@ -152,12 +139,7 @@ def _control_pattern(control_tokens: tuple[str, ...]) -> re.Pattern[str]:
 def budget_state(budget: int, used: int) -> str:
   """Returns the content of a budget block (the paper's Phase I prompt).
 
-  Args:
-    budget: searches assigned to the episode, >= 0.
-    used: searches charged so far, in [0, budget].
-
-  Returns:
-    `remaining=R; used=U; total=T`; `used=U` if searches have no cap.
+  It is `remaining=R; used=U; total=T`, or `used=U` if searches have no cap.
 
   Raises:
     ValueError: `used` is outside [0, budget].
@@ -179,11 +161,6 @@ def budget_line(budget: int, used: int) -> str:
   trajectories and its prompt have one. Tokenizers of Qwen and Llama encode `>`
   and a newline as a single token; without the newline, every turn of the policy
   would begin in the middle of a familiar token.
-
-  Args and Raises as for `budget_state`.
-
-  Returns:
-    The budget block and a newline.
   """
   return f"<budget>{budget_state(budget, used)}</budget>\n"
 

@@ -174,9 +174,6 @@ def episode(
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
-  `input_tokens` is the total length of the contexts of all turns, which is what
-  an API would bill as input.
-
   Args:
     t: the episode.
     verdict: answer, exact match and format of the episode.

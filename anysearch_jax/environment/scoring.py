@@ -47,14 +47,10 @@ class Verdict:
 
 
 def extract_answer(spans: Sequence[types.Span]) -> str | None:
-  """Returns the last complete answer that the model wrote.
+  """Returns the last complete answer that the model wrote; None without one.
 
-  Args:
-    spans: the response. Only spans of the model are read, each by itself, so
-      `<answer>x</answer>` in a document is ignored.
-
-  Returns:
-    The stripped answer ("" for an empty one), or None without an answer.
+  Only spans of the model are read, each by itself, so `<answer>x</answer>` in a
+  document is ignored. The answer is stripped, "" for an empty one.
   """
   for span in reversed(spans):
     if span.author == types.Author.MODEL:
@@ -67,13 +63,8 @@ def extract_answer(spans: Sequence[types.Span]) -> str | None:
 def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
   """Returns 1 if `answer` equals an alias after normalisation, else 0.
 
-  Args:
-    answer: the answer; None if it is missing.
-    aliases: the accepted answers; those that normalise to nothing are dropped,
-      so that an empty answer never matches.
-
-  Returns:
-    0 or 1.
+  Aliases that normalise to nothing are dropped, so an empty answer never
+  matches, nor does a missing one (None).
   """
   if answer is None:
     return 0
@@ -82,31 +73,25 @@ def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
 
 
 def f1(answer: str | None, aliases: Sequence[str]) -> float:
-  """Returns SQuAD's word F1 of `answer`, the best over all aliases.
+  """Returns SQuAD's word F1 of `answer`, the best over all aliases, in [0, 1].
 
-  Args:
-    answer: the answer; None if it is missing.
-    aliases: the accepted answers; as in `exact_match`, empty ones are dropped.
-
-  Returns:
-    A number in [0, 1]: 1 if `exact_match` is 1, 0 without a common word.
+  It is 1 if `exact_match` is 1, and 0 without a common word or an answer.
   """
   ours = normalize_answer(answer or "").split()
-  best = 0.0
-  for alias in aliases:
-    theirs = normalize_answer(alias).split()
-    common = (collections.Counter(ours) & collections.Counter(theirs)).total()
-    if common:
-      best = max(best, 2 * common / (len(ours) + len(theirs)))
-  return best
+  theirs = (normalize_answer(alias).split() for alias in aliases)
+  return max((words_f1(ours, each) for each in theirs), default=0.0)
+
+
+def words_f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+  """Returns the F1 of two lists of words; 0 without a common word."""
+  common = (collections.Counter(ours) & collections.Counter(theirs)).total()
+  return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
 def contains(text: str, aliases: Sequence[str]) -> bool:
   """Returns whether a text holds an accepted answer as whole words.
 
-  Args:
-    text: any text; compared after `normalize_answer`.
-    aliases: the accepted answers; those that normalise to "" are ignored.
+  Both are normalised; answers of which nothing is left are ignored.
   """
   found = f" {normalize_answer(text)} "
   answers = map(normalize_answer, aliases)
@@ -192,17 +177,11 @@ def judge(
   """Judges one trajectory (the paper's appendix, R_acc and R_format).
 
   Args:
-    spans: the response, without the prompt.
+    spans, budget, searches, scaffold: as for `check_format`.
     golden_answers: the accepted answers.
-    budget: searches assigned, >= 0.
-    searches: searches charged.
-    scaffold: whether the environment had to write budget blocks.
     read: returns the answer of a response.
     check: returns whether a response is well formed, with the signature of
       `check_format`; None if the format is not checked.
-
-  Returns:
-    The verdict.
   """
   answer = read(spans)
   return Verdict(

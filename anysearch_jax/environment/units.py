@@ -35,12 +35,7 @@ SILENT = "silent"
 def assigned(file: str, caps: budgets.Budget) -> str:
   """Returns what a prompt says first of the caps besides that on searches.
 
-  Args:
-    file: of the texts, `spec.Environment.units`.
-    caps: the budget.
-
-  Returns:
-    The sentences; "" without such a cap.
+  `file` has the texts, see `spec.Environment.units`; "" without such a cap.
   """
   return "".join(
     wording.fill(_texts(file)[unit], N=_number(cap), coarse=_coarse(unit, cap))
@@ -61,15 +56,14 @@ def left(
 ) -> str:
   """Returns the line before a turn with what is left of the other caps.
 
+  The texts of `file` stand at the end of the line's budget block, or after the
+  line if it has none. It is unchanged without such a cap, or if it is empty.
+
   Args:
     line: the environment's line, which states searches.
     file: as for `assigned`.
     caps: the budget.
     used: what is spent, by unit.
-
-  Returns:
-    The line with the texts at the end of its budget block, or after it if it
-    has none; the line itself without such a cap, or if it is empty.
   """
   stated = "".join(
     wording.fill(

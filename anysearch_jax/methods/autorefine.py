@@ -9,12 +9,7 @@ The policy thinks, searches, reads `<documents>` and writes what matters in
 played in Search-R1's environment, and the reward is F1.
 https://arxiv.org/abs/2505.11277
 
-Deviations from the released code:
-- The prompt states the budget.
-- An accepted answer is found in refinements as whole words; there, "art" is
-  found in "party".
-- F1 follows SQuAD; there, it is 0 unless yes and no are answered exactly.
-- A reward of the form is left out: its weight is 0 in the released script.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

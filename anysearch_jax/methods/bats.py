@@ -6,13 +6,7 @@ the four regimes of the paper's appendix: high from 70 %, medium from 30 %, low
 from 10 %, critical below. Two options: the policy keeps a plan, and the policy
 verifies its own answer while searches remain.
 
-Deviations from the paper:
-- There is one tool; the paper also has a browser.
-- Calls are written in this project's tags, not in JSON.
-- If a verification rejects the answer, the policy continues in the same
-  context; the paper starts a new one from a summary.
-- The policy gives one answer; in the paper a judge chooses among several.
-- A turn follows the last search; the paper's agent stops there.
+configs/fidelity_rules.csv lists what differs from the paper.
 """
 
 from __future__ import annotations

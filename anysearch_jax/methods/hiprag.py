@@ -12,14 +12,7 @@ step without a search is right. Both are servers with OpenAI's interface, asked
 while a rollout is scored. In the generated world a script knows: a fact is to
 be searched unless the policy knows it. https://arxiv.org/abs/2510.07794
 
-Deviations from the released code:
-- The share is over all steps, as in the paper; there, the divisor is the number
-  of searches.
-- The model that answers from memory is at an address of its own, such as the
-  initial policy's; there, it is the policy as it is trained.
-- A judge that cannot be reached fails the trajectory; there, the step counts as
-  optimal. A reply that is neither yes nor no counts as no.
-- An answer is right if it holds an accepted one as whole words.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

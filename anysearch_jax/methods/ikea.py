@@ -5,14 +5,7 @@ prompt that asks the policy to skip searches, as IKEA's own does. The policy can
 answer half of IKEA's training questions without a search; the generated world
 has both kinds too.
 
-Deviations from the released code:
-- Only charged searches count; there, every `<search>` in the text counts, even
-  inside passages.
-- Only the model's text is checked for form, and only whole tags in wrong
-  brackets are malformed; there, a passage that contains "(research)" makes the
-  response malformed.
-- Training and evaluation are told apart by the caller; there, by a column of
-  the data.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

@@ -8,16 +8,7 @@ Tokens of a search's turn get the outcome's advantage in the group and, times
 `objective.turn_weight`, that of the search (`training/turn_advantages`). It is
 played in Search-R1's environment. https://arxiv.org/abs/2505.11821
 
-Deviations from the released code, in which every response has one search:
-- Each search has an advantage, among the s-th searches of its group; there, one
-  advantage belongs to all tokens before the first result.
-- A trajectory without a search has the outcome's advantage alone; there, it has
-  that of the sum of both rewards.
-- A search is always executed, because a failed one fails the episode.
-- The form is that of `scoring.check_format`, 0 or 1; there, two functions count
-  tags and order, up to 0.2 each.
-- An answer is right, and found, after SQuAD's normalisation and as whole words;
-  there, as a substring in lower case.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

@@ -8,15 +8,7 @@ Stage 1 is the first `stage_one` of the training. The policy searches between
 markers of its own. In the generated world it is played in Search-R1's
 environment. https://arxiv.org/abs/2503.05592
 
-Deviations from the released code:
-- The prompt states the budget.
-- One run has both stages, by the share of it that is done; there, each stage is
-  a run with its own questions.
-- Thoughts may be closed before a search; there, one thought spans all searches,
-  and the prompt opens it.
-- An answer is held by another as consecutive words; there, in any order.
-- F1 follows SQuAD; there, it is 0 unless yes and no are answered exactly.
-- Stage 1 checks the whole form for both bonuses; there, each checks its tags.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

@@ -8,13 +8,7 @@ Its passages come back in `<result>`, and the answer is in `\\boxed{}`. In the
 generated world it is played in Search-R1's environment, without a box.
 https://arxiv.org/abs/2503.19470
 
-Deviations from the released code:
-- The prompt states the budget; there, searches are limited by tokens alone.
-- A search beyond the budget, or a turn without an action, makes the response
-  malformed; there, neither can occur.
-- The answer is the last balanced box of the answer block; there, the last box
-  up to its first unbalanced brace.
-- F1 follows SQuAD; there, it is 0 unless yes and no are answered exactly.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

@@ -5,11 +5,7 @@ already asked, gets a message instead of documents and costs nothing. A turn
 without a search is the last one. A search shows the policy's own summary of
 the documents, see `generative_retrieval/refining`.
 
-Deviations from the released code:
-- A search is the last complete pair of markers of a turn, and ends the turn.
-- The messages count as bad turns (`episode.answered_bad_turns`); there, the
-  number of turns is limited.
-- Braces in a box are balanced, and text beside `\\text{...}` in it is kept.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

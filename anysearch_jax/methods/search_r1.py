@@ -4,22 +4,7 @@ Its tags are those of the AnySearch paper. Its texts are our own words
 (`texts/search_r1.toml`); the prompt states the number of searches, because the
 comparison tells every system its budget.
 
-Deviations from the released code, which has its own episode loop:
-- A turn ends at its closing tag; there, it is cut at the tag afterwards.
-- Observations are not cut at 500 tokens.
-- A search beyond the budget gets a line and another turn; there, nothing is
-  shown and the episode ends.
-- A turn without an action does not use up the budget; an empty query is not an
-  action.
-
-Deviations of its reward, which is exact match or a variant with a format
-reward:
-- The answer is the last one that the model wrote; there, prompt and response
-  together must hold two.
-- `scoring.check_format` decides what is well formed; there, only a Qwen chat
-  template can be, and an empty query counts as a search.
-- An answer is found in passages as whole words ("art" is not found in
-  "party"), and never in the model's own text.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

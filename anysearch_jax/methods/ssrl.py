@@ -9,12 +9,7 @@ generated world, whose policy reads no such request, it is asked the query as a
 question without a budget, and its answer is the passage.
 https://arxiv.org/abs/2508.10874
 
-Deviations from the released code:
-- Passages come from a call of their own, so a search ends a turn and is charged
-  to the budget; there, one generation holds searches and what they find, whose
-  tokens are masked in the loss.
-- The form is that of `scoring.check_format`, 0 or 1; there, it is a share that
-  rises with the number of thoughts, up to two.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

@@ -7,17 +7,7 @@
 The policy plans, searches, reads `<information>` and writes what it concludes
 in an `<observation>`. A warning follows the passages of the last search.
 
-Deviations from the released code:
-- The warning comes after the last search of the budget; there, it comes shortly
-  before a fixed number of turns.
-- Step rewards are scaled by `step_scale`; there, an in-place addition makes it
-  1 + step_scale.
-- A key group keeps its best query; there, a later, worse query overwrites it,
-  and a query counts for one group only.
-- F1 is not rounded.
-- A passage is compared together with its title, is identified by its id (there,
-  by its text), and is redundant if an earlier search showed it.
-- Text after the answer cannot occur, because an answer ends its turn.
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -130,12 +120,7 @@ def steps(
       redundancy  share of the passages of search t that an earlier search
                   showed
 
-  Args:
-    trajectory: a trajectory that did not fail.
-    config: the scale of the rewards.
-
-  Returns:
-    float32 `[searches]`; all 0 without an answer or without gold passages.
+  They are float32 `[searches]`, all 0 without an answer or gold passages.
 
   Raises:
     ValueError: the question has neither gold passages nor search keys.
@@ -162,12 +147,7 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
   Words are SQuAD-normalised and have at least two characters. The inverse
   document frequency is scikit-learn's smoothed one, over these texts only.
 
-  Args:
-    text: any text.
-    others: at least one text.
-
-  Returns:
-    float64 `[len(others)]` in [0, 1]; 0 without a common word.
+  They are float64 `[len(others)]` in [0, 1], 0 without a common word.
   """
   counts = [_counts(each) for each in (text, *others)]
   words = sorted(set().union(*counts))

@@ -5,9 +5,7 @@ useful or noisy passages; the share of noisy ones grows. Prompt and tags are
 Search-R1's. A turn that neither searches nor answers uses up one of the B + 1
 turns. Evaluations use the real retriever.
 
-Deviations: those of Search-R1's loop, and passages are shown with their titles.
-From the released code of the reward: a missing answer scores 0 (there, it
-crashes the run), and exact match compares whole answers (there, substrings).
+configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

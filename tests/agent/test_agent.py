@@ -49,14 +49,6 @@ def test_episode_without_an_answer_says_why():
   assert reply.outcome is types.Outcome.INVALID and "answer" in reply.reason
 
 
-@pytest.mark.parametrize("budget", [0, 1, 3])
-def test_policy_that_only_searches_never_exceeds_its_budget(budget):
-  retriever = scripted.Retriever()
-  with make(lambda _: search("emma"), retriever=retriever) as agent:
-    reply = agent.ask("Search 99 times! <search>x</search>", budget=budget)
-  assert len(retriever.requests) == reply.searches == budget
-
-
 def test_unavailable_retriever_is_a_reason_and_no_exception():
   broken = scripted.Retriever(error=types.RetrievalError("It is down."))
   with make(retriever=broken) as agent:

@@ -74,6 +74,7 @@ def write(tmp_path):
   plugins._module.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_failing_judge_fails_its_trajectories_and_the_system_trains(
   write, tmp_path
 ):

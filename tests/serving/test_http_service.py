@@ -97,15 +97,6 @@ def test_too_many_questions_are_503_with_a_time_to_come_back():
       assert [each.result().status_code for each in asked] == [200, 200]
 
 
-def test_deadline_of_a_question_ends_it_with_a_reason():
-  with served(engine=Held()) as (url, _):
-    response = httpx2.post(
-      f"{url}/v1/responses", json=QUESTION | {"deadline": 0.2}
-    ).json()
-  assert response["status"] == "incomplete"
-  assert "answer" in response["anysearch"]["reason"]
-
-
 def test_draining_service_refuses_new_questions_and_ends_the_old():
   engine = Held()
   with served(engine=engine) as (url, service):

@@ -116,12 +116,6 @@ def test_budget_of_several_units_holds():
   assert result.structured_content["searches"] == 1
 
 
-def test_unavailable_retriever_is_a_failed_outcome_with_its_reason():
-  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
-  found = ask(retriever=broken).structured_content
-  assert found["outcome"] == "failed" and "It is down." in found["reason"]
-
-
 @pytest.mark.parametrize(
   ("question", "budget", "expected"),
   [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import typing
 
@@ -14,9 +13,7 @@ import scripted
 from scripted import CODEC, answer, search
 from served_agent import SERVED, served
 
-from anysearch_jax import budgets, types
-from anysearch_jax import config as config_lib
-from anysearch_jax.serving import fields
+from anysearch_jax import types
 
 
 @pytest.fixture(scope="module")
@@ -367,19 +364,6 @@ def test_budget_of_several_units_holds_and_is_told(client):
   assert few.usage.completion_tokens <= 20
 
 
-def test_budget_of_dollars_is_charged_by_prices():
-  priced = dataclasses.replace(SERVED, prices=budgets.Prices(search=10.0))
-  with served(served=priced) as (url, _):
-    one = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    for dollars, searches in ((0.02, 1), (0.002, 0)):
-      found = one.chat.completions.create(
-        model="tiny",
-        messages=CHAT["messages"],
-        extra_body={"budget": f"dollars={dollars}"},
-      )
-      assert found.choices[0].anysearch["searches"] == searches
-
-
 def drawn(ask, served_as=SERVED):
   """Returns how the engine was asked to draw, and the answer to `ask`."""
   engine = scripted.Engine(lambda _: answer("Jane Austen, 1815"))
@@ -407,17 +391,6 @@ def test_both_apis_pass_a_requests_own_sampling_to_the_engine(asked, expected):
   assert by_chat == by_response == expected
   assert response.temperature == asked.get("temperature", 1)
   assert response.top_p == asked.get("top_p", 1)
-
-
-def test_what_a_request_does_not_name_is_the_services():
-  own = config_lib.SamplingConfig(temperature=0.7, top_p=0.9, top_k=5)
-  served_as = fields.Served("tiny", sampling=own)
-  found, response = drawn(
-    lambda c: c.responses.create(model="tiny", input="Who?", top_p=0.5),
-    served_as,
-  )
-  assert found == (0.7, 0.5, 5)
-  assert (response.temperature, response.top_p) == (0.7, 0.5)
 
 
 @pytest.mark.parametrize(

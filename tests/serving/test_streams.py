@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import socket
@@ -132,16 +131,6 @@ def test_nothing_is_used_after_the_end_of_a_request():
   for event in (events.Searching(2, "again"), events.Budget(0, 3)):
     with pytest.raises(keys.EndedError):
       mine.tell(event)
-
-
-def test_episode_whose_request_has_ended_makes_no_search():
-  retriever = scripted.Retriever({"emma": [EMMA]})
-  mine = account()
-  mine.close()
-  with served(retriever=retriever) as (_, service):
-    with pytest.raises(keys.EndedError):
-      asyncio.run(service._agent.ask_async("Who?", budget=3, tell=mine.tell))
-  assert not retriever.requests
 
 
 def test_clients_that_leave_at_any_moment_pay_for_every_search(tmp_path):
