@@ -6,14 +6,13 @@ https://modelcontextprotocol.io/specification
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -27,19 +26,13 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, redaction
 from retrieval import requests as requests_lib
 
-Answer = tuple[types.Passage, ...]
-
 # Keys of lists of results and of a result's parts, in the order of choice.
 _LISTS = "passages results documents docs hits result items data content"
 _TEXTS = "text contents content passage page_content snippet description"
-_TITLES, _IDS, _SCORES = "title name", "id url uri link href", "score"
-_WITHIN = "document metadata"  # Objects that have parts of a result.
+_TITLES, _IDS = "title name", "id url uri link href"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
-
-
-class ToolError(http_calls.AnswerError):
-  """The tool answered with an error: it works, and refuses this call."""
 
 
 class McpRetriever(requests_lib.OneByBatch):
@@ -52,20 +45,13 @@ class McpRetriever(requests_lib.OneByBatch):
     server: its address, or its program and arguments.
     headers: sent to an address.
     variables: environment variables of a program besides the SDK's few.
-    tool: name of the tool; "": the only one, or `search`.
-    query: name of its argument for the query.
-    count: name of its argument for the number of results; "": none is sent.
-    fixed: further arguments of every call.
+    tool, query, k, arguments, deadline: see `config.McpConfig`.
     price: cost of one call; `counters["cost"]` is the sum.
-    deadline: seconds of a call with its retry.
     secrets: keys, which are removed from everything that is quoted.
 
   Raises:
-    ValueError: the tool is missing, or does not take a query.
+    ValueError: the tool is missing, or has other arguments.
     RetrievalError: the server cannot be reached.
-
-  `counters` has the `queries`, the `failures`, the `connections` that were
-  opened, and the `cost`.
   """
 
   def __init__(
@@ -76,122 +62,149 @@ class McpRetriever(requests_lib.OneByBatch):
     variables: Mapping[str, str] | None = None,
     tool: str = "",
     query: str = "query",
-    count: str = "",
-    fixed: Mapping[str, Any] | None = None,
+    k: str = "",
+    arguments: Mapping[str, Any] | None = None,
     price: float = 0.0,
     deadline: float = 30.0,
     secrets: Sequence[str] = (),
   ):
-    self._server, self._headers = server, dict(headers or {})
-    self._variables, self._fixed = dict(variables or {}), dict(fixed or {})
-    self._price, self._deadline = price, deadline
-    self._query, self._count = query, count
+    self._server, self._variables = server, dict(variables or {})
+    self._http = httpx2.AsyncClient(headers=headers, timeout=300.0)
+    self._tool, self._query, self._k = tool, query, k
+    self._fixed, self._price = dict(arguments or {}), price
+    self._deadline = deadline
     self._redact = redaction.Redactor(*secrets)
-    self._session: _Session | None = None
+    self._connection: _Connection | None = None
     self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
     self.counters: Counter[str] = Counter()
     try:
-      self._name, tools = loop.run(self._tools())
-      self._tool = tool or ("search" if len(tools) > 1 else [*tools, ""][0])
-      _check(self._tool, tools, query, count, self._fixed)
+      loop.run(self._choose())
     except BaseException:
       self.close()
       raise
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    """Returns the passages of each request, or its `RetrievalError`.
-
-    Raises:
-      ValueError: a request is invalid, see `requests.check`.
-    """
+  ) -> list[Any]:
+    """Returns the passages of each request, or its `RetrievalError`."""
+    if not loop.is_here():
+      return await loop.wait(self.search_many(requests))
     requests_lib.check(requests, "")
+    found = await asyncio.gather(*map(self._call, requests))
     self.counters["queries"] += len(requests)
-    found = await loop.wait(self._search(requests))
     self.counters["failures"] += sum(isinstance(x, Exception) for x in found)
     return found
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
-    return {
-      "kind": "mcp",
-      "server": self._name,
-      "tool": self._tool,
-      "query": self._query,
-      "k": self._count,
-      "arguments": self._fixed,
-    }
+    named = {"tool": self._tool, "query": self._query, "k": self._k}
+    named |= {"kind": "mcp", "server": self._name, "arguments": self._fixed}
+    return named
 
   def close(self) -> None:
     """Ends the connection, and the server if it is a program."""
-    if self._session is not None:
-      loop.run(self._drop(self._session))
+    loop.run(self._drop(self._connection))
+    loop.run(self._http.aclose())
 
-  async def _search(self, requests: Sequence[types.SearchRequest]) -> list[Any]:
-    return await asyncio.gather(*map(self._one, requests))
+  async def _choose(self) -> None:
+    """Chooses the tool, and checks the names of its arguments."""
+    try:
+      client = await asyncio.shield(self._connected().client)
+      async with asyncio.timeout(self._deadline):
+        tools = (await client.list_tools()).tools
+    except Exception as error:
+      raise self._failed(error) from None
+    self._name = client.server_info.name if client.server_info else ""
+    schemas = {each.name: each.input_schema for each in tools}
+    if not self._tool:
+      self._tool = "search" if len(tools) > 1 else [*schemas, ""][0]
+    if self._tool not in schemas:
+      raise ValueError(
+        f"retrieval.mcp.tool: found {self._tool!r}; the tools of the server "
+        f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
+      )
+    names = schemas[self._tool].get("properties") or {}
+    required = schemas[self._tool].get("required") or ()
+    given = [self._query, *([self._k] if self._k else []), *self._fixed]
+    if sorted({*given}) != sorted(given) or not {*required} <= {*given} <= {
+      *names
+    }:
+      raise ValueError(
+        f"retrieval.mcp: found the arguments {given}; expected those of the "
+        f"tool, each once: {', '.join(names) or 'none'} (required: "
+        f"{', '.join(required) or 'none'})."
+      )
 
-  async def _one(self, request: types.SearchRequest) -> Answer | Exception:
+  async def _call(self, request: types.SearchRequest) -> Any:
     """Calls the tool; after a broken connection, once more on a new one."""
     query = " ".join(request.query.encode(errors="ignore").decode().split())
     if not query:
       return ()
     asked = self._fixed | {self._query: query}
-    if self._count:
-      asked[self._count] = request.k
-    met: Exception = TimeoutError()
+    if self._k:
+      asked[self._k] = request.k
     for _ in range(2):
-      session = self._session = self._session or self._opened()
-      calls = session.answered
+      connection = self._connected()
       try:
         async with asyncio.timeout(self._deadline):
-          client = await asyncio.shield(session.client)
+          client = await asyncio.shield(connection.client)
           result = await client.call_tool(self._tool, asked)
-        session.answered += 1
         self.counters["cost"] += self._price  # type: ignore[assignment]
-        return self._answer(result, request.k)
-      except TimeoutError as error:
-        # A server that starts slowly is left to later calls; one that answers
-        # nobody meanwhile is left for a new one.
-        if session.client.done() and session.answered == calls:
-          await self._drop(session)
-        return self._failed(error)
-      except (mcp.MCPError, pydantic.ValidationError) as error:
-        of_call = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
-        if isinstance(error, pydantic.ValidationError) or error.code in of_call:
-          return self._failed(error)
-        met = error
+        return self._answer(result)[: request.k]
       except types.RetrievalError as error:
         return error
       except Exception as error:  # Whatever a transport and its scopes raise.
-        met = error
-      await self._drop(session)
-    return self._failed(met)
+        met = self._failed(error)
+        code = getattr(error, "code", None)
+        if isinstance(error, pydantic.ValidationError) or code in _OF_CALLS:
+          return met
+        if connection.client.done():  # Otherwise it starts slowly.
+          await self._drop(connection)
+        if isinstance(error, TimeoutError):
+          return met
+    return met
 
-  def _answer(self, result: Any, k: int) -> Answer:
+  def _connected(self) -> _Connection:
+    """Returns the connection, or a new one."""
+    if self._connection is None:
+      self.counters["connections"] += 1
+      if isinstance(self._server, str):
+        transport: Any = streamable_http.streamable_http_client(
+          self._server, http_client=self._http
+        )
+      else:
+        program, *rest = self._server
+        parameters = stdio.StdioServerParameters(
+          command=program, args=rest, env=self._variables
+        )
+        transport = stdio.stdio_client(parameters, errlog=self._said)
+      self._connection = _Connection(transport)
+    return self._connection
+
+  async def _drop(self, connection: _Connection | None) -> None:
+    if connection is self._connection:
+      self._connection = None
+    if connection is not None:
+      connection.scope.cancel()
+      await asyncio.wait([connection.task])
+
+  def _answer(self, result: Any) -> tuple[types.Passage, ...]:
     """Returns the passages of a result: structured, JSON in texts, or texts."""
-    if result.is_error:
-      parts = (getattr(block, "text", "") for block in result.content)
-      met = self._redact.quote(" ".join(filter(None, parts)), 300)
-      raise ToolError(f"MCP tool {self._tool}: {met or 'an error.'}")
-    found = _passages(result.structured_content)
-    texts = [b.text for b in result.content if b.type == "text"]
-    if found is None and result.content and not texts:
+    texts = [block.text for block in result.content if block.type == "text"]
+    if result.is_error or (result.content and not texts):
       kinds = ", ".join(sorted({block.type for block in result.content}))
-      raise http_calls.AnswerError(
-        f"MCP tool {self._tool}: found an answer without text ({kinds}), "
-        "expected passages."
-      )
+      met = self._redact.quote(" ".join(texts), 300) or f"no text ({kinds})."
+      raise http_calls.AnswerError(f"MCP tool {self._tool}: found {met}")
+    found = _passages(result.structured_content)
     if found is None:
       found = []
       for text in texts:
-        with contextlib.suppress(ValueError, RecursionError):
+        try:
           inner = _passages(json.loads(text))
-          if inner is not None:
-            found += inner
-            continue
-        found += _passages([text]) or ()
-    return tuple(found[:k])
+        except (ValueError, RecursionError):
+          inner = None
+        found += (_passages([text]) or ()) if inner is None else inner
+    return tuple(found)
 
   def _failed(self, error: BaseException) -> types.RetrievalError:
     """Returns what went wrong, with the last that a program wrote."""
@@ -203,117 +216,36 @@ class McpRetriever(requests_lib.OneByBatch):
     self._said.seek(max(0, self._said.seek(0, 2) - 300))
     if said := " ".join(self._said.read().split()):
       met = f"{met} The server said: {said}"
-    return types.RetrievalError(
-      f"MCP tool {getattr(self, '_tool', '')}: {self._redact.quote(met, 600)}"
-    )
-
-  async def _tools(self) -> tuple[str, dict[str, Any]]:
-    """Returns the server's name, and the schema of each tool's arguments."""
-    self._session = self._opened()
-    try:
-      async with asyncio.timeout(self._deadline + _START_SECONDS):
-        client = await asyncio.shield(self._session.client)
-        found = await client.list_tools()
-    except Exception as error:
-      raise self._failed(error) from None
-    info = client.server_info
-    schemas = {each.name: each.input_schema for each in found.tools}
-    return (info.name if info else ""), schemas
-
-  def _opened(self) -> _Session:
-    self.counters["connections"] += 1
-    return _Session(self._transport())
-
-  async def _drop(self, session: _Session) -> None:
-    if session is self._session:
-      self._session = None
-    session.scope.cancel()
-    await asyncio.wait([session.task])
-
-  @contextlib.asynccontextmanager
-  async def _transport(self) -> AsyncIterator[Any]:
-    """Yields the streams that the SDK's client takes."""
-    if isinstance(self._server, str):
-      async with (
-        httpx2.AsyncClient(headers=self._headers, timeout=300.0) as client,
-        streamable_http.streamable_http_client(
-          self._server, http_client=client
-        ) as streams,
-      ):
-        yield streams
-      return
-    program, *rest = self._server
-    parameters = stdio.StdioServerParameters(
-      command=program, args=rest, env=self._variables
-    )
-    async with stdio.stdio_client(parameters, errlog=self._said) as streams:
-      yield streams
+    quoted = self._redact.quote(met, 600)
+    return types.RetrievalError(f"MCP tool {self._tool}: {quoted}")
 
 
-class _Session:
+class _Connection:
   """A client in a task of its own, which must leave the scopes it entered.
 
   It is ended by its scope: the SDK ends no program if its task is cancelled.
   """
 
   def __init__(self, transport: Any):
-    self.answered = 0
-    self.client: asyncio.Future[Any] = (
-      asyncio.get_running_loop().create_future()
+    self.client: asyncio.Future[Any] = asyncio.Future()
+    self.scope = anyio.CancelScope(
+      deadline=anyio.current_time() + _START_SECONDS
     )
-    self.scope = anyio.CancelScope()
     self.task = asyncio.create_task(self._run(transport))
 
   async def _run(self, transport: Any) -> None:
     met: Exception = ConnectionError("it was not ready in time.")
     try:
       with self.scope:
-        self.scope.deadline = anyio.current_time() + _START_SECONDS
         async with mcp.Client(transport) as client:
           self.scope.deadline = math.inf
           self.client.set_result(client)
           await anyio.sleep_forever()
     except Exception as error:
       met = error
-    finally:
-      if not self.client.done():
-        self.client.set_exception(met)
-        self.client.exception()  # Nobody may wait for it any more.
-
-
-def _check(
-  tool: str,
-  tools: Mapping[str, Any],
-  query: str,
-  count: str,
-  fixed: Mapping[str, Any],
-) -> None:
-  """Refuses a tool that there is not, and arguments that it does not have.
-
-  Raises:
-    ValueError: the message lists what there is.
-  """
-  if tool not in tools:
-    raise ValueError(
-      f"retrieval.mcp.tool: found {tool!r}; the tools of the server are: "
-      f"{', '.join(sorted(tools)[:20]) or 'none'}."
-    )
-  names = list(tools[tool].get("properties") or {})
-  required = set(tools[tool].get("required") or ())
-  given = [query, *([count] if count else []), *fixed]
-  for field, wrong in (
-    ("query", query not in names),
-    ("k", bool(count) and count not in names),
-    ("arguments", bool({*given} - {*names} or required - {*given})),
-    ("arguments", len(given) > len({*given})),
-  ):
-    if wrong:
-      raise ValueError(
-        f"retrieval.mcp.{field}: found query {query!r}, k {count!r} and "
-        f"{dict(fixed)}; expected arguments of the tool, each once: "
-        f"{', '.join(names) or 'none'} (required: "
-        f"{', '.join(sorted(required)) or 'none'})."
-      )
+    if not self.client.done():
+      self.client.set_exception(met)
+      self.client.exception()  # Nobody may wait for it any more.
 
 
 def _passages(value: Any) -> list[types.Passage] | None:
@@ -332,31 +264,32 @@ def _passages(value: Any) -> list[types.Passage] | None:
 
 def _passage(item: Any) -> types.Passage | None:
   """Returns a result as a passage; None if it has no text."""
-  if isinstance(item, str):
-    item = {"text": item}
+  item = {"text": item} if isinstance(item, str) else item
   if not isinstance(item, Mapping):
     return None
-  within = (item.get(key) for key in _WITHIN.split())
-  parts = [item, *(each for each in within if isinstance(each, Mapping))]
+  fields = {
+    key: value
+    for part in (item.get("metadata"), item.get("document"), item)
+    for key, value in (part.items() if isinstance(part, Mapping) else ())
+    if isinstance(value, str | int | float) and value != ""
+  }
 
-  def first(keys: str, kinds: Any) -> Any:
-    found = (part.get(key) for part in parts for key in keys.split())
-    return next((x for x in found if isinstance(x, kinds) and x != ""), None)
+  def first(keys: str, default: str = "") -> str:
+    found = (fields[key] for key in keys.split() if key in fields)
+    return _CONTROL.sub("", str(next(found, default))).strip()
 
-  title = _CONTROL.sub("", first(_TITLES, str) or "")
-  text = _CONTROL.sub("", first(_TEXTS, str) or "").strip()
-  if not title and any("contents" in part for part in parts) and "\n" in text:
+  title, text = first(_TITLES), first(_TEXTS)
+  if not title and "contents" in fields and "\n" in text:
     title, text = text.split("\n", 1)  # Search-R1's form.
   if not (text or title):
     return None
   digest = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()
-  name = first(_IDS, str | int)
-  score = first(_SCORES, int | float) or 0.0
+  score = fields.get("score")
+  if not (isinstance(score, int | float) and math.isfinite(score)):
+    score = 0.0
   return types.Passage(
-    _CONTROL.sub("", str(name))
-    if name is not None
-    else f"sha256:{digest[:16]}",
+    first(_IDS, f"sha256:{digest[:16]}"),
     " ".join(title.split()),
     text or title,
-    float(score) if math.isfinite(score) else 0.0,
+    float(score),
   )

@@ -66,5 +66,5 @@ def opened(server, **settings):
   """Returns a tool of a server, `search_documents` unless one is given."""
   given = {"tool": "search_documents", "deadline": 90.0}
   if "tool" not in settings:
-    given |= {"query": "search_query", "count": "max_results"}
+    given |= {"query": "search_query", "k": "max_results"}
   return tool_lib.McpRetriever(server, **given | settings)
