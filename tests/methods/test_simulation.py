@@ -295,7 +295,7 @@ def test_provenance_records_the_simulator():
   [
     ({"simulated": "gpt"}, "retrieval.simulated: found 'gpt'"),
     ({"refined": "ftp://a"}, "retrieval.refined: found 'ftp://a'"),
-    ({"simulated": "http://a/v1"}, "retrieval.model.name: found nothing"),
+    ({"simulated": "http://a/v1"}, "retrieval.model.name: found ''"),
     ({"simulated": "world", "log": "x.sqlite"}, "retrieval.log: found 'x"),
     (
       {"model": config_lib.TextModelConfig(max_tokens=0)},

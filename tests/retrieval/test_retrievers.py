@@ -122,11 +122,11 @@ def test_searcher_accepts_the_retriever(folder):
     ),
     ({"table": "t"}, "expected it with kind postgres only"),
     ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
-    ({"kind": "web", "web": "serper", "url": "http://a"}, "retrieval.url: fo"),
+    ({"kind": "web", "web": "serper", "url": "http://a"}, "none for others"),
     ({"kind": "http", "url": "http://a,"}, "retrieval.url: found '', expected"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
     ({"log": "gone.sqlite", "log_mode": "strict"}, "retrieval.log: "),
-    ({"log": "x.sqlite", "log_mode": "write"}, "mode: found 'write'"),
+    ({"log": "x.sqlite", "log_mode": "write"}, "log_mode: found 'write'"),
   ],
 )
 def test_invalid_retrieval_is_refused(values, message, tmp_path, monkeypatch):
