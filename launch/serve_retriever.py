@@ -78,7 +78,7 @@ def serve(
     request=limits.deadline,
     grace=grace,
   )
-  if running.busy:
+  if running.batcher.busy:
     # A search still runs though no request waits for it. Its thread cannot be
     # ended, so the process exits around it.
     logging.getLogger(__name__).warning("left a search unfinished")

@@ -8,52 +8,30 @@ batches grow and each query becomes cheaper.
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import dataclasses
+import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
+from retrieval.service import dialects
 
 Answer = Sequence[types.Passage]
 Search = Callable[[Sequence[str], int], Sequence[Answer]]
 _log = logging.getLogger(__name__)
 
 
-class SearchError(types.RetrievalError):
-  """The search raised an error or returned an invalid answer."""
+@dataclasses.dataclass(eq=False)
+class _Query:
+  """A query without an answer; queries of one request have equal `request`s."""
 
-
-class FullError(types.RetrievalError):
-  """The queue is full; try again after `seconds`."""
-
-  def __init__(self, message: str, seconds: float):
-    super().__init__(message)
-    self.seconds = seconds
-
-
-class ClosedError(types.RetrievalError):
-  """The batcher is closed and answers nothing more."""
-
-
-class _Request:
-  """A request; its first `taken` queries are already in searches."""
-
-  def __init__(self, queries: Sequence[str], k: int, future: asyncio.Future):
-    self.queries, self.k, self.future = queries, k, future
-    self.taken = 0
-    self.answers: list[Answer] = []
-
-
-@dataclasses.dataclass
-class _Part:
-  """The queries of a request that one search answers."""
-
-  request: _Request
-  queries: Sequence[str]
+  text: str
+  k: int
+  request: int
+  answer: asyncio.Future[Answer]
 
 
 class Batcher:
@@ -82,15 +60,18 @@ class Batcher:
     self._ask, self._batch, self._queue = search, batch, queue
     self._on_search = on_search
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
-    # `_line`: requests with waiting queries. `_open`: requests not answered.
-    self._line: collections.OrderedDict[_Request, None] = (
-      collections.OrderedDict()
-    )
-    self._open: set[_Request] = set()
+    # Queries that wait in order, and all without an answer.
+    self._line: dict[_Query, None] = {}
+    self._open: set[_Query] = set()
+    self._numbers = itertools.count()
     self._starting = self._closed = False
     self._seconds = 0.0  # Duration of the last search.
     self._begun: float | None = None  # Start of the running search.
-    self.waiting = 0
+
+  @property
+  def waiting(self) -> int:
+    """The number of queries that wait."""
+    return len(self._line)
 
   @property
   def busy(self) -> bool:
@@ -103,131 +84,129 @@ class Batcher:
     return 0.0 if self._begun is None else time.monotonic() - self._begun
 
   def submit(self, queries: Sequence[str], k: int) -> asyncio.Future:
-    """Queues a request; the future gets its passages or a `SearchError`.
+    """Queues a request; the future gets its passages.
 
-    Cancelling the future removes the waiting queries from the queue.
+    It fails with status 500 if its search does, and with 503 if this is closed.
+    Cancelling it removes the waiting queries from the queue.
 
     Raises:
-      FullError: the queue has no space for the queries.
-      ClosedError: the batcher is closed.
+      RequestError: the queue has no space for the queries (429), or this is
+        closed (503).
     """
     if self._closed:
-      raise ClosedError(
-        "The service is stopping; send the request to another server."
+      raise dialects.RequestError(
+        "The service is stopping; send the request to another server.",
+        503,
+        Retry_After="1",
       )
     if self.waiting + len(queries) > self._queue:
-      searches = math.ceil(self.waiting / self._batch)
-      raise FullError(
+      seconds = math.ceil(self.waiting / self._batch) * self._seconds
+      raise dialects.RequestError(
         f"The queue holds {self.waiting} of at most {self._queue} queries, and "
         f"the request has {len(queries)} more; try again later, or send fewer.",
-        searches * self._seconds,
+        429,
+        Retry_After=str(max(1, math.ceil(seconds))),
       )
     loop = asyncio.get_running_loop()
-    request = _Request(queries, k, loop.create_future())
-    if not queries:
-      request.future.set_result([])
-      return request.future
-    self.waiting += len(queries)
-    self._line[request] = None
-    self._open.add(request)
-    request.future.add_done_callback(lambda _: self._leave(request))
-    if not self.busy and not self._starting:
+    request = next(self._numbers)
+    asked = [_Query(q, k, request, loop.create_future()) for q in queries]
+    for query in asked:
+      query.answer.add_done_callback(lambda _, query=query: self._leave(query))
+    self._line |= dict.fromkeys(asked)
+    self._open |= {*asked}
+    if asked and not self.busy and not self._starting:
       # Deferred, so that requests of the same event-loop iteration join it.
       self._starting = True
       loop.call_soon(self._start)
-    return request.future
+    found = asyncio.gather(*(query.answer for query in asked))
+    # A request that failed or was cancelled needs none of its other answers.
+    found.add_done_callback(lambda _: [q.answer.cancel() for q in asked])
+    return found
 
   def close(self) -> None:
-    """Accepts no more requests and ends open ones with `ClosedError`."""
+    """Accepts no more requests and ends open ones with status 503."""
     self._closed = True
-    for request in list(self._open):
-      if not request.future.done():
-        request.future.set_exception(
-          ClosedError("The service stopped before it had the answer.")
+    for query in list(self._open):
+      if not query.answer.done():
+        query.answer.set_exception(
+          dialects.RequestError(
+            "The service stopped before it had the answer.",
+            503,
+            Retry_After="1",
+          )
         )
     self._thread.shutdown(wait=False)
 
-  def _leave(self, request: _Request) -> None:
-    self._open.discard(request)
-    if request in self._line:
-      del self._line[request]
-      self.waiting -= len(request.queries) - request.taken
+  def _leave(self, query: _Query) -> None:
+    self._open.discard(query)
+    self._line.pop(query, None)
 
   def _start(self) -> None:
     self._starting = False
-    if self.busy or self._closed or not (parts := self._take()):
+    if self.busy or self._closed or not self._line:
       return
+    batch: list[_Query] = []
+    different: set[str] = set()
+    for query in self._line:
+      if query.text not in different and len(different) == self._batch:
+        break
+      different.add(query.text)
+      batch.append(query)
+    for query in batch:
+      del self._line[query]
     self._begun = time.monotonic()
     work = asyncio.get_running_loop().run_in_executor(
-      self._thread, self._answer, parts
+      self._thread, self._answers, batch
     )
-    work.add_done_callback(lambda done: self._finish(parts, done))
+    work.add_done_callback(lambda done: self._finish(batch, done))
 
-  def _take(self) -> list[_Part]:
-    """Removes from the queue the queries that fit into the next search."""
-    parts: list[_Part] = []
-    different: set[str] = set()
-    while self._line:
-      request = next(iter(self._line))
-      if request.future.done():
-        self._leave(request)
-        continue
-      start = request.taken
-      for query in request.queries[start:]:
-        if query not in different and len(different) == self._batch:
-          break
-        different.add(query)
-        request.taken += 1
-      self.waiting -= request.taken - start
-      if request.taken > start:
-        parts.append(_Part(request, request.queries[start : request.taken]))
-      if request.taken < len(request.queries):
-        break
-      del self._line[request]
-    return parts
-
-  def _finish(self, parts: Sequence[_Part], done: asyncio.Future) -> None:
+  def _finish(self, batch: Sequence[_Query], done: asyncio.Future) -> None:
     self._begun = None
     # Start the next search first, so the thread works while answers go out.
     self._start()
-    for part, outcome in zip(parts, done.result(), strict=True):
-      request = part.request
-      if request.future.done():
+    for query, found in zip(batch, done.result(), strict=True):
+      if query.answer.done():
         continue
-      if isinstance(outcome, SearchError):
-        request.future.set_exception(outcome)
-        continue
-      request.answers += outcome
-      if len(request.answers) == len(request.queries):
-        request.future.set_result(request.answers)
+      if isinstance(found, Exception):
+        query.answer.set_exception(found)
+      else:
+        query.answer.set_result(found)
 
   # The methods below run on the search thread.
 
-  def _answer(
-    self, parts: Sequence[_Part]
-  ) -> Sequence[list[Answer] | SearchError]:
-    """Returns the answers of each part, or its error."""
+  def _answers(
+    self, batch: Sequence[_Query]
+  ) -> Sequence[Answer | dialects.RequestError]:
+    """Returns an answer for each query, or the error of its request."""
+    requests = [
+      list(each) for _, each in itertools.groupby(batch, lambda q: q.request)
+    ]
     try:
-      return self._search(parts)
+      return self._search(batch)
     except BaseException as error:  # The next search may still succeed.
-      if len(parts) == 1:
-        _log.exception("A search failed.")
-      failed = SearchError(
+      failed = dialects.RequestError(
         f"The search failed ({type(error).__name__}); the server's log says "
-        "more."
+        "more.",
+        500,
       )
-    if len(parts) == 1:
-      return [failed]
+      if len(requests) == 1:
+        _log.exception("A search failed.")
+        return [failed] * len(batch)
+    # Skip requests that were cancelled or have already failed.
     return [
-      # Skip requests that were cancelled or have already failed.
-      failed if part.request.future.done() else self._answer([part])[0]
-      for part in parts
+      answer
+      for each in requests
+      for answer in (
+        [failed] * len(each)
+        if all(query.answer.done() for query in each)
+        else self._answers(each)
+      )
     ]
 
-  def _search(self, parts: Sequence[_Part]) -> list[list[Answer]]:
-    queries = list(dict.fromkeys(q for part in parts for q in part.queries))
+  def _search(self, batch: Sequence[_Query]) -> list[Answer]:
+    queries = list(dict.fromkeys(query.text for query in batch))
     start = time.monotonic()
-    found = self._ask(queries, max(part.request.k for part in parts))
+    found = self._ask(queries, max(query.k for query in batch))
     self._seconds = time.monotonic() - start
     self._on_search(len(queries), self._seconds)
     if len(found) != len(queries):
@@ -235,7 +214,4 @@ class Batcher:
     if not all(math.isfinite(p.score) for some in found for p in some):
       raise ValueError("Found a score that is no finite number.")
     answers = dict(zip(queries, found, strict=True))
-    return [
-      [answers[query][: part.request.k] for query in part.queries]
-      for part in parts
-    ]
+    return [answers[query.text][: query.k] for query in batch]

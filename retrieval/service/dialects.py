@@ -19,10 +19,11 @@ parse requests with pydantic.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import pydantic
@@ -32,14 +33,17 @@ from anysearch_jax import types
 Found = Sequence[Sequence[types.Passage]]
 # Keys under which clients of other search services ask for a part of a corpus.
 _FILTERS = ("filter", "filters", "where")
-_COUNT = pydantic.TypeAdapter(int | None)
-_FLAG = pydantic.TypeAdapter(bool | None)
 # Lone surrogates: valid in JSON, but not in UTF-8 or for most encoders.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RequestError(ValueError):
-  """A request is invalid; the message is for the client."""
+  """A request is refused, with a status and a message for the client."""
+
+  def __init__(self, sentence: str, status: int = 422, **headers: str):
+    super().__init__(sentence)
+    self.status = status
+    self.headers = {k.replace("_", "-"): v for k, v in headers.items()}
 
 
 class Asked(NamedTuple):
@@ -98,28 +102,19 @@ class Limits:
   long: str = "cut"
 
   def __post_init__(self):
-    for name in (
-      *("topk", "queries", "characters", "body", "batch", "deadline"),
-      *("connections", "headers"),
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if not isinstance(value, str) and not value > 0:
+        raise ValueError(f"{field.name}: found {value}, expected more than 0.")
+    # The largest request fits into the queue.
+    for least, name in (
+      *(("topk", "max_topk"), ("max_topk", "passages"), ("queries", "queue")),
     ):
-      if not getattr(self, name) > 0:
+      if getattr(self, name) < getattr(self, least):
         raise ValueError(
-          f"{name}: found {getattr(self, name)}, expected more than 0."
+          f"{name}: found {getattr(self, name)}, expected {least} "
+          f"({getattr(self, least)}) or more."
         )
-    if self.max_topk < self.topk:
-      raise ValueError(
-        f"max_topk: found {self.max_topk}, expected topk ({self.topk}) or more."
-      )
-    if self.passages < self.max_topk:
-      raise ValueError(
-        f"passages: found {self.passages}, expected max_topk ({self.max_topk}) "
-        "or more."
-      )
-    if self.queue < self.queries:
-      raise ValueError(
-        f"queue: found {self.queue}, expected {self.queries} or more, so that "
-        "the largest request fits into the queue."
-      )
     for name, other in (("blank", "empty"), ("long", "cut")):
       if getattr(self, name) not in ("reject", other):
         raise ValueError(
@@ -174,42 +169,52 @@ def document(passage: types.Passage) -> dict[str, str]:
 
 
 def read_retrieve(body: Mapping[str, Any]) -> Asked:
-  """Parses a request of Search-R1 or, if it has no `queries`, of ZeroSearch.
-
-  Raises:
-    RequestError: the request is invalid.
-  """
+  """Parses a request of Search-R1 or, if it has no `queries`, of ZeroSearch."""
   if "query" in body and "queries" not in body:
-    return Asked([_text(body, "query")], _count(body, "top_k"), _first)
-  respond = _scored if _flag(body, "return_scores") else _unscored
-  return Asked(_texts(body, "queries"), _count(body, "topk"), respond)
+    return Asked(
+      [_read(body, "query", _TEXT)],
+      _read(body, "top_k", _COUNT) or None,
+      lambda found: _documents(found)[0],
+    )
+  is_scored = _read(body, "return_scores", _FLAG)
+
+  def respond(found: Found) -> Any:
+    if not is_scored:
+      return {"result": _documents(found)}
+    return {
+      "result": [
+        [{"document": document(p), "score": p.score} for p in some]
+        for some in found
+      ]
+    }
+
+  return Asked(
+    _read(body, "queries", _TEXTS), _read(body, "topk", _COUNT) or None, respond
+  )
 
 
-def read_search(body: Mapping[str, Any]) -> Asked:
-  """Parses ReSearch's request for one query.
+def _read_research(body: Mapping[str, Any], *, is_one: bool) -> Asked:
+  """Parses ReSearch's request for one query, or for many."""
+  is_scored = _read(body, "return_score", _FLAG)
+  asked = _read(body, "query", _TEXT if is_one else _TEXTS)
 
-  Raises:
-    RequestError: the request is invalid.
-  """
-  respond = _first_and_scores if _flag(body, "return_score") else _first
-  return Asked([_text(body, "query")], _count(body, "top_n"), respond)
+  def respond(found: Found) -> Any:
+    documents: Any = _documents(found)
+    scores: Any = [[p.score for p in some] for some in found]
+    if is_one:
+      documents, scores = documents[0], scores[0]
+    return [documents, scores] if is_scored else documents
 
-
-def read_batch_search(body: Mapping[str, Any]) -> Asked:
-  """Parses ReSearch's request for many queries.
-
-  Raises:
-    RequestError: the request is invalid.
-  """
-  respond = _each_and_scores if _flag(body, "return_score") else _documents
-  return Asked(_texts(body, "query"), _count(body, "top_n"), respond)
+  return Asked(
+    [asked] if is_one else asked, _read(body, "top_n", _COUNT) or None, respond
+  )
 
 
-# The parser of a request, by path.
+# The parser of a request, by path; each raises RequestError.
 ROUTES: dict[str, Read] = {
   "/retrieve": read_retrieve,
-  "/search": read_search,
-  "/batch_search": read_batch_search,
+  "/search": functools.partial(_read_research, is_one=True),
+  "/batch_search": functools.partial(_read_research, is_one=False),
 }
 
 
@@ -255,79 +260,30 @@ def dump(value: Any) -> bytes:
     return _clean(text).encode()
 
 
-def _scored(found: Found) -> Any:
-  return {
-    "result": [
-      [{"document": document(p), "score": p.score} for p in some]
-      for some in found
-    ]
-  }
-
-
-def _unscored(found: Found) -> Any:
-  return {"result": _documents(found)}
-
-
 def _documents(found: Found) -> list[list[dict[str, str]]]:
   return [[document(p) for p in some] for some in found]
-
-
-def _each_and_scores(found: Found) -> Any:
-  return [_documents(found), [[p.score for p in some] for some in found]]
-
-
-def _first(found: Found) -> Any:
-  return _documents(found)[0]
-
-
-def _first_and_scores(found: Found) -> Any:
-  return [_first(found), [p.score for p in found[0]]]
-
-
-def _text(body: Mapping[str, Any], key: str) -> str:
-  value = body.get(key)
-  if not isinstance(value, str):
-    raise RequestError(f"{key}: found {_kind(value)}, expected text.")
-  return _clean(value)
-
-
-def _texts(body: Mapping[str, Any], key: str) -> list[str]:
-  values = body.get(key)
-  if not isinstance(values, list):
-    raise RequestError(
-      f"{key}: found {_kind(values)}, expected a list of texts."
-    )
-  for place, value in enumerate(values):
-    if not isinstance(value, str):
-      raise RequestError(
-        f"{key}[{place}]: found {_kind(value)}, expected text."
-      )
-  return [_clean(value) for value in values]
-
-
-def _count(body: Mapping[str, Any], key: str) -> int | None:
-  value = body.get(key)
-  try:
-    return _COUNT.validate_python(value) or None
-  except ValueError:
-    raise RequestError(
-      f"{key}: found {_kind(value)}, expected a whole number."
-    ) from None
-
-
-def _flag(body: Mapping[str, Any], key: str) -> bool:
-  value = body.get(key)
-  try:
-    return bool(_FLAG.validate_python(value))
-  except ValueError:
-    raise RequestError(
-      f"{key}: found {_kind(value)}, expected true or false."
-    ) from None
 
 
 def _clean(text: str) -> str:
   # Fast path: nearly all texts are ASCII, and `isascii` takes constant time.
   return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+_Text = Annotated[str, pydantic.AfterValidator(_clean)]
+# Parsers of values, and what they expect.
+_TEXT = pydantic.TypeAdapter(_Text), "text"
+_TEXTS = pydantic.TypeAdapter(list[_Text]), "a list of texts"
+_COUNT = pydantic.TypeAdapter(int | None), "a whole number"
+_FLAG = pydantic.TypeAdapter(bool | None), "true or false"
+
+
+def _read(body: Mapping[str, Any], key: str, kind: tuple[Any, str]) -> Any:
+  parser, expected = kind
+  try:
+    return parser.validate_python(body.get(key))
+  except pydantic.ValidationError as error:
+    found = _kind(error.errors()[0]["input"])
+    raise RequestError(f"{key}: found {found}, expected {expected}.") from None
 
 
 def _kind(value: Any) -> str:

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 # Bounds of buckets of times and of numbers of queries.
 _SECONDS = tuple(m * 10.0**e for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5))
 _QUERIES = tuple(2**e for e in range(11))
-_GONE = "The client left."  # Sent with 499, but no client reads it.
+_GONE = "The client left.", 499  # No client reads it.
 
 
 class Search(Protocol):
@@ -48,19 +47,7 @@ class Search(Protocol):
   ) -> Sequence[Sequence[types.Passage]]: ...
 
 
-class _RefusedError(Exception):
-  """A request is refused with a status and a message."""
-
-  def __init__(self, status: int, sentence: str, **headers: str):
-    super().__init__(sentence)
-    self.status = status
-    self.headers = {k.replace("_", "-"): v for k, v in headers.items()}
-
-  def response(self) -> responses.Response:
-    return _json({"detail": str(self)}, self.status, self.headers)
-
-
-class Metrics:
+class _Metrics:
   """Counts and times, in their own registry.
 
   Args:
@@ -69,72 +56,55 @@ class Metrics:
 
   def __init__(self, waiting: Callable[[], int]):
     self.registry = prometheus_client.CollectorRegistry()
-
-    def counter(
-      name: str, text: str, *labels: str
-    ) -> prometheus_client.Counter:
-      return prometheus_client.Counter(
-        f"retrieval_{name}", text, labels, registry=self.registry
-      )
-
-    def histogram(
-      name: str, text: str, buckets: Sequence[float], *labels: str
-    ) -> prometheus_client.Histogram:
-      return prometheus_client.Histogram(
-        f"retrieval_{name}",
-        text,
-        labels,
-        buckets=buckets,
-        registry=self.registry,
-      )
-
-    self._requests = counter(
+    mine: Any = {"namespace": "retrieval", "registry": self.registry}
+    self.requests = prometheus_client.Counter(
       "requests",
       "Requests that were answered; 499: the client left.",
-      *("route", "status"),
+      ("route", "status"),
+      **mine,
     )
-    self._seconds = histogram(
+    self.seconds = prometheus_client.Histogram(
       "request_seconds",
       "From the headers of a request to its answer.",
-      _SECONDS,
-      "route",
+      ("route",),
+      buckets=_SECONDS,
+      **mine,
     )
-    self.queries = counter("queries", "Queries of requests that were read.")
-    self.blank_queries = counter(
-      "blank_queries", "Queries without a letter, which got no passages."
+    self.queries = prometheus_client.Counter(
+      "queries", "Queries of requests that were read.", **mine
     )
-    self.cut_queries = counter(
+    self.blank_queries = prometheus_client.Counter(
+      "blank_queries",
+      "Queries without a letter, which got no passages.",
+      **mine,
+    )
+    self.cut_queries = prometheus_client.Counter(
       "cut_queries",
       "Queries that were too long and of which the beginning was searched.",
+      **mine,
     )
-    self._closed = counter(
+    self.closed = prometheus_client.Counter(
       "closed_connections",
       "Connections that were closed because their headers or their request "
       "took too long, another one took their place, or none was left.",
-      "reason",
+      ("reason",),
+      **mine,
     )
-    self._batches = histogram(
-      "search_queries", "Different queries in a search.", _QUERIES
+    self.search_queries = prometheus_client.Histogram(
+      "search_queries",
+      "Different queries in a search.",
+      buckets=_QUERIES,
+      **mine,
     )
-    self._searches = histogram(
-      "search_seconds", "Of a search that did not fail.", _SECONDS
+    self.search_seconds = prometheus_client.Histogram(
+      "search_seconds",
+      "Of a search that did not fail.",
+      buckets=_SECONDS,
+      **mine,
     )
     prometheus_client.Gauge(
-      "retrieval_waiting_queries",
-      "Queries that wait for a search.",
-      registry=self.registry,
+      "waiting_queries", "Queries that wait for a search.", **mine
     ).set_function(waiting)
-
-  def responded(self, route: str, status: int, seconds: float) -> None:
-    self._requests.labels(route, str(status)).inc()
-    self._seconds.labels(route).observe(seconds)
-
-  def closed(self, reason: str) -> None:
-    self._closed.labels(reason).inc()
-
-  def searched(self, queries: int, seconds: float) -> None:
-    self._batches.observe(queries)
-    self._searches.observe(seconds)
 
 
 class Service:
@@ -142,9 +112,7 @@ class Service:
 
   Attributes:
     draining: whether the service is about to stop.
-    busy: whether a search runs.
-    waiting: number of queries that wait for a search.
-    on_closed: counts a connection that was closed early, by its reason.
+    batcher: runs the searches.
   """
 
   def __init__(
@@ -157,23 +125,22 @@ class Service:
     self._search, self._limits = search, limits
     self._described = described
     self._token = token.encode()
-    self._metrics = Metrics(lambda: self._batcher.waiting)
-    self._batcher = batching.Batcher(
+    self._metrics = _Metrics(lambda: self.batcher.waiting)
+    self.batcher = batching.Batcher(
       search.search,
       batch=limits.batch,
       queue=limits.queue,
-      on_search=self._metrics.searched,
+      on_search=self._on_search,
     )
     self.draining = False
-    self.on_closed = self._metrics.closed
 
-  @property
-  def busy(self) -> bool:
-    return self._batcher.busy
+  def _on_search(self, queries: int, seconds: float) -> None:
+    self._metrics.search_queries.observe(queries)
+    self._metrics.search_seconds.observe(seconds)
 
-  @property
-  def waiting(self) -> int:
-    return self._batcher.waiting
+  def on_closed(self, reason: str) -> None:
+    """Counts a connection that was closed early, by its reason."""
+    self._metrics.closed.labels(reason).inc()
 
   def drain(self, seconds: float) -> None:
     """Reports "draining" in `/health` and closes after `seconds`.
@@ -185,14 +152,14 @@ class Service:
 
   def close(self) -> None:
     self.draining = True
-    self._batcher.close()
+    self.batcher.close()
 
   def health(self) -> responses.Response:
     """Returns status and identity of the service; needs no token."""
     status = "ok"
     if self.draining:
       status = "draining"
-    elif self._batcher.seconds > self._limits.deadline:
+    elif self.batcher.seconds > self._limits.deadline:
       status = "stuck"
     values = {
       "status": status,
@@ -208,8 +175,8 @@ class Service:
     """Returns the metrics for Prometheus."""
     try:
       self._authorize(request)
-    except _RefusedError as refused:
-      return refused.response()
+    except dialects.RequestError as refused:
+      return _refusal(refused)
     return responses.Response(
       prometheus_client.generate_latest(self._metrics.registry),
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
@@ -222,13 +189,14 @@ class Service:
     start = time.monotonic()
     try:
       response = _json(await self._answer(read, request))
-    except _RefusedError as refused:
-      response = refused.response()
+    except dialects.RequestError as refused:
+      response = _refusal(refused)
     except Exception:
       _log.exception("A request failed.")
       response = _json({"detail": "The server failed; its log says more."}, 500)
     took = time.monotonic() - start
-    self._metrics.responded(route, response.status_code, took)
+    self._metrics.requests.labels(route, str(response.status_code)).inc()
+    self._metrics.seconds.labels(route).observe(took)
     return response
 
   def _authorize(self, request: requests.Request) -> None:
@@ -236,10 +204,10 @@ class Service:
     scheme, _, found = header.partition(" ")
     right = hmac.compare_digest(found.encode("latin-1"), self._token)
     if self._token and not (right and scheme.lower() == "bearer"):
-      raise _RefusedError(
-        401,
+      raise dialects.RequestError(
         "Found no valid token; send this service's token in the header "
         "'Authorization: Bearer TOKEN'.",
+        401,
         WWW_Authenticate="Bearer",
       )
 
@@ -249,11 +217,8 @@ class Service:
     end = asyncio.get_running_loop().time() + self._limits.deadline
     self._authorize(request)
     body = await self._body(request, end)
-    try:
-      asked = read(dialects.load(body))
-      k = self._limits.check(asked)
-    except dialects.RequestError as error:
-      raise _RefusedError(422, str(error)) from error
+    asked = read(dialects.load(body))
+    k = self._limits.check(asked)
     most = self._limits.characters
     # Longer queries get here only if the limits say to cut them.
     cut = [query[:most] for query in asked.queries]
@@ -267,8 +232,8 @@ class Service:
 
   async def _body(self, request: requests.Request, end: float) -> bytes:
     limit = self._limits.body
-    too_large = _RefusedError(
-      413, f"The request has more than {limit} bytes; split it."
+    too_large = dialects.RequestError(
+      f"The request has more than {limit} bytes; split it.", 413
     )
     length = request.headers.get("content-length", "")
     # As a float, because Python limits the digits of an int that it parses.
@@ -282,23 +247,17 @@ class Service:
           if len(body) > limit:
             raise too_large
     except TimeoutError as error:
-      raise _RefusedError(
-        408, f"The body took more than {self._limits.deadline:g} seconds."
+      raise dialects.RequestError(
+        f"The body took more than {self._limits.deadline:g} seconds.", 408
       ) from error
     except requests.ClientDisconnect as error:
-      raise _RefusedError(499, _GONE) from error
+      raise dialects.RequestError(*_GONE) from error
     return bytes(body)
 
   async def _found(
     self, request: requests.Request, queries: list[str], k: int, end: float
   ) -> list[batching.Answer]:
-    try:
-      found = self._batcher.submit(queries, k)
-    except batching.FullError as error:
-      seconds = max(1, math.ceil(error.seconds))
-      raise _RefusedError(429, str(error), Retry_After=str(seconds)) from error
-    except batching.ClosedError as error:
-      raise _RefusedError(503, str(error), Retry_After="1") from error
+    found = self.batcher.submit(queries, k)
     # After the body, the only message to receive is that the client left.
     gone = asyncio.ensure_future(_departed(request.receive))
     try:
@@ -309,19 +268,15 @@ class Service:
       )
       if found.done():
         return found.result()
-    except batching.ClosedError as error:
-      raise _RefusedError(503, str(error), Retry_After="1") from error
-    except batching.SearchError as error:
-      raise _RefusedError(500, str(error)) from error
     finally:
       found.cancel()
       left = not gone.cancel()
     if left:
-      raise _RefusedError(499, _GONE)
-    raise _RefusedError(
-      504,
+      raise dialects.RequestError(*_GONE)
+    raise dialects.RequestError(
       f"No answer within {self._limits.deadline:g} seconds; send fewer "
       "queries, or try again later.",
+      504,
     )
 
 
@@ -371,6 +326,10 @@ def create_app(
   )
   app.state.service = service
   return app
+
+
+def _refusal(refused: dialects.RequestError) -> responses.Response:
+  return _json({"detail": str(refused)}, refused.status, refused.headers)
 
 
 async def _refused(

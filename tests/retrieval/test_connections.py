@@ -152,7 +152,7 @@ def test_server_with_only_busy_connections_refuses_with_503():
     search.wait_for_call()
     threads[1].start()
     # It waits for the search of the first.
-    assert waits_until(lambda: search.service.waiting == 1)
+    assert waits_until(lambda: search.service.batcher.waiting == 1)
     assert "Every connection of this server is busy" in ask_raw(address)
     search.free.set()
     for thread in threads:

@@ -63,13 +63,13 @@ json_values = st.recursive(
       {"result": [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []]},
     ),
     (
-      dialects.read_batch_search,
+      dialects.ROUTES["/batch_search"],
       {"query": ["a", "b"], "top_n": 5},
       5,
       [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []],
     ),
     (
-      dialects.read_batch_search,
+      dialects.ROUTES["/batch_search"],
       {"query": ["a", "b"], "return_score": True},
       None,
       [[[LIMA_DOCUMENT, CUSCO_DOCUMENT], []], [[0.5, 0.25], []]],
@@ -93,13 +93,13 @@ def test_requests_for_many_queries(read, body, k, response):
       [LIMA_DOCUMENT, CUSCO_DOCUMENT],
     ),
     (
-      dialects.read_search,
+      dialects.ROUTES["/search"],
       {"query": "a", "top_n": 4},
       4,
       [LIMA_DOCUMENT, CUSCO_DOCUMENT],
     ),
     (
-      dialects.read_search,
+      dialects.ROUTES["/search"],
       {"query": "a", "return_score": True},
       None,
       [[LIMA_DOCUMENT, CUSCO_DOCUMENT], [0.5, 0.25]],
@@ -180,8 +180,8 @@ def test_queries_decide_where_a_request_has_both_keys():
       "return_scores: found a number, expected true or false",
     ),
     (dialects.read_retrieve, {"query": ["a"]}, "query: found a list"),
-    (dialects.read_search, {"query": ["a"]}, "query: found a list"),
-    (dialects.read_batch_search, {"query": "a"}, "query: found text"),
+    (dialects.ROUTES["/search"], {"query": ["a"]}, "query: found a list"),
+    (dialects.ROUTES["/batch_search"], {"query": "a"}, "query: found text"),
   ],
 )
 def test_invalid_request_is_an_error(read, body, sentence):
@@ -189,7 +189,7 @@ def test_invalid_request_is_an_error(read, body, sentence):
     read(body)
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(
   st.dictionaries(
     st.sampled_from(
@@ -210,7 +210,7 @@ def test_any_object_is_a_request_or_a_short_error(body, read):
     query.encode()  # No lone surrogate is left.
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(any_text, st.booleans())
 def test_any_text_is_written_as_strict_json(text, escaped):
   body = json.dumps({"text": text}, ensure_ascii=escaped)

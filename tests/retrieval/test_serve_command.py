@@ -232,7 +232,7 @@ def test_a_search_beyond_the_grace_is_cut_off():
   "flags, code, sentence",
   [
     (["--topk=0"], 2, "--topk: found 0, expected more than 0"),
-    (["--queue=1"], 2, "--queue: found 1, expected 4096 or more"),
+    (["--queue=1"], 2, "--queue: found 1, expected queries (4096) or more"),
     (
       ["--token_variable=NOT_SET"],
       2,

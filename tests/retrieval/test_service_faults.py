@@ -18,7 +18,7 @@ def test_full_queue_refuses_until_it_has_space():
     first = asyncio.create_task(client.post("/retrieve", json=body))
     await asyncio.to_thread(search.wait_for_call)
     second = asyncio.create_task(client.post("/retrieve", json=body))
-    while client.app.state.service.waiting < 2:
+    while client.app.state.service.batcher.waiting < 2:
       await asyncio.sleep(0.001)
     third = await client.post("/retrieve", json={"queries": ["c"]})
     served.refused(third, 429, "holds 2 of at most 2 queries")
@@ -41,11 +41,11 @@ def test_late_answer_is_an_error_and_the_next_is_not():
     )
     for response in responses:
       served.refused(response, 504, "No answer within 0.5 seconds")
-    assert client.app.state.service.waiting == 0
+    assert client.app.state.service.batcher.waiting == 0
     health = await client.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "stuck")
     search.free.set()
-    while client.app.state.service.busy:
+    while client.app.state.service.batcher.busy:
       await asyncio.sleep(0.001)
     assert (await client.get("/health")).status_code == 200
     return await client.post("/retrieve", json=body)
@@ -129,11 +129,11 @@ def test_a_client_that_leaves_frees_its_place():
     messages = asyncio.Queue()
     messages.put_nowait(body_of(b'{"queries": ["b", "c"]}'))
     leaving = asyncio.create_task(connect(client.app, messages))
-    while running.waiting < 2:
+    while running.batcher.waiting < 2:
       await asyncio.sleep(0.001)
     messages.put_nowait(LEFT)
     await leaving
-    assert running.waiting == 0
+    assert running.batcher.waiting == 0
     search.free.set()
     assert (await first).status_code == 200
     await client.post("/retrieve", json={"queries": ["d"]})
