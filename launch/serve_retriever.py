@@ -23,6 +23,7 @@ without waiting.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -32,10 +33,27 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import types
-from anysearch_jax.host import redaction
+from anysearch_jax.host import http_calls
 from launch import flags as launch_flags
 from launch import http_server, jax_setup
 from retrieval.service import dialects, service
+
+# What each field of `dialects.Limits` is, for --help.
+_LIMITS = {
+  "topk": "Passages where a request does not say.",
+  "max_topk": "Of a query.",
+  "queries": "The most in a request.",
+  "passages": "That all queries of a request may want.",
+  "characters": "Of a query.",
+  "body": "Bytes of a request.",
+  "queue": "Queries that may wait.",
+  "batch": "Queries in a search.",
+  "deadline": "Seconds to an answer.",
+  "connections": "At a time.",
+  "headers": "Seconds that a request's headers may take.",
+  "blank": "empty: a blank query has no passages; reject: it is refused.",
+  "long": "cut: a query of more characters is cut; reject: it is refused.",
+}
 
 
 def serve(
@@ -89,7 +107,6 @@ def serve(
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  default = dialects.Limits()
   flags.DEFINE_string("index", None, "Folder of the index.")
   flags.DEFINE_string("retriever", None, "Or file.py:NAME, of your own.")
   flags.DEFINE_string(
@@ -109,35 +126,13 @@ def define_flags() -> None:
     None,
     "Environment variable with the token that clients must have.",
   )
-  flags.DEFINE_integer(
-    "topk", default.topk, "Passages where a request does not say."
-  )
-  flags.DEFINE_integer("max_topk", default.max_topk, "Of a query.")
-  flags.DEFINE_integer("queries", default.queries, "The most in a request.")
-  flags.DEFINE_integer(
-    "passages", default.passages, "That all queries of a request may want."
-  )
-  flags.DEFINE_integer("characters", default.characters, "Of a query.")
-  flags.DEFINE_integer("body", default.body, "Bytes of a request.")
-  flags.DEFINE_integer("queue", default.queue, "Queries that may wait.")
-  flags.DEFINE_integer("batch", default.batch, "Queries in a search.")
-  flags.DEFINE_float("deadline", default.deadline, "Seconds to an answer.")
-  flags.DEFINE_integer("connections", default.connections, "At a time.")
-  flags.DEFINE_float(
-    "headers", default.headers, "Seconds that a request's headers may take."
-  )
-  flags.DEFINE_enum(
-    "blank",
-    default.blank,
-    ["reject", "empty"],
-    "A blank query has no passages, or its request is refused.",
-  )
-  flags.DEFINE_enum(
-    "long",
-    default.long,
-    ["reject", "cut"],
-    "A query of more characters is cut, or its request is refused.",
-  )
+  for field in dataclasses.fields(dialects.Limits):
+    define = {
+      "int": flags.DEFINE_integer,
+      "float": flags.DEFINE_float,
+      "str": flags.DEFINE_string,
+    }[str(field.type)]
+    define(field.name, field.default, _LIMITS[field.name])
   flags.DEFINE_float(
     "grace", 30, "Seconds for what is open when it is stopped.", 0
   )
@@ -150,24 +145,15 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   try:
-    limits = dialects.Limits(
-      topk=f.topk,
-      max_topk=f.max_topk,
-      queries=f.queries,
-      passages=f.passages,
-      characters=f.characters,
-      body=f.body,
-      queue=f.queue,
-      batch=f.batch,
-      deadline=f.deadline,
-      connections=f.connections,
-      headers=f.headers,
-      blank=f.blank,
-      long=f.long,
-    )
-    token = _token(f.token_variable)
+    limits = dialects.Limits(**{name: f[name].value for name in _LIMITS})
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
+  token = ""
+  if f.token_variable is not None:
+    try:
+      token = http_calls.secret_in(f.token_variable, "the clients' token")
+    except ValueError as error:
+      raise app.UsageError(f"--token_variable: {error}") from error
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   try:
     index = _opened()
@@ -227,24 +213,6 @@ def _opened() -> Any:
     verify=f.verify,
     part=opening.parse_part(f.shard) if f.shard is not None else None,
   )
-
-
-def _token(variable: str | None) -> str:
-  """Returns the token in an environment variable; "" if none is named.
-
-  Raises:
-    ValueError: the variable is empty or its name is invalid.
-  """
-  if variable is None:
-    return ""
-  redaction.check_variable(variable, "token_variable")
-  token = os.environ.get(variable, "").strip()
-  if not token:
-    raise ValueError(
-      f"token_variable: found nothing in the environment variable {variable}, "
-      "expected the token."
-    )
-  return token
 
 
 if __name__ == "__main__":

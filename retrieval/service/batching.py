@@ -119,7 +119,7 @@ class Batcher:
       self._starting = True
       loop.call_soon(self._start)
     found = asyncio.gather(*(query.answer for query in asked))
-    # A request that failed or was cancelled needs none of its other answers.
+    # Ends all of a request that failed or was cancelled.
     found.add_done_callback(lambda _: [q.answer.cancel() for q in asked])
     return found
 
@@ -162,9 +162,14 @@ class Batcher:
 
   def _finish(self, batch: Sequence[_Query], done: asyncio.Future) -> None:
     self._begun = None
+    answers = list(zip(batch, done.result(), strict=True))
+    # A request that failed needs none of its other answers.
+    failed = {q.request for q, found in answers if isinstance(found, Exception)}
+    for query in [q for q in self._line if q.request in failed]:
+      del self._line[query]
     # Start the next search first, so the thread works while answers go out.
     self._start()
-    for query, found in zip(batch, done.result(), strict=True):
+    for query, found in answers:
       if query.answer.done():
         continue
       if isinstance(found, Exception):

@@ -227,7 +227,10 @@ def test_two_services_of_one_process_count_for_themselves():
     ({"topk": 0}, "topk: found 0, expected more"),
     ({"topk": 9, "max_topk": 8}, "max_topk: found 8"),
     ({"max_topk": 9, "passages": 8}, "passages: found 8, expected max_topk"),
-    ({"queries": 9, "queue": 8}, r"queue: found 8, expected queries \(9\) or more"),
+    (
+      {"queries": 9, "queue": 8},
+      r"queue: found 8, expected queries \(9\) or more",
+    ),
     ({"deadline": float("nan")}, "deadline: found nan"),
     ({"blank": "drop"}, "blank: found 'drop'"),
     ({"long": "drop"}, "long: found 'drop', expected 'reject' or 'cut'"),

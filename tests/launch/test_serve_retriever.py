@@ -1,0 +1,442 @@
+"""The command that serves an index: clients, stops, and odd connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import commands
+import held_search
+import httpx2
+import pytest
+import uvicorn
+
+from launch import http_server, serve_retriever
+from retrieval.index import building, opening
+from retrieval.service import service
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Serves a search that takes a few seconds.
+SLOW = """
+import sys, time
+sys.path.insert(0, "tests/support")
+import held_search
+from launch import serve_retriever
+
+class Slow(held_search.HeldSearch):
+  def search(self, queries, k):
+    time.sleep(float(sys.argv[1]))
+    return super().search(queries, k)
+
+serve_retriever.serve(Slow(), port=0, grace=float(sys.argv[2]))
+"""
+CITIES = ["Lima", "Quito", "Bogota", "Caracas"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+  """Makes a small BM25 index."""
+  folder = tmp_path_factory.mktemp("served")
+  corpus = folder / "corpus.jsonl"
+  lines = [
+    {"id": f"{i}", "contents": f'"{city}"\n{city} is a capital.\nIt is large.'}
+    for i, city in enumerate(CITIES)
+  ]
+  corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  building.build(corpus, folder / "index", building.Settings("bm25"))
+  return folder / "index"
+
+
+@contextlib.contextmanager
+def started(*command, env=None):
+  """Yields a listening server's process and URL; kills it at the end."""
+  process = subprocess.Popen(
+    [sys.executable, *map(str, command)],
+    cwd=ROOT,
+    env=os.environ | (env or {}),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    line = process.stdout.readline()
+    assert line.startswith("serving "), process.communicate()
+    yield process, line.split()[-1]
+  finally:
+    if process.poll() is None:
+      process.kill()
+    process.communicate()
+
+
+def served(index, *flags, env=None):
+  command = ("-m", "launch.serve_retriever", f"--index={index}", "--port=0")
+  return started(*command, *flags, env=env)
+
+
+def stopped(process, seconds=120):
+  """Stops a server by SIGTERM; returns its exit code."""
+  process.send_signal(signal.SIGTERM)
+  return process.wait(seconds)
+
+
+class SearchR1Client:
+  """Search-R1's client code (`llm_agent/generation.py`)."""
+
+  def __init__(self, search_url, topk):
+    self.search_url, self.topk = search_url, topk
+
+  def batch_search(self, queries):
+    payload = {"queries": queries, "topk": self.topk, "return_scores": True}
+    results = httpx2.post(self.search_url, json=payload).json()["result"]
+    return [self._passages2string(result) for result in results]
+
+  def _passages2string(self, retrieval_result):
+    format_reference = ""
+    for idx, doc_item in enumerate(retrieval_result):
+      content = doc_item["document"]["contents"]
+      title = content.split("\n")[0]
+      text = "\n".join(content.split("\n")[1:])
+      format_reference += f"Doc {idx + 1}(Title: {title}) {text}\n"
+    return format_reference
+
+
+def zero_search_client(url, query, topk):
+  """Asks a server like ZeroSearch (`retrieve_from_wiki`)."""
+  payload = {"query": query, "top_k": topk}
+  response = httpx2.post(f"{url}/retrieve", json=payload)
+  return "\n".join(
+    [f"Doc {i + 1}: {doc['text']}" for i, doc in enumerate(response.json())]
+  )
+
+
+def re_search_client(url, query, top_n):
+  """Asks a server like ReSearch (`vLLMRolloutWithSearch`)."""
+  data = {"query": query, "top_n": top_n}
+  response = httpx2.post(f"{url}/batch_search", json=data)
+  result_list = []
+  for item in response.json():
+    curr_result = ""
+    for line in item:
+      curr_result += f"{line['contents']}\n\n"
+    result_list.append(curr_result.strip())
+  return result_list
+
+
+async def ask_often(url, number):
+  """A client of 64, which must get its own answers."""
+  async with httpx2.AsyncClient(timeout=60) as client:
+    for turn in range(12):
+      city = CITIES[(number + turn) % len(CITIES)]
+      body = {"queries": [city, f"{city} large"], "topk": 1 + number % 3}
+      response = await client.post(f"{url}/retrieve", json=body)
+      assert response.status_code == 200, response.text
+      for some in response.json()["result"]:
+        assert some[0]["title"] == city and len(some) <= 1 + number % 3
+
+
+async def main(url):
+  await asyncio.gather(*(ask_often(url, number) for number in range(64)))
+
+
+def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
+  with served(index) as (process, url):
+    client = SearchR1Client(f"{url}/retrieve", 1)
+    # What a policy writes must not cost its batch the answers.
+    long = "Lima " * 5000
+    queries = ["where is Quito?", "Lima", "no word", " ", "", long]
+    quito, lima = (
+      f'Doc 1(Title: "{city}") {city} is a capital.\nIt is large.\n'
+      for city in ("Quito", "Lima")
+    )
+    assert client.batch_search(queries) == [quito, lima, "", "", "", lima]
+    assert zero_search_client(url, "Bogota", 1) == (
+      "Doc 1: Bogota is a capital.\nIt is large."
+    )
+    contents = [f'"{c}"\n{c} is a capital.\nIt is large.' for c in CITIES]
+    assert re_search_client(url, ["Lima", "Caracas"], 1) == [
+      contents[0],
+      contents[3],
+    ]
+    health = httpx2.get(f"{url}/health").json()
+    assert health["passages"] == len(CITIES)
+    described = {"backend": "bm25", "model": "", "index_metric": "bm25"}
+    assert described.items() <= health.items()
+    assert health["index_size"] == health["corpus_size"] == len(CITIES)
+    assert health["identity"] == opening.open_index(index).identity
+    asyncio.run(main(url))
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    answered = 'retrieval_requests_total{route="/retrieve",status="200"}'
+    assert f"{answered} {64 * 12 + 2}.0" in lines
+    assert not any("status=" in line and '"200"' not in line for line in lines)
+    assert stopped(process) == 0
+
+
+def test_the_token_comes_from_the_environment(index):
+  flags = ("--token_variable=SERVED_TOKEN",)
+  with served(index, *flags, env={"SERVED_TOKEN": "secret\n"}) as (_, url):
+    body = {"queries": ["Lima"]}
+    assert httpx2.post(f"{url}/retrieve", json=body).status_code == 401
+    right = {"authorization": "Bearer secret"}
+    response = httpx2.post(f"{url}/retrieve", json=body, headers=right)
+    assert response.json()["result"][0][0]["title"] == "Lima"
+    assert httpx2.get(f"{url}/health").status_code == 200
+
+
+async def ask_and_stop(process, url, count):
+  """Sends SIGTERM while requests are open; returns responses and exit code."""
+  async with httpx2.AsyncClient(timeout=60) as client:
+    body = {"queries": ["a"], "topk": 1}
+    asked = [
+      asyncio.create_task(client.post(f"{url}/retrieve", json=body))
+      for _ in range(count)
+    ]
+    # Sent, and read: the server says how many queries it has.
+    async with httpx2.AsyncClient(timeout=60) as watcher:
+      while f"retrieval_queries_total {count}.0" not in (
+        (await watcher.get(f"{url}/metrics")).text
+      ):
+        await asyncio.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    responses = await asyncio.gather(*asked)
+  code = await asyncio.to_thread(process.wait, 60)
+  return responses, code
+
+
+def test_stopped_server_answers_open_requests():
+  with started("-c", SLOW, 1.5, 60) as (process, url):
+    responses, code = asyncio.run(ask_and_stop(process, url, 8))
+    assert [response.status_code for response in responses] == [200] * 8
+    assert responses[0].json()["result"][0][0]["text"] == "about a"
+    assert code == 0
+    with pytest.raises(httpx2.ConnectError):
+      httpx2.get(f"{url}/health")
+
+
+def test_a_search_beyond_the_grace_is_cut_off():
+  with started("-c", SLOW, 120, 0.3) as (process, url):
+    responses, code = asyncio.run(ask_and_stop(process, url, 3))
+    for response in responses:
+      assert response.status_code == 503
+      assert "stopped before" in response.json()["detail"]
+    # The search itself takes 120 seconds, the wait for the process 60.
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    (["--topk=0"], "--topk: found 0, expected more than 0"),
+    (["--queue=1"], "--queue: found 1, expected queries (4096) or more"),
+    (["--token_variable=NOT_SET"], "NOT_SET is not set"),
+    (["--token_variable=sk-1234"], "expected the name of an environment"),
+    (["--index=not_there"], "found no finished index"),
+    (["--retriever=a.py:b"], "expected either --index=FOLDER or --retriever"),
+    (["--port={taken}"], "name another --port"),
+  ],
+)
+def test_invalid_server_is_refused(index, flags, sentence):
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    said = commands.run(
+      serve_retriever,
+      f"--index={index}",
+      *(flag.format(taken=port) for flag in flags),
+    )
+  assert sentence in said
+  assert "sk-1234" not in said
+
+
+# Connections that send half a request, or read nothing.
+
+ASK = {"queries": ["a"], "topk": 1}
+HALF = b"POST /retrieve HTTP/1.1\r\nHost: service\r\nContent-"
+# Serves in a process that may open few files.
+FEW = """
+import os, resource, sys
+sys.path.insert(0, "tests/support")
+if sys.argv[2] == "asyncio":
+  sys.modules["uvloop"] = None  # As where it is not installed.
+import held_search
+from launch import serve_retriever
+
+few = len(os.listdir("/dev/fd")) + 32 + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+serve_retriever.serve(held_search.HeldSearch(), port=0)
+"""
+
+
+class Patient(held_search.HeldSearch):
+  """Finds a text that is too large for socket buffers."""
+
+  def search(self, queries, k):
+    found = super().search(queries, k)
+    if queries == ["much"]:
+      return [[dataclasses.replace(p, text="x" * 4_000_000) for p in found[0]]]
+    return found
+
+
+@contextlib.contextmanager
+def serving(**limits):
+  """Runs a server here; yields its address and reasons of early closes."""
+  reasons = []
+  values = {"most": 4, "headers": 60, "request": 60} | limits
+  guard = http_server.Guard(**values, on_closed=reasons.append)
+  search = Patient()
+  app = service.create_app(search)
+  search.service = app.state.service
+  config = uvicorn.Config(app, http=guard.protocol, ws="none", log_config=None)
+  server = uvicorn.Server(config)
+  with socket.create_server(("127.0.0.1", 0)) as listening:
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+      yield listening.getsockname(), reasons, search
+    finally:
+      search.free.set()
+      server.should_exit = True
+      thread.join(60)
+
+
+@contextlib.contextmanager
+def half_open(address, count, sent=HALF):
+  with contextlib.ExitStack() as stack:
+    found = []
+    for _ in range(count):
+      each = stack.enter_context(socket.create_connection(address, 30))
+      each.sendall(sent)
+      found.append(each)
+    yield found
+
+
+def ended(connection):
+  """Returns whether the server closed the connection; reads the rest."""
+  try:
+    while connection.recv(1 << 16):
+      pass
+  except ConnectionError:
+    pass
+  except TimeoutError:
+    return False
+  return True
+
+
+def waits_until(holds, seconds=30):
+  """Returns whether `holds()` becomes true in time."""
+  end = time.monotonic() + seconds
+  while not holds() and time.monotonic() < end:
+    time.sleep(0.01)
+  return holds()
+
+
+def ask(address, query="a"):
+  url = "http://{}:{}/retrieve".format(*address)
+  body = {"queries": [query], "topk": 1}
+  return httpx2.post(url, json=body, timeout=60)
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, b"GET /health"])
+def test_a_connection_whose_headers_do_not_end_is_closed(sent):
+  with serving(headers=0.2) as (address, reasons, _):
+    with half_open(address, 2, sent) as waiting:
+      assert all(map(ended, waiting))
+    assert reasons == ["headers"] * 2
+    assert ask(address).status_code == 200
+
+
+def test_a_second_request_has_the_same_time_for_its_headers():
+  with serving(headers=0.5) as (address, reasons, _):
+    first = b"GET /health HTTP/1.1\r\nHost: service\r\n\r\n"
+    with half_open(address, 1, first) as (connection,):
+      assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+      connection.sendall(HALF)
+      assert ended(connection)
+    assert reasons == ["headers"]
+
+
+def test_client_that_reads_nothing_is_disconnected():
+  with serving(request=0.5) as (address, reasons, _):
+    body = b'{"queries": ["much"]}'
+    asked = HALF + b"Length: %d\r\n\r\n" % len(body) + body
+    with half_open(address, 1, asked) as (connection,):
+      assert waits_until(lambda: reasons)
+      assert ended(connection)
+    assert reasons == ["request"]
+
+
+def test_further_connection_replaces_the_longest_waiting_one():
+  with serving(most=3) as (address, reasons, _):
+    with half_open(address, 3) as (first, *others):
+      assert ask(address).status_code == 200
+      assert ended(first)
+      assert reasons == ["replaced"]
+      for other in others:
+        other.settimeout(0.05)
+        assert not ended(other)
+
+
+def test_server_with_only_busy_connections_refuses_with_503():
+  with serving(most=2) as (address, reasons, search):
+    search.free.clear()
+    threads = [threading.Thread(target=ask, args=(address,)) for _ in range(2)]
+    threads[0].start()
+    search.wait_for_call()
+    threads[1].start()
+    # It waits for the search of the first.
+    assert waits_until(lambda: search.service.batcher.waiting == 1)
+    assert "Every connection of this server is busy" in ask_raw(address)
+    search.free.set()
+    for thread in threads:
+      thread.join(60)
+    assert reasons == ["full"]
+    assert ask(address).status_code == 200
+
+
+def ask_raw(address):
+  with half_open(address, 1, b"GET /health HTTP/1.1\r\n") as (connection,):
+    connection.settimeout(1)
+    try:
+      return connection.recv(1000).decode()
+    except TimeoutError:
+      return ""
+
+
+@pytest.mark.parametrize(
+  "loop", ["any", pytest.param("asyncio", marks=pytest.mark.slow)]
+)
+def test_150_half_open_connections_do_not_block_other_clients(loop):
+  with started("-c", FEW, 24, loop) as (process, url):
+    said = process.stdout.readline()
+    assert "at most 24 connections at a time" in said
+    address = url.removeprefix("http://").split(":")
+    with half_open((address[0], int(address[1])), 150):
+      for _ in range(3):
+        assert httpx2.post(f"{url}/retrieve", json=ASK).status_code == 200
+      metrics = httpx2.get(f"{url}/metrics").text
+    assert 'retrieval_closed_connections_total{reason="replaced"}' in metrics
+    assert stopped(process) == 0
+    assert "Too many open files" not in process.stderr.read()
+
+
+def test_a_process_without_room_for_connections_is_refused_with_what_to_do():
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  most, limit = http_server.room(10)
+  assert most == 10 and limit >= soft
+  with subprocess.Popen(
+    [sys.executable, "-c", FEW, "3", "any"],
+    cwd=ROOT,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    said = process.communicate(timeout=120)[1]
+  assert "expected 8 or more. Raise the limit (ulimit -n 4096)." in said
