@@ -16,7 +16,7 @@ Presets, `--config=configs/quickstart.py:<preset>`:
     search_r1    outcome reward, a fixed budget of 5, no scaffold
 Expected: docs/quickstart.md has what each measures, beside exact agents.
 To make the warm start in configs/graded_world_policy/ again:
-    python -m launch.warm_start --config=configs/quickstart.py
+    python -m research.warm_start --config=configs/quickstart.py
 """
 
 from __future__ import annotations

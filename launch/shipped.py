@@ -25,9 +25,3 @@ def find(name: str) -> str:
   if not path.parts or path.parts[0] not in _FOLDERS or path.exists():
     return name
   return str(ROOT / path) if (ROOT / path).exists() else name
-
-
-def is_shipped(name: str) -> bool:
-  """Returns whether `name` is an absolute path in the installed configs/."""
-  path = pathlib.Path(name)
-  return path.is_absolute() and path.is_relative_to(ROOT / "configs")

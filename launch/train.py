@@ -162,8 +162,8 @@ def _main(
       raise RuntimeError("Found a bug; its traceback is above.") from error
     sys.exit(f"launch.train: {error}")
   if not finished:
-    saved = checkpoint.rollouts(folder / "checkpoints")[-1]
-    stopping.say(f"saved checkpoint {saved}; the same command resumes from it")
+    newest = checkpoint.rollouts(folder / "checkpoints")[-1]
+    stopping.say(f"saved checkpoint {newest}; the same command resumes from it")
     sys.exit(stopping.RESUME)
   if processes.is_main():
     print(f"trained policy: {folder / 'policy'}")

@@ -31,6 +31,7 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from configs import quickstart
+from research import warm_start
 
 _START = "configs/graded_world_policy"
 # Caps that demonstrations state, and pairs that the policies play.
@@ -64,87 +65,18 @@ def get_config() -> aj.ExperimentConfig:
   )
 
 
-def make(
-  config: aj.ExperimentConfig, policy: aj.Policy, saved: pathlib.Path
-) -> aj.Policy:
-  """Returns the policy after demonstrations under stated caps on tokens.
-
-  Args:
-    config: of episodes and of the warm start.
-    policy: where it starts from.
-    saved: file from which a killed call resumes.
-  """
-  world, w = aj.World(), config.warm_start
-  pool = aj.demonstrations.pool(
-    aj.demonstrations.Setting(
-      world,
-      aj.LexicalRetriever(world.corpus).lookup,
-      policy.tokenizer,
-      config.episode,
-    ),
-    world.questions("train", w.demonstrations, config.seed),
-    seed=config.seed,
-    decision_weight=w.decision_weight,
-    caps=_CAPS,
-  )
-  params = aj.warm_start.fit(
-    policy.params,
-    policy.architecture,
-    pool,
-    seed=config.seed,
-    config=w,
-    optimizer=config.optimizer,
-    batch=config.batch,
-    on_step=lambda step, loss: print(f"step {step}: loss {loss:.3f}"),
-    saved=saved,
-  )
-  return policy._replace(params=params)
-
-
-def play(
-  config: aj.ExperimentConfig, policy: aj.Policy, budget: aj.Budget, count: int
-) -> tuple[float, float]:
-  """Returns the shares of answers and of right answers to "dev" questions."""
-  world = aj.World()
-  engine = aj.make_engine(policy, config, seed=config.seed)
-  try:
-    played = aj.run(
-      aj.run_groups(
-        [
-          aj.Assignment(i, question, budget, False)
-          for i, question in enumerate(world.evaluation_questions(count, "dev"))
-        ],
-        aj.EpisodeParts(
-          engine,
-          aj.LexicalRetriever(world.corpus),
-          config.episode,
-          policy.tokenizer,
-        ),
-        group=1,
-        rollout=0,
-        max_concurrency=config.engine.slots,
-      )
-    )
-  finally:
-    engine.close()
-  ended = [t for group in played.groups for t in group.trajectories]
-  judge = aj.get_environment(config.episode.prompts).judge
-  answered = sum(t.outcome.value == "answered" for t in ended) / count
-  return answered, sum(judge(t).em for t in ended) / count
-
-
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config, folder = get_config(), pathlib.Path(flags.FLAGS.output)
   start = aj.load_policy(flags.FLAGS.start)
   saved = folder.with_name(folder.name + ".partial")
-  made = make(config, start, saved)
+  made = warm_start.fitted(config, start, saved, caps=_CAPS)
   aj.save_policy(folder, made)
   saved.unlink()
   for budget in _PLAYED:
     for name, policy in (("start", start), ("made", made)):
-      answered, right = play(config, policy, budget, 600)
+      answered, right = warm_start.play(config, policy, budget, 600)
       print(f"{budget}, {name}: answered {answered:.3f}, right {right:.3f}")
 
 

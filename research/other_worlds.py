@@ -1,6 +1,6 @@
 """The quickstart in a world of another seed: other names, facts and memory.
 
-    python -m launch.warm_start --config=research/other_worlds.py:1 \
+    python -m research.warm_start --config=research/other_worlds.py:1 \
         --output=runs/world-1/policy
     python -m research.study --config=research/other_worlds.py:1 --seeds=2 \
         --rows=anysearch,priced,no_tool --output=runs/world-1/study

@@ -97,7 +97,7 @@ def describe(
     owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
     advice = f"Download one by `hf download {owner}/{name} --local-dir DIR`."
     if name == "graded_world_policy":  # In configs/.
-      advice = "Make the shipped one again by `python -m launch.warm_start`."
+      advice = "Make the shipped one again by `python -m research.warm_start`."
     raise ValueError(
       f"{folder}: no config.json; expected a Hugging Face folder. {advice}"
     )

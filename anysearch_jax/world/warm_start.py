@@ -23,9 +23,12 @@ from safetensors import numpy as safetensors_numpy
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.training import batching, optimizers, train_step
 from anysearch_jax.world import demonstrations as demonstrations_lib
+from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_tokenizer
 
 # What a policy must show before reinforcement learning: the least mean
 # probability of each probed decision, and the least P(recall | known) -
@@ -51,6 +54,30 @@ def validate(config: config_lib.WarmStartConfig) -> None:
       f"warm_start.heads, {2 * c.heads}: rotary positions need heads of an "
       "even size."
     )
+
+
+def fresh(world: world_lib.World, config: config_lib.ExperimentConfig):
+  """Returns an `hf.Policy` with random weights, and the world's tokenizer.
+
+  Raises:
+    ValueError: its sizes in `config.warm_start` do not fit together.
+  """
+  w = config.warm_start
+  validate(w)
+  codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
+  a = architecture_lib.Architecture(
+    family="qwen3",
+    vocab_size=codec.vocab_size,
+    d_model=w.hidden,
+    layers=w.layers,
+    heads=w.heads,
+    kv_heads=w.kv_heads,
+    head_dim=w.hidden // w.heads,
+    mlp_dim=w.mlp,
+    qk_norm=True,
+    tied=True,
+  )
+  return hf.Policy(decoder.initialize(a, config.seed), a, codec)
 
 
 def fit(

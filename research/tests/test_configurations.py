@@ -8,7 +8,7 @@ import pytest
 
 import anysearch_jax as aj
 from configs import quickstart
-from research import dual_budgets, other_worlds
+from research import dual_budgets, other_worlds, warm_start
 
 
 def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
@@ -30,13 +30,13 @@ def test_a_world_that_is_no_other_world_is_refused(preset):
 def test_a_policy_learns_from_demonstrations_under_caps(tmp_path):
   config = dual_budgets.get_config()
   aj.validate(config)
-  warm_start = dataclasses.replace(
+  small = dataclasses.replace(
     config.warm_start, steps=2, demonstrations=24, batch_tokens=600
   )
-  config = dataclasses.replace(config, warm_start=warm_start)
+  config = dataclasses.replace(config, warm_start=small)
   start = aj.load_policy("configs/graded_world_policy")
-  made = dual_budgets.make(config, start, tmp_path / "saved")
+  made = warm_start.fitted(config, start, tmp_path / "saved", caps=(20, 40))
   changed = made.params["embed"] != start.params["embed"]
   assert changed.any() and made.architecture == start.architecture
-  answered, right = dual_budgets.play(config, made, aj.Budget(5, 60), 8)
+  answered, right = warm_start.play(config, made, aj.Budget(5, 60), 8)
   assert 0 <= right <= answered <= 1

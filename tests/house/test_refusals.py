@@ -9,7 +9,7 @@ import commands
 import pytest
 
 from anysearch_jax import config as config_lib
-from launch import evaluate, train, warm_start
+from launch import evaluate, train
 from launch import flags as launch_flags
 
 WORLD = "with data.source 'world', whose questions are each of one of many"
@@ -156,22 +156,6 @@ def test_an_evaluation_refuses(flags, sentence, tmp_path, nothing_loads):
   said = refused(evaluate, tmp_path, flags)
   assert sentence in said
   assert said.startswith("launch.evaluate: ") and said.count("\n") == 0
-
-
-@pytest.mark.parametrize(
-  ("flags", "sentence"),
-  [
-    ("--config.warm_start.steps=0", "warm_start.steps: found 0, expected at"),
-    ("--config.warm_start.kv_heads=3", "found 3, expected a divisor of warm_"),
-    ("--config.warm_start.hidden=100", "found 100, expected a multiple of tw"),
-    (
-      "--config.data.source=prepared",
-      "data.source: found 'prepared', expected",
-    ),
-  ],
-)
-def test_a_warm_start_refuses(flags, sentence, tmp_path):
-  assert sentence in refused(warm_start, tmp_path, flags)
 
 
 @pytest.mark.parametrize("command", [train, evaluate])

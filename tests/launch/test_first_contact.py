@@ -8,9 +8,7 @@ import shutil
 import subprocess
 import sys
 
-import commands
-
-from launch import flags, shipped, warm_start
+from launch import flags, shipped
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -69,12 +67,6 @@ def test_path_that_exists_nowhere_or_here_is_unchanged(tmp_path, monkeypatch):
   assert shipped.find("configs/paper.py") == str(ROOT / "configs/paper.py")
   monkeypatch.chdir(ROOT)
   assert shipped.find("configs/paper.py") == "configs/paper.py"
-
-
-def test_warm_start_never_writes_into_the_installation(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  said = commands.run(warm_start, "--config=configs/quickstart.py")
-  assert "belongs to the installation" in said
 
 
 def test_a_training_by_hand_keeps_out_of_the_quickstarts_folder():

@@ -44,5 +44,8 @@ def run(command, *arguments):
       argv = launch_flags._parse_argv(["command", *arguments])
       launch_flags.called(command.main, argv)
     except SystemExit as ended:
-      return said.getvalue() if isinstance(ended.code, int) else ended.code
+      if not isinstance(ended.code, int):
+        return ended.code
+      text = said.getvalue().partition("\nPass --help to see the flags.")[0]
+      return text.removeprefix(f"{command.main.__module__}: ")
   return ""

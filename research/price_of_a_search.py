@@ -1,6 +1,6 @@
 """Measures what a search costs under each reward and each normaliser.
 
-    python -m examples.price_of_a_search --figure=price.svg
+    python -m research.price_of_a_search --figure=price.svg
 
 GRPO learns one decision, with the library's own rewards and advantages: to
 search for a fact, or to trust a memory that is right with probability rho. A
