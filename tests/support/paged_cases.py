@@ -63,11 +63,15 @@ def error(found, wanted):
   )
 
 
-def assert_as_exact_as_xla(attend, arguments, tolerance=1.0):
-  """Compares a kernel's error with that of XLA's path on the same values."""
+def assert_as_exact_as_xla(attend, arguments):
+  """Compares a kernel's error with that of XLA's path on the same values.
+
+  Both round the same numbers in another order: a handful that round otherwise
+  are a percent.
+  """
   wanted = truth(*arguments)
   ours = error(attend(*arguments), wanted)
   xla = error(paged_attention._xla(*arguments, block=512), wanted)
-  assert ours <= tolerance * xla
+  assert ours <= 1.01 * xla
   # Half of the last bit of bfloat16 is .0039 of a number at most.
   assert xla < 0.003

@@ -4,8 +4,6 @@
 each, but not for several sequences in a row (the packed, or THD, layout, see
 "Attention" in https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/).
 JAX implements it in a private module, which only this file imports.
-`tests/policy/test_cudnn.py` checks every name that is used here; if it fails
-after an update of JAX, its message says which one moved.
 """
 
 from __future__ import annotations
