@@ -62,6 +62,7 @@ def run(config, *args, platforms=None, module="launch.plan"):
     for name, value in os.environ.items()
     if name not in ("JAX_PLATFORMS", "XLA_FLAGS")
   }
+  env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
   if platforms:
     env["JAX_PLATFORMS"] = platforms
   return subprocess.run(

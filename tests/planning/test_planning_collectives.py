@@ -16,6 +16,8 @@ from anysearch_jax.planning import (
   targets,
 )
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 # Four devices along `tensor`, two along `fsdp`; each device has one block.
 SHAPE, BLOCK = (2, 4), (64, 128)
 BYTES = 64 * 128 * 4

@@ -9,6 +9,8 @@ import pytest
 
 from anysearch_jax.planning import compilation, programs, targets
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 # Each layer has two matrices.
 PARAMETERS = planned.LAYERS * 2 * planned.WIDTH * planned.HIDDEN
 

@@ -39,10 +39,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
       (QWEN3_4B, {"architectures": [name]}, f"{name!r} is not supported")
       for name in (
         "Qwen3MoeForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "MistralForCausalLM",
         "Qwen2ForSequenceClassification",
-        "Llama4ForConditionalGeneration",
       )
     ),
     (QWEN2_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu' .*expected 'silu'"),
@@ -61,12 +58,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     *(
       (QWEN2_7B, {key: {name: kind, "factor": 4.0}}, ROPE_REFUSAL.format(kind))
       for key in ("rope_scaling", "rope_parameters")
-      for name, kind in [
-        ("type", "yarn"),
-        ("rope_type", "linear"),
-        ("rope_type", "dynamic"),
-        ("rope_type", "longrope"),
-      ]
+      for name, kind in [("type", "yarn"), ("rope_type", "linear")]
     ),
     (
       QWEN3_4B,
@@ -121,14 +113,11 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     (QWEN3_4B, {"layer_types": []}, "names 0 layers, expected 36"),
     *(
       (base, {key: value}, f"unknown key '{key}' .* may change what the model")
-      for base in PUBLISHED
-      for key, value in [
-        ("attention_chunk_size", 8),
-        ("kv_sharing_modes", ["shared"]),
-        ("logit_scale", 0.5),
-        ("num_experts", 8),
-        ("per_layer_config", {"0": {"rms_norm_eps": 0.5}}),
-        ("transformers_weights", "other.safetensors"),
+      for base, key, value in [
+        (QWEN2_7B, "attention_chunk_size", 8),
+        (QWEN3_4B, "num_experts", 8),
+        (LLAMA3_8B, "per_layer_config", {"0": {"rms_norm_eps": 0.5}}),
+        (LLAMA3_8B, "transformers_weights", "other.safetensors"),
       ]
     ),
     (
@@ -153,7 +142,7 @@ def test_unsupported_option_is_refused(base, change, sentence):
 SIZE = "expected a positive integer"
 NUMBER = "expected a positive number"
 SWITCH = "expected true or false"
-NO_NUMBERS = [None, "1e-6", True, 0.0, -1e-6, math.nan, math.inf, [1e-6]]
+NO_NUMBERS = [None, "1e-6", True, 0.0, math.nan, math.inf]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +150,11 @@ NO_NUMBERS = [None, "1e-6", True, 0.0, -1e-6, math.nan, math.inf, [1e-6]]
   [
     *(
       (key, value, SIZE)
-      for key in ("num_hidden_layers", "num_attention_heads", "vocab_size")
-      for value in (None, "28", 0, -1, True, 28.0, [28])
+      for key in ("num_hidden_layers", "vocab_size")
+      for value in (None, "28", 0, True, 28.0)
     ),
-    *(("num_key_value_heads", value, SIZE) for value in ("1", 0, True, 4.0)),
-    *(("head_dim", value, SIZE) for value in ("64", 0, -2, 64.0)),
+    ("num_key_value_heads", "1", SIZE),
+    ("head_dim", -2, SIZE),
     ("hidden_size", 0, SIZE),
     ("intermediate_size", False, SIZE),
     ("max_position_embeddings", None, SIZE),
@@ -197,13 +186,9 @@ def test_a_setting_of_the_wrong_kind_is_refused(key, value, expected):
   ("change", "sentence"),
   [
     ({"rope_theta": "500000"}, f"rope_theta is '500000', {NUMBER}"),
-    ({"factor": "8"}, f"factor is '8', {NUMBER}"),
     ({"low_freq_factor": None}, f"low_freq_factor is None, {NUMBER}"),
-    ({"high_freq_factor": [4]}, rf"high_freq_factor is \[4\], {NUMBER}"),
     ({CONTEXT: "8192"}, f"{CONTEXT} is '8192', {SIZE}"),
-    ({"low_freq_factor": 5.0}, "low_freq_factor is 5.0, expected below high_f"),
     ({"low_freq_factor": 4}, "is 4, expected below high_freq_factor, 4.0"),
-    ({CONTEXT: 0}, f"{CONTEXT} is 0, {SIZE}"),
   ],
 )
 def test_a_rope_setting_of_the_wrong_kind_is_refused(key, change, sentence):

@@ -1,6 +1,6 @@
 """Mutated configurations are refused, or read exactly as transformers does.
 
-ANYSEARCH_CONFIG_CASES sets the number of cases per family; the default is 20.
+ANYSEARCH_CONFIG_CASES sets the number of cases per family; the default is 10.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import transformers
 from anysearch_jax.policy import decoder, hf
 from bench import random_models
 
-CASES = int(os.environ.get("ANYSEARCH_CONFIG_CASES", "20"))
+CASES = int(os.environ.get("ANYSEARCH_CONFIG_CASES", "10"))
 CONTEXT = 48  # Longer than the original context of Llama's scaled RoPE.
 
 LLAMA3 = {
@@ -226,4 +226,4 @@ def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
       ours, theirs, rtol=0, atol=1e-4, err_msg=f"case {number}: {config}"
     )
   print(case, dict(found))
-  assert found["agree"] >= CASES // 6 and found["refused"] >= CASES // 6
+  assert found["agree"] and found["refused"]

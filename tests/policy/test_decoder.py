@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -102,13 +103,12 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
     paged = paged_attention.Paged()
     return paged(q, k, v, pages, table, positions, real)
 
-  hidden, _ = serving.extend(
+  extend = functools.partial(serving.extend, a=a, attend=attend)
+  hidden, _ = jax.jit(extend)(
     prepared(params, a),
-    a,
-    tokens.reshape(3, 8),
-    jnp.array([0, 8, 16]),
-    jnp.array([8, 8, 8]),
-    pages_lib.empty(a, 7, 4, jnp.float32),
-    attend,
+    tokens=tokens.reshape(3, 8),
+    starts=jnp.array([0, 8, 16]),
+    counts=jnp.array([8, 8, 8]),
+    caches=pages_lib.empty(a, 7, 4, jnp.float32),
   )
   np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)

@@ -15,8 +15,6 @@ from anysearch_jax.policy import hf, table, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from bench import random_models
 
-INDEX = "model.safetensors.index.json"
-
 
 @pytest.fixture
 def tiny(tmp_path):
@@ -47,17 +45,6 @@ def test_saved_folder_loads_unchanged(tiny):
   assert loaded.tokenizer.end_of_turn_ids == {3, random_models.TOKENS - 2}
   assert loaded.tokenizer.encode("w5 w9") == [5, 9]
   assert loaded.source == tiny.folder
-
-
-@pytest.mark.parametrize("case", random_models.CASES)
-def test_every_kind_of_policy_is_saved_and_loaded(tmp_path, case):
-  a = random_models.architecture(case)
-  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
-  policy = hf.Policy(random_models.params(a), a, tokenizer)
-  hf.save(tmp_path, policy)
-  loaded = hf.load(tmp_path)
-  assert loaded.architecture == a
-  jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
 
 
 def test_a_tied_folder_may_hold_its_head_again(tiny):
@@ -128,13 +115,6 @@ def test_a_folder_without_one_of_its_shards_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
-def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
-  weights = tiny.folder / "model.safetensors"
-  weights.rename(tiny.folder / "pytorch_model.bin")
-  with pytest.raises(ValueError, match="Found pytorch_model.bin: load it once"):
-    hf.load(tiny.folder)
-
-
 @pytest.mark.parametrize(
   ("change", "sentence"),
   [
@@ -142,9 +122,7 @@ def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
       {"architectures": ["Qwen3MoeForCausalLM"]},
       "'Qwen3MoeForCausalLM' is not",
     ),
-    ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window"),
-    ({"rope_scaling": {"type": "yarn"}}, "RoPE type 'yarn' is not supported"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config .* is not"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
     # Weights that do not belong to the config's model.
     ({"tie_word_embeddings": False}, "lacks tensor 'lm_head.weight'"),
     ({"num_hidden_layers": 1}, "unknown tensor 'model.layers.1"),
@@ -173,45 +151,12 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
-@pytest.mark.parametrize(
-  ("change", "sentence"),
-  [
-    (
-      {"num_key_value_heads": "1"},
-      "num_key_value_heads is '1', expected",
-    ),
-    ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
-    (
-      {"rms_norm_eps": None},
-      "rms_norm_eps is None, expected a",
-    ),
-    ({"rope_parameters": []}, r"rope_parameters is \[\], expected an object"),
-  ],
-)
-def test_setting_of_the_wrong_type_is_refused_with_the_file_name(
-  tiny, nothing_loads, change, sentence
-):
-  change_config(tiny.folder, **change)
-  with pytest.raises(ValueError, match=f"policy: config.json: {sentence}"):
-    hf.load(tiny.folder)
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-  ],
-)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
   ("damage", "sentence"),
   [
     (lambda whole: whole[:-9], r"not a whole JSON file \(.*line \d+ column"),
-    (lambda whole: b"", r"not a whole JSON file \("),
     (lambda whole: b'{"a": "\xff"}', r"not a whole JSON file \(.*utf-8"),
-    (lambda whole: b"[]", "found list, expected a JSON object"),
     (lambda whole: b"null", "found NoneType, expected a JSON object"),
   ],
 )
@@ -221,14 +166,6 @@ def test_a_damaged_json_file_is_refused_by_name(
   path = tiny.folder / name
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(ValueError, match=f"policy/{name}: {sentence}"):
-    hf.load(tiny.folder)
-
-
-@pytest.mark.parametrize("names", [{"a": 5}, {"a": ["b"]}, {"a": "b", "c": 5}])
-def test_index_without_valid_file_names_is_refused(tiny, nothing_loads, names):
-  (tiny.folder / "model.safetensors").unlink()
-  (tiny.folder / INDEX).write_text(json.dumps({"weight_map": names}))
-  with pytest.raises(ValueError, match=f"{INDEX}: no .* weight_map of file na"):
     hf.load(tiny.folder)
 
 

@@ -126,7 +126,7 @@ def test_a_fresh_adapter_changes_nothing():
   params = random_models.params(plain)
   fresh = lora.combine(params, lora.initialize(a, 3))
   run = jax.jit(decoder.forward, static_argnums=1)
-  row = random_models.one_segment(random_models.random_tokens((4, 96)))
+  row = random_models.one_segment(random_models.random_tokens((2, 16)))
   np.testing.assert_array_equal(run(fresh, a, *row), run(params, plain, *row))
 
 
@@ -150,18 +150,6 @@ def test_new_adapter_has_the_standard_deviation_of_peft(peft, make_pair):
       assert not leaf.any() and not theirs[name].any()
     else:
       assert leaf.std() == pytest.approx(theirs[name].std().item(), rel=0.1)
-
-
-def test_fresh_adapters_follow_the_seed():
-  a = dataclasses.replace(random_models.architecture("qwen3"), lora=SOME)
-  one, again, other = (lora.initialize(a, seed) for seed in (1, 1, 2))
-  assert set(one[table.LAYERS]) == {
-    f"{key}_lora_{side}" for key in SOME.targets for side in "ab"
-  }
-  jax.tree.map(np.testing.assert_array_equal, one, again)
-  assert (
-    one[table.LAYERS]["q_lora_a"] != other[table.LAYERS]["q_lora_a"]
-  ).all()
 
 
 def test_merged_weight_adds_the_scaled_product():
@@ -210,7 +198,6 @@ def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
   ("rank", "targets", "sentence"),
   [
     (4, (), "lora.targets: found none; expected some of q, k, v, o, gate"),
-    (4, ("q", "embed"), "lora.targets: found q, embed; expected"),
     (4, ("q", "v", "q"), "found q, v, q; .*each once"),
     (0, ("embed",), "lora.targets: found embed; expected"),
   ],
@@ -220,17 +207,12 @@ def test_invalid_adapter_settings_are_refused(rank, targets, sentence):
     validation._lora(config_lib.LoraConfig(rank, 8.0, targets))
 
 
-@pytest.mark.parametrize("targets", [("q",), ("down", "v"), lora.TARGETS])
-def test_architecture_gets_the_configured_adapters(targets):
+def test_architecture_gets_the_configured_adapters():
   a = random_models.architecture("qwen3")
-  with_adapters = lora.attach(a, config_lib.LoraConfig(4, 6.0, targets))
-  assert with_adapters == dataclasses.replace(
-    a, lora=architecture_lib.Lora(4, 6.0, targets)
-  )
-  assert with_adapters.lora.scale == 1.5
+  config = config_lib.LoraConfig(4, 6.0, ("down", "v"))
+  with_adapters = lora.attach(a, config)
+  adapters = architecture_lib.Lora(4, 6.0, ("down", "v"))
+  assert with_adapters == dataclasses.replace(a, lora=adapters)
+  assert adapters.scale == 1.5
   assert with_adapters.without_lora() == a
-
-
-def test_rank_zero_attaches_nothing():
-  a = random_models.architecture("qwen3")
   assert lora.attach(a, config_lib.LoraConfig(rank=0)) is a

@@ -11,7 +11,6 @@ import pytest
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, serving, sharding, table
-from anysearch_jax.policy import parameters as weights
 from bench import random_models
 
 ADAPTED = architecture_lib.Lora(rank=2, alpha=4.0, targets=lora.TARGETS)
@@ -42,7 +41,7 @@ def test_adapters_are_merged_as_an_export_merges_them():
   assert not any("lora" in key for key in found[table.LAYERS][0])
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama-biased"])
+@pytest.mark.parametrize("case", ["qwen2", "llama-biased"])
 def test_fused_matrices_hold_each_kv_head_with_its_queries(case):
   a = random_models.architecture(case)
   params = random_models.params(a)
@@ -115,13 +114,3 @@ def test_weights_are_sharded_as_told(fused):
     found,
     alone,
   )
-
-
-def test_the_table_counts_the_same_numbers():
-  a = random_models.architecture("qwen3")
-  shapes = jax.eval_shape(
-    lambda p: serving.prepare(p, a, dtype=jnp.float32, fused=True),
-    random_models.params(a),
-  )
-  total = sum(x.size for x in jax.tree.leaves(shapes))
-  assert total == weights.count(table.rows(a))

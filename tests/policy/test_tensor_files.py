@@ -33,15 +33,6 @@ HEAD = dataclasses.replace(
 )
 
 
-def write_raw(folder, name, kind, shape, size):
-  """Writes a valid file with one tensor of any type."""
-  header = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
-  text = json.dumps(header).encode()
-  (folder / tensor_files.SINGLE_NAME).write_bytes(
-    len(text).to_bytes(8, "little") + text + bytes(size)
-  )
-
-
 def test_a_file_is_read_into_the_nested_dict(tmp_path):
   small_table.write(tmp_path, small_table.tensors())
   small_table.assert_loaded(tensor_files.load(tmp_path, ROWS))
@@ -62,10 +53,6 @@ def test_shards_are_read_through_their_index(tmp_path):
       r"lacks tensor 'norm.weight' \(1 in all\)",
     ),
     (
-      small_table.tensors(without="model.layers.1.q.weight"),
-      r"lacks tensor 'model.layers.1.q.weight'",
-    ),
-    (
       small_table.tensors()
       | {"model.layers.2.q.weight": np.zeros((8, 6), np.float32)},
       r"has unknown tensor 'model.layers.2.q.weight' \(1 in all\)",
@@ -73,11 +60,6 @@ def test_shards_are_read_through_their_index(tmp_path):
     (
       small_table.tensors() | {"norm.weight": np.zeros(7, np.float32)},
       r"'norm.weight' has shape \(7,\), expected \(6,\)",
-    ),
-    (
-      small_table.tensors()
-      | {"model.layers.1.q.weight": np.zeros((6, 8), np.float32)},
-      r"'model.layers.1.q.weight' has shape \(6, 8\), expected \(8, 6\)",
     ),
     (
       small_table.tensors() | {"norm.weight": np.zeros(6, np.int64)},
@@ -93,15 +75,17 @@ def test_tensors_that_differ_from_the_table_are_refused(
     tensor_files.load(tmp_path, ROWS)
 
 
-@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "U8"])
-def test_types_of_quantised_weights_are_refused(tmp_path, nothing_loads, kind):
-  write_raw(tmp_path, "norm.weight", kind, [6], 6)
-  sentence = f"'norm.weight' is of type {kind}.*quantised weights are not"
+def test_types_of_quantised_weights_are_refused(tmp_path, nothing_loads):
+  header = {"dtype": "F8_E4M3", "shape": [6], "data_offsets": [0, 6]}
+  text = json.dumps({"norm.weight": header}).encode()
+  path = tmp_path / tensor_files.SINGLE_NAME
+  path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
+  sentence = "'norm.weight' is of type F8_E4M3.*quantised weights are not"
   with pytest.raises(ValueError, match=sentence):
     tensor_files.load(tmp_path, [small_table.VECTOR])
 
 
-@pytest.mark.parametrize("kept", [0, 7, 40, -1])
+@pytest.mark.parametrize("kept", [0, 40, -1])
 def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
   small_table.write(tmp_path, small_table.tensors())
   path = tmp_path / tensor_files.SINGLE_NAME
@@ -135,7 +119,7 @@ def test_a_missing_file_is_refused(tmp_path, nothing_loads):
     tensor_files.load(tmp_path, ROWS)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}'])
+@pytest.mark.parametrize("index", ["{", '{"weight_map": []}'])
 def test_an_index_that_names_no_files_is_refused(
   tmp_path, nothing_loads, index
 ):
@@ -147,21 +131,17 @@ def test_an_index_that_names_no_files_is_refused(
 def test_ignored_tensor_may_be_present_or_absent(tmp_path):
   small_table.write(tmp_path, small_table.tensors() | EXTRA)
   small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored=r"ex\w+"))
+  with pytest.raises(ValueError, match="unknown tensor 'extra'"):
+    tensor_files.load(tmp_path, ROWS, ignored="extr")
   small_table.write(tmp_path, small_table.tensors())
   small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored="extra"))
 
 
-def test_ignored_pattern_must_match_the_whole_name(tmp_path, nothing_loads):
-  small_table.write(tmp_path, small_table.tensors() | EXTRA)
-  with pytest.raises(ValueError, match="unknown tensor 'extra'"):
-    tensor_files.load(tmp_path, ROWS, ignored="extr")
-
-
-@pytest.mark.parametrize("changed", [None, (0, 0), (4999, 2)])
+@pytest.mark.parametrize("changed", [None, (4999, 2), "shape"])
 def test_copy_that_differs_is_refused(tmp_path, changed):
   embed = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
-  copy = embed.copy()
-  if changed:
+  copy = embed[:4] if changed == "shape" else embed.copy()
+  if isinstance(changed, tuple):
     copy[changed] += 1e-6
   small_table.write(tmp_path, {"embed.weight": embed, "head.weight": copy})
   copies = {"head.weight": "embed.weight", "absent": "embed.weight"}
@@ -171,13 +151,6 @@ def test_copy_that_differs_is_refused(tmp_path, changed):
     return
   with pytest.raises(ValueError, match="'head.weight' differs from 'embed.w"):
     tensor_files.load(tmp_path, [HEAD], copies=copies)
-
-
-def test_copy_of_another_shape_is_refused(tmp_path, nothing_loads):
-  embed = np.zeros((5000, 3), np.float32)
-  small_table.write(tmp_path, {"embed.weight": embed, "head.weight": embed[:4]})
-  with pytest.raises(ValueError, match="'head.weight' differs from"):
-    tensor_files.load(tmp_path, [HEAD], copies={"head.weight": "embed.weight"})
 
 
 @pytest.mark.parametrize(
@@ -220,11 +193,10 @@ def test_saving_then_loading_rounds_once_to_the_file_type(
   assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, "float8_e4m3fn"])
-def test_unsupported_export_types_are_refused(tmp_path, dtype):
+def test_unsupported_export_types_are_refused(tmp_path):
   params = weights.initialize(ROWS, 3)
   with pytest.raises(ValueError, match="expected one of float32, float16, bfl"):
-    tensor_files.save(tmp_path, params, ROWS, dtype=dtype)
+    tensor_files.save(tmp_path, params, ROWS, dtype="float8_e4m3fn")
   assert not list(tmp_path.iterdir())
 
 
@@ -232,12 +204,9 @@ def test_unsupported_export_types_are_refused(tmp_path, dtype):
 @pytest.mark.parametrize(
   ("shard_bytes", "held"),
   [
-    (10**6, [3]),
     (408, [3]),
     (407, [2, 1]),
-    (384, [2, 1]),
     (383, [1, 2]),
-    (215, [1, 1, 1]),
     (1, [1, 1, 1]),
   ],
 )

@@ -50,11 +50,8 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     tokenizer_lib.Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
-def test_tokenizer_json_decides_whatever_the_model_config_says(
-  tmp_path, model_type
-):
-  tokenizer = save_tiny(tmp_path, config={"model_type": model_type})
+def test_tokenizer_json_decides_whatever_the_model_config_says(tmp_path):
+  tokenizer = save_tiny(tmp_path, config={"model_type": "qwen2"})
   assert tokenizer.encode("a b user") == [4, 5, 7]
 
 
@@ -62,14 +59,10 @@ def test_tokenizer_json_decides_whatever_the_model_config_says(
   ("generation", "config", "ids"),
   [
     (None, None, {1}),
-    ({}, {}, {1}),
-    ({"eos_token_id": None}, None, {1}),
-    ({"eos_token_id": 1}, None, {1}),
     ({"eos_token_id": 2}, None, {1, 2}),
     ({"eos_token_id": [2, 3]}, None, {1, 2, 3}),
     # config.json is used if generation_config.json has no value.
     (None, {"eos_token_id": 2}, {1, 2}),
-    ({}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
     ({"eos_token_id": None}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
     ({"eos_token_id": 3}, {"eos_token_id": 2}, {1, 3}),
   ],
@@ -82,12 +75,10 @@ def test_end_of_turn_ids_join_the_tokenizer_and_the_model(
   assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
 
 
-@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
-@pytest.mark.parametrize(
-  "value", ["12", True, -1, 1.0, [1, "2"], [True], [[1]], {"a": 1}]
-)
-def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, name, value):
+@pytest.mark.parametrize("value", ["12", True, -1, [1, "2"], {"a": 1}])
+def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, value):
   save_tiny(tmp_path)
+  name = "generation_config.json"
   (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
   with pytest.raises(ValueError) as refusal:
     tokenizer_lib.Tokenizer.from_folder(tmp_path)
@@ -101,9 +92,7 @@ def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, name, value):
   ("text", "sentence"),
   [
     ('{"model": ', r"not a whole JSON file \(Expecting value: line 1"),
-    ("", r"not a whole JSON file \("),
     ("[]", "found list, expected a JSON object"),
-    ("null", "found NoneType, expected a JSON object"),
   ],
 )
 @pytest.mark.parametrize(
@@ -169,18 +158,13 @@ def test_encode_adds_nothing_and_decode_drops_control_tokens(tmp_path):
   assert tokenizer.decode((4, 5)) == "a b"
   assert tokenizer.decode([]) == ""
 
-
-def test_an_id_of_the_padded_vocabulary_has_no_text(tmp_path):
-  tokenizer = save_tiny(tmp_path)
+  # An id of the padded vocabulary has no text.
   assert tokenizer.decode([4, len(WORDS), 5, 10**6]) == "a b"
 
 
-def test_a_base_model_gets_the_raw_text_and_its_own_bos(tmp_path):
-  tokenizer = save_tiny(tmp_path)
-  assert tokenizer.render("a b") == ("a b", [0, 4, 5])
-
-
 def test_a_template_writes_its_own_bos(tmp_path):
+  base = save_tiny(tmp_path)
+  assert base.render("a b") == ("a b", [0, 4, 5])
   tokenizer = save_tiny(tmp_path, template=TEMPLATE)
   text, ids = tokenizer.render("a b")
   assert text == "<bos>user : a b <eot> c"
@@ -301,16 +285,6 @@ def test_a_question_brings_no_control_token_into_its_prompt(real_tokenizer):
   clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
   assert control_ids(hostile) != control_ids("x")
   assert control_ids(clean) == control_ids("x")
-
-
-def test_nothing_neutralised_encodes_to_an_added_token(real_tokenizer):
-  added = set(real_tokenizer.hf.added_tokens_decoder)
-  hostile = " ".join(
-    [*real_tokenizer.control_tokens, "<think>x</think>", "</information>"]
-  )
-  assert set(real_tokenizer.encode(hostile)) & added
-  clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
-  assert not set(real_tokenizer.encode(clean)) & added
 
 
 RENDERED = {

@@ -135,16 +135,3 @@ def test_axes_are_sharded_only_if_the_mesh_divides_them():
   odd = dataclasses.replace(small_table.MATRIX, shape=(2, 7, 3, 4))
   found = weights.shardings([odd], mesh, rules)
   assert found["layers"]["q"].spec == jax.P(None, None, None, None)
-
-
-def test_abstract_arrays_have_the_shapes_of_the_table_and_given_shardings():
-  mesh = jax.make_mesh((2,), ("fsdp",))
-  rules = dict.fromkeys(("layers", "heads", "head_dim")) | {"model": "fsdp"}
-  shardings = weights.shardings(small_table.ROWS, mesh, rules)
-  found = weights.abstract(small_table.ROWS, shardings, np.float16)
-  q = found["layers"]["q"]
-  assert (q.shape, q.dtype) == ((2, 6, 2, 4), np.float16)
-  assert q.sharding.shard_shape(q.shape) == (2, 3, 2, 4)
-  assert weights.abstract(small_table.ROWS, None, np.float32)["norm"].shape == (
-    6,
-  )
