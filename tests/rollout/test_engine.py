@@ -1,11 +1,10 @@
-"""The in-process engine: sampling, prompt sharing and memory."""
+"""The in-process engine: sampling, prompt sharing, memory, requests."""
 
 from __future__ import annotations
 
 import asyncio
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_engine
@@ -13,11 +12,14 @@ import small_engine
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy import sharding
 from anysearch_jax.rollout.jax_engine import kv_store
 
 _A, _engine = small_engine.A, small_engine.engine
 _play, _prompt = small_engine.play, small_engine.prompt
+_ALL = [(q, s) for q in range(4) for s in range(5)]
+# As many pages as the default has, so that nothing is compiled again.
+_PAGES = small_engine.CONFIG.slots * small_engine.CONFIG.max_context
 
 
 @pytest.fixture(scope="module")
@@ -25,28 +27,49 @@ def params():
   return small_engine.params()
 
 
-_ALL = [(q, s) for q in range(4) for s in range(5)]
+@pytest.fixture(scope="module")
+def first(params):
+  """An engine that has played `_ALL`."""
+  engine = _engine(params)
+  engine.found = _play(engine, _ALL)
+  return engine
 
 
 @pytest.fixture(scope="module")
-def played(params):
-  return _play(_engine(params), _ALL)
+def played(first):
+  return first.found
+
+
+def _alike(found, played):
+  """Checks that turns have the same tokens, with log-probs to 1e-5."""
+  for key, (_, generations) in found.items():
+    for one, other in zip(generations, played[key][1], strict=True):
+      assert one.token_ids == other.token_ids
+      np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
 
 
 def test_results_do_not_depend_on_order_slots_or_concurrent_episodes(
   params, played
 ):
+  sizes = kv_store.decode._cache_size(), kv_store.prefill._cache_size()
   rng = np.random.default_rng(0)
   shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
-  assert _play(_engine(params, slots=5), shuffled, delay=rng) == played
+  few = _engine(params, slots=5, kv_tokens=_PAGES)
+  assert _play(few, shuffled, delay=rng) == played
   assert _play(_engine(params), [(2, 3)])[2, 3] == played[2, 3]
+  # Nothing was compiled again.
+  assert sizes == (
+    kv_store.decode._cache_size(),
+    kv_store.prefill._cache_size(),
+  )
 
 
 def test_samples_of_a_group_differ_and_seeds_differ(params, played):
   texts = {played[0, s][1][0].token_ids for s in range(5)}
   assert len(texts) > 1
-  other = _play(_engine(params, seed=8), _ALL)
-  assert other != played
+  assert _play(_engine(params, seed=8), _ALL[:3]) != {
+    key: played[key] for key in _ALL[:3]
+  }
 
 
 def test_sampled_log_probabilities_equal_those_of_a_full_forward(
@@ -66,6 +89,7 @@ def test_a_prompt_is_prefilled_once_for_its_group(params):
   _play(engine, [(0, s) for s in range(5)])
   # All 18 tokens but the last, including the half-filled last page.
   assert engine.counters["shared_tokens"] == 4 * 18
+  assert engine.counters["discarded_tokens"] == 0
   once = _engine(params)
   _play(once, [(0, 0)])
   again = engine.counters["prefilled_tokens"], once.counters["prefilled_tokens"]
@@ -98,10 +122,9 @@ def test_prompts_share_their_common_prefix(params):
   assert shared == 3 * 12
   assert engine.counters["shared_tokens"] == 3 * 12 + 20
   assert later == together[0]
-  alone = _engine(params)
-  engine = alone
+  engine = _engine(params)
   assert asyncio.run(turn(1, prompts[1])) == together[1]
-  assert alone.counters["shared_tokens"] == 0
+  assert engine.counters["shared_tokens"] == 0
 
 
 def test_new_weights_do_not_reuse_cached_prompts(params):
@@ -119,36 +142,25 @@ def test_preempted_episodes_sample_the_same_tokens(params, played):
   engine = _engine(params, slots=20, kv_tokens=228)
   found = _play(engine, _ALL)
   assert engine.counters["preemptions"] > 0
-  for key, (context, generations) in found.items():
-    expected_context, expected = played[key]
-    # Prefill and decode round differently, but not enough to change a draw.
-    assert context == expected_context
-    for one, other in zip(generations, expected, strict=True):
-      np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
+  # Prefill and decode round differently, but not enough to change a draw.
+  _alike(found, played)
   # All pages are free again.
-  assert len(engine._memory) == 0
-  assert engine._memory._pools[0].free == 57
+  assert engine.pages == (0, 57) and len(engine._memory) == 0
 
 
-def test_more_sizes_of_calls_agree_to_rounding(params, played):
-  engine = _engine(params, lanes=(2, 4, 8))
-  found = _play(engine, _ALL)
+def test_more_sizes_of_calls_agree_to_rounding(params, first):
+  engine = _engine(params, lanes=(2, 8))
+  _alike(_play(engine, _ALL), first.found)
   offered = engine.counters["lanes_offered"]
-  for key, (_, generations) in found.items():
-    for one, other in zip(generations, played[key][1], strict=True):
-      assert one.token_ids == other.token_ids
-      np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
-  fixed = _engine(params)
-  _play(fixed, _ALL)
-  assert offered < fixed.counters["lanes_offered"]
+  assert offered < first.counters["lanes_offered"]
 
 
 @pytest.mark.parametrize(
   "axes",
   [
+    {"data": 4, "tensor": 2},
     pytest.param({"tensor": 2}, marks=pytest.mark.slow),
     pytest.param({"data": 2}, marks=pytest.mark.slow),
-    {"data": 4, "tensor": 2},
   ],
 )
 def test_mesh_samples_the_same_as_one_device(params, played, axes):
@@ -156,39 +168,11 @@ def test_mesh_samples_the_same_as_one_device(params, played, axes):
   placed = jax.device_put(params, sharding.shardings(_A, mesh))
   engine = _engine(placed, mesh=mesh, slots=20)
   compiled = kv_store.prefill._cache_size(), kv_store.decode._cache_size()
-  for key, (_, generations) in _play(engine, _ALL).items():
-    for one, other in zip(generations, played[key][1], strict=True):
-      assert one.token_ids == other.token_ids
-      np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
+  _alike(_play(engine, _ALL[:10]), played)
   assert (compiled[0] + 1, compiled[1] + 1) == (
     kv_store.prefill._cache_size(),
     kv_store.decode._cache_size(),
   )
-
-
-def test_prompts_with_a_common_prefix_are_spread_over_all_devices(params):
-  mesh = sharding.mesh(data=2)
-  placed = jax.device_put(params, sharding.shardings(_A, mesh))
-  engine = _engine(placed, mesh=mesh, slots=20)
-  alike = tuple(range(8, 24))
-
-  async def turn(question):
-    request = types.GenerateRequest(
-      types.Address(0, question, 0), 0, (*alike, question), 4, protocol.STOPS
-    )
-    return await engine.generate(request)
-
-  async def run():
-    await asyncio.gather(*map(turn, range(20)))
-    rows = [engine._memory.get(types.Address(0, q, 0)) for q in range(20)]
-    for question in range(20):
-      engine.release(types.Address(0, question, 0))
-    return [sum(row.shard == part for row in rows) for part in range(2)]
-
-  # Each shard has room for ten whole contexts.
-  assert asyncio.run(run()) == [10, 10]
-  assert engine.counters["preemptions"] == 0
-  assert engine.counters["shared_tokens"] >= 18 * 16
 
 
 def test_long_context_is_not_starved_by_short_ones(params):
@@ -206,21 +190,11 @@ def test_long_context_is_not_starved_by_short_ones(params):
 
   async def run():
     await asyncio.gather(
-      *(episode(q, 130 if q == 19 else 8) for q in range(150))
+      *(episode(q, 130 if q == 19 else 8) for q in range(100))
     )
 
   asyncio.run(run())
   assert order.index(19) < 60
-
-
-def test_nothing_is_compiled_again(params, played):
-  del played
-  sizes = kv_store.decode._cache_size(), kv_store.prefill._cache_size()
-  _play(_engine(params), _ALL[::-1])
-  assert sizes == (
-    kv_store.decode._cache_size(),
-    kv_store.prefill._cache_size(),
-  )
 
 
 def test_greedy_takes_the_most_likely_token(params):
@@ -228,11 +202,94 @@ def test_greedy_takes_the_most_likely_token(params):
   context, (generation, *_) = _play(_engine(params, sampling=greedy), [(0, 0)])[
     0, 0
   ]
-  n = len(_prompt(0)) + len(generation.token_ids)
-  tokens = jnp.asarray([context[:n]])
-  hidden = decoder.forward(
-    params, _A, tokens, jnp.arange(n)[None], jnp.ones_like(tokens)
-  )
-  best = jnp.argmax(decoder.logits(params, hidden)[0], -1)
+  best = small_engine.log_probs(params, context).argmax(-1)
   start = len(_prompt(0)) - 1
-  assert tuple(best[start : n - 1].tolist()) == generation.token_ids
+  end = start + len(generation.token_ids)
+  assert tuple(best[start:end].tolist()) == generation.token_ids
+
+
+# Requests with settings and stop texts of their own.
+
+_SETTINGS = (
+  {},
+  {"temperature": 0.0},
+  {"temperature": 0.5},
+  {"top_k": 3},
+  {"temperature": 2.0, "top_p": 0.7},
+)
+
+
+def _request(sample, *, most=20, stop=protocol.STOPS, **settings):
+  address = types.Address(0, sample, sample)
+  return types.GenerateRequest(
+    address, 0, _prompt(sample), most, stop, **settings
+  )
+
+
+def _generate(engine, *requests):
+  """Returns the generations of requests that are played at the same time."""
+
+  async def run():
+    try:
+      return await asyncio.gather(*map(engine.generate, requests))
+    finally:
+      for request in requests:
+        engine.release(request.address)
+
+  return asyncio.run(run())
+
+
+def test_a_request_samples_as_an_engine_with_its_settings(params):
+  requests = [_request(i, **each) for i, each in enumerate(_SETTINGS)]
+  mixed = _generate(_engine(params), *requests)
+  for i, settings in enumerate(_SETTINGS):
+    sampling = config_lib.SamplingConfig(**settings)
+    (alone,) = _generate(_engine(params, sampling=sampling), _request(i))
+    assert mixed[i] == alone
+  # Settings that are not named are those of the engine.
+  config = config_lib.SamplingConfig(temperature=0.5, top_k=3)
+  hot = _engine(params, sampling=config)
+  (found,) = _generate(hot, _request(2, temperature=1.0))
+  (expected,) = _generate(_engine(params), _request(2, top_k=3))
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  ("settings", "sentence"),
+  [
+    ({"temperature": -0.1}, r"sampling\.temperature: found -0.1"),
+    ({"temperature": float("nan")}, r"sampling\.temperature: found nan"),
+    ({"top_p": 0.0}, r"sampling\.top_p: found 0.0"),
+    ({"top_k": -1}, r"sampling\.top_k: found -1"),
+    ({"stop": ("x", "")}, "stop: found"),
+  ],
+)
+def test_a_setting_out_of_its_range_is_refused(params, settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    _generate(_engine(params), _request(0, **settings))
+
+
+def test_requests_end_at_their_own_stop_texts(params):
+  """A request's stop texts change nothing for those that run beside it."""
+  endless = [_request(i, stop=("never said",)) for i in range(4)]
+  free = _generate(_engine(params), *endless)
+  word = small_engine.TEXTS[free[0].token_ids[7]]
+  assert len(free[0].token_ids) > 8
+  found = _generate(
+    _engine(params), _request(0, stop=(word, "x y")), *endless[1:]
+  )
+  end = free[0].token_ids.index(free[0].token_ids[7]) + 1
+  assert found[0].token_ids == free[0].token_ids[:end]
+  assert found[0].logps == free[0].logps[:end]
+  assert found[0].text.endswith(word)
+  assert found[0].finish is types.Finish.STOP
+  assert found[1:] == free[1:]
+
+
+def test_no_stop_text_leaves_the_limit_and_the_end_of_the_turn(params):
+  for generation in _generate(
+    _engine(params), *(_request(i, most=6, stop=()) for i in range(3))
+  ):
+    ended = generation.token_ids[-1] == 1
+    assert ended == (generation.finish is types.Finish.END_OF_TURN)
+    assert ended or len(generation.token_ids) == 6

@@ -110,20 +110,14 @@ def weights(a, mesh):
 @pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_decode_step_rewrites_a_weight(target, family, adapted):
-  text, _, sizes, _ = compiled(target, family, adapted, "decode")
-  again = [x for x in compiled_loops.written(text) if x.elements in sizes]
-  assert sum(2 * x.elements for x in again) == 0, again
-
-
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("target", TARGETS)
-def test_decode_writes_new_tokens_to_the_pages_in_place(
+def test_decode_rewrites_no_weight_and_writes_pages_in_place(
   target, family, adapted
 ):
-  text, temporary, _, pages = compiled(target, family, adapted, "decode")
-  found = [x for x in compiled_loops.written(text) if x.elements in pages]
+  text, temporary, sizes, pages = compiled(target, family, adapted, "decode")
+  written = compiled_loops.written(text)
+  again = [x for x in written if x.elements in sizes]
+  assert sum(2 * x.elements for x in again) == 0, again
+  found = [x for x in written if x.elements in pages]
   assert len(found) == 4, found  # Keys and values of two layers.
   assert all("scatter" in x.name for x in found), found
   assert temporary < TEMPORARY * 2**20
@@ -132,23 +126,20 @@ def test_decode_writes_new_tokens_to_the_pages_in_place(
 @pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_prefill_has_no_large_block_of_scores(target, family, adapted):
-  text, _, _, _ = compiled(target, family, adapted, "prefill")
-  found = compiled_loops.written(text, everywhere=True)
+def test_prefill_has_no_large_block_and_writes_pages_in_place(
+  target, family, adapted
+):
+  text, temporary, _, pages = compiled(target, family, adapted, "prefill")
+  written = compiled_loops.written(text, everywhere=True)
   largest = max(
-    (x for x in found if x.dtype == "f32"), key=lambda x: x.elements
+    (x for x in written if x.dtype == "f32"), key=lambda x: x.elements
   )
   assert 4 * largest.elements < FLOAT32 * 2**20, largest
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_prefill_writes_new_tokens_to_the_pages_in_place(target):
-  text, temporary, _, pages = compiled(target, "qwen3", False, "prefill")
-  found = compiled_loops.written(text, everywhere=True)
-  found = [x for x in found if x.elements in pages]
-  assert len(found) == 4, found  # Keys and values of two layers.
-  assert all("scatter" in x.name for x in found), found
-  assert temporary < min(pages) * jnp.bfloat16.dtype.itemsize
+  if (family, adapted) == ("qwen3", False):
+    found = [x for x in written if x.elements in pages]
+    assert len(found) == 4, found  # Keys and values of two layers.
+    assert all("scatter" in x.name for x in found), found
+    assert temporary < min(pages) * jnp.bfloat16.dtype.itemsize
 
 
 KERNELS = {

@@ -1,16 +1,24 @@
-"""The in-process engine: turns that end by a stop, a limit or a failure."""
+"""The in-process engine: ends of turns, contexts, failures, its device."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import pathlib
+import subprocess
+import sys
+import threading
 import time
+import weakref
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_engine
+from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
@@ -26,7 +34,7 @@ def params():
   return small_engine.params()
 
 
-def _forced(tokens, *, max_tokens=20):
+def _forced(tokens):
   """Returns a turn of a policy that samples exactly `tokens`.
 
   Each token's embedding is a unit vector; the head maps it to the next token.
@@ -45,7 +53,7 @@ def _forced(tokens, *, max_tokens=20):
   params["head"] = jnp.asarray(head)
   engine = _engine(params, architecture=a, seed=0)
   request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, (8, 39), max_tokens, protocol.STOPS
+    types.Address(0, 0, 0), 0, (8, 39), 6, protocol.STOPS
   )
   return asyncio.run(engine.generate(request))
 
@@ -63,6 +71,8 @@ def _forced(tokens, *, max_tokens=20):
     ((20, 5, 2), (20, 5, 2), "w12></search>", "stop"),
     # The end-of-turn token is kept but adds no text.
     ((20, 21, 1), (20, 21, 1), "w12w13", "end_of_turn"),
+    # Six tokens are the limit.
+    (range(20, 29), tuple(range(20, 26)), "w12w13w14w15w16w17", "length"),
   ],
 )
 def test_stops_on_decoded_text(tokens, kept, text, finish):
@@ -73,10 +83,162 @@ def test_stops_on_decoded_text(tokens, kept, text, finish):
   np.testing.assert_allclose(generation.logps, 0.0, atol=1e-5)
 
 
-def test_a_turn_ends_at_its_limit():
-  generation = _forced((20, 21, 22, 23, 24, 25, 26), max_tokens=5)
-  assert generation.token_ids == (20, 21, 22, 23, 24)
-  assert generation.finish is types.Finish.LENGTH
+async def _turn(engine, turn, context, *, sample=0, max_tokens=6):
+  request = types.GenerateRequest(
+    types.Address(0, 0, sample),
+    turn,
+    tuple(context),
+    max_tokens,
+    protocol.STOPS,
+  )
+  async with asyncio.timeout(60):
+    return await engine.generate(request)
+
+
+def _take_turns(engine, contexts):
+  """Samples the turns of an episode one after the other; returns them."""
+
+  async def run():
+    out = [await _turn(engine, *each) for each in enumerate(contexts)]
+    engine.release(types.Address(0, 0, 0))
+    return out
+
+  return asyncio.run(run())
+
+
+def _assert_scored(params, contexts, generations):
+  for context, generation in zip(contexts, generations, strict=True):
+    small_engine.assert_scored(
+      params,
+      [*context, *generation.token_ids],
+      [(len(context), generation)],
+    )
+
+
+_START = tuple(range(8, 38))
+
+
+@pytest.mark.parametrize(
+  "edited",
+  [
+    pytest.param((*_START[:10], 30, *_START[11:], 20, 21), id="a token"),
+    pytest.param((39, *_START, 20, 21), id="the first token"),
+    pytest.param(_START[:-1], id="shorter by one"),
+    pytest.param(_START, id="the same"),
+    pytest.param((9,), id="one token"),
+  ],
+)
+def test_edited_context_is_sampled_as_in_a_new_engine(params, edited):
+  engine = _engine(params)
+  contexts = [_START, edited, (*edited, 11, 12, 13)]
+  found = _take_turns(engine, contexts)
+  _assert_scored(params, contexts, found)
+
+  async def anew():
+    return await _turn(_engine(params), 1, edited)
+
+  assert found[1].token_ids == asyncio.run(anew()).token_ids
+
+
+@st.composite
+def _histories(draw):
+  """Draws contexts, each a prefix of the last one followed by other tokens."""
+  token = st.integers(8, 39)
+  some = st.lists(token, min_size=1, max_size=20).map(tuple)
+  contexts = [draw(some)]
+  for _ in range(draw(st.integers(1, 4))):
+    last = contexts[-1]
+    kept = last[: draw(st.integers(0, len(last)))]
+    contexts.append((kept + draw(some))[:100])
+  return contexts
+
+
+@pytest.fixture(scope="module")
+def long_lived(params):
+  """An engine whose pages contain the data of earlier episodes."""
+  return _engine(params, slots=2)
+
+
+@hypothesis.given(_histories())
+@hypothesis.settings(max_examples=12)
+def test_any_history_scores_as_one_full_forward(params, long_lived, contexts):
+  _assert_scored(params, contexts, _take_turns(long_lived, contexts))
+
+
+def test_common_prefix_is_not_prefilled_again(params):
+  engine = _engine(params)
+  first = _START
+  # The contexts differ in the second token of the fifth page.
+  second = (
+    *first[: 4 * small_engine.CONFIG.page + 1],
+    39,
+    *first[4 * small_engine.CONFIG.page + 2 :],
+  )
+  one, two = _take_turns(engine, [first, second])
+  del two
+  cached = len(first) - 1 + len(one.token_ids)
+  assert engine.counters["reused_tokens"] == 4 * small_engine.CONFIG.page
+  assert (
+    engine.counters["discarded_tokens"] == cached - 4 * small_engine.CONFIG.page
+  )
+  assert engine.counters["prefilled_tokens"] == (
+    len(first) - 1 + len(second) - 1 - 4 * small_engine.CONFIG.page
+  )
+  assert engine.counters["shared_tokens"] == 0
+  assert engine._memory._pools[0].free == 12 * 38
+
+
+def test_edited_prompt_leaves_other_sharers_intact(params):
+  engine = _engine(params)
+  edited = (*_START[:6], 39, *_START[7:], 20)
+
+  async def run():
+    both = await asyncio.gather(
+      *(_turn(engine, 0, _START, sample=s) for s in range(2))
+    )
+    assert engine.counters["shared_tokens"] == len(_START) - 1
+    longer = (*_START, *both[0].token_ids, 20)
+    contexts = [edited, longer, _START]
+    # The third episode begins with the original prompt.
+    after = await asyncio.gather(
+      *(
+        _turn(engine, min(2 - s, 1), context, sample=s)
+        for s, context in zip((1, 0, 2), contexts)
+      )
+    )
+    for sample in range(3):
+      engine.release(types.Address(0, 0, sample))
+    return [_START, _START, *contexts], [*both, *after]
+
+  contexts, found = asyncio.run(run())
+  _assert_scored(params, contexts, found)
+  assert engine._memory._pools[0].free == 12 * 38
+
+
+def test_two_turns_of_an_episode_at_once_are_refused(params):
+  engine = _engine(params)
+
+  async def run():
+    first = asyncio.create_task(_turn(engine, 0, _START))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="Turn 0 .* is being sampled; wait"):
+      await _turn(engine, 1, _START)
+    return await first
+
+  _assert_scored(params, [_START], [asyncio.run(run())])
+
+
+def test_turn_after_a_cancelled_one_is_sampled_from_scratch(params):
+  engine = _engine(params)
+
+  async def run():
+    first = asyncio.create_task(_turn(engine, 0, _START, max_tokens=60))
+    await asyncio.sleep(0.02)
+    first.cancel()
+    await asyncio.sleep(0)
+    return await _turn(engine, 0, _START[:20])
+
+  _assert_scored(params, [_START[:20]], [asyncio.run(run())])
 
 
 def test_a_context_that_does_not_fit_is_an_engine_error(params):
@@ -211,3 +373,90 @@ def test_bug_is_raised_in_all_waiters(params, monkeypatch):
 def test_impossible_shapes_are_refused(params, changes):
   with pytest.raises(ValueError, match="engine"):
     _engine(params, **changes)
+
+
+_HANGS = """
+import queue, threading, time
+from anysearch_jax.rollout.jax_engine import kv_device
+calls = queue.SimpleQueue()
+threading.Thread(target=kv_device._serve, args=(calls,), daemon=True).start()
+import concurrent.futures
+future = concurrent.futures.Future()
+calls.put((future, lambda: time.sleep(3600)))
+while not future.running():
+  time.sleep(0.01)
+print("leaves")
+"""
+
+
+def test_hanging_call_does_not_keep_the_process_alive():
+  done = subprocess.run(
+    [sys.executable, "-c", _HANGS],
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
+
+
+def test_deleted_engine_leaves_no_thread():
+  before = set(threading.enumerate())
+  engine = _engine(small_engine.params())
+  (thread,) = set(threading.enumerate()) - before
+  del engine
+  gc.collect()
+  thread.join(10)
+  assert not thread.is_alive()
+
+
+def test_old_weights_are_gone_before_new_ones_are_made(monkeypatch):
+  engine = _engine(small_engine.params())
+  layers = engine._device._params["layers"]
+  old = [weakref.ref(x) for x in jax.tree.leaves(layers)]
+  del layers
+  alive = []
+  prepare = kv_store.Model.prepare
+
+  def watched(self, params, a):
+    alive.append(sum(x() is not None for x in old))
+    return prepare(self, params, a)
+
+  monkeypatch.setattr(kv_store.Model, "prepare", watched)
+  engine.set_params(small_engine.params(), 1)
+  assert old and alive == [0]
+
+
+def test_a_freed_cache_is_allocated_again_with_the_same_results():
+  engine = _engine(small_engine.params())
+  assert engine.free_cache() == 0  # No call has needed it.
+  order = [(question, sample) for question in range(2) for sample in range(3)]
+  first = _play(engine, order)
+  # 12 slots of 38 pages and the padding page, of 4 tokens; keys and values of
+  # two layers with two heads of 8 float32 numbers.
+  assert engine.free_cache() == (12 * 38 + 1) * 4 * 2 * 2 * 2 * 8 * 4
+  assert engine.free_cache() == 0
+  assert _play(engine, order) == first
+
+
+def test_calls_compile_once_wherever_the_weights_were():
+  programs = kv_store.prefill, kv_store.decode
+  before = [program._cache_size() for program in programs]
+  # No other engine has these shapes, and these weights are on no mesh.
+  engine = _engine(small_engine.params(), slots=11, decode_steps=3)
+  order = [(question, sample) for question in range(2) for sample in range(3)]
+  for _ in range(2):
+    _play(engine, order)
+  after = [program._cache_size() for program in programs]
+  assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1]
+
+
+def test_a_cache_that_an_episode_holds_is_not_freed():
+  engine = _engine(small_engine.params())
+  address = types.Address(0, 0, 0)
+  request = types.GenerateRequest(address, 0, _prompt(0), 4, protocol.STOPS)
+  asyncio.run(engine.generate(request))
+  with pytest.raises(RuntimeError, match="release them before the cache is"):
+    engine.free_cache()
+  engine.release(address)
+  assert engine.free_cache() > 0

@@ -117,6 +117,14 @@ def play(engine, order, *, delay=None):
   return asyncio.run(run())
 
 
+def log_probs(params, context):
+  """Returns the log-probabilities of one full forward, `[max_context, V]`."""
+  # Padding at the end does not affect causal attention.
+  tokens = np.zeros((1, CONFIG.max_context), np.int32)
+  tokens[0, : len(context)] = context
+  return _score(params, tokens)
+
+
 def assert_scored(params, context, generations):
   """Asserts log-probabilities equal to those of one full forward, to 1e-5.
 
@@ -125,10 +133,7 @@ def assert_scored(params, context, generations):
     context: the tokens up to the end of the last generation.
     generations: each with the index of its first token.
   """
-  # Padding at the end does not affect causal attention.
-  tokens = np.zeros((1, CONFIG.max_context), np.int32)
-  tokens[0, : len(context)] = context
-  logps = _score(params, tokens)
+  logps = log_probs(params, context)
   for start, generation in generations:
     ids = np.asarray(generation.token_ids)
     assert tuple(context[start : start + len(ids)]) == generation.token_ids

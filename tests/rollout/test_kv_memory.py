@@ -5,6 +5,8 @@ from __future__ import annotations
 import hypothesis
 from hypothesis import strategies as st
 
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.rollout.jax_engine import kv_memory
 
 SIZE = 2
@@ -77,7 +79,7 @@ def test_forget_all_forgets_every_prompt():
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 def test_shared_pages_contain_the_tokens_they_were_found_by(data):
   pool = kv_memory.PagePool(12, SIZE)
   content: dict[int, tuple[int, ...]] = {}
@@ -105,3 +107,20 @@ def test_shared_pages_contain_the_tokens_they_were_found_by(data):
     rows.append(pages)
   held = {page for row in rows for page in row}
   assert pool.free == 11 - len(held)
+
+
+def test_contexts_with_a_common_prefix_are_spread_over_all_shards():
+  config = config_lib.EngineConfig(slots=20, max_context=152, page=4)
+  memory = kv_memory.KvMemory(config, shards=2)
+  alike, shared = tuple(range(16)), []
+  for question in range(20):
+    row = memory.open(
+      types.Address(0, question, 0), (*alike, 99, question), prompt=True
+    )
+    row.cached = 17
+    memory.mark_ready(row)
+    shared.append((row.shard, row.own))
+  # Each shard has room for ten whole contexts, and shares four pages.
+  assert [sum(shard == s for shard, _ in shared) for s in (0, 1)] == [10, 10]
+  assert sum(own == 4 for _, own in shared) == 18
+  assert memory.open(types.Address(0, 20, 0), alike, prompt=True) is None
