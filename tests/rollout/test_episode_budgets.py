@@ -1,4 +1,4 @@
-"""An episode never spends more than its budget, and is asked for its answer."""
+"""Limits and budgets: an episode keeps to them, and is asked for its answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import math
 
 import hypothesis
 import hypothesis.strategies as st
-import played_episode
 import pytest
 import scripted
-from played_episode import CONFIG, EMMA, begin, play, transcript
-from scripted import answer, search
+from played_episode import (
+  ADDRESS,
+  CONFIG,
+  EMMA,
+  FOUND,
+  QUESTION,
+  begin,
+  length_of_prompt,
+  play,
+  searches,
+  transcript,
+)
+from scripted import CODEC, answer, search
 
 from anysearch_jax import budgets, types
 from anysearch_jax.environment import prompts, records
@@ -44,14 +54,6 @@ def test_tokens_end_with_a_question_for_the_answer():
   scripted.check_alignment(trajectory)
 
 
-def test_answer_room_says_how_much_of_the_tokens_is_kept():
-  config = dataclasses.replace(CONFIG, answer_room=40)
-  _, asked = play(
-    answer("J"), budget=budgets.parse("searches=2,tokens=200"), config=config
-  )
-  assert asked[0].max_tokens == 160
-
-
 @pytest.mark.parametrize(
   ("spare", "asked_at"),
   [(0, None), (-1, 1)],  # Tokens beyond another such search and the answer.
@@ -80,20 +82,6 @@ def test_episode_is_asked_once_no_search_and_answer_fit(spare, asked_at):
   assert found.startswith("E ") and "Jane Austen." in found
   assert answered == "M " + answer("Jane Austen")
   assert prompts.PROMPTS["paper"].judge(trajectory).em
-
-
-def test_passages_follow_the_line_even_if_there_are_none():
-  config = dataclasses.replace(CONFIG, answer_room=40)
-  trajectory, _ = play(
-    search("a"),
-    answer("J"),
-    budget=budgets.Budget(searches=5, tokens=len(search("a")) + 60),
-    config=config,
-  )
-  searched, line, nothing, answered = transcript(trajectory)
-  assert (searched, line) == ("M " + search("a"), "E " + LINE)
-  assert "<information>" in nothing
-  assert answered == "M " + answer("J")
 
 
 @pytest.mark.parametrize("scaffold", [False, True])
@@ -136,11 +124,11 @@ def test_being_asked_costs_no_format_but_a_refused_search_does(scaffold):
 
 def test_observation_that_leaves_no_room_for_the_line_is_left_out():
   said = len(search("a"))
-  shown = len(scripted.CODEC.encode(played_episode.FOUND))
+  shown = len(CODEC.encode(FOUND))
   config = dataclasses.replace(
     CONFIG,
     budget_file="silent",
-    max_context=played_episode.length_of_prompt() + said + shown + len(LINE),
+    max_context=length_of_prompt() + said + shown + len(LINE),
   )
   budget = budgets.Budget(searches=2, tokens=said + 50)
   trajectory, _ = play(
@@ -160,21 +148,6 @@ def test_refused_search_is_not_asked_for_the_answer_twice():
     config=config,
   )
   assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
-
-
-def test_tokens_alone_leave_searches_free():
-  trajectory, _ = play(
-    *(search("a"),) * 7, answer("J"), budget=budgets.parse("tokens=400")
-  )
-  assert trajectory.searches == 7 and not trajectory.violation
-  assert trajectory.budget == budgets.UNCAPPED
-
-
-def test_no_answer_when_asked_is_truncated_within_the_cap():
-  trajectory, _ = play("x" * 300, "y" * 300, budget=budgets.parse("tokens=200"))
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert trajectory.generated_tokens == 200
-  assert "answer" in trajectory.reason
 
 
 def test_dollars_pay_for_searches_and_tokens():
@@ -217,14 +190,6 @@ def test_tool_with_a_price_of_its_own_is_charged_by_it(monkeypatch):
   assert budgets.from_record(trajectory.caps.record()) == trajectory.caps
 
 
-def test_prompt_that_dollars_do_not_pay_for_is_truncated_with_a_reason():
-  trajectory, asked = play(
-    budget=budgets.Budget(dollars=1e-6, prices=budgets.Prices(input=1.0))
-  )
-  assert not asked and trajectory.outcome is types.Outcome.TRUNCATED
-  assert "1e-06 dollars" in trajectory.reason
-
-
 def test_dollars_without_a_price_are_refused():
   with pytest.raises(ValueError, match="0.5 dollars where nothing has a price"):
     begin(budget=budgets.parse("dollars=0.5"))
@@ -256,6 +221,7 @@ TURNS = st.lists(
 )
 
 
+@hypothesis.settings(max_examples=80)
 @hypothesis.given(
   turns=TURNS,
   searches=st.integers(0, 3) | st.just(budgets.UNCAPPED),
@@ -283,7 +249,7 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
   config = dataclasses.replace(
     CONFIG,
     answer_room=room,
-    max_context=played_episode.length_of_prompt() + context,
+    max_context=length_of_prompt() + context,
   )
   state, request = begin(config=config, budget=budget, scaffold=scaffold)
   script = iter(turns)
@@ -313,34 +279,18 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
     assert trajectory.reason
 
 
-@hypothesis.given(
-  tokens=st.integers(160, 400), turns=st.lists(st.text("xy"), max_size=4)
-)
-def test_policy_that_answers_when_asked_is_never_truncated(tokens, turns):
-  budget = budgets.Budget(searches=2, tokens=tokens)
-  state, request = begin(budget=budget)
-  script = iter(turns)
-  while not isinstance(request, episode_state.Done):
-    text = answer("") if state.landing else next(script, "z" * 999)
-    state, request = episode.step(state, scripted.turn(request, text))
-  assert request.trajectory.outcome in (
-    types.Outcome.ANSWERED,
-    types.Outcome.INVALID,  # Too many turns without an action.
-  )
-
-
 def _run(script, *, seconds, searching=0.0):
   engine = scripted.Engine(script, seconds=lambda: 0.0)
   parts = driver.EpisodeParts(
-    engine, scripted.Retriever(seconds=searching), CONFIG, scripted.CODEC
+    engine, scripted.Retriever(seconds=searching), CONFIG, CODEC
   )
   return asyncio.run(
     driver.run_episode(
-      played_episode.QUESTION,
+      QUESTION,
       parts,
       budget=budgets.Budget(searches=3, seconds=seconds),
       scaffold=False,
-      address=played_episode.ADDRESS,
+      address=ADDRESS,
     )
   )
 
@@ -358,16 +308,14 @@ def test_engine_that_never_returns_is_truncated_in_time():
     async def generate(self, request):
       await asyncio.sleep(60)
 
-  parts = driver.EpisodeParts(
-    Stuck([]), scripted.Retriever(), CONFIG, scripted.CODEC
-  )
+  parts = driver.EpisodeParts(Stuck([]), scripted.Retriever(), CONFIG, CODEC)
   trajectory = asyncio.run(
     driver.run_episode(
-      played_episode.QUESTION,
+      QUESTION,
       parts,
       budget=budgets.parse("seconds=0.2"),
       scaffold=False,
-      address=played_episode.ADDRESS,
+      address=ADDRESS,
     )
   )
   assert trajectory.outcome is types.Outcome.TRUNCATED
@@ -376,13 +324,11 @@ def test_engine_that_never_returns_is_truncated_in_time():
 
 def test_groups_and_trajectories_carry_the_budget():
   engine = scripted.Engine(lambda request: answer("Jane"))
-  parts = driver.EpisodeParts(
-    engine, scripted.Retriever(), CONFIG, scripted.CODEC
-  )
+  parts = driver.EpisodeParts(engine, scripted.Retriever(), CONFIG, CODEC)
   budget = budgets.parse("searches=2,tokens=90")
   played = asyncio.run(
     driver.run_groups(
-      [driver.Assignment(0, played_episode.QUESTION, budget, False)],
+      [driver.Assignment(0, QUESTION, budget, False)],
       parts,
       group=2,
       rollout=0,
@@ -391,3 +337,161 @@ def test_groups_and_trajectories_carry_the_budget():
   (group,) = played.groups
   assert (group.budget, group.caps.tokens) == (2, 90)
   assert {records.assigned(t) for t in group.trajectories} == {budget}
+
+
+ROOM = 40
+
+
+def landing(*, generated=500, context=5000):
+  return dataclasses.replace(
+    CONFIG, max_generated=generated, max_context=context, answer_room=ROOM
+  )
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_observation_without_room_is_left_out_and_the_answer_asked_for(long):
+  told = len(LINE) + 1 if long else len(CODEC.encode(FOUND))
+  most = length_of_prompt() + len(search("a")) + told + ROOM
+  hits = (types.Passage("1", "Emma", "word " * most),) if long else (EMMA,)
+  trajectory, asked = play(
+    search("a"), answer("Jane"), hits=hits, config=landing(context=most)
+  )
+  assert trajectory.searches == len(searches(asked)) == 1
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
+  assert trajectory.outcome is types.Outcome.ANSWERED
+
+
+def test_long_turn_is_followed_by_the_answer_in_the_room_that_was_kept():
+  most = 20 + ROOM + len(LINE)
+  trajectory, asked = play(
+    "x" * 99, answer("Jane"), config=landing(generated=most)
+  )
+  assert [each.max_tokens for each in asked] == [20, most - 20]
+  assert transcript(trajectory) == [
+    "M " + "x" * 20,
+    "E " + LINE,
+    "M " + answer("Jane"),
+  ]
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  scripted.check_alignment(trajectory)
+
+
+@pytest.mark.parametrize("last", ["y" * 99, search("b"), "nothing"])
+def test_no_answer_after_the_line_is_truncated_with_a_reason(last):
+  trajectory, asked = play(
+    "x" * 300, last, config=landing(generated=30 + ROOM + len(LINE))
+  )
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert "answer" in trajectory.reason
+  assert not searches(asked)
+
+
+def test_episode_that_ends_in_time_is_as_without_the_room():
+  turns = (search("a"), answer("Jane"))
+  plain, _ = play(*turns, hits=(EMMA,))
+  kept, _ = play(*turns, hits=(EMMA,), config=landing())
+  assert kept.token_ids.tolist() == plain.token_ids.tolist()
+  assert transcript(kept) == transcript(plain)
+
+
+def test_prompt_that_leaves_less_than_the_room_gets_all_of_it():
+  most = length_of_prompt() + ROOM // 2
+  _, asked = play(answer("J"), config=landing(context=most))
+  assert [each.max_tokens for each in asked] == [ROOM // 2]
+
+
+@pytest.mark.parametrize("searching", [False, True])
+def test_landing_replaces_the_turn_or_search_that_was_waited_for(searching):
+  state, request = begin()
+  if searching:
+    state, _ = episode.step(state, scripted.turn(request, search("a")))
+  state, request = episode.land(state)
+  assert CODEC.decode(request.token_ids).endswith(LINE)
+  state, request = episode.step(state, scripted.turn(request, answer("Jane")))
+  assert request.trajectory.outcome is types.Outcome.ANSWERED
+  assert request.trajectory.searches == 0
+
+
+def test_second_landing_ends_the_episode():
+  state, _ = begin()
+  state, _ = episode.land(state)
+  _, request = episode.land(state)
+  assert isinstance(request, episode_state.Done)
+  assert request.trajectory.outcome is types.Outcome.TRUNCATED
+
+
+def test_a_search_that_uses_the_last_token_is_charged_then_truncated():
+  config = dataclasses.replace(CONFIG, max_generated=len(search("a")))
+  trajectory, asked = play(search("a"), config=config, scaffold=True)
+  assert len(searches(asked)) == trajectory.searches == 1
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert "max_generated" in trajectory.reason
+  assert transcript(trajectory)[1:] == ["M " + search("a")]
+  scripted.check_alignment(trajectory)
+
+
+def test_over_budget_search_at_the_limit_is_truncated_and_a_violation():
+  said = tuple(CODEC.encode(search("a")))
+  event = types.Generation(
+    said,
+    (-1.0,) * len(said),
+    search("a"),
+    types.Finish.LENGTH,
+    (0,) * len(said),
+  )
+  trajectory, asked = play(event, budget=0)
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert trajectory.violation and not searches(asked)
+  assert "The engine stopped turn 0 at" in trajectory.reason
+
+
+def test_context_limits_a_turn():
+  config = dataclasses.replace(CONFIG, max_context=length_of_prompt() + 5)
+  trajectory, asked = play("x" * 50, config=config)
+  assert asked[0].max_tokens == 5
+  assert len(trajectory.token_ids) == config.max_context
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert "max_context" in trajectory.reason
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_observation_that_fills_the_context_is_not_recorded(room):
+  told = len(search("a")) + len(CODEC.encode(FOUND))
+  config = dataclasses.replace(
+    CONFIG, max_context=length_of_prompt() + told + room
+  )
+  turns = [search("a"), "!"][: 1 + room]
+  trajectory, _ = play(*turns, config=config, hits=(EMMA,))
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert "max_context" in trajectory.reason
+  assert trajectory.searches == 1 and trajectory.queries == ("a",)
+  recorded = ["M " + search("a"), "E " + FOUND, "M !"]
+  assert transcript(trajectory) == recorded[: 1 + 2 * room]
+  scripted.check_alignment(trajectory)
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_prompt_that_fills_the_context_truncates_without_tokens(scaffold):
+  config = dataclasses.replace(
+    CONFIG, max_context=length_of_prompt(scaffold=scaffold)
+  )
+  trajectory, asked = play(config=config, scaffold=scaffold)
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert "max_context" in trajectory.reason
+  assert asked == [] and trajectory.spans == ()
+  assert trajectory.token_ids.shape == trajectory.logps.shape == (0,)
+
+
+@pytest.mark.parametrize(
+  "ids, logps, versions", [(0, 0, 0), (501, 501, 501), (2, 1, 2), (2, 2, 1)]
+)
+def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
+  event = types.Generation(
+    (65,) * ids,
+    (-1.0,) * logps,
+    "A" * ids,
+    types.Finish.LENGTH,
+    (3,) * versions,
+  )
+  with pytest.raises(ValueError, match=f"returned {ids} tokens, {logps}"):
+    play(event)

@@ -105,12 +105,8 @@ def test_sets_of_stop_texts_that_share_a_bit_halt_at_the_tokens_of_each():
   finder = turn.Halting(
     small_engine.Tokenizer(), vocab_size=len(small_engine.TEXTS), stop=STOPS
   )
-  sets = [(f"w{i}", "</search>") for i in range(30)] + [
-    STOPS,
-    (),
-    ("x",),
-    ("1",),
-  ]
+  sets = [(f"w{i}", "</search>") for i in range(30)]
+  sets += [STOPS, (), ("x",), ("1",)]
   turns = [
     turn.Turn(request(stop), None, [1], None, asyncio.run(finder.of(stop)))
     for stop in sets

@@ -75,15 +75,7 @@ def test_calls_are_charged_by_their_tool(turns, cents, spent, tools, violation):
   assert found.outcome is types.Outcome.ANSWERED
 
 
-def test_the_prompt_states_cents():
-  found = play([CHEAP, ANSWER], 7)
-  given = found.token_ids[found.authors == types.Author.PROMPT]
-  assert scripted.CODEC.decode(given.tolist()) == (
-    "ample 7 ; budget ample question Who wrote Emma?"
-  )
-
-
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
   st.lists(
     st.sampled_from([CHEAP, DEAR, "Hm.", think("<cheap> </cheap>")]),
