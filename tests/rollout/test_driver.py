@@ -1,20 +1,29 @@
-"""The asyncio driver: order, failures, deadlines, release, bounds."""
+"""The asyncio driver: order, failures, deadlines, release, bounds, stalls."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import itertools
+import logging
 import threading
 
+import fake_retriever
+import played_evaluation
 import pytest
 import scripted
+import small_run
 from scripted import CODEC, answer, search
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum
+from anysearch_jax.evaluation import harness
+from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver
+from anysearch_jax.training import collection, timeline
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
 HITS = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(9)}
@@ -148,14 +157,6 @@ def test_group_that_fails_twice_is_dropped_and_counted():
   assert [group.question.id for group in rollout.groups] == ["id0", "id2"]
 
 
-def test_group_of_one_is_kept_even_if_failed():
-  engine = scripted.Engine(failing((11, 0, 0)))
-  rollout = run_groups(assignments(), engine, group=1)
-  assert rollout[1:4] == (0, 0, 1)
-  outcomes = [group.trajectories[0].outcome for group in rollout.groups]
-  assert outcomes == ["answered", "failed", "answered"]
-
-
 @pytest.mark.parametrize("error", [types.RetrievalError, types.EngineError])
 def test_failing_retriever(error):
   retriever = scripted.Retriever(error=error("The index is gone."))
@@ -186,7 +187,12 @@ def test_retriever_deadline_fails_the_episode():
   )
 
 
-def test_every_address_is_released_once():
+def test_every_address_is_released_once_and_one_sample_makes_a_group():
+  engine = scripted.Engine(failing((11, 0, 0)))
+  rollout = run_groups(assignments(), engine, group=1)
+  assert rollout[1:4] == (0, 0, 1)
+  outcomes = [group.trajectories[0].outcome for group in rollout.groups]
+  assert outcomes == ["answered", "failed", "answered"]
   engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
   run_groups(assignments(), engine)
   asked = {request.address for request in engine.requests}
@@ -238,15 +244,6 @@ def test_surplus_groups_are_cancelled():
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
 
 
-def test_queued_surplus_group_is_cancelled_too():
-  engine = scripted.Engine(script)
-  rollout = run_groups(assignments(5), engine, keep=2, max_concurrency=3)
-  assert len(rollout.groups) == 2
-  asked = {request.address for request in engine.requests}
-  assert len(asked) < 15
-  assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
-
-
 def test_cancelled_episodes_are_not_in_flight():
   said, now = [], [0.0]
   inflight = driver.InFlight(60, warn=said.append, clock=lambda: now[0])
@@ -260,42 +257,18 @@ def test_cancelled_episodes_are_not_in_flight():
   assert not said
 
 
-def test_dropped_group_does_not_count_towards_keep():
-  gone = [(11, sample, attempt) for sample in (0, 1) for attempt in (0, 1)]
-  engine = scripted.Engine(failing(*gone))
-  rollout = run_groups(assignments(3), engine, keep=2)
-  assert [g.trajectories[0].address.question for g in rollout.groups] == [
-    10,
-    12,
-  ]
-
-
-def test_all_groups_finish_if_fewer_than_keep():
-  engine = scripted.Engine(script, seconds=scripted.shuffled_seconds(0))
-  expected = values(run_groups(assignments(), scripted.Engine(script)))
-  assert values(run_groups(assignments(), engine, keep=4)) == expected
-
-
 @pytest.mark.parametrize(
-  "kwargs, match",
+  ("given", "kwargs", "sentence"),
   [
-    ({"group": 0}, "Found group=0"),
-    ({"max_concurrency": 0}, "Found max_concurrency=0"),
-    ({"keep": 0}, "Found keep=0"),
+    (1, {"group": 0}, "Found group=0"),
+    (1, {"max_concurrency": 0}, "Found max_concurrency=0"),
+    (1, {"keep": 0}, "Found keep=0"),
+    (2, {}, "2 assignments with 1 indices"),
   ],
 )
-def test_numbers_below_one_are_refused(kwargs, match):
-  with pytest.raises(ValueError, match=match):
-    run_groups(assignments(), scripted.Engine(script), **kwargs)
-
-
-def test_shared_index_is_refused():
-  with pytest.raises(ValueError, match="2 assignments with 1 indices"):
-    run_groups(assignments(1) * 2, scripted.Engine(script))
-
-
-def test_no_assignments_give_no_groups():
-  assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0, "")
+def test_arguments_that_cannot_work_are_refused(given, kwargs, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    run_groups(assignments(1) * given, scripted.Engine(script), **kwargs)
 
 
 class Slow(scripted.Codec):
@@ -343,3 +316,224 @@ def test_event_loop_runs_while_a_long_observation_is_encoded(room):
   assert found.searches == 1
   ends = {10**6: types.Outcome.ANSWERED, 600: types.Outcome.TRUNCATED}
   assert found.outcome is ends[room]
+
+
+QUESTION = types.Question("id", "Question?", ("a",))
+
+
+def turn(sample, number=0):
+  address = types.Address(3, 5, sample)
+  return types.GenerateRequest(address, number, (1,), 9, ())
+
+
+def a_search(query):
+  return types.SearchRequest(query, 3)
+
+
+@pytest.fixture
+def clock():
+  return fake_retriever.Clock()
+
+
+@pytest.fixture
+def said():
+  return []
+
+
+@pytest.fixture
+def inflight(clock, said):
+  return driver.InFlight(60.0, warn=said.append, clock=clock)
+
+
+@pytest.fixture
+def waits(inflight):
+  """Returns a function that begins a wait and returns one that ends it."""
+  with contextlib.ExitStack() as all_of_them:
+
+    def begin(request):
+      wait = all_of_them.enter_context(contextlib.ExitStack())
+      wait.enter_context(inflight.waiting(request))
+      return wait.close
+
+    yield begin
+
+
+def test_requests_in_flight_are_counted_by_kind(inflight, waits, clock, said):
+  waits(types.Address(3, 9, 0))
+  waits(types.Address(3, 9, 1))
+  clock.now += 6
+  waits(a_search("\x1b" + 99 * "x"))
+  ended = waits(turn(0))
+  clock.now += 5
+  waits(turn(2, number=1))
+  waits(turn(3))
+  ended()
+  clock.now += 60
+  inflight.look()
+  assert said == [
+    "Nothing moved for 60 s; in flight: 2 waiting for a turn (longest 60 s), "
+    "1 waiting for a search (longest 65 s), 2 waiting for a place (longest "
+    "71 s). The oldest: the search for '\\x1b" + 79 * "x" + "'...."
+  ]
+
+
+@pytest.mark.parametrize(
+  "kind", [turn(0), a_search("q"), types.Address(0, 0, 0)]
+)
+def test_every_end_counts_as_progress(kind, inflight, waits, clock, said):
+  waits(turn(1))
+  for _ in range(5):
+    end = waits(kind)
+    clock.now += 59
+    assert inflight.look() == 1.0
+    end()
+    # The next warning is due 60 seconds from here.
+    assert inflight.look() == 60.0
+  assert not said
+
+
+def test_warning_repeats_with_doubling_intervals(inflight, waits, clock, said):
+  end = waits(turn(0))
+  start, told = clock.now, []
+  for _ in range(1200):
+    clock.now += 1
+    before = len(said)
+    inflight.look()
+    told += [clock.now - start] * (len(said) - before)
+  assert told == [60, 120, 240, 480, 960]
+  end()
+  waits(a_search("q"))
+  clock.now += 60
+  inflight.look()
+  assert said[-1].startswith("Nothing moved for 60 s; in flight: 1 waiting for")
+
+
+class Stuck:
+  """Blocks searches and the turns of sample 1 until a warning is logged.
+
+  on_wait: called with the number of blocked requests.
+  """
+
+  def __init__(self, on_wait=lambda count: None):
+    self._engine = scripted.Engine(searches_first)
+    self._on_wait, self._waiting = on_wait, 0
+    self._free = asyncio.Event()
+    self.said = []
+
+  def warn(self, sentence):
+    self.said.append(sentence)
+    self._free.set()
+
+  async def wait(self):
+    self._waiting += 1
+    self._on_wait(self._waiting)
+    await self._free.wait()
+
+  async def generate(self, request):
+    if request.address.sample == 1:
+      await self.wait()
+    return await self._engine.generate(request)
+
+  async def search(self, request):
+    await self.wait()
+    return ()
+
+  def release(self, address):
+    self._engine.release(address)
+
+
+def searches_first(request):
+  return scripted.answer("a") if request.turn else scripted.search("q")
+
+
+def test_hanging_rollout_reports_what_it_waits_for(clock):
+  def pass_time(waiting):
+    clock.now += 60 * (waiting == 3)
+
+  stuck = Stuck(pass_time)
+  played = asyncio.run(
+    driver.run_groups(
+      [driver.Assignment(5, QUESTION, 1, False)],
+      driver.EpisodeParts(
+        engine=stuck,
+        retriever=stuck,
+        config=CONFIG,
+        codec=scripted.CODEC,
+      ),
+      group=4,
+      rollout=3,
+      max_concurrency=3,
+      inflight=driver.InFlight(0.01, warn=stuck.warn, clock=clock),
+    )
+  )
+  # Two episodes search and one has its turn; the last starts a minute later.
+  assert stuck.said[0] == (
+    "Nothing moved for 60 s; in flight: 1 waiting for a turn (longest 60 s), "
+    "2 waiting for a search (longest 60 s), 1 waiting for a place (longest "
+    "0 s). The oldest: the search for 'q'."
+  )
+  (group,) = played.groups
+  assert [t.outcome for t in group.trajectories] == ["answered"] * 4
+
+
+class Warned(logging.Handler):
+  """Unblocks the stuck requests when the warning is logged."""
+
+  def __init__(self, stuck):
+    super().__init__()
+    self._stuck = stuck
+
+  def emit(self, record):
+    self._stuck.warn(record.getMessage())
+
+
+@pytest.fixture
+def stuck():
+  stuck = Stuck()
+  logger, handler = logging.getLogger(driver.__name__), Warned(stuck)
+  logger.addHandler(handler)
+  yield stuck
+  logger.removeHandler(handler)
+
+
+WATCHED = dataclasses.replace(
+  small_run.CONFIG,
+  questions=1,
+  episode=dataclasses.replace(CONFIG, turn_deadline=60.0),
+  watch=config_lib.WatchConfig(quiet_seconds=0.05),
+)
+
+
+def test_training_warns_when_nothing_moves(stuck):
+  collector = collection.Collector(
+    collection.QuestionStream([QUESTION], groups=1, samples=WATCHED.group),
+    engine=stuck,
+    retriever=stuck,
+    codec=scripted.CODEC,
+    config=WATCHED.episode,
+    slots=WATCHED.engine.slots,
+    quiet_seconds=WATCHED.watch.quiet_seconds,
+    timeline=timeline.Timeline(lambda: 0.0),
+  )
+  collected = collector.collect(
+    3, curriculum.Assignment([1], False), loop.Scope(RuntimeError)
+  )
+  assert collected.failed == 0
+  assert stuck.said[0].startswith("Nothing moved for ")
+
+
+def test_evaluation_warns_when_nothing_moves(stuck, tmp_path):
+  config = dataclasses.replace(
+    WATCHED, evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(7,))
+  )
+  summary = harness.evaluate(
+    config.evaluation,
+    played_evaluation.playing(config),
+    player=harness.Player(stuck, scripted.CODEC),
+    questions=[QUESTION],
+    retriever=stuck,
+    folder=tmp_path,
+  )
+  assert summary["played"] == 1
+  assert summary["cells"][0]["failed"] == 0
+  assert stuck.said[0].startswith("Nothing moved for ")

@@ -1,4 +1,4 @@
-"""Batched searches: sharing, caching, limits."""
+"""Batched searches: sharing, caching, limits, failures, cancellation."""
 
 from __future__ import annotations
 
@@ -8,59 +8,128 @@ from collections import Counter
 import hypothesis
 import pytest
 import scripted
-from scripted_search import (
-  DRAWN,
-  KINDS,
-  Many,
-  One,
-  ask,
-  listed,
-  rounds,
-  run,
-  searcher,
-  truth,
-)
+from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.rollout import driver, searching
-from retrieval import lexical
+from anysearch_jax.rollout import searching
 
 
-@KINDS
-@hypothesis.settings(max_examples=80, deadline=None)
-@hypothesis.given(**DRAWN)
-def test_answers_do_not_depend_on_the_order_of_searches(
-  kind, asked, latencies, sizes
-):
-  batch, concurrency = sizes
-  inner = kind(lambda request: latencies[request.query])
-  ret = searcher(inner, batch=batch, concurrency=concurrency)
+async def rounds(count):
+  for _ in range(count):
+    await asyncio.sleep(0)
 
-  async def one(request, start):
-    await rounds(start)
-    return await ret.search(request)
 
-  async def play():
-    return await asyncio.gather(*(one(*each[:2]) for each in asked))
+def ask(query, k=3, corpus=""):
+  return types.SearchRequest(query, k, corpus)
 
-  answers = loop.run(play())
-  assert listed(answers) == [truth(request) for request, *_ in asked]
-  # Each distinct query was sent once.
-  assert Counter(inner.asked) == Counter({request for request, *_ in asked})
-  if kind is Many:
-    assert max(map(len, inner.calls)) <= batch
-    assert inner.most <= concurrency
-  else:
-    assert inner.most <= batch * concurrency
-  count = ret.counters
-  assert count["searches"] == len(asked)
-  assert count["batches"] == len(inner.calls)
-  assert count["batched_queries"] == len(inner.asked)
-  assert count["cache_hits"] + count["deduplicated"] == (
-    len(asked) - len(inner.asked)
+
+def truth(request):
+  """Returns the passages that the inner retriever finds."""
+  name = f"{request.corpus}/{request.query}"
+  return [types.Passage(f"{name}/{i}", name, "text") for i in range(request.k)]
+
+
+class Inner:
+  """Answers by `truth` after scripted rounds.
+
+  Attributes:
+    calls: the requests of each call.
+    most: the most concurrent calls.
+    overlaps: equal requests that ran at the same time.
+    cancelled: number of cancelled calls.
+  """
+
+  def __init__(self, latency=lambda request: 1, failing=lambda request: False):
+    self._latency = latency
+    self._failing = failing
+    self._running: Counter = Counter()
+    self.calls, self.cancelled = [], []
+    self.running = self.most = self.overlaps = 0
+
+  async def _found(self, requests):
+    self.calls.append(list(requests))
+    self.overlaps += sum(self._running[each] > 0 for each in requests)
+    self._running.update(requests)
+    self.running += 1
+    self.most = max(self.most, self.running)
+    try:
+      await rounds(max(map(self._latency, requests)))
+    except asyncio.CancelledError:
+      self.cancelled.append(list(requests))
+      raise
+    finally:
+      self._running.subtract(requests)
+      self.running -= 1
+    return [
+      types.RetrievalError(f"No {each.query}.")
+      if self._failing(each)
+      else truth(each)
+      for each in requests
+    ]
+
+  @property
+  def asked(self):
+    return [request for call in self.calls for request in call]
+
+
+class One(Inner):
+  async def search(self, request):
+    (found,) = await self._found([request])
+    if isinstance(found, Exception):
+      raise found
+    return found
+
+
+class Many(One):
+  async def search_many(self, requests):
+    return await self._found(requests)
+
+
+KINDS = pytest.mark.parametrize("kind", [One, Many])
+
+
+def searcher(inner, *, identity="", **settings):
+  return searching.BatchingRetriever(
+    inner, config_lib.SearchConfig(**settings), identity=identity
   )
+
+
+async def all_of(ret, *requests):
+  return await asyncio.gather(
+    *map(ret.search, requests), return_exceptions=True
+  )
+
+
+def run(ret, *requests):
+  """Runs searches concurrently."""
+  return loop.run(all_of(ret, *requests))
+
+
+def listed(answers):
+  return [list(answer) for answer in answers]
+
+
+# Searches, how long each query takes, and the sizes of batch and concurrency.
+DRAWN = {
+  "asked": st.lists(
+    st.tuples(
+      st.builds(
+        types.SearchRequest,
+        st.sampled_from("abcdef"),
+        st.integers(1, 2),
+        st.sampled_from(["", "corpus"]),
+      ),
+      st.integers(0, 6),  # The round in which it starts.
+      st.integers(0, 12),  # Rounds until it is cancelled, if it is.
+    ),
+    min_size=1,
+    max_size=30,
+  ),
+  "latencies": st.fixed_dictionaries({q: st.integers(0, 8) for q in "abcdef"}),
+  "sizes": st.tuples(st.integers(1, 5), st.integers(1, 3)),
+}
 
 
 def test_one_event_loop_iteration_is_one_batch_in_order():
@@ -68,12 +137,6 @@ def test_one_event_loop_iteration_is_one_batch_in_order():
   requests = [ask(q) for q in "dbcab"]
   assert listed(run(searcher(inner), *requests)) == list(map(truth, requests))
   assert inner.calls == [[ask(q) for q in "dbca"]]
-
-
-def test_without_search_many_queries_are_sent_concurrently():
-  inner = One(lambda request: 5)
-  run(searcher(inner), *map(ask, "abcdef"))
-  assert inner.most == 6
 
 
 def test_batches_and_calls_are_bounded():
@@ -100,23 +163,6 @@ def test_queries_that_wait_for_a_call_form_one_batch():
 
   loop.run(play())
   assert [len(call) for call in inner.calls] == [1, 9]
-
-
-@KINDS
-def test_k_and_corpus_distinguish_queries(kind):
-  inner = kind()
-  requests = [ask("a", 1), ask("a", 2), ask("a", 2, "other"), ask("a", 2)]
-  assert listed(run(searcher(inner), *requests)) == list(map(truth, requests))
-  assert len(inner.asked) == 3
-
-
-def test_answers_outlive_the_event_loop():
-  inner = Many()
-  ret = searcher(inner)
-  first = run(ret, ask("a"))
-  assert run(ret, ask("a")) == first
-  assert len(inner.calls) == 1
-  assert ret.counters["cache_hits"] == 1
 
 
 def test_cached_answer_does_not_yield_to_the_event_loop():
@@ -148,15 +194,6 @@ def test_least_recently_used_answer_is_evicted():
   assert [r.query for r in inner.asked] == list("abcb")
 
 
-def test_without_a_cache_only_searches_in_flight_are_shared():
-  inner = Many()
-  ret = searcher(inner, cache=0)
-  run(ret, ask("a"), ask("a"))
-  run(ret, ask("a"))
-  assert len(inner.asked) == 2
-  assert ret.counters["deduplicated"] == 1
-
-
 def test_changed_identity_ignores_cached_answers():
   inner = Many()
   ret = searcher(inner, identity="2018")
@@ -168,90 +205,25 @@ def test_changed_identity_ignores_cached_answers():
   assert len(inner.asked) == 2
 
 
-def test_rollout_is_unchanged_and_sends_each_query_once():
-  hits = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(3)}
-
-  def script(request):
-    address = request.address
-    if request.turn < address.sample:
-      return scripted.search(f"q{address.question}")
-    return scripted.answer("yes")
-
-  def play(retriever):
-    rollout = loop.run(
-      driver.run_groups(
-        [
-          driver.Assignment(
-            i, types.Question(f"{i}", "Which?", ("a",)), 3, True
-          )
-          for i in range(3)
-        ],
-        driver.EpisodeParts(
-          engine=scripted.Engine(script, seconds=scripted.shuffled_seconds(1)),
-          retriever=retriever,
-          config=config_lib.EpisodeConfig(prompts="world", max_generated=500),
-          codec=scripted.CODEC,
-        ),
-        group=4,
-        rollout=0,
-      )
-    )
-    return [
-      [scripted.as_value(t) for t in group.trajectories]
-      for group in rollout.groups
-    ]
-
-  plain, inner = scripted.Retriever(hits), scripted.Retriever(hits)
-  ret = searcher(inner)
-  assert play(ret) == play(plain)
-  assert len(plain.requests) == 18
-  assert sorted(r.query for r in inner.requests) == ["q0", "q1", "q2"]
-  assert ret.counters["searches"] == 18
-
-
-def test_bm25_batch_equals_single_searches():
-  passages = [
-    types.Passage(str(i), title, f"{title} is a town.")
-    for i, title in enumerate(["Ost", "West", "Nord"])
-  ]
-  retriever = lexical.LexicalRetriever({"": passages})
-  requests = [ask("West"), ask("town", 2), ask("nothing")]
-  expected = [retriever.lookup(r.query, r.k) for r in requests]
-  assert expected[0] and expected[1] and expected[2] == ()
-  assert loop.run(retriever.search_many(requests)) == expected
-  assert run(searcher(retriever), *requests) == expected
-
-
-class Long:
-  """Returns passages of given sizes (characters of title and text)."""
-
-  def __init__(self, *sizes):
-    self.found = [
-      types.Passage(f"{i}", "t" * title, "x" * text)
-      for i, (title, text) in enumerate(sizes)
-    ]
-
-  async def search(self, request):
-    return self.found
-
-
 def test_long_passages_and_answers_are_cut_and_counted():
-  inner = Long((2, 8), (3, 8), (20, 5), (1, 4), (1, 4))
-  ret = searcher(inner, passage_characters=10, answer_characters=32)
+  sizes = (2, 8), (3, 8), (20, 5), (1, 4), (1, 4)
+  ids = "0", "1" * 99, "2", "3", "4"
+  found = [
+    types.Passage(id_, "t" * title, "x" * text)
+    for id_, (title, text) in zip(ids, sizes, strict=True)
+  ]
+  ret = searcher(
+    scripted.Retriever({"a": found}),
+    passage_characters=10,
+    answer_characters=32,
+  )
   for _ in range(2):  # The cache answers the second search.
-    (answer,) = run(ret, ask("a"))
+    (answer,) = run(ret, ask("a", 5))
     sizes = [(len(p.title), len(p.text)) for p in answer]
     assert sizes == [(2, 8), (3, 7), (10, 0), (1, 1), (0, 0)]
-    assert answer[0] is inner.found[0]
-    assert [p.id for p in answer] == list("01234")
+    assert answer[0] is found[0]
+    assert [p.id for p in answer] == ["0", "1" * 10, *"234"]
   assert searching.metrics(ret.counters)["search/cut_passages"] == 4
-
-
-def test_an_id_of_any_length_is_cut_too():
-  inner = Long((1, 1))
-  inner.found = [types.Passage("i" * 99, "t", "x")]
-  ((passage,),) = run(searcher(inner, passage_characters=10), ask("a"))
-  assert passage == types.Passage("i" * 10, "t", "x")
 
 
 def test_metrics_are_counts_and_shares():
@@ -273,3 +245,206 @@ def test_metrics_are_counts_and_shares():
     "search/queries_a_batch": 2,
   }
   assert set(searching.metrics({}).values()) == {0}
+
+
+@KINDS
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+  **DRAWN,
+  failing=st.sets(st.sampled_from("abc")),
+  impatient=st.sets(st.integers(0, 29)),
+  cache=st.sampled_from((0, 1, 2, 99)),
+)
+def test_each_search_gets_its_own_answer_whatever_others_do(
+  kind, asked, latencies, sizes, failing, impatient, cache
+):
+  inner = kind(
+    lambda request: latencies[request.query],
+    lambda request: request.query in failing,
+  )
+  ret = searcher(inner, batch=sizes[0], concurrency=sizes[1], cache=cache)
+
+  async def one(i, request, start, patience):
+    await rounds(start)
+    task = asyncio.create_task(ret.search(request))
+    if i in impatient:
+      await rounds(patience)
+      task.cancel()
+    try:
+      return list(await task)
+    except types.RetrievalError as error:
+      return str(error)
+    except asyncio.CancelledError:
+      return "gave up"
+
+  async def play():
+    async with asyncio.timeout(30):
+      return await asyncio.gather(
+        *(one(i, *each) for i, each in enumerate(asked))
+      )
+
+  answers = loop.run(play())
+  for i, (answer, (request, *_)) in enumerate(zip(answers, asked, strict=True)):
+    if answer == "gave up":
+      assert i in impatient
+    elif request.query in failing:
+      assert answer == f"No {request.query}."
+    else:
+      assert answer == truth(request)
+  assert inner.running == 0
+  if impatient:
+    return
+  assert inner.overlaps == 0 and not inner.cancelled
+  most = sizes[1] if kind is Many else sizes[0] * sizes[1]
+  assert inner.most <= most
+  assert max(map(len, inner.calls)) <= (sizes[0] if kind is Many else 1)
+  count = ret.counters
+  assert count["searches"] == len(asked)
+  assert count["batches"] == len(inner.calls)
+  assert count["batched_queries"] == len(inner.asked)
+  assert count["cache_hits"] + count["deduplicated"] == (
+    len(asked) - len(inner.asked)
+  )
+  if not failing and cache == 99:
+    # Each distinct query was sent once.
+    assert Counter(inner.asked) == Counter({request for request, *_ in asked})
+
+
+@KINDS
+def test_failure_affects_only_its_query_and_is_not_cached(kind):
+  broken = {"b"}
+  inner = kind(failing=lambda request: request.query in broken)
+  ret = searcher(inner)
+  a, *failed, c = run(ret, *map(ask, "abbc"))
+  assert [list(a), list(c)] == [truth(ask("a")), truth(ask("c"))]
+  for error in failed:
+    assert isinstance(error, types.RetrievalError)
+    assert str(error) == "No b."
+  assert ret.counters["failures"] == 1
+  broken.clear()
+  assert listed(run(ret, ask("b"))) == [truth(ask("b"))]
+
+
+@pytest.mark.parametrize(
+  "error", [types.RetrievalError("Down."), ValueError("A bug.")]
+)
+def test_a_call_that_fails_fails_all_of_its_queries(error):
+  class Down(Many):
+    async def search_many(self, requests):
+      await super().search_many(requests)
+      raise error
+
+  inner = Down()
+  ret = searcher(inner, batch=2)
+  assert run(ret, *map(ask, "abc")) == [error] * 3
+  assert ret.counters["failures"] == 3
+  # The failure is not cached.
+  run(ret, ask("a"))
+  assert len(inner.asked) == 4
+
+
+def test_a_wrong_number_of_answers_is_a_failure():
+  class Short(Many):
+    async def search_many(self, requests):
+      return (await super().search_many(requests))[1:]
+
+  errors = run(searcher(Short()), *map(ask, "ab"))
+  assert {type(error) for error in errors} == {types.RetrievalError}
+  assert "Found 1 answers to 2 queries" in str(errors[0])
+
+
+@KINDS
+def test_retriever_that_cancels_itself_leaves_no_waiter(kind):
+  def cancels(request):
+    raise asyncio.CancelledError
+
+  (error,) = run(searcher(kind(cancels)), ask("a"))
+  assert isinstance(error, types.RetrievalError)
+  assert "gave the search up" in str(error)
+
+
+@KINDS
+def test_last_cancelled_waiter_cancels_the_search(kind):
+  inner = kind(lambda request: 1000)
+  ret = searcher(inner)
+
+  async def play():
+    tasks = [asyncio.create_task(ret.search(ask("a"))) for _ in range(3)]
+    await rounds(5)
+    for task in tasks[:2]:
+      task.cancel()
+    await rounds(5)
+    assert not inner.cancelled
+    tasks[2].cancel()
+    await rounds(5)
+    assert inner.cancelled == [[ask("a")]]
+    # The same query then starts a new search.
+    again = asyncio.create_task(ret.search(ask("a")))
+    await rounds(5)
+    again.cancel()
+
+  loop.run(play())
+  assert len(inner.asked) == 2
+
+
+def test_batch_without_waiters_is_cancelled():
+  inner = Many(lambda request: 50)
+  ret = searcher(inner)
+
+  async def play():
+    tasks = {q: asyncio.create_task(ret.search(ask(q))) for q in "ab"}
+    await rounds(5)
+    tasks["a"].cancel()
+    await rounds(5)
+    # The batch continues for "b", so a new search for "a" can join it.
+    joined = asyncio.create_task(ret.search(ask("a")))
+    await rounds(5)
+    tasks["b"].cancel()
+    assert list(await joined) == truth(ask("a"))
+
+  loop.run(play())
+  assert inner.calls == [[ask("a"), ask("b")]]
+  assert not inner.cancelled
+
+
+def test_search_during_a_cancellation_starts_a_new_call():
+  class Slow(Many):
+    """Takes a while to be cancelled."""
+
+    async def search_many(self, requests):
+      try:
+        return await super().search_many(requests)
+      except asyncio.CancelledError:
+        await rounds(10)
+        raise
+
+  inner = Slow(lambda request: 20)
+  ret = searcher(inner)
+
+  async def play():
+    first = asyncio.create_task(ret.search(ask("a")))
+    await rounds(5)
+    first.cancel()
+    await rounds(1)  # The waiter was cancelled; its call still runs.
+    second = asyncio.create_task(ret.search(ask("a")))
+    await rounds(15)  # The first call is over, the second still runs.
+    third = asyncio.create_task(ret.search(ask("a")))
+    return [list(await second), list(await third)]
+
+  assert loop.run(play()) == [truth(ask("a"))] * 2
+  assert len(inner.calls) == 2
+  assert ret.counters["deduplicated"] == 1
+
+
+def test_query_without_waiters_is_not_sent():
+  inner = Many(lambda request: 20)
+  ret = searcher(inner, concurrency=1, batch=1)
+
+  async def play():
+    tasks = [asyncio.create_task(ret.search(ask(q))) for q in "abc"]
+    await rounds(5)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+  loop.run(play())
+  assert [r.query for r in inner.asked] == ["a", "c"]

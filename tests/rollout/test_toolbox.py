@@ -159,46 +159,14 @@ def test_a_page_is_named_by_a_number_or_a_title_of_the_last_search(
   assert tools.SEARCH.target(argument, SHOWN) == argument
 
 
-def test_an_episode_opens_the_page_of_a_numbered_result():
-  address = "https://a.example/x"
-  found = scripted.Retriever(
-    {"who": (OTHER, types.Passage(address, '"A"', "snippet"))}
-  )
-  opened = scripted.Retriever(
-    {address: (types.Passage(address, '"A"', "all"),)}
-  )
-  turns = (
-    scripted.search("who"),
-    "<think>open</think><fetch>2</fetch>",
-    scripted.answer("x"),
-  )
-  played = asyncio.run(
-    driver.run_episode(
-      types.Question("q", "?", ("x",)),
-      driver.EpisodeParts(
-        engine=scripted.Engine(turns),
-        retriever=searching.Toolbox({"search": found, "fetch": opened}),
-        config=config_lib.EpisodeConfig(prompts="paper_fetch"),
-        codec=scripted.CODEC,
-      ),
-      budget=3,
-      scaffold=False,
-      address=types.Address(0, 0, 0),
-    )
-  )
-  assert [r.query for r in opened.requests] == [address]
-  assert played.queries == ("who", address)
-  assert '<page>"A"\nall</page>' in played.spans[3].text
-
-
 def test_records_tell_the_tool_of_each_call():
-  found = scripted.Retriever({"who": (OTHER,), "Emma": PAGE})
+  found = scripted.Retriever({"who": PAGE[:1], '"Emma"': PAGE})
   box = searching.Toolbox(
     {"search": found, "fetch": searching.PageRetriever(found)}
   )
   turns = (
     scripted.search("who"),
-    "<think>open</think><fetch>Emma</fetch>",
+    "<think>open</think><fetch>1</fetch>",  # The first result's page.
     scripted.answer("x"),
   )
   played = asyncio.run(
@@ -217,7 +185,7 @@ def test_records_tell_the_tool_of_each_call():
   )
   assert systems.environment("paper_fetch").judge(played).format == 1
   record = records.trajectory(played)
-  assert record["searches"] == 2 and record["queries"] == ["who", "Emma"]
+  assert record["searches"] == 2 and record["queries"] == ["who", '"Emma"']
   assert [(o["tool"], o["turn"]) for o in record["observations"]] == [
     ("search", 0),
     ("fetch", 1),
