@@ -11,7 +11,6 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import records
 from anysearch_jax.rollout import control, driver, episode
 
@@ -121,20 +120,6 @@ def test_answer_that_never_asks_is_kept(tmp_path):
   assert len(engine.requests) == 1
 
 
-def test_tries_take_seconds_of_the_budget(tmp_path):
-  class Slow(scripted.Engine):
-    async def generate(self, request):
-      await asyncio.sleep(0.05)
-      return await super().generate(request)
-
-  engine = Slow(lambda _: scripted.answer("x"))
-  rule = written(tmp_path, answer=ALWAYS, tries=3)
-  found, _ = play(engine, rule, budgets.Budget(searches=2, seconds=60))
-  assert len(engine.requests) == 4
-  assert found.seconds >= 4 * 0.05
-  assert play(engine, rule)[0].seconds == 0  # They are not capped.
-
-
 def test_engine_that_fails_meanwhile_leaves_the_answer(tmp_path):
   def failing(request):
     if request.address.attempt:
@@ -184,23 +169,6 @@ def test_cancelled_episode_is_forgotten(tmp_path):
   assert {address, address._replace(attempt=2)} <= set(released)
 
 
-def test_agent_is_steered_too(tmp_path):
-  config = config_lib.EpisodeConfig(
-    control=written(tmp_path, answer=ALWAYS), **LIMITS
-  )
-  engine = scripted.Engine(hesitant)
-  with agent_lib.Agent(
-    engine, scripted.CODEC, scripted.Retriever(HITS), config=config, slots=2
-  ) as agent:
-    cool = config_lib.SamplingConfig(temperature=0.25)
-    reply = agent.ask("Who?", budget=1, sampling=cool)
-  assert [r.temperature for r in engine.requests] == 4 * [0.25]
-  assert (reply.answer, reply.searches) == ("x", 1)
-  assert reply.tokens == reply.trajectory.written_tokens
-  assert reply.trajectory.discarded_tokens == 2 * len(scripted.answer("y"))
-  assert {r.address for r in engine.requests} <= set(engine.released)
-
-
 def test_rule_that_accepts_changes_nothing(tmp_path):
   rule = written(tmp_path, ask=ALWAYS, answer=NEVER)
   for script in (asks_until_refused, hesitant):
@@ -241,21 +209,6 @@ def test_rule_keeps_no_room_besides(tmp_path):
   assert found.outcome is types.Outcome.ANSWERED
   cut, _ = play(lambda _: answer, "", budget, answer_room=40)
   assert cut.outcome is not types.Outcome.ANSWERED
-
-
-def test_turn_is_asked_again_only_while_one_is_waited_for():
-  state, _ = episode.start(
-    types.Question("q", "Q?", ()),
-    budget=1,
-    scaffold=False,
-    address=types.Address(0, 0, 0),
-    config=config_lib.EpisodeConfig(**LIMITS),
-    codec=scripted.CODEC,
-  )
-  turn = scripted.turn(state.request, scripted.answer("x"))
-  after, _ = episode.step(state, turn)
-  with pytest.raises(ValueError, match="expected one that waits for a turn"):
-    control.again(after, turn)
 
 
 def test_what_is_seen_of_an_episode():

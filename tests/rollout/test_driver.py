@@ -11,7 +11,6 @@ import logging
 import threading
 
 import fake_retriever
-import played_evaluation
 import pytest
 import scripted
 import small_run
@@ -20,7 +19,6 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
-from anysearch_jax.evaluation import harness
 from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import collection, timeline
@@ -519,21 +517,4 @@ def test_training_warns_when_nothing_moves(stuck):
     3, curriculum.Assignment([1], False), loop.Scope(RuntimeError)
   )
   assert collected.failed == 0
-  assert stuck.said[0].startswith("Nothing moved for ")
-
-
-def test_evaluation_warns_when_nothing_moves(stuck, tmp_path):
-  config = dataclasses.replace(
-    WATCHED, evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(7,))
-  )
-  summary = harness.evaluate(
-    config.evaluation,
-    played_evaluation.playing(config),
-    player=harness.Player(stuck, scripted.CODEC),
-    questions=[QUESTION],
-    retriever=stuck,
-    folder=tmp_path,
-  )
-  assert summary["played"] == 1
-  assert summary["cells"][0]["failed"] == 0
   assert stuck.said[0].startswith("Nothing moved for ")

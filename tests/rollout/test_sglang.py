@@ -1,17 +1,23 @@
-"""Turns of the SGLang engine: requests to servers and their replies."""
+"""Turns of the SGLang engine, its weights, and servers that die and recover."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pathlib
 import socket
 
 import fake_sglang
+import jax
+import numpy as np
 import pytest
 import sglang_engines as engines
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import server as sglang_server
 
 serve = engines.serve
@@ -59,7 +65,7 @@ def test_what_a_server_samples_after_the_end_is_dropped(serve, end):
 
 
 def test_every_setting_of_a_request_is_sent(serve):
-  sampling = config_lib.SamplingConfig(temperature=0.5, top_p=0.9, top_k=0)
+  sampling = config_lib.SamplingConfig(temperature=0.5, top_p=0.9, top_k=3)
   engine, server = serve(fake_sglang.ids("<end>"), sampling=sampling)
   engines.turn(engine, most=7)
   engines.turn(engine, most=7)
@@ -72,7 +78,7 @@ def test_every_setting_of_a_request_is_sent(serve):
     "max_new_tokens": 7,
     "temperature": 0.5,
     "top_p": 0.9,
-    "top_k": -1,
+    "top_k": 3,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "frequency_penalty": 0.0,
@@ -86,14 +92,7 @@ def test_every_setting_of_a_request_is_sent(serve):
   }
 
 
-def test_top_k_is_sent_unchanged(serve):
-  sampling = config_lib.SamplingConfig(temperature=0.0, top_k=3)
-  engine, server = serve(fake_sglang.ids("<end>"), sampling=sampling)
-  engines.turn(engine)
-  assert server.bodies("/generate")[0]["sampling_params"]["top_k"] == 3
-
-
-@pytest.mark.parametrize("token", [-1, fake_sglang.VOCAB, 10**9])
+@pytest.mark.parametrize("token", [-1, fake_sglang.VOCAB])
 def test_an_id_out_of_the_vocabulary_is_never_sent(serve, token):
   engine, server = serve()
   with pytest.raises(ValueError, match=rf"token {token} .*\[0, 20\)"):
@@ -144,13 +143,6 @@ def test_samples_of_a_question_share_a_server_and_questions_are_spread(serve):
   assert engine.counters["requests"] == 24
 
 
-def test_rollouts_each_have_their_own_event_loop(serve):
-  engine, server = serve(fake_sglang.ids("b", "<end>"))
-  first, second = engines.turn(engine), engines.turn(engine)
-  assert first == second
-  assert len(server.bodies("/generate")) == 2
-
-
 def test_retry_after_a_broken_connection_has_a_new_request_id(serve):
   engine, server = serve(fake_sglang.ids("b", "<end>"))
   server.faults["/generate"] = ["die", (503, "")]
@@ -165,14 +157,6 @@ def test_retry_after_a_broken_connection_has_a_new_request_id(serve):
   assert aborted == set(rids[:2])
 
 
-def test_a_server_that_dies_between_turns_is_an_error(serve):
-  engine, server = serve(fake_sglang.ids("<end>"))
-  engines.turn(engine)
-  server.__exit__()
-  with pytest.raises(types.EngineError, match="Is an SGLang server running"):
-    engines.turn(engine)
-
-
 def test_a_server_that_hangs_is_an_error_after_the_deadline(serve):
   engine, server = serve(faults={"/generate": ["hang"]})
   engine._config = dataclasses.replace(engine._config, deadline=0.2)
@@ -181,20 +165,6 @@ def test_a_server_that_hangs_is_an_error_after_the_deadline(serve):
   (rid,) = [body["rid"] for body in server.bodies("/generate")]
   server.wait_until(lambda: server.bodies("/abort_request"), 5)
   assert server.bodies("/abort_request") == [{"rid": rid}]
-
-
-def test_cancelled_turn_is_aborted_on_its_server(serve):
-  engine, server = serve(seconds=0.05)
-
-  async def give_up():
-    turn = asyncio.create_task(engine.generate(engines.request(most=50)))
-    await asyncio.to_thread(server.wait_until, lambda: server.running)
-    turn.cancel()
-    with pytest.raises(asyncio.CancelledError):
-      await turn
-
-  asyncio.run(give_up())
-  server.wait_until(lambda: not server.running, 1)
 
 
 def test_closing_sends_the_aborts_that_are_due(serve):
@@ -258,3 +228,395 @@ def test_server_key_is_sent_and_must_be_set(serve, monkeypatch):
   config = config_lib.SglangConfig(api_key_variable="SOME_KEY")
   client, _ = sglang_server.connect(config, {})
   assert client.headers["Authorization"] == "Bearer abc"
+
+
+def test_all_servers_load_weights_and_the_last_folder_remains(serve):
+  engine, *servers = serve(fake_sglang.ids("<end>"), count=2)
+  before = list(engine.scores(engines.PROMPT).values())
+  changed = jax.tree.map(lambda p: p + 1, engines.policy().params)
+  engine.set_params(changed, 7)
+  after = list(engine.scores(engines.PROMPT).values())
+  assert before[0] == before[1] != after[0] == after[1]
+  assert engines.turn(engine).versions == (7,)
+  for server in servers:
+    assert server.version.endswith("-7")
+    assert server.last_paused == "in_place"
+  # The last folder remains for servers that come back; older ones are removed.
+  folder = sglang_server.folder("", [s.url for s in servers])
+  assert [str(path) for path in folder.iterdir()] == [
+    servers[0].bodies("/update_weights_from_disk")[-1]["model_path"]
+  ]
+  engine.close()
+  assert not folder.exists()
+
+
+def test_the_folder_is_a_policy_that_loads(serve, monkeypatch, tmp_path):
+  engine, server = serve(weights=str(tmp_path))
+  kept = tmp_path / "kept"
+  right = server._update_weights_from_disk
+
+  def keep(body):
+    pathlib.Path(body["model_path"]).rename(kept)
+    return right(body | {"model_path": str(kept)})
+
+  server._update_weights_from_disk = keep
+  policy = engines.policy()
+  engine.set_params(policy.params, 1)
+  loaded = hf.load(kept)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8),
+    loaded.params,
+    policy.params,
+  )
+  assert loaded.architecture == policy.architecture
+  assert loaded.tokenizer.vocab_size == policy.tokenizer.vocab_size
+
+
+def test_a_dead_runs_weights_are_removed(serve):
+  engine, server = serve()
+  left = sglang_server.folder("", [server.url]) / "left"
+  left.mkdir(parents=True)
+  engine.set_params(engines.policy().params, 1)
+  assert not left.exists()
+
+
+def _update_meanwhile(engine, server, version):
+  """Returns a turn of 20 tokens, of which 5 were sampled before an update."""
+
+  async def run():
+    server.hold_at = 5
+    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
+    await asyncio.to_thread(
+      server.wait_until,
+      lambda: any(len(r.versions) == 5 for r in server.running.values()),
+    )
+    await asyncio.to_thread(engine.set_params, engines.policy().params, version)
+    return await turn
+
+  return asyncio.run(run())
+
+
+def test_a_turn_that_outlives_an_update_has_the_versions_of_both(serve):
+  engine, server = serve()
+  generation = _update_meanwhile(engine, server, 4)
+  assert generation.versions == (0,) * 5 + (4,) * 15
+  # Prefixes of the old weights could not be flushed, but are not used.
+  engines.turn(engine)
+  assert engine.counters["shared_tokens"] == 0
+
+
+def test_dropped_tokens_take_their_versions_with_them(serve):
+  said = fake_sglang.ids("b", "</search>")
+  engine, server = serve(said)
+  engines.overrun(server)
+  server.faults["/generate"] = [engines.spans(("", 0, 3), ("", 3, 6))]
+  assert engines.turn(engine, most=6).versions == (0, 0)
+
+
+def test_failed_update_names_the_server_and_what_each_serves(serve):
+  engine, good, bad = serve(fake_sglang.ids("<end>"), count=2)
+  old = bad.version
+  bad.faults["/update_weights_from_disk"] = [
+    (400, '{"success": false, "message": "No space left"}')
+  ]
+  with pytest.raises(types.EngineError) as raised:
+    engine.set_params(engines.policy().params, 1)
+  text = str(raised.value)
+  assert f"{bad.url}/update_weights_from_disk: HTTP 400: No space left" in text
+  assert f"{good.url} serves {good.version!r}" in text
+  assert f"{bad.url} serves {old!r}" in text
+  # Only replies with the old weights count, from the server that has them.
+  for question in (0, 1):
+    assert engines.turn(engine, question=question).versions == (0,)
+  engine.set_params(engines.policy().params, 1)
+  assert engines.turn(engine, question=0).versions == (1,)
+  assert engines.turn(engine, question=1).versions == (1,)
+
+
+@pytest.mark.parametrize(
+  ("path", "fault"),
+  [
+    ("/pause_generation", "hang"),
+    ("/update_weights_from_disk", "die"),
+    ("/update_weights_from_disk", (500, "oops")),
+  ],
+)
+def test_server_is_resumed_after_any_update_failure(serve, path, fault):
+  engine, server = serve(fake_sglang.ids("<end>"), wait=60)
+  patient = engine._config
+  engine._config = dataclasses.replace(patient, deadline=0.3)
+  server.faults[path] = [fault] * 2
+  asked = len(server.bodies("/continue_generation"))
+  if isinstance(fault, str):  # The server counts as unavailable and is retried.
+    engine.set_params(engines.policy().params, 1)
+    assert engine.counters["server_down"] >= 1
+    version = 1
+  else:
+    with pytest.raises(types.EngineError, match="did not reach every server"):
+      engine.set_params(engines.policy().params, 1)
+    folder = sglang_server.folder("", [server.url])
+    assert not folder.exists()
+    version = 0
+  assert len(server.bodies("/continue_generation")) > asked
+  engine._config = patient
+  assert engines.turn(engine).versions == (version,)
+
+
+def test_server_that_keeps_its_old_weights_is_detected(serve):
+  engine, server = serve()
+  right = server._update_weights_from_disk
+
+  def pretend(body):
+    return right(body | {"weight_version": server.version})
+
+  server._update_weights_from_disk = pretend
+  with pytest.raises(
+    types.EngineError, match=r"serves '.*-0', expected '.*-1'"
+  ):
+    engine.set_params(engines.policy().params, 1)
+
+
+def test_other_weights_under_the_same_version_share_no_prefix(serve):
+  engine, server = serve(fake_sglang.ids("<end>"))
+  server.faults["/flush_cache"] = [(400, "Flush cache failed.")]
+  engines.turn(engine)
+  before = server.version
+  engine.set_params(engines.policy().params, 0)
+  assert engines.turn(engine).versions == (0,)
+  assert server.version != before
+  assert engine.counters["shared_tokens"] == 0
+
+
+def test_runs_do_not_mistake_each_others_weights(serve):
+  engine, server = serve(fake_sglang.ids("<end>"))
+  serve(urls=(server.url,))
+  with pytest.raises(types.EngineError, match="did another run hand weights"):
+    engines.turn(engine)
+
+
+SAID = fake_sglang.ids("b", "<end>")
+
+
+async def _until(holds):
+  """Polls a condition that other threads make true."""
+  async with asyncio.timeout(20):
+    while not holds():
+      await asyncio.sleep(0.005)
+
+
+def _is(engine, place, state):
+  return lambda: engine._fleet._members[place].state is state
+
+
+def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
+  engine, first, second = serve(SAID, count=2)
+  first.kill()
+  for question in range(4):
+    assert engines.turn(engine, question=question).text == "b"
+  assert not first.bodies("/generate")
+  assert len(second.bodies("/generate")) == 4
+  # After the outage is known, later turns of its questions skip the server.
+  assert engine.counters["failovers"] == 1
+  assert engine.counters["server_suspect"] == 1
+  assert f"SGLang server {first.url} was up and is suspect; 1 of 2" in (
+    caplog.text
+  )
+
+
+def test_the_questions_of_a_dead_server_are_spread_over_the_others(serve):
+  engine, *servers = serve(SAID, count=3)
+  servers[0].kill()
+  for question in range(12):
+    engines.turn(engine, question=question)
+  found = [len(server.bodies("/generate")) for server in servers]
+  assert found == [0, 6, 6]
+
+
+def test_turn_of_a_dead_server_is_sampled_again_as_a_whole(serve):
+  engine, first, second = serve(count=2)
+
+  async def run():
+    first.hold_at = 5
+    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
+    await asyncio.to_thread(
+      first.wait_until,
+      lambda: any(len(r.versions) == 5 for r in first.running.values()),
+    )
+    await asyncio.to_thread(first.kill)
+    return await turn
+
+  generation = asyncio.run(run())
+  assert len(generation.token_ids) == 20
+  assert generation.versions == (0,) * 20
+  (asked,) = second.bodies("/generate")
+  assert asked["input_ids"] == list(engines.PROMPT)
+  assert engine.counters["sampled_tokens"] == 20
+
+
+def test_a_server_that_restarts_while_it_is_handed_weights_gets_them_again(
+  serve,
+):
+  engine, server = serve(SAID, wait=60)
+  server.faults["/model_info"] = [lambda reply: {"weight_version": "default"}]
+  engine.set_params(engines.policy().params, 1)
+  assert engine.counters["server_down"] == 1
+  assert engines.turn(engine).versions == (1, 1)
+
+
+def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
+  serve, caplog
+):
+  engine, server = serve(SAID, wait=60)
+  engine.set_params(engines.policy().params, 3)
+
+  async def run():
+    server.kill()
+    before = len(server.asked)
+    turns = [
+      asyncio.create_task(engine.generate(engines.request(question=q)))
+      for q in range(3)
+    ]
+    await _until(_is(engine, 0, health.State.DOWN))
+    await _until(lambda: engine.counters["waits"] == 3)
+    server.restart()
+    return await asyncio.gather(*turns), server.asked[before:]
+
+  found, asked = asyncio.run(run())
+  assert [g.versions for g in found] == [(3, 3)] * 3
+  assert server.version.endswith("-3")
+  paths = [path for path, _ in asked]
+  update = paths.index("/update_weights_from_disk")
+  assert paths.index("/generate") > update
+  assert "/health" in paths[:update]
+  assert engine.counters["server_down"] == 1
+  assert engine.counters["server_catching_up"] == 1
+  assert engine.counters["failovers"] == 3
+  assert "turns wait for one, up to 60 seconds (sglang.wait)" in caplog.text
+  assert "was catching up and is up; 1 of 1 are up." in caplog.text
+
+
+def test_a_server_that_fell_back_to_older_weights_gets_the_present_ones(serve):
+  engine, server = serve(SAID, wait=60)
+  older = server.version
+  engine.set_params(engines.policy().params, 1)
+  server.version = older
+  assert engines.turn(engine).versions == (1, 1)
+  assert server.version != older
+
+
+def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):
+  engine, first, second = serve(SAID, count=2, wait=60)
+  first.kill()
+  engine.set_params(engines.policy().params, 5)
+  assert second.version.endswith("-5")
+  assert engines.turn(engine, question=0).versions == (5, 5)
+  first.restart()
+  asyncio.run(_until(_is(engine, 0, health.State.UP)))
+  assert first.version == second.version
+  assert engines.turn(engine, question=0).versions == (5, 5)
+  assert len(first.bodies("/generate")) == 1
+
+
+def test_error_without_servers_states_bound_and_reasons(serve):
+  engine, *servers = serve(SAID, count=2, wait=0.1)
+  for server in servers:
+    server.kill()
+  with pytest.raises(types.EngineError) as raised:
+    engines.turn(engine)
+  said = str(raised.value)
+  assert "No SGLang server is up for 0.1 seconds (sglang.wait)" in said
+  assert all(f"{server.url} is " in said for server in servers)
+  assert "Is an SGLang server running there" in said
+  # The bound applies to the outage, not to each turn.
+  engine._fleet._wait = 3600.0
+  engine._fleet._dark_since -= 3601.0
+  with pytest.raises(types.EngineError, match="for 3600 seconds"):
+    engines.turn(engine)
+
+
+@pytest.mark.parametrize(
+  ("fault", "met"),
+  [("die", "RemoteProtocolError"), ((429, "busy"), "HTTP 429: busy")],
+)
+def test_turn_that_no_server_answers_fails(serve, fault, met):
+  """The turn may itself crash servers: each one is healthy when it is asked."""
+  engine, server = serve(SAID, wait=60)
+  server.faults["/generate"] = [fault] * 99
+  with pytest.raises(types.EngineError, match=f"tried 2 times, .* met {met}"):
+    engines.turn(engine)
+  asked = health._MOVES + 1
+  assert len(server.bodies("/generate")) == 2 * asked
+  assert engine.counters["failovers"] == asked - 1
+  server.faults.clear()
+  assert engines.turn(engine).text == "b"
+
+
+def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
+  """Connections stay open, but no request is answered."""
+  monkeypatch.setattr(health, "_LOOK_SECONDS", 0.01)
+  engine, first, second = serve(SAID, count=2)
+  # From here on, health checks are not answered either.
+  engine._servers[0]._patience = 0.1
+  first.faults["/generate"] = ["hang"]
+  first.faults["/model_info"] = first.faults["/health"] = ["hang"] * 9999
+  assert engines.turn(engine, question=0).text == "b"
+  assert len(second.bodies("/generate")) == 1
+  assert engine.counters["server_down"] == 1
+
+
+def test_server_that_does_not_load_the_weights_is_not_used(serve):
+  engine, server = serve(SAID, wait=60)
+  server.kill()
+  server.faults["/update_weights_from_disk"] = [
+    (400, '{"success": false, "message": "No space left"}')
+  ]
+  server.restart()
+  before = len(server.bodies("/generate"))
+  assert engines.turn(engine).versions == (0, 0)
+  assert engine.counters["server_catching_up"] == 2
+  # One reply came from the weights of the server's folder and did not count.
+  assert len(server.bodies("/generate")) <= before + 2
+
+
+def test_a_server_that_comes_back_smaller_stays_down(serve, monkeypatch):
+  engine, server = serve(SAID, wait=0.5)
+  server.kill()
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 40)
+
+  async def run():
+    turn = asyncio.create_task(engine.generate(engines.request()))
+    await _until(_is(engine, 0, health.State.DOWN))
+    server.restart()
+    await turn
+
+  with pytest.raises(
+    types.EngineError, match="came back with contexts of 33 tokens, expected 57"
+  ):
+    asyncio.run(run())
+
+
+def test_servers_of_another_run_are_not_used(serve):
+  engine, first, _ = serve(SAID, count=2)
+  other, _ = serve(urls=(first.url,))
+  theirs = first.version
+  with pytest.raises(types.EngineError, match="did another run hand weights"):
+    engines.turn(engine, question=0)
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  assert _is(engine, 0, health.State.DOWN)()
+  assert first.version == theirs
+  # Its questions go to the other server.
+  assert engines.turn(engine, question=0).versions == (0, 0)
+
+
+def test_bug_in_a_health_check_is_raised(serve, monkeypatch):
+  engine, server = serve(SAID, wait=3600)
+
+  async def broken(self, member):
+    raise ZeroDivisionError("a bug")
+
+  monkeypatch.setattr(health.Fleet, "_look", broken)
+  server.kill()
+  with pytest.raises(ZeroDivisionError):
+    engines.turn(engine)
+  engine._fleet.stop()

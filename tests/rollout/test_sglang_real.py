@@ -19,7 +19,6 @@ import functools
 import json
 import os
 import pathlib
-import socket
 
 import httpx2
 import jax
@@ -195,22 +194,6 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   np.testing.assert_allclose(next_turn.logps, ours[len(row) - 1 :], atol=1e-3)
 
 
-@pytest.mark.parametrize("recorded", ["abort"], indirect=True)
-def test_a_turn_is_sampled_again_where_replies_name_one_version(
-  policy, make_engine, random_params, recorded
-):
-  first, second = random_params
-  engine, context = make_engine(first), _context(policy)
-  engine.supports_spans = False  # As for a server before 0.5.23.
-  generation = _update_meanwhile(engine, second, context)
-  assert engine.counters["aborted"] == 1
-  assert set(generation.versions) == {1}
-  ours = _ours(policy, second, (*context, *generation.token_ids))
-  np.testing.assert_allclose(
-    generation.logps, ours[len(context) - 1 :], atol=1e-3
-  )
-
-
 def test_the_samples_of_a_question_share_its_prompt(
   policy, make_engine, random_params
 ):
@@ -219,17 +202,6 @@ def test_the_samples_of_a_question_share_its_prompt(
   _sample(engine, context, samples=7, most=2)
   assert engine.counters["shared_tokens"] == 7 * (len(context) - 1)
   assert engine.counters["prefilled_tokens"] == len(context) + 7
-
-
-def test_hanging_server_fails_the_turn_and_works_again(
-  policy, make_engine, random_params
-):
-  engine = make_engine(random_params[0], deadline=2.0)
-  _post("/pause_generation", {"mode": "in_place"})
-  with pytest.raises(types.EngineError, match="no turn within 2 seconds"):
-    _sample(engine, _context(policy), samples=1, most=4)
-  _post("/continue_generation", {})
-  assert _sample(engine, _context(policy), samples=1, most=4)
 
 
 def test_cancelled_turn_is_aborted(policy, make_engine):
@@ -256,9 +228,7 @@ def test_errors_quote_the_server(policy, make_engine, recorded):
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
       loop.run(server.generate(body))
-  with pytest.raises(
-    types.EngineError, match="did not reach.*iterator.*serves"
-  ):
+  with pytest.raises(types.EngineError, match="Failed to get weights iterator"):
     loop.run(
       server.load(sglang_server.Weights(pathlib.Path("/nowhere"), "other", 30))
     )
@@ -283,14 +253,6 @@ def test_a_server_with_other_weights_gets_the_present_ones(
   _post("/update_weight_version", {"new_version": "default"})
   # It names other weights, and is left out.
   assert engine.scores((5, 6, 7)) == {}
-
-
-def test_missing_server_is_an_engine_error(policy, make_engine):
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(types.EngineError, match=r"tried 2 times.*Is an SGLang"):
-      make_engine({}, urls=(url,), retries=1)
 
 
 def _sample(engine, context, *, samples, most):

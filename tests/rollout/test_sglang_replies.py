@@ -34,14 +34,10 @@ _MESSAGE = '{"error": {"message": "too long"}}'
   ("fault", "message"),
   [
     ((200, "<html>"), "'<html>', expected a JSON object"),
-    ((200, "[1]"), "expected a JSON object"),
     ((200, "{}"), "meta_info None, expected one of type dict"),
-    ((200, "\x00\xff"), "expected a JSON object"),
     ((400, _MESSAGE), "/generate: HTTP 400: too long"),
-    ((400, '{"error": "invalid type"}'), "HTTP 400: invalid type"),
     ((500, "Internal Server Error"), "HTTP 500: Internal Server Error"),
     ((401, ""), "HTTP 401: no reason given"),
-    ((307, ""), "HTTP 307"),
     (
       engines.changed(finish_reason=None),
       "finish_reason None, expected one of type dict",
@@ -75,12 +71,9 @@ _MESSAGE = '{"error": {"message": "too long"}}'
       "prompt of 6 tokens, expected the 5 sent",
     ),
     (_without("output_token_logprobs"), "output_token_logprobs None"),
-    (_without("prompt_tokens"), "prompt_tokens None"),
     (_logprobs(-1.0, -1.0, -1.0), "3 log-probabilities, expected 4"),
     (_logprobs(-1.0, math.nan, -1.0, -1.0), "log-probability nan of token"),
-    (_logprobs(-1.0, -math.inf, -1.0, -1.0), "log-probability -inf"),
     (_logprobs(-1.0, 0.5, -1.0, -1.0), "log-probability 0.5"),
-    (_logprobs(None, -1.0, -1.0, -1.0), "log-probability None"),
     (_logprobs("-1", -1.0, -1.0, -1.0), "log-probability '-1'"),
     (
       engines.changed(output_token_logprobs=[-1.0] * 4),
@@ -101,7 +94,6 @@ _MESSAGE = '{"error": {"message": "too long"}}'
     (engines.changed(weight_versions=None), "weight_versions None"),
     (engines.spans(("", 0, 3)), "expected spans in order over 4 tokens"),
     (engines.spans(("", 0, 2), ("", 3, 4)), "expected spans in order"),
-    (engines.spans(("", 0, 5)), "expected spans in order"),
     (engines.spans(), "expected spans in order"),
     (
       engines.changed(weight_versions={}),
