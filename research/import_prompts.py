@@ -24,6 +24,11 @@ from absl import app, flags
 import anysearch_jax as aj
 from research import originals
 
+# Of what TOML strings must escape, the texts may hold these.
+_ESCAPED = {"\\": "\\\\", "\r": "\\r", "\x7f": "\\u007f"} | {
+  chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in "\t\n\r"
+}
+
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
@@ -49,13 +54,13 @@ def main(argv) -> None:
   f = flags.FLAGS
   checkout, output = pathlib.Path(f.checkout), pathlib.Path(f.output)
   try:
-    written, kept = imported(
+    text, kept = imported(
       originals.ORIGINALS[f.system],
       f.system,
       checkout,
       allow_changes=f.allow_changes,
     )
-    output.write_text(written)
+    output.write_text(text)
   except (OSError, ValueError) as error:
     sys.exit(f"research.import_prompts: {error}")
   print(f"{output}: for episode.prompts={f.system}")
@@ -106,7 +111,20 @@ def imported(
     f"In this project's words: {', '.join(kept) or 'none'}.",
   ]
   ordered = {name: found.get(name, shipped[name]) for name in words.slots}
-  return aj.wording.written(ordered, comments), kept
+  return written(ordered, comments), kept
+
+
+def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
+  """Returns a file of these texts, after lines of comment."""
+  lines = [f"# {line}".rstrip() for line in comments]
+  blocks = []
+  for name, text in values.items():
+    escaped = "".join(_ESCAPED.get(letter, letter) for letter in text)
+    escaped = escaped.replace('"""', '""\\"')
+    if escaped.endswith('"'):
+      escaped = f'{escaped[:-1]}\\"'
+    blocks.append(f'{name} = """\n{escaped}"""\n')
+  return "\n".join([*lines, "", *blocks] if lines else blocks)
 
 
 def _where(places: tuple[originals.Place | str, ...]) -> str:

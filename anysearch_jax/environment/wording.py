@@ -13,17 +13,13 @@ import json
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from anysearch_jax.environment import spec
 
 SHIPPED = pathlib.Path(__file__).parents[1] / "methods" / "texts"
 _BRACE = re.compile(r"\{\{|\}\}|\{(\w+)\}|[{}]")
-# Of what TOML strings must escape, the texts may hold these.
-_ESCAPED = {"\\": "\\\\", "\r": "\\r", "\x7f": "\\u007f"} | {
-  chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in "\t\n\r"
-}
 
 
 class Slots(NamedTuple):
@@ -145,19 +141,6 @@ def fill(text: str, **values: object) -> str:
 def template(text: str) -> str:
   """Returns a text as a template of `spec.Environment`, with single braces."""
   return text.replace("{{", "{").replace("}}", "}")
-
-
-def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
-  """Returns a file of these texts, after lines of comment."""
-  lines = [f"# {line}".rstrip() for line in comments]
-  blocks = []
-  for name, text in values.items():
-    escaped = "".join(_ESCAPED.get(letter, letter) for letter in text)
-    escaped = escaped.replace('"""', '""\\"')
-    if escaped.endswith('"'):
-      escaped = f'{escaped[:-1]}\\"'
-    blocks.append(f'{name} = """\n{escaped}"""\n')
-  return "\n".join([*lines, "", *blocks] if lines else blocks)
 
 
 def _strings(path: pathlib.Path) -> dict[str, str]:

@@ -278,10 +278,9 @@ def asked(
   top_p = body.number(
     "top_p", lambda found: 0 < found <= 1, "a number from above 0 to 1"
   )
-  own: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
-  sampling = dataclasses.replace(
-    served.sampling, **{k: float(v) for k, v in own.items() if v is not None}
-  )
+  own = {"temperature": temperature, "top_p": top_p}
+  drawn: dict[str, Any] = {k: float(v) for k, v in own.items() if v is not None}
+  sampling = dataclasses.replace(served.sampling, **drawn)
   result = Asked(
     question=question,
     model=model,

@@ -11,7 +11,9 @@ import hashlib
 import pathlib
 import tomllib
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 import anysearch_jax as aj
 from research import import_prompts, originals
@@ -293,3 +295,12 @@ def test_no_text_of_the_authors_is_shipped_as_it_is():
   for words in aj.WORDINGS.values():
     for text in words.texts().values.values():
       assert hashlib.sha256(text.strip().encode()).hexdigest() not in hashes
+
+
+@hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
+@hypothesis.example('a"""b\\"')
+@hypothesis.example("\r\n\x00\x7f\t")
+@hypothesis.example('\n"')
+def test_written_files_read_back_as_they_were(text):
+  file = import_prompts.written({"a": text, "b": "x"}, ["of\ta test"])
+  assert tomllib.loads(file) == {"a": text, "b": "x"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import hypothesis
@@ -17,7 +18,6 @@ from anysearch_jax.environment import (
   protocol,
   scoring,
   units,
-  wording,
 )
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
@@ -142,7 +142,9 @@ def test_budget_file_replaces_the_sentences(tmp_path):
     "tokens": "{N} tokens, not more. ",
     "tokens_left": "; {R} tokens",
   }
-  path.write_text(wording.written(values))
+  path.write_text(
+    "\n".join(f"{k} = {json.dumps(v)}" for k, v in values.items())
+  )
   for file, start, block in (
     ("", "You may write at most 256", "tokens remaining=200"),
     (str(path), "256 tokens, not more. You have 30", "; 200 tokens ; seconds"),

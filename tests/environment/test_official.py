@@ -13,8 +13,7 @@ import pytest
 import study
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.environment import official_scoring, records, scoring
+from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.evaluation import columns, harness, measures
 from launch import score
 
@@ -145,19 +144,6 @@ def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):
   assert scored(line, plain) == before
   with pytest.raises(ValueError, match="line 1: dataset: missing"):
     scored(line, config)
-
-
-def test_a_recorded_group_has_its_data_set_and_official_answers():
-  question = types.Question(
-    "q", "?", ("x",), metadata={"dataset": "nq", "official_answers": ["y"]}
-  )
-  group = types.Group(question, 1, False, ())
-  made = records.group(group, ())
-  assert (made["dataset"], made["official_answers"]) == ("nq", ["y"])
-  of_world = dataclasses.replace(group, question=types.Question("q", "?", ()))
-  assert (
-    not {"dataset", "official_answers"} & records.group(of_world, ()).keys()
-  )
 
 
 def test_cells_sum_official_scores_where_rows_have_them():

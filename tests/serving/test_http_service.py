@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import json
 import logging
 import socket
-import threading
 import time
 
 import httpx2
@@ -15,26 +13,13 @@ import openai
 import pytest
 import scripted
 from scripted import answer, search
-from served_agent import served, wait_for
+from scripted_agent import Held, wait_for
+from served_agent import script, served
 
 from anysearch_jax import types
 from anysearch_jax.serving import keys
 
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
-
-
-class Held(scripted.Engine):
-  """An engine that answers only after `go`."""
-
-  def __init__(self, script=lambda _: answer("Jane")):
-    super().__init__(script)
-    self.go = threading.Event()
-
-  async def generate(self, request):
-    self.requests.append(request)
-    while not self.go.is_set():
-      await asyncio.sleep(0.005)
-    return scripted.turn(request, self._script(request))
 
 
 def hang_up(url, body):
@@ -51,7 +36,7 @@ def hang_up(url, body):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_leaves_cancels_its_episode_within_a_second(stream):
-  engine = Held()
+  engine = Held(script)
   with served(engine=engine) as (url, service):
     hang_up(url, QUESTION | {"stream": stream})
     wait_for(lambda: engine.released, seconds=1)
@@ -82,7 +67,7 @@ def test_no_text_makes_an_episode_search_beyond_its_budget(budget, text):
 
 
 def test_too_many_questions_are_503_with_a_time_to_come_back():
-  engine = Held()
+  engine = Held(script)
   with served(engine=engine, slots=1, most=2) as (url, _):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
       asked = [
@@ -98,11 +83,11 @@ def test_too_many_questions_are_503_with_a_time_to_come_back():
 
 
 def test_draining_service_refuses_new_questions_and_ends_the_old():
-  engine = Held()
+  engine = Held(script)
   with served(engine=engine) as (url, service):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
       asked = pool.submit(httpx2.post, f"{url}/v1/responses", json=QUESTION)
-      wait_for(lambda: engine.requests)
+      engine.started.wait(10)
       service.drain(30)
       refused = httpx2.post(f"{url}/v1/responses", json=QUESTION)
       assert refused.status_code == 503
@@ -251,12 +236,12 @@ def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
 def test_question_that_outlasts_the_grace_is_told_that_the_service_stops(
   stream,
 ):
-  engine = Held()
+  engine = Held(script)
   with served(engine=engine) as (url, service):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
       body = QUESTION | {"stream": stream}
       asked = pool.submit(httpx2.post, f"{url}/v1/responses", json=body)
-      wait_for(lambda: engine.requests)
+      engine.started.wait(10)
       service.drain(0.1)
       found = asked.result(10)
   assert found.status_code == (200 if stream else 503)

@@ -14,6 +14,7 @@ import pytest
 import scripted
 import uvicorn
 from scripted import CODEC, answer, search
+from scripted_agent import Held, wait_for
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -177,22 +178,6 @@ def test_trajectory_is_a_resource_until_enough_others_were_kept():
   assert uris[0].startswith(templates[0].uri_template.partition("{")[0])
 
 
-class Held(scripted.Engine):
-  """An engine whose turns begin and do not end."""
-
-  def __init__(self):
-    super().__init__(SCRIPT)
-    self.started, self.freed = threading.Event(), threading.Event()
-
-  async def generate(self, request):
-    self.started.set()
-    await asyncio.sleep(60)
-
-  def release(self, address):
-    super().release(address)
-    self.freed.set()
-
-
 @contextlib.contextmanager
 def over_http(service):
   """Yields the URL of a service that a thread serves."""
@@ -230,13 +215,13 @@ def test_cancelled_request_frees_its_episode(transport, mode):
       call.cancel()
       with pytest.raises(asyncio.CancelledError):
         await call
-      return await asyncio.to_thread(engine.freed.wait, 5)
+      await asyncio.to_thread(wait_for, lambda: engine.released)
 
   with serving(engine) as service, contextlib.ExitStack() as stack:
     server = service.server
     if transport == "http":
       server = stack.enter_context(over_http(service))
-    assert asyncio.run(main(server))
+    asyncio.run(main(server))
     assert len(engine.released) == 1
     asyncio.run(asyncio.wait_for(service.drain(5), 5))
 

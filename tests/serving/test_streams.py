@@ -13,7 +13,8 @@ import openai
 import pytest
 import scripted
 from scripted import answer, search
-from served_agent import CONFIG, EMMA, served, wait_for
+from scripted_agent import EMMA, wait_for
+from served_agent import CONFIG, served
 
 from anysearch_jax import types
 from anysearch_jax.agent import events

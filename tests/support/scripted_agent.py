@@ -42,8 +42,9 @@ class Held(scripted.Engine):
     return await super().generate(request)
 
 
-def wait_for(what):
-  end = time.monotonic() + 10
+def wait_for(what, seconds=10):
+  """Waits until a function returns something true."""
+  end = time.monotonic() + seconds
   while not what():
-    assert time.monotonic() < end
+    assert time.monotonic() < end, "It did not happen."
     time.sleep(0.005)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 
 import scripted
 import uvicorn
 from scripted import CODEC, answer, search
+from scripted_agent import EMMA, wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.serving import fields, service
 
-EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
 CONFIG = config_lib.EpisodeConfig(max_generated=2000, max_context=9000)
 SERVED = fields.Served("tiny", budget=2, max_budget=5, max_tokens=2000)
@@ -65,11 +64,3 @@ def served(
       finally:
         server.should_exit = True
         thread.join(20)
-
-
-def wait_for(what, seconds=10):
-  """Waits until a function returns something true."""
-  end = time.monotonic() + seconds
-  while not what():
-    assert time.monotonic() < end, "It did not happen."
-    time.sleep(0.005)
