@@ -130,7 +130,7 @@ def run(f: flags.FlagValues) -> str:
   )
   folder = pathlib.Path(f.output)
   known, read = read_beside(f)
-  parts, listed = preparing.prepare(inputs, settings, known)
+  parts, listed = preparing.prepare(inputs, settings, **known)
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
   manifest = {
@@ -179,13 +179,12 @@ def parse_limit(text: str) -> tuple[str, int]:
   return name, int(count)
 
 
-def read_beside(
-  f: flags.FlagValues,
-) -> tuple[preparing.Beside, dict[str, Any]]:
+def read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
   """Reads the inputs of --held_out, --aliases and --passages.
 
   Returns:
-    The inputs, and their entries for the manifest.
+    The inputs as `preparing.prepare` takes them, and their entries for the
+    manifest.
 
   Raises:
     ValueError: a file or a folder cannot be used.
@@ -204,7 +203,7 @@ def read_beside(
       path = pathlib.Path(path)
       read[name] = {"path": str(path), **files.fingerprint(path)}
   corpus = pathlib.Path(f.passages) if f.passages else None
-  return preparing.Beside(held_out, aliases, corpus), read
+  return {"held_out": held_out, "aliases": aliases, "corpus": corpus}, read
 
 
 def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,23 +17,13 @@ from anysearch_jax import types
 
 
 class Indexed(Sequence[types.Question], abc.ABC):
-  """Has the indices and slices of a list; slices are lists."""
+  """A sequence without slices: an item is made when it is asked for."""
 
   @abc.abstractmethod
   def item(self, index: int) -> types.Question:
     """Returns the question at an index in [0, len)."""
 
-  @overload
-  def __getitem__(self, index: int) -> types.Question: ...
-
-  @overload
-  def __getitem__(self, index: slice) -> list[types.Question]: ...
-
-  def __getitem__(
-    self, index: int | slice
-  ) -> types.Question | list[types.Question]:
-    if isinstance(index, slice):
-      return [self.item(i) for i in range(*index.indices(len(self)))]
+  def __getitem__(self, index: int) -> types.Question:  # type: ignore[override]
     if not -len(self) <= index < len(self):
       raise IndexError(f"Found {index}, expected one of {len(self)}.")
     return self.item(index % len(self))

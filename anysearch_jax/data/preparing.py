@@ -36,25 +36,6 @@ _DATASETS = {
 _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
 
 
-class Beside(NamedTuple):
-  """Additional inputs of `preparing.prepare`.
-
-  Attributes:
-    held_out: questions that training must not ask, besides those of the
-      evaluation splits.
-    aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
-    corpus: file with the passages that training questions name by
-      `gold_doc_ids`.
-  """
-
-  held_out: Collection[str] = ()
-  aliases: Mapping[str, Sequence[str]] = {}
-  corpus: pathlib.Path | None = None
-
-
-NOTHING = Beside()
-
-
 class Input(NamedTuple):
   """A file to read.
 
@@ -166,14 +147,21 @@ def split_name(name: str) -> str:
 def prepare(
   inputs: Sequence[Input],
   settings: Settings,
-  beside: Beside = NOTHING,
+  *,
+  held_out: Collection[str] = (),
+  aliases: Mapping[str, Sequence[str]] = {},
+  corpus: pathlib.Path | None = None,
 ) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
   Args:
     inputs: the files; questions keep this order.
     settings: which questions are kept.
-    beside: additional inputs.
+    held_out: questions that training must not ask, besides those of the
+      evaluation splits.
+    aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
+    corpus: file with the passages that training questions name by
+      `gold_doc_ids`.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -184,7 +172,7 @@ def prepare(
       a limit names an unknown part; or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
-  listed = [_read(source, parts, settings, beside) for source in inputs]
+  listed = [_read(source, parts, settings, aliases) for source in inputs]
   training = {n: part for n, part in parts.items() if n.endswith("_train")}
   for name, part in parts.items():
     reason = "asked twice, answers merged" if name in training else "read twice"
@@ -195,18 +183,18 @@ def prepare(
     if name not in training
     for entry in part.entries
   }
-  held_out = set(map(formats.question_key, beside.held_out)) - evaluated
+  held = set(map(formats.question_key, held_out)) - evaluated
   for part in training.values():
     keys = {e.id: formats.question_key(e.question) for e in part.entries}
     for questions, reason in (
       (evaluated, "in an evaluation split"),
-      (held_out, "in a held-out set"),
+      (held, "in a held-out set"),
     ):
       kept = [e for e in part.entries if keys[e.id] not in questions]
       part.keep(kept, reason)
-  if beside.corpus:
+  if corpus:
     entries = [e for part in training.values() for e in part.entries]
-    known = iter(filled([e.metadata for e in entries], beside.corpus))
+    known = iter(filled([e.metadata for e in entries], corpus))
     for part in training.values():
       part.entries = [e._replace(metadata=next(known)) for e in part.entries]
   if settings.evidence:
@@ -255,7 +243,10 @@ def shuffled(id_: str) -> bytes:
 
 
 def _read(
-  source: Input, parts: Parts, settings: Settings, beside: Beside
+  source: Input,
+  parts: Parts,
+  settings: Settings,
+  aliases: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
   """Adds a file's questions to `parts` and returns its manifest line."""
   format_, count = source.format, 0
@@ -275,7 +266,7 @@ def _read(
           )
       found = formats.read(row, format_)
       dataset, split = _belongs(found, source)
-      found = formats.clean(found, beside.aliases)
+      found = formats.clean(found, aliases)
       _add(found, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
       if not settings.skip_malformed:

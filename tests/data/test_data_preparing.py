@@ -123,8 +123,7 @@ def test_leak_is_found_despite_spelling(tmp_path, asked, held):
   assert [e.question for e in part.entries] == ["another?"]
   assert part.dropped == {"in an evaluation split": 1}
   inputs = [preparing.Input(train, "nq", "train")]
-  known = preparing.Beside(held_out=[held])
-  parts, _ = preparing.prepare(inputs, preparing.Settings(), known)
+  parts, _ = preparing.prepare(inputs, preparing.Settings(), held_out=[held])
   assert parts["nq_train"].dropped == {"in a held-out set": 1}
 
 
@@ -147,9 +146,10 @@ def test_official_scorer_accepts_entity_aliases(tmp_path):
     tmp_path / "id_aliases.json",
     [{"Q_id": "Q30", "aliases": ["USA", "x"], "demonyms": ["American"]}],
   )
-  known = preparing.Beside(aliases=preparing.read_aliases(names))
   inputs = [preparing.Input(path, "2wikimultihopqa", "dev")]
-  parts, _ = preparing.prepare(inputs, preparing.Settings(), known)
+  parts, _ = preparing.prepare(
+    inputs, preparing.Settings(), aliases=preparing.read_aliases(names)
+  )
   entries = parts["2wikimultihopqa_dev"].entries
   assert [json.loads(e.metadata).get("official_answers") for e in entries] == [
     ["x", "USA", "American"],

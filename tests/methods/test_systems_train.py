@@ -69,10 +69,10 @@ def trained(name, parts, folder, **method):
 @pytest.mark.parametrize(
   "name",
   [
-    *("mt_grpo", "r1_searcher", "ssrl", "hiprag"),
+    *("mt_grpo", "r1_searcher", "ssrl"),
     *(
       pytest.param(name, marks=pytest.mark.slow)
-      for name in ("research", "autorefine", "beta_grpo")
+      for name in ("hiprag", "research", "autorefine", "beta_grpo")
     ),
   ],
 )
