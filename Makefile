@@ -8,7 +8,7 @@ LOCK ?= requirements.lock
 LOCKED := $(if $(LOCK),--constraint $(LOCK))
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup quickstart quickstart-full serve test test-all test-research bench lint docs lock clean
+.PHONY: setup quickstart quickstart-full serve test test-all test-research bench lint types docs lock clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -47,6 +47,9 @@ bench: $(VENV)/.test-ready
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+types: $(VENV)/.test-ready
+	$(BIN)/mypy
 
 # The site of docs/, in site/.
 docs: $(VENV)/.docs-ready

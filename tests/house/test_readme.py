@@ -1,18 +1,24 @@
-"""What README.md and docs/ name exists, and README's Python runs."""
+"""What the pages name exists, and README's Python runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 import re
+import tomllib
 
 import pytest
+import yaml
 
+import anysearch_jax
 from anysearch_jax import config as config_lib
 from launch import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+  *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+  *sorted((ROOT / "docs").glob("*.md")),
+]
 FLAG = re.compile(r"DEFINE_\w+\(\s*\"(\w+)\"")
 # Of absl and of `--config.X`, which have their own tests.
 OTHER_FLAGS = {"help"}
@@ -67,7 +73,7 @@ def test_site_lists_every_page():
     r"\"\w+\.md\": \"(\w+\.md)\"", (ROOT / "docs/site_pages.py").read_text()
   )
   assert len(of_root) == 4
-  pages = [page.name for page in PAGES[1:]]
+  pages = [page.name for page in PAGES[2:]]
   # The page of settings is made from `anysearch list settings`.
   assert sorted(listed) == sorted([*pages, *of_root, "configuration.md"])
 
@@ -124,3 +130,19 @@ def test_picture_is_made_of_folders_that_the_quickstart_writes():
     if job.name.startswith(("evaluate", "play"))
   }
   assert len(set(named)) == 5 and set(named) <= written
+
+
+def test_newest_release_of_the_changelog_is_the_version():
+  text = (ROOT / "CHANGELOG.md").read_text()
+  headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+  assert headings[:2] == ["Unreleased", anysearch_jax.__version__]
+
+
+def test_workflow_does_what_ci_does_on_the_oldest_python_too():
+  text = (ROOT / ".github/workflows/test.yml").read_text()
+  job = yaml.safe_load(text)["jobs"]["test"]
+  runs = [step["run"] for step in job["steps"] if "run" in step]
+  assert runs == [".ci/run"]
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  oldest = project["requires-python"].removeprefix(">=")
+  assert oldest in job["strategy"]["matrix"]["python"]
