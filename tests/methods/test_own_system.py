@@ -162,7 +162,7 @@ def test_questions_of_a_function(write):
     )
   )
   stream = source.questions("train", 5, 0)
-  assert len(stream) == 5 and {q.id for q in stream[:3]} == {
+  assert len(stream) == 5 and {q.id for q in [*stream][:3]} == {
     f"train/{n}" for n in range(3)
   }
   assert [q.id for q in source.evaluation_questions(each=2)] == [
