@@ -101,17 +101,16 @@ class Budget:
   prices: Prices = Prices()
 
   def __post_init__(self):
-    for unit, least in (("searches", 0), ("tokens", 1)):
-      found = getattr(self, unit)
-      if not least <= found <= UNCAPPED:
+    for unit, expected, fits in (
+      ("searches", "0 or more", 0 <= self.searches <= UNCAPPED),
+      ("tokens", "1 or more", 1 <= self.tokens <= UNCAPPED),
+      ("dollars", "a number above 0", self.dollars > 0),
+      ("seconds", "a number above 0", self.seconds > 0),
+    ):
+      if not fits:
         raise ValueError(
-          f"Found a budget of {found} {unit}; expected {least} or more."
-        )
-    for unit in ("dollars", "seconds"):
-      found = getattr(self, unit)
-      if not found > 0:
-        raise ValueError(
-          f"Found a budget of {found} {unit}; expected a number above 0."
+          f"Found a budget of {getattr(self, unit)} {unit}; expected "
+          f"{expected}."
         )
 
   @property
@@ -157,7 +156,7 @@ def from_record(values: Mapping[str, Any]) -> Budget:
   tools = tuple((name, price) for name, price in known.get("tools", ()))
   prices = Prices(**{**known, "tools": tools})
   caps = {unit: values[unit] for unit in UNITS if unit in values}
-  return _made(caps, prices)
+  return Budget(**caps, prices=prices)
 
 
 def of_row(row: Mapping[str, Any]) -> Budget:
@@ -176,7 +175,7 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
   Raises:
     ValueError: the text has another form, or a cap is out of range.
   """
-  caps: dict[str, float] = {}
+  caps: dict[str, Any] = {}
   if text.strip().isdecimal():
     return of(int(text))
   for part in text.split(","):
@@ -198,8 +197,8 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
       raise ValueError(
         f"Found {unit} twice in the budget {text!r}; expected each unit once."
       )
-    caps[unit] = number
-  return _made(caps, prices)
+    caps[unit] = int(number) if whole else number
+  return Budget(**caps, prices=prices)
 
 
 def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
@@ -221,13 +220,3 @@ def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
       )
     found[match[1]] = float(match[2])
   return tuple(found.items())
-
-
-def _made(caps: Mapping[str, float], prices: Prices) -> Budget:
-  return Budget(
-    searches=int(caps.get("searches", UNCAPPED)),
-    tokens=int(caps.get("tokens", UNCAPPED)),
-    dollars=caps.get("dollars", math.inf),
-    seconds=caps.get("seconds", math.inf),
-    prices=prices,
-  )

@@ -81,7 +81,6 @@ class Document(NamedTuple):
 class Observation(NamedTuple):
   """What a charged call of a tool showed.
 
-  tool: name of the tool.
   argument: the query, or what the call named.
   turn: index of the turn that called; -1 if an old file does not tell.
   passages: those shown, in order; none of a call whose passages had no room.
@@ -183,11 +182,6 @@ class Trajectory:
   def generated_tokens(self) -> int:
     """The number of tokens that the model wrote."""
     return int(np.sum(self.authors == Author.MODEL))
-
-  @property
-  def documents(self) -> tuple[tuple[Document, ...], ...]:
-    """The passages that each charged search showed, in rank order."""
-    return tuple(each.documents for each in self.observations)
 
   @property
   def failed(self) -> bool:
@@ -308,10 +302,8 @@ class Engine(Protocol):
 class TrainableEngine(Engine, Protocol):
   """An engine whose weights can be replaced between rollouts.
 
-  It begins with the initial policy of the training, as version 0.
-
-  Attributes:
-    counters: counts of events since they were last cleared.
+  It begins with the initial policy of the training, as version 0, and counts
+  events since `counters` were last cleared.
   """
 
   counters: Counter[str]
@@ -321,19 +313,13 @@ class TrainableEngine(Engine, Protocol):
     ...
 
   def close(self) -> None:
-    """Frees what the engine holds outside of this object; it is used no more.
-
-    The run that ends calls this, also after an error.
-    """
+    """Frees what the engine holds outside of this object, at a run's end."""
     ...
 
 
 @runtime_checkable
 class ScoringEngine(TrainableEngine, Protocol):
-  """A trainable engine that scores texts, so that its weights can be verified.
-
-  `health.Fingerprint` verifies these engines only.
-  """
+  """A trainable engine that scores texts, so that its weights are verified."""
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns log-probabilities of all tokens but the first, at temperature 1.
@@ -345,10 +331,7 @@ class ScoringEngine(TrainableEngine, Protocol):
 
 @runtime_checkable
 class CachingEngine(TrainableEngine, Protocol):
-  """A trainable engine in this process, which can lend its cache's memory.
-
-  `learner.Phases` frees the cache of these engines only.
-  """
+  """A trainable engine in this process, which can lend its cache's memory."""
 
   def free_cache(self) -> int:
     """Frees the KV cache until a turn needs it; returns its bytes on a device.
@@ -363,9 +346,7 @@ class CachingEngine(TrainableEngine, Protocol):
 class SearchContext:
   """What a search depends on besides its query, for retrievers that use it.
 
-  address, question: of the episode that searches.
-  turn: index of the turn that searches.
-  text: the response so far, including that turn.
+  turn: index of the turn that searches. text: the response so far, with it.
   """
 
   address: Address

@@ -163,14 +163,15 @@ def test_world_expert_reaches_the_maximum_gain():
     )
     assert stepsearch.measure(played) == {"search_keys": 1}
     out = stepsearch.steps(played, BARE)
+    shown = [each.documents for each in played.observations]
     before = itertools.accumulate(
-      ({d.id for d in found} for found in played.documents),
+      ({d.id for d in found} for found in shown),
       set.union,
       initial=set(),
     )
     again = [
       len([d for d in found if d.id in seen]) / len(found)
-      for seen, found in zip(before, played.documents)
+      for seen, found in zip(before, shown)
     ]
     assert out.shape == (played.searches,)
     gains = out + again

@@ -113,7 +113,7 @@ def test_a_rollout_of_an_earlier_version_gets_its_observations(parts):
   packed = collection.pack_groups([types.Group(question, 2, False, (made,))])
   for (values,) in packed.values:
     del values["observations"]
-    values["documents"] = made.documents
+    values["documents"] = [o.documents for o in made.observations]
   (group,) = collection.unpack_groups(
     packed._replace(values=json.loads(json.dumps(packed.values))),
     lambda rollout, index: question,

@@ -39,13 +39,7 @@ class KvDevice:
   If a call raises, every later call raises the same error: the pages were
   donated to the failed call and are lost.
 
-  Args:
-    params: the policy's parameters.
-    architecture: the policy's sizes.
-    config: pages and compiled shapes.
-    seed: seed of all draws.
-    dtype: compute and cache type.
-    mesh: the mesh of `params`.
+  The arguments are those of `engine.JaxEngine`, with the mesh of `params`.
 
   Raises:
     ValueError: the architecture or the attention cannot run on the mesh.
@@ -202,7 +196,7 @@ class KvDevice:
   def drain(self, deadline: float = 60.0) -> None:
     """Waits at most `deadline` seconds until no call is running."""
     with contextlib.suppress(Exception):  # Already raised in its waiter.
-      self._submit(_nothing).result(deadline)
+      self._submit(lambda: None).result(deadline)
 
   def _put(self, rows: Any) -> Any:
     """Moves the rows of a call to the devices, sharded over `data`.
@@ -267,7 +261,3 @@ def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
     except BaseException as error:  # `future.result()` raises it.
       future.set_exception(error)
     del call, future, run
-
-
-def _nothing() -> None:
-  """A call that only waits for the ones before it."""

@@ -359,11 +359,6 @@ class KvMemory:
 class Lanes:
   """The lanes of one call, divided evenly between the data shards.
 
-  Args:
-    width: number of lanes, a multiple of `shards`.
-    config: slots and pages.
-    shards: number of data shards.
-
   Attributes:
     table: int `[width, M]`, the pages of each lane's row, padded with 0.
   """
@@ -406,12 +401,7 @@ def pages(config: config_lib.EngineConfig, *, shards: int) -> int:
 
 
 def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
-  """Raises ValueError for shapes that cannot work.
-
-  Args:
-    config: the engine's.
-    shards: number of data shards, the size of the mesh's `data` axis.
-  """
+  """Raises ValueError for shapes that cannot work on this many data shards."""
   sizes = config.lanes
   if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
     raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -27,7 +27,6 @@ from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
-C = TypeVar("C")
 GatheredRows = tuple[gathered_attention.Rows, ...]
 
 
@@ -51,12 +50,7 @@ class Model:
   def prepare(
     self, params: decoder.Params, a: architecture_lib.Architecture
   ) -> decoder.Params:
-    """Returns weights for the calls; see `serving.prepare`.
-
-    Args:
-      params: laid out by `table.rows(a)`.
-      a: the policy's architecture, adapters included.
-    """
+    """Returns weights for the calls from a policy's, adapters included."""
     return serving.prepare(
       params,
       a,
@@ -66,25 +60,10 @@ class Model:
     )
 
   def extend(
-    self,
-    params: decoder.Params,
-    tokens: jax.Array,
-    starts: jax.Array,
-    counts: jax.Array,
-    caches: Sequence[C],
-    attend: serving.Attend[C],
-  ) -> tuple[jax.Array, tuple[C, ...]]:
+    self, params: decoder.Params, *rows: Any
+  ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Appends tokens to cached rows; see `serving.extend`."""
-    return serving.extend(
-      params,
-      self.a,
-      tokens,
-      starts,
-      counts,
-      caches,
-      attend,
-      dtype=self.dtype,
-    )
+    return serving.extend(params, self.a, *rows, dtype=self.dtype)
 
   def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
@@ -205,7 +184,7 @@ def allocator(
     pages: number of pages of each data shard, the padding page included.
     size: tokens per page.
     dtype: of keys and values.
-    mesh: has the axes `sharding.AXES`; each shard of `data` has its own pages.
+    mesh: each shard of `data` has its own pages.
   """
   pages *= mesh.shape["data"]
   make = functools.partial(pages_lib.empty, a, pages, size, dtype)
@@ -222,20 +201,13 @@ def empty_rows(
 ) -> GatheredRows:
   """Returns memory for the rows that `decode` gathers, of every layer.
 
-  It is () where decode reads the pages.
-
-  Args:
-    model: how the rows are computed.
-    pages: the cache.
-    lanes: rows of a call.
-    columns: pages of a row.
-    steps: limit on the tokens of a call.
+  It is () where decode reads the pages. A call has `lanes` rows of `columns`
+  pages and samples at most `steps` tokens.
   """
-  gathered = model.gathered
-  if gathered is None:
+  if model.gathered is None:
     return ()
   make = functools.partial(
-    gathered.empty, lanes=lanes, columns=columns, steps=steps
+    model.gathered.empty, lanes=lanes, columns=columns, steps=steps
   )
   empty = jax.jit(make, out_shardings=gathered_attention.shardings(model.mesh))
   return tuple(empty(x) for x in pages)
@@ -306,7 +278,7 @@ def prefill(
   """Appends known tokens to some rows (chunked prefill).
 
   Args:
-    params: the policy's, as returned by `Model.prepare`.
+    params: of `Model.prepare`.
     pages: donated.
     chunks: the rows.
     model: how they are computed.
@@ -330,7 +302,7 @@ def score(
   """Scores a sequence by the computation of prefill, in separate pages.
 
   Args:
-    params: the policy's, as returned by `Model.prepare`.
+    params: of `Model.prepare`.
     tokens: int `[T]`.
     model: how they are computed.
     size: tokens per page.
@@ -358,17 +330,12 @@ def score(
 
 
 class _Carry(NamedTuple):
-  """What the decode loop changes.
-
-  step: number of steps taken. tokens: int `[R]`, each row's last token. caches:
-  each layer's pages or gathered rows. done: bool `[R]`, rows that have halted.
-  found: the tokens that were sampled.
-  """
+  """What the decode loop changes."""
 
   step: jax.Array
-  tokens: jax.Array
-  caches: tuple[Any, ...]
-  done: jax.Array
+  tokens: jax.Array  # int [R], each row's last token
+  caches: tuple[Any, ...]  # of each layer: pages, or gathered rows
+  done: jax.Array  # bool [R], rows that have halted
   found: Decoded
 
 
