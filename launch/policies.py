@@ -254,14 +254,13 @@ def identity(chosen: Chosen) -> dict[str, Any]:
   Raises:
     ValueError: there is no such policy.
   """
-  match chosen.kind:
-    case "hf":
-      return parts.policy(chosen.name)
-    case "scripted":
-      return {"scripted": chosen.name}
-    case "openai":
-      return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
-  from anysearch_jax.training import checkpoint, manifest
+  if chosen.kind == "hf":
+    return parts.policy(chosen.name)
+  if chosen.kind == "scripted":
+    return {"scripted": chosen.name}
+  if chosen.kind == "openai":
+    return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
+  from anysearch_jax.training import checkpoint
 
   run, rollout = _run(chosen.name)
   try:
@@ -269,7 +268,7 @@ def identity(chosen: Chosen) -> dict[str, Any]:
   except (FileNotFoundError, checkpoint.DamagedError) as error:
     raise ValueError(str(error)) from error
   listed = json.loads(
-    (run / "checkpoints" / str(rollout) / manifest.NAME).read_text()
+    (run / "checkpoints" / str(rollout) / checkpoint.MANIFEST).read_text()
   )
   params = {k: v for k, v in listed.items() if k.startswith("params/")}
   canonical = json.dumps(params, sort_keys=True).encode()

@@ -4,7 +4,7 @@
   `ppo` adds a critic.
 * `collection`, `sampler`, `pipeline` sample rollouts, also ahead of training.
 * `rewards_and_advantages`, `batching`, `logprobs`: episodes to arrays.
-* `checkpoint`, `manifest`, `resuming`: save and resume.
+* `checkpoint` saves, and finds damage; `loop` resumes.
 * `health`, `metrics`, `timeline`, `throughput`: monitoring.
 * `validation` refuses configurations that cannot run.
 """

@@ -72,24 +72,16 @@ class Rows(NamedTuple, Generic[ArrayT]):
   old_value: ArrayT | None = None
   returns: ArrayT | None = None
 
+  @property
+  def inputs(self) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT]:
+    """What log-probabilities are computed from."""
+    return self.tokens, self.targets, self.positions, self.segment_ids
+
 
 # One `Rows` for each configured row length.
 HostBatch = tuple[Rows[np.ndarray], ...]
 TrainBatch = tuple[Rows[jax.Array], ...]
 AbstractBatch = tuple[Rows[jax.ShapeDtypeStruct], ...]
-
-
-class Place(NamedTuple):
-  """The position of a sequence's predictions in a batch.
-
-  bucket: index of its `Rows`. row: index over all micro-batches of the bucket.
-  start: the first index in the row. segment: its id in the row, from 1.
-  """
-
-  bucket: int
-  row: int
-  start: int
-  segment: int
 
 
 def abstract(
@@ -142,11 +134,12 @@ def pack(
     lambda x: np.zeros(x.shape, x.dtype),
     abstract(config, multiple=multiple, rewards=rewards),
   )
-  found = places(_sizes(sequences), config=config, multiple=multiple)
-  for sequence, place in zip(sequences, found, strict=True):
+  # Predictions of each: all tokens but the first.
+  sizes = [len(s.token_ids) - 1 for s in sequences]
+  found = _places(sizes, config=config, multiple=multiple)
+  for sequence, size, place in zip(sequences, sizes, found, strict=True):
     rows = batch[place.bucket]
     a, b = divmod(place.row, rows.tokens.shape[1])
-    size = len(sequence.token_ids) - 1
     here = np.s_[a, b, place.start : place.start + size]
     rows.tokens[here] = sequence.token_ids[:-1]
     rows.targets[here] = sequence.token_ids[1:]
@@ -163,6 +156,19 @@ def pack(
   return batch
 
 
+class _Place(NamedTuple):
+  """The position of a sequence's predictions in a batch.
+
+  bucket: index of its `Rows`. row: index over all micro-batches of the bucket.
+  start: the first index in the row. segment: its id in the row, from 1.
+  """
+
+  bucket: int
+  row: int
+  start: int
+  segment: int
+
+
 @dataclasses.dataclass
 class _Row:
   """The tokens and segments that a row holds so far."""
@@ -171,16 +177,12 @@ class _Row:
   segments: int = 0
 
 
-def places(
-  sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int = 1
-) -> list[Place]:
+def _places(
+  sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int
+) -> list[_Place]:
   """Assigns sequences of `sizes` predictions to rows by first-fit decreasing.
 
-  Returns:
-    The place of each sequence, in the order of `sizes`.
-
-  Raises:
-    ValueError: see `pack`.
+  Returns the place of each sequence, in the order of `sizes`.
   """
   lengths = config.row_lengths
   waiting: list[list[int]] = [[] for _ in lengths]
@@ -193,14 +195,14 @@ def places(
         "episode.max_context."
       )
     waiting[bisect.bisect_left(lengths, sizes[n])].append(n)
-  found: dict[int, Place] = {}
+  found: dict[int, _Place] = {}
 
   def put(n: int, bucket: int, rows: Sequence[_Row]) -> bool:
     """Puts sequence `n` into the first row with room; False if none has."""
     for r, row in enumerate(rows):
       fits = row.tokens + sizes[n] <= lengths[bucket]
       if fits and row.segments < config.max_segments:
-        found[n] = Place(bucket, r, row.tokens, row.segments + 1)
+        found[n] = _Place(bucket, r, row.tokens, row.segments + 1)
         row.tokens += sizes[n]
         row.segments += 1
         return True
@@ -225,8 +227,3 @@ def places(
     for shorter in reversed(waiting[:bucket]):
       shorter[:] = [n for n in shorter if not put(n, bucket, rows)]
   return [found[n] for n in range(len(sizes))]
-
-
-def _sizes(sequences: Sequence[Example]) -> list[int]:
-  """Returns the predictions of each: all tokens but the first."""
-  return [len(s.token_ids) - 1 for s in sequences]

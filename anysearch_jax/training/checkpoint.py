@@ -26,14 +26,16 @@ and reads the shards of its devices, and the first does everything else.
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import hashlib
 import json
 import math
 import operator
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +46,12 @@ from absl import logging
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import disk, json_files, processes
-from anysearch_jax.training import collection, manifest, train_step
+from anysearch_jax.training import collection, train_step
 
+MANIFEST = "manifest.json"
+# Orbax writes these at the rename, after the manifest, so they are not in it.
+# They hold times, and no restore reads them.
+LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
 # Size and duration of the newest save, in the folder of the checkpoints.
 _LAST_SAVE = "last_save.json"
 # Bytes a second to assume before the first save: those of a slow network disk.
@@ -54,10 +60,6 @@ _SPEED = 100e6
 _LEAST = 120.0
 _DAMAGED = "damaged"
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
-# Orbax writes these at the rename, after the manifest, which gets them later.
-# They may be absent from it after a kill: they hold times, and no restore reads
-# them.
-_LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 class DamagedError(RuntimeError):
@@ -81,6 +83,17 @@ class Saved(NamedTuple):
   curriculum: curriculum_lib.CurriculumState
   progress: dict[str, Any]
   pending: collection.StoredRollouts | None = None
+
+  @property
+  def trees(self) -> dict[str, Any]:
+    """The items that are trees of arrays."""
+    params, opt_state, step, critic = self.state
+    return {
+      "params": params,
+      "optimizer": {"opt_state": opt_state, "step": step},
+      "curriculum": self.curriculum,
+      **({} if critic is None else {"critic": critic}),
+    }
 
 
 def quality(
@@ -132,7 +145,6 @@ class Checkpoints:
     self.folder = pathlib.Path(folder).absolute()
     self._config = config
     self._rollout = 0
-    self._listed: manifest.Entries = {}
     processes.on_main(lambda: _tidy(self.folder))
     quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
@@ -165,20 +177,22 @@ class Checkpoints:
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
     if processes.is_main():
-      make_room(self.folder, state_size(saved.state))
+      _make_room(self.folder, state_size(saved.state))
+    trees = dict(saved.trees)
+    # A copy, because Orbax serializes it later, in the background.
+    values = {"progress": copy.deepcopy(saved.progress), "config": self._config}
+    if saved.pending is not None:
+      values["pending"] = saved.pending.values
+      # Orbax cannot save an array without elements.
+      if all(x.size for x in saved.pending.tokens.values()):
+        trees["tokens"] = saved.pending.tokens
     with disk.translate_errors(self.folder / str(saved.rollout)):
       self._manager.save(
         saved.rollout,
         metrics={"quality": quality},
         args=ocp.args.Composite(
-          **{
-            item: ocp.args.StandardSave(tree)
-            for item, tree in _trees(saved).items()
-          },
-          # A copy, because Orbax serializes it later, in the background.
-          progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
-          **_pending_items(saved.pending),
-          config=ocp.args.JsonSave(self._config),
+          **{name: ocp.args.StandardSave(tree) for name, tree in trees.items()},
+          **{name: ocp.args.JsonSave(value) for name, value in values.items()},
         ),
         # Otherwise Orbax skips a save that is not newer than the last one; with
         # `force` it raises for a checkpoint that exists.
@@ -196,10 +210,19 @@ class Checkpoints:
     Raises:
       MismatchError: an array differs in name, shape or dtype.
     """
+    folder = self.folder / str(rollout)
     trees = {
       item: read(self.folder, rollout, item, tree)
-      for item, tree in _trees(like).items()
+      for item, tree in like.trees.items()
     }
+    pending = None
+    if (folder / "pending").is_dir():
+      tokens = collection.pack(()).tokens
+      if (folder / "tokens").is_dir():
+        with ocp.StandardCheckpointer() as reader:
+          tokens = reader.restore(folder / "tokens")
+      values = read_json(self.folder, rollout, "pending")
+      pending = collection.StoredRollouts(values, tokens)
     return Saved(
       rollout,
       train_step.TrainState(
@@ -207,7 +230,7 @@ class Checkpoints:
       ),
       trees["curriculum"],
       read_json(self.folder, rollout, "progress"),
-      _read_pending(self.folder / str(rollout)),
+      pending,
     )
 
   def __enter__(self) -> Checkpoints:
@@ -223,20 +246,17 @@ class Checkpoints:
 
   def _seal(self) -> None:
     """Writes the manifest; Orbax calls this on process 0 before the rename."""
-    self._listed = manifest.write(
-      self.folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
-    )
-    size = sum(entry["bytes"] for entry in self._listed.values())
-    took = self._clock() - self._began
-    write_save(self.folder, Save(size, took))
+    listed = write_manifest(self.folder / f"{self._rollout}{_TEMPORARY}")
+    save = {
+      "bytes": sum(entry["bytes"] for entry in listed.values()),
+      "seconds": self._clock() - self._began,
+    }
+    disk.write_whole(self.folder / _LAST_SAVE, json.dumps(save) + "\n")
 
   def _finish(self) -> None:
-    """Waits for the save in progress and lists the files its rename added."""
-    with disk.translate_errors(folder := self.folder / str(self._rollout)):
+    """Waits for the save in progress."""
+    with disk.translate_errors(self.folder / str(self._rollout)):
       self._manager.wait_until_finished()
-      if self._listed:
-        manifest.write(folder, self._listed)
-        self._listed = {}
 
 
 def rollouts(folder: str | pathlib.Path) -> list[int]:
@@ -268,7 +288,7 @@ def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
     )
   damages = []
   for candidate in reversed(wanted):
-    damage = _damage(folder, candidate)
+    damage = find_damage(pathlib.Path(folder) / str(candidate))
     if not damage:
       return candidate
     damages.append(damage)
@@ -315,41 +335,6 @@ def read_json(
     return reader.restore(path)
 
 
-def _trees(saved: Saved) -> dict[str, Any]:
-  """Returns the items that are trees of arrays."""
-  state = saved.state
-  critic = {} if state.critic is None else {"critic": state.critic}
-  return {
-    "params": state.params,
-    "optimizer": {"opt_state": state.opt_state, "step": state.step},
-    "curriculum": saved.curriculum,
-    **critic,
-  }
-
-
-def _pending_items(
-  pending: collection.StoredRollouts | None,
-) -> dict[str, ocp.args.CheckpointArgs]:
-  if pending is None:
-    return {}
-  items = {"pending": ocp.args.JsonSave(pending.values)}
-  # Orbax cannot save an array without elements.
-  if all(x.size for x in pending.tokens.values()):
-    items["tokens"] = ocp.args.StandardSave(pending.tokens)
-  return items
-
-
-def _read_pending(folder: pathlib.Path) -> collection.StoredRollouts | None:
-  if not (folder / "pending").is_dir():
-    return None
-  tokens = collection.pack(()).tokens
-  if (folder / "tokens").is_dir():
-    with ocp.StandardCheckpointer() as reader:
-      tokens = reader.restore(folder / "tokens")
-  values = read_json(folder.parent, int(folder.name), "pending")
-  return collection.StoredRollouts(values, tokens)
-
-
 def _leaves(tree: Any) -> dict[str, str]:
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): (
@@ -359,8 +344,64 @@ def _leaves(tree: Any) -> dict[str, str]:
   }
 
 
-def _damage(folder: str | pathlib.Path, rollout: int) -> str:
-  return manifest.damage(pathlib.Path(folder) / str(rollout), late=_LATE)
+# Path in the folder -> {"bytes": size, "sha256": hexadecimal digest}.
+Entries = dict[str, dict[str, Any]]
+
+
+def write_manifest(folder: pathlib.Path) -> Entries:
+  """Lists the files of a folder in its `manifest.json`; returns the list."""
+  entries = _entries(folder, _names(folder))
+  text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
+  disk.write_whole(folder / MANIFEST, text)
+  return entries
+
+
+def find_damage(folder: pathlib.Path) -> str:
+  """Compares a folder with its manifest.
+
+  Returns:
+    "" if every file is as listed; otherwise a sentence that names the first
+    difference.
+  """
+  try:
+    listed = dict(json.loads((folder / MANIFEST).read_bytes()))
+  except FileNotFoundError:
+    return f"{folder} has no {MANIFEST}."
+  except (OSError, ValueError, TypeError) as error:
+    return f"{folder / MANIFEST} cannot be read: {error}."
+  # Earlier versions listed the late files too.
+  listed = {name: x for name, x in listed.items() if name not in LATE}
+  names = _names(folder)
+  if lacking := sorted(listed.keys() - names):
+    return f"{folder} lacks {lacking[0]} ({len(lacking)} files in all)."
+  if unknown := sorted(names - listed.keys()):
+    return f"{folder} has {unknown[0]}, which its manifest does not list."
+  try:
+    found = _entries(folder, listed)
+  except OSError as error:
+    return f"{folder} cannot be read: {error}."
+  for name, entry in found.items():
+    if entry != listed[name]:
+      return f"{folder / name} is {entry}; its manifest says {listed[name]}."
+  return ""
+
+
+def _names(folder: pathlib.Path) -> set[str]:
+  return {
+    path.relative_to(folder).as_posix()
+    for path in folder.rglob("*")
+    if path.is_file()
+  } - {MANIFEST, MANIFEST + disk.SUFFIX, *LATE}
+
+
+def _entries(folder: pathlib.Path, names: Collection[str]) -> Entries:
+  def entry(name: str) -> dict[str, Any]:
+    with (folder / name).open("rb") as file:
+      digest = hashlib.file_digest(file, "sha256").hexdigest()
+      return {"bytes": file.tell(), "sha256": digest}
+
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    return dict(zip(names, pool.map(entry, names)))
 
 
 def _tidy(folder: pathlib.Path) -> None:
@@ -368,7 +409,7 @@ def _tidy(folder: pathlib.Path) -> None:
   for left_over in folder.glob(f"*{_TEMPORARY}*"):
     if left_over.is_dir():
       shutil.rmtree(left_over)
-  damages = {r: _damage(folder, r) for r in rollouts(folder)}
+  damages = {r: find_damage(folder / str(r)) for r in rollouts(folder)}
   # If all are damaged, move none: the next start would find an empty folder and
   # train from the beginning.
   if damages and all(damages.values()):
@@ -378,90 +419,24 @@ def _tidy(folder: pathlib.Path) -> None:
     )
   for rollout, damage in damages.items():
     if damage:
-      set_aside(folder, rollout, damage)
-  prune_damaged(folder, keep=1)
+      # Only one is kept.
+      aside = folder / _DAMAGED
+      shutil.rmtree(aside, ignore_errors=True)
+      aside.mkdir()
+      (folder / str(rollout)).rename(aside / str(rollout))
+      logging.warning(
+        "Moved a damaged checkpoint to %s; it is not used: %s",
+        aside / str(rollout),
+        damage,
+      )
 
 
-def set_aside(folder: pathlib.Path, rollout: int, damage: str) -> None:
-  """Moves a checkpoint to the subfolder `damaged/`.
-
-  Args:
-    folder: of the checkpoints.
-    rollout: number of the checkpoint.
-    damage: describes the damage, for the log.
-  """
-  aside = _free(folder / _DAMAGED / str(rollout))
-  aside.parent.mkdir(exist_ok=True)
-  (folder / str(rollout)).rename(aside)
-  logging.warning(
-    "Moved a damaged checkpoint to %s; it is not used: %s", aside, damage
-  )
-
-
-def prune_damaged(folder: pathlib.Path, *, keep: int) -> None:
-  """Removes all but the newest damaged checkpoints of a folder.
-
-  Args:
-    folder: of the checkpoints.
-    keep: number of damaged checkpoints to keep.
-  """
-  found = [path for path in (folder / _DAMAGED).glob("*") if path.is_dir()]
-  # The move to this folder sets ctime; mtime is from before the move.
-  newest = sorted(found, key=lambda path: path.stat().st_ctime_ns, reverse=True)
-  for path in newest[keep:]:
-    shutil.rmtree(path)
-  if removed := len(newest[keep:]):
-    logging.warning(
-      "Removed %d damaged checkpoints of %s, kept %d.",
-      removed,
-      folder / _DAMAGED,
-      min(keep, len(found)),
-    )
-
-
-def make_room(folder: pathlib.Path, size: int) -> None:
-  """Removes all damaged checkpoints if a save needs their disk space.
-
-  Args:
-    folder: of the checkpoints.
-    size: bytes of the save.
-  """
-  if shutil.disk_usage(folder).free < size:
-    prune_damaged(folder, keep=0)
-
-
-def _free(path: pathlib.Path) -> pathlib.Path:
-  """Returns the first of `path`, `path.1`, `path.2`, ... that is missing."""
-  number, free = 0, path
-  while free.exists():
-    number += 1
-    free = path.with_name(f"{path.name}.{number}")
-  return free
-
-
-class Save(NamedTuple):
-  """Size and duration of a completed save."""
-
-  bytes: int
-  seconds: float
-
-
-def write_save(folder: pathlib.Path, save: Save) -> None:
-  """Records the newest save in the folder of the checkpoints.
-
-  Raises:
-    disk.DiskError: the disk is full.
-  """
-  disk.write_whole(folder / _LAST_SAVE, json.dumps(save._asdict()) + "\n")
-
-
-def read_save(folder: pathlib.Path) -> Save | None:
-  """Reads the newest save of a folder of checkpoints; None before the first."""
-  try:
-    values = json_files.read(folder / _LAST_SAVE)
-    return Save(int(values["bytes"]), float(values["seconds"]))
-  except (OSError, ValueError, LookupError, TypeError):
-    return None
+def _make_room(folder: pathlib.Path, size: int) -> None:
+  """Removes a damaged checkpoint if a save of `size` bytes needs its space."""
+  aside = folder / _DAMAGED
+  if aside.is_dir() and shutil.disk_usage(folder).free < size:
+    shutil.rmtree(aside)
+    logging.warning("Removed %s: a save needs its space.", aside)
 
 
 def state_size(state: Any) -> int:
@@ -470,7 +445,7 @@ def state_size(state: Any) -> int:
 
 
 def stop_seconds(
-  size: int, *, last: Save | None, longest_rollout: float
+  folder: pathlib.Path, size: int, *, longest_rollout: float
 ) -> float:
   """Returns the seconds to allow from a stop until its checkpoint is written.
 
@@ -479,11 +454,15 @@ def stop_seconds(
   twice the expected duration.
 
   Args:
+    folder: of the checkpoints; its newest save gives the disk's speed.
     size: bytes of the state.
-    last: the newest save, which gives the disk's speed; None before the first.
     longest_rollout: seconds from one rollout's end to the next.
   """
-  speed = last.bytes / max(last.seconds, 1e-3) if last else _SPEED
+  try:
+    last = json_files.read(folder / _LAST_SAVE)
+    speed = float(last["bytes"]) / max(float(last["seconds"]), 1e-3)
+  except (OSError, ValueError, LookupError, TypeError):
+    speed = _SPEED
   return max(_LEAST, 2 * longest_rollout) + 2 * size / max(speed, 1.0)
 
 

@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,10 +37,8 @@ from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
 
-# The fields of `RolloutBatch` that are counts.
-COUNTS = ("dropped", "resampled", "failed", "stragglers")
-# Its plain fields, besides groups, places and counters.
-_BATCH_PLAIN = (*COUNTS, "reason", "fingerprint", "fingerprint_max")
+# What every process counts for its share of a rollout.
+_COUNTS = ("dropped", "resampled", "failed")
 # The arrays of a trajectory, which have one length.
 _DTYPES = {
   "token_ids": np.int32,
@@ -48,13 +46,6 @@ _DTYPES = {
   "logps": np.float32,
   "versions": np.int32,
 }
-_PLAIN = tuple(
-  field.name
-  for field in dataclasses.fields(types.Trajectory)
-  if field.name not in (*_DTYPES, "question", "caps")
-)
-# What every process counts for its share of a rollout.
-_SUMMED = ("dropped", "resampled", "failed")
 
 
 class QuestionStream(NamedTuple):
@@ -84,17 +75,6 @@ class QuestionStream(NamedTuple):
   def position(self, rollout: int) -> dict[str, int]:
     """Returns the position before a rollout, as plain values."""
     return dataset_iterator.progress(self.questions, rollout * self.per_rollout)
-
-
-class _Share(NamedTuple):
-  """What a process sends the others of its share of a rollout.
-
-  values: counts, counters and the reason of the first failure.
-  groups: that were kept.
-  """
-
-  values: dict[str, Any]
-  groups: PackedGroups
 
 
 class Collector:
@@ -163,11 +143,15 @@ class Collector:
         ),
       )
     )
-    shares = processes.all_gather(lambda: self._share(playing))
+    shares = processes.all_gather(lambda: pack([self._share(playing)]))
     return self._merged(
       assignments,
-      # Tuples of other processes arrive as lists.
-      [_Share(values, PackedGroups(*groups)) for values, groups in shares],
+      [
+        share
+        # Tuples of other processes arrive as lists.
+        for packed in shares
+        for share in unpack(StoredRollouts(*packed), self.stream.question)
+      ],
     )
 
   def _budgets(
@@ -192,18 +176,20 @@ class Collector:
       for b, t in zip(searches, tokens, strict=True)
     ]
 
-  def _share(self, playing: loop.Work[driver.Rollout]) -> _Share:
+  def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
     """Waits for this process's share of a rollout."""
     played = playing.wait()
-    values = {
-      "dropped": played.dropped,
-      "resampled": played.resampled,
-      "failed": played.failed,
-      "reason": played.reason,
-      "engine": dict(_pop_counters(self._parts.engine)),
-      "search": dict(_pop_counters(self._parts.retriever)),
-    }
-    return _Share(values, pack_groups(played.groups))
+    return RolloutBatch(
+      groups=list(played.groups),
+      places=np.asarray([_place(group) for group in played.groups], np.int64),
+      dropped=played.dropped,
+      resampled=played.resampled,
+      failed=played.failed,
+      stragglers=0,
+      engine=_pop_counters(self._parts.engine),
+      search=_pop_counters(self._parts.retriever),
+      reason=played.reason,
+    )
 
   def _span(
     self, rollout: int, request: driver.Request
@@ -226,39 +212,44 @@ class Collector:
     return contextlib.nullcontext()
 
   def _merged(
-    self, assignments: Sequence[driver.Assignment], shares: Sequence[_Share]
+    self,
+    assignments: Sequence[driver.Assignment],
+    shares: Sequence[RolloutBatch],
   ) -> RolloutBatch:
     """Returns the rollout of which every process played a share."""
     found = {
-      group.trajectories[0].address.question: group
+      _place(group): group
       for share in shares
-      for group in unpack_groups(share.groups, self.stream.question)
-      if group is not None
+      for group in share.groups
+      if group
     }
     # Pad missing groups with None, at the first indices that are free.
     rest = (a.index for a in assignments if a.index not in found)
     lacking = self.stream.groups - len(found)
     places = sorted([*found, *(next(rest) for _ in range(lacking))])
-    counts: Counter[str] = Counter()
+    counts = {
+      name: sum(getattr(share, name) for share in shares) for name in _COUNTS
+    }
     engine: Counter[str] = Counter()
     search: Counter[str] = Counter()
     for share in shares:
       # `update` keeps counts of 0, `+` would not.
-      counts.update({name: share.values[name] for name in _SUMMED})
-      engine.update(share.values["engine"])
-      search.update(share.values["search"])
-    reasons = (share.values["reason"] for share in shares)
+      engine.update(share.engine)
+      search.update(share.search)
     return RolloutBatch(
       groups=[found.get(place) for place in places],
       places=np.asarray(places),
-      dropped=counts["dropped"],
-      resampled=counts["resampled"],
-      failed=counts["failed"],
+      **counts,
       stragglers=len(assignments) - len(found) - counts["dropped"],
       engine=engine,
       search=search,
-      reason=next(filter(None, reasons), ""),
+      reason=next((share.reason for share in shares if share.reason), ""),
     )
+
+
+def _place(group: types.Group) -> int:
+  """Returns the index of a group's question in its rollout."""
+  return group.trajectories[0].address.question
 
 
 def _pop_counters(part: object) -> Counter[str]:
@@ -302,81 +293,9 @@ class RolloutBatch(NamedTuple):
     )
 
 
-class PackedGroups(NamedTuple):
-  """Groups in order, serialized.
-
-  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
-  """
-
-  values: list[Any]
-  tokens: dict[str, np.ndarray]
-
-
-def pack_groups(groups: Sequence[types.Group | None]) -> PackedGroups:
-  """Serializes groups; `unpack_groups` restores them. None stays None."""
-  trajectories = [t for group in groups if group for t in group.trajectories]
-  tokens = {
-    name: np.concatenate(
-      [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
-      dtype=dtype,
-    )
-    for name, dtype in _DTYPES.items()
-  }
-  values = [
-    None if group is None else [_trajectory(t) for t in group.trajectories]
-    for group in groups
-  ]
-  return PackedGroups(values, tokens)
-
-
-def unpack_groups(
-  packed: PackedGroups, question: Callable[[int, int], types.Question]
-) -> list[types.Group | None]:
-  """Restores the groups that `pack_groups` serialized.
-
-  Args:
-    packed: the result of `pack_groups`, maybe after a round trip through JSON.
-    question: returns the question at (rollout, index in the rollout).
-  """
-  tokens = _tokens_of_each(packed)
-
-  def trajectory(values: dict[str, Any]) -> types.Trajectory:
-    address = types.Address(*values["address"])
-    arrays = next(tokens)
-    return types.Trajectory(
-      address=address,
-      question=question(address.rollout, address.question),
-      budget=values["budget"],
-      scaffold=values["scaffold"],
-      token_ids=arrays["token_ids"],
-      authors=arrays["authors"],
-      logps=arrays["logps"],
-      versions=arrays["versions"],
-      spans=tuple(
-        types.Span(types.Author(author), text)
-        for author, text in values["spans"]
-      ),
-      searches=values["searches"],
-      queries=tuple(values["queries"]),
-      violation=values["violation"],
-      outcome=types.Outcome(values["outcome"]),
-      reason=values["reason"],
-      observations=records.observations(values["observations"]),
-      search_ends=tuple(values["search_ends"]),
-      caps=budgets_lib.from_record(values.get("caps", {})),
-      seconds=values.get("seconds", 0.0),
-    )
-
-  def group(values: list[dict[str, Any]] | None) -> types.Group | None:
-    if values is None:
-      return None
-    members = tuple(map(trajectory, values))
-    first = members[0]
-    return types.Group(
-      first.question, first.budget, first.scaffold, members, first.caps
-    )
-
-  return [group(values) for values in packed.values]
+_FIELDS = tuple(field.name for field in dataclasses.fields(types.Trajectory))
+# The fields of a batch that are JSON as they are.
+_PLAIN = (*_COUNTS, "stragglers", "reason", "fingerprint", "fingerprint_max")
 
 
 class StoredRollouts(NamedTuple):
@@ -391,12 +310,31 @@ class StoredRollouts(NamedTuple):
 
 def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   """Serializes rollouts; `unpack` restores them."""
-  packed = pack_groups([g for c in rollouts for g in c.groups])
+  groups = [group for batch in rollouts for group in batch.groups]
+  trajectories = [t for group in groups if group for t in group.trajectories]
   values = {
-    "groups": packed.values,
-    "rollouts": [_rollout(c) for c in rollouts],
+    "groups": [
+      None if group is None else [_values(t) for t in group.trajectories]
+      for group in groups
+    ],
+    "rollouts": [
+      {
+        "places": batch.places.tolist(),
+        "engine": dict(batch.engine),
+        "search": dict(batch.search),
+        "plain": {name: getattr(batch, name) for name in _PLAIN},
+      }
+      for batch in rollouts
+    ],
   }
-  return StoredRollouts(values, packed.tokens)
+  tokens = {
+    name: np.concatenate(
+      [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
+      dtype=dtype,
+    )
+    for name, dtype in _DTYPES.items()
+  }
+  return StoredRollouts(values, tokens)
 
 
 def unpack(
@@ -405,11 +343,45 @@ def unpack(
   """Restores the rollouts that `pack` serialized.
 
   Args:
-    stored: the result of `pack`, after a round trip through JSON.
+    stored: the result of `pack`, maybe after a round trip through JSON.
     question: returns the question at (rollout, index in the rollout).
   """
-  packed = PackedGroups(stored.values["groups"], stored.tokens)
-  groups = iter(unpack_groups(packed, question))
+  arrays = {name: np.asarray(x) for name, x in stored.tokens.items()}
+  start = 0
+
+  def trajectory(values: dict[str, Any]) -> types.Trajectory:
+    nonlocal start
+    here = slice(start, start + values["tokens"])
+    start = here.stop
+    address = types.Address(*values["address"])
+    restored = {
+      **{name: x[here] for name, x in arrays.items()},
+      "address": address,
+      "question": question(address.rollout, address.question),
+      "spans": tuple(
+        types.Span(types.Author(author), text)
+        for author, text in values["spans"]
+      ),
+      "queries": tuple(values["queries"]),
+      "outcome": types.Outcome(values["outcome"]),
+      "observations": records.observations(values["observations"]),
+      "search_ends": tuple(values["search_ends"]),
+      "caps": budgets_lib.from_record(values.get("caps", {})),
+    }
+    # Fields that an earlier version did not store keep their defaults.
+    plain = {name: values[name] for name in _FIELDS if name in values}
+    return types.Trajectory(**plain | restored)
+
+  def group(values: list[dict[str, Any]] | None) -> types.Group | None:
+    if values is None:
+      return None
+    members = tuple(map(trajectory, values))
+    first = members[0]
+    return types.Group(
+      first.question, first.budget, first.scaffold, members, first.caps
+    )
+
+  groups = map(group, stored.values["groups"])
   return [
     RolloutBatch(
       groups=[next(groups) for _ in values["places"]],
@@ -422,29 +394,13 @@ def unpack(
   ]
 
 
-def _rollout(c: RolloutBatch) -> dict[str, Any]:
-  return {
-    "places": c.places.tolist(),
-    "engine": dict(c.engine),
-    "search": dict(c.search),
-    "plain": {name: getattr(c, name) for name in _BATCH_PLAIN},
+def _values(t: types.Trajectory) -> dict[str, Any]:
+  """Returns a trajectory as JSON, without its arrays and its question."""
+  left_out = {*_DTYPES, "question"}
+  values = {n: getattr(t, n) for n in _FIELDS if n not in left_out}
+  return values | {
+    "observations": records.observation_values(t.observations),
+    "spans": [[int(span.author), span.text] for span in t.spans],
+    "caps": t.caps.record(),
+    "tokens": len(t.token_ids),
   }
-
-
-def _trajectory(t: types.Trajectory) -> dict[str, Any]:
-  values = {name: getattr(t, name) for name in _PLAIN}
-  values["observations"] = records.observation_values(t.observations)
-  values["spans"] = [[int(span.author), span.text] for span in t.spans]
-  values["caps"] = t.caps.record()
-  return values | {"tokens": len(t.token_ids)}
-
-
-def _tokens_of_each(packed: PackedGroups) -> Iterator[dict[str, np.ndarray]]:
-  """Yields the arrays of each trajectory in order."""
-  arrays = {name: np.asarray(x) for name, x in packed.tokens.items()}
-  start = 0
-  for group in packed.values:
-    for values in group or ():
-      here = slice(start, start + values["tokens"])
-      start = here.stop
-      yield {name: x[here] for name, x in arrays.items()}

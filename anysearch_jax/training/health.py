@@ -117,10 +117,10 @@ class HealthMonitor:
     values: Mapping[str, float],
     dump: Callable[[], pathlib.Path],
   ) -> None:
-    """Checks the metrics of an optimizer step.
+    """Checks the metrics of an optimizer step of a rollout.
 
     Args:
-      rollout: number of the step's rollout.
+      rollout: its number.
       values: metrics of the step.
       dump: writes the rollout's trajectories and returns their path.
 
@@ -230,19 +230,17 @@ class Gap(NamedTuple):
     tokens, of the part with the largest mean.
   """
 
-  parts: int
-  mean: float
-  largest: float
+  parts: int = 0
+  mean: float = 0.0
+  largest: float = 0.0
 
 
 class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   An engine may have wrong weights, because a server loaded only some of them or
-  because another run replaced them. Before and after each rollout it therefore
-  scores a prompt, and its log-probabilities are compared with those of the
-  trainer's forward pass with the weights it was given. This uses no random
-  numbers and leaves the engine's cache unchanged.
+  because another run replaced them. It is asked before and after each rollout.
+  This uses no random numbers and leaves the engine's cache unchanged.
 
   Args:
     engine: it is verified if it is a `types.ScoringEngine`.
@@ -269,12 +267,7 @@ class Fingerprint:
     self._version = 0
 
   def expect(self, params: decoder.Params, version: int) -> None:
-    """Scores the prompt with the weights that the engine is given.
-
-    Args:
-      params: the weights, as the engine gets them.
-      version: of the weights.
-    """
+    """Scores the prompt with weights of a version, as the engine gets them."""
     if self._engine is not None and len(self._ids) > 1:
       ids = np.asarray(self._ids, np.int32)
       self._expected = np.asarray(
@@ -285,32 +278,27 @@ class Fingerprint:
   def check(self, rollout: int) -> Gap:
     """Makes the engine score the prompt, and compares the result.
 
-    Args:
-      rollout: number of the rollout, for the error message.
-
     Raises:
       types.EngineError: the engine's weights are not those of `expect`.
     """
     engine, expected = self._engine, self._expected
     if engine is None or expected is None:
-      return Gap(0, 0.0, 0.0)
+      return Gap()
 
-    def gaps() -> dict[str, list[float]]:
-      return {
-        part: [float(np.mean(gap)), float(np.max(gap))]
-        for part, scores in engine.scores(self._ids).items()
-        for gap in [_difference(np.asarray(scores), expected)]
+    def gaps() -> list[list]:
+      scores = engine.scores(self._ids)
+      of_parts = {
+        part: _difference(np.asarray(x), expected) for part, x in scores.items()
       }
+      return [
+        [float(np.mean(gap)), float(np.max(gap)), part]
+        for part, gap in of_parts.items()
+      ]
 
     # Processes exchange their gaps, so that all of them raise the same error.
-    shares = processes.all_gather(gaps)
-    found = [
-      (mean, largest, part)
-      for share in shares
-      for part, (mean, largest) in share.items()
-    ]
+    found = [tuple(gap) for gaps in processes.all_gather(gaps) for gap in gaps]
     if not found:
-      return Gap(0, 0.0, 0.0)
+      return Gap()
     mean, largest, part = max(found)
     # Written so that NaN is too large as well.
     if not all(each <= self._bound for each, _, _ in found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,20 +145,25 @@ class Learner:
     Returns:
       The bytes that this frees on a device.
     """
-    state = self.state._asdict()
-    some = {name: state[name] for name in placement.OFFLOADED[kind]}
-    self._offloaded = tuple(some)
-    self.state = self.state._replace(**placement.in_memory(some, "pinned_host"))
+    self._offloaded = placement.OFFLOADED[kind]
+    moved = self._move("pinned_host")
     return sum(
-      x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(some)
+      x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(moved)
     )
 
   def fetch(self) -> None:
     """Moves the state back to device memory."""
-    state = self.state._asdict()
-    some = {name: state[name] for name in self._offloaded}
+    self._move("device")
     self._offloaded = ()
-    self.state = self.state._replace(**placement.in_memory(some, "device"))
+
+  def _move(self, memory: str) -> dict[str, Any]:
+    """Moves the arrays of `offload`, and returns them."""
+    state = self.state._asdict()
+    moved = placement.in_memory(
+      {name: state[name] for name in self._offloaded}, memory
+    )
+    self.state = self.state._replace(**moved)
+    return moved
 
   def release(self) -> train_step.TrainState[jax.ShapeDtypeStruct]:
     """Frees the state and returns its shapes, dtypes and shardings.
@@ -195,20 +201,18 @@ class Learner:
     """Takes the optimizer steps of a rollout and yields the metrics of each."""
     # Each batch once, although every epoch has it.
     once = list({id(batch): batch for batch in packed}.values())
-    known = [_with_own(once[0])] if self._first_is_old else []
-    batches = [
-      self.placement.batch(batch) for batch in (*known, *once[len(known) :])
-    ]
-    if self._scored:
-      batches[len(known) :] = [
-        self._with_old_logp(batch) for batch in batches[len(known) :]
-      ]
+    batches = []
+    for i, batch in enumerate(once):
+      own = i == 0 and self._first_is_old
+      placed = self.placement.batch(_with_own(batch) if own else batch)
+      scored = self._scored and not own
+      batches.append(self._with_old_logp(placed) if scored else placed)
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
-    placed = {id(batch): on_mesh for batch, on_mesh in zip(once, batches)}
+    on_mesh = {id(batch): x for batch, x in zip(once, batches)}
     for batch in packed:
       self.state, values = self._step(
-        self.state, self._reference, placed[id(batch)]
+        self.state, self._reference, on_mesh[id(batch)]
       )
       yield ppo.metrics(metrics.of_step(jax.device_get(values)))
 
@@ -275,9 +279,7 @@ class Phases:
   Args:
     learner: its state is moved.
     engine: its cache is freed, if it is a `types.CachingEngine`.
-    free_kv: `engine.free_kv_while_training`.
-    offload: `pipeline.offload`.
-    async_level: `pipeline.async_level`.
+    config: the whole configuration.
     timeline: records durations.
   """
 
@@ -286,16 +288,16 @@ class Phases:
     learner: Learner,
     engine: types.TrainableEngine,
     *,
-    free_kv: bool,
-    offload: str,
-    async_level: int,
+    config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,
   ):
-    self._learner, self._offload = learner, offload
+    self._learner, self._offload = learner, config.pipeline.offload
     frees = (
-      free_kv
+      config.engine.free_kv_while_training
       and isinstance(engine, types.CachingEngine)
-      and placement.take_turns(learner.placement, async_level=async_level)
+      and placement.take_turns(
+        learner.placement, async_level=config.pipeline.async_level
+      )
     )
     self._engine = engine if frees else None
     self._timeline = timeline

@@ -10,13 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.algorithms import curriculum
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
 from anysearch_jax.methods import systems
@@ -24,13 +22,11 @@ from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
-  batching,
   checkpoint,
   collection,
   health,
   metrics,
   pipeline,
-  resuming,
   rewards_and_advantages,
   sampler,
   throughput,
@@ -48,26 +44,19 @@ class Event:
   values: dict[str, float]
 
 
-class _Unfinished(NamedTuple):
-  """A rollout in training, and metrics of the optimizer steps so far."""
-
-  sampled: sampler.ScoredRollout
-  steps: list[dict[str, float]]
-
-
 class _StoppedError(Exception):
-  """Ends the loop because `stop` was called, maybe within a rollout."""
+  """Ends the loop because `stop` was called.
 
-  def __init__(self, unfinished: _Unfinished | None = None):
-    self.unfinished = unfinished
+  unfinished: the rollout that it interrupted, if its training had begun.
+  steps: metrics of the optimizer steps that were taken in it.
+  """
 
-
-class _Trained(NamedTuple):
-  """A rollout that was trained on: its metrics, and those of each step."""
-
-  values: dict[str, float]
-  steps: list[dict[str, float]]
-  scored: rewards_and_advantages.Experience
+  def __init__(
+    self,
+    unfinished: sampler.ScoredRollout | None = None,
+    steps: Sequence[dict[str, float]] = (),
+  ):
+    self.unfinished, self.steps = unfinished, steps
 
 
 class Trainer:
@@ -121,10 +110,10 @@ class Trainer:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._config = config
-    # Drop the weights: the learner owns them now.
-    self._policy = policy._replace(params={})
+    self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._folder = metrics.RunFolder(folder)
+    self._checkpoints = folder / "checkpoints"
     self._timeline = timeline_lib.Timeline(
       clock,
       folder / "timeline.json" if trace and processes.is_main() else None,
@@ -134,26 +123,75 @@ class Trainer:
     self._stoppable = jax.process_count() == 1
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
-    made = make(
-      config,
-      policy=policy,
-      questions=questions,
-      retriever=retriever,
-      engine=engine,
-      timeline=self._timeline,
+    self._learner = learner_lib.Learner(config, policy)
+    if engine is None:
+      published = policy._replace(
+        params=self._learner.published(),
+        architecture=self._learner.architecture,
+      )
+      engine = engines.make(published, config, seed=config.seed)
+    self._engine = engine
+    # Drop the weights: the learner owns them now.
+    self._policy = policy._replace(params={})
+    searching.attach(retriever, self._engine, policy.tokenizer)
+    self._stream = collection.QuestionStream(
+      questions,
+      groups=config.questions,
+      samples=config.group,
+      extra_groups=config.pipeline.extra_groups,
     )
-    self._learner, self._engine, self._stream, self._sampler = made[:4]
-    self._monitor, self._phases = made.monitor, made.phases
+    self._sampler = self._make_sampler(retriever)
     # As of the last trained rollout; the sampler's own may be ahead.
     self._sampler_state = self._sampler.state
+    self._monitor = health.HealthMonitor(
+      config.watch, stream=self._stream, curriculum=config.curriculum
+    )
+    self._phases = learner_lib.Phases(
+      self._learner, self._engine, config=config, timeline=self._timeline
+    )
     self._folder.begin(
       self._policy,
-      prompts(
-        questions[0],
-        policy.tokenizer,
+      {
+        name: self._prompt(scaffold)[0]
+        for name, scaffold in (("scaffold", True), ("plain", False))
+      },
+    )
+
+  def _make_sampler(self, retriever: types.Retriever) -> sampler.Sampler:
+    config = self._config
+    prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
+    return sampler.Sampler(
+      self._engine,
+      collection.Collector(
+        self._stream,
+        engine=self._engine,
+        retriever=retriever,
+        codec=self._policy.tokenizer,
         config=config.episode,
-        budget=config.curriculum.max_budget,
+        slots=config.engine.slots,
+        quiet_seconds=config.watch.quiet_seconds,
+        timeline=self._timeline,
+        prices=prices,
       ),
+      health.Fingerprint(
+        self._engine,
+        architecture=self._learner.architecture,
+        dtype=config.compute_dtype,
+        prompt=self._prompt(config.curriculum.phase1_scaffold)[1],
+        bound=config.watch.max_fingerprint_gap,
+      ),
+      config=config,
+      timeline=self._timeline,
+    )
+
+  def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
+    """Returns the first question's prompt, as the policy reads it."""
+    return episode.prompt(
+      self._stream.questions[0],
+      budget=self._config.curriculum.max_budget,
+      scaffold=scaffold,
+      config=self._config.episode,
+      codec=self._policy.tokenizer,
     )
 
   def stop(self) -> None:
@@ -167,8 +205,8 @@ class Trainer:
   def stop_seconds(self) -> float:
     """Returns the seconds that a stop may take. Thread-safe."""
     return checkpoint.stop_seconds(
+      self._checkpoints,
       checkpoint.state_size(self._learner.state),
-      last=checkpoint.read_save(self._checkpoints),
       longest_rollout=self._pace.longest,
     )
 
@@ -212,38 +250,41 @@ class Trainer:
       ) as checkpoints,
       self._timeline,
     ):
-      resumed = self._resume(checkpoints)
-      on_start(resumed.rollout, resumed.changes)
+      first, ready, changes = self._resume(checkpoints)
+      on_start(first, changes)
       if writer:
-        writer.keep_before(resumed.rollout)
+        writer.keep_before(first)
       with pipeline.Pipeline(
         self._sampler,
-        resumed.ready,
-        first=resumed.rollout,
+        ready,
+        first=first,
         rollouts=rollouts,
-        level=config.pipeline.async_level,
+        level=self._level,
         timeline=self._timeline,
       ) as ahead:
-        for rollout in range(resumed.rollout, rollouts):
+        for rollout in range(first, rollouts):
           try:
-            trained = self._rollout(rollout, ahead)
+            sampled = self._take(rollout, ahead)
+            steps, values = self._train(sampled, ahead)
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
-              saved = self._saved(rollout, ahead, stopped.unfinished)
+              saved = self._saved(
+                rollout, ahead, stopped.unfinished, stopped.steps
+              )
               checkpoints.save(saved, -math.inf)
             return False
           except (health.FailedEpisodesError, types.EngineError):
             # Raised before the rollout's first step. An outage does not make
             # earlier training invalid, so save it.
-            earlier = self._stoppable and rollout > resumed.rollout
+            earlier = self._stoppable and rollout > first
             if earlier and not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
-            writer.write(trained.values["step"], trained.values, trained.steps)
-          self._save_if_due(rollout + 1, trained, checkpoints, ahead)
-          on_event(Event(rollout, rollouts, trained.values))
+            writer.write(values["step"], values, steps)
+          self._save_if_due(sampled, values, checkpoints, ahead)
+          on_event(Event(rollout, rollouts, values))
     self._folder.export(
       self._policy._replace(
         params=self._learner.params(), architecture=self._learner.architecture
@@ -253,63 +294,20 @@ class Trainer:
     )
     return True
 
-  def _resume(self, checkpoints: checkpoint.Checkpoints) -> resuming.Resumed:
-    """Restores the newest checkpoint, or begins at rollout 0."""
-    resumed = resuming.resume(
-      checkpoints,
-      changes_since=lambda saved: config_settings.changes(saved, self._config),
-      stream=self._stream,
-      learner=self._learner,
-      sampler=self._sampler,
-      allow_changes=self._allow_changes,
-    )
-    if not resumed.rollout:
-      # The engine starts with these weights; it is only sent later ones.
-      self._sampler.expect(self._learner.published(), 0)
-    self._sampler_state = resumed.sampler_state
-    self._taken_steps = resumed.steps
-    return resumed
-
-  def _save_if_due(
-    self,
-    done: int,
-    trained: _Trained,
-    checkpoints: checkpoint.Checkpoints,
-    ahead: pipeline.Pipeline,
-  ) -> None:
-    """Saves and records trajectories, if it is time after `done` rollouts."""
-    # Clocks differ between processes, so the first one decides.
-    quality = processes.on_main(
-      lambda: checkpoint.quality(trained.values, config=self._config.checkpoint)
-    )
-    late, *_ = processes.all_gather(self._pace.rollout)
-    last = done == self._config.curriculum.rollouts
-    due = last or done % self._config.save_every == 0
-    if due:
-      self._record(f"rollout-{done - 1:05d}", trained.scored)
-    if due or late:
-      self._pace.saved()
-      saved = self._saved(done, ahead)
-      with self._timeline.span(done, timeline_lib.TRAINER, "save"):
-        checkpoints.save(saved, quality)
-
-  @property
-  def _checkpoints(self) -> pathlib.Path:
-    return self._folder.path / "checkpoints"
-
   def _writer(self) -> contextlib.AbstractContextManager:
     """Returns the metrics writer; the context is None except on process 0."""
     if processes.is_main():
       return metrics.Writer(self._folder.path)
     return contextlib.nullcontext()
 
-  def _rollout(self, rollout: int, ahead: pipeline.Pipeline) -> _Trained:
-    """Takes a rollout and trains on it.
+  def _take(
+    self, rollout: int, ahead: pipeline.Pipeline
+  ) -> sampler.ScoredRollout:
+    """Waits until a rollout is sampled, and checks its episodes.
 
     Raises:
       _StoppedError: `stop` was called.
     """
-    level = self._config.pipeline.async_level
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
     ahead.fill(rollout, self._learner.published, self._phases.sample)
@@ -317,22 +315,47 @@ class Trainer:
     if sampled is None:
       raise _StoppedError
     self._monitor.collected(rollout, sampled.counted)
+    return sampled
+
+  def _train(
+    self, sampled: sampler.ScoredRollout, ahead: pipeline.Pipeline
+  ) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Trains on a rollout; returns the metrics of its steps, and its own.
+
+    Raises:
+      _StoppedError: `stop` was called.
+    """
+    rollout = sampled.rollout
     ages = sampler.token_ages(rollout, sampled.scored.groups)
-    sampler.check_ages(rollout, ages, bound=level)
+    if stale := sampler.stale(rollout, ages, bound=self._level):
+      raise sampler.StaleError(stale)
     self._phases.train(rollout)
     with self._timeline.span(rollout, timeline_lib.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored)
-      steps = self._optimize(sampled, packed, ahead)
+      steps, self._taken_steps = self._taken_steps, []
+      # Steps that need values from the rollout's start (old log-probs, a
+      # critic's estimates) cannot resume in the middle: its weights are gone by
+      # then.
+      stoppable = self._learner.steps_alone and self._stoppable
+      for values in self._learner.steps(packed[len(steps) :]):
+        self._monitor.step(
+          rollout,
+          values,
+          lambda: self._record(f"not-finite-{rollout}", sampled.scored),
+        )
+        steps.append(values)
+        ahead.check()
+        if stoppable and self._stopping.is_set() and len(steps) < len(packed):
+          raise _StoppedError(sampled, steps)
     self._sampler_state = sampled.state
-    if level:
+    if self._level:
       # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._learner.published)
     seconds = timeline_lib.metrics(self._timeline.take(rollout))
     position = self._stream.position(rollout + 1)
     values = {
-      **sampler.metrics(sampled, config=self._config.curriculum),
+      **sampler.metrics(sampled, ages, config=self._config.curriculum),
       **metrics.over_steps(steps, on_policy=not ages.any()),
-      **sampler.age_metrics(ages),
       **self._learner.speed(packed, seconds["time/train"]),
       "compile/prefill": throughput.programs(kv_store.prefill),
       "compile/decode": throughput.programs(kv_store.decode),
@@ -340,36 +363,42 @@ class Trainer:
       **seconds,
     }
     self._monitor.rollout(values)
-    return _Trained(values, steps, sampled.scored)
+    return steps, values
 
-  def _optimize(
+  def _record(
+    self, name: str, scored: rewards_and_advantages.Experience
+  ) -> pathlib.Path:
+    return self._folder.record(name, rewards_and_advantages.records(scored))
+
+  def _save_if_due(
     self,
     sampled: sampler.ScoredRollout,
-    packed: Sequence[batching.HostBatch],
+    values: dict[str, float],
+    checkpoints: checkpoint.Checkpoints,
     ahead: pipeline.Pipeline,
-  ) -> list[dict[str, float]]:
-    """Takes the optimizer steps of a rollout and returns their metrics."""
-    steps, self._taken_steps = self._taken_steps, []
-    # Steps that need values from the rollout's start (old log-probs, a critic's
-    # estimates) cannot resume in the middle: its weights are gone by then.
-    stoppable = self._learner.steps_alone and self._stoppable
-    for values in self._learner.steps(packed[len(steps) :]):
-      self._monitor.step(
-        sampled.rollout,
-        values,
-        lambda: self._record(f"not-finite-{sampled.rollout}", sampled.scored),
-      )
-      steps.append(values)
-      ahead.check()
-      if stoppable and self._stopping.is_set() and len(steps) < len(packed):
-        raise _StoppedError(_Unfinished(sampled, steps))
-    return steps
+  ) -> None:
+    """Saves and records a rollout's trajectories, if it is time after it."""
+    config, done = self._config, sampled.rollout + 1
+    # Clocks differ between processes, so the first one decides.
+    quality = processes.on_main(
+      lambda: checkpoint.quality(values, config=config.checkpoint)
+    )
+    late, *_ = processes.all_gather(self._pace.rollout)
+    due = done == config.curriculum.rollouts or done % config.save_every == 0
+    if due:
+      self._record(f"rollout-{sampled.rollout:05d}", sampled.scored)
+    if due or late:
+      self._pace.saved()
+      saved = self._saved(done, ahead)
+      with self._timeline.span(done, timeline_lib.TRAINER, "save"):
+        checkpoints.save(saved, quality)
 
   def _saved(
     self,
     rollout: int,
     ahead: pipeline.Pipeline | None = None,
-    unfinished: _Unfinished | None = None,
+    unfinished: sampler.ScoredRollout | None = None,
+    steps: Sequence[dict[str, float]] = (),
   ) -> checkpoint.Saved:
     """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
@@ -377,150 +406,92 @@ class Trainer:
       rollout: the next one to train on, or the one that was stopped.
       ahead: holds the rollouts to store; None stores no rollout.
       unfinished: the rollout that a stop interrupted, if any.
+      steps: metrics of the optimizer steps that were taken in it.
     """
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
     version = rollout + (unfinished is not None)
-    before = ahead.sampled_before(version) if ahead else []
+    played = ahead.sampled_before(version) if ahead else []
     if unfinished is not None:
-      before.insert(0, unfinished.sampled)
-    return resuming.snapshot(
+      played.insert(0, unfinished)
+    state = self._sampler_state
+    return checkpoint.Saved(
       rollout,
       self._learner.state,
-      self._sampler_state,
-      seed=self._config.seed,
-      stream=self._stream,
-      played=[s.collected for s in before],
-      steps=() if unfinished is None else unfinished.steps,
+      # The curriculum is replicated; in host memory, Orbax writes it once.
+      jax.device_get(state.curriculum),
+      {
+        "rollout": rollout,
+        "seed": self._config.seed,
+        "questions": self._stream.position(rollout),
+        "counters": {group: dict(c) for group, c in state.counters.items()},
+        **({"steps": list(steps)} if steps else {}),
+      },
+      collection.pack([s.collected for s in played]) if played else None,
     )
 
-  def _record(
-    self, name: str, scored: rewards_and_advantages.Experience
-  ) -> pathlib.Path:
-    return self._folder.record(name, rewards_and_advantages.records(scored))
+  def _resume(
+    self, checkpoints: checkpoint.Checkpoints
+  ) -> tuple[int, list[sampler.ScoredRollout], list[config_settings.Change]]:
+    """Restores the newest checkpoint, or begins at rollout 0.
 
+    If settings of learning have changed, the stored rollouts are sampled again,
+    so that the new settings hold from the checkpoint on.
 
-class Parts(NamedTuple):
-  """The parts of one training."""
+    Returns:
+      The first rollout to train on, the rollouts from that one on that are
+      already sampled, and the settings that differ from the checkpoint's.
 
-  learner: learner_lib.Learner
-  engine: types.TrainableEngine
-  stream: collection.QuestionStream
-  sampler: sampler.Sampler
-  monitor: health.HealthMonitor
-  phases: learner_lib.Phases
-
-
-def make(
-  config: config_lib.ExperimentConfig,
-  *,
-  policy: hf.Policy,
-  questions: Sequence[types.Question],
-  retriever: types.Retriever,
-  engine: types.TrainableEngine | None,
-  timeline: timeline_lib.Timeline,
-) -> Parts:
-  """Makes the parts; the arguments are those of `loop.Trainer`.
-
-  Raises:
-    ValueError: the devices cannot run the configuration, or the engine does not
-      support `pipeline.async_level`.
-  """
-  learner = learner_lib.Learner(config, policy)
-  if engine is None:
-    engine = engines.make(
-      policy._replace(
-        params=learner.published(), architecture=learner.architecture
-      ),
-      config,
-      seed=config.seed,
+    Raises:
+      checkpoint.MismatchError: the checkpoint belongs to another run, or
+        settings differ that may not.
+    """
+    folder = checkpoints.folder
+    found = processes.on_main(lambda: checkpoint.rollouts(folder))
+    if not found:
+      # The engine starts with these weights; it is only sent later ones.
+      self._sampler.expect(self._learner.published(), 0)
+      return 0, [], []
+    newest = found[-1]
+    changes = config_settings.changes(
+      checkpoint.read_json(folder, newest, "config"), self._config
     )
-  level = config.pipeline.async_level
-  searching.attach(retriever, engine, policy.tokenizer)
-  stream = collection.QuestionStream(
-    questions,
-    groups=config.questions,
-    samples=config.group,
-    extra_groups=config.pipeline.extra_groups,
-  )
-  made = sampler.Sampler(
-    engine,
-    collection.Collector(
-      stream,
-      engine=engine,
-      retriever=retriever,
-      codec=policy.tokenizer,
-      config=config.episode,
-      slots=config.engine.slots,
-      quiet_seconds=config.watch.quiet_seconds,
-      timeline=timeline,
-      prices=systems.of_episode(config.episode).prices(
-        config.evaluation.prices
-      ),
-    ),
-    _fingerprint(config, engine, learner, policy.tokenizer, questions[0]),
-    settings=sampler.Settings(
-      config.curriculum,
-      systems.trained(config),
-      config.objective,
-      async_level=level,
-      max_failed=config.watch.max_failed,
-    ),
-    state=sampler.SamplerState(
-      curriculum.init(config.curriculum, config.seed),
-      {"run": Counter(), "engine": Counter()},
-    ),
-    timeline=timeline,
-  )
-  monitor = health.HealthMonitor(
-    config.watch, stream=stream, curriculum=config.curriculum
-  )
-  turns = learner_lib.Phases(
-    learner,
-    engine,
-    free_kv=config.engine.free_kv_while_training,
-    offload=config.pipeline.offload,
-    async_level=level,
-    timeline=timeline,
-  )
-  return Parts(learner, engine, stream, made, monitor, turns)
-
-
-def _fingerprint(
-  config: config_lib.ExperimentConfig,
-  engine: types.TrainableEngine,
-  learner: learner_lib.Learner,
-  codec: types.TextCodec,
-  question: types.Question,
-) -> health.Fingerprint:
-  """Returns what verifies the engine's weights by a question's prompt."""
-  _, prompt = episode.prompt(
-    question,
-    budget=config.curriculum.max_budget,
-    scaffold=config.curriculum.phase1_scaffold,
-    config=config.episode,
-    codec=codec,
-  )
-  return health.Fingerprint(
-    engine,
-    architecture=learner.architecture,
-    dtype=config.compute_dtype,
-    prompt=prompt,
-    bound=config.watch.max_fingerprint_gap,
-  )
-
-
-def prompts(
-  question: types.Question,
-  codec: types.TextCodec,
-  *,
-  config: config_lib.EpisodeConfig,
-  budget: int,
-) -> dict[str, str]:
-  """Returns both prompts of a question, as the policy reads them, by name."""
-  return {
-    name: episode.prompt(
-      question, budget=budget, scaffold=scaffold, config=config, codec=codec
-    )[0]
-    for name, scaffold in (("scaffold", True), ("plain", False))
-  }
+    if refusal := config_settings.refusal(changes, allow=self._allow_changes):
+      raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
+    like = checkpoint.Saved(
+      0,
+      self._learner.release(),
+      jax.device_get(self._sampler.state.curriculum),
+      {},
+    )
+    saved = checkpoints.restore(newest, like)
+    progress = saved.progress
+    if progress["questions"] != (expected := self._stream.position(newest)):
+      raise checkpoint.MismatchError(
+        f"The checkpoint of rollout {newest} is at position "
+        f"{progress['questions']} in its questions, expected {expected}. "
+        "Resume with the questions that the run began with, or name another "
+        "folder."
+      )
+    self._learner.state = saved.state
+    counters = {
+      group: Counter(progress["counters"].get(group))
+      for group in self._sampler.state.counters
+    }
+    state = sampler.SamplerState(saved.curriculum, counters)
+    self._sampler.state = self._sampler_state = state
+    # Steps that were taken remain counted, even if their rollout is sampled
+    # again: it then gives only the remaining steps, so that each question is
+    # trained on once.
+    self._taken_steps = progress.get("steps", [])
+    ready: list[sampler.ScoredRollout] = []
+    if saved.pending is not None:
+      learning = config_settings.named(changes, config_settings.Kind.LEARNING)
+      if learning:
+        self._sampler.discard_stored(
+          f"Found {learning}.",
+          stale_rollouts=len(saved.pending.values["rollouts"]),
+        )
+      else:
+        ready = self._sampler.score_stored(newest, saved.pending)
+    return newest, ready, changes

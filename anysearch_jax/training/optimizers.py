@@ -77,7 +77,7 @@ def adamw(
   """
 
   def rates(peak: float, warmup: int) -> float | optax.Schedule:
-    return _schedule(peak, warmup, config.decay * total_steps, total_steps)
+    return learning_rate(peak, warmup, config.decay * total_steps, total_steps)
 
   schedule = schedule or rates(config.learning_rate, config.warmup_steps)
   policy = _adamw(table.trainable_rows(a), config, schedule)
@@ -89,21 +89,21 @@ def adamw(
   )
 
 
-def _schedule(
-  rate: float, warmup: int, decay: float, total: int
+def learning_rate(
+  peak: float, warmup: int, decay: float, total: int
 ) -> float | optax.Schedule:
-  """Returns `rate`, or its linear warm-up and decay.
+  """Returns `peak`, or its linear warm-up and decay.
 
-  It is rate * (i + 1) / warmup at step i, and rate * (total - i) / decay in the
+  It is peak * (i + 1) / warmup at step i, and peak * (total - i) / decay in the
   last steps, so that no step has a rate of 0.
   """
   if not warmup and not decay:
-    return rate
+    return peak
 
   def at(count: jax.typing.ArrayLike) -> jax.Array:
     share = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
     left = (total - count) / decay if decay else 1.0
-    return rate * jnp.clip(left, 0.0, share)
+    return peak * jnp.clip(left, 0.0, share)
 
   return at
 

@@ -122,7 +122,7 @@ class Estimator:
     reference: decoder.Params | None,
     batches: Sequence[batching.TrainBatch],
   ) -> list[batching.TrainBatch]:
-    """Returns the batches with advantages, old values and returns filled in.
+    """Returns batches with advantages, old values and returns filled in.
 
     Args:
       state: the state before the rollout's first step.
@@ -166,14 +166,9 @@ def _values(
   rows: batching.Rows[jax.Array],
   compute: decoder.Compute,
 ) -> jax.Array:
+  tokens, _, positions, segment_ids = rows.inputs
   return values(
-    critic,
-    reference,
-    a,
-    rows.tokens,
-    rows.positions,
-    rows.segment_ids,
-    compute=compute,
+    critic, reference, a, tokens, positions, segment_ids, compute=compute
   )
 
 
@@ -185,10 +180,7 @@ def _estimated(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns advantage and return of each token."""
   reward = rows.reward
-  if reward is None:
-    raise ValueError(
-      "Found a batch without rewards; expected one of pack(..., rewards=True)."
-    )
+  assert reward is not None  # The batch was packed with rewards.
   if config.reward_kl:
     reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
   return ppo.gae(

@@ -91,21 +91,16 @@ def score(
     for g, trajectory in enumerate(group.trajectories if group else ())
     if not trajectory.failed
   }
-  measured = measure(method, trajectories, run=run)
-  if measured.reasons:
-    groups = with_failed(groups, measured.reasons)
-    trajectories = {place: trajectories[place] for place in measured.values}
+  values, reasons = measure(method, trajectories, run=run)
+  if reasons:
+    groups = _with_failed(groups, reasons)
+    trajectories = {place: trajectories[place] for place in values}
   verdicts = {
     place: method.environment.judge(trajectory)
     for place, trajectory in trajectories.items()
   }
   outcomes = _outcomes(
-    trajectories,
-    verdicts,
-    measured.values,
-    budgets,
-    samples=samples,
-    measures=method.measures,
+    trajectories, verdicts, values, budgets, samples, method.measures
   )._replace(progress=progress)
   rewards = method.reward(outcomes)
   advantages = None
@@ -136,7 +131,7 @@ def score(
     turns=turns,
     advantages=advantages,
     reduction=objective.reduction,
-    unmeasured=tuple(measured.reasons.values()),
+    unmeasured=tuple(reasons.values()),
   )
 
 
@@ -145,19 +140,10 @@ def _outcomes(
   verdicts: Mapping[Place, scoring.Verdict],
   measured: Mapping[Place, Mapping[str, float]],
   budgets: np.ndarray,
-  *,
   samples: int,
   measures: Sequence[str],
 ) -> method_lib.Outcomes:
-  """Returns what rewards see, arrays `[Q, samples]`.
-
-  Args:
-    trajectories: the valid ones.
-    verdicts, measured: of each of them.
-    budgets: int `[Q]`.
-    samples: number of trajectories of a group.
-    measures: the names that each of `measured` has.
-  """
+  """Returns what rewards see of valid trajectories, arrays `[Q, samples]`."""
 
   def table(
     dtype: type, value: Callable[[Place], Any], empty: Any = 0
@@ -213,21 +199,11 @@ def batches(
 
   Args:
     experience: the rollout.
-    count: number of batches.
+    count: number of batches, which divides that of the trajectories.
     config: shapes of the batches.
     multiple: a micro-batch has a multiple of this number of rows.
     rewards: whether to pack the tokens' rewards too, for a critic.
-
-  Raises:
-    ValueError: the trajectories do not divide into `count` batches.
   """
-  shape = experience.valid.shape
-  if experience.valid.size % count:
-    raise ValueError(
-      f"{shape[0]} questions x {shape[1]} samples do not divide into {count} "
-      "batches; change questions, group, curriculum.steps_per_rollout or "
-      "curriculum.epochs."
-    )
   each = experience.valid.size // count
   return [
     batching.pack(
@@ -262,11 +238,7 @@ def examples(
       weight,
       trajectory.logps,
       _advantage(experience, place, trajectory),
-      token_rewards(
-        trajectory,
-        float(experience.rewards["total"][place]),
-        experience.steps.get(place),
-      ),
+      _token_rewards(experience, place, trajectory),
     )
     for place, trajectory, weight in zip(members, trajectories, weights)
     if weight.any()
@@ -286,22 +258,19 @@ def _advantage(
   return turn_advantages.of_tokens(trajectory, whole, turns)
 
 
-def token_rewards(
-  trajectory: types.Trajectory, total: float, steps: np.ndarray | None
+def _token_rewards(
+  experience: Experience, place: Place, trajectory: types.Trajectory
 ) -> np.ndarray:
-  """Returns the reward of each token of a trajectory.
+  """Returns the reward of each token of a trajectory, float32 `[T]`.
 
-  Args:
-    trajectory: T tokens.
-    total: reward of the last token that the model wrote.
-    steps: rewards of the tokens that end the turns of its charged searches;
-      None if searches have no rewards of their own.
-
-  Returns:
-    float32 `[T]`.
+  The last token that the model wrote has the trajectory's reward. Tokens that
+  end the turns of charged searches have those of the searches, if there are
+  any.
   """
   rewards = np.zeros(len(trajectory.token_ids), np.float32)
-  rewards[np.flatnonzero(trajectory.authors == types.Author.MODEL)[-1:]] = total
+  last = np.flatnonzero(trajectory.authors == types.Author.MODEL)[-1:]
+  rewards[last] = float(experience.rewards["total"][place])
+  steps = experience.steps.get(place)
   if steps is not None:
     rewards[list(trajectory.search_ends[: len(steps)])] += steps
   return rewards
@@ -320,21 +289,18 @@ def records(experience: Experience) -> list[dict[str, Any]]:
     if not experience.valid[here]:
       return {}
     parts = {k: float(v[here]) for k, v in experience.rewards.items()}
-    steps = experience.steps.get(here)
-    return {
+    advantages = experience.advantages
+    found = {
       **dataclasses.asdict(experience.verdicts[here]),
       "reward": parts.pop("total"),
       "parts": parts,
-      **({} if steps is None else {"steps": steps.tolist()}),
-      "advantage": None
-      if experience.advantages is None
-      else float(experience.advantages[here]),
-      **(
-        {"turn_advantages": experience.turns[here].tolist()}
-        if here in experience.turns
-        else {}
-      ),
     }
+    if here in experience.steps:
+      found["steps"] = experience.steps[here].tolist()
+    found["advantage"] = None if advantages is None else float(advantages[here])
+    if here in experience.turns:
+      found["turn_advantages"] = experience.turns[here].tolist()
+    return found
 
   return [
     records_lib.group(
@@ -369,10 +335,11 @@ def reward_metrics(
   made_up = own.trial(
     group=samples, budget=max_budget, measures=method.measures
   )
-  if traced:
-    parts = set(jax.eval_shape(lambda: method.reward(made_up)))
-  else:
-    parts = set(method.reward(made_up))
+  parts = set(
+    jax.eval_shape(lambda: method.reward(made_up))
+    if traced
+    else method.reward(made_up)
+  )
   if method.environment.format is not None:
     parts.add("format")
   if method.steps is not None:
@@ -399,12 +366,14 @@ def metrics(experience: Experience) -> dict[str, float]:
     out["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
   if experience.advantages is not None:
     out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
-  out["rollout/searches"] = mean([t.searches for t in trajectories])
-  out["rollout/generated_tokens"] = mean(
-    [t.generated_tokens for t in trajectories]
-  )
-  out["rollout/total_tokens"] = mean([len(t.token_ids) for t in trajectories])
-  out["rollout/violations"] = mean([t.violation for t in trajectories])
+  out |= {
+    "rollout/searches": mean([t.searches for t in trajectories]),
+    "rollout/generated_tokens": mean(
+      [t.generated_tokens for t in trajectories]
+    ),
+    "rollout/total_tokens": mean([len(t.token_ids) for t in trajectories]),
+    "rollout/violations": mean([t.violation for t in trajectories]),
+  }
   for outcome in types.Outcome:
     if outcome is not types.Outcome.FAILED:
       share = mean([t.outcome is outcome for t in trajectories])
@@ -412,23 +381,12 @@ def metrics(experience: Experience) -> dict[str, float]:
   return out
 
 
-class Measured(NamedTuple):
-  """The result of measuring a rollout.
-
-  values: the values of each trajectory that was measured.
-  reasons: why each other trajectory could not be measured.
-  """
-
-  values: dict[Place, Mapping[str, float]]
-  reasons: dict[Place, str]
-
-
 def measure(
   method: method_lib.TrainedMethod,
   trajectories: Mapping[Place, types.Trajectory],
   *,
   run: Callable[[Coroutine], Any] = loop.run,
-) -> Measured:
+) -> tuple[dict[Place, Mapping[str, float]], dict[Place, str]]:
   """Measures trajectories that did not fail.
 
   If `measure` is asynchronous, the first process asks and the others get its
@@ -439,6 +397,10 @@ def measure(
     trajectories: by place.
     run: runs a coroutine.
 
+  Returns:
+    The values of each trajectory that was measured, and why each other one
+    could not be measured.
+
   Raises:
     ValueError: asynchronous values have the wrong names.
   """
@@ -446,16 +408,12 @@ def measure(
     plain = cast(
       Callable[[types.Trajectory], Mapping[str, float]], method.measure
     )
-    return Measured({place: plain(t) for place, t in trajectories.items()}, {})
+    return {place: plain(t) for place, t in trajectories.items()}, {}
   results = processes.on_main(
     lambda: run(_all(method, list(trajectories.values())))
   )
-  values, reasons = {}, {}
-  for place, (value, reason) in zip(trajectories, results, strict=True):
-    if reason:
-      reasons[place] = reason
-    else:
-      values[place] = value
+  found = list(zip(trajectories, results, strict=True))
+  reasons = {place: reason for place, (_, reason) in found if reason}
   if reasons:
     _log.warning(
       "%d of %d trajectories could not be measured and count as failed. The "
@@ -464,26 +422,22 @@ def measure(
       len(trajectories),
       next(iter(reasons.values())),
     )
-  return Measured(values, reasons)
+  return {place: x for place, (x, reason) in found if not reason}, reasons
 
 
-def with_failed(
+def _with_failed(
   groups: Sequence[types.Group | None], reasons: Mapping[Place, str]
 ) -> list[types.Group | None]:
   """Returns groups whose trajectories at these places have failed."""
-
-  def changed(q: int, group: types.Group | None) -> types.Group | None:
-    if group is None:
-      return None
-    members = (
-      dataclasses.replace(t, outcome=types.Outcome.FAILED, reason=reasons[q, g])
-      if (q, g) in reasons
-      else t
-      for g, t in enumerate(group.trajectories)
+  members = [list(group.trajectories) if group else [] for group in groups]
+  for (q, g), reason in reasons.items():
+    members[q][g] = dataclasses.replace(
+      members[q][g], outcome=types.Outcome.FAILED, reason=reason
     )
-    return dataclasses.replace(group, trajectories=tuple(members))
-
-  return [changed(q, group) for q, group in enumerate(groups)]
+  return [
+    group and dataclasses.replace(group, trajectories=tuple(trajectories))
+    for group, trajectories in zip(groups, members)
+  ]
 
 
 async def _all(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import loop
 from anysearch_jax.methods import method as method_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
@@ -64,24 +65,6 @@ class ScoredRollout(NamedTuple):
     return self.collected.with_failed(self.scored.unmeasured)
 
 
-class Settings(NamedTuple):
-  """How budgets are assigned and rollouts scored.
-
-  curriculum: assigns budgets.
-  method: what is trained.
-  objective: sets how advantages are normalised.
-  async_level: `pipeline.async_level`, the largest age of a stored rollout.
-  max_failed: `watch.max_failed`, the largest share of a stored rollout's
-    episodes that failed.
-  """
-
-  curriculum: config_lib.CurriculumConfig
-  method: method_lib.TrainedMethod
-  objective: config_lib.ObjectiveConfig
-  async_level: int
-  max_failed: float
-
-
 class StoppedError(BaseException):
   """`Sampler.stop` was called.
 
@@ -93,12 +76,13 @@ class StoppedError(BaseException):
 class Sampler:
   """Samples the rollouts of a run in order; any one thread may call it.
 
+  state: the state of sampling before the next rollout.
+
   Args:
     engine: gets new weights between rollouts; only this sampler may use it.
     collector: plays rollouts with the engine.
     fingerprint: verifies the engine's weights.
-    settings: how budgets are assigned and rollouts scored.
-    state: the state of sampling before the first rollout to sample.
+    config: the whole configuration.
     timeline: records durations.
   """
 
@@ -108,14 +92,17 @@ class Sampler:
     collector: collection.Collector,
     fingerprint: health.Fingerprint,
     *,
-    settings: Settings,
-    state: SamplerState,
+    config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,
   ):
-    self.state = state
+    self.state = SamplerState(
+      curriculum_lib.init(config.curriculum, config.seed),
+      {"run": Counter(), "engine": Counter()},
+    )
     self._engine, self._collector = engine, collector
     self._fingerprint = fingerprint
-    self._settings = settings
+    self._config, self._curriculum = config, config.curriculum
+    self._method = systems.trained(config)
     self._timeline = timeline
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
@@ -155,12 +142,6 @@ class Sampler:
       )
     return self._enter(rollout, assignment, collected)
 
-  def score_played(
-    self, rollout: int, collected: collection.RolloutBatch
-  ) -> ScoredRollout:
-    """Scores and records the next rollout, played before a resume."""
-    return self._enter(rollout, self._assign(), collected)
-
   def score_stored(
     self, first: int, packed: collection.StoredRollouts
   ) -> list[ScoredRollout]:
@@ -171,27 +152,27 @@ class Sampler:
     (`health.outage`). That one and all later ones are sampled again, because
     later budgets depend on its outcomes.
     """
-    level, stream = self._settings.async_level, self._collector.stream
+    stream = self._collector.stream
     played = collection.unpack(packed, stream.question)
     ready: list[ScoredRollout] = []
     for rollout, collected in enumerate(played, start=first):
-      ages = token_ages(rollout, collected.groups)
-      outage = health.outage(
+      left = len(played) - len(ready)
+      if outage := health.outage(
         rollout,
         collected,
         stream=stream,
-        max_failed=self._settings.max_failed,
-      )
-      if outage:
-        self.discard_stored(outage, failed_rollouts=len(played) - len(ready))
+        max_failed=self._config.watch.max_failed,
+      ):
+        self.discard_stored(outage, failed_rollouts=left)
         break
-      if not holds(rollout, ages, bound=level):
+      ages = token_ages(rollout, collected.groups)
+      if stale(rollout, ages, bound=self._config.pipeline.async_level):
         self.discard_stored(
           f"Rollout {rollout} is older than pipeline.async_level allows.",
-          stale_rollouts=len(played) - len(ready),
+          stale_rollouts=left,
         )
         break
-      ready.append(self.score_played(rollout, collected))
+      ready.append(self._enter(rollout, self._assign(), collected))
     return ready
 
   def discard_stored(self, why: str, **counts: int) -> None:
@@ -219,7 +200,7 @@ class Sampler:
       curriculum_lib.assign(
         self.state.curriculum,
         num_groups=self._collector.stream.per_rollout,
-        config=self._settings.curriculum,
+        config=self._curriculum,
       )
     )
 
@@ -230,22 +211,27 @@ class Sampler:
     collected: collection.RolloutBatch,
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
-    settings, stream = self._settings, self._collector.stream
+    c, stream = self._curriculum, self._collector.stream
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
       probabilities = curriculum_lib.distribution(
-        self.state.curriculum, config=settings.curriculum
+        self.state.curriculum, config=c
       )
       levels = np.asarray(assignment.budgets)[collected.places]
       searches = levels
       if assignment.cents is not None:
         searches = np.full_like(levels, budgets_lib.UNCAPPED)
+      tokens = None
+      if assignment.tokens is not None:
+        caps = np.asarray(assignment.tokens)[collected.places]
+        tokens = np.repeat(caps, stream.samples)
+      step = rollout * c.steps_per_rollout
       scored = rewards_and_advantages.score(
         collected.groups,
         searches,
         samples=stream.samples,
-        method=settings.method,
-        objective=settings.objective,
-        progress=progress(rollout, settings.curriculum),
+        method=self._method,
+        objective=self._config.objective,
+        progress=method_lib.Progress(rollout, step, c.total_steps),
         run=self._scope.run,
       )
       recorded = curriculum_lib.record(
@@ -253,8 +239,8 @@ class Sampler:
         np.repeat(levels, stream.samples),
         scored.em.reshape(-1),
         scored.valid.reshape(-1),
-        config=settings.curriculum,
-        tokens=_tokens(assignment, collected.places, stream.samples),
+        config=c,
+        tokens=tokens,
       )
       known = collected.with_failed(scored.unmeasured)
       self.state = SamplerState(recorded, self._counted(known))
@@ -276,7 +262,7 @@ class Sampler:
     stream = self._collector.stream
     played = stream.per_rollout - collected.stragglers
     counters["run"].update(
-      optimizer_steps=self._settings.curriculum.steps_per_rollout,
+      optimizer_steps=self._curriculum.steps_per_rollout,
       trajectories=(played + collected.resampled) * stream.samples,
       failed=collected.failed,
       dropped_groups=collected.dropped,
@@ -289,60 +275,37 @@ class Sampler:
     return counters
 
 
-def _tokens(
-  assignment: curriculum_lib.Assignment, places: np.ndarray, samples: int
-) -> np.ndarray | None:
-  """Returns the cap on tokens of each trajectory; None if none is assigned."""
-  if assignment.tokens is None:
-    return None
-  return np.repeat(np.asarray(assignment.tokens)[places], samples)
-
-
-def progress(
-  rollout: int, config: config_lib.CurriculumConfig
-) -> method_lib.Progress:
-  """Returns how far a training is when `rollout`, from 0, is scored."""
-  step = rollout * config.steps_per_rollout
-  return method_lib.Progress(rollout, step, config.total_steps)
-
-
-def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
-  """Counts the groups of each budget in a rollout.
+def metrics(
+  sampled: ScoredRollout,
+  ages: np.ndarray,
+  *,
+  config: config_lib.CurriculumConfig,
+) -> dict[str, float]:
+  """Returns the metrics of a sampled rollout, as one flat record.
 
   Args:
-    budgets: int `[Q]`. A fixed budget may be 0, or above `max_budget`.
-    max_budget: the result has every budget from 1 to this one, even without a
-      group.
+    sampled: the rollout.
+    ages: `token_ages` of it.
+    config: of the run.
   """
-  levels = sorted({*range(1, max_budget + 1), *map(int, budgets)})
-  return {f"curriculum/count{b}": int(np.sum(budgets == b)) for b in levels}
-
-
-def drawn_tokens(
-  groups: Sequence[types.Group | None], levels: Sequence[int]
-) -> dict[str, int]:
-  """Counts the kept groups of each token level in a rollout."""
-  caps = [group.caps.tokens for group in groups if group]
-  return {f"curriculum/tokens{t}": caps.count(t) for t in levels}
-
-
-def metrics(
-  sampled: ScoredRollout, *, config: config_lib.CurriculumConfig
-) -> dict[str, float]:
-  """Returns the metrics of a sampled rollout, as one flat record."""
   step = sampled.rollout * config.steps_per_rollout
   collected = sampled.counted
-  levels = range(1, config.max_budget + 1)
+  budgets = range(1, config.max_budget + 1)
   of_searches = sampled.probabilities.reshape(config.max_budget, -1)
+  # A fixed budget may be 0, or above `max_budget`.
+  levels = sorted({*budgets, *map(int, sampled.levels)})
+  caps = [group.caps.tokens for group in collected.groups if group]
   out = {
     "rollout": sampled.rollout,
     "step": step + config.steps_per_rollout,
     "phase": 1 if step < config.phase1_steps else 2,
     "scaffold": int(sampled.scaffold),
     # With token levels, of all pairs with this number of searches.
-    **{f"curriculum/p{b}": float(of_searches[b - 1].sum()) for b in levels},
-    **drawn(sampled.levels, max_budget=config.max_budget),
-    **drawn_tokens(sampled.collected.groups, config.token_levels),
+    **{f"curriculum/p{b}": float(of_searches[b - 1].sum()) for b in budgets},
+    **{
+      f"curriculum/count{b}": int(np.sum(sampled.levels == b)) for b in levels
+    },
+    **{f"curriculum/tokens{t}": caps.count(t) for t in config.token_levels},
     **rewards_and_advantages.metrics(sampled.scored),
     "rollout/failed": collected.failed,
     "rollout/dropped_groups": collected.dropped,
@@ -353,6 +316,8 @@ def metrics(
       for group, counts in sampled.state.counters.items()
       for name, count in counts.items()
     },
+    "policy/staleness_mean": float(ages.mean()) if ages.size else 0.0,
+    "policy/staleness_max": float(ages.max(initial=0)),
   }
   if collected.search:
     out |= searching.metrics(collected.search)
@@ -386,31 +351,17 @@ def token_ages(
   return rollout - np.concatenate([np.zeros(0, np.int32), *versions])
 
 
-def holds(rollout: int, ages: np.ndarray, *, bound: int) -> bool:
-  """Whether all ages are in [0, bound], and no version is below 0."""
-  return bool(np.all((ages >= 0) & (ages <= min(bound, rollout))))
+def stale(rollout: int, ages: np.ndarray, *, bound: int) -> str:
+  """Returns why a rollout's tokens must not be trained on, or "".
 
-
-def check_ages(rollout: int, ages: np.ndarray, *, bound: int) -> None:
-  """Checks the ages of a rollout's tokens.
-
-  Raises:
-    StaleError: an age is out of bounds. It names the oldest version or, if a
-      version is newer than the trainer's, the newest.
+  Their ages must be in [0, bound], and no version below 0. The sentence names
+  the oldest version or, if a version is newer than the trainer's, the newest.
   """
-  if not holds(rollout, ages, bound=bound):
-    worst = int(ages.min() if ages.min() < 0 else ages.max())
-    raise StaleError(
-      f"Rollout {rollout} holds tokens of policy version {rollout - worst}, "
-      f"expected {max(0, rollout - bound)} to {rollout} (pipeline.async_level "
-      f"{bound}). It was not trained on."
-    )
-
-
-def age_metrics(ages: np.ndarray) -> dict[str, float]:
-  """Returns mean and maximum of the ages; 0 if there is no token."""
-  ages = ages if ages.size else np.zeros(1)
-  return {
-    "policy/staleness_mean": float(ages.mean()),
-    "policy/staleness_max": float(ages.max()),
-  }
+  if np.all((ages >= 0) & (ages <= min(bound, rollout))):
+    return ""
+  worst = int(ages.min() if ages.min() < 0 else ages.max())
+  return (
+    f"Rollout {rollout} holds tokens of policy version {rollout - worst}, "
+    f"expected {max(0, rollout - bound)} to {rollout} (pipeline.async_level "
+    f"{bound}). It was not trained on."
+  )

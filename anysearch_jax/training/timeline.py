@@ -122,15 +122,20 @@ class Timeline:
 
 def total(spans: Iterable[Span], track: str, *names: str) -> float:
   """Sums the seconds of a track's spans, of all names if none is given."""
-  return sum(s.end - s.start for s in _of(spans, track, names))
+  return sum(
+    span.end - span.start
+    for span in spans
+    if span.track == track and (not names or span.name in names)
+  )
 
 
-def covered(spans: Iterable[Span], track: str, *names: str) -> float:
-  """Returns the seconds in which at least one of these spans was active."""
+def covered(spans: Iterable[Span], track: str) -> float:
+  """Returns the seconds in which at least one span of a track was active."""
   seconds, reached = 0.0, float("-inf")
-  for span in sorted(_of(spans, track, names), key=lambda s: s.start):
-    seconds += max(0.0, span.end - max(span.start, reached))
-    reached = max(reached, span.end)
+  for span in sorted(spans, key=lambda s: s.start):
+    if span.track == track:
+      seconds += max(0.0, span.end - max(span.start, reached))
+      reached = max(reached, span.end)
   return seconds
 
 
@@ -160,14 +165,6 @@ def metrics(spans: Iterable[Span]) -> dict[str, float]:
     "time/trainer_idle": total(spans, TRAINER, "idle"),
     "time/sampler_idle": total(spans, SAMPLER, "idle"),
   }
-
-
-def _of(
-  spans: Iterable[Span], track: str, names: tuple[str, ...]
-) -> Iterator[Span]:
-  return (
-    s for s in spans if s.track == track and (not names or s.name in names)
-  )
 
 
 def _names() -> list[dict[str, Any]]:

@@ -118,13 +118,12 @@ def grpo_loss(
   )
 
   def loss_fn(params, reference, rows):
-    inputs = (rows.tokens, rows.targets, rows.positions, rows.segment_ids)
     policy = params if a.lora is None else lora.combine(reference, params)
     logp, entropy = score(
-      policy, a, *inputs, entropy_trains=bool(config.entropy_coefficient)
+      policy, a, *rows.inputs, entropy_trains=bool(config.entropy_coefficient)
     )
     if config.kl_coefficient:
-      reference_logp, _ = score(reference, a.without_lora(), *inputs)
+      reference_logp, _ = score(reference, a.without_lora(), *rows.inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)
@@ -160,15 +159,7 @@ def cross_entropy_loss(
 
   def loss_fn(params, reference, rows):
     del reference
-    logp, _ = logprobs.token_logprobs(
-      params,
-      a,
-      rows.tokens,
-      rows.targets,
-      rows.positions,
-      rows.segment_ids,
-      compute=compute,
-    )
+    logp, _ = logprobs.token_logprobs(params, a, *rows.inputs, compute=compute)
     return -jnp.sum(rows.weight * logp), {}
 
   return loss_fn
@@ -276,14 +267,7 @@ def make_scorer(
 
     def logp(rows):
       return logprobs.token_logprobs(
-        policy,
-        a,
-        rows.tokens,
-        rows.targets,
-        rows.positions,
-        rows.segment_ids,
-        temperature=temperature,
-        compute=compute,
+        policy, a, *rows.inputs, temperature=temperature, compute=compute
       )[0]
 
     return over_micro_batches(logp, batch)

@@ -34,9 +34,27 @@ def check(
     ValueError: names the setting, its value and the expected values.
   """
   settings.check(config)
-  _name(config.name)
-  _mesh(config.mesh)
-  _evaluation(config.evaluation)
+  name = config.name
+  plain = pathlib.PurePath(name).name == name and name not in ("", "..")
+  if not plain or not name.isprintable():
+    raise ValueError(
+      f"name: found {name!r}, expected the name of a folder, without a path to "
+      "it (--output takes one)."
+    )
+  _lists(config)
+  c = config.mesh
+  devices = c.data * c.fsdp * c.tensor
+  if c.trainer and devices % len(c.trainer):
+    raise ValueError(
+      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
+      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
+      "expected a number that divides it."
+    )
+  for text in config.evaluation.pairs:
+    try:
+      budgets.parse(text)
+    except ValueError as error:
+      raise ValueError(f"evaluation.pairs: {error}") from error
   if samples and config.engine.kind == "jax":
     if config.episode.max_context > config.engine.max_context:
       raise ValueError(
@@ -44,7 +62,10 @@ def check(
         f"engine.max_context {config.engine.max_context}; raise that."
       )
   if trains:
-    _training(config)
+    _curriculum(config.curriculum)
+    _learning(config)
+    _pipeline(config)
+    _batches(config)
 
 
 def validate(
@@ -74,15 +95,20 @@ def validate(
   from anysearch_jax.rollout import control
   from anysearch_jax.rollout.jax_engine import kv_memory
 
-  systems.of_episode(config.episode)
-  rule = control.of(config.episode)
-  if trains and rule is not None:
+  environment = systems.of_episode(config.episode)
+  if trains and control.of(config.episode) is not None:
     raise ValueError(
       f"config.episode.control: found {config.episode.control!r} in a "
       "training; expected none, because a rule steers a policy that is trained "
       "already. Evaluate with it."
     )
-  _tool_prices(config)
+  try:
+    prices = config.evaluation.prices
+  except ValueError as error:
+    raise ValueError(f"evaluation.tool_prices: {error}") from error
+  for name, _ in prices.tools:
+    tools = [tool.name for tool in environment.tools]
+    _one_of("evaluation.tool_prices", name, tools)
   if samples and config.engine.kind == "sglang":
     from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -98,7 +124,16 @@ def validate(
       "the same time would wait for each other in different orders. Set 0, or "
       "train in one process."
     )
-  _prices(config)
+  if not environment.prices(prices):
+    for setting, priced_in in (
+      ("reward.rel_cost: found dollars", config.reward.rel_cost == "dollars"),
+      ("curriculum.cent_levels: found caps", config.curriculum.cent_levels),
+    ):
+      if priced_in:
+        raise ValueError(
+          f"{setting} where nothing has a price; expected a price of searches, "
+          "of tokens or of a tool in evaluation."
+        )
   name = config.method.name
   method = systems.trained(config)
   known = systems.prompts_of(name)
@@ -120,96 +155,6 @@ def validate(
   if config.checkpoint.keep_best:
     best = config.checkpoint.best_metric
     _one_of("checkpoint.best_metric", best, sorted(metrics))
-
-
-def _training(config: config_lib.ExperimentConfig) -> None:
-  """Checks the settings of a training."""
-  c, objective, batch = config.curriculum, config.objective, config.batch
-  _curriculum(c)
-  _sampling(config.sampling)
-  _lora(config.lora)
-  _objective(objective)
-  _critic(config.critic, objective, steps=c.total_steps)
-  if list(batch.row_lengths) != sorted(set(batch.row_lengths)):
-    raise ValueError(
-      f"batch.row_lengths: found {batch.row_lengths}, expected ascending "
-      "lengths."
-    )
-  _rows(config.mesh, batch)
-  _async_level(config.pipeline.async_level, objective)
-  _offload(config.pipeline, config.engine.kind)
-  if config.engine.kind == "sglang":
-    # Otherwise the driver gives up turns that the engine still waits for.
-    _at_least(
-      "episode.turn_deadline",
-      config.episode.turn_deadline,
-      config.sglang.deadline,
-    )
-  elif config.pipeline.async_level:
-    # With servers this process only publishes weights, without a collective.
-    _separate(config.pipeline.async_level, config.mesh)
-  if config.group < 2 and not objective.has_critic:
-    raise ValueError(
-      f"group: found {config.group}, expected at least 2: an advantage is a "
-      "difference from the others of the group."
-    )
-  trajectories = config.questions * config.group
-  if trajectories % c.batches_per_rollout:
-    raise ValueError(
-      f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into {c.batches_per_rollout} batches "
-      "(curriculum.steps_per_rollout / curriculum.epochs)."
-    )
-  _room(
-    batch,
-    multiple=config.mesh.data * config.mesh.fsdp,
-    episodes=trajectories // c.batches_per_rollout,
-    tokens=config.episode.max_context,
-  )
-
-
-def _prices(config: config_lib.ExperimentConfig) -> None:
-  from anysearch_jax.methods import systems
-
-  cost = config.reward.rel_cost
-  prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
-  if prices:
-    return
-  for name, found in (
-    ("reward.rel_cost: found dollars", cost == "dollars"),
-    ("curriculum.cent_levels: found caps", bool(config.curriculum.cent_levels)),
-  ):
-    if found:
-      raise ValueError(
-        f"{name} where nothing has a price; expected a price of searches, of "
-        "tokens or of a tool in evaluation."
-      )
-
-
-def _tool_prices(config: config_lib.ExperimentConfig) -> None:
-  from anysearch_jax.methods import systems
-
-  names = [each.name for each in systems.of_episode(config.episode).tools]
-  try:
-    priced = config.evaluation.prices.tools
-  except ValueError as error:
-    raise ValueError(f"evaluation.tool_prices: {error}") from error
-  for name, _ in priced:
-    _one_of("evaluation.tool_prices", name, names)
-
-
-def _evaluation(config: config_lib.EvaluationConfig) -> None:
-  values: tuple[int, ...]
-  for name, values in (("budgets", config.budgets), ("seeds", config.seeds)):
-    if len(set(values)) < len(values):
-      raise ValueError(
-        f"evaluation.{name}: found {values}, expected each once."
-      )
-  for text in config.pairs:
-    try:
-      budgets.parse(text)
-    except ValueError as error:
-      raise ValueError(f"evaluation.pairs: {error}") from error
 
 
 def check_prompts(
@@ -238,18 +183,13 @@ def check_prompts(
   from anysearch_jax.rollout import episode
 
   middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
-  tokens = max(
-    len(
-      episode.prompt(
-        middle,
-        budget=max_budget,
-        scaffold=scaffold,
-        config=config,
-        codec=codec,
-      )[1]
+  prompts = [
+    episode.prompt(
+      middle, budget=max_budget, scaffold=scaffold, config=config, codec=codec
     )
     for scaffold in (True, False)
-  )
+  ]
+  tokens = max(len(ids) for _, ids in prompts)
   if tokens >= config.max_context:
     raise ValueError(
       f"episode.max_context: found {config.max_context}, expected more than "
@@ -265,31 +205,42 @@ def _one_of(name: str, found: str, known: Sequence[str]) -> None:
     )
 
 
-def _at_least(name: str, found: float, least: float) -> None:
-  # Written so that NaN is refused too.
-  if not found >= least:
-    raise ValueError(f"{name}: found {found}, expected at least {least}.")
+def _lists(config: config_lib.ExperimentConfig) -> None:
+  """Refuses lists that name something twice, or are not in order."""
+  for name, values in (
+    ("evaluation.budgets", config.evaluation.budgets),
+    ("evaluation.seeds", config.evaluation.seeds),
+    ("mesh.trainer", config.mesh.trainer),
+    ("mesh.rollout", config.mesh.rollout),
+  ):
+    if len(set(values)) < len(values):
+      raise ValueError(f"{name}: found {values}, expected each once.")
+  for name, values in (
+    ("batch.row_lengths", config.batch.row_lengths),
+    ("curriculum.token_levels", config.curriculum.token_levels),
+    ("curriculum.cent_levels", config.curriculum.cent_levels),
+  ):
+    if list(values) != sorted(set(values)):
+      raise ValueError(f"{name}: found {values}, expected ascending numbers.")
 
 
 def _curriculum(c: config_lib.CurriculumConfig) -> None:
-  """Refuses a curriculum whose numbers of steps do not fit together.
-
-  Args:
-    c: its numbers are within their ranges.
-
-  Raises:
-    ValueError: the message names the value and what was expected.
-  """
-  if list(c.token_levels) != sorted(set(c.token_levels)):
-    raise ValueError(
-      f"Found the token_levels {c.token_levels}; expected ascending numbers."
-    )
+  """Refuses levels and numbers of steps that do not fit together."""
   if c.token_levels and c.fixed_budget >= 0:
     raise ValueError(
       f"Found the token_levels {c.token_levels} with a fixed_budget of "
       f"{c.fixed_budget}; expected one of them. A fixed budget draws no pair."
     )
-  _cents(c)
+  if c.cent_levels and len(c.cent_levels) != c.max_budget:
+    raise ValueError(
+      f"Found {len(c.cent_levels)} cent_levels and a max_budget of "
+      f"{c.max_budget}; expected as many: each level is one cap on cents."
+    )
+  if c.cent_levels and (c.token_levels or c.fixed_budget >= 0):
+    raise ValueError(
+      f"Found the cent_levels {c.cent_levels} with token_levels or a "
+      "fixed_budget; expected one of the three."
+    )
   if c.phase1_steps > c.total_steps:
     raise ValueError(
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
@@ -319,99 +270,83 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
     )
 
 
-def _cents(c: config_lib.CurriculumConfig) -> None:
-  if not c.cent_levels:
-    return
-  if list(c.cent_levels) != sorted(set(c.cent_levels)):
+def _learning(config: config_lib.ExperimentConfig) -> None:
+  """Refuses settings of sampling, adapters, objective and critic."""
+  c = config.sampling
+  # With these the recorded log-probabilities are not those of the distribution
+  # that was sampled.
+  if c.temperature <= 0 or c.top_p < 1 or c.top_k:
     raise ValueError(
-      f"Found the cent_levels {c.cent_levels}; expected ascending numbers."
+      f"sampling: found temperature {c.temperature}, top_p {c.top_p}, top_k "
+      f"{c.top_k}; training needs temperature > 0, top_p 1 and top_k 0 (the "
+      "others are for evaluation)."
     )
-  if len(c.cent_levels) != c.max_budget:
+  targets, known = config.lora.targets, config_lib.LoraConfig.targets
+  repeated = len(set(targets)) < len(targets)
+  if {*targets} - {*known} or repeated or (config.lora.rank and not targets):
     raise ValueError(
-      f"Found {len(c.cent_levels)} cent_levels and a max_budget of "
-      f"{c.max_budget}; expected as many: each level is one cap on cents."
-    )
-  if c.token_levels or c.fixed_budget >= 0:
-    raise ValueError(
-      f"Found the cent_levels {c.cent_levels} with token_levels or a "
-      "fixed_budget; expected one of the three."
-    )
-
-
-def _sampling(config: config_lib.SamplingConfig) -> None:
-  """Raises ValueError for settings that training cannot use.
-
-  With temperature 0, top-p or top-k the recorded log-probabilities are not
-  those of the distribution that was sampled.
-  """
-  if config.temperature <= 0 or config.top_p < 1 or config.top_k:
-    raise ValueError(
-      f"sampling: found temperature {config.temperature}, top_p "
-      f"{config.top_p}, top_k {config.top_k}; training needs temperature > 0, "
-      "top_p 1 and top_k 0 (the others are for evaluation)."
-    )
-
-
-def _lora(c: config_lib.LoraConfig) -> None:
-  known = config_lib.LoraConfig.targets
-  repeated = len(set(c.targets)) < len(c.targets)
-  if set(c.targets) - set(known) or repeated or (c.rank and not c.targets):
-    raise ValueError(
-      f"lora.targets: found {', '.join(c.targets) or 'none'}; expected some of "
+      f"lora.targets: found {', '.join(targets) or 'none'}; expected some of "
       f"{', '.join(known)}, each once."
     )
-
-
-def _mesh(c: config_lib.MeshConfig) -> None:
-  """Checks that the devices are distinct and that their number fits the axes.
-
-  Raises:
-    ValueError: names the setting, its value and the expected values.
-  """
-  for name in ("trainer", "rollout"):
-    indices = getattr(c, name)
-    if len(set(indices)) < len(indices):
-      raise ValueError(
-        f"mesh.{name}: found {indices}, expected indices of devices from 0, "
-        "each once."
-      )
-  devices = c.data * c.fsdp * c.tensor
-  if c.trainer and devices % len(c.trainer):
+  objective, critic = config.objective, config.critic
+  if objective.baseline == "turn" and objective.has_critic:
     raise ValueError(
-      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
-      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
-      "expected a number that divides it."
+      "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
+      "baseline is the critic; set one of them to 'group'."
+    )
+  if objective.importance_cap and objective.old_logp == "engine":
+    raise ValueError(
+      f"objective.importance_cap: found {objective.importance_cap} with "
+      "old_logp 'engine', whose ratio already is to the policy that sampled; "
+      "set importance_cap 0 or old_logp 'trainer'."
+    )
+  if critic.reward_kl and not objective.has_critic:
+    raise ValueError(
+      f"critic.reward_kl: found {critic.reward_kl} with objective.advantage "
+      f"{objective.advantage!r}, where no token has a reward of its own; set "
+      "objective.kl_coefficient, or objective.advantage 'gae'."
+    )
+  steps = config.curriculum.total_steps
+  if objective.has_critic and critic.alone_steps >= steps:
+    raise ValueError(
+      f"critic.alone_steps: found {critic.alone_steps}, expected below "
+      f"curriculum.total_steps, {steps}: the policy would never learn."
+    )
+  if config.group < 2 and not objective.has_critic:
+    raise ValueError(
+      f"group: found {config.group}, expected at least 2: an advantage is a "
+      "difference from the others of the group."
     )
 
 
-def _rows(c: config_lib.MeshConfig, batch: config_lib.BatchConfig) -> None:
-  """Checks that sequence parallelism can cut every packed row evenly.
-
-  Raises:
-    ValueError: names a row length that the tensor axis does not divide.
-  """
-  uneven = [n for n in batch.row_lengths if n % c.tensor]
-  if c.sequence_parallel and uneven:
+def _pipeline(config: config_lib.ExperimentConfig) -> None:
+  """Refuses sampling and training that cannot alternate or overlap as asked."""
+  c, kind = config.pipeline, config.engine.kind
+  objective, level = config.objective, c.async_level
+  if level and objective.old_logp == "trainer" and not objective.importance_cap:
     raise ValueError(
-      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
-      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
-      "which positions are cut."
+      f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
+      "and importance_cap 0, where nothing tells tokens of older weights from "
+      "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-
-
-def _separate(level: int, mesh: config_lib.MeshConfig) -> None:
-  """Checks that sampling and training, at the same time, share no devices.
-
-  Args:
-    level: `pipeline.async_level`, for the message.
-    mesh: has the devices of both.
-
-  Raises:
-    ValueError: names a device that is in both.
-  """
-  trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
-  shared = trainer & set(mesh.rollout or trainer)
-  if shared and len(trainer | set(mesh.rollout)) > 1:
+  if c.offload != "none" and (level or kind != "jax"):
+    raise ValueError(
+      f"pipeline.offload: found {c.offload!r} with pipeline.async_level "
+      f"{level} and engine.kind {kind!r}, expected 0 and 'jax': only then do "
+      "sampling and training take turns on the same devices. Set "
+      "pipeline.offload none."
+    )
+  turn, deadline = config.episode.turn_deadline, config.sglang.deadline
+  # Otherwise the driver gives up turns that the engine still waits for.
+  if kind == "sglang" and turn < deadline:
+    raise ValueError(
+      f"episode.turn_deadline: found {turn}, expected at least {deadline}."
+    )
+  # With servers this process only publishes weights, without a collective.
+  mesh = config.mesh
+  trainer = {*mesh.trainer} or {*range(mesh.data * mesh.fsdp * mesh.tensor)}
+  shared = trainer & ({*mesh.rollout} or trainer)
+  if kind == "jax" and level and shared and len(trainer | {*mesh.rollout}) > 1:
     raise ValueError(
       f"pipeline.async_level: found {level} with device {min(shared)} both in "
       "mesh.trainer and in mesh.rollout; expected devices of their own, or one "
@@ -420,102 +355,37 @@ def _separate(level: int, mesh: config_lib.MeshConfig) -> None:
     )
 
 
-def _room(
-  config: config_lib.BatchConfig,
-  *,
-  multiple: int,
-  episodes: int,
-  tokens: int,
-) -> None:
-  """Checks that an optimizer step of only longest episodes fits its batch.
-
-  Args:
-    config: the shapes of the batch.
-    multiple: the number of devices that rows are sharded over.
-    episodes: of a step.
-    tokens: of the longest episode.
-
-  Raises:
-    ValueError: it does not; names the setting to raise.
-  """
-  longest = config.row_lengths[-1]
+def _batches(config: config_lib.ExperimentConfig) -> None:
+  """Checks that an optimizer step of only longest episodes fits its batch."""
+  batch, mesh, c = config.batch, config.mesh, config.curriculum
+  trajectories = config.questions * config.group
+  if trajectories % c.batches_per_rollout:
+    raise ValueError(
+      f"{config.questions} questions x {config.group} samples = {trajectories} "
+      f"trajectories do not divide into {c.batches_per_rollout} batches "
+      "(curriculum.steps_per_rollout / curriculum.epochs)."
+    )
+  uneven = [n for n in batch.row_lengths if n % mesh.tensor]
+  if mesh.sequence_parallel and uneven:
+    raise ValueError(
+      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
+      f"batch.row_lengths, expected multiples of mesh.tensor, {mesh.tensor}, "
+      "over which positions are cut."
+    )
+  tokens, longest = config.episode.max_context, batch.row_lengths[-1]
   if tokens > longest + 1:  # The first token is not predicted.
     raise ValueError(
       f"episode.max_context {tokens} exceeds the longest training row, "
       f"batch.row_lengths[-1] {longest}."
     )
-  row = min(config.max_segments, longest // max(1, tokens - 1))
-  rows = config.rows(longest, multiple)
+  episodes = trajectories // c.batches_per_rollout
+  row = min(batch.max_segments, longest // max(1, tokens - 1))
+  rows = batch.rows(longest, mesh.data * mesh.fsdp)
   needed = -(-episodes // (row * rows))
-  if needed > config.max_micro_batches:
+  if needed > batch.max_micro_batches:
     raise ValueError(
-      f"batch.max_micro_batches: found {config.max_micro_batches}, expected at "
+      f"batch.max_micro_batches: found {batch.max_micro_batches}, expected at "
       f"least {needed}: an optimizer step has {episodes} episodes of up to "
       f"{tokens} tokens, and {row} of them fit a row, {rows} rows a "
       "micro-batch. Raise it, or batch.micro_batch_tokens."
-    )
-
-
-def _objective(c: config_lib.ObjectiveConfig) -> None:
-  if c.baseline == "turn" and c.has_critic:
-    raise ValueError(
-      "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
-      "baseline is the critic; set one of them to 'group'."
-    )
-  if c.importance_cap and c.old_logp == "engine":
-    raise ValueError(
-      f"objective.importance_cap: found {c.importance_cap} with old_logp "
-      "'engine', whose ratio already is to the policy that sampled; set "
-      "importance_cap 0 or old_logp 'trainer'."
-    )
-
-
-def _critic(
-  config: config_lib.CriticConfig,
-  objective: config_lib.ObjectiveConfig,
-  *,
-  steps: int,
-) -> None:
-  if not objective.has_critic:
-    if config.reward_kl:
-      raise ValueError(
-        f"critic.reward_kl: found {config.reward_kl} with objective.advantage "
-        f"{objective.advantage!r}, where no token has a reward of its own; set "
-        "objective.kl_coefficient, or objective.advantage 'gae'."
-      )
-  elif config.alone_steps >= steps:
-    raise ValueError(
-      f"critic.alone_steps: found {config.alone_steps}, expected below "
-      f"curriculum.total_steps, {steps}: the policy would never learn."
-    )
-
-
-def _async_level(level: int, objective: config_lib.ObjectiveConfig) -> None:
-  if not level:
-    return
-  if objective.old_logp == "trainer" and not objective.importance_cap:
-    raise ValueError(
-      f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
-      "and importance_cap 0, where nothing tells tokens of older weights from "
-      "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
-    )
-
-
-def _offload(config: config_lib.PipelineConfig, engine: str) -> None:
-  if config.offload != "none" and (config.async_level or engine != "jax"):
-    raise ValueError(
-      f"pipeline.offload: found {config.offload!r} with pipeline.async_level "
-      f"{config.async_level} and engine.kind {engine!r}, expected 0 and 'jax': "
-      "only then do sampling and training take turns on the same devices. Set "
-      "pipeline.offload none."
-    )
-
-
-def _name(name: str) -> None:
-  """Checks that the run's name can name its folder."""
-  plain = pathlib.PurePath(name).name == name and name not in ("", "..")
-  if not plain or not name.isprintable():
-    raise ValueError(
-      f"name: found {name!r}, expected the name of a folder, without a path to "
-      "it (--output takes one)."
     )

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from anysearch_jax.data import formats, prepared, preparing
 from anysearch_jax.policy import tensor_files
-from anysearch_jax.training import manifest
+from anysearch_jax.training import checkpoint
 from launch import prepare_data
 from retrieval import passages
 from retrieval.encoder import encoder_settings
@@ -50,11 +50,11 @@ def test_an_index_of_weights_names_files_beside_it(own, name):
 
 def test_a_manifest_lists_files_of_its_folder(own, name):
   (own.parent / "secret").write_text("s")
-  entry = manifest.write(own.parent)["secret"]
-  manifest.write(own)
-  assert not manifest.damage(own)
-  _edit(own / manifest.NAME, **{name: entry})
-  assert f"lacks {name}" in manifest.damage(own)
+  entry = checkpoint.write_manifest(own.parent)["secret"]
+  checkpoint.write_manifest(own)
+  assert not checkpoint.find_damage(own)
+  _edit(own / checkpoint.MANIFEST, **{name: entry})
+  assert f"lacks {name}" in checkpoint.find_damage(own)
 
 
 @pytest.mark.parametrize("ending", ["", ".parquet", ".parquet/"])

@@ -145,11 +145,11 @@ def test_a_judge_that_fails_fails_the_trajectory():
   )
   with fake_openai.served({}, status=400) as server:
     method = dataclasses.replace(method, measure=judge(server).measure)
-    found = rewards_and_advantages.measure(
+    values, reasons = rewards_and_advantages.measure(
       method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
     )
-  assert found.values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}
-  assert "It was not measured" in found.reasons[0, 0]
+  assert values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}
+  assert "It was not measured" in reasons[0, 0]
 
 
 FACTS = [

@@ -204,7 +204,11 @@ def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
 )
 def test_invalid_adapter_settings_are_refused(rank, targets, sentence):
   with pytest.raises(ValueError, match=sentence):
-    validation._lora(config_lib.LoraConfig(rank, 8.0, targets))
+    validation._learning(
+      config_lib.ExperimentConfig(
+        lora=config_lib.LoraConfig(rank, 8.0, targets)
+      )
+    )
 
 
 def test_architecture_gets_the_configured_adapters():

@@ -144,8 +144,9 @@ def test_ties_go_to_the_first_token_and_no_draw_leaves_the_vocabulary():
   [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": -1.0}],
 )
 def test_training_refuses_what_changes_the_distribution(kwargs):
+  sampling = config_lib.SamplingConfig(**kwargs)
   with pytest.raises(ValueError, match="training needs temperature > 0"):
-    validation._sampling(config_lib.SamplingConfig(**kwargs))
+    validation._learning(config_lib.ExperimentConfig(sampling=sampling))
 
 
 def test_key_of_an_address_is_successive_fold_ins():

@@ -38,8 +38,6 @@ SCRIPTED = dataclasses.replace(
     small_run.CONFIG.curriculum, total_steps=2 * ROLLOUTS
   ),
 )
-# Metrics that differ between equal runs: times, compilations, throughput.
-PASSING = ("time/", "compile/", "train/tokens_per_second")
 
 
 def at_level(level, config=SCRIPTED, *, extra_groups=0, **changes):
@@ -200,12 +198,7 @@ def run(folder, parts, config, *, engine=None, kill=None, **kwargs):
   return engine
 
 
-def metrics(folder):
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return [
-    {n: x for n, x in json.loads(line).items() if not n.startswith(PASSING)}
-    for line in lines
-  ]
+metrics = small_run.records
 
 
 def left(folder):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import pathlib
 from typing import Any
+
+import jax
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
@@ -50,6 +55,12 @@ CONFIG = config_lib.ExperimentConfig(
 
 
 def parts() -> dict[str, Any]:
+  """Returns a random policy, 32 questions and their retriever."""
+  return dict(_parts())
+
+
+@functools.cache
+def _parts() -> dict[str, Any]:
   world = world_lib.World()
   inner = world_tokenizer.build_tokenizer(world)
   # Many words end a turn, so that the episodes of a random policy differ.
@@ -73,6 +84,26 @@ def parts() -> dict[str, Any]:
     "questions": world.questions("train", 32, 0),
     "retriever": lexical.LexicalRetriever(world.corpus),
   }
+
+
+# Metrics that differ between equal runs: times, compilations, throughput.
+PASSING = ("time/", "compile/", "train/tokens_per_second")
+
+
+def records(folder: pathlib.Path, name: str = "metrics.jsonl"):
+  """Returns the records of a run, without what differs between equal runs."""
+  return [
+    {n: x for n, x in json.loads(line).items() if not n.startswith(PASSING)}
+    for line in (folder / name).read_text().splitlines()
+  ]
+
+
+def assert_same_bits(folder: pathlib.Path, expected: pathlib.Path) -> None:
+  """Asserts that two runs have the same metrics and the same policy."""
+  for name in ("metrics.jsonl", "steps.jsonl"):
+    assert records(folder, name) == records(expected, name)
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, expected))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 _STEPS: dict[str, Any] = {}

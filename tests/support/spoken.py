@@ -51,6 +51,37 @@ def trajectory(
   )
 
 
+def of_authors(q: int, g: int, authors, **changes) -> types.Trajectory:
+  """Returns an answered trajectory whose tokens have these authors.
+
+  Its ids say whose they are; log-probs are -1 and versions 0 at the model's
+  tokens.
+  """
+  authors = np.asarray(authors, np.int8)
+  model = authors == types.Author.MODEL
+  values = {
+    "address": types.Address(0, q, g),
+    "question": types.Question(f"q{q}", "where?", ("tol",)),
+    "budget": 2,
+    "scaffold": False,
+    "token_ids": np.arange(len(authors), dtype=np.int32) + 100 * q + 20 * g,
+    "authors": authors,
+    "logps": np.where(model, -1, 0).astype(np.float32),
+    "versions": np.where(model, 0, -1).astype(np.int32),
+    "spans": (),
+    "searches": 0,
+    "queries": (),
+    "violation": False,
+    "outcome": types.Outcome.ANSWERED,
+  }
+  return types.Trajectory(**values | changes)
+
+
+def group(*trajectories: types.Trajectory) -> types.Group:
+  first = trajectories[0]
+  return types.Group(first.question, first.budget, False, trajectories)
+
+
 def outcomes(em, *, measures=None, **changes) -> method_lib.Outcomes:
   """Returns outcomes of groups by their exact match, with default values.
 

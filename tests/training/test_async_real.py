@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +14,8 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
-from anysearch_jax.policy import hf
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import learner, rewards_and_advantages
-
-
-@pytest.fixture(scope="module")
-def parts():
-  return small_run.parts()
 
 
 def _real(folder, parts, config=small_run.CONFIG, *, level=1, **kwargs):
@@ -30,11 +23,6 @@ def _real(folder, parts, config=small_run.CONFIG, *, level=1, **kwargs):
     folder, parts, runs.at_level(level, config, save_every=2), **kwargs
   )
   return folder
-
-
-def _same_weights(folder, expected):
-  ours, theirs = (hf.load(f / "policy").params for f in (folder, expected))
-  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -104,9 +92,7 @@ def test_metrics_distinguish_stale_from_fresh_tokens(real):
   # The gap compares engine and trainer only where the policy has not moved.
   assert records[0]["policy/engine_gap_max"] < 1e-5
   assert all("policy/engine_gap_max" not in r for r in records[1:])
-  steps = [
-    json.loads(s) for s in (real / "steps.jsonl").read_text().splitlines()
-  ]
+  steps = small_run.records(real, "steps.jsonl")
   first = [s["loss/logp_difference_max"] for s in steps[::2]]
   # In a rollout's first step, the ratio is relative to the sampling weights.
   assert first[0] < 1e-5 and min(first[1:]) > 1e-4
@@ -119,14 +105,14 @@ def test_a_killed_run_of_the_real_engine_resumes_to_the_same_bits(
   assert (tmp_path / "checkpoints" / "2" / "tokens").is_dir()
   _real(tmp_path, parts)
   assert runs.left(tmp_path) == runs.left(real)
-  _same_weights(tmp_path, real)
+  small_run.assert_same_bits(tmp_path, real)
 
 
 def test_separate_rollout_devices_change_nothing(real, parts, tmp_path):
   mesh = config_lib.MeshConfig(trainer=(0,), rollout=(1,))
   _real(tmp_path, parts, dataclasses.replace(small_run.CONFIG, mesh=mesh))
   assert runs.left(tmp_path) == runs.left(real)
-  _same_weights(tmp_path, real)
+  small_run.assert_same_bits(tmp_path, real)
 
 
 def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
@@ -152,12 +138,3 @@ def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
     assert record["loss/ratio"] == pytest.approx(1)
     assert record["loss/logp_difference_max"] > 1e-4
     assert abs(record["loss/importance"] - 1) > 1e-6
-
-
-def test_adapters_are_trained_while_sampling(parts, tmp_path):
-  lora = config_lib.LoraConfig(rank=2, alpha=6.0, targets=("q", "down"))
-  config = dataclasses.replace(small_run.CONFIG, lora=lora)
-  records = runs.metrics(_real(tmp_path, parts, config))
-  assert [r["policy/staleness_max"] for r in records] == [0, 1, 1, 1]
-  assert records[0]["policy/engine_gap_max"] < 1e-5
-  assert all(r["finite"] == 1 for r in records)

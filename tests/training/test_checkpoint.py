@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
 import shutil
@@ -15,7 +17,7 @@ import small_checkpoint as small
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from anysearch_jax.training import checkpoint, manifest
+from anysearch_jax.training import checkpoint
 
 pristine, folder = small.pristine, small.folder
 
@@ -74,25 +76,25 @@ def test_the_last_and_the_best_are_kept(
   checkpoints.__exit__()
   assert checkpoint.rollouts(tmp_path) == expected
   for rollout in expected:
-    assert manifest.damage(tmp_path / str(rollout)) == ""
+    assert checkpoint.find_damage(tmp_path / str(rollout)) == ""
 
 
 def test_the_last_checkpoint_remains_until_the_next_is_complete(
   tmp_path, monkeypatch
 ):
   seen = []
-  write = manifest.write
+  write = checkpoint.write_manifest
 
-  def watched(*args, **kwargs):
+  def watched(folder):
     seen.append(checkpoint.rollouts(tmp_path))
-    return write(*args, **kwargs)
+    return write(folder)
 
-  monkeypatch.setattr(manifest, "write", watched)
+  monkeypatch.setattr(checkpoint, "write_manifest", watched)
   with small.opened(tmp_path, keep_last=1) as checkpoints:
     checkpoints.save(small.saved(2), small.QUALITY)
     checkpoints.save(small.saved(4), small.QUALITY)
-  # Before and after the rename of each checkpoint.
-  assert seen == [[], [2], [2], [4]]
+  # Before the rename of each checkpoint.
+  assert seen == [[], [2]]
 
 
 def test_quality_is_a_metric_of_the_rollout():
@@ -106,13 +108,13 @@ def test_quality_is_a_metric_of_the_rollout():
 
 
 def test_a_save_writes_the_values_at_the_call(tmp_path, monkeypatch):
-  write, overwritten = manifest.write, threading.Event()
+  write, overwritten = checkpoint.write_manifest, threading.Event()
 
-  def slow(*args, **kwargs):
+  def slow(folder):
     assert overwritten.wait(60)
-    return write(*args, **kwargs)
+    return write(folder)
 
-  monkeypatch.setattr(manifest, "write", slow)
+  monkeypatch.setattr(checkpoint, "write_manifest", slow)
   # Large enough that it is still being written when it is overwritten.
   big = {"w": jax.random.normal(jax.random.key(0), (4 << 20,))}
   expected = np.asarray(big["w"]).copy()
@@ -131,7 +133,7 @@ def test_a_save_writes_the_values_at_the_call(tmp_path, monkeypatch):
   progress = checkpoint.read_json(tmp_path, 2, "progress")
   assert progress["counters"]["run"]["failed"] == 2
   assert small.bits(small.restore(tmp_path)) == small.bits(small.saved(4))
-  assert manifest.damage(tmp_path / "2") == ""
+  assert checkpoint.find_damage(tmp_path / "2") == ""
 
 
 def _on_mesh(*shape: int):
@@ -181,3 +183,58 @@ def test_a_checkpoint_of_another_policy_is_refused(folder, change, sentence):
   with small.opened(folder) as checkpoints:
     with pytest.raises(ValueError, match=re.escape(sentence)):
       checkpoints.restore(4, like)
+
+
+def test_a_checkpoint_is_due_after_the_configured_minutes():
+  times = iter([0, 100, 1799, 1800, 1900, 3599, 3700])
+  pace = checkpoint.Pace(30, lambda: next(times))
+  assert [pace.rollout() for _ in range(3)] == [False, False, True]
+  pace.saved()  # At 1900.
+  assert [pace.rollout() for _ in range(2)] == [False, True]
+  assert pace.longest == 3599 - 1800
+  never = iter([0, 1e9])
+  assert not checkpoint.Pace(0, lambda: next(never)).rollout()
+
+
+def test_a_stop_may_take_twice_a_rollout_and_twice_the_last_save(tmp_path):
+  def seconds(size, longest=0):
+    return checkpoint.stop_seconds(tmp_path, size, longest_rollout=longest)
+
+  # Before the first save no speed is known, and a slow disk is assumed.
+  unknown = seconds(91e9)
+  assert seconds(1, 900) - seconds(1, 600) == 600
+  assert seconds(1, 1) == seconds(1) > 60
+  for text in ("", "[1]", '{"bytes": "x"}', "{}"):
+    (tmp_path / "last_save.json").write_text(text)
+    assert seconds(91e9) == unknown
+  for broken in ('{"bytes": 0, "seconds": 0}', '{"bytes": 0, "seconds": 5}'):
+    (tmp_path / "last_save.json").write_text(broken)
+    assert math.isfinite(seconds(91e9))
+  last = {"bytes": 91_000_000_000, "seconds": 310}
+  (tmp_path / "last_save.json").write_text(json.dumps(last))
+  assert seconds(91e9) - seconds(0) == pytest.approx(2 * 310)
+  assert unknown > seconds(91e9)
+
+
+def test_a_save_is_measured(tmp_path):
+  ticks = itertools.count(0, 60)
+  with checkpoint.Checkpoints(
+    tmp_path,
+    config={},
+    keep=small.CONFIG.checkpoint,
+    clock=lambda: next(ticks),
+  ) as checkpoints:
+    checkpoints.save(small.saved(2), small.QUALITY)
+  written = sum(
+    path.stat().st_size
+    for path in (tmp_path / "2").rglob("*")
+    if path.is_file()
+    and str(path.relative_to(tmp_path / "2"))
+    not in (*checkpoint.LATE, "manifest.json")
+  )
+  assert json.loads((tmp_path / "last_save.json").read_text()) == {
+    "bytes": written,
+    "seconds": 60,
+  }
+  state = {"a": jnp.zeros((3, 5)), "b": [jnp.zeros(7, jnp.bfloat16)]}
+  assert checkpoint.state_size(state) == 3 * 5 * 4 + 7 * 2

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
-import fake_sglang
 import jax
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.policy import hf
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import health
@@ -23,38 +20,13 @@ from anysearch_jax.training import health
 serve = sglang_engines.serve
 
 
-@pytest.fixture(scope="module")
-def parts():
-  return small_run.parts()
-
-
-@pytest.fixture(scope="module")
-def finished(parts, tmp_path_factory):
-  """An undisturbed run of four rollouts."""
-  folder = tmp_path_factory.mktemp("run")
-  small_run.train(folder, parts)
-  return folder
-
-
-def _metrics(folder):
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return [
-    {
-      name: value
-      for name, value in json.loads(line).items()
-      if not name.startswith(("time/", "train/", "compile/"))
-    }
-    for line in lines
-  ]
-
-
 def _other(params):
   """Returns the weights of a policy that is far from `params`."""
   return jax.tree.map(lambda p: -20 * p, params)
 
 
-def test_a_run_logs_the_fingerprint_of_every_rollout(finished):
-  records = _metrics(finished)
+def test_a_run_logs_the_fingerprint_of_every_rollout(trained):
+  records = small_run.records(trained)
   # Before and after each rollout.
   assert [r["engine/fingerprints"] for r in records] == [2, 4, 6, 8]
   for r in records:
@@ -63,7 +35,7 @@ def test_a_run_logs_the_fingerprint_of_every_rollout(finished):
 
 @pytest.mark.parametrize("when", ["handed over", "while it samples"])
 def test_an_engine_with_wrong_weights_stops_the_run_and_it_resumes(
-  when, parts, finished, tmp_path, monkeypatch
+  when, parts, trained, tmp_path, monkeypatch
 ):
   folder = tmp_path / "run"
   with monkeypatch.context() as patch:
@@ -92,11 +64,9 @@ def test_an_engine_with_wrong_weights_stops_the_run_and_it_resumes(
       "expected 0.1 at most .* other weights .* the same command",
     ):
       small_run.train(folder, parts)
-  assert _metrics(folder) == _metrics(finished)[:3]
+  assert small_run.records(folder) == small_run.records(trained)[:3]
   small_run.train(folder, parts)
-  assert _metrics(folder) == _metrics(finished)
-  ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
-  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+  small_run.assert_same_bits(folder, trained)
 
 
 def test_without_a_fingerprint_the_gap_stops_the_run(
@@ -201,21 +171,9 @@ def test_a_server_that_cannot_score_is_skipped_and_counted(serve):
 
 
 def test_an_engine_without_scores_is_not_verified():
-  policy = sglang_engines.policy()
-  prints = _of_servers(object(), policy)
+  prints = _of_servers(object(), sglang_engines.policy())
   prints.expect({}, 0)
-  assert prints.check(0) == health.Gap(0, 0.0, 0.0)
-
-
-def test_fake_servers_score_the_weights_that_they_loaded(serve):
-  engine, server = serve()
-  context = fake_sglang.ids("a", "b", "</search>", "c")
-  (before,) = engine.scores(context).values()
-  changed = jax.tree.map(lambda p: 2 * p, sglang_engines.policy().params)
-  engine.set_params(changed, 1)
-  assert server.policy is not None
-  (after,) = engine.scores(context).values()
-  assert after != before
+  assert prints.check(0) == health.Gap()
 
 
 def test_weights_that_are_broken_on_both_sides_are_the_same_weights():

@@ -108,8 +108,8 @@ def entropies(hidden, head, temperature):
   return -(np.exp(logp) * logp).sum(-1)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_entropy_and_its_gradient_are_those_of_float64(temperature):
+def test_entropy_and_its_gradient_are_those_of_float64():
+  temperature = 0.6
   rng = np.random.default_rng(4)
   hidden, head = rng.normal(size=(2, 6, 3)), rng.normal(size=(7, 3))
   weight, of_logp = rng.normal(size=(2, 2, 6))
@@ -128,7 +128,7 @@ def test_entropy_and_its_gradient_are_those_of_float64(temperature):
     return np.sum(weight * entropy) + np.sum(of_logp * logp)
 
   given = [jnp.asarray(x, jnp.float32) for x in (hidden, head)]
-  value, found = jax.value_and_grad(loss, (0, 1))(*given)
+  value, found = jax.jit(jax.value_and_grad(loss, (0, 1)))(*given)
   np.testing.assert_allclose(value, oracle(hidden, head), rtol=1e-5)
   for place, gradient in enumerate(found):
     assert np.abs(gradient).max() > 0.1
@@ -150,16 +150,6 @@ def test_values_in_the_padding_have_no_effect(params, inputs):
   after = run(params, (tokens, targets, positions, segment_ids))
   for x, y in zip(before, after):
     np.testing.assert_array_equal(x[~padding], y[~padding])
-
-
-def test_segments_do_not_see_each_other(params, inputs):
-  tokens = inputs[0].copy()
-  tokens[0, :5] = 3
-  before = run(params, inputs)
-  after = run(params, (tokens, *inputs[1:]))
-  for x, y in zip(before, after):
-    np.testing.assert_array_equal(x[0, 5:9], y[0, 5:9])
-    assert (np.abs(x[0, :5] - y[0, :5]) > 1e-4).any()
 
 
 def test_half_precision_compute_stays_near_and_answers_in_float32(

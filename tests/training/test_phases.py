@@ -7,50 +7,30 @@ bits of one that does neither.
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import planned
 import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import targets
-from anysearch_jax.policy import hf
 from anysearch_jax.rollout.jax_engine import kv_device
-from anysearch_jax.training import learner, loop, placement, validation
+from anysearch_jax.training import learner, loop, placement
 
 KEPT = dataclasses.replace(
   small_run.CONFIG,
-  curriculum=dataclasses.replace(small_run.CONFIG.curriculum, total_steps=6),
   engine=dataclasses.replace(
     small_run.CONFIG.engine, free_kv_while_training=False
   ),
 )
-FREED = dataclasses.replace(KEPT, engine=small_run.CONFIG.engine)
-PASSING = ("time/", "compile/", "train/tokens_per_second")
 
 
-def offloaded(kind, config=FREED):
-  pipeline = config_lib.PipelineConfig(offload=kind)
-  return dataclasses.replace(config, pipeline=pipeline)
-
-
-def metrics(folder):
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return [
-    {n: x for n, x in json.loads(line).items() if not n.startswith(PASSING)}
-    for line in lines
-  ]
-
-
-def assert_same_bits(folder, expected):
-  assert metrics(folder) == metrics(expected)
-  ours, theirs = (hf.load(f / "policy").params for f in (folder, expected))
-  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+def offloaded(kind):
+  return dataclasses.replace(
+    small_run.CONFIG, pipeline=config_lib.PipelineConfig(offload=kind)
+  )
 
 
 class Watch:
@@ -95,55 +75,34 @@ class Watch:
     self.sampling.add(self._on_host())
 
 
-@pytest.fixture(scope="module")
-def parts():
-  return small_run.parts()
-
-
-@pytest.fixture(scope="module")
-def kept(parts, tmp_path_factory):
-  """A run that keeps everything on the device."""
-  folder = tmp_path_factory.mktemp("kept")
-  with pytest.MonkeyPatch.context() as patch:
-    watch = Watch(patch)
-    small_run.train(folder, parts, KEPT)
-  assert watch.training == {(False, frozenset())}
-  assert watch.sampling == {frozenset()}
-  return folder
-
-
-def test_the_cache_is_freed_while_training_and_nothing_changes(
-  kept, parts, tmp_path, monkeypatch, caplog
-):
-  watch = Watch(monkeypatch)
-  with caplog.at_level(logging.INFO, logger="absl"):
-    small_run.train(tmp_path / "run", parts, FREED)
-  assert watch.training == {(True, frozenset())}
-  assert_same_bits(tmp_path / "run", kept)
-  told = [r.message for r in caplog.records if "of KV cache" in r.message]
-  assert len(told) == 1  # Not every rollout.
-
-
 @pytest.mark.parametrize(
-  ("kind", "moved"),
-  [("moments", {"opt_state"}), ("state", {"opt_state", "params"})],
+  ("config", "freed", "moved"),
+  [
+    (KEPT, False, set()),
+    (offloaded("state"), True, {"opt_state", "params"}),
+    pytest.param(
+      offloaded("moments"), True, {"opt_state"}, marks=pytest.mark.slow
+    ),
+    pytest.param(small_run.CONFIG, True, set(), marks=pytest.mark.slow),
+  ],
 )
-def test_the_state_is_in_host_memory_only_while_sampling(
-  kept, parts, tmp_path, monkeypatch, kind, moved
+def test_the_state_and_the_cache_move_and_nothing_changes(
+  config, freed, moved, trained, parts, tmp_path, monkeypatch
 ):
+  """The cache is freed while training, the state moved while sampling."""
   watch = Watch(monkeypatch)
-  small_run.train(tmp_path / "run", parts, offloaded(kind))
+  small_run.train(tmp_path, parts, config)
   assert watch.sampling == {frozenset(moved)}
-  assert watch.training == {(True, frozenset())}
-  assert_same_bits(tmp_path / "run", kept)
-  last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
-  assert json.loads(last)["compile/train_step"] == 1
+  assert watch.training == {(freed, frozenset())}
+  small_run.assert_same_bits(tmp_path, trained)
 
 
-def test_a_run_stopped_while_sampling_saves_and_resumes(kept, parts, tmp_path):
-  config, folder = offloaded("state"), tmp_path / "run"
-  folder.mkdir()
-  trainer = loop.Trainer(config, folder=folder, **parts)
+def test_a_run_stopped_while_sampling_saves_and_resumes(
+  trained, parts, tmp_path
+):
+  config = offloaded("state")
+  trainer = loop.Trainer(config, folder=tmp_path, **parts)
+  small_run.share_programs(trainer, config)
   made, stops = trainer._learner, []
   offload = made.offload
 
@@ -156,18 +115,17 @@ def test_a_run_stopped_while_sampling_saves_and_resumes(kept, parts, tmp_path):
 
   made.offload = stop_in_the_second_rollout
   assert not trainer.run()
-  assert {x.sharding.memory_kind for x in jax.tree.leaves(made.state.params)}
   assert jax.tree.leaves(made.state.params)[0].sharding.memory_kind != "device"
-  small_run.train(folder, parts, config)
-  assert_same_bits(folder, kept)
+  small_run.train(tmp_path, parts, config)
+  small_run.assert_same_bits(tmp_path, trained)
 
 
-def test_phases_take_turns_only_on_shared_devices_and_in_order():
-  a = small_run.parts()["policy"].architecture
-
+def test_phases_take_turns_only_on_shared_devices_and_in_order(parts):
   def turns(async_level=0, **mesh):
     placed = placement.Placement.of(
-      a, config_lib.MeshConfig(**mesh), dtype="float32"
+      parts["policy"].architecture,
+      config_lib.MeshConfig(**mesh),
+      dtype="float32",
     )
     return placement.take_turns(placed, async_level=async_level)
 
@@ -175,22 +133,6 @@ def test_phases_take_turns_only_on_shared_devices_and_in_order():
   assert turns(data=2, trainer=(0, 1), rollout=(1,))
   assert not turns(data=2, trainer=(0, 1), rollout=(2,))
   assert not turns(async_level=1)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"offload": "everything"}, "expected one of none, moments, state"),
-    ({"offload": "state", "async_level": 1}, "pipeline.async_level 1"),
-  ],
-)
-def test_offloading_that_cannot_work_is_refused(changes, message):
-  objective = config_lib.ObjectiveConfig(old_logp="engine")
-  config = dataclasses.replace(
-    FREED, pipeline=config_lib.PipelineConfig(**changes), objective=objective
-  )
-  with pytest.raises(ValueError, match=message):
-    validation.validate(config)
 
 
 def test_the_compiler_places_the_moved_state_in_host_memory():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+import scripted_runs as runs
+from spoken import group, of_authors
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
-from anysearch_jax.training import rewards_and_advantages, sampler
+from anysearch_jax.training import rewards_and_advantages
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
 BATCH = config_lib.BatchConfig(
@@ -22,43 +26,23 @@ PER_TOKEN = dataclasses.replace(OBJECTIVE, reduction="token-mean")
 
 def trajectory(q, g, *, model, answer="wrong", failed=False):
   """Has 3 tokens of a prompt, `model` of the model, 1 of the environment."""
-  authors = np.array([PROMPT] * 3 + [MODEL] * model + [ENVIRONMENT], np.int8)
-  size = len(authors)
-  return types.Trajectory(
-    types.Address(0, q, g),
-    types.Question(f"q{q}", "where?", ("tol",)),
-    budget=2,
-    scaffold=False,
-    # The ids identify the trajectory.
-    token_ids=np.arange(size, dtype=np.int32) + 100 * q + 20 * g,
-    authors=authors,
-    logps=np.where(authors == MODEL, -0.5 - g, 0.0).astype(np.float32),
-    versions=np.where(authors == MODEL, 0, -1).astype(np.int32),
-    spans=(types.Span(MODEL, f"<think>so</think><answer>{answer}</answer>"),),
-    searches=0,
-    queries=(),
-    violation=False,
+  text = f"<think>so</think><answer>{answer}</answer>"
+  return of_authors(
+    q,
+    g,
+    [PROMPT] * 3 + [MODEL] * model + [ENVIRONMENT],
+    spans=(types.Span(MODEL, text),),
     outcome=types.Outcome.FAILED if failed else types.Outcome.ANSWERED,
   )
-
-
-def group(q, *trajectories):
-  first = trajectories[0]
-  return types.Group(first.question, 2, False, trajectories)
 
 
 @pytest.fixture(scope="module")
 def groups():
   """Three questions x two samples; the second group was dropped."""
   return [
-    group(
-      0,
-      trajectory(0, 0, model=4, answer="Tol"),
-      trajectory(0, 1, model=2),
-    ),
+    group(trajectory(0, 0, model=4, answer="Tol"), trajectory(0, 1, model=2)),
     None,
     group(
-      2,
       trajectory(2, 0, model=5, failed=True),
       # Its prompt left no room for the model.
       trajectory(2, 1, model=0),
@@ -66,13 +50,13 @@ def groups():
   ]
 
 
-def score(groups, objective_config=OBJECTIVE, **changes):
+def score(groups, objective=OBJECTIVE, **changes):
   return rewards_and_advantages.score(
     groups,
     np.array([2, 1, 2], np.int32),
     samples=2,
     method=systems.trained(config_lib.ExperimentConfig(**changes)),
-    objective=objective_config,
+    objective=objective,
   )
 
 
@@ -86,10 +70,17 @@ def test_failed_and_dropped_trajectories_are_not_valid(groups):
   np.testing.assert_allclose(
     scored.advantages, [[1, -1], [0, 0], [0, 0]], rtol=1e-4
   )
+  found = rewards_and_advantages.metrics(scored)
+  assert found["reward/em"] == pytest.approx(1 / 3)
+  assert found["policy/advantage_share"] == pytest.approx(2 / 3)
+  assert found["rollout/generated_tokens"] == pytest.approx((4 + 2 + 0) / 3)
+  assert found["rollout/total_tokens"] == pytest.approx((8 + 6 + 4) / 3)
+  assert found["rollout/answered"] == 1.0
+  assert "rollout/failed" not in found
 
 
 @pytest.mark.parametrize(
-  ("objective_config", "expected"),
+  ("objective", "expected"),
   [
     # Three valid trajectories, one of them without tokens of the model.
     (OBJECTIVE, [1 / (4 * 3), 1 / (2 * 3)]),
@@ -98,24 +89,20 @@ def test_failed_and_dropped_trajectories_are_not_valid(groups):
   ids=["sequence-mean", "token-mean"],
 )
 def test_examples_carry_the_weights_of_the_reduction(
-  groups, objective_config, expected
+  groups, objective, expected
 ):
-  found = rewards_and_advantages.examples(score(groups, objective_config))
+  scored = score(groups, objective)
+  found = rewards_and_advantages.examples(scored)
   assert [example.token_ids[0] for example in found] == [0, 20]
   for example, model, weight, g in zip(found, (4, 2), expected, (0, 1)):
     np.testing.assert_array_equal(
       example.weights, np.float32([0] * 3 + [weight] * model + [0])
     )
     np.testing.assert_array_equal(
-      example.logps, np.float32([0] * 3 + [-0.5 - g] * model + [0])
+      example.logps, np.float32([0] * 3 + [-1] * model + [0])
     )
     assert example.advantage == pytest.approx(1 - 2 * g, rel=1e-4)
-
-
-@pytest.mark.parametrize("objective_config", [OBJECTIVE, PER_TOKEN])
-def test_denominators_are_those_of_the_step(groups, objective_config):
   # One trajectory in each of six steps: each mean is over one trajectory.
-  scored = score(groups, objective_config)
   steps = rewards_and_advantages.batches(scored, count=6, config=BATCH)
   assert [int(rows.used) for (rows,) in steps] == [1, 1, 0, 0, 0, 0]
   for (rows,), model in zip(steps, (4, 2)):
@@ -125,7 +112,7 @@ def test_denominators_are_those_of_the_step(groups, objective_config):
 
 
 def test_a_group_may_straddle_two_steps(groups):
-  whole = [groups[0], group(1, *groups[0].trajectories), groups[2]]
+  whole = [groups[0], group(*groups[0].trajectories), groups[2]]
   (first,), (second,) = rewards_and_advantages.batches(
     score(whole), count=2, config=BATCH
   )
@@ -134,35 +121,6 @@ def test_a_group_may_straddle_two_steps(groups):
   expected = [[1 / (4 * 3), 1 / (2 * 3)], [1 / (2 * 2)]]
   assert weights == [np.float32(w).tolist() for w in expected]
   assert first.segment_ids.max() == 2
-
-
-def test_micro_batches_have_a_multiple_of_the_devices_rows(groups):
-  (one,) = rewards_and_advantages.batches(score(groups), count=1, config=BATCH)
-  (eight,) = rewards_and_advantages.batches(
-    score(groups), count=1, config=BATCH, multiple=8
-  )
-  assert (one[0].tokens.shape, eight[0].tokens.shape) == (
-    (4, 2, 16),
-    (4, 8, 16),
-  )
-  np.testing.assert_array_equal(
-    *(np.sort(b[0].weight[b[0].weight > 0]) for b in (one, eight))
-  )
-
-
-def test_steps_must_divide_the_rollout(groups):
-  with pytest.raises(ValueError, match="3 questions x 2 .* into 4 batches"):
-    rewards_and_advantages.batches(score(groups), count=4, config=BATCH)
-
-
-def test_metrics_exclude_failed_trajectories(groups):
-  found = rewards_and_advantages.metrics(score(groups))
-  assert found["reward/em"] == pytest.approx(1 / 3)
-  assert found["policy/advantage_share"] == pytest.approx(2 / 3)
-  assert found["rollout/generated_tokens"] == pytest.approx((4 + 2 + 0) / 3)
-  assert found["rollout/total_tokens"] == pytest.approx((8 + 6 + 4) / 3)
-  assert found["rollout/answered"] == 1.0
-  assert "rollout/failed" not in found
 
 
 def test_rewards_are_recorded_with_their_trajectories(groups):
@@ -193,12 +151,145 @@ def test_a_method_without_a_format_check_has_no_format_metric(groups):
   assert [t["format"] for t in first["trajectories"]] == [None, None]
 
 
-def test_every_budget_that_was_played_is_counted():
-  budgets = np.array([2, 2, 0, 7])
-  assert sampler.drawn(budgets, max_budget=3) == {
-    "curriculum/count0": 1,
-    "curriculum/count1": 0,
-    "curriculum/count2": 2,
-    "curriculum/count3": 0,
-    "curriculum/count7": 1,
-  }
+# Measures that a server gives.
+
+
+def measuring(made, measure, deadline=5.0):
+  return dataclasses.replace(
+    made,
+    measure=measure,
+    measures=("kind",),
+    measure_deadline=deadline,
+    reward=lambda o: {"total": o.em + o.measures["kind"]},
+  )
+
+
+OTC = config_lib.ExperimentConfig(method=config_lib.MethodConfig("otc"))
+
+
+def measured(measure, run=asyncio.run, **kwargs):
+  """Scores two groups, whose first answers are right."""
+  return rewards_and_advantages.score(
+    [
+      group(
+        *(
+          of_authors(q, g, [PROMPT, MODEL], spans=(types.Span(MODEL, answer),))
+          for g, answer in enumerate(
+            ("<answer>tol</answer>", "<answer>x</answer>")
+          )
+        )
+      )
+      for q in (0, 1)
+    ],
+    np.array([1, 1], np.int32),
+    samples=2,
+    method=measuring(systems.trained(OTC), measure, **kwargs),
+    objective=OBJECTIVE,
+    run=run,
+  )
+
+
+def test_trajectories_are_measured_at_the_same_time():
+  waiting, everyone = [], asyncio.Event()
+
+  async def measure(t):
+    waiting.append(t.address)
+    if len(waiting) == 4:
+      everyone.set()
+    await everyone.wait()
+    return {"kind": 10 * t.address.question + t.address.sample}
+
+  scored = measured(measure)
+  assert len(waiting) == 4 and not scored.unmeasured
+  # em is 1 for the first sample of each group.
+  np.testing.assert_array_equal(scored.rewards["total"], [[1, 1], [11, 11]])
+
+
+def test_a_trajectory_that_cannot_be_measured_has_failed():
+  async def measure(t):
+    match t.address.question, t.address.sample:
+      case 0, 1:
+        raise types.EngineError("The judge is down.")
+      case 1, 0:
+        await asyncio.sleep(60)
+    return {"kind": 2}
+
+  scored = measured(measure, deadline=0.05)
+  np.testing.assert_array_equal(scored.valid, [[True, False], [False, True]])
+  np.testing.assert_array_equal(scored.advantages, np.zeros((2, 2)))
+  down, late = scored.unmeasured
+  assert down == "It was not measured: The judge is down."
+  assert "within 0.05 seconds (method.measure_deadline)" in late
+  assert len(rewards_and_advantages.examples(scored)) == 2
+  records = rewards_and_advantages.records(scored)
+  failed = [[t["failed"] for t in row["trajectories"]] for row in records]
+  assert failed == [[False, True], [True, False]]
+
+
+def test_wrong_names_and_bugs_are_raised():
+  async def misnamed(t):
+    return {"sort": 1.0}
+
+  async def broken(t):
+    return 1 / 0
+
+  with pytest.raises(ExceptionGroup) as error:
+    measured(misnamed)
+  assert "found sort, expected kind" in str(error.value.exceptions[0])
+  with pytest.raises(ExceptionGroup) as error:
+    measured(broken)
+  assert isinstance(error.value.exceptions[0], ZeroDivisionError)
+
+
+def test_plain_measures_need_no_event_loop():
+  def never(coroutine):
+    raise AssertionError(coroutine)
+
+  scored = measured(lambda t: {"kind": 3}, run=never)
+  assert scored.rewards["total"].tolist() == [[4, 3], [4, 3]]
+
+
+def test_only_the_first_process_asks(monkeypatch):
+  """Another process gets its results, and does not call `measure`."""
+
+  async def measure(t):
+    raise AssertionError("another process asked")
+
+  told = [[{"kind": 1.0}, ""], [{}, "The judge is down."]]
+  monkeypatch.setattr(
+    rewards_and_advantages.processes, "on_main", lambda make: told
+  )
+  values, reasons = rewards_and_advantages.measure(
+    measuring(systems.trained(OTC), measure),
+    {(0, g): of_authors(0, g, [PROMPT, MODEL]) for g in (0, 1)},
+  )
+  assert values == {(0, 0): {"kind": 1.0}}
+  assert reasons == {(0, 1): "The judge is down."}
+
+
+def test_unmeasured_trajectories_count_as_failed_but_are_stored_as_played(
+  parts, scripted, tmp_path, monkeypatch
+):
+  """A judge that is down for one question of each rollout."""
+
+  async def measure(t):
+    if t.address.question == 1:
+      raise types.RetrievalError("The judge is down.")
+    return {"kind": t.address.sample}
+
+  trained = systems.trained
+  monkeypatch.setattr(
+    systems, "trained", lambda config: measuring(trained(config), measure)
+  )
+  config = runs.at_level(1, watch=config_lib.WatchConfig(max_failed=1.0))
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  runs.run(whole, parts, config)
+  runs.run(killed, parts, config, kill=3)
+  runs.run(killed, parts, config)
+  assert runs.left(killed) == runs.left(whole)
+  # Both samples of one of four questions, and the totals of the run.
+  counts = [
+    (json.loads(line)["rollout/failed"], json.loads(line)["run/failed"])
+    for line in (killed / "metrics.jsonl").open()
+  ]
+  assert counts == [(2, 2 * n) for n in range(1, runs.ROLLOUTS + 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -12,45 +11,19 @@ import subprocess
 import sys
 import time
 
-import jax
-import numpy as np
 import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint, loop
+from anysearch_jax.training import checkpoint, learner, loop
 from launch import stopping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 300
 
 
-def at_level(level):
-  return dataclasses.replace(
-    small_run.CONFIG, pipeline=config_lib.PipelineConfig(async_level=level)
-  )
-
-
-@pytest.fixture(scope="module")
-def parts():
-  return small_run.parts()
-
-
-@pytest.fixture(scope="module")
-def whole(parts, tmp_path_factory):
-  """Returns the folder of a run that was not stopped, by `async_level`."""
-
-  @functools.cache
-  def run(level):
-    folder = tmp_path_factory.mktemp(f"level{level}")
-    small_run.train(folder, parts, at_level(level))
-    return folder
-
-  return run
-
-
-def stop_after(steps, folder, parts, config):
+def stop_after(steps, folder, parts, config=small_run.CONFIG):
   """Trains, and calls `stop` after a number of optimizer steps."""
   folder.mkdir(exist_ok=True)
   trainer = loop.Trainer(config, folder=folder, **parts)
@@ -69,52 +42,88 @@ def stop_after(steps, folder, parts, config):
   return trainer.run()
 
 
-def records(folder):
-  """Returns what a run wrote, without times and counts of compilations."""
-  return [
-    {
-      k: v
-      for k, v in json.loads(line).items()
-      if not k.startswith(("time/", "compile/", "search/seconds"))
-      and "per_second" not in k
-      and "search/" not in k
-    }
-    for name in ("metrics.jsonl", "steps.jsonl")
-    for line in (folder / name).open()
-  ]
-
-
-def same(ours, theirs):
-  assert records(ours) == records(theirs)
-  found = (hf.load(folder / "policy").params for folder in (ours, theirs))
-  jax.tree.map(np.testing.assert_array_equal, *found)
-
-
 # Two steps a rollout, a checkpoint every second rollout: rollout 2 has a
 # checkpoint before the stop.
 @pytest.mark.parametrize(
   ("level", "steps", "saved"),
-  [
-    pytest.param(0, 1, 0, marks=pytest.mark.slow),
-    pytest.param(0, 2, 1, marks=pytest.mark.slow),
-    (0, 5, 2),
-    (1, 3, 1),
-  ],
+  [(0, 5, 2), (1, 3, 1), pytest.param(0, 2, 1, marks=pytest.mark.slow)],
 )
 def test_a_stopped_run_ends_on_the_same_bits(
-  whole, parts, tmp_path, level, steps, saved
+  trained, parts, tmp_path, level, steps, saved
 ):
-  assert not stop_after(steps, tmp_path, parts, at_level(level))
-  assert checkpoint.rollouts(tmp_path / "checkpoints") == [saved]
-  assert not (tmp_path / "policy").exists()
-  small_run.train(tmp_path, parts, at_level(level))
-  same(tmp_path, whole(level))
+  config = dataclasses.replace(
+    small_run.CONFIG, pipeline=config_lib.PipelineConfig(level)
+  )
+  folder, whole = tmp_path / "stopped", trained
+  if level:
+    whole = tmp_path / "whole"
+    small_run.train(whole, parts, config)
+  assert not stop_after(steps, folder, parts, config)
+  assert checkpoint.rollouts(folder / "checkpoints") == [saved]
+  assert not (folder / "policy").exists()
+  small_run.train(folder, parts, config)
+  small_run.assert_same_bits(folder, whole)
 
 
 def test_a_stop_at_the_last_step_finishes_the_run(parts, tmp_path):
-  assert stop_after(8, tmp_path, parts, small_run.CONFIG)
+  assert stop_after(8, tmp_path, parts)
   assert (tmp_path / "policy").is_dir()
 
+
+# Several passes over a rollout's trajectories.
+
+
+def over(*, steps, old_logp="engine"):
+  return dataclasses.replace(
+    small_run.CONFIG,
+    curriculum=dataclasses.replace(
+      small_run.CONFIG.curriculum,
+      phase1_steps=0,
+      steps_per_rollout=steps,
+      total_steps=2 * steps,
+      epochs=2,
+    ),
+    objective=config_lib.ObjectiveConfig(old_logp=old_logp),
+  )
+
+
+def test_an_epoch_has_the_batches_of_the_first_and_the_same_old_policy(
+  parts, tmp_path, monkeypatch
+):
+  packed, scored = [], []
+  pack, score = learner.Learner.pack, learner.Learner._with_old_logp
+  monkeypatch.setattr(
+    learner.Learner,
+    "pack",
+    lambda self, x: packed.append(pack(self, x)) or packed[-1],
+  )
+  monkeypatch.setattr(
+    learner.Learner,
+    "_with_old_logp",
+    lambda self, x: scored.append(x) or score(self, x),
+  )
+  small_run.train(tmp_path, parts, over(steps=4, old_logp="trainer"))
+  for a, b, again, b_again in packed:
+    assert a is again and b is b_again and a is not b
+  # Two batches in each of two rollouts, scored before the first step.
+  assert len(scored) == 4
+  steps = small_run.records(tmp_path, "steps.jsonl")
+  # The first step samples from the policy that it trains; each later one is
+  # further from it, and its ratio is to that policy.
+  first, *moved = [x["loss/ratio_max"] - 1 for x in steps[:4]]
+  assert abs(first) < 1e-4 < min(moved)
+  assert moved[2] > moved[0]
+
+
+def test_a_run_stopped_between_epochs_ends_on_the_same_bits(parts, tmp_path):
+  whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+  small_run.train(whole, parts, over(steps=2))
+  assert not stop_after(1, stopped, parts, over(steps=2))
+  small_run.train(stopped, parts, over(steps=2))
+  small_run.assert_same_bits(stopped, whole)
+
+
+# The command.
 
 CONFIG = """
 import dataclasses, pathlib, sys
@@ -127,22 +136,9 @@ def get_config():
     c,
     policy={policy!r},
     save_every=1000,
-    curriculum=dataclasses.replace(c.curriculum, total_steps={steps}),
+    curriculum=dataclasses.replace(c.curriculum, total_steps=4000),
   )
 """
-
-
-def command(tmp_path, output, steps):
-  path = tmp_path / f"small{steps}.py"
-  path.write_text(
-    CONFIG.format(
-      tests=str(ROOT / "tests" / "support"),
-      policy=str(tmp_path / "start"),
-      steps=steps,
-    )
-  )
-  arguments = [f"--config={path}", f"--output={output}", "--threads=1"]
-  return [sys.executable, "-m", "launch.train", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -150,11 +146,16 @@ def command(tmp_path, output, steps):
 )
 def test_a_stopped_command_saves_and_reports_it(parts, tmp_path, how):
   hf.save(tmp_path / "start", parts["policy"])
-  folder = tmp_path / "run"
+  tests, policy = ROOT / "tests" / "support", tmp_path / "start"
+  config, folder = tmp_path / "small.py", tmp_path / "run"
+  config.write_text(CONFIG.format(tests=str(tests), policy=str(policy)))
   reading, writing = os.pipe()
   process = subprocess.Popen(
-    # As in a terminal, also if the tests run without one.
-    ["env", "--default-signal=INT", *command(tmp_path, folder, 4000)],
+    [
+      # As in a terminal, also if the tests run without one.
+      *("env", "--default-signal=INT", sys.executable, "-m", "launch.train"),
+      *(f"--config={config}", f"--output={folder}", "--threads=1"),
+    ],
     cwd=ROOT,
     stdout=writing,
     stderr=subprocess.PIPE,

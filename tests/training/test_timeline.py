@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import threading
 
 import pytest
-import small_run
+import scripted_runs as runs
 
-from anysearch_jax import config as config_lib
-from anysearch_jax.training import loop, timeline
+from anysearch_jax.training import timeline
 
 
 def _spans(*times, track=timeline.SEARCHES, name="search"):
@@ -79,22 +76,6 @@ def test_taking_a_rollout_removes_its_spans():
   ]
 
 
-def test_threads_record_concurrently():
-  line = timeline.Timeline(itertools.count().__next__)
-
-  def record(rollout):
-    for _ in range(500):
-      with line.span(rollout, timeline.SEARCHES, "search"):
-        pass
-
-  threads = [threading.Thread(target=record, args=(i % 2,)) for i in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert [len(line.take(i)) for i in (0, 1)] == [2000, 2000]
-
-
 def _complete(events):
   return [e for e in events if e["ph"] == "X"]
 
@@ -124,22 +105,9 @@ def test_a_trace_is_valid_json_after_every_rollout(tmp_path):
   ]
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-  """A run at async_level 1, with its trace."""
-  folder = tmp_path_factory.mktemp("traced")
-  config = dataclasses.replace(
-    small_run.CONFIG, pipeline=config_lib.PipelineConfig(async_level=1)
-  )
-  loop.Trainer(config, folder=folder, trace=True, **small_run.parts()).run()
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return json.loads((folder / "timeline.json").read_text()), [
-    json.loads(line) for line in lines
-  ]
-
-
-def test_the_trace_of_a_run_has_all_tracks(traced):
-  events, _ = traced
+def test_the_trace_of_a_run_has_all_tracks(parts, tmp_path, scripted):
+  runs.run(tmp_path, parts, runs.at_level(1), trace=True)
+  events = json.loads((tmp_path / "timeline.json").read_text())
   names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
   for track, expected in (
     (timeline.TRAINER, {"idle", "train", "sync", "save"}),
@@ -156,11 +124,11 @@ def test_the_trace_of_a_run_has_all_tracks(traced):
     (e["args"]["rollout"], e["args"]["question"], e["args"]["sample"])
     for e in turns
   }
-  assert len(played) == 4 * 4 * 2
+  assert len(played) == runs.ROLLOUTS * 4 * 2
 
 
-def test_the_times_of_a_run_add_up(traced):
-  _, records = traced
+def test_the_times_of_a_run_add_up(trained):
+  records = [json.loads(line) for line in (trained / "metrics.jsonl").open()]
   for r in records:
     assert 0 < r["time/generating"] <= r["time/rollout"]
     assert r["time/searching"] <= r["time/searches"] + 1e-9
@@ -168,7 +136,8 @@ def test_the_times_of_a_run_add_up(traced):
       r["time/scoring"] + r["time/training"] + r["time/syncing"]
     )
     assert 0 < r["engine/lanes_occupied"] <= 1
-  offered = records[-1]["engine/lanes_offered"]
-  used = records[-1]["engine/lanes_used"]
+  used, offered = (
+    records[-1][f"engine/lanes_{name}"] for name in ("used", "offered")
+  )
   shares = [r["engine/lanes_occupied"] for r in records]
   assert min(shares) <= used / offered <= max(shares)

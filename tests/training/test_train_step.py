@@ -180,21 +180,21 @@ def test_another_packing_with_layers_recomputed_gives_the_same(
   assert_expected(state, metrics, expected)
 
 
-@pytest.mark.parametrize("garbage", [7.0, 1e9, np.nan])
 def test_values_on_masked_tokens_have_no_effect(
-  step, params, reference, trajectories, garbage
+  step, params, reference, trajectories
 ):
   batch = batching.pack(trajectories, config=PACKED)
   changed = tuple(
     rows._replace(
-      behaviour_logp=np.where(rows.weight > 0, rows.behaviour_logp, -garbage),
-      advantage=np.where(rows.weight > 0, rows.advantage, garbage),
+      **{
+        name: np.where(rows.weight > 0, getattr(rows, name), np.float32(np.nan))
+        for name in ("behaviour_logp", "advantage")
+      }
     )
     for rows in batch
   )
-  changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, batch)
   assert any(
-    (new.advantage != old.advantage)[old.segment_ids > 0].any()
+    np.isnan(new.advantage)[old.segment_ids > 0].any()
     for new, old in zip(changed, batch)
   )
   before, after = (
@@ -209,33 +209,21 @@ def test_a_step_that_is_not_finite_changes_nothing(
 ):
   state, _ = run(step, params, reference, trajectories)
   kept = jax.tree.map(np.array, state)
+  assert any(x.any() for x in jax.tree.leaves(kept.opt_state))
   bad = {
     "logps": np.full(SIZES[0], np.nan, np.float32),
     "advantage": np.inf,
   }[field]
-  examples = [
-    dataclasses.replace(trajectories[0], **{field: bad}),
-    *trajectories[1:],
-  ]
-  batch = batching.pack(examples, config=PACKED)
+  first = dataclasses.replace(trajectories[0], **{field: bad})
+  # Nor does one without tokens, which is finite.
+  for examples, finite in (([first, *trajectories[1:]], 0), ([], 1)):
+    batch = batching.pack(examples, config=PACKED)
+    state, metrics = step(state, reference, batch)
+    jax.tree.map(np.testing.assert_array_equal, state, kept)
+    assert metrics["finite"] == finite
+  batch = batching.pack(trajectories, config=PACKED)
   state, metrics = step(state, reference, batch)
-  jax.tree.map(np.testing.assert_array_equal, state, kept)
-  assert metrics["finite"] == 0
-  state, metrics = step(
-    state, reference, batching.pack(trajectories, config=PACKED)
-  )
   assert (metrics["finite"], state.step) == (1, kept.step + 1)
-
-
-def test_a_step_of_no_tokens_changes_nothing(
-  step, params, reference, trajectories
-):
-  state, _ = run(step, params, reference, trajectories)
-  kept = jax.tree.map(np.array, state)
-  assert any(x.any() for x in jax.tree.leaves(kept.opt_state))
-  state, metrics = step(state, reference, batching.pack([], config=PACKED))
-  jax.tree.map(np.testing.assert_array_equal, state, kept)
-  assert metrics["finite"] == 1
 
 
 def test_different_batches_are_one_trace_and_the_state_is_donated(
@@ -256,48 +244,21 @@ def test_different_batches_are_one_trace_and_the_state_is_donated(
   assert not any(x.is_deleted() for x in jax.tree.leaves((params, reference)))
 
 
-def test_without_a_kl_term_no_reference_is_needed(params, trajectories):
-  objective = config_lib.ObjectiveConfig(kl_coefficient=0.0)
-  loss_fn = train_step.grpo_loss(A, objective, temperature=TEMPERATURE)
-  loss, metrics = jax.jit(loss_fn)(params, None, first_rows(trajectories))
-  assert loss == metrics["loss/policy_loss"] != 0
-  assert metrics["loss/kl"] == 0
-
-
-def first_rows(trajectories):
-  """The first micro-batch of the short rows."""
-  return train_step.micro_batch(
+def test_other_losses_of_a_micro_batch(params, trajectories):
+  """Cross entropy, and GRPO with an entropy bonus and without a KL term."""
+  rows = train_step.micro_batch(
     batching.pack(trajectories, config=PACKED)[0], 0
   )
 
-
-def test_cross_entropy_is_the_weighted_negative_log_likelihood(
-  params, trajectories
-):
-  rows = first_rows(trajectories)
-  loss, metrics = jax.jit(train_step.cross_entropy_loss(A))(params, None, rows)
-  logp, _ = jax.jit(logprobs.token_logprobs, static_argnums=1)(
-    params, A, rows.tokens, rows.targets, rows.positions, rows.segment_ids
-  )
-  expected = -np.sum(rows.weight * np.asarray(logp, np.float64))
-  assert expected > 0.1
-  np.testing.assert_allclose(loss, expected, rtol=1e-5)
-  assert metrics == {}
-
-
-def test_entropy_bonus_is_the_gradient_of_the_weighted_entropy(
-  params, trajectories
-):
-  rows = first_rows(trajectories)
-
-  def gradient(coefficient):
+  def grpo(params, coefficient):
     objective = dataclasses.replace(
       OBJECTIVE, kl_coefficient=0.0, entropy_coefficient=coefficient
     )
     loss = train_step.grpo_loss(A, objective, temperature=TEMPERATURE)
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, metrics), grads = run(params, params, rows)
-    return value, metrics["policy/entropy"], grads
+    return loss(params, None, rows)  # Without KL, no reference is needed.
+
+  def bonus(params):
+    return grpo(params, 0.0)[0] - grpo(params, 0.5)[0]
 
   def entropy(params):
     hidden = decoder.forward(
@@ -306,16 +267,29 @@ def test_entropy_bonus_is_the_gradient_of_the_weighted_entropy(
     logp = jax.nn.log_softmax(decoder.logits(params, hidden) / TEMPERATURE)
     return -jnp.sum(rows.weight[..., None] * jnp.exp(logp) * logp)
 
-  (plain, mean, without), (bonus, _, with_) = gradient(0.0), gradient(0.5)
-  assert mean > 0.1
-  np.testing.assert_allclose(plain - bonus, 0.5 * mean, rtol=1e-4)
-  expected = jax.jit(jax.grad(entropy))(params)
-  assert any(np.abs(g).max() > 1e-2 for g in jax.tree.leaves(expected))
-  jax.tree.map(
-    lambda a, b, e: np.testing.assert_allclose(
-      a - b, 0.5 * e, rtol=1e-3, atol=1e-5
-    ),
-    without,
-    with_,
-    expected,
+  @jax.jit
+  def computed(params):
+    return (
+      grpo(params, 0.0),
+      jax.value_and_grad(bonus)(params),
+      jax.value_and_grad(entropy)(params),
+      train_step.cross_entropy_loss(A)(params, None, rows),
+      logprobs.token_logprobs(params, A, *rows.inputs)[0],
+    )
+
+  (loss, metrics), (half, d_half), (mean, d_mean), (nll, none), logp = computed(
+    params
   )
+  assert loss == metrics["loss/policy_loss"] != 0
+  assert metrics["loss/kl"] == 0
+  assert mean > 0.1
+  np.testing.assert_allclose([2 * half, metrics["policy/entropy"]], mean, 1e-4)
+  assert any(np.abs(g).max() > 1e-2 for g in jax.tree.leaves(d_mean))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(2 * x, y, rtol=1e-3, atol=2e-5),
+    d_half,
+    d_mean,
+  )
+  expected = -np.sum(rows.weight * np.asarray(logp, np.float64))
+  assert expected > 0.1 and none == {}
+  np.testing.assert_allclose(nll, expected, rtol=1e-5)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.training import metrics
+
+LOSS = jax.jit(
+  functools.partial(grpo.grpo_loss, config=config_lib.ObjectiveConfig())
+)
 
 
 def _of_step(difference):
@@ -15,12 +22,7 @@ def _of_step(difference):
   for part in np.array_split(np.arange(len(difference)), 3):
     logp = np.where(np.isin(np.arange(len(zeros)), part), difference, 0)
     weight = np.isin(np.arange(len(zeros)), part) / len(zeros)
-    _, values = grpo.grpo_loss(
-      np.float32(logp),
-      *[zeros] * 3,
-      np.float32(weight),
-      config=config_lib.ObjectiveConfig(),
-    )
+    _, values = LOSS(np.float32(logp), *[zeros] * 3, np.float32(weight))
     parts.append(values)
   name = "logp_difference_counts"
   return metrics.of_step(
@@ -46,7 +48,7 @@ def test_quantiles_of_the_gap_are_those_of_all_tokens():
 
 
 def test_quantiles_beyond_all_edges_and_without_tokens():
-  assert _of_step(np.full(9, 500.0))["loss/logp_difference_p50"] == np.inf
+  assert _of_step(np.full(1001, 500.0))["loss/logp_difference_p50"] == np.inf
   counts = np.zeros(1 + len(grpo.GAP_EDGES), np.float32)
   assert metrics.of_step({"loss/logp_difference_counts": counts}) == {
     "loss/logp_difference_p50": grpo.GAP_EDGES[0],

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
+from spoken import group, of_authors
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import grpo
 from anysearch_jax.methods import systems
 from anysearch_jax.training import rewards_and_advantages, turn_advantages
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
 OBJECTIVE = config_lib.ObjectiveConfig(turn_weight=0.5)
+TURNS = config_lib.ObjectiveConfig(normalize="none", baseline="turn")
 EPSILON = OBJECTIVE.advantage_epsilon
 BATCH = config_lib.BatchConfig(
   row_lengths=(32,), micro_batch_tokens=64, max_micro_batches=8
@@ -27,13 +31,13 @@ def oracle(steps, normalize, weight):
     for s, reward in enumerate(rewards):
       groups.setdefault((q, s), {})[g] = float(reward)
   centred = {
-    (q, s, g): r - sum(group.values()) / len(group)
-    for (q, s), group in groups.items()
-    for g, r in group.items()
+    (q, s, g): r - sum(members.values()) / len(members)
+    for (q, s), members in groups.items()
+    for g, r in members.items()
   }
   divisor = {}
-  for (q, s), group in groups.items():
-    own = [centred[q, s, g] for g in group]
+  for (q, s), members in groups.items():
+    own = [centred[q, s, g] for g in members]
     of = {"group": own, "batch": list(centred.values()), "none": []}[normalize]
     spread = (sum(x * x for x in of) / max(len(of), 1)) ** 0.5
     divisor[q, s] = 1.0 if normalize == "none" else spread + EPSILON
@@ -72,31 +76,16 @@ def test_by_hand():
   assert found[0, 2].shape == (0,) and found[1, 0].tolist() == [0]
 
 
-def test_nothing_is_found_if_nobody_searched():
-  steps = {(0, 0): np.zeros(0), (0, 1): np.zeros(0)}
-  found = turn_advantages.of_searches(steps, (1, 2), config=OBJECTIVE)
-  assert [x.shape for x in found.values()] == [(0,), (0,)]
-
-
 def trajectory(g, answer, searches):
   """Has 2 tokens of a prompt, then 3 + 2 of each search, 4 of the answer."""
   turn = [MODEL] * 3 + [ENVIRONMENT] * 2
-  authors = np.array([PROMPT] * 2 + turn * searches + [MODEL] * 4, np.int8)
-  size = len(authors)
-  return types.Trajectory(
-    types.Address(0, 0, g),
-    types.Question("q", "where?", ("tol",)),
-    budget=2,
-    scaffold=False,
-    token_ids=np.arange(size, dtype=np.int32) + 100 * g,
-    authors=authors,
-    logps=np.where(authors == MODEL, -1.0, 0.0).astype(np.float32),
-    versions=np.where(authors == MODEL, 0, -1).astype(np.int32),
+  return of_authors(
+    0,
+    g,
+    [PROMPT] * 2 + turn * searches + [MODEL] * 4,
     spans=(types.Span(MODEL, f"<answer>{answer}</answer>"),),
     searches=searches,
     queries=("q",) * searches,
-    violation=False,
-    outcome=types.Outcome.ANSWERED,
     search_ends=tuple(4 + 5 * n for n in range(searches)),
   )
 
@@ -117,7 +106,7 @@ def scored():
     steps=lambda t: np.float32([1 - t.address.sample, 5][: t.searches]),
   )
   return rewards_and_advantages.score(
-    [types.Group(members[0].question, 2, False, members)],
+    [group(*members)],
     np.array([2], np.int32),
     samples=3,
     method=method,
@@ -150,8 +139,8 @@ def test_a_batch_holds_the_advantage_of_each_target(scored):
 
 
 def test_records_and_metrics_tell_the_searches_apart(scored):
-  (group,) = rewards_and_advantages.records(scored)
-  first, second, last = group["trajectories"]
+  (recorded,) = rewards_and_advantages.records(scored)
+  first, second, last = recorded["trajectories"]
   assert first["steps"] == [1, 5] and second["steps"] == [0]
   np.testing.assert_allclose(first["turn_advantages"], [0.5, 0], rtol=1e-5)
   assert last["turn_advantages"] == []
@@ -159,9 +148,126 @@ def test_records_and_metrics_tell_the_searches_apart(scored):
 
 
 def test_a_critic_takes_the_rewards_themselves(scored):
-  trajectory_ = scored.groups[0].trajectories[0]
-  given = rewards_and_advantages.token_rewards(
-    trajectory_, 1.0, scored.steps[0, 0]
-  )
+  first, *_ = rewards_and_advantages.examples(scored)
+  given, total = first.rewards, scored.rewards["total"][0, 0]
   assert np.flatnonzero(given).tolist() == [4, 9, 15]
-  assert given[[4, 9, 15]].tolist() == [1, 5, 1]
+  assert given[[4, 9, 15]].tolist() == [1, 5, total]
+
+
+# Baselines of turns.
+
+
+def shown_to(q, g, shown):
+  """Returns a trajectory; `shown` has the passage of each search."""
+  return of_authors(
+    q,
+    g,
+    [MODEL] * (4 * len(shown) + 3),
+    searches=len(shown),
+    queries=("q",) * len(shown),
+    search_ends=tuple(3 + 4 * n for n in range(len(shown))),
+    observations=tuple(
+      types.Observation("search", "q", n, (types.Passage(name, name, ""),))
+      for n, name in enumerate(shown)
+    ),
+  )
+
+
+def all_shown(*shown):
+  return {(0, g): shown_to(0, g, names) for g, names in enumerate(shown)}
+
+
+def test_baselines_of_turns_by_hand():
+  """Four trajectories; two have the same first passage, one no search."""
+  members = all_shown("ab", "ac", "b", "")
+  totals = np.float32([[1, 0, 0, 1]])
+  found = turn_advantages.against_others(members, totals, config=TURNS)
+  scale = 3 / 4
+  expected = [
+    # At first all four; after "a" the second; after "ab" nobody else, so "a".
+    [scale * (1 - 1 / 3), scale * (1 - 0), scale * (1 - 0)],
+    [scale * (0 - 2 / 3), scale * (0 - 1), scale * (0 - 1)],
+    # After "b" nobody else stands, so all.
+    [scale * (0 - 2 / 3), scale * (0 - 2 / 3)],
+    [scale * (1 - 1 / 3)],
+  ]
+  for g, values in enumerate(expected):
+    np.testing.assert_allclose(found[0, g], values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", grpo.NORMALIZERS)
+def test_before_the_first_passage_it_is_the_groups_advantage(normalize):
+  config = dataclasses.replace(TURNS, normalize=normalize)
+  rng = np.random.default_rng(0)
+  members, valid = {}, np.zeros((6, 5), bool)
+  for q, g in itertools.product(range(6), range(5)):
+    if rng.random() < 0.8:  # The others failed.
+      valid[q, g] = True
+      shown = rng.choice(list("ab"), rng.integers(0, 4))
+      members[q, g] = shown_to(q, g, shown)
+  totals = rng.random((6, 5)).astype(np.float32)
+  expected = grpo.advantages(
+    totals, valid, epsilon=config.advantage_epsilon, normalize=normalize
+  )
+  found = turn_advantages.against_others(members, totals, config=config)
+  for place, turns in found.items():
+    assert turns.dtype == np.float32
+    assert turns.shape == (members[place].searches + 1,)
+    np.testing.assert_allclose(turns[0], expected[place], atol=2e-5)
+  added = turn_advantages.of_turns(
+    members, totals, np.asarray(expected), {}, config=config
+  )
+  for place, turns in added.items():
+    whole = float(expected[place])
+    tokens = turn_advantages.of_tokens(members[place], whole, turns)
+    ends = (*members[place].search_ends, len(tokens) - 1)
+    np.testing.assert_allclose(
+      [tokens[end] for end in ends], found[place], atol=1e-5
+    )
+
+
+def test_a_lone_trajectory_and_equal_rewards_learn_nothing():
+  for members in (all_shown("ab"), all_shown("ab", "ab", "c")):
+    totals = np.full((1, len(members)), 0.65, np.float32)
+    for normalize in grpo.NORMALIZERS:
+      config = dataclasses.replace(TURNS, normalize=normalize)
+      found = turn_advantages.against_others(members, totals, config=config)
+      for turns in found.values():
+        np.testing.assert_allclose(turns, 0, atol=1e-6)
+
+
+def test_rewards_of_searches_are_added():
+  members = all_shown("a", "a")
+  steps = {(0, 0): np.float32([1]), (0, 1): np.float32([0])}
+  totals = np.float32([[1, 0]])
+  added = turn_advantages.of_turns(
+    members, totals, np.float32([[0.5, -0.5]]), steps, config=TURNS
+  )
+  # Both turns of both have the group's advantage, and the search +-.5 more.
+  np.testing.assert_allclose(added[0, 0], [0.5, 0])
+  np.testing.assert_allclose(added[0, 1], [-0.5, 0])
+
+
+def test_the_mean_gradient_is_that_of_the_episode_with_less_noise():
+  """An episode of two coins: what the second shows cannot help the first.
+
+  P(passage) = 1/2 each; R = first passage + second choice. The gradient of the
+  second choice's logit is p (1 - p) = 1/4 in the mean.
+  """
+  rng = np.random.default_rng(0)
+  gradients = {"turn": [], "group": []}
+  for _ in range(1500):
+    luck, choice = rng.integers(0, 2, (2, 6))
+    members = all_shown(*("ab"[x] for x in luck))
+    totals = np.float32([2 * luck + choice])
+    found = turn_advantages.against_others(members, totals, config=TURNS)
+    score = choice - 0.5  # Of the logit.
+    last = np.array([found[0, g][1] for g in range(6)])
+    first = np.array([found[0, g][0] for g in range(6)])
+    gradients["turn"].append(np.mean(last * score))
+    gradients["group"].append(np.mean(first * score))
+  for name, values in gradients.items():
+    error = np.std(values) / np.sqrt(len(values))
+    # Both are (G - 1) / G of the gradient.
+    assert abs(np.mean(values) - 5 / 6 / 4) < 4 * error, name
+  assert np.var(gradients["turn"]) < 0.6 * np.var(gradients["group"])

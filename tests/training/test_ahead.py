@@ -1,10 +1,12 @@
-"""Tests training while sampling: order, staleness, failures, stragglers."""
+"""Tests training while sampling: order, staleness, failures, stragglers.
+
+The engine and the learner are scripted, see `scripted_runs`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import signal
 import threading
 import time
@@ -13,42 +15,19 @@ import traceback
 import numpy as np
 import pytest
 import scripted_runs as runs
-import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
-from anysearch_jax.environment import scoring
-from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   checkpoint,
   health,
-  learner,
   pipeline,
   sampler,
   timeline,
-  validation,
 )
 
 
-@pytest.fixture(scope="module")
-def parts():
-  return small_run.parts()
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-  """Replaces the trainer's learner by `scripted_runs.Learner`."""
-  monkeypatch.setattr(learner, "Learner", runs.Learner)
-  monkeypatch.setattr(runs.Learner, "on_step", lambda rollout, step: None)
-
-
-@pytest.fixture(scope="module")
-def finished(parts, tmp_path_factory):
-  return runs.finished(parts, tmp_path_factory)
-
-
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("level", [0, 1, 3])
 def test_every_rollout_is_sampled_exactly_level_versions_ago(level, finished):
   folder, versions, trained = finished(level)
   assert trained == [(k, max(0, k - level)) for k in range(runs.ROLLOUTS)]
@@ -85,72 +64,44 @@ def test_budgets_depend_on_the_outcomes_of_all_earlier_rollouts(finished):
   # the curriculum has seen the same outcomes as at level 0.
   folder, _, trained = finished(runs.ROLLOUTS)
   assert {version for _, version in trained} == {0}
-  state = curriculum.init(runs.SCRIPTED.curriculum, runs.SCRIPTED.seed)
+  config = runs.SCRIPTED.curriculum
+  state = curriculum.init(config, runs.SCRIPTED.seed)
   for record, groups in zip(
     runs.metrics(folder), runs.played(folder), strict=True
   ):
-    assigned = curriculum.assign(
-      state, num_groups=4, config=runs.SCRIPTED.curriculum
-    )
+    assigned = curriculum.assign(state, num_groups=4, config=config)
     assert [g["budget"] for g in groups] == assigned.budgets.tolist()
-    p = curriculum.distribution(state, config=runs.SCRIPTED.curriculum)
+    p = curriculum.distribution(state, config=config)
     assert [record["curriculum/p1"], record["curriculum/p2"]] == p.tolist()
-    answers = [
-      scoring.judge(
-        [types.Span(types.Author[s["author"].upper()], s["text"]) for s in t],
-        golden_answers=g["golden_answers"],
-        budget=g["budget"],
-        searches=0,
-        scaffold=g["scaffold"],
-      ).em
-      for g in groups
-      for t in (t["spans"] for t in g["trajectories"])
-    ]
+    em = [t["em"] for g in groups for t in g["trajectories"]]
     state = curriculum.record(
       state,
       np.repeat(assigned.budgets, 2),
-      np.asarray(answers),
+      np.asarray(em),
       np.ones(8, bool),
-      config=runs.SCRIPTED.curriculum,
+      config=config,
     )
   assert state.windows.any() and not state.windows.all()
 
 
-@pytest.mark.parametrize("lie", [-1, 1])
-def test_tokens_of_a_wrong_version_stop_the_run(lie, parts, tmp_path, scripted):
-  sentence = (
-    "Rollout 2 holds tokens of policy version 0, expected 1 to 2"
-    if lie < 0
-    else "Rollout 0 holds tokens of policy version 1, expected 0 to 0"
-  )
+@pytest.mark.parametrize(
+  ("lie", "steps", "sentence"),
+  [
+    (-1, 4, "Rollout 2 holds tokens of policy version 0, expected 1 to 2"),
+    (1, 0, "Rollout 0 holds tokens of policy version 1, expected 0 to 0"),
+  ],
+)
+def test_tokens_of_a_wrong_version_stop_the_run(
+  lie, steps, sentence, parts, tmp_path, scripted
+):
+  engine = runs.Engine(parts, lie=lie)
   with pytest.raises(sampler.StaleError, match=sentence):
-    runs.run(
-      tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, lie=lie)
-    )
+    runs.run(tmp_path, parts, runs.at_level(1), engine=engine)
   # No optimizer step was taken on this rollout.
-  assert runs.Learner.made.state.step == (4 if lie < 0 else 0)
+  assert runs.Learner.made.state.step == steps
 
 
-def test_searches_are_counted_by_the_rollout(parts, tmp_path, scripted):
-  searcher = searching.BatchingRetriever(
-    parts["retriever"], config_lib.SearchConfig()
-  )
-  config = runs.at_level(1, save_every=1)
-  runs.run(tmp_path, parts | {"retriever": searcher}, config)
-  for record, groups in zip(
-    runs.metrics(tmp_path), runs.played(tmp_path), strict=True
-  ):
-    queries = [
-      q for g in groups for t in g["trajectories"] for q in t["queries"]
-    ]
-    assert record["search/searches"] == len(queries) > 0
-    # Every query is the question itself, and no question occurs twice.
-    assert record["search/batches"] <= len(set(queries))
-    answered = record["search/cache_hits"] + record["search/deduplicated"]
-    assert answered == len(queries) - len(set(queries))
-
-
-@pytest.mark.parametrize(("level", "saved"), [(0, 4), (1, 4), (3, 2)])
+@pytest.mark.parametrize(("level", "saved"), [(0, 4), (3, 2)])
 def test_a_bug_of_the_sampler_is_raised_with_its_traceback(
   level, saved, parts, tmp_path, scripted
 ):
@@ -192,7 +143,7 @@ def interruptible():
   signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", [0, 1])
 def test_an_interrupt_ends_a_sampler_that_never_returns(
   level, parts, tmp_path, scripted, interruptible
 ):
@@ -208,7 +159,6 @@ def test_an_interrupt_ends_a_sampler_that_never_returns(
   engine = runs.Engine(parts, script)
   with pytest.raises(KeyboardInterrupt):
     runs.run(tmp_path, parts, runs.at_level(level), engine=engine)
-  assert "sampler" not in {thread.name for thread in threading.enumerate()}
   assert not engine.open  # Its episodes were released.
   runs.run(tmp_path, parts, runs.at_level(level))
   assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
@@ -220,14 +170,11 @@ def test_a_step_that_is_not_finite_stops_the_sampler(
   def steps(self, packed):
     yield {"finite": 0.0, "loss/total": float("nan"), "grad_norm": 1.0}
 
-  config = dataclasses.replace(
-    runs.at_level(1), watch=config_lib.WatchConfig(bad_steps=1)
-  )
-
   async def script(request):
     if request.address.rollout == 1:
       await asyncio.sleep(3600)
 
+  config = runs.at_level(1, watch=config_lib.WatchConfig(bad_steps=1))
   monkeypatch.setattr(runs.Learner, "steps", steps)
   with pytest.raises(health.NotFiniteError, match="not-finite-0"):
     runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script))
@@ -260,25 +207,6 @@ def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog):
   stuck.let_go.set()
 
 
-def test_waiting_for_a_rollout_logs_its_number_and_the_seconds(
-  caplog, monkeypatch
-):
-  monkeypatch.setattr(pipeline, "_TELL", 0.2)
-  slow = _Stuck()
-  clock = timeline.Timeline(time.monotonic)
-  ahead = pipeline.Pipeline(slow, first=0, rollouts=1, level=0, timeline=clock)
-  threading.Timer(0.7, slow.let_go.set).start()
-  with ahead:
-    ahead.fill(0, dict)
-    assert ahead.take(threading.Event()) is None  # What it sampled.
-  said = [r.getMessage() for r in caplog.records]
-  assert 1 <= len(said) <= 3
-  assert all("for rollout 0 to be sampled" in line for line in said)
-  # The wait is recorded as idle time of the trainer.
-  (idle,) = (s for s in clock.take(0) if s.track == timeline.TRAINER)
-  assert idle.name == "idle" and 0.5 < idle.end - idle.start < 30
-
-
 def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
   clock = timeline.Timeline(time.monotonic)
   ahead = pipeline.Pipeline(
@@ -289,16 +217,20 @@ def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
     ahead.take()  # Its thread was never started.
 
 
-@pytest.mark.parametrize("level", [0, 1])
 def test_stragglers_are_cancelled_and_their_questions_consumed(
-  level, parts, tmp_path, scripted
+  parts, tmp_path, scripted
 ):
-  config = runs.at_level(level, extra_groups=2, save_every=1)
-  engine = runs.Engine(parts, runs.slow(1, 4), questions=6)
+  """Phase II draws a budget for each group; kept groups keep theirs."""
+  config = runs.at_level(1, extra_groups=2, save_every=1)
+  config = dataclasses.replace(
+    config, curriculum=dataclasses.replace(config.curriculum, phase1_steps=0)
+  )
+  engine = runs.Engine(parts, runs.slow(1, 3), questions=6)
   runs.run(tmp_path, parts, config, engine=engine)
   assert not engine.open
-  for number, groups in enumerate(runs.played(tmp_path)):
-    asked = [parts["questions"][(6 * number + i) % 32].id for i in (0, 2, 3, 5)]
+  played = list(runs.played(tmp_path))
+  for number, groups in enumerate(played):
+    asked = [parts["questions"][(6 * number + i) % 32].id for i in (0, 2, 4, 5)]
     assert [g["question_id"] for g in groups] == asked
     assert all(len(g["trajectories"]) == 2 for g in groups)
   records = runs.metrics(tmp_path)
@@ -309,78 +241,9 @@ def test_stragglers_are_cancelled_and_their_questions_consumed(
     tmp_path / "checkpoints", runs.ROLLOUTS, "progress"
   )
   assert progress["questions"] == {"epoch": 1, "position": 4, "of": 32}
-
-
-def test_budgets_follow_the_groups_that_are_kept(parts, tmp_path, scripted):
-  """Phase II draws a budget for each group; kept groups keep theirs."""
-  config = runs.at_level(1, extra_groups=2, save_every=1)
-  config = dataclasses.replace(
-    config,
-    curriculum=dataclasses.replace(config.curriculum, phase1_steps=0),
-  )
-  runs.run(
-    tmp_path,
-    parts,
-    config,
-    engine=runs.Engine(parts, runs.slow(1, 3), questions=6),
-  )
   state = curriculum.init(config.curriculum, config.seed)
   drawn = curriculum.assign(state, num_groups=6, config=config.curriculum)
-  first = next(runs.played(tmp_path))
   kept = drawn.budgets[np.asarray([0, 2, 4, 5])].tolist()
   assert sorted(kept) != sorted(drawn.budgets[:4].tolist())
-  assert [g["budget"] for g in first] == kept
-  assert runs.metrics(tmp_path)[0]["curriculum/count2"] == kept.count(2)
-
-
-@pytest.mark.parametrize(
-  ("changes", "sentence"),
-  [
-    ({"level": -1}, "pipeline.async_level: found -1, expected at least 0."),
-    (
-      {"extra_groups": -1},
-      "pipeline.extra_groups: found -1, expected at least 0.",
-    ),
-    (
-      {"objective": config_lib.ObjectiveConfig(old_logp="trainer")},
-      "pipeline.async_level: found 1 with objective.old_logp 'trainer' and "
-      "importance_cap 0",
-    ),
-    (
-      {"mesh": config_lib.MeshConfig(fsdp=2)},
-      "found 1 with device 0 both in mesh.trainer and in mesh.rollout",
-    ),
-    (
-      {"mesh": config_lib.MeshConfig(fsdp=2, rollout=(3, 1))},
-      "found 1 with device 1 both in mesh.trainer and in mesh.rollout",
-    ),
-  ],
-)
-def test_configurations_that_cannot_run_ahead_are_refused(changes, sentence):
-  config = runs.at_level(**({"level": 1} | changes))
-  with pytest.raises(ValueError, match=re.escape(sentence)):
-    validation.validate(config)
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"objective": config_lib.ObjectiveConfig(old_logp="engine")},
-    {
-      "objective": config_lib.ObjectiveConfig(
-        old_logp="trainer", importance_cap=2.0
-      )
-    },
-    {"mesh": config_lib.MeshConfig(fsdp=2, rollout=(2, 3))},
-    {"mesh": config_lib.MeshConfig(trainer=(1,), rollout=(1,))},
-  ],
-)
-def test_configurations_that_can_run_ahead_are_accepted(changes):
-  validation.validate(runs.at_level(1, **changes))
-
-
-def test_several_processes_are_refused():
-  with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
-    validation.validate(runs.at_level(1), processes=2)
-  validation.validate(runs.at_level(1), processes=1)
-  validation.validate(runs.at_level(0), processes=2)
+  assert [g["budget"] for g in played[0]] == kept
+  assert records[0]["curriculum/count2"] == kept.count(2)

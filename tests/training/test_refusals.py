@@ -1,0 +1,196 @@
+"""Tests that trainings which cannot run are refused with a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import scripted_runs as runs
+import small_run
+
+from anysearch_jax.training import placement, validation
+from bench import random_models
+
+PPO = {"objective.advantage": "gae"}
+# `curriculum` as the paper's: 100 steps of five levels, then 400.
+PAPER = {
+  "curriculum.max_budget": 5,
+  "curriculum.phase1_steps": 100,
+  "curriculum.total_steps": 500,
+  "curriculum.steps_per_rollout": 5,
+  "questions": 20,
+}
+CENTS = {"curriculum.cent_levels": (1, 6), "evaluation.search_price": 1.0}
+TOKENS = {"curriculum.token_levels": (9, 16)}
+AHEAD = {"pipeline.async_level": 1}
+
+
+def changed(values, config=small_run.CONFIG):
+  """Returns the small run's configuration with other values by path."""
+  for path, value in values.items():
+    part, _, name = path.rpartition(".")
+    if part:
+      value = dataclasses.replace(getattr(config, part), **{name: value})
+    config = dataclasses.replace(config, **{part or name: value})
+  return config
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"compute_dtype": "float16"}, "compute_dtype: found 'float16'"),
+    ({"lora.base_dtype": "int8"}, "lora.base_dtype"),
+    ({"lora.rank": 1, "lora.alpha": 0.0}, "lora.alpha"),
+    ({"lora.rank": -1}, "lora.rank: found -1"),
+    (
+      {"lora.rank": 2, "lora.targets": ("q", "embed")},
+      "found q, embed; expected some of q, k, v",
+    ),
+    ({"group": 1}, "group: found 1, expected at least 2"),
+    ({"questions": 3, "group": 3}, "9 trajectories do not divide into 2"),
+    ({"sampling.top_p": 0.9}, "top_p 0.9, top_k 0; training needs"),
+    ({"batch.row_lengths": (64,)}, "exceeds the longest training row"),
+    ({"batch.row_lengths": (256, 128)}, "expected ascending numbers"),
+    ({"engine.max_context": 64}, "exceeds engine.max_context 64"),
+    ({"checkpoint.keep_last": 0}, "keep_last"),
+    ({"checkpoint.keep_best": -1}, "keep_best"),
+    ({"checkpoint.export_dtype": "int8"}, "found 'int8', expected one of"),
+    # The curriculum.
+    (
+      PAPER | {"curriculum.phase1_steps": 525},
+      "525 phase1_steps in 500 total_steps",
+    ),
+    (
+      PAPER | {"curriculum.total_steps": 501},
+      "501 total_steps; expected a multiple of",
+    ),
+    (
+      PAPER | {"curriculum.phase1_steps": 101},
+      "101 phase1_steps; expected a multiple of",
+    ),
+    (PAPER | {"curriculum.phase1_steps": 40}, "8 steps per level"),
+    (
+      PAPER | {"curriculum.epochs": 3},
+      "5 steps_per_rollout; expected a multiple of epochs, 3",
+    ),
+    ({"curriculum.token_levels": (9, 9)}, "expected ascending numbers"),
+    (TOKENS | {"curriculum.fixed_budget": 2}, "with a fixed_budget of 2"),
+    (CENTS | {"curriculum.cent_levels": (6, 1)}, "expected ascending numbers"),
+    (
+      CENTS | {"curriculum.cent_levels": (1, 3, 8)},
+      "3 cent_levels and a max_budget of 2",
+    ),
+    (CENTS | TOKENS, "one of the three"),
+    (CENTS | {"curriculum.fixed_budget": 2}, "one of the three"),
+    # Prices.
+    (
+      {"curriculum.cent_levels": (1, 6)},
+      "curriculum.cent_levels: found caps where nothing has a price",
+    ),
+    ({"reward.rel_cost": "dollars"}, "reward.rel_cost: found dollars"),
+    *(
+      ({"evaluation.tool_prices": prices}, sentence)
+      for prices, sentence in (
+        (("serch=10",), "evaluation.tool_prices: found 'serch'"),
+        (("search:10",), "evaluation.tool_prices: Found 'search:10'"),
+        (("search=1", "search=2"), "each tool once"),
+      )
+    ),
+    # Sampling ahead, and in turns.
+    (
+      {"pipeline.async_level": -1},
+      "pipeline.async_level: found -1, expected at least 0.",
+    ),
+    (
+      AHEAD | {"objective.old_logp": "trainer"},
+      "found 1 with objective.old_logp 'trainer' and importance_cap 0",
+    ),
+    (
+      AHEAD | {"mesh.fsdp": 2},
+      "found 1 with device 0 both in mesh.trainer and in mesh.rollout",
+    ),
+    (
+      AHEAD | {"mesh.fsdp": 2, "mesh.rollout": (3, 1)},
+      "found 1 with device 1 both in mesh.trainer and in mesh.rollout",
+    ),
+    (
+      {"pipeline.offload": "everything"},
+      "expected one of none, moments, state",
+    ),
+    (
+      AHEAD | {"pipeline.offload": "state"},
+      "pipeline.offload: found 'state' with pipeline.async_level 1",
+    ),
+    # A critic.
+    (
+      {"objective.advantage": "rloo"},
+      "objective.advantage: found 'rloo', expected one of group, gae.",
+    ),
+    (PPO | {"objective.baseline": "turn"}, "whose baseline is the critic"),
+    (PPO | {"critic.lam": 1.1}, "critic.lam: found 1.1"),
+    (PPO | {"critic.gamma": -1.0}, "critic.gamma: found -1"),
+    (
+      PPO | {"critic.alone_steps": 8},
+      "critic.alone_steps: found 8, expected below curriculum.total_steps, 8",
+    ),
+    (
+      {"critic.reward_kl": 0.1},
+      "critic.reward_kl: found 0.1 with objective.advantage 'group'",
+    ),
+  ],
+)
+def test_configurations_that_cannot_run_are_refused(values, sentence):
+  with pytest.raises(ValueError, match=re.escape(sentence)):
+    validation.validate(changed(values))
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    PAPER,
+    PAPER | {"curriculum.phase1_steps": 500},
+    PAPER | {"curriculum.phase1_steps": 0},
+    PAPER | {"curriculum.uniform_mix": 1.0},
+    PAPER | {"curriculum.fixed_budget": 0},
+    CENTS,
+    TOKENS,
+    PPO | {"group": 1, "questions": 8},
+    AHEAD | {"objective.old_logp": "engine"},
+    AHEAD | {"objective.old_logp": "trainer", "objective.importance_cap": 2.0},
+    AHEAD | {"mesh.fsdp": 2, "mesh.rollout": (2, 3)},
+    AHEAD | {"mesh.trainer": (1,), "mesh.rollout": (1,)},
+  ],
+)
+def test_configurations_that_can_run_are_accepted(values):
+  validation.validate(changed(values))
+
+
+def test_several_processes_cannot_sample_ahead():
+  with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
+    validation.validate(runs.at_level(1), processes=2)
+  validation.validate(runs.at_level(0), processes=2)
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"mesh.fsdp": 16}, "fsdp"),
+    ({"mesh.rollout": (9,)}, "rollout"),
+    ({"batch.attention": "cudnn"}, "cudnn"),
+  ],
+)
+def test_configurations_that_devices_cannot_run_are_refused(values, sentence):
+  def check(config):
+    placement.check(
+      random_models.architecture("qwen2-tied"),
+      config.mesh,
+      lora_config=config.lora,
+      batch=config.batch,
+      engine=config.engine,
+      dtype=config.compute_dtype,
+    )
+
+  check(small_run.CONFIG)
+  with pytest.raises(ValueError, match=sentence):
+    check(changed(values))
