@@ -108,6 +108,7 @@ def test_a_killed_run_of_the_real_engine_resumes_to_the_same_bits(
   small_run.assert_same_bits(tmp_path, real)
 
 
+@pytest.mark.slow
 def test_separate_rollout_devices_change_nothing(real, parts, tmp_path):
   mesh = config_lib.MeshConfig(trainer=(0,), rollout=(1,))
   _real(tmp_path, parts, dataclasses.replace(small_run.CONFIG, mesh=mesh))

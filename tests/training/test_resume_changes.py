@@ -26,9 +26,7 @@ TESTS = pathlib.Path(__file__).parents[1] / "support"
 def test_the_real_learner_applies_a_change_of_learning(parts, tmp_path):
   objective = config_lib.ObjectiveConfig(old_logp="trainer", kl_coefficient=0.0)
   small_run.train(tmp_path, parts, rollouts=2)
-  config = dataclasses.replace(
-    small_run.CONFIG, objective=objective, compute_dtype="bfloat16"
-  )
+  config = dataclasses.replace(small_run.CONFIG, objective=objective)
   loop.Trainer(config, folder=tmp_path, allow_changes=True, **parts).run()
   assert len(runs.metrics(tmp_path)) == 4
 
@@ -88,7 +86,8 @@ def said(command, *arguments, capfd):
   """Returns a command's standard error, or the error that ended it."""
   with commands.defined(command):
     try:
-      command.main(flags._parse_argv(["command", "--cache=", *arguments]))
+      argv = flags._parse_argv(["command", "--cache=", *arguments])
+      flags.called(command.main, argv)
     except SystemExit as ended:
       return str(ended.code)
   return capfd.readouterr().err

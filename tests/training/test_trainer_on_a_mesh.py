@@ -14,8 +14,6 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.jax_engine import kv_store
-from anysearch_jax.training import placement
-from bench import random_models
 
 FULL = dataclasses.replace(
   small_run.CONFIG,
@@ -140,29 +138,3 @@ def test_adapters_on_a_mesh_are_those_of_one_device(parts, tmp_path):
   for folder, mesh in zip(folders, (TOGETHER, config_lib.MeshConfig())):
     train(folder, parts, ADAPTED, mesh)
   assert_same_run(*folders)
-
-
-@pytest.mark.parametrize(
-  ("change", "sentence"),
-  [
-    ({"mesh": config_lib.MeshConfig(fsdp=16)}, "fsdp"),
-    ({"mesh": config_lib.MeshConfig(rollout=(9,))}, "rollout"),
-    ({"batch": config_lib.BatchConfig(attention="cudnn")}, "cudnn"),
-  ],
-)
-def test_configurations_that_devices_cannot_run_are_refused(change, sentence):
-  a = random_models.architecture("qwen2-tied")
-
-  def check(config):
-    placement.check(
-      a,
-      config.mesh,
-      lora_config=config.lora,
-      batch=config.batch,
-      engine=config.engine,
-      dtype=config.compute_dtype,
-    )
-
-  check(FULL)
-  with pytest.raises(ValueError, match=sentence):
-    check(dataclasses.replace(FULL, **change))
