@@ -254,12 +254,13 @@ def identity(chosen: Chosen) -> dict[str, Any]:
   Raises:
     ValueError: there is no such policy.
   """
-  if chosen.kind == "hf":
-    return parts.policy(chosen.name)
-  if chosen.kind == "scripted":
-    return {"scripted": chosen.name}
-  if chosen.kind == "openai":
-    return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
+  match chosen.kind:
+    case "hf":
+      return parts.policy(chosen.name)
+    case "scripted":
+      return {"scripted": chosen.name}
+    case "openai":
+      return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
   from anysearch_jax.training import checkpoint
 
   run, rollout = _run(chosen.name)
