@@ -61,6 +61,30 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     full: whether to run every budget, all questions and three seeds.
   """
   seeds = (42, 43, 44) if full else (42,)
+
+  def evaluation(
+    name: str,
+    player: str,
+    folder: pathlib.Path,
+    seeds: tuple[int, ...],
+    *,
+    few: bool = False,
+    scaffold: bool = False,
+    after: tuple[str, ...] = (),
+  ) -> Job:
+    output = folder / "evaluation" / ("scaffold" if scaffold else "plain")
+    budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
+    questions = 1000 if full else 300 if few else 600
+    command = [
+      *("-m", "launch.evaluate", f"--config={_MAIN}", player),
+      f"--config.evaluation.budgets={budgets}",
+      f"--config.evaluation.questions={questions}",
+      f"--config.evaluation.seeds={','.join(map(str, seeds))}",
+      f"--config.evaluation.scaffold={str(scaffold).lower()}",
+      *(f"--output={output}", "--threads=1"),
+    ]
+    return Job(name, command, output / "episodes.jsonl", after)
+
   trainings: list[Job] = []
   evaluations: list[Job] = []
   compiled = root / f"{_ORDER[0]}-{seeds[0]}" / "metrics.jsonl"
@@ -70,126 +94,64 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       train = Job(
         f"train {method} {seed}",
         [
-          "-m",
-          "launch.train",
-          f"--config={_MAIN}:{method}",
+          *("-m", "launch.train", f"--config={_MAIN}:{method}"),
           f"--config.seed={seed}",
-          f"--output={folder}",
-          "--threads=1",
+          *(f"--output={folder}", "--threads=1"),
         ],
         folder / "policy" / "config.json",
         once=compiled if trainings else None,
       )
       trainings.append(train)
-      evaluations.append(
-        _evaluation(
-          f"evaluate {method} {seed}",
-          f"--policy={folder / 'policy'}",
-          folder / "evaluation" / "plain",
-          full=full,
-          few=False,
-          seeds=(seed,),
-          after=(train.name,),
-        )
+      name, player = (
+        f"evaluate {method} {seed}",
+        f"--policy={folder / 'policy'}",
       )
+      after = (train.name,)
+      evaluations.append(evaluation(name, player, folder, (seed,), after=after))
       if method == "anysearch":
+        name += " with scaffold"
         evaluations.append(
-          _evaluation(
-            f"evaluate {method} {seed} with scaffold",
-            f"--policy={folder / 'policy'}",
-            folder / "evaluation" / "scaffold",
-            full=full,
-            few=True,
-            seeds=(seed,),
-            scaffold=True,
-            after=(train.name,),
+          evaluation(
+            name, player, folder, (seed,), few=True, scaffold=True, after=after
           )
         )
-  warm_start = _evaluation(
+  warm_start = evaluation(
     "evaluate warm start",
     "--policy=configs/graded_world_policy",
-    root / "warm_start" / "evaluation" / "plain",
-    full=full,
+    root / "warm_start",
+    seeds,
     few=True,
-    seeds=seeds,
   )
   exact = [
-    _evaluation(
-      f"play {name}",
-      f"--scripted={name}",
-      root / name / "evaluation" / "plain",
-      full=full,
-      few=False,
-      seeds=(seeds[0],),
-    )
+    evaluation(f"play {name}", f"--scripted={name}", root / name, seeds[:1])
     for name in _EXACT
   ]
   jobs = [trainings[0], warm_start, *exact, *trainings[1:], *evaluations]
   return [*jobs, _report(root, seeds, jobs)]
 
 
-def _evaluation(
-  name: str,
-  player: str,
-  output: pathlib.Path,
-  *,
-  full: bool,
-  few: bool,
-  seeds: tuple[int, ...],
-  scaffold: bool = False,
-  after: tuple[str, ...] = (),
-) -> Job:
-  budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
-  questions = 1000 if full else 300 if few else 600
-  return Job(
-    name,
-    [
-      "-m",
-      "launch.evaluate",
-      f"--config={_MAIN}",
-      player,
-      f"--config.evaluation.budgets={budgets}",
-      f"--config.evaluation.questions={questions}",
-      f"--config.evaluation.seeds={','.join(map(str, seeds))}",
-      f"--config.evaluation.scaffold={str(scaffold).lower()}",
-      f"--output={output}",
-      "--threads=1",
-    ],
-    output / "episodes.jsonl",
-    after,
-  )
-
-
 def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
-  def rows(method: str, kind: str) -> str:
-    return "+".join(
-      str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
-    )
+  def rows(*names: str, kind: str = "plain") -> str:
+    return "+".join(str(root / name / "evaluation" / kind) for name in names)
 
-  shown = [f"{label}={rows(m, 'plain')}" for m, label in _METHODS.items()]
-  shown.append(f"Warm start={root / 'warm_start' / 'evaluation' / 'plain'}")
-  shown.append(f"AnySearch + scaffold={rows('anysearch', 'scaffold')}")
-  shown += [
-    f"{label}={root / name / 'evaluation' / 'plain'}"
-    for name, label in _EXACT.items()
-  ]
+  def trained(method: str) -> list[str]:
+    return [f"{method}-{seed}" for seed in seeds]
+
   output = root / "report.html"
   notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
+  command = [
+    *("-m", "launch.report"),
+    *(f"{label}={rows(*trained(name))}" for name, label in _METHODS.items()),
+    f"Warm start={rows('warm_start')}",
+    f"AnySearch + scaffold={rows(*trained('anysearch'), kind='scaffold')}",
+    *(f"{label}={rows(name)}" for name, label in _EXACT.items()),
+    *(f"--notes={notes}", f"--output={output}"),
+  ]
+  after = tuple(job.name for job in jobs)
+  # The notes contain all other commands, which were already shown.
+  quiet = ("--notes=",)
   return Job(
-    "report",
-    [
-      "-m",
-      "launch.report",
-      *shown,
-      f"--notes={notes}",
-      f"--output={output}",
-    ],
-    output,
-    tuple(job.name for job in jobs),
-    again=True,
-    shows=True,
-    # The notes contain all other commands, which were already shown.
-    quiet=("--notes=",),
+    "report", command, output, after, again=True, shows=True, quiet=quiet
   )
 
 
@@ -256,15 +218,6 @@ class Job:
     return shlex.join(["python", *brief])
 
 
-@dataclasses.dataclass
-class Running:
-  """A started job, and when a line of it was last shown."""
-
-  job: Job
-  child: supervisor.Child
-  shown: float = 0.0
-
-
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
   """Runs the jobs when the jobs that they need are done, in the given order.
 
@@ -283,17 +236,6 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     stopping.say(f"stopping on {signal.Signals(number).name}")
     asked.set()
 
-  with stopping.heard(first, lambda number: urged.set()):
-    _run(jobs, logs, at_once, asked, urged)
-
-
-def _run(
-  jobs: Sequence[Job],
-  logs: pathlib.Path,
-  at_once: int,
-  asked: threading.Event,
-  urged: threading.Event,
-) -> None:
   logs.mkdir(parents=True, exist_ok=True)
   done = {j.name for j in jobs if j.result.is_file() and not j.again}
   if done:
@@ -301,52 +243,61 @@ def _run(
   for name in sorted(done):
     print(f"already there, not run again: {name}", flush=True)
   waiting = [job for job in jobs if job.name not in done]
-  running: list[Running] = []
-  try:
-    while waiting or running:
-      for job in [j for j in waiting if set(j.after) <= done]:
-        if len(running) < at_once and not (running and job.held()):
-          waiting.remove(job)
-          running.append(_start(job, logs))
-      if not running:
-        needed = {name for job in waiting for name in job.after} - done
-        sys.exit(f"Nothing can run: {', '.join(sorted(needed))} is not there.")
-      if asked.wait(_POLL):
-        raise stopping.StoppedError(stopping.RESUME)
-      for each in list(running):
-        if _poll(each):
-          running.remove(each)
-          done.add(each.job.name)
-  finally:
-    supervisor.stop([each.child for each in running], urged=urged.is_set)
+  running: dict[str, _Started] = {}
+  with stopping.heard(first, lambda number: urged.set()):
+    try:
+      while waiting or running:
+        for job in [j for j in waiting if set(j.after) <= done]:
+          if len(running) < at_once and not (running and job.held()):
+            waiting.remove(job)
+            running[job.name] = _Started(job, logs)
+        if not running:
+          needed = {name for job in waiting for name in job.after} - done
+          sys.exit(
+            f"Nothing can run: {', '.join(sorted(needed))} is not there."
+          )
+        if asked.wait(_POLL):
+          raise stopping.StoppedError(stopping.RESUME)
+        for name, each in list(running.items()):
+          if each.ended():
+            del running[name]
+            done.add(name)
+    finally:
+      supervisor.stop(list(running.values()), urged=urged.is_set)
 
 
-def _start(job: Job, logs: pathlib.Path) -> Running:
-  print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
-  log = logs / f"{job.name.replace(' ', '-')}.log"
-  return Running(job, supervisor.Child([sys.executable, *job.command], log))
+class _Started(supervisor.Child):
+  """A started job, whose progress is printed."""
 
+  def __init__(self, job: Job, logs: pathlib.Path):
+    print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
+    log = logs / f"{job.name.replace(' ', '-')}.log"
+    super().__init__([sys.executable, *job.command], log)
+    self._job, self._shown = job, 0.0
 
-def _poll(each: Running) -> bool:
-  """Prints progress; returns whether the job is done."""
-  code = each.child.code
-  if code is None:
-    now = time.monotonic()
-    if now - each.shown >= _SHOW:
-      each.shown = now
-      last = "".join(each.child.tail(1)) or "setting up"
-      print(f"[{each.job.name}] {last}", flush=True)
-    return False
-  if code == stopping.RESUME:
-    stopping.say(f"[{each.job.name}] was stopped, and so are the others")
-    raise stopping.StoppedError(code)
-  if code:
-    end = each.child.text()[-3000:]
-    sys.exit(f"[{each.job.name}] failed with code {code}:\n{end}")
-  print(f"[{each.job.name}] done in {each.child.took}", flush=True)
-  if each.job.shows:
-    print(each.child.text(), flush=True)
-  return True
+  def ended(self) -> bool:
+    """Prints progress; returns whether the job is done.
+
+    Raises:
+      SystemExit: it failed or was stopped.
+    """
+    name, code = self._job.name, self.code
+    if code is None:
+      now = time.monotonic()
+      if now - self._shown >= _SHOW:
+        self._shown = now
+        last = "".join(self.tail(1)) or "setting up"
+        print(f"[{name}] {last}", flush=True)
+      return False
+    if code == stopping.RESUME:
+      stopping.say(f"[{name}] was stopped, and so are the others")
+      raise stopping.StoppedError(code)
+    if code:
+      sys.exit(f"[{name}] failed with code {code}:\n{self.text()[-3000:]}")
+    print(f"[{name}] done in {self.took}", flush=True)
+    if self._job.shows:
+      print(self.text(), flush=True)
+    return True
 
 
 if __name__ == "__main__":

@@ -24,14 +24,13 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
 _TAIL = 20  # Lines of a log that are shown after a failure.
-
-
 _LEFT_BEHIND = 10.0  # Seconds that killed processes may take to disappear.
 _ANNOUNCED = 50  # Lines of a log that are searched for what a child announces.
 
@@ -67,13 +66,12 @@ class PartError(RuntimeError):
   """A part has failed; the message says how."""
 
 
-def say_at_once(line: str) -> None:
-  """Prints a line and flushes, because a pipe would buffer it."""
-  print(line, flush=True)
-
-
 class _SignalError(Exception):
   """A signal asks to stop."""
+
+
+def _print(line: str) -> None:
+  print(line, flush=True)  # A pipe would buffer it.
 
 
 def run(
@@ -84,7 +82,7 @@ def run(
   deadline: float,
   grace: float = 30.0,
   every: float = 2.0,
-  say: Callable[[str], None] = say_at_once,
+  say: Callable[[str], None] = _print,
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
@@ -113,12 +111,22 @@ def run(
     say(f"stopping everything on {signal.Signals(number).name}")
     asked.set()
 
+  def end(running: Sequence[_Running], limit: Callable[[Child], float]) -> None:
+    def show() -> None:
+      for each in running:
+        each.show()
+
+    for each in stop(running, limit=limit, urged=urged.is_set, poll=show):
+      each.say("did not end by itself; killed")
+    if left := ", ".join(each.part.name for each in running if each.runs()):
+      say(f"not even SIGKILL ended all of {left}; look for their processes")
+
   with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
-        serving.append(_Running(part, logs, say=say, every=_PATIENCE))
+        serving.append(_Running(part, logs, say, _PATIENCE))
       _await_health(serving, asked, deadline)
-      mains.append(_Running(main, logs, say=say, every=every))
+      mains.append(_Running(main, logs, say, every))
       code = _await_end(mains[0], serving, asked)
     except PartError as error:
       say(str(error))
@@ -126,95 +134,13 @@ def run(
     except _SignalError:
       code = None
     finally:
-      for each in mains:
-        ended = each.child.code is not None
-        _stop(mains, urged, grace=grace if ended else None, say=say)
-      _stop(serving, urged, grace=grace, say=say)
+      ended = any(each.code is not None for each in mains)
+      end(mains, (lambda _: grace) if ended else Child.patience)
+      end(serving, lambda _: grace)
     for each in mains if code is None else ():
-      code = each.child.code
-      each.say(f"ended with code {code} after {each.child.took}")
+      code = each.code
+      each.say(f"ended with code {code} after {each.took}")
     return stopping.RESUME if code is None else code
-
-
-class _Running:
-  """A started part, with the lines that are printed of it."""
-
-  def __init__(
-    self,
-    part: Part,
-    logs: pathlib.Path,
-    *,
-    say: Callable[[str], None],
-    every: float,
-  ):
-    self.part = part
-    self.ready = threading.Event()
-    self._say = say
-    self._every = every
-    self._last = ""
-    self._shown = time.monotonic()
-    if part.health:
-      _expect_silence(part)
-    log = logs / f"{part.name}.log"
-    self.say(f"starts; log: {log}")
-    try:
-      self.child = Child(
-        part.command,
-        log,
-        env=part.env,
-        heading=f"$ {part.shown()}\n",
-        append=True,
-      )
-    except OSError as error:
-      raise PartError(f"[{part.name}] could not start: {error}.") from error
-    if part.health:
-      threading.Thread(target=self._await_health, daemon=True).start()
-    else:
-      self.ready.set()
-
-  def say(self, what: str) -> None:
-    self._say(f"[{self.part.name}] {what}")
-
-  def show(self, *, now: bool = False) -> None:
-    """Prints the last line of the log, if it is a new one."""
-    if not now and time.monotonic() - self._shown < self._every:
-      return
-    self._shown = time.monotonic()
-    last = "".join(self.child.tail(1))
-    if last and last != self._last:
-      self._last = last
-      self.say(last[:200])
-
-  def with_log(self, what: str) -> str:
-    """Returns `what` with the end of the log."""
-    lines = self.child.tail(_TAIL)
-    end = "".join(f"\n  {line}" for line in lines) or " empty."
-    return f"{what}; the end of {self.child.log}:{end}"
-
-  def failure(self, what: str) -> PartError:
-    return PartError(f"[{self.part.name}] {self.with_log(what)}")
-
-  def again(self) -> _Running:
-    """Restarts the part after it ended, with one restart less."""
-    left = self.part.restarts
-    self.say(
-      f"ended with code {self.child.code} after {self.child.took}; it is "
-      f"started again, {left} of that left"
-    )
-    self.child.kill()  # Its children may still hold its port or GPUs.
-    part = dataclasses.replace(self.part, restarts=left - 1)
-    logs = self.child.log.parent
-    return _Running(part, logs, say=self._say, every=self._every)
-
-  def _await_health(self) -> None:
-    # Ignore proxies of the environment: the service is on this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while self.child.code is None:
-      with contextlib.suppress(OSError, ValueError):
-        opener.open(self.part.health, timeout=30).close()
-        self.ready.set()
-        return
-      time.sleep(_POLL)
 
 
 def _await_health(
@@ -228,7 +154,7 @@ def _await_health(
     _check(services, asked)
     for each in list(waiting):
       if each.ready.is_set():
-        each.say(f"ready after {each.child.took}")
+        each.say(f"ready after {each.took}")
         waiting.remove(each)
       elif time.monotonic() > end:
         raise each.failure(
@@ -245,22 +171,18 @@ def _await_end(
 
   A service that is restarted meanwhile is replaced in the list.
   """
-  while (code := main.child.code) is None:
+  while (code := main.code) is None:
     for place, each in enumerate(services):
-      if (
-        each.child.code is not None
-        and each.part.restarts
-        and not asked.is_set()
-      ):
+      if each.code is not None and each.part.restarts and not asked.is_set():
         services[place] = each.again()
     _check(services, asked)
     main.show()
     time.sleep(_POLL)
   if code:
-    main.say(main.with_log(f"failed with code {code} after {main.child.took}"))
+    main.say(main.with_log(f"failed with code {code} after {main.took}"))
   else:
     main.show(now=True)
-    main.say(f"ended after {main.child.took}")
+    main.say(f"ended after {main.took}")
   return code
 
 
@@ -269,61 +191,11 @@ def _check(services: Sequence[_Running], asked: threading.Event) -> None:
   if asked.is_set():
     raise _SignalError
   for each in services:
-    code = each.child.code
-    if code is not None:
+    if (code := each.code) is not None:
       raise each.failure(
-        f"ended with code {code} after {each.child.took}, expected it to "
-        "serve until the end"
+        f"ended with code {code} after {each.took}, expected it to serve until "
+        "the end"
       )
-
-
-def _stop(
-  running: Sequence[_Running],
-  urged: threading.Event,
-  *,
-  grace: float | None,
-  say: Callable[[str], None],
-) -> None:
-  """Stops all parts by SIGTERM, and by SIGKILL after the limit or when urged.
-
-  Args:
-    running: the parts to stop.
-    urged: set when SIGKILL must be sent at once.
-    grace: seconds that stopping may take; None: as long as each says.
-    say: is called with each line.
-  """
-
-  def show() -> None:
-    for each in running:
-      each.show()
-
-  killed = stop(
-    [each.child for each in running],
-    limit=Child.patience if grace is None else lambda _: grace,
-    urged=urged.is_set,
-    poll=show,
-  )
-  for each in running:
-    if each.child in killed:
-      each.say("did not end by itself; killed")
-  if left := [each for each in running if each.child.runs()]:
-    names = ", ".join(each.part.name for each in left)
-    say(f"not even SIGKILL ended all of {names}; look for their processes")
-
-
-def _expect_silence(part: Part) -> None:
-  """Checks that the port is free: another process could pass for the part.
-
-  Raises:
-    PartError: another process listens at the address.
-  """
-  address = urllib.parse.urlsplit(part.health)
-  with contextlib.suppress(OSError):
-    socket.create_connection((address.hostname, address.port), 1).close()
-    raise PartError(
-      f"[{part.name}] found another process at {address.netloc}, expected a "
-      "free port; stop that process or choose other ports."
-    )
 
 
 class Child:
@@ -434,13 +306,16 @@ class Child:
       return file.read().decode(errors="replace")
 
 
+_C = TypeVar("_C", bound=Child)
+
+
 def stop(
-  children: Sequence[Child],
+  children: Sequence[_C],
   *,
   limit: Callable[[Child], float] = Child.patience,
   urged: Callable[[], bool] = lambda: False,
   poll: Callable[[], None] = lambda: None,
-) -> list[Child]:
+) -> list[_C]:
   """Stops children by SIGTERM, and by SIGKILL after the limit or when urged.
 
   Args:
@@ -453,7 +328,7 @@ def stop(
     The children that were killed.
   """
   began = time.monotonic()
-  killed: list[Child] = []
+  killed: list[_C] = []
   while left := [each for each in children if each.runs()]:
     late = time.monotonic() - began
     for each in left:
@@ -467,6 +342,90 @@ def stop(
     poll()
     time.sleep(_POLL)
   return killed
+
+
+class _Running(Child):
+  """A started part, with the lines that are printed of it.
+
+  Raises:
+    PartError: it cannot be started, or its port is another process's, which
+      could pass for it.
+  """
+
+  def __init__(
+    self,
+    part: Part,
+    logs: pathlib.Path,
+    say: Callable[[str], None],
+    every: float,
+  ):
+    self.part = part
+    self.ready = threading.Event()
+    self._said, self._every = say, every
+    self._last, self._shown = "", time.monotonic()
+    address = urllib.parse.urlsplit(part.health)
+    if address.hostname:
+      with contextlib.suppress(OSError):
+        socket.create_connection((address.hostname, address.port), 1).close()
+        raise PartError(
+          f"[{part.name}] found another process at {address.netloc}, expected "
+          "a free port; stop that process or choose other ports."
+        )
+    log = logs / f"{part.name}.log"
+    self.say(f"starts; log: {log}")
+    heading = f"$ {part.shown()}\n"
+    try:
+      super().__init__(
+        part.command, log, env=part.env, heading=heading, append=True
+      )
+    except OSError as error:
+      raise PartError(f"[{part.name}] could not start: {error}.") from error
+    if part.health:
+      threading.Thread(target=self._await_health, daemon=True).start()
+    else:
+      self.ready.set()
+
+  def say(self, what: str) -> None:
+    self._said(f"[{self.part.name}] {what}")
+
+  def show(self, *, now: bool = False) -> None:
+    """Prints the last line of the log, if it is a new one."""
+    if not now and time.monotonic() - self._shown < self._every:
+      return
+    self._shown = time.monotonic()
+    last = "".join(self.tail(1))
+    if last and last != self._last:
+      self._last = last
+      self.say(last[:200])
+
+  def with_log(self, what: str) -> str:
+    """Returns `what` with the end of the log."""
+    end = "".join(f"\n  {line}" for line in self.tail(_TAIL)) or " empty."
+    return f"{what}; the end of {self.log}:{end}"
+
+  def failure(self, what: str) -> PartError:
+    return PartError(f"[{self.part.name}] {self.with_log(what)}")
+
+  def again(self) -> _Running:
+    """Restarts the part after it ended, with one restart less."""
+    left = self.part.restarts
+    self.say(
+      f"ended with code {self.code} after {self.took}; it is started again, "
+      f"{left} of that left"
+    )
+    self.kill()  # Its children may still hold its port or GPUs.
+    part = dataclasses.replace(self.part, restarts=left - 1)
+    return _Running(part, self.log.parent, self._said, self._every)
+
+  def _await_health(self) -> None:
+    # Ignore proxies of the environment: the service is on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while self.code is None:
+      with contextlib.suppress(OSError, ValueError):
+        opener.open(self.part.health, timeout=30).close()
+        self.ready.set()
+        return
+      time.sleep(_POLL)
 
 
 def _group_runs(group: int) -> bool:

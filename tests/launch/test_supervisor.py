@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
-from process_trees import PARENT, assert_ended
+import source_tree
+from process_trees import PARENT, assert_ended, pids
 
 from launch import stopping, supervisor
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A service: after `late` seconds it listens, after `late` more it is healthy.
 SERVICE = """
 import http.server, sys, time
@@ -32,6 +31,7 @@ time.sleep(late)
 started = time.time()
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
+SLEEPS = "import time; time.sleep(1000)"
 
 
 def python(name, code, *arguments, **settings):
@@ -74,19 +74,25 @@ def wait_for(path):
   )
 
 
-def test_the_main_command_starts_when_the_services_answer(run, port, tmp_path):
+def test_the_main_command_starts_when_all_services_answer(run, port, tmp_path):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    other = free.getsockname()[1]
   ask = (
     "import urllib.request, os;"
     f"print(urllib.request.urlopen('http://127.0.0.1:{port}/health').status,"
     "os.environ['GPUS'])"
   )
-  main = python("main", ask, env={"GPUS": "0,1"})
-  code, said = run([service(port, late=0.3)], main)
+  before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  code, said = run(
+    [service(port, late=0.3), service(other)],
+    python("main", ask, env={"GPUS": "0,1"}),
+  )
   logs = tmp_path / "logs"
   assert code == 0
   assert [line.split(" after")[0] for line in said] == [
-    f"[service] starts; log: {logs / 'service.log'}",
-    "[service] ready",
+    *[f"[service] starts; log: {logs / 'service.log'}"] * 2,
+    *["[service] ready"] * 2,
     f"[main] starts; log: {logs / 'main.log'}",
     "[main] 200 0,1",
     "[main] ended",
@@ -94,64 +100,73 @@ def test_the_main_command_starts_when_the_services_answer(run, port, tmp_path):
   assert (logs / "service.log").read_text().startswith("$ ")
   with socket.socket() as free:  # Nothing listens any more.
     assert free.connect_ex(("127.0.0.1", port)) != 0
+  after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  assert after == before
 
 
-def test_all_services_are_waited_for(run, port):
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    other = free.getsockname()[1]
-  code, said = run(
-    [service(port, late=0.4), service(other)], python("main", "")
-  )
-  assert code == 0
-  assert sum("ready" in line for line in said[: said.index(said[-2])]) == 2
+@pytest.mark.parametrize(
+  ("code", "expected", "end"),
+  [
+    ("print('so long'); raise SystemExit(7)", 7, "main.log:\n  so long"),
+    ("import os; os.kill(os.getpid(), 9)", 137, "main.log: empty."),
+  ],
+)
+def test_the_exit_code_is_that_of_the_main_command(run, code, expected, end):
+  found, said = run([], python("main", code))
+  assert found == expected
+  assert f"[main] failed with code {expected}" in said[-1]
+  assert said[-1].endswith(end)
 
 
-def test_the_exit_code_is_that_of_the_main_command(run):
-  code, said = run([], python("main", "print('so long'); raise SystemExit(7)"))
-  assert code == 7
-  assert "[main] failed with code 7" in said[-1]
-  assert said[-1].endswith("main.log:\n  so long")
-
-
-def test_a_main_command_that_is_killed_fails_as_in_a_shell(run):
-  code, _ = run([], python("main", "import os; os.kill(os.getpid(), 9)"))
-  assert code == 137
-
-
-def test_a_service_that_dies_at_its_start_ends_all(run, port, tmp_path):
+def test_a_service_that_fails_at_its_start_ends_all(run, port, tmp_path):
+  url = f"http://127.0.0.1:{port}/health"
   broken = python(
     "broken",
     "import sys; print('\\n'.join(map(str, range(99)))); sys.exit('no GPU')",
-    health=f"http://127.0.0.1:{port}/health",
+    health=url,
   )
-  main = python("main", "print('never')")
-  code, said = run([broken], main)
+  never = python("main", "print('never')")
+  code, said = run([broken], never)
   assert code == 1
   assert "[broken] ended with code 1" in said[-1]
   # The end of the log tells why.
   assert said[-1].splitlines()[-2:] == ["  98", "  no GPU"]
   assert len(said[-1].splitlines()) == 21
+  missing = supervisor.Part("missing", (str(tmp_path / "no"),))
+  code, said = run([missing], never)
+  assert code == 1 and "[missing] could not start: " in said[-1]
+  code, said = run(
+    [service(port, late=60), python("other", PARENT, tmp_path)],
+    never,
+    deadline=1.5,
+  )
+  assert code == 1
+  assert f"[service] did not answer {url} within 1.5 seconds" in said[-1]
+  assert_ended(tmp_path)
+  with socket.create_server(("127.0.0.1", port)):
+    code, said = run([service(port)], never)
+  assert code == 1 and "found another process at" in said[-1]
   assert not (tmp_path / "logs" / "main.log").exists()
 
 
-def test_a_service_that_dies_later_ends_all(run, tmp_path):
-  dies = python("dies", wait_for(tmp_path / "pids") + "raise SystemExit(3)")
-  code, said = run([dies], python("main", PARENT, tmp_path))
-  assert code == 1
-  assert "[dies] ended with code 3" in said[-1]
+@pytest.mark.parametrize("exits", [0, 3])
+def test_a_service_that_ends_later_ends_all(run, tmp_path, exits):
+  code = f"{wait_for(tmp_path / 'pids')}raise SystemExit({exits})"
+  found, said = run([python("ends", code)], python("main", PARENT, tmp_path))
+  assert found == 1
+  assert f"[ends] ended with code {exits}" in said[-1]
   assert_ended(tmp_path)
 
 
 def test_service_is_restarted_up_to_its_limit(run, port, tmp_path):
-  """The service dies three times while its child still holds the port."""
+  """The service dies twice while its child still holds the port."""
   dies = f"""
 import pathlib, subprocess, sys, time
 starts = pathlib.Path({str(tmp_path)!r}, "starts")
 count = len(starts.read_text()) if starts.exists() else 0
 starts.write_text("x" * (count + 1))
 subprocess.Popen([sys.executable, "-c", {SERVICE!r}, "{port}", "0"])
-if count < 3:
+if count < 2:
   while not pathlib.Path({str(tmp_path)!r}, "main").exists():
     time.sleep(0.02)
   sys.exit(9)
@@ -161,7 +176,7 @@ time.sleep(1000)
 import pathlib, time, urllib.request
 folder = pathlib.Path({str(tmp_path)!r})
 (folder / "main").touch()
-while len((folder / "starts").read_text()) < 4:
+while len((folder / "starts").read_text()) < 3:
   time.sleep(0.02)
 while True:
   try:
@@ -171,47 +186,25 @@ while True:
     time.sleep(0.02)
 """
   part = python(
-    "dies", dies, health=f"http://127.0.0.1:{port}/health", restarts=3
+    "dies", dies, health=f"http://127.0.0.1:{port}/health", restarts=2
   )
   code, said = run([part], python("main", main))
   assert code == 0, said
   again = [line for line in said if "it is started again" in line]
   assert [line.split(", ")[-1] for line in again] == [
-    f"{left} of that left" for left in (3, 2, 1)
+    f"{left} of that left" for left in (2, 1)
   ]
-  assert "[dies] ended with code 9" in again[0]
   # One time more than it may, it ends all.
   (tmp_path / "starts").unlink()
   (tmp_path / "main").unlink()
   code, said = run(
-    [dataclasses.replace(part, restarts=2)],
+    [dataclasses.replace(part, restarts=1)],
     python("main", main + "time.sleep(1000)"),
   )
   assert code == 1
-  assert sum("it is started again" in line for line in said) == 2
+  assert sum("it is started again" in line for line in said) == 1
   assert "[dies] ended with code 9" in said[-1]
   assert "expected it to serve until the end" in said[-1]
-
-
-def test_service_that_exits_early_with_0_is_a_failure(run):
-  code, said = run(
-    [python("early", "")], python("main", "import time; time.sleep(100)")
-  )
-  assert code == 1
-  assert "[early] ended with code 0" in said[-1]
-  assert "log: empty." in said[-1]
-
-
-def test_a_service_that_is_never_ready_ends_all(run, port, tmp_path):
-  code, said = run(
-    [service(port, late=60), python("other", PARENT, tmp_path)],
-    python("main", "print('never')"),
-    deadline=1.5,
-  )
-  assert code == 1
-  assert f"[service] did not answer http://127.0.0.1:{port}" in said[-1]
-  assert "within 1.5 seconds" in said[-1]
-  assert_ended(tmp_path)
 
 
 @pytest.mark.parametrize("stubborn", [(), ("child",), ("parent", "child")])
@@ -247,13 +240,7 @@ while True: time.sleep(1)
   assert (tmp_path / "child").read_text() == "None"
 
 
-def test_children_of_a_command_that_ended_end_too(run, tmp_path):
-  leaves = PARENT.replace("time.sleep(1000)", "")
-  assert run([], python("main", leaves, tmp_path))[0] == 0
-  assert_ended(tmp_path)
-
-
-def test_zombie_is_not_waited_for(run, tmp_path):
+def test_zombie_is_not_waited_for_and_children_end(run, tmp_path):
   """This happens in containers whose first process is not an init."""
   leaves_a_zombie = """
 import os, pathlib, sys, time
@@ -273,6 +260,10 @@ while not (folder / "left").exists(): time.sleep(0.02)
     (tmp_path / "end").touch()
   assert code == 0
   assert "ended after" in said[-1]
+  # What a command that ended has left behind.
+  leaves = PARENT.replace("time.sleep(1000)", "")
+  assert run([], python("main", leaves, tmp_path))[0] == 0
+  assert_ended(tmp_path)
 
 
 def test_a_main_command_that_takes_longer_than_it_says_is_killed(
@@ -291,49 +282,150 @@ def test_a_main_command_that_takes_longer_than_it_says_is_killed(
   assert_ended(tmp_path)
 
 
-def test_signal_handlers_are_restored(run):
-  before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-  run([], python("main", ""))
-  after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-  assert after == before
+# Signals.
+
+# Saves on SIGTERM, asks for time, and checks that the service still runs.
+SAVES = """
+import pathlib, signal, sys, time
+folder, asks = pathlib.Path(sys.argv[1]), sys.argv[2]
+def alive(pid):
+  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  return text.rpartition(")")[2].split()[0] not in "ZX"
+def save(number, frame):
+  print(f"stopping on SIGTERM; it may take up to {asks} s", flush=True)
+  time.sleep(2.5)
+  served = map(int, (folder / "pids").read_text().split())
+  (folder / "saved").write_text(str(all(map(alive, served))))
+  sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+while True: time.sleep(1)
+"""
 
 
-def test_a_port_that_another_process_has_is_refused(run, tmp_path):
-  with socket.create_server(("127.0.0.1", 0)) as taken:
-    code, said = run([service(taken.getsockname()[1])], python("main", ""))
-  assert code == 1
-  assert "expected a free port" in said[-1]
-  assert not (tmp_path / "logs" / "service.log").exists()
+@pytest.fixture
+def supervised(tmp_path):
+  """Starts a supervisor process with a service, its child and a command."""
+
+  def start(*, grace, stubborn=(), main=SLEEPS, until="[main] starts"):
+    script = f"""
+import pathlib, signal, sys
+from launch import supervisor
+# As in a terminal, whatever the tests run in.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def python(name, *arguments):
+  return supervisor.Part(name, (sys.executable, "-c", *arguments))
+sys.exit(supervisor.run(
+  [python("service", {PARENT!r}, {str(tmp_path)!r}, *{stubborn!r})],
+  python("main", {main!r}, {str(tmp_path)!r}, "60"),
+  logs=pathlib.Path({str(tmp_path)!r}), deadline=30, grace={grace},
+))
+"""
+    process = subprocess.Popen(
+      [sys.executable, "-c", script],
+      cwd=source_tree.ROOT,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    assert any(line.startswith(until) for line in process.stdout)
+    pids(tmp_path)
+    return process
+
+  return start
 
 
-def test_missing_command_is_named(run, tmp_path):
-  missing = supervisor.Part("server", (str(tmp_path / "python"), "-m", "x"))
-  code, said = run([missing], python("main", ""))
-  assert code == 1
-  assert said[-1].startswith("[server] could not start: ")
-  assert str(tmp_path / "python") in said[-1]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_everything(supervised, tmp_path, number):
+  process = supervised(grace=60)
+  process.send_signal(number)
+  rest, _ = process.communicate(timeout=120)
+  # The main command was told by SIGTERM, and ended so.
+  assert process.returncode == 128 + signal.SIGTERM
+  assert f"stopping everything on {number.name}" in rest
+  assert_ended(tmp_path)
 
 
-def test_shown_line_is_the_last_of_this_run(run):
-  bar = (
-    "import time; print('10%\\r50%', end='\\r', flush=True); time.sleep(0.5)"
-  )
-  code, said = run([], python("main", bar))
-  assert said[1:-1] == ["[main] 50%"]
-  _, again = run([], python("main", ""))
-  assert len(again) == 2 and "ended" in again[-1]
+def test_second_signal_kills_remaining_processes(supervised, tmp_path):
+  process = supervised(grace=600, stubborn=("parent", "child"))
+  process.send_signal(signal.SIGINT)
+  assert any("stopping everything" in line for line in process.stdout)
+  with pytest.raises(subprocess.TimeoutExpired):
+    process.wait(1.2 * stopping._SAME)
+  process.send_signal(signal.SIGINT)
+  process.communicate(timeout=120)
+  assert process.returncode == 128 + signal.SIGTERM
+  assert_ended(tmp_path)
 
 
-def test_shown_command_is_quoted_for_the_shell():
-  part = python(
-    "main",
-    "import os, sys; print(os.environ['GPUS'], sys.argv[1:])",
-    "--a=b c",
-    "--d=('e')",
-    env={"GPUS": "0 1"},
-  )
-  said = subprocess.run(
-    ["sh", "-c", part.shown()], capture_output=True, text=True, check=True
-  )
-  assert said.stdout == "0 1 ['--a=b c', \"--d=('e')\"]\n"
-  assert os.environ.get("GPUS") is None
+def test_the_main_command_saves_as_long_as_it_says_before_services_end(
+  supervised, tmp_path
+):
+  process = supervised(grace=0.1, main=SAVES, until="[main] trains")
+  process.send_signal(signal.SIGINT)
+  rest, _ = process.communicate(timeout=120)
+  assert process.returncode == stopping.RESUME, rest
+  assert "[main] stopping on SIGTERM; it may take up to 60 s" in rest
+  assert "[main] ended with code 75" in rest
+  assert (tmp_path / "saved").read_text() == "True"
+  assert_ended(tmp_path)
+
+
+# One child.
+
+# Ignores SIGTERM; its log says that it is ready.
+DEAF = (
+  "import signal, time\n"
+  "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+  "print('stopping on SIGTERM; it may take up to 7 s', flush=True)\n"
+  "time.sleep(100)\n"
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Starts Python code; whatever is left of it is killed after the test."""
+  started = []
+
+  def start(code, *arguments, **settings):
+    command = [sys.executable, "-c", code, *arguments]
+    child = supervisor.Child(command, tmp_path / "log", **settings)
+    started.append(child)
+    return child
+
+  yield start
+  for each in started:
+    each.kill()
+
+
+def wait_until(there):
+  end = time.monotonic() + 30
+  while not there():
+    assert time.monotonic() < end
+    time.sleep(0.01)
+
+
+def test_text_and_tail_skip_what_was_in_the_log(start, tmp_path):
+  (tmp_path / "log").write_text("before\n")
+  child = start("print('10%\\r100%\\n\\nend')", heading="$ x\n", append=True)
+  wait_until(lambda: child.code == 0)
+  assert child.text() == "10%\r100%\n\nend\n"
+  assert child.tail(2) == ["100%", "end"]
+  assert (tmp_path / "log").read_text().startswith("before\n$ x\n")
+
+
+@pytest.mark.parametrize(
+  "how", [{"limit": lambda _: 0.2}, {"urged": lambda: True}]
+)
+def test_a_deaf_child_is_killed_after_the_limit_or_when_urged(start, how):
+  child = start(DEAF)
+  wait_until(lambda: child.tail(1))
+  assert child.code is None and 7 < child.patience() < 60
+  assert supervisor.stop([child], **how) == [child]
+  assert child.code == 128 + 9 and not child.runs()
+
+
+def test_what_a_child_started_ends_with_it(start, tmp_path):
+  child = start(PARENT, str(tmp_path))
+  pids(tmp_path)
+  assert supervisor.stop([child], limit=lambda _: 20) == []
+  assert_ended(tmp_path)

@@ -35,17 +35,23 @@ def defined(command):
 
 def run(command, *arguments):
   """Runs a command; returns its exit message, or "" if it finished."""
+  ended, _ = printed(command, *arguments)
+  return "" if ended == 0 else str(ended)
+
+
+def printed(command, *arguments):
+  """Runs a command; returns its exit message or code, and what it printed."""
   with (
     defined(command),
-    contextlib.redirect_stdout(io.StringIO()),
+    contextlib.redirect_stdout(io.StringIO()) as out,
     contextlib.redirect_stderr(io.StringIO()) as said,
   ):
     try:
       argv = launch_flags._parse_argv(["command", *arguments])
-      launch_flags.called(command.main, argv)
-    except SystemExit as ended:
-      if not isinstance(ended.code, int):
-        return ended.code
-      text = said.getvalue().partition("\nPass --help to see the flags.")[0]
-      return text.removeprefix(f"{command.main.__module__}: ")
-  return ""
+      ended = launch_flags.called(command.main, argv) or 0
+    except SystemExit as error:
+      ended = error.code
+      if ended == 2:
+        text = said.getvalue().partition("\nPass --help to see the flags.")[0]
+        ended = text.removeprefix(f"{command.main.__module__}: ")
+  return ended, out.getvalue()
