@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import hypothesis
 import hypothesis.strategies as st
+import prompt_files
 import pytest
 import scripted
 
@@ -142,9 +142,7 @@ def test_budget_file_replaces_the_sentences(tmp_path):
     "tokens": "{N} tokens, not more. ",
     "tokens_left": "; {R} tokens",
   }
-  path.write_text(
-    "\n".join(f"{k} = {json.dumps(v)}" for k, v in values.items())
-  )
+  path.write_text(prompt_files.toml(values))
   for file, start, block in (
     ("", "You may write at most 256", "tokens remaining=200"),
     (str(path), "256 tokens, not more. You have 30", "; 200 tokens ; seconds"),

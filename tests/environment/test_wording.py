@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import prompt_files
 import pytest
 
 from anysearch_jax import config as config_lib
@@ -17,20 +16,12 @@ GOOD = {
 }
 
 
-def toml(values):
-  """Returns TOML with these strings; JSON escapes as it does."""
-  lines = (
-    f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items()
-  )
-  return "\n".join(lines)
-
-
 @pytest.fixture
 def save(tmp_path):
   def saved(values, name="mine.toml"):
     path = tmp_path / name
     path.write_text(
-      values if isinstance(values, str) else toml(values), "utf-8"
+      values if isinstance(values, str) else prompt_files.toml(values), "utf-8"
     )
     return str(path)
 

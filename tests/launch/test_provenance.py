@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import prompt_files
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import units, wording
+from anysearch_jax.environment import units
 from anysearch_jax.methods import systems
 from launch import parts
 
@@ -59,7 +60,7 @@ def test_texts_are_known_by_their_hash(source, tmp_path):
     ("mine", {**shipped.values, "no_action": "again"}),
   ):
     path = tmp_path / f"{name}.toml"
-    path.write_text(wording.written(texts, ["of my own"]))
+    path.write_text(prompt_files.toml(texts, "of my own"))
     assert noted(str(path))["file"] == str(path)
     same = noted(str(path))["sha256"] == shipped.sha256
     assert same is (name == "copy")
@@ -80,6 +81,6 @@ def test_budget_texts_are_known_by_their_hash(source, tmp_path):
     ("mine", {**shipped.values, "tokens": "total= {N} ; "}),
   ):
     path = tmp_path / f"{name}.toml"
-    path.write_text(wording.written(values))
+    path.write_text(prompt_files.toml(values))
     assert noted(path)["file"] == str(path)
     assert (noted(path)["sha256"] == shipped.sha256) is (name == "copy")
