@@ -113,6 +113,9 @@ def test_a_request_may_name_its_own_sampling():
     (completion("no <search>, so <answer> b"), "no <search>, so <answer> b"
      "</answer>", types.Finish.STOP),
     (completion("I do not know."), "I do not know.", types.Finish.END_OF_TURN),
+    (completion(""), "", types.Finish.END_OF_TURN),
+    (completion("I <|begin_query|>emma"), "I <|begin_query|>emma<|end_query|>",
+     types.Finish.STOP),
     # Some keep the stop text, or go on after it.
     (completion("<search> a </search>"), "<search> a </search>",
      types.Finish.STOP),
@@ -122,23 +125,11 @@ def test_a_request_may_name_its_own_sampling():
   ],
 )  # fmt: skip
 def test_stop_text_is_restored(reply, text, finish):
-  found = turn(reply)
+  found = turn(reply, stop=(*STOP, "<|end_query|>"))
   assert (found.text, found.finish) == (text, finish)
   assert PLAIN.decode(found.token_ids) == text
   assert set(found.logps) == {0.0} and set(found.versions) == {0}
   assert len(found.logps) == len(found.versions) == len(found.token_ids)
-
-
-def test_stop_text_of_other_tags_is_restored():
-  stop = ("<|end_search_query|>",)
-  found = turn(completion("I <|begin_search_query|>emma"), stop=stop)
-  assert found.text.endswith("emma<|end_search_query|>")
-
-
-def test_turn_that_ends_at_once_is_one_token():
-  found = turn(completion(""))
-  assert found.text == "" and found.finish is types.Finish.END_OF_TURN
-  assert found.token_ids == (PLAIN.end_of_turn_id,)
 
 
 def test_local_count_limits_a_turn():
@@ -259,8 +250,3 @@ def test_a_token_is_four_ascii_characters_or_one_other():
   assert len(PLAIN.encode(text)) == len(text) // 4
   assert len(PLAIN.encode("東京で")) == 3
   assert PLAIN.decode([PLAIN.end_of_turn_id]) == ""
-
-
-def test_prompt_is_the_content_itself():
-  text, ids = PLAIN.render("Question: who?\n")
-  assert text == PLAIN.decode(ids) == "Question: who?\n"

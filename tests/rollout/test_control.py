@@ -131,44 +131,6 @@ def test_engine_that_fails_meanwhile_leaves_the_answer(tmp_path):
   assert found.discarded_tokens == 0
 
 
-def test_cancelled_episode_is_forgotten(tmp_path):
-  released = []
-
-  class Hanging(scripted.Engine):
-    async def generate(self, request):
-      if request.address.attempt:
-        await asyncio.sleep(60)
-      return await super().generate(request)
-
-    def release(self, address):
-      released.append(address)
-
-  engine = Hanging([scripted.answer("x")])
-  config = config_lib.EpisodeConfig(
-    control=written(tmp_path, answer=ALWAYS), **LIMITS
-  )
-  parts = driver.EpisodeParts(
-    engine, scripted.Retriever(), config, scripted.CODEC
-  )
-  address = types.Address(0, 0, 0)
-
-  async def cancelled():
-    await asyncio.wait_for(
-      driver.run_episode(
-        types.Question("q", "Q?", ()),
-        parts,
-        budget=1,
-        scaffold=False,
-        address=address,
-      ),
-      0.2,
-    )
-
-  with pytest.raises(TimeoutError):
-    asyncio.run(cancelled())
-  assert {address, address._replace(attempt=2)} <= set(released)
-
-
 def test_rule_that_accepts_changes_nothing(tmp_path):
   rule = written(tmp_path, ask=ALWAYS, answer=NEVER)
   for script in (asks_until_refused, hesitant):

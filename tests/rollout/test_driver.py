@@ -7,21 +7,16 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import logging
 import threading
 
 import fake_retriever
 import pytest
 import scripted
-import small_run
 from scripted import CODEC, answer, search
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.algorithms import curriculum
-from anysearch_jax.host import loop
 from anysearch_jax.rollout import driver
-from anysearch_jax.training import collection, timeline
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
 HITS = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(9)}
@@ -242,19 +237,6 @@ def test_surplus_groups_are_cancelled():
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
 
 
-def test_cancelled_episodes_are_not_in_flight():
-  said, now = [], [0.0]
-  inflight = driver.InFlight(60, warn=said.append, clock=lambda: now[0])
-  engine = scripted.Engine(script, seconds=lambda: next(delays))
-  delays = iter([3600.0] * 2 + [0.0] * 99)
-  run_groups(
-    assignments(5), engine, keep=2, max_concurrency=4, inflight=inflight
-  )
-  now[0] = 100.0
-  inflight.look()
-  assert not said
-
-
 @pytest.mark.parametrize(
   ("given", "kwargs", "sentence"),
   [
@@ -472,49 +454,3 @@ def test_hanging_rollout_reports_what_it_waits_for(clock):
   )
   (group,) = played.groups
   assert [t.outcome for t in group.trajectories] == ["answered"] * 4
-
-
-class Warned(logging.Handler):
-  """Unblocks the stuck requests when the warning is logged."""
-
-  def __init__(self, stuck):
-    super().__init__()
-    self._stuck = stuck
-
-  def emit(self, record):
-    self._stuck.warn(record.getMessage())
-
-
-@pytest.fixture
-def stuck():
-  stuck = Stuck()
-  logger, handler = logging.getLogger(driver.__name__), Warned(stuck)
-  logger.addHandler(handler)
-  yield stuck
-  logger.removeHandler(handler)
-
-
-WATCHED = dataclasses.replace(
-  small_run.CONFIG,
-  questions=1,
-  episode=dataclasses.replace(CONFIG, turn_deadline=60.0),
-  watch=config_lib.WatchConfig(quiet_seconds=0.05),
-)
-
-
-def test_training_warns_when_nothing_moves(stuck):
-  collector = collection.Collector(
-    collection.QuestionStream([QUESTION], groups=1, samples=WATCHED.group),
-    engine=stuck,
-    retriever=stuck,
-    codec=scripted.CODEC,
-    config=WATCHED.episode,
-    slots=WATCHED.engine.slots,
-    quiet_seconds=WATCHED.watch.quiet_seconds,
-    timeline=timeline.Timeline(lambda: 0.0),
-  )
-  collected = collector.collect(
-    3, curriculum.Assignment([1], False), loop.Scope(RuntimeError)
-  )
-  assert collected.failed == 0
-  assert stuck.said[0].startswith("Nothing moved for ")

@@ -122,34 +122,6 @@ def test_being_asked_costs_no_format_but_a_refused_search_does(scaffold):
   assert judge(refused).format == 0
 
 
-def test_observation_that_leaves_no_room_for_the_line_is_left_out():
-  said = len(search("a"))
-  shown = len(CODEC.encode(FOUND))
-  config = dataclasses.replace(
-    CONFIG,
-    budget_file="silent",
-    max_context=length_of_prompt() + said + shown + len(LINE),
-  )
-  budget = budgets.Budget(searches=2, tokens=said + 50)
-  trajectory, _ = play(
-    search("a"), answer("J"), hits=(EMMA,), budget=budget, config=config
-  )
-  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("J")]
-  assert len(trajectory.token_ids) <= config.max_context
-
-
-def test_refused_search_is_not_asked_for_the_answer_twice():
-  config = dataclasses.replace(CONFIG, answer_room=40)
-  said = len(search("a"))
-  trajectory, _ = play(
-    search("a"),
-    answer("Jane"),
-    budget=budgets.Budget(searches=0, tokens=said + 60),
-    config=config,
-  )
-  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
-
-
 def test_dollars_pay_for_searches_and_tokens():
   # Of 1.2 cents, a search takes half a cent: there is no third one.
   budget = budgets.Budget(
@@ -392,12 +364,6 @@ def test_episode_that_ends_in_time_is_as_without_the_room():
   kept, _ = play(*turns, hits=(EMMA,), config=landing())
   assert kept.token_ids.tolist() == plain.token_ids.tolist()
   assert transcript(kept) == transcript(plain)
-
-
-def test_prompt_that_leaves_less_than_the_room_gets_all_of_it():
-  most = length_of_prompt() + ROOM // 2
-  _, asked = play(answer("J"), config=landing(context=most))
-  assert [each.max_tokens for each in asked] == [ROOM // 2]
 
 
 @pytest.mark.parametrize("searching", [False, True])

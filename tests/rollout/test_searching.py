@@ -165,18 +165,6 @@ def test_queries_that_wait_for_a_call_form_one_batch():
   assert [len(call) for call in inner.calls] == [1, 9]
 
 
-def test_cached_answer_does_not_yield_to_the_event_loop():
-  ret = searcher(Many())
-  run(ret, ask("a"))
-
-  async def at_once():
-    with pytest.raises(StopIteration) as done:
-      ret.search(ask("a")).send(None)
-    return list(done.value.value)
-
-  assert loop.run(at_once()) == truth(ask("a"))
-
-
 def test_empty_answer_is_cached():
   inner = scripted.Retriever()
   ret = searcher(inner)

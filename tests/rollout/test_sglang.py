@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import pathlib
-import socket
 
 import fake_sglang
 import jax
-import numpy as np
 import pytest
 import sglang_engines as engines
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -204,16 +200,6 @@ def test_a_server_that_cannot_be_used_is_refused(serve, faults, message):
     serve(faults=faults, deadline=0.5)
 
 
-def test_missing_server_error_names_url_and_remedy():
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(
-      types.EngineError, match=rf"{url}.*ConnectError.*launch/serve_sglang.sh"
-    ):
-      engines.connect(urls=(url,))
-
-
 @pytest.mark.parametrize("urls", [(), ("localhost:30000",), ("",)])
 def test_urls_are_checked(urls):
   with pytest.raises(ValueError, match="sglang.urls: found"):
@@ -248,36 +234,6 @@ def test_all_servers_load_weights_and_the_last_folder_remains(serve):
   ]
   engine.close()
   assert not folder.exists()
-
-
-def test_the_folder_is_a_policy_that_loads(serve, monkeypatch, tmp_path):
-  engine, server = serve(weights=str(tmp_path))
-  kept = tmp_path / "kept"
-  right = server._update_weights_from_disk
-
-  def keep(body):
-    pathlib.Path(body["model_path"]).rename(kept)
-    return right(body | {"model_path": str(kept)})
-
-  server._update_weights_from_disk = keep
-  policy = engines.policy()
-  engine.set_params(policy.params, 1)
-  loaded = hf.load(kept)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8),
-    loaded.params,
-    policy.params,
-  )
-  assert loaded.architecture == policy.architecture
-  assert loaded.tokenizer.vocab_size == policy.tokenizer.vocab_size
-
-
-def test_a_dead_runs_weights_are_removed(serve):
-  engine, server = serve()
-  left = sglang_server.folder("", [server.url]) / "left"
-  left.mkdir(parents=True)
-  engine.set_params(engines.policy().params, 1)
-  assert not left.exists()
 
 
 def _update_meanwhile(engine, server, version):
@@ -387,13 +343,6 @@ def test_other_weights_under_the_same_version_share_no_prefix(serve):
   assert engine.counters["shared_tokens"] == 0
 
 
-def test_runs_do_not_mistake_each_others_weights(serve):
-  engine, server = serve(fake_sglang.ids("<end>"))
-  serve(urls=(server.url,))
-  with pytest.raises(types.EngineError, match="did another run hand weights"):
-    engines.turn(engine)
-
-
 SAID = fake_sglang.ids("b", "<end>")
 
 
@@ -421,15 +370,6 @@ def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
   assert f"SGLang server {first.url} was up and is suspect; 1 of 2" in (
     caplog.text
   )
-
-
-def test_the_questions_of_a_dead_server_are_spread_over_the_others(serve):
-  engine, *servers = serve(SAID, count=3)
-  servers[0].kill()
-  for question in range(12):
-    engines.turn(engine, question=question)
-  found = [len(server.bodies("/generate")) for server in servers]
-  assert found == [0, 6, 6]
 
 
 def test_turn_of_a_dead_server_is_sampled_again_as_a_whole(serve):
@@ -493,15 +433,6 @@ def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   assert engine.counters["failovers"] == 3
   assert "turns wait for one, up to 60 seconds (sglang.wait)" in caplog.text
   assert "was catching up and is up; 1 of 1 are up." in caplog.text
-
-
-def test_a_server_that_fell_back_to_older_weights_gets_the_present_ones(serve):
-  engine, server = serve(SAID, wait=60)
-  older = server.version
-  engine.set_params(engines.policy().params, 1)
-  server.version = older
-  assert engines.turn(engine).versions == (1, 1)
-  assert server.version != older
 
 
 def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):

@@ -140,37 +140,6 @@ def test_log_probs_equal_ours_at_the_sampling_temperature(
       assert set(generation.versions) == {0}
 
 
-def test_new_weights_are_those_that_score_from_then_on(
-  policy, make_engine, random_params
-):
-  first, second = random_params
-  engine, context = make_engine(first), _context(policy)
-  (before,) = engine.scores(context).values()
-  engine.set_params(second, 3)
-  (after,) = engine.scores(context).values()
-  assert np.abs(np.subtract(before, after)).max() > 0.1
-  np.testing.assert_allclose(before, _ours(policy, first, context), atol=1e-3)
-  np.testing.assert_allclose(after, _ours(policy, second, context), atol=1e-3)
-  (generation,) = _sample(engine, context, samples=1, most=3)
-  assert generation.versions == (3, 3, 3)
-
-
-def test_weights_are_handed_over_in_bfloat16_by_default(
-  policy, make_engine, random_params
-):
-  engine, context = make_engine(random_params[0], dtype=jnp.bfloat16), (5, 6, 7)
-  rounded = jax.tree.map(
-    lambda p: p.astype(jnp.bfloat16).astype(jnp.float32), random_params[0]
-  )
-  (found,) = engine.scores(context).values()
-  np.testing.assert_allclose(found, _ours(policy, rounded, context), atol=1e-3)
-  # The folder remains for servers that come back, until the run ends.
-  folder = sglang_server.folder("", [_URL])
-  assert len(list(folder.iterdir())) == 1
-  engine.close()
-  assert not folder.exists()
-
-
 @pytest.mark.parametrize("recorded", ["update"], indirect=True)
 def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   policy, make_engine, random_params, recorded
@@ -192,33 +161,6 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   assert engine.counters["shared_tokens"] == 0
   ours = _ours(policy, second, (*row, *next_turn.token_ids))
   np.testing.assert_allclose(next_turn.logps, ours[len(row) - 1 :], atol=1e-3)
-
-
-def test_the_samples_of_a_question_share_its_prompt(
-  policy, make_engine, random_params
-):
-  engine, context = make_engine(random_params[0]), _context(policy)
-  _sample(engine, context, samples=1, most=2)
-  _sample(engine, context, samples=7, most=2)
-  assert engine.counters["shared_tokens"] == 7 * (len(context) - 1)
-  assert engine.counters["prefilled_tokens"] == len(context) + 7
-
-
-def test_cancelled_turn_is_aborted(policy, make_engine):
-  engine = make_engine(sglang_chains.params(policy))
-  start = policy.tokenizer.encode(sglang_chains.CHAINS["endless"][0])
-
-  async def give_up():
-    turn = asyncio.create_task(
-      engine.generate(sglang_chains.request(start, 900))
-    )
-    await asyncio.sleep(0.5)
-    turn.cancel()
-    await asyncio.wait([turn])
-
-  asyncio.run(give_up())
-  # Long before 900 tokens, or the server's own check for disconnected clients.
-  _post("/flush_cache?timeout=1.5", {})
 
 
 @pytest.mark.parametrize("recorded", ["refusals"], indirect=True)

@@ -57,17 +57,6 @@ def test_page_is_all_its_passages_in_reading_order(title):
   assert two == expected[:2]
 
 
-@pytest.mark.parametrize("title", ["Emma", '"EMMA"', "w/10"])
-def test_a_corpus_in_memory_opens_pages_without_ranking(title):
-  own = lexical.LexicalRetriever({"c": (OTHER, *PAGE), "d": (OTHER,)})
-  pages = searching.PageRetriever(own)
-  found, elsewhere = ask(
-    pages, fetch(title, corpus="c"), fetch(title, corpus="d")
-  )
-  assert found == ([PAGE[1]] if title == "w/10" else READING)
-  assert elsewhere == []
-
-
 def test_each_call_is_answered_by_its_tool_and_cached_apart():
   search = scripted.Retriever({"Emma": (OTHER,)})
   pages = scripted.Retriever({"Emma": PAGE})

