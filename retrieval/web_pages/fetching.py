@@ -7,13 +7,11 @@ https://www.rfc-editor.org/rfc/rfc9309.html, with Protego.
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import ssl
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import httpx2
 import protego
@@ -29,7 +27,6 @@ _SITES = 4096
 
 # Returns status and text of an address.
 Get = Callable[[httpx2.URL], Awaitable[tuple[int, bytes]]]
-T = TypeVar("T")
 
 KINDS = ("text/html", "application/xhtml+xml", "text/plain")
 _CONNECT_SECONDS = 5.0
@@ -42,11 +39,11 @@ _LONGEST_URL = 8192
 class Limits:
   """Limits on fetching a page.
 
-  deadline: seconds for all of it: txt, redirects, body and text.
+  deadline: seconds for all of it: robots.txt, redirects, body and text.
   redirects: the most redirects that are followed.
   largest: bytes of a page that are read, after decompression; of a larger page
     the beginning is taken.
-  agent: the User-Agent, and the name that txt knows the fetcher by.
+  agent: the User-Agent, and the name that robots.txt knows the fetcher by.
   allowed: networks that pages may be fetched from although they are not public,
     such as `10.0.0.0/8`.
   """
@@ -66,6 +63,7 @@ class Fetched:
   kind: its content type, one of `KINDS`.
   charset: as the server names it; "": not at all.
   is_whole: whether all of it is in `data`.
+  status, location: of the answer; the location only of a redirect.
   """
 
   url: str
@@ -73,12 +71,14 @@ class Fetched:
   charset: str
   data: bytes
   is_whole: bool
+  status: int = 200
+  location: str = ""
 
 
 class Fetcher:
   """Fetches pages; usable from any event loop and thread.
 
-  Every request, also one for a txt or after a redirect, goes to an
+  Every request, also one for a robots.txt or after a redirect, goes to an
   address that `addresses.checked` checked. Cookies, proxies and passwords of
   the environment are not used.
 
@@ -103,7 +103,7 @@ class Fetcher:
     self._robots = Robots(limits.agent, self._robots_file, clock=clock)
 
   async def fetch(self, address: str) -> Fetched:
-    """Returns a page that txt allows; the caller limits the time.
+    """Returns a page that robots.txt allows; the caller limits the time.
 
     Raises:
       PageError: the page is refused or does not exist.
@@ -115,25 +115,24 @@ class Fetcher:
         f"{_LONGEST_URL}.",
         "address",
       )
-    url, response = await self._follow(
+    page = await self._follow(
       addresses.parse(address), self._limits.largest, check=self._robots.check
     )
-    if response.status != 200:
+    if page.status != 200:
       raise addresses.PageError(
-        f"{url} answers with HTTP {response.status}.", "status"
+        f"{page.url} answers with HTTP {page.status}.", "status"
       )
-    kind, charset = _content_type(response.content_type)
-    if kind not in KINDS:
+    if page.kind not in KINDS:
       raise addresses.PageError(
-        f"{url} is of the type {kind or 'nothing'!r}; only pages of text "
-        "(HTML or plain) are read.",
+        f"{page.url} is of the type {page.kind or 'nothing'!r}; only pages of "
+        "text (HTML or plain) are read.",
         "type",
       )
-    return Fetched(str(url), kind, charset, response.data, response.is_whole)
+    return page
 
   async def _robots_file(self, url: httpx2.URL) -> tuple[int, bytes]:
-    _, response = await self._follow(url, _ROBOTS_LARGEST, kinds=())
-    return response.status, response.data
+    page = await self._follow(url, _ROBOTS_LARGEST, kinds=())
+    return page.status, page.data
 
   async def _follow(
     self,
@@ -142,7 +141,7 @@ class Fetcher:
     *,
     check: Callable[[httpx2.URL], Awaitable[None]] | None = None,
     kinds: Sequence[str] = KINDS,
-  ) -> tuple[httpx2.URL, _Response]:
+  ) -> Fetched:
     """Returns the last of a chain of redirects, each of them checked.
 
     Args:
@@ -152,15 +151,15 @@ class Fetcher:
       kinds: content types whose bodies are read; empty: all.
     """
     for _ in range(self._limits.redirects + 1):
-      # The address first: a refused host is not asked for its txt.
+      # The address first: a refused host is not asked for its robots.txt.
       hosts = await addresses.checked(url, self._allowed, self._resolve)
       if check is not None:
         await check(url)
-      response = await self._get(url, hosts, largest, kinds)
-      if not response.location:
-        return url, response
+      page = await self._get(url, hosts, largest, kinds)
+      if not page.location:
+        return page
       try:
-        target = url.join(response.location)
+        target = url.join(page.location)
       except httpx2.InvalidURL:
         raise addresses.PageError(
           f"{url} leads to an invalid address.", "redirects"
@@ -176,7 +175,7 @@ class Fetcher:
     hosts: Sequence[str],
     largest: int,
     kinds: Sequence[str],
-  ) -> _Response:
+  ) -> Fetched:
     """Asks the first address that can be connected to."""
     met: Exception | None = None
     for host in hosts[:_TRIED]:
@@ -193,17 +192,16 @@ class Fetcher:
 
   async def _ask(
     self, url: httpx2.URL, host: str, largest: int, kinds: Sequence[str]
-  ) -> _Response:
+  ) -> Fetched:
     """Sends one request to one address; certificates are of the url's host."""
-    name = url.raw_host.decode("ascii")
-    async with httpx2.AsyncClient(
-      transport=self._transport,
-      verify=self._certificates,
-      trust_env=False,
-      follow_redirects=False,
-      timeout=httpx2.Timeout(self._limits.deadline, connect=_CONNECT_SECONDS),
-    ) as client:
-      request = client.build_request(
+    async with (
+      httpx2.AsyncClient(
+        transport=self._transport,
+        verify=self._certificates,
+        trust_env=False,
+        timeout=httpx2.Timeout(self._limits.deadline, connect=_CONNECT_SECONDS),
+      ) as client,
+      client.stream(
         "GET",
         url.copy_with(host=host),
         headers={
@@ -212,39 +210,24 @@ class Fetcher:
           "Accept": "text/html, application/xhtml+xml, text/plain;q=0.9",
           "Accept-Encoding": "gzip, deflate",
         },
-        extensions={"sni_hostname": name},
-      )
-      response = await client.send(request, stream=True)
-      try:
-        return await _read(response, largest, kinds)
-      finally:
-        await response.aclose()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Response:
-  status: int
-  location: str
-  content_type: str
-  data: bytes
-  is_whole: bool
-
-
-async def _read(
-  response: httpx2.Response, largest: int, kinds: Sequence[str]
-) -> _Response:
-  """Reads a response; the body only of a page that will be used."""
-  headers, status = response.headers, response.status_code
-  location = headers.get("location", "") if 300 <= status < 400 else ""
-  content_type = headers.get("content-type", "")
-  data, more = b"", False
-  if status == 200 and (not kinds or _content_type(content_type)[0] in kinds):
-    data, more = await _body(response, largest)
-  return _Response(status, location, content_type, data, not more)
+        follow_redirects=False,
+        extensions={"sni_hostname": url.raw_host.decode("ascii")},
+      ) as response,
+    ):
+      status, location = response.status_code, ""
+      if 300 <= status < 400:
+        location = response.headers.get("location", "")
+      kind = response.headers.get("content-type", "").partition(";")[0]
+      kind, data, is_whole = kind.strip().lower(), b"", True
+      # The body is read only of a page that will be used.
+      if status == 200 and (not kinds or kind in kinds):
+        data, is_whole = await _body(response, largest)
+      charset = (response.charset_encoding or "").lower()
+      return Fetched(str(url), kind, charset, data, is_whole, status, location)
 
 
 async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
-  """Returns a body up to a size, decompressed, and whether there is more.
+  """Returns a body up to a size, decompressed, and whether it is all of it.
 
   Raises:
     PageError: the encoding is unknown or broken.
@@ -257,33 +240,12 @@ async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
     async for part in response.aiter_bytes():
       data += part
       if len(data) > most:
-        return bytes(data[:most]), True
+        return bytes(data[:most]), False
   except httpx2.DecodingError as error:
     raise addresses.PageError(
       f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"
     ) from None
-  return bytes(data), False
-
-
-def _content_type(value: str) -> tuple[str, str]:
-  """Returns type and charset of a Content-Type, in lower case."""
-  kind, *parameters = value.lower().split(";")
-  for each in parameters:
-    name, _, charset = each.partition("=")
-    if name.strip() == "charset":
-      return kind.strip(), charset.strip(" \"'")
-  return kind.strip(), ""
-
-
-async def until(when: float, url: str, work: Awaitable[T]) -> T:
-  """Awaits a fetch; raises PageError at a time of the event loop."""
-  try:
-    async with asyncio.timeout_at(when):
-      return await work
-  except TimeoutError:
-    raise addresses.PageError(
-      f"{url[:200]}: not read in the time that it had.", "late"
-    ) from None
+  return bytes(data), True
 
 
 class Robots:
@@ -304,12 +266,10 @@ class Robots:
   ):
     self._agent, self._get, self._clock = agent, get, clock
     # By origin: rules (None: nothing may be fetched), and until when they hold.
-    self._sites: collections.OrderedDict[
-      str, tuple[protego.Protego | None, float]
-    ] = collections.OrderedDict()
-    # Held while a file is read, so that pages of a site read it once. A lock
-    # belongs to an event loop, and is forgotten when nobody holds it.
-    self._locks: weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock] = (
+    self._sites: dict[str, tuple[protego.Protego | None, float]] = {}
+    # Held while a file is read, so that pages of a site read it once, and
+    # forgotten when nobody holds it.
+    self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = (
       weakref.WeakValueDictionary()
     )
 
@@ -323,10 +283,14 @@ class Robots:
       PageError: the rules do not allow it, or they cannot be read.
     """
     site = str(url.copy_with(raw_path=b"/robots.txt"))
-    name = id(asyncio.get_running_loop()), site
-    lock = self._locks.setdefault(name, asyncio.Lock())
-    async with lock:
-      rules = await self._rules(site)
+    async with self._locks.setdefault(site, asyncio.Lock()):
+      rules, until = self._sites.pop(site, (None, 0.0))
+      if self._clock() >= until:
+        rules, seconds = await self._read(site)
+        until = self._clock() + seconds
+      self._sites[site] = rules, until
+      if len(self._sites) > _SITES:
+        del self._sites[next(iter(self._sites))]
     if rules is None:
       raise addresses.PageError(
         f"{site} cannot be read, so no page of this site is fetched.", "robots"
@@ -335,17 +299,6 @@ class Robots:
       raise addresses.PageError(
         f"{site} does not allow this page to be fetched.", "robots"
       )
-
-  async def _rules(self, site: str) -> protego.Protego | None:
-    """Returns the rules of a site, remembered or read."""
-    rules, until = self._sites.get(site, (None, 0.0))
-    if self._clock() >= until:
-      rules, seconds = await self._read(site)
-      self._sites[site] = (rules, self._clock() + seconds)
-      self._sites.move_to_end(site)
-      while len(self._sites) > _SITES:
-        self._sites.popitem(last=False)
-    return rules
 
   async def _read(self, site: str) -> tuple[protego.Protego | None, float]:
     try:

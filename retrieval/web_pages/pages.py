@@ -98,10 +98,6 @@ class PageReader(requests_lib.OneByBatch):
       "agent": self._limits.agent,
     }
 
-  def until(self) -> float:
-    """Returns the end of a deadline that begins now, in event-loop time."""
-    return asyncio.get_running_loop().time() + self._limits.deadline
-
   async def read(
     self, address: str, *, until: float | None = None
   ) -> types.Passage:
@@ -109,7 +105,7 @@ class PageReader(requests_lib.OneByBatch):
 
     Args:
       address: of the page.
-      until: when it is due; None: a deadline from now.
+      until: when it is due, in event-loop time; None: a deadline from now.
 
     Raises:
       PageError: the page cannot be read.
@@ -117,15 +113,32 @@ class PageReader(requests_lib.OneByBatch):
     """
     self.counters["pages"] += 1
     try:
-      passage = await fetching.until(
-        self.until() if until is None else until, address, self._read(address)
-      )
-    except addresses.PageError as error:
+      async with asyncio.timeout_at(self.until() if until is None else until):
+        page = await self._fetcher.fetch(address)
+        (
+          title,
+          found,
+          is_whole,
+        ) = await asyncio.get_running_loop().run_in_executor(
+          self._threads, text, page
+        )
+    except (addresses.PageError, TimeoutError) as error:
+      if isinstance(error, TimeoutError):
+        error = addresses.PageError(
+          f"{address[:200]}: not read in the time that it had.", "late"
+        )
       self.counters["failures"] += 1
       self.counters[f"failed_{error.why}"] += 1
-      raise
+      raise error from None
     self.counters["read"] += 1
-    return passage
+    self.counters["large"] += not (page.is_whole and is_whole)
+    shown = cut(found, self._words)
+    self.counters["cut"] += shown != found
+    return types.Passage(page.url, f'"{title}"' if title else "", shown)
+
+  def until(self) -> float:
+    """Returns the end of a deadline that begins now, in event-loop time."""
+    return asyncio.get_running_loop().time() + self._limits.deadline
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
@@ -155,17 +168,6 @@ class PageReader(requests_lib.OneByBatch):
     """Ends the threads; a text that is being extracted is not waited for."""
     self._threads.shutdown(wait=False, cancel_futures=True)
 
-  async def _read(self, address: str) -> types.Passage:
-    page = await self._fetcher.fetch(address)
-    loop = asyncio.get_running_loop()
-    title, found, is_whole = await loop.run_in_executor(
-      self._threads, text, page
-    )
-    self.counters["large"] += not (page.is_whole and is_whole)
-    shown = cut(found, self._words)
-    self.counters["cut"] += shown != found
-    return types.Passage(page.url, f'"{title}"' if title else "", shown)
-
 
 class SearchWithPages(requests_lib.OneByBatch):
   """A search whose first results show their pages instead of snippets.
@@ -186,13 +188,9 @@ class SearchWithPages(requests_lib.OneByBatch):
 
   @property
   def counters(self) -> Counter[str]:
-    return Counter(
-      {
-        **counting.counters(self._retriever),
-        **{f"pages/{k}": v for k, v in self._reader.counters.items()},
-        "snippets": self._snippets,
-      }
-    )
+    own = Counter({"snippets": self._snippets})
+    pages = counting.of_parts({"pages": self._reader})
+    return own + counting.counters(self._retriever) + pages
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
