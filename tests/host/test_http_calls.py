@@ -186,19 +186,6 @@ def test_broken_connection_is_an_error(talk, tries, sentence):
     retriever.close()
 
 
-def test_unreachable_server_is_named_with_advice():
-  with fake.listening(fake.die_at_once) as url:
-    pass
-  retriever = http_retriever.HttpRetriever(url, patience=fake.QUICK)
-  sentence = fake.failure(retriever)
-  assert sentence.startswith(f"{url}/retrieve: tried 3 times")
-  assert "ConnectError" in sentence
-  assert sentence.endswith(
-    "Is a retriever running there (launch.serve_retriever)?"
-  )
-  retriever.close()
-
-
 # The circuit breaker.
 
 DOWN = types.RetrievalError("It is down.")

@@ -21,7 +21,6 @@ from anysearch_jax.world import world as world_lib
 from launch import (
   flags,
   policies,
-  retrieval_settings,
   retrievers,
   world_source,
 )
@@ -288,24 +287,6 @@ def test_provenance_records_the_simulator():
   ]
   assert len(set(hashes)) == len(hashes)
   assert identity(simulated="world") == hashes[0]
-
-
-@pytest.mark.parametrize(
-  ("values", "sentence"),
-  [
-    ({"simulated": "gpt"}, "retrieval.simulated: found 'gpt'"),
-    ({"refined": "ftp://a"}, "retrieval.refined: found 'ftp://a'"),
-    ({"simulated": "http://a/v1"}, "retrieval.model.name: found ''"),
-    ({"simulated": "world", "log": "x.sqlite"}, "retrieval.log: found 'x"),
-    (
-      {"model": config_lib.TextModelConfig(max_tokens=0)},
-      "retrieval.model.max_tokens: found 0",
-    ),
-  ],
-)
-def test_inconsistent_settings_are_rejected(values, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    retrieval_settings.validate(config_lib.RetrievalConfig(**values))
 
 
 def test_evaluation_against_a_simulator_is_rejected():

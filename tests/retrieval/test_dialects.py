@@ -29,14 +29,6 @@ CUSCO_DOCUMENT = {
 FOUND = [(LIMA, CUSCO), ()]
 
 any_text = st.text(st.characters(exclude_categories=()))
-json_values = st.recursive(
-  st.none() | st.booleans() | st.integers() | st.floats() | any_text,
-  lambda inner: (
-    st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-  ),
-  max_leaves=6,
-)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +125,6 @@ def test_a_flag_may_be_text_or_a_number(value, scored):
   assert ("document" in asked.respond([(LIMA,)])["result"][0][0]) == scored
 
 
-def test_unknown_keys_are_ignored_and_null_is_absent():
-  body = {"queries": [], "return_scores": None, "model": {"a": [1]}, "": 0}
-  asked = dialects.read_retrieve(body)
-  assert (asked.queries, asked.k) == ([], None)
-  assert asked.respond([]) == {"result": []}
-
-
 @pytest.mark.parametrize("key", ["filter", "filters", "where"])
 def test_a_filter_is_refused_and_not_ignored(key):
   body = {"queries": ["a"], key: {"year": 2018}}
@@ -187,27 +172,6 @@ def test_queries_decide_where_a_request_has_both_keys():
 def test_invalid_request_is_an_error(read, body, sentence):
   with pytest.raises(dialects.RequestError, match=sentence):
     read(body)
-
-
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(
-  st.dictionaries(
-    st.sampled_from(
-      ["queries", "query", "topk", "top_k", "top_n", "return_scores"]
-    ),
-    json_values,
-  ),
-  st.sampled_from(list(dialects.ROUTES.values())),
-)
-def test_any_object_is_a_request_or_a_short_error(body, read):
-  try:
-    asked = read(body)
-  except dialects.RequestError as error:
-    assert len(str(error)) < 100 and str(error).isascii()
-    return
-  assert asked.k is None or type(asked.k) is int
-  for query in asked.queries:
-    query.encode()  # No lone surrogate is left.
 
 
 @hypothesis.settings(max_examples=100, deadline=None)

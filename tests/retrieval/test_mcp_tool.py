@@ -21,7 +21,7 @@ from mcp_servers import COMMAND, EMMA, ask, free_port, ids, opened
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from launch import retrieval_settings, retrievers
+from launch import retrievers
 from retrieval import mcp_tool
 
 url = mcp_servers.url
@@ -75,14 +75,6 @@ def test_texts_are_passages_and_an_image_is_none(url):
   assert len({p.id for p in found}) == 3 and nothing == ()
   with pytest.raises(http_calls.AnswerError, match=r"no text \(image\)"):
     raise image
-  retriever.close()
-
-
-def test_fixed_arguments_are_sent(url):
-  retriever = opened(url, tool="both", arguments={"index": "main"})
-  (found,) = ask(retriever, "peru")
-  assert [p.text[:17] for p in found] == ["main: The capital"]
-  assert retriever.identity()["arguments"] == {"index": "main"}
   retriever.close()
 
 
@@ -280,35 +272,6 @@ def test_variables_reach_the_command_and_others_do_not(monkeypatch):
   # What the server says of the key is not shown.
   with pytest.raises(ValueError, match=r"said: bad \.\.\.: 13, False"):
     retrievers.make(config(mcp=mcp), None)
-
-
-@pytest.mark.parametrize(
-  ("values", "sentence"),
-  [
-    ({}, "mcp.command: found .* expected it or an address"),
-    (
-      {"url": "http://a", "mcp": config_lib.McpConfig(command=("b",))},
-      "expected it or an address",
-    ),
-    ({"url": "a"}, "retrieval.url: found 'a'"),
-    (
-      {"url": "http://a", "mcp": config_lib.McpConfig(arguments="[1]")},
-      r"mcp.arguments: found '\[1\]'.* a JSON object",
-    ),
-    (
-      {"mcp": config_lib.McpConfig(command=("a",), variables=("sk-123",))},
-      r"mcp.variables\[0\]: expected the name",
-    ),
-    (
-      {"mcp": config_lib.McpConfig(command=("a",)), "key_variable": "KEY"},
-      "expected it in retrieval.mcp.variables",
-    ),
-  ],
-)
-def test_invalid_settings_of_a_tool_are_refused(values, sentence):
-  with pytest.raises(ValueError, match=sentence) as caught:
-    retrieval_settings.validate(config(**values).retrieval)
-  assert "sk-123" not in str(caught.value)
 
 
 @pytest.mark.slow

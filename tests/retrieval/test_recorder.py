@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
-import math
 import sqlite3
 import struct
 import uuid
@@ -16,11 +14,8 @@ import pytest
 import recorded
 from hypothesis import strategies as st
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import protocol
-from anysearch_jax.rollout import searching
-from retrieval import lexical, recording
+from retrieval import recording
 
 
 @pytest.fixture
@@ -85,35 +80,6 @@ def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
     replayed = recorded.search(tested, *requests)
     assert tested.counters["hits"] == len(answers)
   assert bits(replayed) == bits(found)
-
-
-def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
-  """The comparison is between observations of the rollout's searcher."""
-  corpus = {
-    "": [
-      types.Passage(str(i), f'"Title {i}"', f"river {i} delta" + " x" * i)
-      for i in range(20)
-    ]
-  }
-  retriever = lexical.LexicalRetriever(corpus)
-  queries = ["river", "delta 7", "title 3", "nothing known", "river"]
-
-  def observed(tested):
-    searcher = searching.BatchingRetriever(tested, config_lib.SearchConfig())
-
-    async def run():
-      return await asyncio.gather(
-        *(searcher.search(recorded.ask(q)) for q in queries)
-      )
-
-    return [protocol.observation(found) for found in asyncio.run(run())]
-
-  who = retriever.identity()
-  with recorded.recording(retriever, path, identity=who) as tested:
-    seen = observed(tested)
-  assert "river 0 delta" in seen[0]
-  with recorded.recording(None, path, mode="strict", identity=who) as tested:
-    assert observed(tested) == seen
 
 
 def test_modes_ask_log_and_retriever_in_their_order(path):
@@ -309,31 +275,3 @@ def test_loops_and_threads_share_a_recorder(path):
     assert tested.counters["hits"] + tested.counters["misses"] == 200
     assert tested.counters["conflicts"] == 0
   assert found == [[recorded.truth(r) for r in some] for some in asked]
-
-
-@pytest.mark.parametrize(
-  ("retriever", "mode", "sentence"),
-  [
-    (None, "record", "'record' needs a retriever; 'strict' needs none"),
-    (recorded.Source(), "rewrite", "found 'rewrite', expected one of"),
-  ],
-)
-def test_invalid_settings_are_refused(path, retriever, mode, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    recording.Recorder(retriever, path, mode=mode, identity=recorded.WHO)
-  assert not path.exists()
-
-
-def test_an_identity_is_json(path):
-  with pytest.raises(ValueError):
-    recording.Recorder(
-      recorded.Source(), path, mode="record", identity=math.nan
-    )
-  with recorded.recording(
-    recorded.Source(), path, identity={"ä": [1, None]}
-  ) as tested:
-    recorded.search(tested, recorded.ask("a"))
-    assert tested.identity() == {"ä": [1, None]}
-  with contextlib.closing(sqlite3.connect(path)) as database:
-    (row,) = database.execute("SELECT identity FROM identities")
-  assert json.loads(row[0]) == {"ä": [1, None]}

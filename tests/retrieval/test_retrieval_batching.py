@@ -42,18 +42,6 @@ async def hold(batcher, search):
   return future
 
 
-def test_a_request_alone_is_searched_at_once():
-  async def scenario(batcher, search):
-    future = batcher.submit(["a"], 2)
-    assert batcher.waiting == 1
-    await asyncio.sleep(0)
-    assert batcher.busy and batcher.waiting == 0
-    assert await future == [search.found("a", 2)]
-    assert not batcher.busy
-
-  assert play(scenario).calls == [(["a"], 2)]
-
-
 def test_queries_that_arrive_during_a_search_are_the_next_search():
   async def scenario(batcher, search):
     first = await hold(batcher, search)
@@ -99,14 +87,6 @@ def test_equal_queries_are_searched_once_with_the_largest_k():
       assert await future == [search.found(query, k) for query in queries]
 
   assert play(scenario).calls == [(["a", "b"], 5)]
-
-
-def test_equal_queries_take_one_place_in_a_search():
-  async def scenario(batcher, search):
-    await batcher.submit(["a", "b", "a", "b", "a", "c"], 1)
-
-  calls = play(scenario, batch=2).calls
-  assert [queries for queries, _ in calls] == [["a", "b"], ["c"]]
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
@@ -257,29 +237,3 @@ def test_closing_ends_what_is_open_and_takes_no_more():
     assert batcher.waiting == 0
 
   assert play(scenario).calls == [(["first"], 1)]
-
-
-def test_a_request_without_queries_needs_no_search():
-  async def scenario(batcher, search):
-    assert await batcher.submit([], 3) == []
-
-  assert play(scenario).calls == []
-
-
-def test_searches_are_reported_with_queries_and_seconds():
-  told = []
-  search = held_search.HeldSearch()
-
-  async def main():
-    batcher = batching.Batcher(
-      search.search,
-      batch=2,
-      queue=9,
-      on_search=lambda queries, seconds: told.append((queries, seconds)),
-    )
-    await batcher.submit(["a", "a", "b", "c"], 1)
-    batcher.close()
-
-  asyncio.run(main())
-  assert [queries for queries, _ in told] == [2, 1]
-  assert all(0 <= seconds < 60 for _, seconds in told)

@@ -11,11 +11,9 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.rollout import searching
 from launch import retrievers
 from retrieval import recording
 from retrieval.index import building, opening
-from retrieval.service import dialects, service
 
 
 @pytest.fixture(scope="module")
@@ -76,81 +74,72 @@ def test_a_run_is_repeated_from_its_log_with_no_retriever(folder, tmp_path):
   assert strict.identity() == recorded.identity()
 
 
-def test_failures_reach_episodes_as_their_own_kind(tmp_path):
-  # Nothing listens there, and no time is lost on it.
-  made = config(kind="http", url="http://127.0.0.1:9")
-  try:
-    retriever = retrievers.make(made, None)
-  except ValueError as error:
-    assert "retrieval: " in str(error)
-  else:
-    with pytest.raises(types.RetrievalError):
-      raise ask(retriever, "x")[0]
-
-
-def test_searcher_accepts_the_retriever(folder):
-  made = retrievers.make(config(kind="index", index=str(folder)), None)
-  searcher = searching.BatchingRetriever(made, config_lib.SearchConfig())
-
-  async def run():
-    return await asyncio.gather(
-      *(searcher.search(types.SearchRequest("n3", 2, "")) for _ in range(5))
-    )
-
-  answers = asyncio.run(run())
-  assert all(answer == answers[0] for answer in answers)
-  assert searcher.counters["batched_queries"] == 1
+KEY = "sk-Proj/9fQ+aZ_71"
+MCP, PAGES = config_lib.McpConfig, config_lib.PagesConfig
+MODEL = config_lib.TextModelConfig
 
 
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"kind": "faiss"}, "retrieval.kind: found 'faiss', expected one of lex"),
-    ({"kind": "http"}, "retrieval.url: found '' with retrieval.kind 'http'"),
-    ({"url": "http://a"}, "retrieval.url: found 'http://a' with retrieval.kin"),
+    ({"kind": "faiss"}, "kind: found 'faiss', expected one of lex"),
+    ({"kind": "http"}, "url: found '' with retrieval.kind 'http'"),
+    ({"url": "http://a"}, "url: found 'http://a' with retrieval.kin"),
     ({"kind": "index", "index": "gone"}, "found no finished index"),
-    ({"kind": "http", "url": "a"}, "retrieval.url: found 'a', expected an ad"),
-    ({"kind": "milvus"}, "retrieval.milvus: found ''"),
+    ({"kind": "http", "url": "a"}, "url: found 'a', expected an ad"),
+    ({"kind": "milvus"}, "milvus: found ''"),
     ({"kind": "milvus", "milvus": "h"}, "milvus needs|expected the address"),
     ({"ranking": "dense"}, "expected it with kind milvus or postgres only"),
-    ({"kind": "postgres"}, "retrieval.postgres: found ''"),
+    ({"kind": "postgres"}, "postgres: found ''"),
     ({"kind": "postgres", "postgres": "h"}, "postgres needs|not shown"),
-    ({"kind": "postgres", "postgres": "password=x"}, "with a password"),
+    ({"kind": "postgres", "postgres": f"password={KEY}"}, "with a password"),
     (
-      {"kind": "postgres", "postgres": "postgresql://me:a/b@h/d"},
+      {"kind": "postgres", "postgres": f"postgresql://me:{KEY}@h/d"},
       "with a password",
     ),
     ({"table": "t"}, "expected it with kind postgres only"),
     ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
     ({"kind": "web", "web": "serper", "url": "http://a"}, "none for others"),
-    ({"kind": "http", "url": "http://a,"}, "retrieval.url: found '', expected"),
+    ({"kind": "http", "url": "http://a,"}, "url: found '', expected"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
-    ({"log": "gone.sqlite", "log_mode": "strict"}, "retrieval.log: "),
+    ({"log": "gone.sqlite", "log_mode": "strict"}, "log: "),
     ({"log": "x.sqlite", "log_mode": "write"}, "log_mode: found 'write'"),
+    ({"log_mode": "strict"}, "log_mode: found 'strict'"),
+    ({"pages": PAGES(first=1)}, "pages.first: found 1 with .* 'lexical'"),
+    ({"pages": PAGES(agent="a\r\nCookie: b")}, "pages.agent: .* printable"),
+    ({"mcp": MCP(tool="a")}, "expected it with kind mcp only"),
+    ({"kind": "mcp"}, "mcp.command: found .* expected it or an address"),
+    (
+      {"kind": "mcp", "url": "http://a", "mcp": MCP(command=("b",))},
+      "expected it or an address",
+    ),
+    (
+      {"kind": "mcp", "url": "http://a", "mcp": MCP(arguments="[1]")},
+      r"mcp.arguments: found '\[1\]'.* a JSON object",
+    ),
+    (
+      {"kind": "mcp", "mcp": MCP(command=("a",)), "key_variable": "KEY"},
+      "expected it in retrieval.mcp.variables",
+    ),
+    ({"simulated": "gpt"}, "simulated: found 'gpt'"),
+    ({"refined": "ftp://a"}, "refined: found 'ftp://a'"),
+    ({"simulated": "http://a/v1"}, "model.name: found ''"),
+    ({"simulated": "world", "log": "x.sqlite"}, "log: found 'x"),
+    ({"model": MODEL(max_tokens=0)}, "model.max_tokens: found 0"),
+    # What may be a key is not shown.
+    ({"kind": "http", "url": f"http://me:{KEY}@host"}, "url: found one with"),
+    ({"kind": "http", "url": f"http://host?key={KEY}"}, "url: found one with"),
+    ({"simulated": f"https://me:{KEY}@host/v1"}, "simulated: found one with"),
+    ({"kind": "lexical", "key_variable": KEY}, "expected the name of an env"),
+    ({"model": MODEL(key_variable=KEY)}, "expected the name of an env"),
+    (
+      {"kind": "mcp", "mcp": MCP(command=("a",), variables=(KEY,))},
+      r"mcp.variables\[0\]: expected the name",
+    ),
   ],
 )
 def test_invalid_retrieval_is_refused(values, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=message) as caught:
     retrievers.make(config(**values), object())
-
-
-def test_the_service_serves_what_the_client_asks(folder):
-  """The client asks the service's application directly."""
-  import httpx2
-
-  from retrieval import http_retriever
-
-  app = service.create_app(opening.open_index(folder), limits=dialects.Limits())
-  made = http_retriever.HttpRetriever(
-    "http://retriever", transport=httpx2.ASGITransport(app=app)
-  )
-  direct = retrievers.make(config(kind="index", index=str(folder)), None)
-  queries = ["number n7", "water n3", "nothing of this"]
-  over_http, here = ask(made, *queries), ask(direct, *queries)
-  for mine, theirs in zip(over_http, here, strict=True):
-    assert [(p.id, p.contents) for p in mine] == [
-      (p.id, p.contents) for p in theirs
-    ]
-    assert [p.score for p in mine] == pytest.approx([p.score for p in theirs])
-  made.close()
+  assert KEY not in str(caught.value)

@@ -22,31 +22,11 @@ def test_answers_come_in_the_order_of_the_queries_with_scores():
   assert [item["score"] for item in result[0]] == [1.0, 0.5]
 
 
-def test_fewer_than_k_passages_are_not_padded():
-  search = held_search.HeldSearch(count=2)
-  response = served.ask({"queries": ["a"], "topk": 50}, search=search)
-  assert [each["id"] for each in response.json()["result"][0]] == ["0", "1"]
-
-
-@pytest.mark.parametrize("topk", [{}, {"topk": None}, {"topk": 0}])
-def test_default_k_is_the_servers(topk):
-  response = served.ask({"queries": ["a"]} | topk, topk=4)
-  assert len(response.json()["result"][0]) == 4
-
-
 @pytest.mark.parametrize("topk", [-1, 6, 10**12])
 def test_counts_beyond_the_limit_are_refused(topk):
   served.refused(
     served.ask({"queries": ["a"], "topk": topk}, max_topk=5), 422, "1 to 5"
   )
-
-
-def test_the_limit_itself_is_allowed():
-  response = served.ask(
-    {"queries": ["abc", "abc"], "topk": 5},
-    **{"max_topk": 5, "queries": 2, "characters": 3, "queue": 2},
-  )
-  assert response.status_code == 200
 
 
 def test_too_many_queries_and_too_long_ones_are_refused():
@@ -210,15 +190,6 @@ def test_metrics_count_requests_queries_and_searches():
     "retrieval_waiting_queries 0.0",
   ):
     assert line in lines
-
-
-def test_two_services_of_one_process_count_for_themselves():
-  async def scenario(client, search):
-    await client.post("/retrieve", json={"queries": ["a"]})
-    return (await client.get("/metrics")).text
-
-  for _ in range(2):
-    assert "retrieval_queries_total 1.0" in served.play(scenario)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ pages_lib = pytest.importorskip(
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 from anysearch_jax.rollout import searching  # noqa: E402
-from launch import retrieval_settings, retrievers  # noqa: E402
+from launch import retrievers  # noqa: E402
 from retrieval import web_search  # noqa: E402
 from retrieval.web_pages import addresses, fetching  # noqa: E402
 
@@ -182,34 +182,6 @@ def test_costs_and_failures_of_every_tool_are_metrics(site, tmp_path):
   asyncio.run(searcher.search(types.SearchRequest("q", 2)))
   found = searching.metrics(searcher.counters)
   assert found["search/source/search/cost"] == 0.5
-
-
-def test_other_limits_are_another_identity(site):
-  found = {
-    retrievers.make(config(site, pages=pages), None).identity()["sha256"]
-    for pages in (
-      PAGES,
-      dataclasses.replace(PAGES, first=1),
-      dataclasses.replace(PAGES, first=1, words=9),
-      dataclasses.replace(PAGES, opened_words=9),
-    )
-  }
-  assert len(found) == 4
-
-
-def test_invalid_settings_are_refused(site):
-  odd = dataclasses.replace(PAGES, allow_private=("10.0.0.1/8",))
-  with pytest.raises(ValueError, match="allow_private: found '10.0.0.1/8'"):
-    retrievers.make(config(site, pages=odd), None)
-  for agent in ("", " ", "a\r\nCookie: b", "\u00fc"):
-    nobody = dataclasses.replace(PAGES, agent=agent)
-    with pytest.raises(ValueError, match="pages.agent: found .* printable"):
-      retrieval_settings.validate(config(site, pages=nobody).retrieval)
-  first = config_lib.RetrievalConfig(pages=config_lib.PagesConfig(first=1))
-  with pytest.raises(
-    ValueError, match="pages.first: found 1 with .* 'lexical'"
-  ):
-    retrieval_settings.validate(first)
 
 
 def test_certificates_are_of_the_name_and_not_of_the_address(

@@ -11,9 +11,7 @@ import pathlib
 import threading
 
 import httpx2
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
@@ -166,16 +164,6 @@ def test_a_query_is_cut_to_what_brave_takes(connect):
 
 
 @pytest.mark.parametrize("kind", _KEYS)
-def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
-  retriever = connect(kind, body({}))
-  with pytest.raises(types.RetrievalError, match="expected a list at"):
-    asyncio.run(retriever.search(ask("a\ud83db")))
-  sent = said(retriever.sent[0])
-  values = sent["body"] or sent["params"]
-  assert values["query" if kind == "tavily" else "q"] == "ab"
-
-
-@pytest.mark.parametrize("kind", _KEYS)
 @pytest.mark.parametrize(
   ("reply", "sentence"),
   [
@@ -220,16 +208,6 @@ def test_a_redirect_is_not_followed(connect):
   ]
 
 
-def test_a_busy_service_is_tried_again(connect):
-  exchange = json.loads((_DATA / "brave.json").read_text())
-  replies = [exchange[2]["reply"], exchange[0]["reply"]]
-  retriever = connect("brave", lambda request: response(replies.pop(0)))
-  assert len(asyncio.run(retriever.search(ask("a")))) == 2
-  assert retriever.counters["retries"] == 1
-  # Who turns a search away takes nothing for it.
-  assert retriever.counters["cost"] == 0.005
-
-
 @pytest.mark.parametrize("kind", _KEYS)
 def test_key_is_never_shown(connect, kind, caplog):
   caplog.set_level(logging.DEBUG)
@@ -252,13 +230,6 @@ def test_a_key_that_is_not_there_is_named(monkeypatch, kind):
     )
 
 
-def test_another_variable_may_hold_the_key(connect):
-  retriever = connect(
-    "serper", body({"organic": []}), key_variable="MY_OWN_KEY"
-  )
-  assert asyncio.run(retriever.search(ask("a"))) == ()
-
-
 @pytest.mark.parametrize(
   ("kind", "settings", "sentence"),
   [
@@ -272,23 +243,6 @@ def test_another_variable_may_hold_the_key(connect):
 def test_invalid_settings_are_refused(kind, settings, sentence):
   with pytest.raises(ValueError, match=sentence):
     web_search.WebRetriever(kind, **settings)
-
-
-def test_the_web_is_one_corpus(connect):
-  retriever = connect("serper", body({"organic": []}), corpus="web")
-  asyncio.run(retriever.search(ask("a", corpus="web")))
-  with pytest.raises(ValueError, match="'wiki'"):
-    asyncio.run(retriever.search(ask("a", corpus="wiki")))
-
-
-def test_an_identity_tells_services_and_engines_apart(connect):
-  found = [connect(kind, body({})).identity() for kind in _KEYS]
-  assert found == [
-    {"kind": "web", "service": "serper"},
-    {"kind": "web", "service": "google", "engine": "0123456789abcdef0"},
-    {"kind": "web", "service": "brave"},
-    *({"kind": "web", "service": name} for name in ("tavily", "serpapi")),
-  ]
 
 
 # SearXNG, which has an address of its own and no key.
@@ -349,42 +303,6 @@ def test_invalid_settings_of_searxng_are_refused(address, settings, sentence):
   with pytest.raises(ValueError, match=sentence) as caught:
     web_search.WebRetriever("searxng", price=0, address=address, **settings)
   assert "secret" not in str(caught.value)
-
-
-RESULTS = st.lists(
-  st.fixed_dictionaries(
-    {},
-    optional={
-      "title": st.text() | st.none() | st.sampled_from(["a\ud800", "<b>x</b>"]),
-      "url": st.just("https://a.example/") | st.text() | st.integers(),
-      "description": st.text() | st.lists(st.text()),
-    },
-  ),
-  max_size=4,
-)
-
-
-@hypothesis.settings(
-  max_examples=40,
-  deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(results=RESULTS)
-def test_any_results_yield_valid_passages_or_errors(connect, results):
-  """Valid passages are encodable lines of text with addresses of pages."""
-  retriever = connect("brave", body({"web": {"results": results}}))
-  (found,) = asyncio.run(retriever.search_many([ask("a", 2)]))
-  retriever.close()
-  if isinstance(found, Exception):
-    assert isinstance(found, types.RetrievalError)
-    return
-  assert len(found) <= 2
-  for passage in found:
-    assert passage.id.startswith(("http://", "https://"))
-    assert passage.title.startswith('"') and passage.title.endswith('"')
-    for text in (passage.id, passage.title, passage.text):
-      text.encode()
-      assert text == " ".join(text.split()) != ""
 
 
 def test_query_that_breaks_the_service_blocks_no_other(connect):
