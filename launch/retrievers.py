@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
@@ -85,50 +84,36 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
   from anysearch_jax.methods import systems
   from anysearch_jax.rollout import searching
 
-  episode = config.episode
-  found: dict[str, Callable[[], Any]] = {
-    protocol.SEARCH: lambda: made,
-    "fetch": lambda: (
-      _web_pages(config.retrieval)
-      if config.retrieval.kind == "web"
-      else searching.PageRetriever(made)
-    ),
-  }
-  names = [each.name for each in systems.of_episode(episode).tools]
+  c, prompts = config.retrieval, config.episode.prompts
+  names = [each.name for each in systems.of_episode(config.episode).tools]
   given = dict(each.partition("=")[::2] for each in config.search.tools)
   if unused := sorted(given.keys() - set(names)):
     raise ValueError(
       f"search.tools: found {unused[0]!r}; the tools of the environment "
-      f"{episode.prompts!r} are {', '.join(names)}."
+      f"{prompts!r} are {', '.join(names)}."
     )
-  for name, maker in given.items():
-    found[name] = functools.partial(_own_tool, maker, config)
-  if unknown := [name for name in names if name not in found]:
-    raise ValueError(
-      f"search.tools: found none for the tool {unknown[0]!r} of the "
-      f"environment {episode.prompts!r}; expected "
-      f"{unknown[0]}=path/to/file.py:NAME, a function that is given the "
-      "configuration and returns a retriever."
-    )
+  found = {protocol.SEARCH: made}
+  for name in names:
+    if name in given:
+      own_tool = own(given[name], config, setting="search.tools")
+      found[name] = IdentifiedRetriever(*own_tool)
+    elif name == "fetch" and c.kind == "web":
+      # A log that answers without a retriever has answers of one only, so that
+      # of pages is a file of its own.
+      is_strict = c.log_mode == "strict"
+      reader = None if is_strict else page_reader(c.pages, c.pages.opened_words)
+      found[name] = _logged(c, f"{c.log}.pages" if c.log else "", reader)
+    elif name == "fetch":
+      found[name] = searching.PageRetriever(made)
+    elif name not in found:
+      raise ValueError(
+        f"search.tools: found none for the tool {name!r} of the environment "
+        f"{prompts!r}; expected {name}=path/to/file.py:NAME, a function that "
+        "is given the configuration and returns a retriever."
+      )
   if names == [protocol.SEARCH]:
-    return made
-  return searching.Toolbox({name: found[name]() for name in names})
-
-
-def _own_tool(name: str, config: config_lib.ExperimentConfig) -> Any:
-  return IdentifiedRetriever(*own(name, config, setting="search.tools"))
-
-
-def _web_pages(c: config_lib.RetrievalConfig) -> Any:
-  """Returns a retriever of pages of the web, with its log if there is one.
-
-  Their log is beside the one of searches: a log that answers without a
-  retriever has answers of one only.
-  """
-  reader = None
-  if c.log_mode != "strict":
-    reader = page_reader(c.pages, c.pages.opened_words)
-  return _logged(c, f"{c.log}.pages" if c.log else "", reader)
+    return found[protocol.SEARCH]
+  return searching.Toolbox({name: found[name] for name in names})
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
@@ -210,12 +195,20 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical
-  retriever: types.Retriever | None = None
-  identity = None
   # A strict log answers alone, so no retriever is opened.
-  if not c.log or c.log_mode != "strict":
-    retriever, identity = _make(config, lexical)
-  return _logged(c, c.log, retriever, identity)
+  if c.log and c.log_mode == "strict":
+    return _logged(c, c.log, None)
+  if c.kind == "lexical":
+    identity = {"kind": "bm25", "world_seed": config.data.world_seed}
+    return _logged(c, c.log, lexical, identity)
+  if plugins.is_name(c.kind):
+    return _logged(c, c.log, *own(c.kind, config, setting="retrieval.kind"))
+  if c.kind in databases.KINDS:
+    return _logged(c, c.log, *databases.make(c))
+  try:
+    return _logged(c, c.log, _OPEN[c.kind](c))
+  except types.RetrievalError as error:
+    raise ValueError(f"retrieval: {error}") from error
 
 
 def _logged(
@@ -242,25 +235,6 @@ def _logged(
   except types.RetrievalError as error:
     raise ValueError(f"retrieval.log: {error}") from error
   return IdentifiedRetriever(recorded, recorded.identity(), retriever)
-
-
-def _make(
-  config: config_lib.ExperimentConfig, lexical: Any
-) -> tuple[types.Retriever, Any]:
-  """Returns a retriever and its identity."""
-  c = config.retrieval
-  if c.kind == "lexical":
-    identity = {"kind": "bm25", "world_seed": config.data.world_seed}
-    return lexical, identity
-  if plugins.is_name(c.kind):
-    return own(c.kind, config, setting="retrieval.kind")
-  if c.kind in databases.KINDS:
-    return databases.make(c)
-  try:
-    found = _OPEN[c.kind](c)
-    return found, found.identity()
-  except types.RetrievalError as error:
-    raise ValueError(f"retrieval: {error}") from error
 
 
 def own(

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from retrieval import requests as requests_lib
 
 
@@ -81,17 +82,17 @@ class AnswerLog:
         isolation_level=None,
         check_same_thread=False,
       )
-      try:
-        # Commits survive a killed process; the last may be lost in a power cut.
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        found = [
-          self._db.execute(f"PRAGMA {name}").fetchone()[0]
-          for name in ("application_id", "user_version")
-        ]
-      except sqlite3.Error:
-        self._db.close()
-        raise
     except sqlite3.Error as error:
+      raise self._unreadable(error) from error
+    try:
+      # Commits survive a killed process; the last may be lost in a power cut.
+      self._db.execute("PRAGMA synchronous = NORMAL")
+      found = [
+        self._db.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "user_version")
+      ]
+    except sqlite3.Error as error:
+      self._db.close()
       raise self._unreadable(error) from error
     if found != [_APPLICATION, _VERSION]:
       self._db.close()
@@ -338,11 +339,18 @@ class Recorder(requests_lib.OneByBatch):
     self._mode = mode
     self._log = AnswerLog(path, writable=mode != "strict")
     if identity is None:
-      identity = self._only_identity(is_wrapping=retriever is not None)
+      known = self._log.identities()
+      if retriever is not None or len(known) != 1:
+        self._log.close()
+        raise ValueError(
+          f"No identity is given, and {self._log.path} holds answers of "
+          f"{', '.join(known) or 'no retriever'}; pass the retriever's "
+          "identity."
+        )
+      identity = json.loads(known[0])
     self._identity = json.dumps(
       identity, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
-    self._counting = threading.Lock()
     self.counters: Counter[str] = Counter()
 
   async def search_many(
@@ -359,24 +367,38 @@ class Recorder(requests_lib.OneByBatch):
     Raises:
       RetrievalError: the log cannot be read or written.
     """
+    if not loop.is_here():
+      return await loop.wait(self.search_many(requests))
     keys = [Key(r.query, r.k, r.corpus, self._identity) for r in requests]
-    held: list[Answer | None] = [None] * len(keys)
+    held: list[Any] = [None] * len(keys)
     if self._mode != "record":
       held = await asyncio.to_thread(self._log.read, keys)
     missing = [i for i, answer in enumerate(held) if answer is None]
-    self._count(hits=len(keys) - len(missing), misses=len(missing))
-    if not missing:
-      others: Sequence[Answer | Exception] = ()
-    elif self._retriever is None:
+    self.counters["hits"] += len(keys) - len(missing)
+    self.counters["misses"] += len(missing)
+    if missing and self._retriever is None:
       known = await asyncio.to_thread(self._log.identities)
-      others = [self._miss(keys[i], known) for i in missing]
-    else:
+      for i in missing:
+        held[i] = self._miss(keys[i], known)
+    elif missing:
       found = await requests_lib.answers(
         self._retriever, [requests[i] for i in missing]
       )
-      others = await self._recorded([keys[i] for i in missing], found)
-    filled = iter(others)
-    return [next(filled) if answer is None else answer for answer in held]
+      good = {
+        i: _plain(answer)
+        for i, answer in zip(missing, found, strict=True)
+        if not isinstance(answer, Exception)
+      }
+      written, new, others = await asyncio.to_thread(
+        self._log.write, [(keys[i], answer) for i, answer in good.items()]
+      )
+      # The log's answers, which may be older ones, and the exceptions.
+      for i, answer in (*zip(missing, found), *zip(good, written)):
+        held[i] = answer
+      self.counters["failures"] += len(missing) - len(good)
+      self.counters["recorded"] += new
+      self.counters["conflicts"] += others
+    return held
 
   def identity(self) -> Any:
     """Returns JSON values that identify the retriever that answers or did."""
@@ -385,25 +407,6 @@ class Recorder(requests_lib.OneByBatch):
   def close(self) -> None:
     """Closes the log; the retriever stays open."""
     self._log.close()
-
-  async def _recorded(
-    self,
-    keys: Sequence[Key],
-    found: Sequence[Sequence[types.Passage] | Exception],
-  ) -> list[Answer | Exception]:
-    """Writes the retriever's answers; returns those that the log has now."""
-    good = [
-      (key, _plain(answer))
-      for key, answer in zip(keys, found, strict=True)
-      if not isinstance(answer, Exception)
-    ]
-    held, new, others = await asyncio.to_thread(self._log.write, good)
-    self._count(failures=len(keys) - len(good), recorded=new, conflicts=others)
-    kept = iter(held)
-    return [
-      answer if isinstance(answer, Exception) else next(kept)
-      for answer in found
-    ]
 
   def _miss(self, key: Key, known: list[str]) -> MissError:
     others = [identity for identity in known if identity != key.identity]
@@ -417,20 +420,6 @@ class Recorder(requests_lib.OneByBatch):
       f"corpus {key.corpus!r}, identity {key.identity}.{hint} Record it in "
       "mode replay with the retriever."
     )
-
-  def _only_identity(self, *, is_wrapping: bool) -> Any:
-    known = self._log.identities()
-    if not is_wrapping and len(known) == 1:
-      return json.loads(known[0])
-    self._log.close()
-    raise ValueError(
-      f"No identity is given, and {self._log.path} holds answers of "
-      f"{', '.join(known) or 'no retriever'}; pass the retriever's identity."
-    )
-
-  def _count(self, **more: int) -> None:
-    with self._counting:
-      self.counters.update(more)
 
 
 def _plain(answer: Sequence[types.Passage]) -> Answer:

@@ -30,11 +30,7 @@ class Refiner(Protocol):
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """Returns the passages to show in the episode of `request.context`.
-
-    Raises:
-      types.EngineError, types.RetrievalError: the refiner cannot answer.
-    """
+    """Returns the passages to show; raises EngineError or RetrievalError."""
     ...
 
   def identity(self) -> dict[str, Any]:
@@ -128,20 +124,22 @@ class ModelRefiner:
       nothing=self._nothing,
       reasoning=reasoning(context.text, self._marks),
       query=request.query,
-      documents=documents(found),
+      documents="\n".join(
+        f"Doc {rank}(Title: {passage.title}) {passage.text}"[:_MOST_CHARACTERS]
+        for rank, passage in enumerate(found, 1)
+      ),
     )
     reply = await self._model.complete(
       prompt, address=context.address, turn=context.turn
     )
+    _, _, text = reply.rpartition(self._final)
+    text = text.strip().strip("`").strip() if self._final in reply else ""
     read = "+".join(passage.id for passage in found)
-    return (types.Passage(read, "", self._extract(reply)),)
+    return (types.Passage(read, "", text or self._nothing),)
 
   def identity(self) -> dict[str, Any]:
     """See `Refiner`."""
     return {**self._model.identity(), "texts": self._sha256}
-
-  def _extract(self, reply: str) -> str:
-    return final(reply, mark=self._final, nothing=self._nothing)
 
 
 def reasoning(text: str, marks: Sequence[str]) -> str:
@@ -167,18 +165,3 @@ def reasoning(text: str, marks: Sequence[str]) -> str:
     elif kept[-1] != "...":
       kept.append("...")
   return "\n\n".join(kept)
-
-
-def documents(found: Sequence[types.Passage]) -> str:
-  """Formats passages for the second call, each cut at 3,000 characters."""
-  return "\n".join(
-    f"Doc {rank}(Title: {passage.title}) {passage.text}"[:_MOST_CHARACTERS]
-    for rank, passage in enumerate(found, 1)
-  )
-
-
-def final(reply: str, *, mark: str, nothing: str) -> str:
-  """Returns what follows the last `mark` of a reply, otherwise `nothing`."""
-  _, found, text = reply.rpartition(mark)
-  text = text.strip().strip("`").strip() if found else ""
-  return text or nothing

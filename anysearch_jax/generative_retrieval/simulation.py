@@ -38,12 +38,9 @@ class Simulator(Protocol):
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """Returns at most `request.k` noisy or useful passages.
+    """Returns noisy or useful passages; raises EngineError or RetrievalError.
 
     `request.context` has the question and its right answers.
-
-    Raises:
-      types.EngineError, types.RetrievalError: the simulator cannot answer.
     """
     ...
 
@@ -170,17 +167,13 @@ def passages(reply: str, kind: str) -> list[types.Passage]:
   reply = reply.rpartition("</think>")[2]
   # The text before the first mark, then a title and a text for each document.
   _, *parts = _DOCUMENT.split(reply)
-  titles, texts = parts[::2], parts[1::2]
-  if not parts:
-    texts = [_BULLET.sub("", line) for line in reply.splitlines()]
-    titles = [""] * len(texts)
-  found: list[types.Passage] = []
-  for title, text in zip(titles, texts, strict=True):
-    title = (title or "").strip(' "')
-    if text := " ".join(text.split()):
-      found.append(
-        types.Passage(
-          f"simulated/{kind}/{len(found) + 1}", title and f'"{title}"', text
-        )
-      )
-  return found
+  pairs = list(zip(parts[::2], parts[1::2], strict=True)) or [
+    ("", _BULLET.sub("", line)) for line in reply.splitlines()
+  ]
+  named = [
+    ((title or "").strip(' "'), " ".join(x.split())) for title, x in pairs
+  ]
+  return [
+    types.Passage(f"simulated/{kind}/{i}", title and f'"{title}"', text)
+    for i, (title, text) in enumerate((each for each in named if each[1]), 1)
+  ]

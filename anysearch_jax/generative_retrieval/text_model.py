@@ -22,7 +22,6 @@ from anysearch_jax.host import http_calls, redaction
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
 _TURN = 1 << 20
-_ADVICE = "Does a server with OpenAI's chat completions run there?"
 
 
 class TextModel(Protocol):
@@ -149,9 +148,10 @@ class EndpointModel:
       patience=http_calls.Patience(
         deadline=config.deadline, concurrency=config.concurrency
       ),
-      advice=_ADVICE,
+      advice="Does a server with OpenAI's chat completions run there?",
       transport=transport,
     )
+    self.close = self._endpoint.close
     self.counters: Counter[str] = Counter()
 
   async def complete(
@@ -189,10 +189,6 @@ class EndpointModel:
       "top_p": c.top_p,
       "max_tokens": c.max_tokens,
     }
-
-  def close(self) -> None:
-    """Closes connections; running calls fail."""
-    self._endpoint.close()
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:
