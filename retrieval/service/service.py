@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import prometheus_client
@@ -33,6 +34,25 @@ _log = logging.getLogger(__name__)
 _SECONDS = tuple(m * 10.0**e for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5))
 _QUERIES = tuple(2**e for e in range(11))
 _GONE = "The client left.", 499  # No client reads it.
+# Metrics for Prometheus, and the labels that some of them have.
+_COUNTERS = {
+  "requests": "Requests that were answered; 499: the client left.",
+  "queries": "Queries of requests that were read.",
+  "blank_queries": "Queries without a letter, which got no passages.",
+  "cut_queries": "Queries of which only the beginning was searched.",
+  "closed_connections": "Connections that were closed early: their headers or "
+  "their request took too long, another took their place, or none was left.",
+}
+_HISTOGRAMS = {
+  "request_seconds": "From the headers of a request to its answer.",
+  "search_queries": "Different queries in a search.",
+  "search_seconds": "Of a search that did not fail.",
+}
+_LABELS = {
+  "requests": ("route", "status"),
+  "request_seconds": ("route",),
+  "closed_connections": ("reason",),
+}
 
 
 class Search(Protocol):
@@ -45,66 +65,6 @@ class Search(Protocol):
   def search(
     self, queries: Sequence[str], k: int
   ) -> Sequence[Sequence[types.Passage]]: ...
-
-
-class _Metrics:
-  """Counts and times, in their own registry.
-
-  Args:
-    waiting: returns the number of queries that wait now.
-  """
-
-  def __init__(self, waiting: Callable[[], int]):
-    self.registry = prometheus_client.CollectorRegistry()
-    mine: Any = {"namespace": "retrieval", "registry": self.registry}
-    self.requests = prometheus_client.Counter(
-      "requests",
-      "Requests that were answered; 499: the client left.",
-      ("route", "status"),
-      **mine,
-    )
-    self.seconds = prometheus_client.Histogram(
-      "request_seconds",
-      "From the headers of a request to its answer.",
-      ("route",),
-      buckets=_SECONDS,
-      **mine,
-    )
-    self.queries = prometheus_client.Counter(
-      "queries", "Queries of requests that were read.", **mine
-    )
-    self.blank_queries = prometheus_client.Counter(
-      "blank_queries",
-      "Queries without a letter, which got no passages.",
-      **mine,
-    )
-    self.cut_queries = prometheus_client.Counter(
-      "cut_queries",
-      "Queries that were too long and of which the beginning was searched.",
-      **mine,
-    )
-    self.closed = prometheus_client.Counter(
-      "closed_connections",
-      "Connections that were closed because their headers or their request "
-      "took too long, another one took their place, or none was left.",
-      ("reason",),
-      **mine,
-    )
-    self.search_queries = prometheus_client.Histogram(
-      "search_queries",
-      "Different queries in a search.",
-      buckets=_QUERIES,
-      **mine,
-    )
-    self.search_seconds = prometheus_client.Histogram(
-      "search_seconds",
-      "Of a search that did not fail.",
-      buckets=_SECONDS,
-      **mine,
-    )
-    prometheus_client.Gauge(
-      "waiting_queries", "Queries that wait for a search.", **mine
-    ).set_function(waiting)
 
 
 class Service:
@@ -125,7 +85,23 @@ class Service:
     self._search, self._limits = search, limits
     self._described = described
     self._token = token.encode()
-    self._metrics = _Metrics(lambda: self.batcher.waiting)
+    self._registry = prometheus_client.CollectorRegistry()
+    mine: Any = {"namespace": "retrieval", "registry": self._registry}
+    self._metrics: dict[str, Any] = {
+      name: prometheus_client.Counter(name, text, _LABELS.get(name, ()), **mine)
+      for name, text in _COUNTERS.items()
+    }
+    for name, text in _HISTOGRAMS.items():
+      self._metrics[name] = prometheus_client.Histogram(
+        name,
+        text,
+        _LABELS.get(name, ()),
+        buckets=_QUERIES if name.endswith("queries") else _SECONDS,
+        **mine,
+      )
+    prometheus_client.Gauge(
+      "waiting_queries", "Queries that wait for a search.", **mine
+    ).set_function(lambda: self.batcher.waiting)
     self.batcher = batching.Batcher(
       search.search,
       batch=limits.batch,
@@ -135,12 +111,12 @@ class Service:
     self.draining = False
 
   def _on_search(self, queries: int, seconds: float) -> None:
-    self._metrics.search_queries.observe(queries)
-    self._metrics.search_seconds.observe(seconds)
+    self._metrics["search_queries"].observe(queries)
+    self._metrics["search_seconds"].observe(seconds)
 
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early, by its reason."""
-    self._metrics.closed.labels(reason).inc()
+    self._metrics["closed_connections"].labels(reason).inc()
 
   def drain(self, seconds: float) -> None:
     """Reports "draining" in `/health` and closes after `seconds`.
@@ -154,7 +130,7 @@ class Service:
     self.draining = True
     self.batcher.close()
 
-  def health(self) -> responses.Response:
+  async def health(self, request: requests.Request) -> responses.Response:
     """Returns status and identity of the service; needs no token."""
     status = "ok"
     if self.draining:
@@ -171,14 +147,14 @@ class Service:
     }
     return _json(values, 200 if status == "ok" else 503)
 
-  def metrics(self, request: requests.Request) -> responses.Response:
+  async def metrics(self, request: requests.Request) -> responses.Response:
     """Returns the metrics for Prometheus."""
     try:
       self._authorize(request)
     except dialects.RequestError as refused:
       return _refusal(refused)
     return responses.Response(
-      prometheus_client.generate_latest(self._metrics.registry),
+      prometheus_client.generate_latest(self._registry),
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
@@ -195,8 +171,9 @@ class Service:
       _log.exception("A request failed.")
       response = _json({"detail": "The server failed; its log says more."}, 500)
     took = time.monotonic() - start
-    self._metrics.requests.labels(route, str(response.status_code)).inc()
-    self._metrics.seconds.labels(route).observe(took)
+    status = str(response.status_code)
+    self._metrics["requests"].labels(route, status).inc()
+    self._metrics["request_seconds"].labels(route).observe(took)
     return response
 
   def _authorize(self, request: requests.Request) -> None:
@@ -223,9 +200,12 @@ class Service:
     # Longer queries get here only if the limits say to cut them.
     cut = [query[:most] for query in asked.queries]
     queries = [query for query in cut if query.strip()]
-    self._metrics.queries.inc(len(cut))
-    self._metrics.blank_queries.inc(len(cut) - len(queries))
-    self._metrics.cut_queries.inc(sum(len(q) > most for q in asked.queries))
+    for name, count in (
+      ("queries", len(cut)),
+      ("blank_queries", len(cut) - len(queries)),
+      ("cut_queries", sum(len(query) > most for query in asked.queries)),
+    ):
+      self._metrics[name].inc(count)
     answers = iter(await self._found(request, queries, k, end))
     found = [next(answers) if q.strip() else () for q in cut]
     return asked.respond(found)
@@ -259,7 +239,7 @@ class Service:
   ) -> list[batching.Answer]:
     found = self.batcher.submit(queries, k)
     # After the body, the only message to receive is that the client left.
-    gone = asyncio.ensure_future(_departed(request.receive))
+    gone = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait(
         (found, gone),
@@ -303,23 +283,16 @@ def create_app(
     yield
     service.close()
 
-  async def health(request: requests.Request) -> responses.Response:
-    return service.health()
-
-  async def metrics(request: requests.Request) -> responses.Response:
-    return service.metrics(request)
-
-  def route(path: str, read: dialects.Read) -> routing.Route:
-    async def respond(request: requests.Request) -> responses.Response:
-      return await service.respond(path, read, request)
-
-    return routing.Route(path, respond, methods=["POST"])
-
   app = applications.Starlette(
     routes=[
-      *(route(path, read) for path, read in dialects.ROUTES.items()),
-      routing.Route("/health", health),
-      routing.Route("/metrics", metrics),
+      *(
+        routing.Route(
+          path, functools.partial(service.respond, path, read), methods=["POST"]
+        )
+        for path, read in dialects.ROUTES.items()
+      ),
+      routing.Route("/health", service.health),
+      routing.Route("/metrics", service.metrics),
     ],
     lifespan=lifespan,
     exception_handlers={exceptions.HTTPException: _refused},
@@ -338,14 +311,6 @@ async def _refused(
   """Answers a request of an unknown path or method."""
   assert isinstance(error, exceptions.HTTPException)
   return _json({"detail": error.detail}, error.status_code, error.headers)
-
-
-async def _departed(
-  receive: Callable[[], Awaitable[Mapping[str, Any]]],
-) -> None:
-  """Waits until the client has disconnected."""
-  while (await receive())["type"] != "http.disconnect":
-    pass
 
 
 def _json(
