@@ -61,20 +61,20 @@ class Limits:
   sampling: config_lib.SamplingConfig | None = None
 
   def __post_init__(self):
-    whole: list[tuple[str, object, int]] = [("seed", self.seed, 0)]
-    if not isinstance(self.budget, budgets_lib.Budget):  # It checks itself.
-      whole.insert(0, ("budget", self.budget, 0))
-    if self.max_tokens is not None:
-      whole.append(("max_tokens", self.max_tokens, 1))
-    for name, value, least in whole:
-      if isinstance(value, bool) or not isinstance(value, int):
+    for name, least in (("budget", 0), ("seed", 0), ("max_tokens", 1)):
+      value = getattr(self, name)
+      if isinstance(value, budgets_lib.Budget):
+        continue  # It checks itself.
+      if value is None and name == "max_tokens":
+        continue
+      if type(value) is not int:
         raise ValueError(f"{name}: found {value!r}, expected a whole number.")
       if not least <= value < 2**32:
         raise ValueError(
           f"{name}: found {value}, expected {least} to 2^32 - 1."
         )
     seconds = self.deadline
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    number = type(seconds) in (int, float)
     if seconds is not None and not (number and 0 < seconds <= _YEARS):
       raise ValueError(
         f"deadline: found {seconds!r}, expected seconds above 0, or None."
@@ -154,7 +154,11 @@ class Agent:
     self._process = os.getpid()
     self._ended = False
     self._close: Callable[[], None] | None = close
-    self._scope = loop.Scope(self._closed_error)
+    self._scope = loop.Scope(
+      lambda: ClosedError(
+        "The agent was closed before the answer; load another one."
+      )
+    )
 
   @classmethod
   def load(
@@ -338,12 +342,8 @@ class Agent:
   async def search_async(self, query: str, *, k: int) -> list[types.Passage]:
     """Finds passages as the policy's searches do, without the policy.
 
-    Args:
-      query: what is searched for.
-      k: the largest number of passages, >= 1.
-
     Returns:
-      The passages, best first.
+      At most `k` passages, best first.
 
     Raises:
       ValueError: an argument is out of range, or the retriever answers the
@@ -381,11 +381,6 @@ class Agent:
 
   def __exit__(self, *error: object) -> None:
     self.close()
-
-  def _closed_error(self) -> ClosedError:
-    return ClosedError(
-      "The agent was closed before the answer; load another one."
-    )
 
   def _start(self, coroutine) -> loop.Work:
     """Starts a coroutine; raises ClosedError if the agent is not usable."""
