@@ -144,12 +144,6 @@ def lacks(config: aj.ExperimentConfig, policy: aj.Policy) -> list[str]:
     p = aj.warm_start.probe(policy.params, policy.architecture, probes)
     for kind, mean in aj.warm_start.by_kind(p, probes).items():
       print(f"P({kind}{with_scaffold}) {mean:.3f}")
-    mine, its = aj.warm_start.slopes(p, probes)
-    print(
-      f"P(search | known{with_scaffold}) by change {mine.change:.2f} (the "
-      f"expert's {its.change:.2f}), by slack {mine.slack:.2f} "
-      f"({its.slack:.2f})"
-    )
     found += [each + with_scaffold for each in aj.warm_start.gate(p, probes)]
     right.append(play(config, policy, _BUDGET, _PLAYED, scaffold=scaffold)[1])
   plain, scaffolded = right

@@ -47,10 +47,6 @@ class Probes(NamedTuple):
       `recall_known` and `recall_unknown`, the decisions between search and
       memory before a fact's first search, with budget left.
     kinds: int8 `[P]`, index into `PROBE_KINDS`.
-    features: float32 `[P, 2]`, of a `recall_known`: `change` and `slack`, see
-      `expert.ExpertConfig`; 0 for other kinds.
-    searches: float32 `[P]`, of a `recall_known`: the expert's probability of
-      searching; 0 for other kinds.
   """
 
   token_ids: np.ndarray
@@ -58,8 +54,6 @@ class Probes(NamedTuple):
   positions: np.ndarray
   labels: np.ndarray
   kinds: np.ndarray
-  features: np.ndarray
-  searches: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +83,11 @@ class Played(NamedTuple):
     trajectory: the episode.
     weights: float32 `[T]`, the loss weight of each token as a target.
     marks: (position, kind) of its decisions.
-    choices: of each `recall_known` among them: change, slack and the expert's
-      probability of searching, see `Probes`.
   """
 
   trajectory: types.Trajectory
   weights: np.ndarray
   marks: list[tuple[int, str]]
-  choices: list[tuple[float, float, float]]
 
 
 def demonstrate(
@@ -127,25 +118,13 @@ def demonstrate(
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
   usual = expert_lib.SCAFFOLDED if scaffold else expert_lib.PLAIN
-  config = setting.expert or usual
-  decide = config.strategy(setting.world)
-  choices = []
-
-  def strategy(situation: expert_lib.Situation) -> float:
-    chance = decide(situation)
-    if situation.decision == "known" and situation.remaining:
-      features = expert_lib.features(situation, setting.world)
-      choices.append((*features, chance))
-    return chance
-
   expert = expert_lib.Expert(
     question,
     world=setting.world,
     budget=budgets_lib.of(budget).searches,
     scaffold=scaffold,
-    config=config,
+    config=setting.expert or usual,
     rng=rng,
-    strategy=strategy,
   )
   turns = expert.turns()
   state, request = episode.start(
@@ -181,7 +160,7 @@ def demonstrate(
   weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
   weights[:asked] = 0
-  return Played(trajectory, weights, marks, choices)
+  return Played(trajectory, weights, marks)
 
 
 def pool(
@@ -247,7 +226,7 @@ def probe_sets(
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   (recall,) = setting.codec.encode("recall")
-  rows, probes, choices = [], [], []
+  rows, probes = [], []
   for row, question in enumerate(setting.world.questions(split, count, seed)):
     found = demonstrate(
       question,
@@ -257,29 +236,19 @@ def probe_sets(
       rng=rng,
     )
     rows.append(found.trajectory.token_ids)
-    made = iter(found.choices)
     for at, kind in found.marks:
-      if kind not in PROBE_KINDS:
-        continue
-      label = recall if kind.startswith("recall") else rows[-1][at]
-      probes.append((row, at, label, PROBE_KINDS.index(kind)))
-      choices.append(next(made) if kind == "recall_known" else (0, 0, 0))
+      if kind in PROBE_KINDS:
+        label = recall if kind.startswith("recall") else rows[-1][at]
+        probes.append((row, at, label, PROBE_KINDS.index(kind)))
   most = max(map(len, rows), default=0)
-  token_ids = np.zeros((len(rows), most), np.int32)
-  for padded, ids in zip(token_ids, rows, strict=True):
-    padded[: len(ids)] = ids
-  at_rows, positions, labels, kinds = (
-    np.array(probes, np.int32).reshape(-1, 4).T
-  )
-  change, slack, searches = np.array(choices, np.float32).reshape(-1, 3).T
+  token_ids = np.stack([np.pad(ids, (0, most - len(ids))) for ids in rows])
+  at_rows, positions, labels, kinds = np.array(probes, np.int32).T
   return Probes(
-    token_ids,
+    token_ids.astype(np.int32),
     at_rows,
     positions,
     labels,
     kinds.astype(np.int8),
-    np.stack([change, slack], 1),
-    searches,
   )
 
 

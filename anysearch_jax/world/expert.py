@@ -98,9 +98,11 @@ class ExpertConfig:
           return self.p_search_unknown
       if not (self.change_slope or self.slack_slope):
         return self.p_search_known
-      change, slack = features(situation, world)
+      change = 1 - world.reliability(situation.relations[0])
+      slack = (situation.remaining - len(situation.relations)) / 3
       chance = self.p_search_known + self.change_slope * (change - 0.2)
-      return min(max(chance + self.slack_slope * slack, 0.03), 0.97)
+      chance += self.slack_slope * min(max(slack, -1.0), 1.0)
+      return min(max(chance, 0.03), 0.97)
 
     return chance
 
@@ -121,15 +123,6 @@ SCAFFOLDED = ExpertConfig(
 # Its budget is never exceeded, and no search and no fact is left out: for
 # strategies that decide on searches.
 EXACT = ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
-
-
-def features(
-  situation: Situation, world: world_lib.World
-) -> tuple[float, float]:
-  """Returns `change` and `slack` of a situation, see `ExpertConfig`."""
-  slack = (situation.remaining - len(situation.relations)) / 3
-  change = 1 - world.reliability(situation.relations[0])
-  return change, min(max(slack, -1.0), 1.0)
 
 
 class Turn(NamedTuple):

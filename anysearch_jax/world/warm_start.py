@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -272,13 +271,6 @@ def _next_logprobs(
   return jax.nn.log_softmax(decoder.logits(params, hidden))
 
 
-class Slopes(NamedTuple):
-  """How P(search | known) depends on `change` and `slack` (least squares)."""
-
-  change: float
-  slack: float
-
-
 def by_kind(
   p: np.ndarray, probes: demonstrations_lib.Probes
 ) -> dict[str, float]:
@@ -290,28 +282,7 @@ def by_kind(
   }
 
 
-def slopes(
-  p: np.ndarray, probes: demonstrations_lib.Probes
-) -> tuple[Slopes, Slopes]:
-  """Returns the slopes of a policy, and of the expert that made the probes.
-
-  Args:
-    p: `[P]`, the policy's probabilities of the probes' labels.
-    probes: with at least three `recall_known` that differ.
-  """
-  known = probes.kinds == demonstrations_lib.PROBE_KINDS.index("recall_known")
-  features = probes.features[known]
-  design = np.concatenate([np.ones((len(features), 1)), features], 1)
-  searches = np.stack([1 - p[known], probes.searches[known]], 1)
-  _, change, slack = np.linalg.lstsq(design, searches, rcond=None)[0]
-  policy, expert = map(Slopes, change.tolist(), slack.tolist())
-  return policy, expert
-
-
-def gate(
-  p: np.ndarray,
-  probes: demonstrations_lib.Probes,
-) -> list[str]:
+def gate(p: np.ndarray, probes: demonstrations_lib.Probes) -> list[str]:
   """Returns in words what the policy lacks to begin reinforcement learning.
 
   Args:
@@ -325,12 +296,8 @@ def gate(
   ]
   gap = found["recall_known"] - found["recall_unknown"]
   needs.append(("recall_known - recall_unknown", gap, _GAP))
-  lacks = [
+  return [
     f"{kind}: found {value:.4f}, expected at least {least}"
     for kind, value, least in needs
     if value < least
   ]
-  for name, mine, its in zip(Slopes._fields, *slopes(p, probes)):
-    if abs(mine - its) > 0.05 + abs(its) / 2:
-      lacks.append(f"slope by {name}: found {mine:.2f}, expected {its:.2f}")
-  return lacks

@@ -1,16 +1,17 @@
-"""Tests the expert's episodes: grammar, honesty, weights, probes."""
+"""Tests the expert's episodes: grammar, honesty, weights, probes, caps."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 
 import numpy as np
 import pytest
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.policy import tokenizer
 from anysearch_jax.world import demonstrations, world_tokenizer
@@ -38,7 +39,7 @@ THOROUGH = expert_lib.ExpertConfig(
   p_early_answer=0,
 )
 NEVER = expert_lib.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
-CELLS = [(b, scaffold) for b in (0, 1, 2, 5, 8) for scaffold in (False, True)]
+CELLS = tuple((b, scaffold) for b in (0, 1, 2, 5) for scaffold in (False, True))
 QUESTIONS = WORLD.questions("train", 40, 0)
 
 
@@ -63,12 +64,15 @@ def play(
   return found.trajectory, found.weights
 
 
-def play_all(expert, cells=CELLS, questions=QUESTIONS):
-  for budget, scaffold in cells:
-    for seed, question in enumerate(questions):
-      yield play(
-        question, budget=budget, scaffold=scaffold, expert=expert, seed=seed
-      )
+@functools.cache
+def play_all(expert, cells=CELLS, count=40, split="train"):
+  """Plays questions at each (budget, scaffold)."""
+  questions = WORLD.questions(split, count, 0)
+  return [
+    play(question, budget=b, scaffold=scaffold, expert=expert, seed=seed)
+    for b, scaffold in cells
+    for seed, question in enumerate(questions)
+  ]
 
 
 judge = prompts.PROMPTS["world"].judge
@@ -112,11 +116,9 @@ def met(trajectory: types.Trajectory) -> list[tuple[str, str]]:
 
 
 def test_a_thorough_expert_is_right_when_the_budget_allows():
-  questions = WORLD.questions("held-out", 120, 0)
-  played = list(play_all(THOROUGH, [(14, False)], questions))
-  right = [judge(trajectory).em for trajectory, _ in played]
-  assert np.mean(right) > 0.99
-  played = list(play_all(THOROUGH, [(8, True)], questions))
+  played = play_all(THOROUGH, ((14, False),), 60, "held-out")
+  assert np.mean([judge(trajectory).em for trajectory, _ in played]) > 0.98
+  played = play_all(THOROUGH, ((8, True),), 60, "held-out")
   verdicts = [judge(trajectory) for trajectory, _ in played]
   assert np.mean([verdict.em for verdict in verdicts]) > 0.9
   assert all(verdict.format for verdict in verdicts)
@@ -124,7 +126,7 @@ def test_a_thorough_expert_is_right_when_the_budget_allows():
 
 def test_an_expert_that_trusts_memory_needs_the_fewest_searches():
   expert = dataclasses.replace(THOROUGH, p_search_known=0)
-  for trajectory, _ in play_all(expert, [(20, False)]):
+  for trajectory, _ in play_all(expert, ((20, False),)):
     metadata = trajectory.question.metadata
     stale = any(fact["stale"] for fact in metadata["facts"])
     assert judge(trajectory).em == (not stale)
@@ -183,7 +185,7 @@ def test_the_expert_recalls_what_memory_holds_and_guesses_the_rest():
 
 
 def test_needs_follow_the_chain():
-  for trajectory, _ in play_all(THOROUGH, [(20, False)]):
+  for trajectory, _ in play_all(THOROUGH, ((20, False),)):
     asked = [
       clause.split()[1:]
       for turn in turns(trajectory)
@@ -200,7 +202,7 @@ def test_needs_follow_the_chain():
 
 def test_scaffold_states_sufficiency_and_budget():
   states = set()
-  for trajectory, _ in play_all(THOROUGH, [(4, True)]):
+  for trajectory, _ in play_all(THOROUGH, ((4, True),)):
     left = 4
     for turn in turns(trajectory):
       sufficiency, budget, *_ = clauses(turn)
@@ -212,17 +214,10 @@ def test_scaffold_states_sufficiency_and_budget():
   assert {("missing", "ample"), ("sufficient", "tight")} <= states
 
 
-def test_no_budget_means_no_search():
-  for trajectory, _ in play_all(THOROUGH, [(0, False)]):
-    assert len(turns(trajectory)) == 1
-    assert trajectory.queries == ()
-    assert not trajectory.violation
-
-
 def test_one_search_over_budget_is_followed_by_an_answer():
   expert = dataclasses.replace(DEFAULT, p_over_budget=1, p_search_unknown=1)
   tried = 0
-  for trajectory, _ in play_all(expert, [(0, False), (0, True)]):
+  for trajectory, _ in play_all(expert, ((0, False), (0, True))):
     assert len(turns(trajectory)) == 1 + trajectory.violation
     assert "recall" in turns(trajectory)[0] or trajectory.violation
     assert trajectory.outcome is types.Outcome.ANSWERED
@@ -234,23 +229,16 @@ def test_redundant_searches_and_early_answers_follow_the_probabilities():
   expert = dataclasses.replace(THOROUGH, p_redundant=0.5)
   repeated = [
     len(trajectory.queries) - len(set(trajectory.queries))
-    for trajectory, _ in play_all(expert, [(8, False)])
+    for trajectory, _ in play_all(expert, ((8, False),))
   ]
   assert np.mean(repeated) > 0.5
-  for trajectory, _ in play_all(THOROUGH, [(8, False)]):
+  for trajectory, _ in play_all(THOROUGH, ((8, False),)):
     assert len(set(trajectory.queries)) == trajectory.searches
   expert = dataclasses.replace(NEVER, p_early_answer=1)
-  for trajectory, _ in play_all(expert, [(3, False)]):
+  for trajectory, _ in play_all(expert, ((3, False),)):
     (turn,) = turns(trajectory)
     (need,) = [c for c in clauses(turn) if c.startswith("need")]
     assert need == f"need {' '.join(trajectory.question.text.split()[:2])}"
-
-
-def test_equal_seeds_give_equal_episodes():
-  one, weights = play(QUESTIONS[0], budget=4, seed=3)
-  other, same = play(QUESTIONS[0], budget=4, seed=3)
-  np.testing.assert_array_equal(one.token_ids, other.token_ids)
-  np.testing.assert_array_equal(weights, same)
 
 
 def test_weights_mark_only_decisions_of_the_model():
@@ -270,9 +258,12 @@ def test_weights_mark_only_decisions_of_the_model():
       assert (weights[i] == 3) == decides, words[max(i - 5, 0) : i + 1]
 
 
-def test_decision_weight_is_an_argument():
-  _, weights = play(QUESTIONS[0], budget=4, decision_weight=7.0)
-  assert set(weights.tolist()) == {0.0, 1.0, 7.0}
+def test_equal_seeds_give_equal_episodes_whatever_the_weights():
+  one, weights = play(QUESTIONS[0], budget=4, seed=3)
+  other, heavier = play(QUESTIONS[0], budget=4, seed=3, decision_weight=7.0)
+  np.testing.assert_array_equal(one.token_ids, other.token_ids)
+  assert set(heavier.tolist()) == {0.0, 1.0, 7.0}
+  np.testing.assert_array_equal(heavier == 7, weights == 3)
 
 
 def test_a_tokenizer_that_splits_words_is_refused():
@@ -290,10 +281,9 @@ def test_a_tokenizer_that_splits_words_is_refused():
     play(QUESTIONS[0], budget=0, codec=Split())
 
 
-@pytest.mark.parametrize("scaffold", [False, True])
-def test_probes_are_at_the_positions_of_their_decisions(scaffold):
+def test_probes_are_at_the_positions_of_their_decisions():
   probes = demonstrations.probe_sets(
-    SETTING, "dev", count=150, seed=0, scaffold=scaffold
+    SETTING, "dev", count=150, seed=0, scaffold=True
   )
   assert set(probes.kinds.tolist()) == set(
     range(len(demonstrations.PROBE_KINDS))
@@ -320,3 +310,125 @@ def test_probes_are_at_the_positions_of_their_decisions(scaffold):
         name, ("need", 2)
       )
       assert before[-back] == verb
+
+
+# An answer to what a search has found takes 8 tokens.
+CAPPED = dataclasses.replace(
+  SETTING,
+  episode=config_lib.EpisodeConfig(
+    prompts="world", max_generated=300, max_context=544, answer_room=8
+  ),
+)
+
+
+def asked_turns(rooms, *, facts):
+  """Returns the turns of a thorough expert, whose searches find nothing.
+
+  Args:
+    rooms: for each turn, what `Expert.room` is.
+    facts: of the question's chain; memory holds all of them.
+  """
+  question = next(
+    q
+    for q in WORLD.questions("train", 80, 1)
+    if len(q.metadata["facts"]) == facts
+    and all(f["known"] for f in q.metadata["facts"])
+  )
+  pupil = expert_lib.Expert(
+    question,
+    world=WORLD,
+    budget=8,
+    scaffold=False,
+    config=THOROUGH,
+    rng=np.random.default_rng(0),
+  )
+  script, said, reply = pupil.turns(), [], None
+  for room in rooms:
+    pupil.room = room
+    said.append(" ".join(script.send(reply).words))
+    reply = []
+  return said, question.metadata["facts"]
+
+
+@pytest.mark.parametrize(
+  ("facts", "room", "by_memory"),
+  [
+    # `<think>` is 1 token, `need e r ; recall v ;` 7 for each fact, and
+    # `</think> <answer> v </answer>` 4.
+    (1, 12, True),
+    (1, 11, False),
+    (2, 19, True),
+    (2, 18, False),
+    (2, 5, False),
+  ],
+)
+def test_asked_expert_ends_the_chain_by_memory_if_that_fits(
+  facts, room, by_memory
+):
+  (said,), chain = asked_turns([room], facts=facts)
+  memories = [WORLD.recall(f["entity"], f["relation"]) for f in chain]
+  if by_memory:
+    clauses = "".join(
+      f"need {f['entity']} {f['relation']} ; recall {memory} ; "
+      for f, memory in zip(chain, memories, strict=True)
+    )
+    answer = f"</think> <answer> {memories[-1]} </answer>"
+    assert said == f"<think> {clauses}{answer}"
+    return
+  *start, value, end = said.split()
+  assert start == ["<think>", "</think>", "<answer>"] and end == "</answer>"
+  if facts == 1:
+    assert value == memories[0]
+  else:
+    assert value in WORLD.objects(chain[-1]["relation"])
+
+
+def test_expert_searches_until_it_is_asked():
+  (free, asked), _ = asked_turns([None, 38], facts=1)
+  assert free.endswith("</search>")
+  assert "recall" in asked and asked.endswith("</answer>")
+
+
+def test_answer_that_was_cut_is_repeated_without_a_thought():
+  (first, again), _ = asked_turns([12, 5], facts=1)
+  assert again == f"<think> </think> {first.partition('</think> ')[2]}"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_episodes_answer_within_their_caps(seed):
+  rng = np.random.default_rng(seed)
+  searches, tokens = int(rng.integers(11)), int(rng.integers(20, 200))
+  trajectory, weights, _ = demonstrations.demonstrate(
+    QUESTIONS[seed],
+    CAPPED,
+    budget=budgets.Budget(searches, tokens),
+    scaffold=False,
+    rng=rng,
+  )
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  assert trajectory.searches <= searches
+  assert trajectory.generated_tokens <= tokens
+  by_model = trajectory.authors == types.Author.MODEL
+  assert not weights[~by_model].any()
+  learned = (weights > 0).sum()
+  texts = [span.text for span in trajectory.spans]
+  if prompts.PROMPTS["world"].over_budget not in texts:
+    assert learned == by_model.sum()
+  elif not trajectory.violation:
+    # Only the answer that was asked for is learned from.
+    assert learned == len(CODEC.encode(texts[-1]))
+
+
+def test_cap_that_binds_nothing_changes_no_word():
+  for seed, question in enumerate(QUESTIONS[:10]):
+    free, capped = (
+      demonstrations.demonstrate(
+        question,
+        dataclasses.replace(CAPPED, expert=THOROUGH),
+        budget=budget,
+        scaffold=False,
+        rng=np.random.default_rng(seed),
+      ).trajectory
+      for budget in (5, budgets.Budget(5, 250))
+    )
+    assert [s.text for s in free.spans] == [s.text for s in capped.spans]

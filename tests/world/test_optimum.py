@@ -155,7 +155,7 @@ def test_no_table_of_decisions_is_better(price):
 def test_no_random_table_is_better_in_a_chain():
   rng = np.random.default_rng(0)
   keys = list(itertools.product((1, 2, 3), KINDS, (1, 2, 3)))
-  tables = [dict(zip(keys, rng.integers(0, 2, len(keys)))) for _ in range(200)]
+  tables = [dict(zip(keys, rng.integers(0, 2, len(keys)))) for _ in range(40)]
   chain = ("birthplace", "mayor", "mentor")
   best = optimum.Optimum(WORLD).value(chain, 3)
   assert enumerated(tables, chain, 3, 0.0) < best
@@ -218,7 +218,7 @@ def test_a_wrong_value_may_still_lead_to_the_right_answer():
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_play_has_the_exact_accuracy(name):
-  questions, budgets, tries = QUESTIONS[:30], (0, 1, 3, 8), 30
+  questions, budgets, tries = QUESTIONS[:20], (0, 1, 3, 8), 15
   ids = [q.id for q in questions]
   exact = optimum.accuracy(WORLD, AGENTS[name], ids, budgets)
   assert ((exact >= 0) & (exact <= 1)).all()
@@ -257,7 +257,7 @@ def test_another_question_is_refused(name):
 
 def test_play_has_the_computed_values(tmp_path):
   """Held-out questions, as `launch.evaluate --scripted=NAME` plays them."""
-  budgets, n = (1, 3, 8), 120
+  budgets, n = (1, 3, 8), 40
   questions = WORLD.questions("held-out", n, 2024)
   config = dataclasses.replace(
     configured(budgets=budgets, seeds=(1,)),
