@@ -14,7 +14,7 @@ Table of contents; a room imports only rooms above it:
 * `training`: batching, the train step, the loop, checkpoints.
 * `evaluation`, `report`: measuring a policy and showing it.
 * `export`: a checkpoint as a Hugging Face folder.
-* `world`: the generated knowledge world and the warm start.
+* `world`: the generated knowledge world, its expert and its optimum.
 * `agent`: asks a policy, under a budget that the caller chooses.
 * `planning`: what a configuration needs on hardware that is not here.
 
@@ -60,6 +60,9 @@ _WHERE = {
   "Policy": "anysearch_jax.policy.hf:Policy",
   "load_policy": "anysearch_jax.policy.hf:load",
   "save_policy": "anysearch_jax.policy.hf:save",
+  "Architecture": "anysearch_jax.policy.architecture:Architecture",
+  "decoder": "anysearch_jax.policy.decoder",
+  "Tokenizer": "anysearch_jax.policy.tokenizer:Tokenizer",
   "make_engine": "anysearch_jax.rollout.engines:make",
   # Environments, rewards, and systems made of them.
   "Action": "anysearch_jax.environment.protocol:Action",
@@ -75,7 +78,9 @@ _WHERE = {
   "get_method": "anysearch_jax.methods.systems:get",
   "fixed_budget": "anysearch_jax.methods.method:fixed_budget",
   "Outcomes": "anysearch_jax.methods.method:Outcomes",
-  # Episodes.
+  # Episodes; `episode` plays one by hand.
+  "episode": "anysearch_jax.rollout.episode",
+  "episode_state": "anysearch_jax.rollout.episode_state",
   "Assignment": "anysearch_jax.rollout.driver:Assignment",
   "EpisodeParts": "anysearch_jax.rollout.driver:EpisodeParts",
   "run": "anysearch_jax.host.loop:run",
@@ -83,11 +88,10 @@ _WHERE = {
   "run_groups": "anysearch_jax.rollout.driver:run_groups",
   # Questions and passages.
   "World": "anysearch_jax.world.world:World",
-  # Its expert and best agent, and supervised training on demonstrations.
-  "demonstrations": "anysearch_jax.world.demonstrations",
+  # Its words, its expert and its best agent.
+  "world_tokenizer": "anysearch_jax.world.world_tokenizer:build_tokenizer",
   "expert": "anysearch_jax.world.expert",
   "optimum": "anysearch_jax.world.optimum",
-  "warm_start": "anysearch_jax.world.warm_start",
   "LexicalRetriever": "retrieval.lexical:LexicalRetriever",
   "fuse": "retrieval.pipeline:fuse",
   "rerank": "retrieval.pipeline:rerank",

@@ -26,6 +26,7 @@ import numpy as np
 from absl import app, flags
 
 import anysearch_jax as aj
+from research import demonstrations, fitting
 
 # The least accuracy that the scaffold adds, at this budget over so many
 # questions.
@@ -51,7 +52,7 @@ def fitted(
     save_every: steps between saves.
   """
   world, w, began = aj.World(config.data.world_seed), config.warm_start, 0.0
-  pool = aj.demonstrations.pool(
+  pool = demonstrations.pool(
     _setting(config, world, policy),
     world.questions("train", w.demonstrations, config.seed),
     seed=config.seed,
@@ -65,7 +66,7 @@ def fitted(
       began = time.monotonic()
       print(f"step {step}/{w.steps} loss {loss:.3f}", flush=True)
 
-  params = aj.warm_start.fit(
+  params = fitting.fit(
     policy.params,
     policy.architecture,
     pool,
@@ -119,8 +120,8 @@ def play(
 
 def _setting(
   config: aj.ExperimentConfig, world: aj.World, policy: aj.Policy
-) -> aj.demonstrations.Setting:
-  return aj.demonstrations.Setting(
+) -> demonstrations.Setting:
+  return demonstrations.Setting(
     world,
     aj.LexicalRetriever(world.corpus).lookup,
     policy.tokenizer,
@@ -134,17 +135,17 @@ def lacks(config: aj.ExperimentConfig, policy: aj.Policy) -> list[str]:
   world = aj.World(config.data.world_seed)
   for scaffold in (False, True):
     with_scaffold = ", with scaffold" if scaffold else ""
-    probes = aj.demonstrations.probe_sets(
+    probes = demonstrations.probe_sets(
       _setting(config, world, policy),
       "dev",
       count=600,
       seed=config.seed,
       scaffold=scaffold,
     )
-    p = aj.warm_start.probe(policy.params, policy.architecture, probes)
-    for kind, mean in aj.warm_start.by_kind(p, probes).items():
+    p = fitting.probe(policy.params, policy.architecture, probes)
+    for kind, mean in fitting.by_kind(p, probes).items():
       print(f"P({kind}{with_scaffold}) {mean:.3f}")
-    found += [each + with_scaffold for each in aj.warm_start.gate(p, probes)]
+    found += [each + with_scaffold for each in fitting.gate(p, probes)]
     right.append(play(config, policy, _BUDGET, _PLAYED, scaffold=scaffold)[1])
   plain, scaffolded = right
   print(f"accuracy at budget {_BUDGET} {plain:.3f}, scaffold {scaffolded:.3f}")
@@ -178,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     policy = (
       aj.load_policy(f.start)
       if f.start
-      else aj.warm_start.fresh(aj.World(config.data.world_seed), config)
+      else fitting.fresh(aj.World(config.data.world_seed), config)
     )
     made = dataclasses.asdict(config) | {"start": f.start}
     aj.claim_folder(partial, {"config.json": made})

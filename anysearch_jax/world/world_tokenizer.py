@@ -21,7 +21,7 @@ PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 CONTROL = (PAD, UNKNOWN, USER, ASSISTANT, END)
 
-# The words of the expert's thoughts (`demonstrations`).
+# The words of the expert's thoughts.
 THOUGHTS = tuple(
   "need recall guess found nothing conflict "
   "sufficient missing ample tight empty".split()

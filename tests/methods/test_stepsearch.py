@@ -14,9 +14,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
+from anysearch_jax.host import loop
 from anysearch_jax.methods import stepsearch
-from anysearch_jax.policy import tokenizer
-from anysearch_jax.world import demonstrations, expert, world_tokenizer
+from anysearch_jax.rollout import driver
+from anysearch_jax.world import expert_policy
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -149,17 +150,22 @@ def test_similarities_equal_scikit_learn(texts, plain):
 def test_world_expert_reaches_the_maximum_gain():
   world = world_lib.World()
   questions = world_lib.with_evidence(world, world.questions("train", 20, 0))
-  setting = demonstrations.Setting(
-    world,
-    lexical.LexicalRetriever(world.corpus).lookup,
-    tokenizer.Tokenizer(world_tokenizer.build_tokenizer(world)),
+  engine, codec = expert_policy.named("everything", world)
+  parts = driver.EpisodeParts(
+    engine,
+    lexical.LexicalRetriever(world.corpus),
     config_lib.EpisodeConfig(prompts="world"),
-    expert.ExpertConfig(1, 1, 1, 1, 0, 0, 0),
+    codec,
   )
-  rng = np.random.default_rng(0)
-  for question in questions:
-    played, *_ = demonstrations.demonstrate(
-      question, setting, budget=20, scaffold=False, rng=rng
+  for place, question in enumerate(questions):
+    played = loop.run(
+      driver.run_episode(
+        question,
+        parts,
+        budget=20,
+        scaffold=False,
+        address=types.Address(0, place, sample=0),
+      )
     )
     assert stepsearch.measure(played) == {"search_keys": 1}
     out = stepsearch.steps(played, BARE)

@@ -19,15 +19,8 @@ import optax
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from anysearch_jax import config as config_lib
-from anysearch_jax.host import disk
-from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf
-from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.training import batching, optimizers, train_step
-from anysearch_jax.world import demonstrations as demonstrations_lib
-from anysearch_jax.world import world as world_lib
-from anysearch_jax.world import world_tokenizer
+import anysearch_jax as aj
+from research import demonstrations
 
 # What a policy must show before reinforcement learning: the least mean
 # probability of each probed decision, and the least P(recall | known) -
@@ -35,7 +28,7 @@ from anysearch_jax.world import world_tokenizer
 _PROBE, _GAP = 0.99, 0.2
 
 
-def validate(config: config_lib.WarmStartConfig) -> None:
+def validate(config: aj.config.WarmStartConfig) -> None:
   """Checks the sizes of the policy.
 
   Raises:
@@ -55,16 +48,16 @@ def validate(config: config_lib.WarmStartConfig) -> None:
     )
 
 
-def fresh(world: world_lib.World, config: config_lib.ExperimentConfig):
-  """Returns an `hf.Policy` with random weights, and the world's tokenizer.
+def fresh(world: aj.World, config: aj.ExperimentConfig) -> aj.Policy:
+  """Returns an `aj.Policy` with random weights, and the world's tokenizer.
 
   Raises:
     ValueError: its sizes in `config.warm_start` do not fit together.
   """
   w = config.warm_start
   validate(w)
-  codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
-  a = architecture_lib.Architecture(
+  codec = aj.Tokenizer(aj.world_tokenizer(world))
+  a = aj.Architecture(
     family="qwen3",
     vocab_size=codec.vocab_size,
     d_model=w.hidden,
@@ -76,27 +69,26 @@ def fresh(world: world_lib.World, config: config_lib.ExperimentConfig):
     qk_norm=True,
     tied=True,
   )
-  return hf.Policy(decoder.initialize(a, config.seed), a, codec)
+  return aj.Policy(aj.decoder.initialize(a, config.seed), a, codec)
 
 
 def fit(
-  params: decoder.Params,
-  a: architecture_lib.Architecture,
-  pool: Sequence[demonstrations_lib.Demonstration],
+  params: aj.decoder.Params,
+  a: aj.Architecture,
+  pool: Sequence[demonstrations.Demonstration],
   *,
   seed: int,
-  config: config_lib.WarmStartConfig,
-  optimizer: config_lib.OptimizerConfig,
-  batch: config_lib.BatchConfig,
+  config: aj.config.WarmStartConfig,
+  optimizer: aj.config.OptimizerConfig,
+  batch: aj.config.BatchConfig,
   on_step: Callable[[int, float], None] = lambda step, loss: None,
-  saved: pathlib.Path | None = None,
+  saved: pathlib.Path,
   save_every: int = 50,
-  stop: Callable[[], bool] = lambda: False,
-) -> decoder.Params | None:
+) -> aj.decoder.Params:
   """Minimises the weighted negative log-likelihood of demonstrations.
 
-  A fit that is killed or stopped resumes from `saved`, and ends with the same
-  bits as an uninterrupted one.
+  A fit that is killed resumes from `saved`, and ends with the same bits as an
+  uninterrupted one.
 
   Args:
     params: the initial parameters.
@@ -108,13 +100,12 @@ def fit(
     optimizer: the other rates.
     batch: shapes of the batches.
     on_step: called with step and loss every 20 steps and after the last one.
-    saved: file of the position; None saves nothing. It must come from a fit
-      with the same arguments.
+    saved: file of the position. It must come from a fit with the same
+      arguments.
     save_every: number of steps between saves, >= 1.
-    stop: is asked before each step; if it returns true, the position is saved.
 
   Returns:
-    The trained parameters; None if it was stopped.
+    The trained parameters.
 
   Raises:
     ValueError: `saved` is damaged or of another policy.
@@ -126,44 +117,37 @@ def fit(
     decay_steps=config.steps,
     end_value=config.learning_rate / 10,
   )
-  tx = optimizers.adamw(a, optimizer, schedule=schedule)
-  step = train_step.make(train_step.cross_entropy_loss(a), tx)
-  state, steps = train_step.init(params, tx), 0
-  if saved is not None and saved.is_file():
+  tx = aj.optimizers.adamw(a, optimizer, schedule=schedule)
+  step = aj.train_step.make(aj.train_step.cross_entropy_loss(a), tx)
+  state, steps = aj.train_step.init(params, tx), 0
+  if saved.is_file():
     state, steps = _load(saved, state)
   batches = _batches(pool, seed, config.batch_tokens)
-  batches = itertools.islice(batches, steps, None)
-  while steps < config.steps:
-    stopped = stop()
-    if not stopped:
-      packed = batching.pack(_examples(next(batches)), config=batch)
-      state, metrics = step(state, None, packed)
-      steps += 1
-      if steps % 20 == 1 or steps == config.steps:
-        on_step(steps, float(metrics["loss/total"]))
-    due = steps % save_every == 0 or steps == config.steps
-    if saved is not None and (stopped or due):
+  for chosen in itertools.islice(batches, steps, config.steps):
+    packed = aj.batching.pack(_examples(chosen), config=batch)
+    state, metrics = step(state, None, packed)
+    steps += 1
+    if steps % 20 == 1 or steps == config.steps:
+      on_step(steps, float(metrics["loss/total"]))
+    if steps % save_every == 0 or steps == config.steps:
       _save(saved, state, steps)
-    if stopped:
-      return None
   return state.params
 
 
-def _save(path: pathlib.Path, state: train_step.TrainState, steps: int) -> None:
-  """Replaces the file at once: a kill leaves the old one or the new one.
-
-  Raises:
-    disk.DiskError: the disk is full or broken.
-  """
+def _save(
+  path: pathlib.Path, state: aj.train_step.TrainState, steps: int
+) -> None:
+  """Replaces the file at once: a kill leaves the old one or the new one."""
   leaves = map(np.asarray, jax.tree.leaves(state))
   arrays = {str(i): leaf for i, leaf in enumerate(leaves)}
-  with disk.replacing(path) as beside:
-    safetensors_numpy.save_file(arrays, beside, {"steps": str(steps)})
+  beside = path.with_name(path.name + ".writing")
+  safetensors_numpy.save_file(arrays, beside, {"steps": str(steps)})
+  beside.replace(path)
 
 
 def _load(
-  path: pathlib.Path, like: train_step.TrainState
-) -> tuple[train_step.TrainState, int]:
+  path: pathlib.Path, like: aj.train_step.TrainState
+) -> tuple[aj.train_step.TrainState, int]:
   """Returns the saved state, bit for bit, and the steps taken.
 
   Args:
@@ -194,11 +178,11 @@ def _load(
 
 
 def _batches(
-  pool: Sequence[demonstrations_lib.Demonstration], seed: int, tokens: int
-) -> Iterator[list[demonstrations_lib.Demonstration]]:
+  pool: Sequence[demonstrations.Demonstration], seed: int, tokens: int
+) -> Iterator[list[demonstrations.Demonstration]]:
   """Yields batches of at least `tokens` tokens; each pass has a new order."""
   rng = np.random.Generator(np.random.PCG64(seed))
-  chosen: list[demonstrations_lib.Demonstration] = []
+  chosen: list[demonstrations.Demonstration] = []
   size = 0
   while True:
     for i in rng.permutation(len(pool)):
@@ -210,12 +194,12 @@ def _batches(
 
 
 def _examples(
-  chosen: Sequence[demonstrations_lib.Demonstration],
-) -> list[batching.Example]:
+  chosen: Sequence[demonstrations.Demonstration],
+) -> list[aj.batching.Example]:
   """Returns demonstrations as examples of a batch, whose weights sum to 1."""
   total = sum(float(d.weights[1:].sum()) for d in chosen)
   return [
-    batching.Example(
+    aj.batching.Example(
       d.token_ids, d.weights / total, np.zeros(len(d.token_ids), np.float32)
     )
     for d in chosen
@@ -223,9 +207,9 @@ def _examples(
 
 
 def probe(
-  params: decoder.Params,
-  a: architecture_lib.Architecture,
-  probes: demonstrations_lib.Probes,
+  params: aj.decoder.Params,
+  a: aj.Architecture,
+  probes: demonstrations.Probes,
   *,
   rows: int = 16,
 ) -> np.ndarray:
@@ -257,32 +241,32 @@ def probe(
 
 
 def _next_logprobs(
-  params: decoder.Params,
+  params: aj.decoder.Params,
   tokens: jax.Array,
   *,
-  a: architecture_lib.Architecture,
+  a: aj.Architecture,
 ) -> jax.Array:
   """Returns log P(next token) after each token, `[B, T, V]`.
 
   Padding counts as text: it is at the end, where causal attention hides it.
   """
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-  hidden = decoder.forward(params, a, tokens, positions, jnp.ones_like(tokens))
-  return jax.nn.log_softmax(decoder.logits(params, hidden))
+  hidden = aj.decoder.forward(
+    params, a, tokens, positions, jnp.ones_like(tokens)
+  )
+  return jax.nn.log_softmax(aj.decoder.logits(params, hidden))
 
 
-def by_kind(
-  p: np.ndarray, probes: demonstrations_lib.Probes
-) -> dict[str, float]:
+def by_kind(p: np.ndarray, probes: demonstrations.Probes) -> dict[str, float]:
   """Returns the mean of `p` `[P]` over the probes of each kind there is."""
   return {
     kind: float(p[probes.kinds == i].mean())
-    for i, kind in enumerate(demonstrations_lib.PROBE_KINDS)
+    for i, kind in enumerate(demonstrations.PROBE_KINDS)
     if np.any(probes.kinds == i)
   }
 
 
-def gate(p: np.ndarray, probes: demonstrations_lib.Probes) -> list[str]:
+def gate(p: np.ndarray, probes: demonstrations.Probes) -> list[str]:
   """Returns in words what the policy lacks to begin reinforcement learning.
 
   Args:

@@ -12,12 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anysearch_jax import budgets as budgets_lib
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.rollout import episode, episode_state
-from anysearch_jax.world import expert as expert_lib
-from anysearch_jax.world import world as world_lib
+import anysearch_jax as aj
 
 PROBE_KINDS = (
   *("nothing", "conflict", "found", "copy", "memory", "relation"),
@@ -27,7 +22,7 @@ PROBE_KINDS = (
 _WEIGHTED = frozenset(PROBE_KINDS) - {"relation"} | {"choice", "answer"}
 _LARGEST_BUDGET = 10
 
-Search = Callable[[str, int, str], Sequence[types.Passage]]
+Search = Callable[[str, int, str], Sequence[aj.Passage]]
 
 
 class Demonstration(NamedTuple):
@@ -69,11 +64,11 @@ class Setting:
       or `expert.PLAIN`, as the episode is.
   """
 
-  world: world_lib.World
+  world: aj.World
   search: Search
-  codec: types.TextCodec
-  episode: config_lib.EpisodeConfig
-  expert: expert_lib.ExpertConfig | None = None
+  codec: aj.Tokenizer
+  episode: aj.config.EpisodeConfig
+  expert: aj.expert.ExpertConfig | None = None
 
 
 class Played(NamedTuple):
@@ -85,16 +80,16 @@ class Played(NamedTuple):
     marks: (position, kind) of its decisions.
   """
 
-  trajectory: types.Trajectory
+  trajectory: aj.Trajectory
   weights: np.ndarray
   marks: list[tuple[int, str]]
 
 
 def demonstrate(
-  question: types.Question,
+  question: aj.Question,
   setting: Setting,
   *,
-  budget: budgets_lib.Assigned,
+  budget: int | aj.Budget,
   scaffold: bool,
   rng: np.random.Generator,
   decision_weight: float = 3.0,
@@ -117,32 +112,32 @@ def demonstrate(
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
-  usual = expert_lib.SCAFFOLDED if scaffold else expert_lib.PLAIN
-  expert = expert_lib.Expert(
+  usual = aj.expert.SCAFFOLDED if scaffold else aj.expert.PLAIN
+  expert = aj.expert.Expert(
     question,
     world=setting.world,
-    budget=budgets_lib.of(budget).searches,
+    budget=aj.budgets.of(budget).searches,
     scaffold=scaffold,
     config=setting.expert or usual,
     rng=rng,
   )
   turns = expert.turns()
-  state, request = episode.start(
+  state, request = aj.episode.start(
     question,
     budget=budget,
     scaffold=scaffold,
-    address=types.Address(rollout=0, question=0, sample=0),
+    address=aj.Address(rollout=0, question=0, sample=0),
     config=setting.episode,
     codec=setting.codec,
   )
-  passages: Sequence[types.Passage] | None = None
+  passages: Sequence[aj.Passage] | None = None
   marks: list[tuple[int, str]] = []
   asked = 0  # The position from which on the episode asked for its answer.
-  event: episode_state.Retrieved | types.Generation
-  while not isinstance(request, episode_state.Done):
-    if isinstance(request, types.SearchRequest):
+  event: aj.episode_state.Retrieved | aj.Generation
+  while not isinstance(request, aj.episode_state.Done):
+    if isinstance(request, aj.SearchRequest):
       passages = setting.search(request.query, request.k, request.corpus)
-      event = episode_state.Retrieved(tuple(passages))
+      event = aj.episode_state.Retrieved(tuple(passages))
     else:
       start = len(request.token_ids)
       if state.landing:
@@ -155,9 +150,9 @@ def demonstrate(
       ]
       cut = len(words) < len(turn.words)
       event = _generation(words, setting.codec, cut=cut)
-    state, request = episode.step(state, event)
+    state, request = aj.episode.step(state, event)
   trajectory = request.trajectory
-  weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
+  weights = (trajectory.authors == aj.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
   weights[:asked] = 0
   return Played(trajectory, weights, marks)
@@ -165,7 +160,7 @@ def demonstrate(
 
 def pool(
   setting: Setting,
-  questions: Sequence[types.Question],
+  questions: Sequence[aj.Question],
   *,
   seed: int,
   decision_weight: float,
@@ -188,9 +183,9 @@ def pool(
   for question in questions:
     searches = int(rng.integers(0, _LARGEST_BUDGET + 1))
     scaffold = bool(rng.random() < 0.4)
-    budget = budgets_lib.of(searches)
+    budget = aj.budgets.of(searches)
     if caps and not scaffold and rng.random() < 0.6:
-      budget = budgets_lib.Budget(searches, int(rng.choice(caps)))
+      budget = aj.Budget(searches, int(rng.choice(caps)))
     played = demonstrate(
       question,
       setting,
@@ -253,8 +248,8 @@ def probe_sets(
 
 
 def _generation(
-  words: Sequence[str], codec: types.TextCodec, *, cut: bool
-) -> types.Generation:
+  words: Sequence[str], codec: aj.Tokenizer, *, cut: bool
+) -> aj.Generation:
   """Returns `words` as if an engine had sampled them with probability 1."""
   text = " ".join(words)
   ids = codec.encode(text)
@@ -264,5 +259,5 @@ def _generation(
       "expected one each. Use the tokenizer of the world."
     )
   n = len(ids)
-  finish = types.Finish.LENGTH if cut else types.Finish.STOP
-  return types.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)
+  finish = aj.Finish.LENGTH if cut else aj.Finish.STOP
+  return aj.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)
