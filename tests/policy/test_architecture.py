@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from published_configs import (
-  CONTEXT,
-  LLAMA3_8B,
-  LLAMA3_ROPE,
-  PUBLISHED,
-  QWEN3_4B,
-  without,
-)
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
+
+SHAPES = pathlib.Path(__file__).parents[2] / "configs" / "shapes"
+PUBLISHED = QWEN2_7B, QWEN3_4B, LLAMA3_8B = [
+  json.loads((SHAPES / f"{name}.json").read_text())
+  for name in ("Qwen2.5-7B-Instruct", "Qwen3-4B", "Llama-3.1-8B-Instruct")
+]
+LLAMA3_ROPE = LLAMA3_8B["rope_scaling"]
+CONTEXT = "original_max_position_embeddings"
+
+
+def without(key, values):
+  return {k: v for k, v in values.items() if k != key}
 
 
 @pytest.mark.parametrize(
@@ -150,20 +156,18 @@ TINY = dict(
 )
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
   "switches",
   [
-    {},
-    {"qkv_bias": True},
+    {"qkv_bias": True, "tied": True},
     {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
     {"qk_norm": True},
     {"lora": architecture_lib.Lora(2, 4.0, lora.TARGETS)},
     {"lora": architecture_lib.Lora(2, 4.0, ("v", "down"))},
   ],
 )
-def test_table_equals_the_declared_parameters_each_once(switches, tied):
-  a = architecture_lib.Architecture("llama", tied=tied, **switches, **TINY)
+def test_table_equals_the_declared_parameters_each_once(switches):
+  a = architecture_lib.Architecture("llama", **switches, **TINY)
   rows = table.rows(a)
   names = [name for row in rows for name in row.names()]
   assert len(set(names)) == len(names)
@@ -176,3 +180,177 @@ def test_table_equals_the_declared_parameters_each_once(switches, tied):
   assert jax.tree.map(lambda x: x.shape, declared) == weights.tree(
     rows, lambda row: row.shape
   )
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 4096}
+SIZE = "expected a positive integer"
+NUMBER = "expected a positive number"
+SWITCH = "expected true or false"
+NAMES = "expected a list of names"
+WINDOWS = "sliding-window attention"
+UNKNOWN = "unknown key {!r} .*, which may change what the model computes"
+
+
+def rope(change, key="rope_scaling"):
+  return {key: LLAMA3_ROPE | change}
+
+
+@pytest.mark.parametrize(
+  ("base", "change", "sentence"),
+  [
+    # Names of architectures; transformers chooses by model_type alone.
+    (
+      QWEN2_7B,
+      {"architectures": ["Qwen3MoeForCausalLM"]},
+      "'Qwen3MoeForCausalLM' is not supported; expected one of Qwen2ForC",
+    ),
+    (
+      QWEN2_7B,
+      {"architectures": None, "model_type": None},
+      r"architecture '\(none\)' of model_type None is not supported",
+    ),
+    (
+      QWEN2_7B,
+      {"architectures": ["Qwen2ForCausalLM", "LlamaForCausalLM"]},
+      "architecture 'Qwen2ForCausalLM', 'LlamaForCausalLM' is not supported",
+    ),
+    (QWEN2_7B, {"model_type": "qwen3"}, "model_type 'qwen3' contradicts arch"),
+    # Options with other values, and keys that nobody knows.
+    (QWEN2_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu' .*expected 'silu'"),
+    (QWEN2_7B, {"is_causal": None}, "is_causal None is not .* expected True"),
+    (QWEN2_7B, {"use_mrope": True}, "use_mrope True is not .* expected False"),
+    (QWEN3_4B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is"),
+    (LLAMA3_8B, {"rope_interleaved": True}, "rope_interleaved True is not sup"),
+    (
+      LLAMA3_8B,
+      {"quantization_config": {"quant_method": "fp8"}},
+      "quantization_config .*'fp8'.* is not supported",
+    ),
+    (
+      QWEN2_7B,
+      {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}},
+      "auto_map .* is not supported; expected no such key or {}",
+    ),
+    *(
+      (base, {key: 8}, UNKNOWN.format(key))
+      for base, key in zip(
+        PUBLISHED, ("attention_chunk_size", "num_experts", "logit_scale")
+      )
+    ),
+    # Windows.
+    (QWEN2_7B, SLIDING | {"max_window_layers": 27}, WINDOWS),
+    # The window size is missing: transformers defaults to 4096.
+    (QWEN2_7B, {"use_sliding_window": True, "max_window_layers": 0}, WINDOWS),
+    (QWEN2_7B, SLIDING | {"sliding_window": 0}, "sliding_window is 0, expec"),
+    (LLAMA3_8B, {"sliding_window": 4096}, WINDOWS),
+    (
+      QWEN3_4B,
+      {"layer_types": ["full_attention"] * 35 + ["sliding_attention"]},
+      WINDOWS,
+    ),
+    (QWEN3_4B, {"layer_types": []}, "names 0 layers, expected 36"),
+    # RoPE.
+    *(
+      (
+        QWEN2_7B,
+        {key: {name: "yarn", "factor": 4.0}},
+        "RoPE type 'yarn' is not supported; expected 'default' or 'llama3'",
+      )
+      for key, name in (
+        ("rope_scaling", "type"),
+        ("rope_parameters", "rope_type"),
+      )
+    ),
+    (
+      QWEN3_4B,
+      {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+      "RoPE type 'one for each layer type' is not supported",
+    ),
+    (
+      QWEN3_4B,
+      {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+      "partial_rotary_factor 0.25 is not supported; expected 1.0",
+    ),
+    (
+      QWEN2_7B,
+      {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}},
+      UNKNOWN.format("mrope_section"),
+    ),
+    (LLAMA3_8B, rope({"rope_theta": "5"}), f"rope_theta is '5', {NUMBER}"),
+    (
+      without("rope_scaling", LLAMA3_8B),
+      rope({"low_freq_factor": None}, "rope_parameters"),
+      f"low_freq_factor is None, {NUMBER}",
+    ),
+    (LLAMA3_8B, rope({CONTEXT: "8192"}), f"{CONTEXT} is '8192', {SIZE}"),
+    (
+      LLAMA3_8B,
+      rope({"low_freq_factor": 4}),
+      "low_freq_factor is 4, expected below high_freq_factor, 4.0",
+    ),
+    (
+      LLAMA3_8B,
+      {"rope_scaling": without("factor", LLAMA3_ROPE)},
+      f"factor is missing, {NUMBER}",
+    ),
+    # Sizes that do not fit each other.
+    (
+      QWEN2_7B,
+      {"num_key_value_heads": 5},
+      "28 attention heads do not divide over 5 key-value heads",
+    ),
+    (QWEN3_4B, {"head_dim": 7}, "heads of 7 .* expected an even size"),
+    (QWEN2_7B, {"hidden_size": 84}, "heads of 3 .* expected an even size"),
+    (QWEN2_7B, {"hidden_size": 8}, "heads of 0 .* expected an even size"),
+    # Values of the wrong kind.
+    (QWEN3_4B, {"head_dim": None}, "head_dim is None, expected a positive"),
+    (without("vocab_size", QWEN2_7B), {}, f"vocab_size is missing, {SIZE}"),
+    *(
+      (LLAMA3_8B, {"vocab_size": value}, f"vocab_size is {value!r}, {SIZE}")
+      for value in (None, "28", 0, True, 28.0)
+    ),
+    *(
+      (LLAMA3_8B, {"rms_norm_eps": value}, f"eps is {value!r}, {NUMBER}")
+      for value in (None, "1e-6", True, 0.0, math.nan, math.inf)
+    ),
+    (LLAMA3_8B, {"num_key_value_heads": "1"}, f"heads is '1', {SIZE}"),
+    (LLAMA3_8B, {"head_dim": -2}, f"head_dim is -2, {SIZE}"),
+    (LLAMA3_8B, {"mlp_bias": "no"}, f"mlp_bias is 'no', {SWITCH}"),
+    (LLAMA3_8B, {"rope_scaling": "llama3"}, "expected an object"),
+    (LLAMA3_8B, {"layer_types": [["full_attention"]]}, NAMES),
+    (LLAMA3_8B, {"architectures": "LlamaForCausalLM"}, NAMES),
+  ],
+)
+def test_what_the_decoder_does_not_support_is_refused(base, change, sentence):
+  with pytest.raises(ValueError, match=f"^config.json: .*{sentence}"):
+    architecture_lib.from_hf(base | change)
+
+
+@pytest.mark.parametrize(
+  ("base", "change"),
+  [
+    (QWEN2_7B, {"use_sliding_window": True, "sliding_window": None}),
+    (QWEN2_7B, SLIDING | {"max_window_layers": 28}),
+    (QWEN2_7B, SLIDING | {"layer_types": ["full_attention"] * 28}),
+    (QWEN2_7B, {"architectures": None}),
+    (QWEN2_7B, {"model_type": None, "use_mrope": False}),
+    (QWEN2_7B, {"hidden_act": "swish", "is_causal": True}),
+    (QWEN2_7B, {"attention_bias": None, "mlp_bias": None, "head_dim": None}),
+    (QWEN3_4B, {"mlp_bias": None, "vision_config": None, "use_mrope": None}),
+    (QWEN3_4B, dict.fromkeys(("is_encoder_decoder", "add_cross_attention"))),
+    (QWEN3_4B, {"partial_rotary_factor": 1.0, "quantization_config": None}),
+    (QWEN3_4B, {"rope_scaling": {"rope_type": "default"}}),
+    # theta in the RoPE settings takes precedence over the top-level key.
+    (QWEN3_4B, {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e6}),
+    (LLAMA3_8B, {"head_dim": None}),
+    (LLAMA3_8B, dict.fromkeys(("use_sliding_window", "sliding_window"))),
+    # Of Llama 2 and SmolLM2, and what trainers write.
+    (LLAMA3_8B, {"max_sequence_length": 2048, "pretraining_tp": 1}),
+    (LLAMA3_8B, {"is_llama_config": True, "rope_interleaved": False}),
+    (QWEN2_7B, {"unsloth_version": "2025.3.19", "temperature": 0.7}),
+    (QWEN2_7B, {"gradient_checkpointing": False, "auto_map": {}}),
+  ],
+)
+def test_an_option_that_changes_nothing_is_accepted(base, change):
+  changed = architecture_lib.from_hf(base | change)
+  assert changed == architecture_lib.from_hf(base)
