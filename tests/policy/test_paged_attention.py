@@ -1,131 +1,189 @@
-"""Paged attention against float64 NumPy over contiguous rows."""
+"""Attention over pages against float64 NumPy, and over rows gathered from them.
+
+Blocks of attention are smaller than rows, so that rows have several.
+"""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paged_cases
 import planned
 import pytest
 
 from anysearch_jax.planning import targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding
-from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
+# Rows, kv heads, queries of each, head size, tokens of a page, pages of a row.
 B, K, G, H, S, M = 4, 2, 3, 8, 4, 6
+# Tokens of the rows, the last of which are new.
 LENGTHS = np.array([1, 9, 24, 14])
 
 
-def case(t, seed=0):
-  """Returns rows whose last `t` tokens are new, with shuffled pages."""
-  rng = np.random.default_rng(seed)
-  keys, values = rng.normal(size=(2, B, M * S, K, H))
-  q = rng.normal(size=(B, t, K * G, H))
+def case(t, starts=None):
+  """Returns arguments of `Paged`: rows with `t` new tokens, shuffled pages.
+
+  Rows begin with padding where `starts`, by default `LENGTHS - t`, are below 0.
+  """
+  rng = np.random.default_rng(0)
+  pages = rng.normal(size=(2, K, 1 + B * M, S, H))
   table = rng.permutation(np.arange(1, 1 + B * M)).reshape(B, M)
-  positions = LENGTHS[:, None] - t + np.arange(t)
-  real = positions >= 0
-  return q, keys, values, table, np.maximum(positions, 0), real
+  new = rng.normal(size=(B, t, K * G + 2 * K, H))
+  q, k, v = np.split(jnp.float32(new), (K * G, K * G + K), axis=2)
+  starts = LENGTHS - t if starts is None else starts
+  positions = starts[:, None] + np.arange(t)
+  pages = pages_lib.Pages(*map(jnp.float32, pages))
+  return q, k, v, pages, table, np.maximum(positions, 0), positions >= 0
 
 
-def in_pages(keys, values, table, new):
-  """Returns pages with all but the last `new` tokens, garbage elsewhere."""
-  pools = np.random.default_rng(9).normal(size=(2, K, 1 + B * M, S, H))
-  for row, length in enumerate(LENGTHS):
-    for at in range(max(length - new, 0)):
-      page, offset = table[row, at // S], at % S
-      pools[0, :, page, offset] = keys[row, at]
-      pools[1, :, page, offset] = values[row, at]
-  return pages_lib.Pages(*map(jnp.float32, pools))
-
-
-def expected(q, keys, values, positions):
-  out = np.zeros_like(q)
-  for b, t, n in np.ndindex(q.shape[:3]):
-    seen = positions[b, t] + 1
-    scores = keys[b, :seen, n // G] @ q[b, t, n] / np.sqrt(H)
-    p = np.exp(scores - scores.max())
-    out[b, t, n] = p / p.sum() @ values[b, :seen, n // G]
-  return out
-
-
-def run(paged, t, **changes):
-  q, keys, values, table, positions, real = case(t)
-  pages = in_pages(keys, values, table, t)
-  take = (np.arange(B)[:, None], positions)
-  found = paged(
-    *map(jnp.float32, (q, keys[take], values[take])),
-    changes.get("pages", pages),
-    jnp.asarray(table),
-    jnp.asarray(positions),
-    jnp.asarray(real),
-  )
-  return found, expected(q, keys, values, positions), real
-
-
-@pytest.mark.parametrize("block", [1, 4, 8, 100])
+@pytest.mark.parametrize("block", [4, 8, 100])
 @pytest.mark.parametrize("t", [1, 5])
-def test_paged_attention_equals_contiguous_attention(t, block):
-  (out, _), wanted, real = run(paged_attention.Paged(block=block), t)
+def test_paged_attention_equals_the_written_out_sum(t, block):
+  q, k, v, pages, table, positions, real = arguments = case(t)
+  out, after = jax.jit(paged_attention.Paged(block=block))(*arguments)
+  wanted = paged_cases.truth(q, after, table, positions)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
+  # New tokens are in their pages, padding is in the reserved one, and all else
+  # is as before.
+  for old, new, written in zip(pages, (k, v), after):
+    expected = np.array(old)
+    for row, step in zip(*np.nonzero(real)):
+      at = positions[row, step]
+      expected[:, table[row, at // S], at % S] = new[row, step]
+    np.testing.assert_array_equal(written[:, 1:], expected[:, 1:])
 
 
 def test_a_row_does_not_depend_on_the_longest_to_the_bit():
   paged = jax.jit(paged_attention.Paged(block=4))
-  q, keys, values, table, positions, real = case(1)
-  pages = in_pages(keys, values, table, 1)
-  new = [
-    jnp.float32(x[np.arange(B)[:, None], positions]) for x in (keys, values)
-  ]
+  *others, positions, real = case(1)
 
-  def first_row(last):
+  def first_rows(last):
     at = positions.copy()
     at[2] = last
-    out, _ = paged(jnp.float32(q), *new, pages, table, at, real)
-    return np.asarray(out)[[0, 1]]
+    return np.asarray(paged(*others, at, real)[0])[[0, 1]]
 
-  np.testing.assert_array_equal(first_row(0), first_row(23))
+  np.testing.assert_array_equal(first_rows(0), first_rows(23))
 
 
-def test_padding_is_written_to_the_reserved_page():
-  (_, after), _, real = run(paged_attention.Paged(), 5)
-  _, keys, values, table, positions, _ = case(5)
-  before = in_pages(keys, values, table, 5)
-  changed = np.argwhere(np.any(np.asarray(after.k != before.k), (0, 3)))
-  wanted = {
-    (table[b, p // S], p % S)
-    for b, t in zip(*np.nonzero(real))
-    for p in [positions[b, t]]
-  }
-  others = {(page, at) for page, at in map(tuple, changed) if page != 0}
-  assert others == wanted
+def halved(pages, table):
+  """Returns pages and table where each half of the rows has its own pages.
+
+  The table of a half counts its pages from 0, as on a device of a mesh. Also
+  returns the number that each page had.
+  """
+  before, tables = [], []
+  for rows in np.split(table, 2):
+    numbers = np.unique(rows)
+    before += [0, *numbers]
+    tables.append(1 + np.searchsorted(numbers, rows))
+  before = np.array(before)
+  apart = jax.tree.map(lambda x: x[:, before], pages)
+  return apart, np.concatenate(tables), before
 
 
 def test_a_mesh_cuts_rows_pages_and_heads():
-  mesh = sharding.mesh(data=2, tensor=2)
-  whole, wanted, _ = run(paged_attention.Paged(), 1)
-  q, keys, values, table, positions, real = case(1)
-  pages = in_pages(keys, values, table, 1)
-  # Each half of the rows has its own pages, counted from 0.
-  halves, tables = [], []
-  for rows in (slice(0, 2), slice(2, 4)):
-    numbers = np.unique(table[rows])
-    halves.append(np.concatenate([[0], numbers]))
-    lookup = {page: i + 1 for i, page in enumerate(numbers)}
-    tables.append(np.vectorize(lookup.get)(table[rows]))
-  apart = jax.tree.map(lambda x: x[:, np.concatenate(halves)], pages)
-  paged = jax.jit(paged_attention.Paged(mesh=mesh))
-  take = (np.arange(B)[:, None], positions)
-  out, _ = paged(
-    *map(jnp.float32, (q, keys[take], values[take])),
-    apart,
-    np.concatenate(tables),
-    positions,
-    real,
-  )
-  np.testing.assert_allclose(out, whole[0], atol=1e-6)
-  np.testing.assert_allclose(out, wanted, atol=2e-6)
+  paged = paged_attention.Paged(mesh=sharding.mesh(data=2, tensor=2))
+  q, k, v, pages, table, positions, real = arguments = case(1)
+  whole, _ = jax.jit(paged_attention.Paged())(*arguments)
+  apart, own, _ = halved(pages, table)
+  out, _ = jax.jit(paged)(q, k, v, apart, own, positions, real)
+  np.testing.assert_allclose(out, whole, atol=1e-6)
+
+
+# A decode call over gathered rows: tokens before it, and tokens that it adds.
+STARTS, COUNTS = np.array([0, 9, 19, 14]), np.array([5, 3, 5, 4])
+STEPS = 5
+
+
+def memory(gathered, pages, lanes=B):
+  """Returns what an earlier call left: no number of it may be read."""
+  empty = gathered.empty(pages, lanes=lanes, columns=M, steps=STEPS)
+  return jax.tree.map(lambda x: jnp.full_like(x, 777), empty)
+
+
+def played(counts, starts=STARTS, pages=None, block=8):
+  """Returns outputs and pages of a call whose rows add `counts` tokens."""
+  gathered = gathered_attention.Gathered(block)
+  q, k, v, found, table, *_ = case(STEPS, STARTS)
+  pages = found if pages is None else pages
+  cache = gathered.gather(memory(gathered, pages), pages, table, starts)
+  out = []
+  for step in range(max(counts)):
+    which = np.arange(B), np.minimum(step + starts - STARTS, STEPS - 1)
+    at, real = starts + np.minimum(step, counts), (step < counts)[:, None]
+    attended, cache = jax.jit(gathered.__call__)(
+      *(x[which][:, None] for x in (q, k, v)), cache, at[:, None], real
+    )
+    out.append(np.where(real[..., None, None], attended, 0))
+  after = gathered.write_back(pages, cache, table, counts)
+  return np.concatenate(out, axis=1), after
+
+
+@pytest.mark.parametrize("block", [1, 8, 100])
+def test_gathered_rows_attend_as_their_pages_do(block):
+  out, pages = played(COUNTS, block=block)
+  *arguments, positions, _ = case(STEPS, STARTS)
+  real = np.arange(STEPS) < COUNTS[:, None]
+  wanted, after = jax.jit(paged_attention.Paged())(*arguments, positions, real)
+  np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
+  for found, known in zip(pages, after):
+    # Page 0 is padding's.
+    np.testing.assert_array_equal(found[:, 1:], known[:, 1:])
+
+
+def test_a_gathered_row_does_not_depend_on_the_others_to_the_bit():
+  together, _ = played(COUNTS)
+  # The longest row is absent, and another one halts at once.
+  apart, _ = played(COUNTS * [1, 1, 0, 0])
+  np.testing.assert_array_equal(apart[:2], together[:2])
+
+
+def test_a_gathered_row_does_not_depend_on_where_calls_end_to_the_bit():
+  at_once, pages = played(COUNTS)
+  some = np.minimum(COUNTS, 2)
+  first, between = played(some)
+  rest, after = played(COUNTS - some, STARTS + some, between)
+  np.testing.assert_array_equal(np.concatenate([first, rest], 1), at_once)
+  for found, known in zip(after, pages):
+    np.testing.assert_array_equal(found[:, 1:], known[:, 1:])
+
+
+def test_a_full_row_writes_no_other_page():
+  starts = np.array([0, 9, M * S - 2, 14])
+  *_, pages, table, _, _ = case(STEPS, STARTS)
+  _, after = played(np.array([5, 3, 2, 4]), starts)
+  for found, known in zip(after, pages):
+    full = table[2, :-1]
+    np.testing.assert_array_equal(found[:, full], known[:, full])
+
+
+def test_a_mesh_cuts_gathered_rows_pages_and_heads():
+  q, k, v, pages, table, *_ = case(1, STARTS)
+
+  def call(mesh, pages, table):
+    gathered = gathered_attention.Gathered(8, mesh=mesh)
+
+    @jax.jit
+    def run(pages, table):
+      cache = gathered.gather(memory(gathered, pages), pages, table, STARTS)
+      out, cache = gathered(
+        q, k, v, cache, STARTS[:, None], np.ones((B, 1), bool)
+      )
+      return out, gathered.write_back(pages, cache, table, jnp.ones(B, int))
+
+    return run(pages, table)
+
+  apart, own, before = halved(pages, table)
+  out, after = call(sharding.mesh(data=2, tensor=2), apart, own)
+  wanted, known = call(None, pages, table)
+  np.testing.assert_allclose(out, wanted, atol=1e-6)
+  real = before > 0
+  for found, there in zip(after, known):
+    np.testing.assert_array_equal(found[:, real], there[:, before[real]])
 
 
 @pytest.mark.parametrize(
