@@ -19,9 +19,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _END = re.compile(r"^\}(, execution_thread=.*)?$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-_BITS = re.compile(r"[a-z]+(\d+)")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 # Ratio of the bytes that a device sends to the bytes of its operand, for n
 # devices in a group.
@@ -55,150 +54,27 @@ class Traffic(NamedTuple):
   bytes: float
 
 
-def count(text: str, *, trips: int = 1) -> dict[str, Traffic]:
-  """Counts the traffic of a compiled module by kind of collective.
-
-  Args:
-    text: the optimized HLO, as `compiled.as_text()` returns it.
-    trips: iterations of a loop whose bound the text does not show.
-  """
-  module = parse(text)
-  return _computation(module, module.entry, trips)
-
-
 def total(traffic: Mapping[str, Traffic]) -> float:
   """Returns the bytes that a device sends in one call."""
   return sum(t.bytes for t in traffic.values())
 
 
-def group_size(attributes: str, partitions: int) -> int:
-  """Returns the number of devices in a group of a collective.
+def count(text: str, *, trips: int = 1) -> dict[str, Traffic]:
+  """Counts the traffic of a compiled module by kind of collective.
 
-  XLA writes groups as lists `{{0,1},{2,3}}`, as a reshaped count `[2,2]<=[4]`,
-  or as axes of a mesh `mesh['a'=2,'b'=2] {'a'}`. Without groups, all
-  `partitions` devices are one group.
+  Args:
+    text: the optimized HLO, as `compiled.as_text()` or XLA's dump has it.
+    trips: iterations of a loop whose bound the text does not show.
+
+  Raises:
+    ValueError: the text has no entry computation, or an instruction is
+      malformed.
   """
-  found = _GROUPS.search(attributes)
-  if not found:
-    return partitions
-  if found["first"]:
-    return len(found["first"].split(","))
-  if found["size"]:
-    return int(found["size"])
-  sizes = dict(_MESH_AXIS.findall(found["mesh"]))
-  # A part of an axis is written 'name':(parts before it)size.
-  axes = _GROUP_AXIS.findall(found["axes"])
-  return math.prod(int(part or sizes[name]) for name, part in axes)
+  module = _parse(text, trips)
+  return module.traffic(module.entry)
 
 
-def _computation(module: Module, name: str, trips: int) -> dict[str, Traffic]:
-  sums: dict[str, Traffic] = {}
-  for instruction in module.computations[name].values():
-    for kind, new in _instruction(module, name, instruction, trips).items():
-      old = sums.get(kind, Traffic(0, 0.0))
-      sums[kind] = Traffic(
-        old.operations + new.operations, old.bytes + new.bytes
-      )
-  return sums
-
-
-def _instruction(
-  module: Module, within: str, i: Instruction, trips: int
-) -> dict[str, Traffic]:
-  kind = i.opcode.removesuffix("-start")
-  if kind in _RINGS:
-    return _collective(module, within, kind, i)
-  if i.opcode == "while":
-    n = _loop_trips(module, within, i, trips)
-    body = _computation(module, i.called("body")[0], trips)
-    return {k: Traffic(n * t.operations, n * t.bytes) for k, t in body.items()}
-  if i.opcode == "conditional":
-    branches = i.called(
-      "branch_computations", "true_computation", "false_computation"
-    )
-    return max((_computation(module, b, trips) for b in branches), key=total)
-  if i.opcode in ("fusion", "call", "async-start"):
-    return _computation(module, i.called("calls", "to_apply")[0], trips)
-  return {}
-
-
-def _collective(
-  module: Module, within: str, kind: str, i: Instruction
-) -> dict[str, Traffic]:
-  """Sizes a collective by its operands.
-
-  The result of a `-start` operation contains operands and results, so its size
-  cannot be used.
-  """
-  if kind == "all-reduce" and within.startswith(_SCATTER_FUSION):
-    kind = "reduce-scatter"
-  computation = module.computations[within]
-  given = sum(size(computation[name].type) for name in i.operands)
-  n = group_size(i.attributes, module.partitions)
-  return {kind: Traffic(1, _RINGS[kind](n) * given)}
-
-
-def _loop_trips(
-  module: Module, within: str, loop: Instruction, trips: int
-) -> int:
-  """Returns a loop's iterations: as XLA annotates them, or its constant bound.
-
-  JAX's loops of fixed length count from 0. The bound is a constant in the
-  condition or in the loop's initial state. A loop without either gets `trips`.
-  """
-  known = _TRIPS.search(loop.attributes)
-  if known:
-    return int(known[1])
-  (condition,) = loop.called("condition")
-  test = module.computations[condition]
-  if not _counts_up(module, test):
-    return trips
-  bounds = _numbers(test.values()) or _numbers(
-    _at_start(module.computations[within], loop, test)
-  )
-  return bounds[0] if len(bounds) == 1 else trips
-
-
-def _counts_up(module: Module, computation: Computation) -> bool:
-  """Whether the condition is `<`, directly or in a fusion."""
-  root = next(i for i in computation.values() if i.root)
-  if root.opcode == "fusion":
-    return _counts_up(module, module.computations[root.called("calls")[0]])
-  return root.opcode == "compare" and "direction=LT" in root.attributes
-
-
-def _numbers(instructions: Iterable[Instruction]) -> list[int]:
-  """Returns the positive constants; 0 is where a loop starts, not its bound."""
-  numbers = [
-    int(i.inside)
-    for i in instructions
-    if i.opcode == "constant" and i.inside.isdecimal()
-  ]
-  return [n for n in numbers if n > 0]
-
-
-def _at_start(
-  computation: Computation, loop: Instruction, test: Computation
-) -> list[Instruction]:
-  """Returns the initial values of the state that the condition reads."""
-
-  def source(name: str) -> Instruction:
-    i = computation[name]
-    return source(i.operands[0]) if i.opcode in _PASSED_ON else i
-
-  state = source(loop.operands[0])
-  if state.opcode != "tuple":
-    return []
-  indices = (
-    _INDEX.search(i.attributes)
-    for i in test.values()
-    if i.opcode == "get-tuple-element"
-  )
-  return [source(state.operands[int(index[1])]) for index in indices if index]
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
+class _Instruction(NamedTuple):
   """`%name = type opcode(inside), attributes`."""
 
   type: str
@@ -222,26 +98,140 @@ class Instruction:
     return names
 
 
-Computation = Mapping[str, Instruction]
+_Computation = Mapping[str, _Instruction]
 
 
 @dataclasses.dataclass(frozen=True)
-class Module:
-  """A module: computations by name, each with its instructions by name."""
+class _Module:
+  """A module: computations by name, each with its instructions by name.
+
+  trips: iterations of a loop whose bound the text does not show.
+  """
 
   entry: str
-  computations: Mapping[str, Computation]
+  computations: Mapping[str, _Computation]
   partitions: int
+  trips: int
+
+  def traffic(self, name: str) -> dict[str, Traffic]:
+    """Returns the traffic of a computation, with those that it calls."""
+    sums: dict[str, Traffic] = {}
+    for i in self.computations[name].values():
+      for kind, new in self._of_instruction(name, i).items():
+        old = sums.get(kind, Traffic(0, 0.0))
+        sums[kind] = Traffic(*map(sum, zip(old, new)))
+    return sums
+
+  def _of_instruction(self, within: str, i: _Instruction) -> dict[str, Traffic]:
+    kind = i.opcode.removesuffix("-start")
+    if kind in _RINGS:
+      if kind == "all-reduce" and within.startswith(_SCATTER_FUSION):
+        kind = "reduce-scatter"
+      # Sized by its operands: the result of a `-start` operation contains them
+      # and the results.
+      known = self.computations[within]
+      given = sum(size(known[name].type) for name in i.operands)
+      n = group_size(i.attributes, self.partitions)
+      return {kind: Traffic(1, _RINGS[kind](n) * given)}
+    if i.opcode == "while":
+      n = self._loop_trips(within, i)
+      body = self.traffic(i.called("body")[0])
+      return {
+        k: Traffic(n * t.operations, n * t.bytes) for k, t in body.items()
+      }
+    if i.opcode == "conditional":
+      branches = i.called(
+        "branch_computations", "true_computation", "false_computation"
+      )
+      return max(map(self.traffic, branches), key=total)
+    if i.opcode in ("fusion", "call", "async-start"):
+      return self.traffic(i.called("calls", "to_apply")[0])
+    return {}
+
+  def _loop_trips(self, within: str, loop: _Instruction) -> int:
+    """Returns a loop's iterations: those that XLA notes, or its constant bound.
+
+    JAX's loops of fixed length count from 0. The bound is a constant in the
+    condition or in the loop's initial state. A loop without either gets
+    `trips`.
+    """
+    known = _TRIPS.search(loop.attributes)
+    if known:
+      return int(known[1])
+    (condition,) = loop.called("condition")
+    test = self.computations[condition]
+    if not self._counts_up(test):
+      return self.trips
+    bounds = _numbers(test.values()) or _numbers(
+      _at_start(self.computations[within], loop, test)
+    )
+    return bounds[0] if len(bounds) == 1 else self.trips
+
+  def _counts_up(self, computation: _Computation) -> bool:
+    """Whether the condition is `<`, directly or in a fusion."""
+    root = next(i for i in computation.values() if i.root)
+    if root.opcode == "fusion":
+      return self._counts_up(self.computations[root.called("calls")[0]])
+    return root.opcode == "compare" and "direction=LT" in root.attributes
 
 
-def parse(text: str) -> Module:
-  """Parses a module as `compiled.as_text()` or XLA's dump writes it.
+def _numbers(instructions: Iterable[_Instruction]) -> list[int]:
+  """Returns the positive constants; 0 is where a loop starts, not its bound."""
+  constants = (i.inside for i in instructions if i.opcode == "constant")
+  return [int(x) for x in constants if x.isdecimal() and int(x) > 0]
 
-  Raises:
-    ValueError: the text has no entry computation, or an instruction is
-      malformed.
+
+def _at_start(
+  computation: _Computation, loop: _Instruction, test: _Computation
+) -> list[_Instruction]:
+  """Returns the initial values of the state that the condition reads."""
+
+  def source(name: str) -> _Instruction:
+    i = computation[name]
+    return source(i.operands[0]) if i.opcode in _PASSED_ON else i
+
+  state = source(loop.operands[0])
+  if state.opcode != "tuple":
+    return []
+  indices = (
+    _INDEX.search(i.attributes)
+    for i in test.values()
+    if i.opcode == "get-tuple-element"
+  )
+  return [source(state.operands[int(index[1])]) for index in indices if index]
+
+
+def group_size(attributes: str, partitions: int) -> int:
+  """Returns the number of devices in a group of a collective.
+
+  XLA writes groups as lists `{{0,1},{2,3}}`, as a reshaped count `[2,2]<=[4]`,
+  or as axes of a mesh `mesh['a'=2,'b'=2] {'a'}`. Without groups, all
+  `partitions` devices are one group.
   """
-  computations: dict[str, dict[str, Instruction]] = {}
+  found = _GROUPS.search(attributes)
+  if not found:
+    return partitions
+  if found["first"]:
+    return len(found["first"].split(","))
+  if found["size"]:
+    return int(found["size"])
+  sizes = dict(_MESH_AXIS.findall(found["mesh"]))
+  # A part of an axis is written 'name':(parts before it)size.
+  axes = _GROUP_AXIS.findall(found["axes"])
+  return math.prod(int(part or sizes[name]) for name, part in axes)
+
+
+def size(kind: str) -> int:
+  """Returns the bytes of an array's type, or of all arrays in a tuple's."""
+  return sum(
+    # `pred` takes a byte.
+    math.prod(int(n) for n in dims.split(",") if n) * int(bits or 8) // 8
+    for _, bits, dims in _ARRAY.findall(kind)
+  )
+
+
+def _parse(text: str, trips: int) -> _Module:
+  computations: dict[str, dict[str, _Instruction]] = {}
   entry = current = None
   for line in text.splitlines():
     if current is None:
@@ -256,30 +246,18 @@ def parse(text: str) -> Module:
   if entry is None:
     raise ValueError("The compiler's text holds no ENTRY computation.")
   partitions = _PARTITIONS.search(text)
-  return Module(entry, computations, int(partitions[1]) if partitions else 1)
+  count = int(partitions[1]) if partitions else 1
+  return _Module(entry, computations, count, trips)
 
 
-def size(kind: str) -> int:
-  """Returns the bytes of an array's type, or of all arrays in a tuple's."""
-  return sum(
-    math.prod(int(n) for n in dims.split(",") if n) * _bits(element) // 8
-    for element, dims in _ARRAY.findall(kind)
-  )
-
-
-def _bits(element: str) -> int:
-  found = _BITS.match(element)
-  return int(found[1]) if found else 8  # `pred` takes a byte.
-
-
-def _one_instruction(text: str, *, root: bool) -> Instruction:
+def _one_instruction(text: str, *, root: bool) -> _Instruction:
   # A tuple's type is in parentheses and contains spaces.
   start = _closing(text, 0) if text.startswith("(") else 0
   opcode = _OPCODE.search(text, text.index(" ", start))
   if opcode is None:
     raise ValueError(f"An instruction has no operation: {text[:80]!r}")
   end = _closing(text, opcode.end() - 1)
-  return Instruction(
+  return _Instruction(
     type=text[: opcode.start()].strip(),
     opcode=opcode[1],
     inside=text[opcode.end() : end],

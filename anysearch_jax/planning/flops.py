@@ -8,7 +8,7 @@ recomputation: 2 m n k for each product. It excludes elementwise operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jax.extend import core
@@ -97,11 +97,19 @@ def _equation(
   equation: Any, trips: int, inner: int, segment: int | None
 ) -> int:
   name, params = equation.primitive.name, equation.params
-  if name in _RULES:
-    return _RULES[name](equation)
+  shapes = [getattr(x.aval, "shape", ()) for x in equation.invars[:2]]
+  if name == "dot_general":
+    (contracted, _), _ = params["dimension_numbers"]
+    depth = math.prod(shapes[0][axis] for axis in contracted)
+    return 2 * math.prod(equation.outvars[0].aval.shape) * depth
+  if name == "ragged_dot":
+    (rows, depth), columns = shapes[0][-2:], shapes[1][-1]
+    return 2 * rows * depth * columns
   for prefix, products in _FUSED_PRODUCTS.items():
     if name.startswith(prefix):
-      return products * _attention_product(equation, segment)
+      (b, t, n, h), (_, s, *_) = shapes
+      scores = t * s if segment is None else packed_scores(t, segment)
+      return products * 2 * b * n * scores * h
   within = (inner, 1) if name == "while" else (trips, inner)
   counts = [
     count(jaxpr, trips=within[0], inner=within[1], segment=segment)
@@ -110,7 +118,8 @@ def _equation(
   if name == "cond":
     return max(counts)
   total = _repeats(name, params, trips) * sum(counts)
-  if segment and name == "pallas_call" and _is_splash(params):
+  splash = name == "pallas_call" and str(params["name"]).startswith(_SPLASH)
+  if segment and splash:
     # The last axis of the grid has a row's blocks, of queries or of keys. The
     # queries `[..., N, T, H]` follow the tables of blocks.
     mapping = params["grid_mapping"]
@@ -119,10 +128,6 @@ def _equation(
     computed = splash_blocks(row, segment, row // blocks)
     return total * computed // blocks**2
   return total
-
-
-def _is_splash(params: dict[str, Any]) -> bool:
-  return str(params.get("name")).startswith(_SPLASH)
 
 
 def _repeats(name: str, params: dict[str, Any], trips: int) -> int:
@@ -148,28 +153,3 @@ def _jaxprs(params: dict[str, Any]) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
     for item in values:
       if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
         yield item
-
-
-def _dot_general(equation: Any) -> int:
-  (contracted, _), _ = equation.params["dimension_numbers"]
-  shape = equation.invars[0].aval.shape
-  depth = math.prod(shape[axis] for axis in contracted)
-  return 2 * math.prod(equation.outvars[0].aval.shape) * depth
-
-
-def _ragged_dot(equation: Any) -> int:
-  rows, depth = equation.invars[0].aval.shape[-2:]
-  return 2 * rows * depth * equation.invars[1].aval.shape[-1]
-
-
-def _attention_product(equation: Any, segment: int | None) -> int:
-  b, t, n, h = equation.invars[0].aval.shape
-  s = equation.invars[1].aval.shape[1]
-  scores = t * s if segment is None else packed_scores(t, segment)
-  return 2 * b * n * scores * h
-
-
-_RULES: dict[str, Callable[[Any], int]] = {
-  "dot_general": _dot_general,
-  "ragged_dot": _ragged_dot,
-}

@@ -280,15 +280,3 @@ def test_only_full_recomputation_runs_the_attention_kernel_twice(
     once = count(jax.grad(f, (0, 1, 2)), *args)
   expected = {"dots": once, "attention": once, "full": once + 2 * PRODUCT}
   assert counts == expected
-
-
-def test_a_toy_step_is_what_one_counts_by_hand():
-  train = planned.train_step(jax.devices(), 2, 2)
-  product = 2 * planned.ROWS * planned.WIDTH * planned.HIDDEN
-  # A layer: 2 of the reference, 2 forward, 4 backward; the batch's
-  # gradient is not needed.
-  first_layers = planned.LAYERS * (2 + 2 + 4)
-  traced = train.fn.trace(*train.args)
-  assert (
-    flops.count(traced.jaxpr, trips=train.trips) == 2 * first_layers * product
-  )

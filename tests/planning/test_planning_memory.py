@@ -2,112 +2,93 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import compilation, programs, targets
+from anysearch_jax.planning import compilation, planner, programs, targets
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
-# Each layer has two matrices.
-PARAMETERS = planned.LAYERS * 2 * planned.WIDTH * planned.HIDDEN
+
+def array(mesh, *spec, shape=(16, 32), dtype=jnp.float32):
+  placed = jax.NamedSharding(mesh, jax.P(*spec))
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
+
+
+def program(devices, *names):
+  """Returns a program with 128 bytes of each kind on each of four devices."""
+  mesh = planned.mesh(devices, 2, 2)
+  kinds = {name: array(mesh, "fsdp", "tensor", shape=(8, 16)) for name in names}
+  return programs.Program("p", None, (), {}, 1, 1, kinds)
 
 
 def test_a_device_holds_its_shard():
-  mesh = planned.mesh(jax.devices(), 2, 4)
-
-  def array(*spec, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(
-      (16, 32), dtype, sharding=jax.NamedSharding(mesh, jax.P(*spec))
-    )
-
-  assert compilation.on_device(array("fsdp", "tensor")) == 16 * 32 * 4 // 8
-  assert compilation.on_device(array(None, "tensor")) == 16 * 32 * 4 // 4
-  assert compilation.on_device(array(dtype=jnp.bfloat16)) == 16 * 32 * 2
-  assert compilation.on_device([array(), {"x": array("fsdp")}]) == 16 * 32 * 6
-  # Arrays without a sharding count in full; real arrays like abstract ones.
-  assert compilation.on_device(jax.ShapeDtypeStruct((3,), jnp.int32)) == 12
-  assert compilation.on_device(jnp.zeros((4, 4))) == 64
-  assert compilation.on_device(jax.eval_shape(lambda: jax.random.key(0))) == 8
+  array_of = functools.partial(array, planned.mesh(jax.devices(), 2, 4))
+  for tree, size in (
+    (array_of("fsdp", "tensor"), 16 * 32 * 4 // 8),
+    (array_of(None, "tensor"), 16 * 32 * 4 // 4),
+    (array_of(dtype=jnp.bfloat16), 16 * 32 * 2),
+    ([array_of(), {"x": array_of("fsdp")}], 16 * 32 * 6),
+    # Arrays without a sharding count in full; real arrays like abstract ones.
+    (jax.ShapeDtypeStruct((3,), jnp.int32), 12),
+    (jnp.zeros((4, 4)), 64),
+    (jax.eval_shape(lambda: jax.random.key(0)), 8),
+  ):
+    assert compilation.on_device(tree) == size
 
 
-def test_kinds_are_counted_separately():
-  train = planned.train_step(jax.devices(), 4, 2)
-  assert compilation.kinds(train) == {
-    "masters": 4 * PARAMETERS // 8,
-    "moments": 8 * PARAMETERS // 8,
-    "reference": 2 * PARAMETERS // 8,
-    # Rows are sharded over `fsdp` only; counts are replicated.
-    "batch": 4 * planned.ROWS * planned.WIDTH * 4 // 4 + 4,
-  }
+TRAINING = ("masters", "moments", "reference", programs.BATCH)
+SAMPLING = ("engine weights", "KV cache")
 
 
 def test_arrays_of_other_programs_on_the_same_devices_are_held():
   devices = jax.devices()
-  train = planned.train_step(devices, 2, 2)
-  beside = planned.sampler(devices[2:], 2, 2)
-  apart = planned.sampler(devices[4:], 2, 2)
-  weights = planned.WIDTH * planned.HIDDEN * 2 // 4
-  cache = 9 * planned.WIDTH * 4
+  train = program(devices, *TRAINING)
+  assert compilation.kinds(train) == dict.fromkeys(TRAINING, 128)
+  beside = program(devices[2:], *SAMPLING)
+  apart = program(devices[4:], *SAMPLING)
   # Two of four devices are shared; the batch is freed everywhere.
-  assert compilation.held(train, [beside]) == {
-    "engine weights": weights,
-    "KV cache": cache,
-  }
-  assert set(compilation.held(beside, [train])) == {
-    "masters",
-    "moments",
-    "reference",
-  }
+  assert compilation.held(train, [train, beside]) == dict.fromkeys(
+    SAMPLING, 128
+  )
+  assert set(compilation.held(beside, [train])) == set(TRAINING[:3])
   assert compilation.held(train, [apart]) == {}
+  # A kind of the same name is the same arrays.
+  scorer = program(devices, "reference", "cache")
+  assert set(compilation.held(train, [scorer, scorer])) == {"cache"}
 
 
 def test_what_is_freed_or_in_host_memory_is_not_held():
   devices = jax.devices()
-  train = planned.train_step(devices, 2, 2)
-  decode = planned.sampler(devices, 2, 2)
+  train, decode = program(devices, *TRAINING), program(devices, *SAMPLING)
   freed = train._replace(freed=frozenset(["KV cache"]))
   assert set(compilation.held(freed, [decode])) == {"engine weights"}
   assert compilation.offloaded(freed, [decode]) == 0
   moved = decode._replace(offloaded=frozenset(["masters", "moments"]))
   assert set(compilation.held(moved, [train])) == {"reference"}
-  # Float32 masters and two moments, over four devices.
-  assert compilation.offloaded(moved, [train]) == 12 * PARAMETERS // 4
+  assert compilation.offloaded(moved, [train]) == 2 * 128
   # Kinds of its own are not another program's.
   own = moved._replace(offloaded=frozenset(["KV cache"]))
   assert compilation.offloaded(own, [train, decode]) == 0
 
 
-def test_a_kind_of_the_same_name_is_the_same_arrays():
-  train = planned.train_step(jax.devices(), 2, 2)
-  scorer = train._replace(
-    name="scorer",
-    kinds={"reference": train.kinds["reference"], "cache": train.args[2]},
-  )
-  assert set(compilation.held(train, [scorer, scorer])) == {"cache"}
-
-
-@pytest.mark.parametrize("name", ["h100:4", "h200:4", "a100:4", "v5p:2x2x1"])
-def test_the_compiler_finds_the_arguments_that_are_counted_by_hand(name):
+@pytest.mark.parametrize("name", ["h100:4", "a100:4", "v5p:2x2x1"])
+def test_compilers_find_the_arguments_that_are_counted_by_hand(name):
   planned.need(name)
-  target = targets.parse(name)
-  train = planned.train_step(targets.devices(target), 2, 2)
-  part = compilation.measure(train, [train], target)
-  # Small arrays, such as the count of micro-batches, are padded.
-  assert part.arguments == pytest.approx(
-    compilation.on_device(train.args), rel=1e-3
-  )
+  made = planner.make(planned.CONFIG, planned.A, targets.parse(name))
+  for part in made.parts:
+    # Small arrays, such as the count of micro-batches, are padded.
+    kinds = sum(part.kinds.values())
+    assert part.arguments == pytest.approx(kinds, rel=0.05)
+    assert part.total >= part.peak >= part.arguments
+  train = made.parts[0]
+  assert train.peak >= train.arguments + train.gradients
   # The whole state is donated: no output has a buffer of its own.
-  assert part.peak < part.arguments + part.temporary + part.kinds["masters"]
-  assert part.gradients == part.kinds["masters"]
-  assert part.peak >= part.arguments + part.gradients
-  assert part.total == part.peak
-  assert part.predicted is not None
-  assert part.tokens_per_second == pytest.approx(
-    planned.ROWS * 2 / part.predicted.total
-  )
+  assert train.peak < train.arguments + train.temporary + train.gradients
 
 
 def test_a_program_that_the_tpu_compiler_refuses_does_not_fit():

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,14 +16,11 @@ from anysearch_jax.planning import (
   collectives,
   compilation,
   plan,
-  programs,
   targets,
 )
 from anysearch_jax.policy import architecture as architecture_lib
 
 AXES = ("fsdp", "tensor")
-# Shards of whole tiles of a TPU, which pads what is narrower.
-WIDTH, HIDDEN, LAYERS, ROWS = 256, 512, 3, 16
 
 # A tenth of everything that a data sheet could say.
 CPU = hardware.Hardware(
@@ -98,102 +94,6 @@ def optimized() -> Iterator[None]:
 def mesh(devices, *shape: int) -> jax.sharding.Mesh:
   count = int(np.prod(shape))
   return jax.sharding.Mesh(np.array(devices[:count]).reshape(shape), AXES)
-
-
-def train_step(devices, fsdp: int, tensor: int) -> programs.Program:
-  """Makes a train step with two scanned products per layer.
-
-  It takes as many micro-batches as `used` says. Weights are sharded over both
-  axes, rows over `fsdp`. The state, with Adam's two moments, is donated; there
-  is also a bfloat16 reference.
-  """
-  m = mesh(devices, fsdp, tensor)
-
-  def placed(*spec):
-    return jax.sharding.NamedSharding(m, jax.P(*spec))
-
-  def weights(dtype):
-    return {
-      "up": jax.ShapeDtypeStruct(
-        (LAYERS, WIDTH, HIDDEN), dtype, sharding=placed(None, "fsdp", "tensor")
-      ),
-      "down": jax.ShapeDtypeStruct(
-        (LAYERS, HIDDEN, WIDTH), dtype, sharding=placed(None, "tensor", "fsdp")
-      ),
-    }
-
-  def forward(params, x):
-    def layer(x, w):
-      hidden = jax.nn.relu(x @ w["up"].astype(x.dtype))
-      return x + hidden @ w["down"].astype(x.dtype), None
-
-    return jax.lax.scan(layer, x, params)[0]
-
-  def loss(params, reference, x):
-    return jnp.sum((forward(params, x) - forward(reference, x)) ** 2)
-
-  def step(state, reference, batch, used):
-    params, first, second = state
-
-    def add(i, grads):
-      new = jax.grad(loss)(params, reference, batch[i])
-      return jax.tree.map(jnp.add, grads, new)
-
-    grads = jax.tree.map(jnp.zeros_like, params)
-    grads = jax.lax.fori_loop(0, used, add, grads)
-    first = jax.tree.map(lambda m, g: 0.9 * m + g, first, grads)
-    second = jax.tree.map(lambda v, g: 0.9 * v + g * g, second, grads)
-    params = jax.tree.map(
-      lambda p, m, v: p - m / (1 + jnp.sqrt(v)), params, first, second
-    )
-    return params, first, second
-
-  state = tuple(weights(jnp.float32) for _ in range(3))
-  reference = weights(jnp.bfloat16)
-  batch = jax.ShapeDtypeStruct(
-    (4, ROWS, WIDTH), jnp.float32, sharding=placed(None, "fsdp")
-  )
-  used = jax.ShapeDtypeStruct((), jnp.int32, sharding=placed())
-  return programs.Program(
-    name="train step",
-    fn=jax.jit(
-      step,
-      donate_argnums=0,
-      out_shardings=jax.tree.map(lambda x: x.sharding, state),
-    ),
-    args=(state, reference, batch, used),
-    kwargs={},
-    tokens=2 * ROWS,
-    trips=2,
-    kinds={
-      "masters": state[0],
-      "moments": state[1:],
-      "reference": reference,
-      "batch": (batch, used),
-    },
-  )
-
-
-def sampler(devices, fsdp: int, tensor: int) -> programs.Program:
-  """Makes a product with resident weights and a resident cache."""
-  m = mesh(devices, fsdp, tensor)
-
-  def placed(*spec):
-    return jax.sharding.NamedSharding(m, jax.P(*spec))
-
-  weights = jax.ShapeDtypeStruct(
-    (WIDTH, HIDDEN), jnp.bfloat16, sharding=placed(None, ("fsdp", "tensor"))
-  )
-  cache = jax.ShapeDtypeStruct((9, WIDTH), jnp.float32, sharding=placed())
-  return programs.Program(
-    name="decode",
-    fn=jax.jit(lambda w, cache: cache @ w.astype(cache.dtype)),
-    args=(weights, cache),
-    kwargs={},
-    tokens=9,
-    trips=1,
-    kinds={"engine weights": weights, "KV cache": cache},
-  )
 
 
 def part(name="train step", *, total=0.0, **changes) -> compilation.Part:
