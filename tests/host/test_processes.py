@@ -74,10 +74,8 @@ def test_plain_values_arrive_unchanged(other, value):
   assert json.dumps(theirs) == json.dumps(value)
 
 
-@pytest.mark.parametrize(
-  "dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, bool]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float32, bool])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_arrays_arrive_bit_for_bit(other, dtype, shape):
   rng = np.random.default_rng(0)
   array = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
@@ -173,7 +171,7 @@ def test_the_failing_process_raises_its_original_error(other):
     processes.all_gather(lambda: 3)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 100])
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 100])
 def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
   mine = bytes(np.random.default_rng(size).integers(0, 256, size, np.uint8))
   shapes = set()

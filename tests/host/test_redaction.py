@@ -103,7 +103,7 @@ def leaks(text, key):
   end=st.integers(0, 500),
   most=st.sampled_from([80, 200, 300]),
 )
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(deadline=None, max_examples=40)
 def test_a_quote_has_no_part_of_a_key(key, echo, before, end, most):
   told = "~ " * (before // 2) + ECHOES[echo](key)
   redact = redaction.Redactor("", key)

@@ -191,6 +191,7 @@ def test_training_leaves_no_key_behind(world):
   assert _shown(root) == {}
 
 
+@pytest.mark.slow
 def test_a_web_search_leaves_no_key_behind(world):
   root, _, _ = world
   done = _command(
@@ -208,6 +209,7 @@ def test_a_web_search_leaves_no_key_behind(world):
   assert _shown(root) == {}
 
 
+@pytest.mark.slow
 def test_the_doctor_shows_no_key(world):
   root, server, _ = world
   key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
-from launch import flags, shipped
+import commands
+
+from launch import flags, shipped, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -28,36 +28,23 @@ def test_another_python_is_told_what_to_do(tmp_path):
   assert "make setup" in said
 
 
-def train_dry(folder, *arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "launch.train", "--dry_run", *arguments],
-    cwd=folder,
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-
-
-def test_missing_configuration_is_told_where_the_projects_are(tmp_path):
-  done = train_dry(tmp_path, "--config=configs/mine.py")
-  assert done.returncode == 2
-  assert f"no such file in {tmp_path}" in done.stderr
-  assert str(ROOT / "configs") in done.stderr
-
-
 def test_configuration_of_the_current_folder_comes_before_the_projects(
-  tmp_path,
+  tmp_path, monkeypatch
 ):
+  monkeypatch.chdir(tmp_path)
+  missing = commands.run(train, "--dry_run", "--config=configs/mine.py")
+  assert f"no such file in {tmp_path}" in missing
+  assert str(ROOT / "configs") in missing
   (tmp_path / "configs").mkdir()
-  shutil.copy(ROOT / "configs" / "quickstart.py", tmp_path / "configs")
   path = tmp_path / "configs" / "quickstart.py"
-  path.write_text(path.read_text().replace('name="quickstart"', 'name="mine"'))
-  done = train_dry(tmp_path, "--config=configs/quickstart.py")
-  assert done.returncode == 0, done.stderr
-  assert '"name": "mine"' in done.stdout
+  text = (ROOT / "configs" / "quickstart.py").read_text()
+  path.write_text(text.replace('name="quickstart"', 'name="mine"'))
+  ended, printed = commands.printed(
+    train, "--dry_run", "--config=configs/quickstart.py"
+  )
+  assert ended == 0 and '"name": "mine"' in printed
   # The policy beside it is still the shipped one.
-  assert str(ROOT / "configs" / "graded_world_policy") in done.stdout
+  assert str(ROOT / "configs" / "graded_world_policy") in printed
 
 
 def test_path_that_exists_nowhere_or_here_is_unchanged(tmp_path, monkeypatch):
