@@ -15,15 +15,9 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
 from launch import flags as launch_flags
+from launch import parts
 
 CONFIG = config_lib.ExperimentConfig()
-_OWN = """One of your own is `module:NAME` or `path/to/file.py:NAME`:
-  {own}"""
-_OWN_PLACES = (
-  "config.retrieval.kind: a retriever, a function of the configuration",
-  "--reward, config.reward.function: a function of outcomes (docs/own.md)",
-  "--scripted: a policy without a model, a function (config, source)",
-)
 
 
 def define_flags() -> None:
@@ -53,7 +47,13 @@ def main(argv: Sequence[str]) -> None:
       print(f"  {line}")
     print()
   if not argv[1:]:
-    print(_OWN.format(own="\n  ".join(_OWN_PLACES)))
+    print("One of your own is `module:NAME` or `path/to/file.py:NAME`:")
+    for flag, what in parts.OWN.values():
+      print(f"  {flag}: {what}")
+    print(
+      "  --scripted: a function (config, source), which returns an engine and "
+      "its codec"
+    )
 
 
 def settings_page() -> str:

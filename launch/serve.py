@@ -30,9 +30,7 @@ import contextlib
 import logging
 import os
 import pathlib
-import socket
 import sys
-import threading
 import typing
 from collections.abc import Iterator, Sequence
 
@@ -48,7 +46,6 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.serving import keys as keys_lib
   from anysearch_jax.serving import mcp_server
 
-_CHUNK = 65536
 _WARM = "?"  # Compiles the engine's programs before the first client.
 
 
@@ -241,7 +238,7 @@ def _serve_mcp(
     ) from error
   with contextlib.ExitStack() as stack:
     # From here on only the protocol is written to standard output.
-    wire = None if f.http else stack.enter_context(_only_protocol())
+    stdout = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
     from launch import agents
 
@@ -257,80 +254,54 @@ def _serve_mcp(
       deadline=f.deadline,
       prices=agents.prices(config),
     )
-    if wire is None:
+    if stdout is None:
       agent.result()
       port = 8401 if f.port is None else f.port
       _serve_mcp_http(service, host=host, port=port, grace=f.grace)
     else:
-      _serve_stdio(service, wire, agent)
-      if agent.done():
-        agent.result()
-
-
-class _Wire(typing.NamedTuple):
-  """Descriptors of the client's ends: what it writes, and what it reads."""
-
-  stdin: int
-  stdout: int
+      _serve_stdio(service, stdout, agent)
 
 
 @contextlib.contextmanager
-def _only_protocol() -> Iterator[_Wire]:
-  """Sends what is printed to standard error; yields the client's ends.
+def _only_protocol() -> Iterator[int]:
+  """Sends what is printed to standard error; yields the client's output.
 
   Also what C++ libraries print, because the descriptor itself is replaced.
   """
   sys.stdout.flush()
-  wire = _Wire(os.dup(0), os.dup(1))
+  stdout = os.dup(1)
   os.dup2(2, 1)
   try:
-    yield wire
+    yield stdout
   finally:
     sys.stdout.flush()
-    os.dup2(wire.stdout, 1)
+    os.dup2(stdout, 1)
 
 
 def _serve_stdio(
   service: mcp_server.Service,
-  wire: _Wire,
+  stdout: int,
   agent: concurrent.futures.Future[agent_lib.Agent],
 ) -> None:
   """Serves one client until it closes its end or a signal arrives.
 
   It also ends if the agent cannot be loaded. Clients are answered while it is
-  being loaded, because many of them wait for a minute at most.
-
-  A thread copies the input into a socket that the server reads. A signal ends
-  the copy, so that the server ends as it does when the client hangs up; a
-  thread that is blocked in a read of the input could not be ended.
+  being loaded, because many of them wait for a minute at most. A signal ends
+  the process: the server waits in a read of the input, which nothing else ends.
   """
   import anyio
 
-  theirs, ours = socket.socketpair()
-  os.dup2(theirs.fileno(), 0)
-  theirs.close()
-
-  def end(number: int) -> None:
-    with contextlib.suppress(OSError):
-      ours.shutdown(socket.SHUT_RDWR)
-
-  def copy() -> None:
-    with contextlib.suppress(OSError):  # The server has ended.
-      while chunk := os.read(wire.stdin, _CHUNK):
-        ours.sendall(chunk)
-    end(0)
-
   def check(loaded: concurrent.futures.Future[agent_lib.Agent]) -> None:
-    if loaded.exception() is not None:
-      end(0)
+    if error := loaded.exception():
+      stopping.say(f"launch.serve: {error}")
+      os._exit(1)
 
   agent.add_done_callback(check)
-  threading.Thread(target=copy, name="stdin", daemon=True).start()
   # The server takes descriptors 0 and 1 for itself while it runs, and points
   # them elsewhere for everybody else.
-  os.dup2(wire.stdout, 1)
+  os.dup2(stdout, 1)
   try:
-    with stopping.heard(end):
+    with stopping.heard(lambda number: os._exit(0)):
       anyio.run(service.server.run_stdio_async)
   except* (BrokenPipeError, ConnectionError):
     pass  # The client is gone.

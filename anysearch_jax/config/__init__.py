@@ -5,6 +5,8 @@ flags override single values (`--config.reward.gamma_mode=fixed`). Defaults are
 the paper's (its table of hyperparameters). `settings` says what a line means.
 """
 
+# ruff: noqa: F401  The groups of the other modules are read from here.
+
 from __future__ import annotations
 
 import dataclasses
@@ -50,39 +52,6 @@ from anysearch_jax.config.settings import (
   or_none,
   placement,
 )
-
-__all__ = [
-  "BatchConfig",
-  "CheckpointConfig",
-  "CriticConfig",
-  "CurriculumConfig",
-  "DataConfig",
-  "EngineConfig",
-  "EpisodeConfig",
-  "EvaluationConfig",
-  "ExperimentConfig",
-  "IkeaConfig",
-  "LoraConfig",
-  "MeshConfig",
-  "MethodConfig",
-  "ObjectiveConfig",
-  "OptimizerConfig",
-  "OtcConfig",
-  "PipelineConfig",
-  "RetrievalConfig",
-  "RewardConfig",
-  "SamplingConfig",
-  "SearchConfig",
-  "SearchR1Config",
-  "SglangConfig",
-  "StepSearchConfig",
-  "McpConfig",
-  "PagesConfig",
-  "TextModelConfig",
-  "WarmStartConfig",
-  "WatchConfig",
-  "ZeroSearchConfig",
-]
 
 
 @dataclasses.dataclass(frozen=True)
