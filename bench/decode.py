@@ -90,14 +90,14 @@ class Decoder:
 
     from anysearch_jax.policy import sharding
     from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-    from bench import random_weights
+    from bench import policies
 
     self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
     self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
     if params is None:
-      params = prepared(random_weights.policy(a, dtype=self.dtype), a, dtype)
+      params = prepared(policies.weights_of(a, dtype=self.dtype), a, dtype)
     self.params = params
     pages = kv_memory.pages(engine, shards=1)
     self._pages = kv_store.allocator(
@@ -213,7 +213,6 @@ def measure(
 
   from anysearch_jax.policy import parameters as weights
   from anysearch_jax.policy import table
-  from bench import copying
 
   first = harness.seconds(lambda: decoder(context))
   with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
@@ -225,7 +224,7 @@ def measure(
   step = statistics.median(seconds)
   middle = context + (calls * decoder.steps) // 2
   read, cache = decoder.weight_bytes(), decoder.cache_bytes(middle)
-  speed = copying.bandwidth(min(2**30, max(2**27, read)))
+  speed = harness.bandwidth(min(2**30, max(2**27, read)))
   limit = (read + cache) / speed
   return {
     "device": jax.devices()[0].device_kind,

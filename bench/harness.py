@@ -16,27 +16,40 @@ them; a ratio is the median of the rounds' ratios.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import resource
-import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Awaitable,
+  Callable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from absl import flags
 
 from launch import flags as launch_flags
 
 Numbers = Mapping[str, float]
 T = TypeVar("T")
-_LAST_LINES = 2000  # Characters of a failed process's errors.
+_LAST = 2000  # Characters of a failed process's errors.
+_COPIES = 7
+_POST = (
+  b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+  b"content-length: %d\r\n\r\n%b"
+)
 
 
 class Timing(NamedTuple):
@@ -145,25 +158,9 @@ def timed_in_turns(
   )
 
 
-@contextlib.contextmanager
-def deadline(seconds: int) -> Iterator[None]:
-  """Raises TimeoutError if the block takes longer than `seconds`."""
-
-  def late(*_):
-    raise TimeoutError(f"not done after {seconds} s")
-
-  before = signal.signal(signal.SIGALRM, late)
-  signal.alarm(seconds)
-  try:
-    yield
-  finally:
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def peak_memory() -> int:
-  """Returns the largest resident size of this process so far, in bytes."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def units(vectors: np.ndarray) -> np.ndarray:
+  """Returns vectors `[..., D]` scaled to length 1."""
+  return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def cpu_of(pid: int) -> float:
@@ -173,16 +170,72 @@ def cpu_of(pid: int) -> float:
   return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident_of(pid: int) -> int:
-  """Returns the resident bytes of a process."""
-  with open(f"/proc/{pid}/statm") as statm:
-    return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def bandwidth(size: int) -> float:
+  """Returns the bytes per second read and written by a copy of `size` bytes."""
+  import jax
+  import jax.numpy as jnp
+
+  x = jnp.zeros(size // 4, jnp.float32)
+  copy = jax.jit(lambda x: x + 1)
+
+  def call() -> None:
+    jax.block_until_ready(copy(x))
+
+  call()
+  return 2 * x.nbytes / min(seconds(call) for _ in range(_COPIES))
 
 
-def children_cpu() -> float:
-  """Returns the CPU seconds of all child processes that have ended."""
-  used = resource.getrusage(resource.RUSAGE_CHILDREN)
-  return used.ru_utime + used.ru_stime
+class Connection:
+  """A connection of HTTP/1.1 that is kept alive, with one request at a time.
+
+  httpx2 takes about a millisecond of CPU for a request, more than a server
+  does, and loads share the server's cores.
+  """
+
+  def __init__(self, port: int):
+    self._port = port
+
+  async def __aenter__(self) -> Connection:
+    self._reader, self._writer = await asyncio.open_connection(
+      "127.0.0.1", self._port
+    )
+    return self
+
+  async def __aexit__(self, *error: object) -> None:
+    self._writer.close()
+
+  async def post(self, path: str, value: object, until: bytes = b"") -> bytes:
+    """Posts JSON and returns the body of the answer.
+
+    Args:
+      path: of the URL.
+      value: what JSON knows.
+      until: returns when this is read, of an answer that comes in pieces.
+
+    Raises:
+      RuntimeError: the status is not 200.
+    """
+    body = json.dumps(value).encode()
+    self._writer.write(_POST % (path.encode(), len(body), body))
+    head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+      raise RuntimeError(head.decode())
+    if until:
+      return await self._reader.readuntil(until)
+    length = int(head.partition(b"content-length:")[2].split()[0])
+    return await self._reader.readexactly(length)
+
+
+async def in_parallel(
+  port: int, clients: int, ask: Callable[[Connection], Awaitable[object]]
+) -> None:
+  """Runs `ask` with a connection of each of some clients."""
+
+  async def one() -> None:
+    async with Connection(port) as connection:
+      await ask(connection)
+
+  await asyncio.gather(*(one() for _ in range(clients)))
 
 
 def run(
@@ -225,26 +278,24 @@ def worker_command(name: str, *arguments: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(
-  command: Sequence[str], env: Mapping[str, str] | None = None
-) -> Iterator[int]:
-  """Runs a command that serves over HTTP; yields the port that it prints.
+def served(command: Sequence[str]) -> Iterator[tuple[int, int]]:
+  """Runs a command that serves over HTTP; yields its port and process id.
 
   Args:
     command: prints a line that ends in the port when it listens.
-    env: added to the environment.
   """
-  with subprocess.Popen(
-    command,
-    env={**os.environ, **(env or {})},
-    stdout=subprocess.PIPE,
-    text=True,
-  ) as process:
+  with (
+    tempfile.TemporaryFile("w+") as said,
+    subprocess.Popen(
+      command, stdout=subprocess.PIPE, stderr=said, text=True
+    ) as process,
+  ):
     try:
       line = process.stdout.readline() if process.stdout else ""
       if "http://" not in line:
-        sys.exit(f"{' '.join(command)}: found {line!r}, expected an address.")
-      yield int(line.rpartition(":")[2])
+        said.seek(0)
+        sys.exit(f"{' '.join(command)} failed:\n{said.read()[-_LAST:]}")
+      yield int(line.rpartition(":")[2].strip("/\n")), process.pid
     finally:
       process.terminate()
       process.communicate()  # It says that it stops.
@@ -262,5 +313,5 @@ def in_worker(
     check=False,
   )
   if done.returncode:
-    sys.exit(f"{name} failed:\n{done.stderr[-_LAST_LINES:]}")
+    sys.exit(f"{name} failed:\n{done.stderr[-_LAST:]}")
   return json.loads(done.stdout.splitlines()[-1])

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -26,11 +24,6 @@ from anysearch_jax import types
 from bench import harness
 from configs import quickstart
 from launch import jax_setup
-
-if TYPE_CHECKING:
-  from anysearch_jax.policy import hf
-  from anysearch_jax.rollout.jax_engine import engine as engine_lib
-  from anysearch_jax.rollout.sglang import engine as sglang
 
 # The ways whose turns wait for each other.
 _TURN_SYNCHRONOUS = ("b", "c")
@@ -92,155 +85,88 @@ class TurnSynchronous:
       future.set_result(answer)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ways:
-  """The ways to play, and what they play.
-
-  engines: by way. local: the in-process engine, whose counters are read.
-  """
-
-  config: config_lib.ExperimentConfig
-  questions: Sequence[types.Question]
-  codec: types.TextCodec
-  retriever: types.Retriever
-  engines: Mapping[str, types.Engine]
-  local: engine_lib.JaxEngine
-  slots: int
-
-  @property
-  def episodes(self) -> int:
-    return len(self.questions) * self.config.group
-
-  def play(self, way: str, rollout: int, latency: float) -> dict[str, float]:
-    """Plays one rollout; `latency` is the seconds of a search."""
-    from anysearch_jax.rollout import driver
-    from bench import playing
-
-    engine = self.engines[way]
-    if way in _TURN_SYNCHRONOUS:
-      engine = TurnSynchronous(engine, episodes=self.episodes, slots=self.slots)
-    self.local.counters.clear()
-    played, timing = harness.timed(
-      lambda: playing.play(
-        self.questions,
-        driver.EpisodeParts(
-          engine,
-          Late(self.retriever, latency),
-          self.config.episode,
-          self.codec,
-        ),
-        group=self.config.group,
-        rollout=rollout,
-        concurrency=self.slots,
-      )
-    )
-    found = playing.trajectories(played)
-    c = self.local.counters
-    return {
-      "seconds": timing.seconds,
-      "episodes/s": len(found) / timing.seconds,
-      "tokens/s": playing.generated(played) / timing.seconds,
-      "occupancy": c["lanes_used"] / max(c["lanes_offered"], 1),
-      "searches": sum(t.searches for t in found) / len(found),
-    }
-
-
 def main() -> list[dict[str, object]]:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.policy import hf
-  from bench import playing
+  from anysearch_jax.rollout import driver
+  from bench import policies
   from launch import world_source
 
   config = quickstart.get_config()
   config = dataclasses.replace(config, policy=f.policy or config.policy)
   source = world_source.make(config.data, config.retrieval.kind)
+  questions = source.questions("dev", f.questions, 0)
   policy = hf.load(config.policy)
   shapes = dataclasses.replace(
     config.engine, slots=f.slots, lanes=tuple(map(int, f.lanes))
   )
-  ours = playing.local_engine(policy, shapes, config.sampling)
+  ours = policies.local_engine(policy, shapes, config.sampling)
   engines: dict[str, types.Engine] = {"a": ours, "b": ours}
   if f.torch:
-    engines["c"] = _torch_engine(config.policy, policy, f.threads)
-  closes: Callable[[], object] = lambda: None  # noqa: E731
+    import torch
+
+    from bench import torch_peer
+
+    torch.set_num_threads(f.threads or torch.get_num_threads())
+    engines["c"] = torch_peer.TorchEngine(config.policy, policy.tokenizer)
   if f.sglang:
-    engines["d"] = server = _sglang_engine(policy, config.sampling, f.sglang)
-    closes = server.close
-  ways = Ways(
-    config=config,
-    questions=source.questions("dev", f.questions, 0),
-    codec=policy.tokenizer,
-    retriever=source.retriever,
-    engines=engines,
-    local=ours,
-    slots=f.slots,
-  )
-  try:
-    return _compare(ways, [float(x) for x in f.latencies], f.pairs)
-  finally:
-    closes()
+    from anysearch_jax.rollout.sglang import engine as sglang
 
+    engines["d"] = sglang.SglangEngine(
+      policy,
+      config=config_lib.SglangConfig(urls=(f.sglang,)),
+      sampling=config.sampling,
+      dtype="float32",
+    )
+  episodes = len(questions) * config.group
 
-def _torch_engine(folder: str, policy: hf.Policy, threads: int) -> types.Engine:
-  import torch
+  def play(way: str, rollout: int, latency: float) -> dict[str, float]:
+    """Plays one rollout; `latency` is the seconds of a search."""
+    engine = engines[way]
+    if way in _TURN_SYNCHRONOUS:
+      engine = TurnSynchronous(engine, episodes=episodes, slots=f.slots)
+    retriever = Late(source.retriever, latency)
+    ours.counters.clear()
+    played, timing = harness.timed(
+      lambda: policies.play(
+        questions,
+        driver.EpisodeParts(
+          engine, retriever, config.episode, policy.tokenizer
+        ),
+        group=config.group,
+        rollout=rollout,
+        concurrency=f.slots,
+      )
+    )
+    found = policies.trajectories(played)
+    c = ours.counters
+    return {
+      "episodes/s": len(found) / timing.seconds,
+      "tokens/s": policies.generated(played) / timing.seconds,
+      "occupancy": c["lanes_used"] / max(c["lanes_offered"], 1),
+      "searches": sum(t.searches for t in found) / len(found),
+    }
 
-  from bench import torch_peer
-
-  if threads:
-    torch.set_num_threads(threads)
-  return torch_peer.TorchEngine(folder, policy.tokenizer)
-
-
-def _sglang_engine(
-  policy: hf.Policy, sampling: config_lib.SamplingConfig, url: str
-) -> sglang.SglangEngine:
-  from anysearch_jax.rollout.sglang import engine as sglang
-
-  return sglang.SglangEngine(
-    policy,
-    config=config_lib.SglangConfig(urls=(url,)),
-    sampling=sampling,
-    dtype="float32",
-  )
-
-
-def _compare(
-  ways: Ways, latencies: Sequence[float], rounds: int
-) -> list[dict[str, object]]:
-  """Plays all ways in turns, for each latency in milliseconds."""
-  for way in ways.engines:
-    ways.play(way, 0, 0.0)
-  print(f"{ways.episodes} episodes, {ways.slots} slots")
-  table = harness.Table(
-    "search, way",
-    "episodes/s",
-    "tokens/s",
-    "occupancy",
-    "searches",
-    "(a) is faster by",
-    first=16,
-  )
+  for way in engines:
+    play(way, 0, 0.0)
+  print(f"{episodes} episodes, {f.slots} slots; occupancy is of (a) and (b)")
+  columns = ("episodes/s", "tokens/s", "occupancy", "searches")
+  table = harness.Table("search, way", *columns, "(a) is faster by", first=16)
   out: list[dict[str, object]] = []
-  for latency in latencies:
+  for latency in map(float, f.latencies):
     found = harness.Rounds(
       [
-        {way: ways.play(way, 1 + i, latency / 1e3) for way in ways.engines}
-        for i in range(rounds)
+        {way: play(way, 1 + i, latency / 1e3) for way in engines}
+        for i in range(f.pairs)
       ]
     )
-    for way in ways.engines:
+    for way in engines:
       medians = found.medians(way)
-      ours = ways.engines[way] is ways.local
-      table.row(
-        f"{latency:5.0f} ms  ({way})",
-        medians["episodes/s"],
-        medians["tokens/s"],
-        f"{medians['occupancy']:.0%}" if ours else "-",
-        medians["searches"],
-        # By tokens, because different samples have different lengths.
-        f"  {found.ratio('tokens/s', 'a', way)}",
-      )
+      # By tokens, because different samples have different lengths.
+      faster = f"  {found.ratio('tokens/s', 'a', way)}"
+      row = f"{latency:5.0f} ms  ({way})"
+      table.row(row, *(medians[name] for name in columns), faster)
       ratios = sorted(found.ratios("tokens/s", "a", way))
       out.append({"latency": latency, "way": way, "ratios": ratios} | medians)
   return out

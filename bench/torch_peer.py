@@ -8,7 +8,7 @@ every turn. Training is padded forward and backward passes in eager mode.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ class TorchEngine:
     self._tokenizer = tokenizer
     self._queue: list[tuple[types.GenerateRequest, asyncio.Future]] = []
     self._server: asyncio.Task | None = None
-    self.sampled = 0
     torch.manual_seed(seed)
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -85,7 +84,6 @@ class TorchEngine:
       new = out.sequences[i, longest:].tolist()
       ends = [j for j, token in enumerate(new) if token in enders]
       new = new[: ends[0] + 1] if ends else new
-      self.sampled += len(new)
       text = self._tokenizer.decode(new)
       cut = request.cut(text)
       future.set_result(
@@ -99,15 +97,31 @@ class TorchEngine:
       )
 
 
-def train_step(
+def step(
+  model: torch.nn.Module,
+  reference: torch.nn.Module,
+  examples: Sequence[batching.Example],
+  *,
+  learning_rate: float,
+  rows: int,
+) -> Callable[[], float]:
+  """Returns a function that takes an eager GRPO step over padded rows."""
+  adam = torch.optim.AdamW(
+    model.train().parameters(),
+    lr=learning_rate,
+    betas=(0.9, 0.98),
+    weight_decay=0.01,
+  )
+  return lambda: _step(model, reference, adam, examples, rows)
+
+
+def _step(
   model: torch.nn.Module,
   reference: torch.nn.Module,
   optimizer: torch.optim.Optimizer,
   examples: Sequence[batching.Example],
-  *,
   rows: int,
 ) -> float:
-  """Takes one eager GRPO step over padded rows; returns the loss."""
   optimizer.zero_grad()
   ordered = sorted(examples, key=lambda e: -len(e.token_ids))
   total = 0.0

@@ -1,8 +1,8 @@
 r"""Measures a train step's time, tokens per second and model FLOPs utilisation.
 
     python -m bench.train_step
-        on a CPU: a Qwen2-shaped policy of 19 M parameters beside torch eager
-        (and compiled, with --torch_compile), in turns in one run
+        on a CPU: a Qwen2-shaped policy of 19 M parameters beside torch eager,
+        in turns in one run
     python -m bench.train_step --config=configs/qwen3_4b.py \
         --shape=configs/shapes/Qwen3-4B.json --config.mesh.fsdp=1 \
         --config.mesh.tensor=1 --config.mesh.sequence_parallel=false \
@@ -25,7 +25,7 @@ import os
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
   from anysearch_jax.policy import architecture as architecture_lib
   from anysearch_jax.policy import decoder
   from anysearch_jax.training import batching
-
-_COMPILE_SECONDS = 600
 
 # About 19 M parameters, so that a CPU can train them in float32.
 _SMALL = {
@@ -119,7 +117,7 @@ class Ours:
       placement,
       train_step,
     )
-    from bench import random_weights
+    from bench import policies
 
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(
@@ -136,7 +134,7 @@ class Ours:
     )
     self.attention = compute.attention
     trained = (
-      random_weights.make(
+      policies.random_weights(
         table.trainable_rows(a), dtype="float32", where=shardings.params
       )
       if params is None
@@ -147,7 +145,7 @@ class Ours:
       base = sharding.shardings(a.without_lora(), placed.trainer)
       dtype = config.lora.base_dtype if a.lora else config.compute_dtype
       self.reference = (
-        random_weights.make(table.base_rows(a), dtype=dtype, where=base)
+        policies.random_weights(table.base_rows(a), dtype=dtype, where=base)
         if params is None
         else placed.frozen(params)
       )
@@ -229,46 +227,15 @@ def describe(
   return out | throughput.memory(devices)
 
 
-def theirs(
-  folder: pathlib.Path,
-  trajectories: Sequence[batching.Example],
-  *,
-  compiled: bool,
-) -> Callable[[], float]:
-  """Returns the same step in torch over padded rows, eager or compiled."""
+def beside_torch(
+  config: config_lib.ExperimentConfig, *, steps: int
+) -> dict[str, Any]:
+  """Measures our step and torch's in turns, on equal weights and examples."""
   import torch
   import transformers
 
-  from bench import torch_peer
-
-  def load():
-    return transformers.AutoModelForCausalLM.from_pretrained(
-      folder, dtype=torch.float32
-    )
-
-  model, frozen = load().train(), load().eval()
-  adam = torch.optim.AdamW(
-    model.parameters(), lr=1e-6, betas=(0.9, 0.98), weight_decay=0.01
-  )
-  if compiled:
-    model, frozen = torch.compile(model), torch.compile(frozen)
-  return lambda: torch_peer.train_step(
-    model, frozen, adam, trajectories, rows=4
-  )
-
-
-def beside_torch(
-  config: config_lib.ExperimentConfig, *, steps: int, compiled: bool
-) -> dict[str, Any]:
-  """Measures our step and torch's in turns, on equal weights and examples.
-
-  Args:
-    config: of our step.
-    steps: timed steps of each side.
-    compiled: whether torch.compile is a third side.
-  """
   from anysearch_jax.policy import hf
-  from bench import random_models
+  from bench import random_models, torch_peer
 
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -280,67 +247,48 @@ def beside_torch(
       tokens=2 * config.batch.micro_batch_tokens,
     )
     ours = Ours(config, policy.architecture, work, params=policy.params)
-    sides: dict[str, Callable[[], float]] = {
-      "ours": ours,
-      "torch eager": theirs(folder, work, compiled=False),
-    }
-    first = {name: harness.timed(side) for name, side in sides.items()}
-    if compiled:
-      try:
-        with harness.deadline(_COMPILE_SECONDS):
-          side = theirs(folder, work, compiled=True)
-          first["torch compiled"] = harness.timed(side)
-      except Exception as error:  # torch.compile may fail in many ways.
-        print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
-      else:
-        sides["torch compiled"] = side
-    found = harness.timed_in_turns(sides, rounds=steps)
-  out = describe(
-    ours, found.values("ours", "seconds"), first["ours"][1].seconds
+    model, frozen = (
+      transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+      )
+      for _ in range(2)
+    )
+  theirs = torch_peer.step(
+    model, frozen.eval(), work, learning_rate=1e-6, rows=4
   )
-  for name in sides:
-    loss, took = first[name]
+  sides = {"ours": ours, "torch eager": theirs}
+  first = {name: harness.timed(side) for name, side in sides.items()}
+  found = harness.timed_in_turns(sides, rounds=steps)
+  seconds = found.values("ours", "seconds")
+  out = describe(ours, seconds, first["ours"][1].seconds)
+  for name, (loss, took) in first.items():
     out[f"{name}: first loss"] = loss
     out[f"{name}: first call, s"] = took.seconds
     out[f"{name}: step, s"] = found.medians(name)["seconds"]
-    if name != "ours":
-      ratios = sorted(found.ratios("seconds", name, "ours"))
-      out[f"{name} / ours"] = statistics.median(ratios)
-      out[f"{name} / ours, each"] = " ".join(f"{r:.2f}" for r in ratios)
+  ratios = sorted(found.ratios("seconds", "torch eager", "ours"))
+  out["torch eager / ours"] = statistics.median(ratios)
+  out["torch eager / ours, each"] = " ".join(f"{r:.2f}" for r in ratios)
   return out
 
 
 def alone(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
-  *,
-  micro_batches: int,
-  steps: int,
-  profile: str | None = None,
-  peak_tflops: float = 0.0,
+  f: flags.FlagValues,
 ) -> dict[str, Any]:
-  """Measures our step on random weights of an architecture.
-
-  Args:
-    config: of the step.
-    a: the policy's architecture, without adapters.
-    micro_batches: of each step.
-    steps: timed steps.
-    profile: folder of a profiler trace of the timed steps.
-    peak_tflops: of one device, where its kind is not known.
-  """
+  """Measures our step on random weights of an architecture."""
   import jax
 
   work = examples(
     row=config.batch.row_lengths[-1],
     vocab=a.vocab_size,
-    tokens=micro_batches * config.batch.micro_batch_tokens,
+    tokens=f.micro_batches * config.batch.micro_batch_tokens,
   )
   ours = Ours(config, a, work)
   first = harness.seconds(ours)
-  with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
-    seconds = [harness.seconds(ours) for _ in range(steps)]
-  return describe(ours, seconds, first, peak_tflops=peak_tflops)
+  with jax.profiler.trace(f.profile) if f.profile else contextlib.nullcontext():
+    seconds = [harness.seconds(ours) for _ in range(f.steps)]
+  return describe(ours, seconds, first, peak_tflops=f.peak_tflops)
 
 
 def main() -> dict[str, Any]:
@@ -355,16 +303,10 @@ def main() -> dict[str, Any]:
   if f.shape:
     from anysearch_jax.policy import architecture
 
-    out = alone(
-      config,
-      architecture.from_hf(json_files.read(pathlib.Path(f.shape))),
-      micro_batches=f.micro_batches,
-      steps=f.steps,
-      profile=f.profile,
-      peak_tflops=f.peak_tflops,
-    )
+    shape = json_files.read(pathlib.Path(f.shape))
+    out = alone(config, architecture.from_hf(shape), f)
   else:
-    out = beside_torch(config, steps=f.steps, compiled=f.torch_compile)
+    out = beside_torch(config, steps=f.steps)
   harness.print_numbers(out)
   return out
 
@@ -383,7 +325,4 @@ if __name__ == "__main__":
     "peak_tflops", 0.0, "Of one device, where its kind is not known."
   )
   flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
-  flags.DEFINE_bool(
-    "torch_compile", False, "Also beside torch.compile, which takes minutes."
-  )
   harness.run(main)

@@ -113,7 +113,7 @@ def nothing_loads(monkeypatch):
 @pytest.fixture(scope="session")
 def make_pair(torch, tmp_path_factory):
   """Makes each of `random_models.CASES` on both sides, once."""
-  from bench import pairs
+  import pairs
 
   @functools.cache
   def make(case: str, **sizes):

@@ -24,7 +24,7 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import logprobs, placement
 from bench import decode as decode_lib
-from bench import harness, random_weights
+from bench import harness, policies
 from bench.first_gpu import running
 from launch import shipped
 
@@ -151,7 +151,7 @@ def _random(
 
   The weights before are free afterwards.
   """
-  weights = random_weights.policy(a, dtype=_DTYPE)
+  weights = policies.weights_of(a, dtype=_DTYPE)
 
   def prepare() -> decoder_lib.Params:
     return jax.block_until_ready(decode_lib.prepared(weights, a, _DTYPE))
@@ -283,7 +283,7 @@ def gaps(notes: running.Notes, *, policy: str) -> None:
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
   rows, prompt, steps = (2, 20, 8) if notes.rehearse else (16, 256, 128)
   need(6 * parameters(a) + 8 * 2**30)
-  masters = random_weights.policy(a)
+  masters = policies.weights_of(a)
   # Larger logits than at random: a trained policy is seldom undecided.
   masters["embed"] = 4 * masters["embed"]
   tokens, sampled = _sampled(a, masters, rows, prompt, steps)

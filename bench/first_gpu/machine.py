@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bench import copying, harness
+from bench import harness
 from bench.first_gpu import engine, running
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def peaks(notes: running.Notes) -> None:
 
 
 def _copy(size: int) -> Mapping[str, Any]:
-  return {"GB/s": copying.bandwidth(size) / 1e9}
+  return {"GB/s": harness.bandwidth(size) / 1e9}
 
 
 def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
@@ -223,7 +223,6 @@ def _times(
   import jax
   import numpy as np
 
-  from bench import copying
   from retrieval.index import flat
 
   values = _vectors(vectors, dim, block)
@@ -237,7 +236,7 @@ def _times(
     each=len(values),
     block=block,
   )
-  speed = copying.bandwidth(min(values.nbytes, 1 << 32))
+  speed = harness.bandwidth(min(values.nbytes, 1 << 32))
   floor = vectors * dim * values.dtype.itemsize / speed
   out: dict[str, object] = {
     "device": jax.devices()[0].device_kind,

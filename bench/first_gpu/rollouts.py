@@ -25,7 +25,7 @@ from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from anysearch_jax.world import world as world_lib
-from bench import harness, playing, random_weights, train_step
+from bench import harness, policies, train_step
 from bench.first_gpu import engine, running
 from configs import quickstart, qwen3_4b
 from launch import shipped
@@ -162,7 +162,7 @@ class Loop:
   def _play(
     self, questions: Sequence[types.Question], number: int
   ) -> Sequence[types.Group]:
-    return playing.play(
+    return policies.play(
       questions,
       driver.EpisodeParts(
         self._engine, self._retriever, self._config.episode, self._codec
@@ -239,7 +239,7 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
   config = _colocated(rehearse=notes.rehearse)
   engine.need(2 * engine.parameters(a) + 30 * 2**30)
   tokenizer = engine.Words(a.vocab_size)
-  base = random_weights.policy(a, dtype=config.lora.base_dtype)
+  base = policies.weights_of(a, dtype=config.lora.base_dtype)
   loop = Loop(
     config,
     hf.Policy(base, a, tokenizer),

@@ -53,7 +53,7 @@ def born_here(case="llama-biased", settings=ALL):
 @pytest.fixture(scope="module", params=CASES, ids=lambda c: c[0])
 def pair(request, peft, make_pair, tmp_path_factory):
   """Our adapted policy, and PEFT's reading of its adapter folder."""
-  from bench import pairs
+  import pairs
 
   case, settings = request.param
   base = make_pair(case).policy

@@ -13,7 +13,7 @@ from anysearch_jax.policy import decoder, hf
 from bench import random_models
 
 pairs = pytest.importorskip(
-  "bench.pairs",
+  "pairs",
   reason="oracle tests need torch==2.13.0 (the extra [test])",
 )
 

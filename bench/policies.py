@@ -1,4 +1,4 @@
-"""Plays rollouts of the quickstart's world, for the benches that time them.
+"""Random weights of a policy's shape, and rollouts that benches time.
 
 Imports JAX: import it after `jax_setup.configure`.
 """
@@ -6,15 +6,54 @@ Imports JAX: import it after `jax_setup.configure`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, hf, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 
 _BUDGETS = 5
+
+
+def weights_of(
+  a: architecture_lib.Architecture, *, dtype: Any = jnp.float32
+) -> decoder.Params:
+  """Returns random weights for all rows of the table, adapters included."""
+  return random_weights(table.rows(a), dtype=dtype)
+
+
+def random_weights(
+  rows: Sequence[weights.Weight], *, dtype: Any, where: Any = None
+) -> decoder.Params:
+  """Returns random weights; scales of norms are 1 and in float32.
+
+  Args:
+    rows: of the table.
+    dtype: of the weights.
+    where: their shardings; None leaves the placement to JAX.
+  """
+
+  def fresh() -> decoder.Params:
+    keys = jax.random.split(jax.random.key(0), len(rows))
+    named = dict(zip((row.path for row in rows), keys, strict=True))
+    return weights.tree(
+      rows,
+      lambda row: (
+        jnp.ones(row.shape, jnp.float32)
+        if row.init is None
+        else row.init * jax.random.normal(named[row.path], row.shape, dtype)
+      ),
+    )
+
+  return jax.jit(fresh, out_shardings=where)()
 
 
 def play(
@@ -55,9 +94,4 @@ def local_engine(
   sampling: config_lib.SamplingConfig,
 ) -> engine_lib.JaxEngine:
   """Returns the in-process engine with a policy of `hf.load`."""
-  return engine_lib.JaxEngine(
-    policy,
-    config=engine,
-    sampling=sampling,
-    seed=0,
-  )
+  return engine_lib.JaxEngine(policy, config=engine, sampling=sampling, seed=0)
