@@ -13,11 +13,10 @@ of CPU times, which depend less on other work on the machine.
 
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
@@ -45,27 +44,21 @@ class TorchEncoder:
       str(folder / "tokenizer.json")
     )
     self._tokenizer.enable_truncation(max_tokens)
-    self._tokenizer.no_padding()
     self.rows = 32
 
   def vectors(self, texts: Sequence[str]) -> np.ndarray:
     torch = self._torch
-    found = self._tokenizer.encode_batch_fast(texts)
-    tokens = [encoding.ids for encoding in found]
-    order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
-    out = np.empty((len(tokens), self._model.config.hidden_size), np.float32)
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    out = np.empty((len(texts), self._model.config.hidden_size), np.float32)
+    self._tokenizer.enable_padding()
     with torch.inference_mode():
       for start in range(0, len(order), self.rows):
         some = order[start : start + self.rows]
-        longest = len(tokens[some[0]])
-        ids = np.zeros((len(some), longest), np.int64)
-        mask = np.zeros_like(ids)
-        for row, i in enumerate(some):
-          ids[row, : len(tokens[i])] = tokens[i]
-          mask[row, : len(tokens[i])] = 1
-        mask = torch.from_numpy(mask)
+        found = self._tokenizer.encode_batch([texts[i] for i in some])
+        mask = torch.tensor([encoding.attention_mask for encoding in found])
+        ids = torch.tensor([encoding.ids for encoding in found])
         hidden = self._model(
-          input_ids=torch.from_numpy(ids), attention_mask=mask
+          input_ids=ids, attention_mask=mask
         ).last_hidden_state
         mask = mask[..., None]
         mean = (hidden * mask).sum(1) / mask.sum(1)
@@ -93,75 +86,39 @@ def main() -> dict[str, dict[str, object]]:
     theirs = TorchEncoder(folder, ours.settings.max_tokens)
   texts = random_encoders.texts(f.passages)
   apart = np.abs(ours.passages(texts) - theirs.vectors(texts)).max()
-  theirs.rows = _fastest_rows(theirs, texts[:_TRIAL_TEXTS])
+  trials: dict[int, float] = {}
+  for rows in _TRIALS:
+    theirs.rows = rows
+    some = texts[:_TRIAL_TEXTS]
+    trials[rows] = harness.seconds(lambda some=some: theirs.vectors(some))  # type: ignore[misc]
+  theirs.rows = min(_TRIALS, key=lambda rows: trials[rows])
   said = ours.identity()
   print(
-    f"{f.case}: {said['layers']} layers of {said['d_model']}; "
-    f"{torch.get_num_threads()} threads; torch "
-    f"in batches of {theirs.rows}; vectors apart by {apart:.1e} at most"
+    f"{f.case}: {said['layers']} layers of {said['d_model']}; {len(cores)} "
+    f"threads; torch in batches of {theirs.rows}; vectors apart by {apart:.1e} "
+    "at most"
   )
-  compare = functools.partial(
-    _compare,
-    harness.Table("texts a second", "ours", "torch", "ratio", "CPU ratio"),
-    f.pairs,
-  )
-  numbers = {
-    "passages": compare(
-      "passages",
-      len(texts),
-      lambda: ours.passages(texts),
-      lambda: theirs.vectors(texts),
-    )
-  }
+  batches = {"passages": (ours.passages, [texts])}
   for size in map(int, f.queries):
     queries = random_encoders.texts(max(size, 64), seed=1, mean=12)
-    batches = [queries[i : i + size] for i in range(0, len(queries), size)]
-    name = f"queries by {size}"
-    numbers[name] = compare(
-      name,
-      len(queries),
-      functools.partial(_each, ours.queries, batches),
-      functools.partial(_each, theirs.vectors, batches),
-    )
-  return numbers
-
-
-def _fastest_rows(encoder: TorchEncoder, texts: Sequence[str]) -> int:
-  """Returns the batch size of torch that encodes `texts` fastest."""
-  trials: dict[int, float] = {}
-  for encoder.rows in _TRIALS:
-    trials[encoder.rows] = harness.seconds(lambda: encoder.vectors(texts))
-  return min(_TRIALS, key=lambda rows: trials[rows])
-
-
-def _compare(
-  table: harness.Table,
-  pairs: int,
-  name: str,
-  count: int,
-  ours: Callable[[], object],
-  theirs: Callable[[], object],
-) -> dict[str, object]:
-  """Times both sides in turns and prints a row."""
-  sides = {"ours": ours, "torch": theirs}
-  harness.timed_in_turns(sides, rounds=1)
-  found = harness.timed_in_turns(sides, rounds=pairs)
-  wall = found.ratio("seconds", "torch", "ours")
-  cpu = found.ratio("cpu", "torch", "ours")
-  speeds = {side: count / found.medians(side)["seconds"] for side in sides}
-  table.row(name, *speeds.values(), f"  {wall}", f"  {cpu}")
-  return speeds | {
-    "ratio": wall.median,
-    "ratios": found.ratios("seconds", "torch", "ours"),
-    "cpu_ratio": cpu.median,
-  }
-
-
-def _each(
-  vectors: Callable[[Sequence[str]], object], batches: Sequence[Sequence[str]]
-) -> None:
-  for batch in batches:
-    vectors(batch)
+    some = [queries[i : i + size] for i in range(0, len(queries), size)]
+    batches[f"queries by {size}"] = (ours.queries, some)
+  columns = ("texts a second", "ours", "torch", "ratio", "CPU ratio")
+  table, out = harness.Table(*columns), {}
+  for name, (encode, parts) in batches.items():
+    sides = {
+      "ours": lambda encode=encode, parts=parts: [*map(encode, parts)],
+      "torch": lambda parts=parts: [*map(theirs.vectors, parts)],
+    }
+    harness.timed_in_turns(sides, rounds=1)
+    found = harness.timed_in_turns(sides, rounds=f.pairs)
+    wall = found.ratio("seconds", "torch", "ours")
+    cpu = found.ratio("cpu", "torch", "ours")
+    count = sum(map(len, parts))
+    speeds = {side: count / found.medians(side)["seconds"] for side in sides}
+    table.row(name, *speeds.values(), f"  {wall}", f"  {cpu}")
+    out[name] = speeds | {"ratio": wall.median, "cpu_ratio": cpu.median}
+  return out
 
 
 if __name__ == "__main__":

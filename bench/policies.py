@@ -10,15 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf, table
+from anysearch_jax.policy import decoder, hf, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 _BUDGETS = 5
 
@@ -95,3 +98,128 @@ def local_engine(
 ) -> engine_lib.JaxEngine:
   """Returns the in-process engine with a policy of `hf.load`."""
   return engine_lib.JaxEngine(policy, config=engine, sampling=sampling, seed=0)
+
+
+def prepared(
+  params: decoder.Params, a: architecture_lib.Architecture, dtype: Any
+) -> decoder.Params:
+  """Returns weights as the engine prepares them for one device.
+
+  Args:
+    params: laid out by `table.rows(a)`.
+    a: the architecture, adapters included.
+    dtype: compute type.
+  """
+  engine = config_lib.EngineConfig()
+  model = kv_store.make_model(engine, a, sharding.mesh(), dtype=dtype)
+  return model.prepare(params, a)
+
+
+class Decoder:
+  """Decode calls over rows of the same length, with random weights.
+
+  Args:
+    a: the policy's architecture, with its adapters.
+    engine: `slots` rows are decoded, `decode_steps` tokens a call. With fewer
+      `kv_tokens` than rows at full context, contexts must be shorter.
+    dtype: of weights, keys and values.
+    params: weights as `prepared` returns them; by default random ones.
+  """
+
+  def __init__(
+    self,
+    a: architecture_lib.Architecture,
+    engine: config_lib.EngineConfig,
+    *,
+    dtype: Any,
+    params: decoder.Params | None = None,
+  ):
+    self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
+    self.dtype = jnp.dtype(dtype)
+    mesh = sharding.mesh()
+    self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
+    if params is None:
+      params = prepared(weights_of(a, dtype=self.dtype), a, dtype)
+    self.params = params
+    pages = kv_memory.pages(engine, shards=1)
+    make = kv_store.allocator(a, pages, engine.page, self.dtype, mesh=mesh)
+    self._pages = make()
+    # Each row has the same share of the pages; page 0 is for padding.
+    columns = kv_memory.pages_of(engine.max_context, engine)
+    each = min((pages - 1) // self.rows, columns)
+    self._table = np.zeros((self.rows, columns), np.int32)
+    self._table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
+    self._gathered = kv_store.empty_rows(
+      self._model,
+      self._pages,
+      lanes=self.rows,
+      columns=columns,
+      steps=self.steps,
+    )
+    self._draws = kv_store.Draws(
+      jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
+    )
+
+  @property
+  def attention(self) -> str:
+    """The implementation of attention that the engine chose."""
+    return self._model.paged.implementation
+
+  def __call__(self, context: int) -> None:
+    """Decodes `steps` tokens for rows of `context` tokens, and waits."""
+    jax.block_until_ready(self.sample(np.ones(self.rows, np.int32), context))
+
+  def prefill(self, tokens: np.ndarray) -> None:
+    """Writes int `[rows, T]` as the beginning of the rows."""
+    rows, count = tokens.shape
+    self._pages = kv_store.prefill(
+      self.params,
+      self._pages,
+      kv_store.Chunks(
+        self._table,
+        tokens=tokens,
+        starts=np.zeros(rows, np.int32),
+        counts=np.full(rows, count, np.int32),
+      ),
+      model=self._model,
+    )
+
+  def sample(self, tokens: np.ndarray, context: int) -> kv_store.Decoded:
+    """Samples `steps` tokens after `context` cached ones and `tokens`."""
+    rows = self.rows
+    self._pages, self._gathered, decoded = kv_store.decode(
+      self.params,
+      self._pages,
+      self._gathered,
+      kv_store.Turns(
+        self._table,
+        tokens=tokens,
+        starts=np.full(rows, context, np.int32),
+        limits=np.full(rows, self.steps, np.int32),
+        addresses=np.zeros((rows, 5), np.uint32),
+        sampled=np.zeros(rows, np.int32),
+        stops=np.ones(rows, np.uint32),
+        settings=sampling_lib.settings([config_lib.SamplingConfig()] * rows),
+      ),
+      np.int32(0),
+      self._draws,
+      model=self._model,
+      steps=self.steps,
+      restricted=False,
+    )
+    return decoded
+
+  def weight_bytes(self) -> int:
+    """Returns the bytes of weights that each step reads."""
+    # The embedding is looked up, not read, unless the head is the same array.
+    return sum(
+      x.nbytes
+      for path, x in jax.tree_util.tree_flatten_with_path(self.params)[0]
+      if path[0].key != "embed" or self.a.tied
+    )
+
+  def cache_bytes(self, context: int) -> int:
+    """Returns the bytes of keys and values that each step reads."""
+    a = self.a
+    numbers = self.rows * context * a.layers * 2 * a.kv_heads * a.head_dim
+    return numbers * self.dtype.itemsize

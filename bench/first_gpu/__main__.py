@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Sequence
 
 from absl import app, flags
 
@@ -27,48 +26,37 @@ def main() -> dict[str, object]:
   f = flags.FLAGS
   if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")
-  folder = running.Folder(pathlib.Path(f.output).absolute())
+  if unknown := set(f.stages) - set(running.BY_NAME):
+    raise app.UsageError(
+      f"--stages: found {min(unknown)!r}, expected some of "
+      f"{', '.join(running.BY_NAME)}."
+    )
+  folder = pathlib.Path(f.output).absolute()
+  chosen = [s for s in running.STAGES if not f.stages or s.name in f.stages]
   try:
-    chosen = _chosen(f.stages)
     results = running.run(
       chosen,
       folder,
       rehearse=f.rehearse,
       minutes=f.minutes,
       command=lambda stage: harness.worker_command(
-        "stage", stage.name, folder.path, int(f.rehearse)
+        "stage", stage.name, folder, int(f.rehearse)
       ),
     )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  print(f"\n{running.table(results)}\n{folder.path / running.RESULTS}")
-  ended = [r.status for r in results if r.name in {s.name for s in chosen}]
-  if running.FAILED in ended or running.LATE in ended:
-    sys.stdout.flush()
+  print(f"\n{running.table(results)}\n{folder / running.RESULTS}", flush=True)
+  ended = {r.status for r in results if running.BY_NAME.get(r.name) in chosen}
+  if ended & {running.FAILED, running.LATE}:
     sys.exit(1)
   return {"stages": len(results)}
 
 
-def _chosen(names: Sequence[str]) -> list[running.Stage]:
-  """Returns the named stages, in order of worth; all if none is named.
-
-  Raises:
-    ValueError: a name is unknown.
-  """
-  if unknown := set(names) - set(running.BY_NAME):
-    raise ValueError(
-      f"--stages: found {min(unknown)!r}, expected some of "
-      f"{', '.join(running.BY_NAME)}."
-    )
-  return [s for s in running.STAGES if not names or s.name in names]
-
-
 def _stage(name: str, output: str, rehearse: str) -> object:
   """Runs one stage in this process."""
-  folder = running.Folder(pathlib.Path(output))
-  tiny = rehearse == "1"
-  jax_setup.configure(threads=1 if tiny else 0, cache=str(folder.cache))
-  return running.measure(running.BY_NAME[name], folder, rehearse=tiny)
+  tiny, folder = rehearse == "1", pathlib.Path(output)
+  jax_setup.configure(threads=int(tiny), cache=str(folder / "jax_cache"))
+  return running.BY_NAME[name].measure(folder, rehearse=tiny)
 
 
 if __name__ == "__main__":

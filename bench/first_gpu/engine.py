@@ -52,96 +52,67 @@ _PREFILL_ROWS, _LANES, _CHUNK = 16, 32, 64
 
 
 def decode(
-  notes: running.Notes, *, policy: str, lora: bool, profile: bool = False
+  notes: running.Notes, *, policy: str, rank: int = 0, profile: bool = False
 ) -> None:
   """Times decode calls at several rows and contexts.
+
+  All contexts use one compiled program, as in a run: the table has columns for
+  the longest, and the pool has pages for the longest that fits.
 
   Args:
     notes: gets the figures.
     policy: of configs/shapes.
-    lora: whether the policy has adapters of rank 32, which the engine merges.
+    rank: of the policy's adapters, which the engine merges; 0: none.
     profile: whether to trace a call of the smallest size instead.
   """
-  a = _architecture(policy, lora=lora, rehearse=notes.rehearse)
+  a = architecture(policy, rehearse=notes.rehearse)
+  a = lora_lib.attach(a, config_lib.LoraConfig(rank=rank))
   params = _random(notes, a)
-  for rows in (2, 4) if notes.rehearse else (32, 128, 256):
-    calls = _Calls(a, params, rows, rehearse=notes.rehearse)
-    if profile:
-      notes.case(f"{rows} rows", functools.partial(_trace, notes, calls))
-      return
-    for context in calls.contexts:
-      notes.case(
-        f"{rows} rows of {context}", functools.partial(calls.measure, context)
-      )
+  contexts = (32, 64) if notes.rehearse else (2048, 8192)
+  steps, count = (4, 2) if notes.rehearse else (_STEPS, _CALLS)
 
-
-class _Calls:
-  """Decode calls of one size.
-
-  All contexts use one compiled program, as in a run: the table has columns for
-  the longest, and the pool has pages for the longest that fits.
-  """
-
-  def __init__(
-    self,
-    a: architecture_lib.Architecture,
-    params: decoder_lib.Params,
-    rows: int,
-    *,
-    rehearse: bool,
-  ):
-    self.contexts = (32, 64) if rehearse else (2048, 8192)
-    self._a, self._params, self._rows = a, params, rows
-    self._steps, self._count = (4, 2) if rehearse else (_STEPS, _CALLS)
-
-  def measure(self, context: int) -> Mapping[str, Any]:
-    """Raises SkippedError if the keys and values do not fit."""
-    need(self.size(context))
-    return decode_lib.measure(self.decoder, context=context, calls=self._count)
-
-  @functools.cached_property
-  def decoder(self) -> decode_lib.Decoder:
-    fitting = [c for c in self.contexts if fits(self.size(c))]
-    engine = config_lib.EngineConfig(
-      slots=self._rows,
-      max_context=self._tokens(self.contexts[-1]),
-      kv_tokens=self._rows * self._tokens(max(fitting)),
-      page=_PAGE,
-      lanes=(self._rows,),
-      decode_steps=self._steps,
-    )
-    return decode_lib.Decoder(
-      self._a, engine, dtype=_DTYPE, params=self._params
-    )
-
-  def _tokens(self, context: int) -> int:
+  def tokens(context: int) -> int:
     """Returns the tokens of a row after all calls, in whole pages."""
-    tokens = context + self._steps * (self._count + 2)
-    return -(-tokens // _PAGE) * _PAGE
+    return -(-(context + steps * (count + 2)) // _PAGE) * _PAGE
 
-  def size(self, context: int) -> float:
-    """Returns the bytes that calls at `context` tokens need."""
-    return _engine_bytes(
-      self._a, self._params, self._rows * self._tokens(context)
+  def size(rows: int, context: int) -> float:
+    return _engine_bytes(a, params, rows * tokens(context))
+
+  @functools.cache
+  def decoder(rows: int) -> policies.Decoder:
+    longest = max(c for c in contexts if fits(size(rows, c)))
+    engine = config_lib.EngineConfig(
+      slots=rows,
+      max_context=tokens(contexts[-1]),
+      kv_tokens=rows * tokens(longest),
+      page=_PAGE,
+      lanes=(rows,),
+      decode_steps=steps,
     )
+    return policies.Decoder(a, engine, dtype=_DTYPE, params=params)
 
+  def measure(rows: int, context: int) -> Mapping[str, Any]:
+    need(size(rows, context))
+    return decode_lib.measure(decoder(rows), context=context, calls=count)
 
-def _trace(notes: running.Notes, calls: _Calls) -> Mapping[str, Any]:
-  context = calls.contexts[0]
-  need(calls.size(context))
-  calls.decoder(context)
-  notes.traces.mkdir(parents=True, exist_ok=True)
-  with jax.profiler.trace(str(notes.traces)):
-    seconds = harness.seconds(lambda: calls.decoder(context))
-  return {"traced call, s": seconds, "trace": str(notes.traces)}
+  every_rows = (2, 4) if notes.rehearse else (32, 128, 256)
 
+  def trace() -> Mapping[str, Any]:
+    need(size(every_rows[0], contexts[0]))
+    call = functools.partial(decoder(every_rows[0]), contexts[0])
+    call()
+    with jax.profiler.trace(str(notes.traces)):
+      seconds = harness.seconds(call)
+    return {"traced call, s": seconds, "trace": str(notes.traces)}
 
-def _architecture(
-  policy: str, *, lora: bool, rehearse: bool
-) -> architecture_lib.Architecture:
-  a = architecture(policy, rehearse=rehearse)
-  rank = config_lib.LoraConfig(rank=32 if lora else 0)
-  return lora_lib.attach(a, rank)
+  if profile:
+    notes.case("traced", trace)
+    return
+  for rows in every_rows:
+    for context in contexts:
+      name = f"{rows} rows of {context}"
+      notes.case(name, functools.partial(measure, rows, context))
+    decoder.cache_clear()
 
 
 def _random(
@@ -154,7 +125,7 @@ def _random(
   weights = policies.weights_of(a, dtype=_DTYPE)
 
   def prepare() -> decoder_lib.Params:
-    return jax.block_until_ready(decode_lib.prepared(weights, a, _DTYPE))
+    return jax.block_until_ready(policies.prepared(weights, a, _DTYPE))
 
   prepare()  # Compiles.
   params, took = harness.timed(prepare)
@@ -172,51 +143,23 @@ def _engine_bytes(
 
 
 def prefill(notes: running.Notes, *, policy: str) -> None:
-  """Times the prefill of passages behind contexts of several lengths."""
-  a = _architecture(policy, lora=False, rehearse=notes.rehearse)
+  """Times the prefill of passages behind contexts of several lengths.
+
+  One search's passages are prefilled for each row, packed as the engine does.
+  """
+  a = architecture(policy, rehearse=notes.rehearse)
   params = _random(notes, a)
   contexts = (0, 16) if notes.rehearse else (0, 2048, 6144)
-  for context in contexts:
-    notes.case(
-      f"passages after {context} tokens",
-      functools.partial(
-        _prefill,
-        a,
-        params,
-        context,
-        longest=contexts[-1],
-        rehearse=notes.rehearse,
-      ),
-    )
-
-
-def _prefill(
-  a: architecture_lib.Architecture,
-  params: decoder_lib.Params,
-  context: int,
-  *,
-  longest: int,
-  rehearse: bool,
-) -> Mapping[str, Any]:
-  """Prefills one search's passages for each row, packed as the engine does.
-
-  Args:
-    a: the architecture.
-    params: its weights, layer by layer.
-    context: tokens of each row before the passages.
-    longest: the longest context, which all cases have pages for, so that they
-      share a compiled program.
-    rehearse: whether sizes are tiny.
-  """
   rows, lanes, chunk = (
-    (2, 3, 16) if rehearse else (_PREFILL_ROWS, _LANES, _CHUNK)
+    (2, 3, 16) if notes.rehearse else (_PREFILL_ROWS, _LANES, _CHUNK)
   )
-  mean, spread = (20, 2) if rehearse else (_PASSAGES, _SPREAD)
+  mean, spread = (20, 2) if notes.rehearse else (_PASSAGES, _SPREAD)
   lengths = np.random.default_rng(0).normal(mean, spread, rows).astype(int)
+  # Pages for the longest context, so that all cases share a program.
   engine = config_lib.EngineConfig(
     slots=rows,
-    max_context=longest + int(lengths.max()) + chunk,
-    page=16 if rehearse else _PAGE,
+    max_context=contexts[-1] + int(lengths.max()) + chunk,
+    page=16 if notes.rehearse else _PAGE,
     lanes=(rows,),
     prefill_lanes=lanes,
     prefill_chunk=chunk,
@@ -227,27 +170,32 @@ def _prefill(
   pages = kv_store.allocator(
     a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
   )()
-  calls = _chunks(engine, lengths, context)
 
-  def run() -> None:
-    nonlocal pages
-    for chunks in calls:
-      pages = kv_store.prefill(params, pages, chunks, model=model)
-    jax.block_until_ready(pages)
+  def measure(context: int) -> Mapping[str, Any]:
+    calls = _chunks(engine, lengths, context)
 
-  first = harness.seconds(run)
-  seconds = min(harness.seconds(run) for _ in range(_CALLS))
-  tokens = int(lengths.sum())
-  computed = len(calls) * lanes * chunk
-  return {
-    "tokens": tokens,
-    "calls": len(calls),
-    "padding": 1 - tokens / computed,
-    "first, s": first,
-    "ms": 1e3 * seconds,
-    "tokens/s": tokens / seconds,
-    "TFLOP/s by 2 N": 2 * parameters(a) * tokens / seconds / 1e12,
-  }
+    def run() -> None:
+      nonlocal pages
+      for chunks in calls:
+        pages = kv_store.prefill(params, pages, chunks, model=model)
+      jax.block_until_ready(pages)
+
+    first = harness.seconds(run)
+    seconds = min(harness.seconds(run) for _ in range(_CALLS))
+    tokens = int(lengths.sum())
+    return {
+      "tokens": tokens,
+      "calls": len(calls),
+      "padding": 1 - tokens / (len(calls) * lanes * chunk),
+      "first, s": first,
+      "ms": 1e3 * seconds,
+      "tokens/s": tokens / seconds,
+      "TFLOP/s by 2 N": 2 * parameters(a) * tokens / seconds / 1e12,
+    }
+
+  for context in contexts:
+    name = f"passages after {context} tokens"
+    notes.case(name, functools.partial(measure, context))
 
 
 def _chunks(
@@ -280,7 +228,7 @@ def gaps(notes: running.Notes, *, policy: str) -> None:
 
   Both are also compared with the trainer's computation in float32.
   """
-  a = _architecture(policy, lora=False, rehearse=notes.rehearse)
+  a = architecture(policy, rehearse=notes.rehearse)
   rows, prompt, steps = (2, 20, 8) if notes.rehearse else (16, 256, 128)
   need(6 * parameters(a) + 8 * 2**30)
   masters = policies.weights_of(a)
@@ -328,8 +276,8 @@ def _sampled(
     decode_steps=steps,
   )
   half = jax.tree.map(lambda x: x.astype(_DTYPE), masters)
-  params = decode_lib.prepared(half, a, _DTYPE)
-  decoder = decode_lib.Decoder(a, engine, dtype=_DTYPE, params=params)
+  params = policies.prepared(half, a, _DTYPE)
+  decoder = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
   prompts = np.random.default_rng(0).integers(1, a.vocab_size, (rows, prompt))
   prompts = prompts.astype(np.int32)
   decoder.prefill(prompts[:, :-1])
@@ -385,20 +333,13 @@ def parameters(a: architecture_lib.Architecture) -> int:
 def need(size: float) -> None:
   """Raises SkippedError if the first device cannot hold `size` bytes."""
   if not fits(size):
-    raise running.SkippedError(
-      f"needs {size / 2**30:.1f} GiB; the device gives {_limit() / 2**30:.1f}"
-    )
+    raise running.SkippedError(f"needs {size / 2**30:.1f} GiB")
 
 
 def fits(size: float) -> bool:
   """Returns whether the first device can hold `size` bytes."""
-  return size <= _HEAD_ROOM * _limit()
-
-
-def _limit() -> float:
-  """Returns the bytes that JAX may use; infinite if it does not say."""
   stats = jax.local_devices()[0].memory_stats() or {}
-  return stats.get("bytes_limit", math.inf)
+  return size <= _HEAD_ROOM * stats.get("bytes_limit", math.inf)
 
 
 class Words(tokenizer_lib.Tokenizer):

@@ -9,47 +9,28 @@ import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from bench import harness
-from bench.first_gpu import engine, running
-
-if TYPE_CHECKING:
-  import jax
-from typing import NamedTuple
-
-import jax
 import numpy as np
 
 from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.policy.attention import pages as pages_lib
+from bench import harness
+from bench.first_gpu import engine, running
+from retrieval.index import flat
 
 _KERNEL_CALLS = 10
 _NAMES = ("out", "dq", "dk", "dv")
 _DIM = 768
 WIKI_18 = 21_015_324  # Passages of the paper's corpus.
-_PACKAGES = (
-  "jax",
-  "jaxlib",
-  "jax-cuda12-plugin",
-  "jax-cuda13-plugin",
-  "nvidia-cudnn-cu12",
-  "nvidia-cudnn-cu13",
-  "libtpu",
-  "flax",
-  "optax",
-  "orbax-checkpoint",
-  "chex",
-  "numpy",
-  "safetensors",
-  "tokenizers",
-  "transformers",
-  "absl-py",
-)
+_PACKAGES = """
+  jax jaxlib jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12
+  nvidia-cudnn-cu13 libtpu flax optax orbax-checkpoint chex numpy safetensors
+  tokenizers transformers absl-py
+""".split()
 _SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
 _CALLS = 20
 _WARM = 3
@@ -101,46 +82,43 @@ def _nvidia_smi() -> Mapping[str, Any]:
 
 def _launch_doctor() -> Mapping[str, Any]:
   """Returns findings that are not ok; packages that the bench lacks count."""
-  from launch import doctor
   from launch import doctor as doctor_lib
 
-  found = [x for x in doctor_lib.examine(None) if x.level != doctor.OK]
+  found = [x for x in doctor_lib.examine(None) if x.level != doctor_lib.OK]
   return {f"finding {i}": str(x) for i, x in enumerate(found, 1)}
 
 
 def peaks(notes: running.Notes) -> None:
   """Measures matrix products, at sizes of training and decode, and copies."""
   large, rows = (256, 8) if notes.rehearse else (8192, 128)
-  products: tuple[tuple[str, tuple[int, int, int], str], ...] = (
-    ("square bfloat16", (large, large, large), "bfloat16"),
-    ("square float32", (large // 2, large // 2, large // 2), "float32"),
+  wide, deep = (large, large) if notes.rehearse else (2560, 9728)
+  for name, m, k, n, dtype in (
+    ("square bfloat16", large, large, large, "bfloat16"),
+    ("square float32", large // 2, large // 2, large // 2, "float32"),
     # Qwen3-4B's gate and up, for a micro-batch and for a decode step.
-    ("training bfloat16", (2 * large, 2560, 9728), "bfloat16"),
-    ("decode bfloat16", (rows, 2560, 9728), "bfloat16"),
-  )
-  for name, (m, k, n), dtype in products:
-    if notes.rehearse:
-      k, n = min(k, large), min(n, large)
+    ("training bfloat16", 2 * large, wide, deep, "bfloat16"),
+    ("decode bfloat16", rows, wide, deep, "bfloat16"),
+  ):
     notes.case(name, functools.partial(_product, m, k, n, dtype))
   for size in (22, 24) if notes.rehearse else (28, 32):
-    notes.case(
-      f"copy of 2^{size} bytes",
-      functools.partial(_copy, 2**size),
-    )
-  notes.case(
-    "from the host", lambda: _transfer(2**22 if notes.rehearse else 2**30)
-  )
-
-
-def _copy(size: int) -> Mapping[str, Any]:
-  return {"GB/s": harness.bandwidth(size) / 1e9}
+    copied = functools.partial(harness.bandwidth, 2**size)
+    notes.case(f"copy of 2^{size} bytes", lambda c=copied: {"GB/s": c() / 1e9})
+  size = 2**22 if notes.rehearse else 2**30
+  notes.case("from the host", functools.partial(_transfer, size))
 
 
 def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
   a = jax.random.normal(jax.random.key(0), (m, k), dtype)
   b = jax.random.normal(jax.random.key(1), (k, n), dtype)
   product = jax.jit(jnp.matmul)
-  seconds = _each(lambda: product(a, b))
+  for _ in range(_WARM):
+    jax.block_until_ready(product(a, b))
+
+  def calls() -> None:
+    """Makes many calls that wait for each other only."""
+    jax.block_until_ready([product(a, b) for _ in range(_CALLS)])
+
+  seconds = min(harness.seconds(calls) for _ in range(3)) / _CALLS
   moved = a.nbytes + b.nbytes + m * n * a.dtype.itemsize
   return {
     "shape": f"{m} x {k} x {n}",
@@ -150,21 +128,8 @@ def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
   }
 
 
-def _each(call: Callable[[], jax.Array]) -> float:
-  """Returns the seconds of one of many calls that wait for each other only."""
-  for _ in range(_WARM):
-    jax.block_until_ready(call())
-
-  def calls() -> None:
-    jax.block_until_ready([call() for _ in range(_CALLS)])
-
-  return min(harness.seconds(calls) for _ in range(3)) / _CALLS
-
-
 def _transfer(size: int) -> Mapping[str, Any]:
   """Measures copies between the host and the device."""
-  import numpy as np
-
   host = np.ones(size // 4, np.float32)
   jax.device_put(host).block_until_ready()
   there = harness.seconds(lambda: jax.device_put(host).block_until_ready())
@@ -181,110 +146,59 @@ def search(notes: running.Notes) -> None:
   """Compares searches of random vectors with the bandwidth of a copy."""
   all_vectors = 4000 if notes.rehearse else WIKI_18
   for share in (1, 4):
-    vectors = all_vectors // share
-    notes.case(
-      f"{vectors} vectors",
-      functools.partial(_measure, vectors, rehearse=notes.rehearse),
-    )
+    count = all_vectors // share
+    measure = functools.partial(_search, count, rehearse=notes.rehearse)
+    notes.case(f"{count} vectors", measure)
 
 
-def _measure(vectors: int, *, rehearse: bool) -> dict[str, object]:
+def _search(count: int, *, rehearse: bool) -> dict[str, object]:
+  block, calls = (1024, 2) if rehearse else (32768, 7)
   # The vectors, the copy that is timed beside them, and scores of a block.
-  engine.need(2 * vectors * _DIM + 2**33)
-  return _times(
-    vectors=vectors,
-    dim=_DIM,
-    k=3,
-    queries=(1, 8) if rehearse else (1, 8, 32, 128),
-    block=1024 if rehearse else 32768,
-    calls=2 if rehearse else 7,
-  )
-
-
-def _times(
-  *,
-  vectors: int,
-  dim: int,
-  k: int,
-  queries: Sequence[int],
-  block: int,
-  calls: int,
-) -> dict[str, object]:
-  """Times searches of random vectors on the first device.
-
-  Args:
-    vectors: number of vectors.
-    dim: numbers of a vector.
-    k: rows that a query finds.
-    queries: numbers of queries of a call.
-    block: rows that are scored at a time.
-    calls: timed calls of each number of queries.
-  """
-  import jax
-  import numpy as np
-
-  from retrieval.index import flat
-
-  values = _vectors(vectors, dim, block)
-  mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("rows",))
-  search = functools.partial(
-    flat.held,
-    values=values,
-    k=k,
-    mesh=mesh,
-    count=vectors,
-    each=len(values),
-    block=block,
-  )
-  speed = harness.bandwidth(min(values.nbytes, 1 << 32))
-  floor = vectors * dim * values.dtype.itemsize / speed
-  out: dict[str, object] = {
-    "device": jax.devices()[0].device_kind,
-    "vectors": vectors,
-    "dim": dim,
-    "bandwidth of a copy, GB/s": speed / 1e9,
-    "limit by bytes, ms": 1e3 * floor,
-  }
-  for count in queries:
-    asked = _units(jax.random.key(1), (count, dim))
-    call = functools.partial(_searched, search, asked)
-    call()
-    took = statistics.median(harness.seconds(call) for _ in range(calls))
-    out[f"{count} queries, ms"] = 1e3 * took
-    out[f"{count} queries, times the limit"] = took / floor
-  return out
-
-
-def _searched(search: Callable[[jax.Array], object], asked: jax.Array) -> None:
-  import jax
-
-  jax.block_until_ready(search(asked))
-
-
-def _vectors(count: int, dim: int, block: int) -> jax.Array:
-  """Makes vectors block by block; all of them in float32 would not fit."""
-  import jax
-  import jax.numpy as jnp
-
+  engine.need(2 * count * _DIM + 2**33)
   blocks = -(-count // block)
 
   @jax.jit
   def make(key: jax.Array) -> jax.Array:
+    """Makes vectors block by block; all in float32 would not fit."""
     return jax.lax.map(
-      lambda i: _units(jax.random.fold_in(key, i), (block, dim)).astype(
-        jnp.bfloat16
-      ),
+      lambda i: _units(jax.random.fold_in(key, i), block).astype(jnp.bfloat16),
       jnp.arange(blocks),
-    ).reshape(blocks * block, dim)
+    ).reshape(blocks * block, _DIM)
 
-  return jax.block_until_ready(make(jax.random.key(0)))
+  values = jax.block_until_ready(make(jax.random.key(0)))
+  find = functools.partial(
+    flat.held,
+    values=values,
+    k=3,
+    mesh=jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("rows",)),
+    count=count,
+    each=len(values),
+    block=block,
+  )
+  speed = harness.bandwidth(min(values.nbytes, 1 << 32))
+  floor = count * _DIM * values.dtype.itemsize / speed
+  out: dict[str, object] = {
+    "device": jax.devices()[0].device_kind,
+    "vectors": count,
+    "dim": _DIM,
+    "bandwidth of a copy, GB/s": speed / 1e9,
+    "limit by bytes, ms": 1e3 * floor,
+  }
+  for queries in (1, 8) if rehearse else (1, 8, 32, 128):
+    asked = _units(jax.random.key(1), queries)
+
+    def call(asked: jax.Array = asked) -> None:
+      jax.block_until_ready(find(asked))
+
+    call()
+    took = statistics.median(harness.seconds(call) for _ in range(calls))
+    out[f"{queries} queries, ms"] = 1e3 * took
+    out[f"{queries} queries, times the limit"] = took / floor
+  return out
 
 
-def _units(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-  import jax
-  import jax.numpy as jnp
-
-  x = jax.random.normal(key, shape)
+def _units(key: jax.Array, count: int) -> jax.Array:
+  x = jax.random.normal(key, (count, _DIM))
   return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
 
@@ -410,20 +324,17 @@ def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
   """Returns errors of each row's last tokens over paged keys and values."""
   size, rows = 64, 4
   rng = np.random.default_rng(0)
+
+  def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+
   columns = -(-context // size)
   table = 1 + rng.permutation(rows * columns).reshape(rows, columns)
   table = table.astype(np.int32)
-  pages = pages_lib.Pages(
-    *(
-      jnp.asarray(
-        rng.normal(size=(heads.kv, 1 + rows * columns, size, heads.size)),
-        jnp.bfloat16,
-      )
-      for _ in range(2)
-    )
-  )
+  shape = (heads.kv, 1 + rows * columns, size, heads.size)
+  pages = pages_lib.Pages(normal(*shape), normal(*shape))
   q, k, v = (
-    jnp.asarray(rng.normal(size=(rows, tokens, n, heads.size)), jnp.bfloat16)
+    normal(rows, tokens, n, heads.size)
     for n in (heads.query, heads.kv, heads.kv)
   )
   lengths = np.asarray(
@@ -439,8 +350,7 @@ def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
     dtype=jnp.bfloat16,
     page=size,
   )
-  real = np.ones((rows, tokens), bool)
-  arguments = (q, k, v, pages, table, positions, real)
+  arguments = (q, k, v, pages, table, positions, np.ones((rows, tokens), bool))
   out: dict[str, Any] = {}
   for implementation in dict.fromkeys((best, "xla")):
     paged = paged_attention.Paged(implementation, block=512)
@@ -448,14 +358,9 @@ def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
     found, written = run(*arguments)
     truth = np.stack(
       [
-        _token(
-          np.asarray(q[r, t], np.float64),
-          written,
-          table[r],
-          positions[r, t] + 1,
-        )
+        _token(np.asarray(q[r, t], np.float64), written, table[r], p + 1)
         for r in range(rows)
-        for t in checked
+        for t, p in zip(checked, positions[r, checked], strict=True)
       ]
     )
     found = found[:, np.asarray(checked)].reshape(truth.shape)
@@ -468,18 +373,15 @@ def _token(
   q: np.ndarray, pages: pages_lib.Pages, table: np.ndarray, length: int
 ) -> np.ndarray:
   """Attends from one token, `[N, H]`, to the cached ones, in float64."""
-  n, h = q.shape
+  h = q.shape[1]
   k, v = (
-    np.asarray(x[:, table], np.float64).reshape(x.shape[0], -1, h)[:, :length]
+    np.asarray(x[:, table], np.float64).reshape(len(x), -1, h)[:, :length]
     for x in pages
   )
-  shared = n // k.shape[0]
-  out = np.zeros_like(q)
-  for head in range(n):
-    scores = k[head // shared] @ q[head] * h**-0.5
-    p = np.exp(scores - scores.max())
-    out[head] = p / p.sum() @ v[head // shared]
-  return out
+  grouped = q.reshape(len(k), -1, h)
+  scores = grouped @ k.swapaxes(1, 2) * h**-0.5
+  p = np.exp(scores - scores.max(-1, keepdims=True))
+  return (p / p.sum(-1, keepdims=True) @ v).reshape(q.shape)
 
 
 def _ms(run: Callable[..., Any], *arguments: Any) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,29 +44,19 @@ class WordOverlap:
 
   def __init__(self, world: world_lib.World):
     self._world = world
-    self._bags = functools.cache(self._count)
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     wanted = set(_words(request.query))
+
+    def shared(passage: types.Passage) -> int:
+      """Counts shared words; those of the title three times."""
+      words = 3 * _words(passage.title) + _words(passage.text)
+      return sum(word in wanted for word in words)
+
     passages = self._world.corpus(request.corpus)
-    order = sorted(
-      range(len(passages)),
-      key=lambda i: (-self._shared(request.corpus, i, wanted), i),
-    )
-    return [passages[i] for i in order[: request.k]]
-
-  def _shared(self, corpus: str, index: int, wanted: set[str]) -> float:
-    bag = self._bags(corpus)[index]
-    return sum(bag[word] for word in wanted)
-
-  def _count(self, corpus: str) -> list[collections.Counter[str]]:
-    """Counts the words of each passage; those of the title three times."""
-    return [
-      collections.Counter(3 * _words(p.title) + _words(p.text))
-      for p in self._world.corpus(corpus)
-    ]
+    return sorted(passages, key=shared, reverse=True)[: request.k]
 
 
 class Invented:
@@ -87,6 +76,7 @@ class Invented:
     ]
 
 
+@functools.cache
 def _words(text: str) -> list[str]:
   return _WORD.findall(text.lower())
 
@@ -102,9 +92,7 @@ class Loop:
     questions: Sequence[types.Question],
     retriever: types.Retriever,
   ):
-    self._config = config
-    self._questions, self._retriever = questions, retriever
-    self._codec = policy.tokenizer
+    self._config, self._questions = config, itertools.cycle(questions)
     self._learner = learner_lib.Learner(config, policy)
     self._method = systems.trained(config)
     self._engine = engine_lib.JaxEngine(
@@ -119,30 +107,35 @@ class Loop:
       mesh=self._learner.placement.rollout,
       stop=self._method.environment.stops,
     )
+    self._parts = driver.EpisodeParts(
+      self._engine, retriever, config.episode, policy.tokenizer
+    )
     self._done = 0
 
   def rollout(self) -> dict[str, Any]:
     """Plays and trains one rollout; returns its figures."""
-    config, number = self._config, self._done
-    count = config.questions
-    some = [
-      self._questions[(number * count + i) % len(self._questions)]
-      for i in range(count)
-    ]
-    groups, played = harness.timed(functools.partial(self._play, some, number))
+    config = self._config
+    rollout, played = harness.timed(
+      lambda: policies.play(
+        [*itertools.islice(self._questions, config.questions)],
+        self._parts,
+        group=config.group,
+        rollout=self._done,
+        concurrency=config.engine.slots,
+      )
+    )
     scored = rewards_and_advantages.score(
-      groups,
-      np.asarray([g.budget for g in groups]),
+      rollout.groups,
+      np.asarray([g.budget for g in rollout.groups]),
       samples=config.group,
       method=self._method,
       objective=config.objective,
     )
     packed = self._learner.pack(scored)
     values, trained = harness.timed(lambda: list(self._learner.steps(packed)))
-    published, handed = harness.timed(self._publish)
+    bits, handed = harness.timed(self._publish)
     self._done += 1
-    found = [t for g in groups for t in g.trajectories]
-    tokens = sum(t.generated_tokens for t in found)
+    found, tokens = policies.trajectories(rollout), policies.generated(rollout)
     counters = self._engine.counters
     return {
       "sampled, s": played.seconds,
@@ -156,26 +149,12 @@ class Loop:
       "searches": sum(t.searches for t in found),
       "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
       "loss": values[-1]["loss/total"],
-      "bits": published,
+      "bits": bits,
     }
-
-  def _play(
-    self, questions: Sequence[types.Question], number: int
-  ) -> Sequence[types.Group]:
-    return policies.play(
-      questions,
-      driver.EpisodeParts(
-        self._engine, self._retriever, self._config.episode, self._codec
-      ),
-      group=self._config.group,
-      rollout=number,
-      concurrency=self._config.engine.slots,
-    ).groups
 
   def _publish(self) -> str:
     """Hands over the weights; returns a hash of the trained ones."""
-    published = self._learner.published()
-    self._engine.set_params(published, self._done + 1)
+    self._engine.set_params(self._learner.published(), self._done + 1)
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(self._learner.state.params):
       digest.update(np.asarray(leaf).tobytes())
@@ -184,21 +163,17 @@ class Loop:
 
 def small(notes: running.Notes) -> None:
   """Trains the quickstart's policy twice: do the bits repeat?"""
-  config = quickstart.get_config()
-  count = _ROLLOUTS
+  config, count = quickstart.get_config(), _ROLLOUTS
   if notes.rehearse:
     config, count = _fewer(config), 1
-  runs = [_small(config, count) for _ in range(2)]
-  first, second = runs
-  for number, figures in enumerate(first):
-    notes.add({f"rollout {number}": figures})
+  first, second = (_small(config, count) for _ in range(2))
+  notes.add({f"rollout {i}": figures for i, figures in enumerate(first)})
+  bits = [[figures["bits"] for figures in run] for run in (first, second)]
+  last = second[-1]
   notes.add(
     {
-      "same bits twice": [x["bits"] for x in first]
-      == [x["bits"] for x in second],
-      "second run, s a rollout": sum(
-        second[-1][name] for name in ("sampled, s", "trained, s")
-      ),
+      "same bits twice": bits[0] == bits[1],
+      "second run, s a rollout": last["sampled, s"] + last["trained, s"],
     }
   )
 
@@ -238,28 +213,24 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
   a = engine.architecture(policy, rehearse=notes.rehearse)
   config = _colocated(rehearse=notes.rehearse)
   engine.need(2 * engine.parameters(a) + 30 * 2**30)
-  tokenizer = engine.Words(a.vocab_size)
   base = policies.weights_of(a, dtype=config.lora.base_dtype)
-  loop = Loop(
-    config,
-    hf.Policy(base, a, tokenizer),
-    questions=_questions(config.questions),
-    retriever=Invented(),
-  )
-  for number in range(1 if notes.rehearse else 2):
-    notes.case(f"rollout {number}", loop.rollout)
-  notes.add(throughput.memory(jax.local_devices()))
-
-
-def _questions(count: int) -> list[types.Question]:
-  return [
+  questions = [
     types.Question(
       id=str(i),
       text=" ".join(f"word{i + n}" for n in range(20)),
       golden_answers=(f"word{i}",),
     )
-    for i in range(count)
+    for i in range(config.questions)
   ]
+  loop = Loop(
+    config,
+    hf.Policy(base, a, engine.Words(a.vocab_size)),
+    questions=questions,
+    retriever=Invented(),
+  )
+  for number in range(1 if notes.rehearse else 2):
+    notes.case(f"rollout {number}", loop.rollout)
+  notes.add(throughput.memory(jax.local_devices()))
 
 
 def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
@@ -333,8 +304,9 @@ def step(
     found | {"TFLOP/s by 6 N": flops / statistics.median(seconds) / 1e12}
   )
   if profile:
-    with _trace(notes):
-      notes.add({"traced step, s": harness.seconds(ours)})
+    with jax.profiler.trace(str(notes.traces)):
+      took_traced = harness.seconds(ours)
+    notes.add({"traced step, s": took_traced, "trace": str(notes.traces)})
 
 
 def _config(
@@ -361,18 +333,12 @@ def _config(
 def _planned(compiled: Any) -> dict[str, float]:
   """Returns the bytes that the compiler counts, by its own analysis."""
   analysis = compiled.memory_analysis()
-  if analysis is None:
-    return {}
   return {
-    "compiler: arguments, GiB": analysis.argument_size_in_bytes / 2**30,
-    "compiler: temporaries, GiB": analysis.temp_size_in_bytes / 2**30,
-    "compiler: peak, GiB": analysis.peak_memory_in_bytes / 2**30,
+    f"compiler: {name}, GiB": getattr(analysis, field) / 2**30
+    for name, field in (
+      ("arguments", "argument_size_in_bytes"),
+      ("temporaries", "temp_size_in_bytes"),
+      ("peak", "peak_memory_in_bytes"),
+    )
+    if analysis is not None
   }
-
-
-@contextlib.contextmanager
-def _trace(notes: running.Notes) -> Iterator[None]:
-  notes.traces.mkdir(parents=True, exist_ok=True)
-  with jax.profiler.trace(str(notes.traces)):
-    yield
-  notes.add({"trace": str(notes.traces)})

@@ -1,7 +1,11 @@
 """Runs stages one after the other, each in a process with a time limit.
 
 A stage that fails, is killed or runs out of time does not end the others. What
-is done stays done: the same command continues.
+is done stays done: the same command continues. The folder of a run has
+
+    first_gpu.json, first_gpu.txt    the results
+    stages/NAME.json                 what a stage found so far
+    logs/NAME.log, traces/NAME/      what it printed, and its profiles
 """
 
 from __future__ import annotations
@@ -21,10 +25,6 @@ from anysearch_jax.host import json_files
 from bench import harness
 from launch import supervisor
 
-# XLA chooses between its own Triton kernels and cuBLAS for matrix products.
-_CUBLAS = "--xla_gpu_enable_triton_gemm=false"
-# Command buffers (CUDA graphs) save launches, which dominate small programs.
-_NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 Figures = Mapping[str, Any]
 RESULTS, TABLE = "first_gpu.json", "first_gpu.txt"
 DONE, FAILED, LATE, SKIPPED, UNTIMED = (
@@ -44,6 +44,10 @@ _TAIL = 15
 _QUICK = "--xla_backend_optimization_level=0"
 
 
+class SkippedError(Exception):
+  """The stage does not suit this machine; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
   """How a stage ended. reason: why, if it is not done."""
@@ -53,36 +57,121 @@ class Result:
   status: str
   seconds: float
   reason: str
-  figures: Mapping[str, Any]
+  figures: Figures
+
+
+class Notes:
+  """The figures of one stage, by case.
+
+  Args:
+    folder: of the run; the stage's file is replaced after each figure.
+    stage: its name.
+    rehearse: whether sizes are tiny.
+
+  Attributes:
+    traces: folder for profiler traces of the stage.
+  """
+
+  def __init__(self, folder: pathlib.Path, stage: str, *, rehearse: bool):
+    self.rehearse = rehearse
+    self.traces = folder / "traces" / stage
+    self.figures: dict[str, Any] = {}
+    self._path = _notes(folder, stage)
+    self._failed: list[str] = []
+    self._cases = 0
+    self.write()
+
+  def add(self, figures: Figures) -> None:
+    """Adds figures that belong to no case."""
+    self.figures |= figures
+    harness.print_numbers(figures)
+    self.write()
+
+  def case(self, name: str, measure: Callable[[], Figures]) -> None:
+    """Measures one case; if it fails, its figure says why.
+
+    Memory that only the case used is free afterwards.
+    """
+    print(f"-- {name}", flush=True)
+    self._cases += 1
+    # Only the sentence is kept: a traceback would keep the arrays of its
+    # frames, and the next case could not have their memory.
+    found: Figures
+    try:
+      found = measure()
+    except SkippedError as error:
+      found = {"skipped": str(error)}
+    except Exception as error:
+      found = {"failed": sentence(error)}
+      self._failed.append(name)
+    gc.collect()
+    self.add({name: dict(found)})
+
+  def check(self) -> None:
+    """Raises RuntimeError if every case failed."""
+    if self._cases and len(self._failed) == self._cases:
+      raise RuntimeError(self.figures[self._failed[0]]["failed"])
+
+  def write(self, **outcome: str) -> None:
+    """Writes the figures, and how the stage ended."""
+    json_files.write(self._path, {**outcome, "figures": self.figures})
+
+
+def _notes(folder: pathlib.Path, stage: str) -> pathlib.Path:
+  return folder / "stages" / f"{stage}.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
-  """The folder of a run, `--output`."""
+class Stage:
+  """One measurement.
 
-  path: pathlib.Path
+  name: a word, also of its files.
+  measures: what, as a phrase.
+  function: `module.function` of this package.
+  seconds: limit.
+  options: keyword arguments of the function.
+  xla_flags: that its process adds to XLA_FLAGS.
+  """
 
-  def notes(self, stage: str) -> pathlib.Path:
-    return self.path / "stages" / f"{stage}.json"
+  name: str
+  measures: str
+  function: str
+  seconds: float
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  xla_flags: str = ""
 
-  def log(self, stage: str) -> pathlib.Path:
-    return self.path / "logs" / f"{stage}.log"
+  def measure(self, folder: pathlib.Path, *, rehearse: bool) -> Figures:
+    """Measures in this process; notes what it finds and how it ends."""
+    notes = Notes(folder, self.name, rehearse=rehearse)
+    module, _, function = self.function.partition(".")
+    try:
+      imported = importlib.import_module(f"bench.first_gpu.{module}")
+      getattr(imported, function)(notes, **self.options)
+      notes.check()
+    except SkippedError as error:
+      notes.write(status=SKIPPED, reason=str(error))
+    except Exception as error:
+      notes.write(status=FAILED, reason=sentence(error))
+      raise
+    else:
+      notes.write(status=DONE)
+    return notes.figures
 
-  def traces(self, stage: str) -> pathlib.Path:
-    return self.path / "traces" / stage
 
-  @property
-  def cache(self) -> pathlib.Path:
-    return self.path / "jax_cache"
+def sentence(error: BaseException) -> str:
+  """Returns an error's kind and the first line of its message.
 
-  def make(self) -> None:
-    for name in ("stages", "logs"):
-      (self.path / name).mkdir(parents=True, exist_ok=True)
+  Of a group of errors it takes the first.
+  """
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
+  lines = str(error).strip().splitlines() or [""]
+  return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 def run(
   stages: Sequence[Stage],
-  folder: Folder,
+  folder: pathlib.Path,
   *,
   rehearse: bool,
   minutes: float,
@@ -101,10 +190,11 @@ def run(
     ValueError: the folder has results of a rehearsal and this is none, or the
       other way round.
   """
-  folder.make()
+  for name in ("stages", "logs"):
+    (folder / name).mkdir(parents=True, exist_ok=True)
   end = time.monotonic() + 60 * minutes
-  earlier = {r.name: r for r in _read(folder, rehearse=rehearse)}
-  results: dict[str, Result] = dict(earlier)
+  earlier = _read(folder, rehearse=rehearse)
+  results = dict(earlier)
   for stage in stages:
     before = earlier.get(stage.name)
     if before is not None and before.status in _FINAL:
@@ -120,21 +210,35 @@ def run(
       result = _run_one(stage, folder, command(stage), limit, flags)
       print(f"  {_verdict(result)}", flush=True)
     results[stage.name] = result
-    _write(list(_ordered(results)), folder, rehearse=rehearse, minutes=minutes)
-  return list(_ordered(results))
+    # In the order of worth, whatever ran first.
+    order = [n for n in dict.fromkeys([*BY_NAME, *results]) if n in results]
+    results = {name: results[name] for name in order}
+    values = [dataclasses.asdict(each) for each in results.values()]
+    json_files.write(
+      folder / RESULTS,
+      {"rehearsal": rehearse, "minutes": minutes, "stages": values},
+    )
+    (folder / TABLE).write_text(table([*results.values()]))
+  return [*results.values()]
 
 
-def _ordered(results: Mapping[str, Result]) -> Iterator[Result]:
-  """Yields results in the order of worth, whatever ran first."""
-  order = [*BY_NAME, *results]
-  for name in dict.fromkeys(order):
-    if name in results:
-      yield results[name]
+def _read(folder: pathlib.Path, *, rehearse: bool) -> dict[str, Result]:
+  """Returns the results of earlier runs by stage."""
+  path = folder / RESULTS
+  if not path.is_file():
+    return {}
+  found = json_files.read(path)
+  if found["rehearsal"] != rehearse:
+    raise ValueError(
+      f"--output: {path} is {'a' if found['rehearsal'] else 'no'} rehearsal, "
+      f"and this run is {'one' if rehearse else 'none'}; name another folder."
+    )
+  return {each["name"]: Result(**each) for each in found["stages"]}
 
 
 def _run_one(
   stage: Stage,
-  folder: Folder,
+  folder: pathlib.Path,
   command: Sequence[str],
   limit: float,
   flags: str,
@@ -148,25 +252,31 @@ def _run_one(
     limit: its seconds.
     flags: that are added to XLA_FLAGS.
   """
-  folder.notes(stage.name).unlink(missing_ok=True)
+  notes = _notes(folder, stage.name)
+  notes.unlink(missing_ok=True)
   flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
   started = time.monotonic()
-  child = supervisor.Child(
-    command, folder.log(stage.name), env={"XLA_FLAGS": flags}
-  )
+  log = folder / "logs" / f"{stage.name}.log"
+  child = supervisor.Child(command, log, env={"XLA_FLAGS": flags})
   try:
     while child.code is None and time.monotonic() < started + limit:
       time.sleep(_POLL)
     code = child.code
   finally:
     child.kill()
-  found = read_notes(folder.notes(stage.name))
+  found: dict[str, Any] = {"figures": {}}
+  with contextlib.suppress(OSError, ValueError):
+    found = json_files.read(notes)
   if code is None:
     status, reason = LATE, f"not done after {limit:.0f} s"
   elif code == 0 and "status" in found:
     status, reason = found["status"], found.get("reason", "")
   else:
-    status, reason = FAILED, found.get("reason") or _died(code, child)
+    last = (child.tail(_TAIL) or ["it wrote nothing"])[-1]
+    how = (
+      f"by {signal.Signals(code - 128).name}" if code > 128 else f"with {code}"
+    )
+    status, reason = FAILED, found.get("reason") or f"ended {how}: {last}"
   return Result(
     name=stage.name,
     measures=stage.measures,
@@ -175,63 +285,6 @@ def _run_one(
     reason=reason,
     figures=found["figures"],
   )
-
-
-def _died(code: int, child: supervisor.Child) -> str:
-  """Returns how a process ended, and the last line that it wrote."""
-  last = (child.tail(_TAIL) or ["it wrote nothing"])[-1]
-  if code > 128:
-    return f"ended by {signal.Signals(code - 128).name}: {last}"
-  return f"ended with {code}: {last}"
-
-
-def measure(
-  stage: Stage, folder: Folder, *, rehearse: bool
-) -> Mapping[str, Any]:
-  """Runs a stage in this process; notes how it ended."""
-  notes = Notes(
-    folder.notes(stage.name),
-    traces=folder.traces(stage.name),
-    rehearse=rehearse,
-  )
-  try:
-    stage.run(notes)
-  except SkippedError as error:
-    notes.close(status=SKIPPED, reason=str(error))
-  except Exception as error:
-    notes.close(status=FAILED, reason=sentence(error))
-    raise
-  else:
-    notes.close(status=DONE)
-  return notes.figures
-
-
-def _read(folder: Folder, *, rehearse: bool) -> list[Result]:
-  """Returns the results of earlier runs."""
-  path = folder.path / RESULTS
-  if not path.is_file():
-    return []
-  found = json_files.read(path)
-  if found["rehearsal"] != rehearse:
-    raise ValueError(
-      f"--output: {path} is {'a' if found['rehearsal'] else 'no'} rehearsal, "
-      f"and this run is {'one' if rehearse else 'none'}; name another folder."
-    )
-  return [Result(**each) for each in found["stages"]]
-
-
-def _write(
-  results: Sequence[Result], folder: Folder, *, rehearse: bool, minutes: float
-) -> None:
-  json_files.write(
-    folder.path / RESULTS,
-    {
-      "rehearsal": rehearse,
-      "minutes": minutes,
-      "stages": [dataclasses.asdict(result) for result in results],
-    },
-  )
-  (folder.path / TABLE).write_text(table(results))
 
 
 def table(results: Sequence[Result]) -> str:
@@ -243,7 +296,7 @@ def table(results: Sequence[Result]) -> str:
   return "\n".join(lines) + "\n"
 
 
-def highlights(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def highlights(figures: Mapping[str, Figures]) -> Iterator[str]:
   """Yields train steps as shares of the measured peak, and the best decode."""
   peak = figures.get("peaks", {}).get("training bfloat16", {}).get("TFLOP/s")
   for name, found in figures.items():
@@ -267,7 +320,7 @@ def _verdict(result: Result) -> str:
   return f"{words}  {result.reason}".rstrip()
 
 
-def _lines(figures: Mapping[str, Any], indent: int = 2) -> Iterator[str]:
+def _lines(figures: Figures, indent: int = 2) -> Iterator[str]:
   """Yields a line for each figure; a case's are indented below its name."""
   for name, value in figures.items():
     if isinstance(value, Mapping):
@@ -278,142 +331,25 @@ def _lines(figures: Mapping[str, Any], indent: int = 2) -> Iterator[str]:
       yield f"{'':{indent}}{name:<{width}}{harness.shown(value)}"
 
 
-class SkippedError(Exception):
-  """The stage does not suit this machine; the message says why."""
-
-
-class Notes:
-  """The figures of one stage, by case.
-
-  Args:
-    path: file that is replaced after each figure.
-    traces: folder for profiler traces of the stage.
-    rehearse: whether sizes are tiny.
-  """
-
-  def __init__(
-    self, path: pathlib.Path, *, traces: pathlib.Path, rehearse: bool
-  ):
-    self.rehearse = rehearse
-    self.traces = traces
-    self.figures: dict[str, Any] = {}
-    self._path = path
-    self._failed: list[str] = []
-    self._cases = 0
-    self._write()
-
-  def add(self, figures: Figures) -> None:
-    """Adds figures that belong to no case."""
-    self.figures |= figures
-    harness.print_numbers(figures)
-    self._write()
-
-  def case(self, name: str, measure: Callable[[], Figures]) -> None:
-    """Measures one case; if it fails, its figure says why.
-
-    Memory that only the case used is free afterwards.
-    """
-    print(f"-- {name}", flush=True)
-    self._cases += 1
-    # Only the sentence is kept: a traceback would keep the arrays of its
-    # frames, and the next case could not have their memory.
-    found: Figures
-    try:
-      found = measure()
-    except SkippedError as error:
-      found = {"skipped": str(error)}
-    except Exception as error:
-      found = {"failed": sentence(error)}
-      self._failed.append(name)
-    gc.collect()
-    self.figures[name] = dict(found)
-    harness.print_numbers(found)
-    self._write()
-
-  def check(self) -> None:
-    """Raises RuntimeError if every case failed."""
-    if self._cases and len(self._failed) == self._cases:
-      raise RuntimeError(self.figures[self._failed[0]]["failed"])
-
-  def close(self, **outcome: str) -> None:
-    """Notes how the stage ended."""
-    self._outcome = outcome
-    self._write()
-
-  _outcome: Mapping[str, str] = {}
-
-  def _write(self) -> None:
-    json_files.write(self._path, {**self._outcome, "figures": self.figures})
-
-
-def read_notes(path: pathlib.Path) -> dict[str, Any]:
-  """Returns what a stage wrote; empty figures if it wrote nothing."""
-  with contextlib.suppress(OSError, ValueError):
-    return json_files.read(path)
-  return {"figures": {}}
-
-
-def sentence(error: BaseException) -> str:
-  """Returns an error's kind and the first line of its message.
-
-  Of a group of errors it takes the first.
-  """
-  while isinstance(error, BaseExceptionGroup):
-    error = error.exceptions[0]
-  lines = str(error).strip().splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-  """One measurement.
-
-  name: a word, also of its files.
-  measures: what, as a phrase.
-  function: `module.function` of this package.
-  seconds: limit.
-  options: keyword arguments of the function.
-  xla_flags: that its process adds to XLA_FLAGS.
-  """
-
-  name: str
-  measures: str
-  function: str
-  seconds: float
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  xla_flags: str = ""
-
-  def run(self, notes: Notes) -> None:
-    """Measures, in this process."""
-    module, _, function = self.function.partition(".")
-    imported = importlib.import_module(f"bench.first_gpu.{module}")
-    getattr(imported, function)(notes, **self.options)
-    notes.check()
-
-
+# XLA chooses between its own Triton kernels and cuBLAS for matrix products.
+_CUBLAS = "--xla_gpu_enable_triton_gemm=false"
+# Command buffers (CUDA graphs) save launches, which dominate small programs.
+_NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+_DECODE, _STEP = "engine.decode", "rollouts.step"
+_4B = {"policy": "Qwen3-4B"}
 _LORA = {"lora": True, "remat": "dots", "rows": 2}
-_4B = {"policy": "Qwen3-4B", "lora": False}
+_FULL = {"lora": False, "remat": "full", "rows": 1}
+_7B, _TRACED = {"policy": "Qwen2.5-7B-Instruct"}, {"profile": True}
 
+# In the order of worth.
 STAGES = (
   Stage("doctor", "installation and devices", "machine.doctor", 90),
   Stage("peaks", "matrix products and copies", "machine.peaks", 90),
   Stage("kernels", "attention against float64", "machine.attention", 180),
   Stage("small", "the quickstart's policy, twice", "rollouts.small", 180),
-  Stage("decode", "decode, Qwen3-4B", "engine.decode", 300, _4B),
-  Stage(
-    "step",
-    "train step, Qwen3-4B, adapters, remat dots",
-    "rollouts.step",
-    240,
-    _LORA,
-  ),
-  Stage(
-    "prefill",
-    "prefill of passages, Qwen3-4B",
-    "engine.prefill",
-    150,
-    {"policy": "Qwen3-4B"},
-  ),
+  Stage("decode", "decode, Qwen3-4B", _DECODE, 300, _4B),
+  Stage("step", "train step, 4B, adapters, remat dots", _STEP, 240, _LORA),
+  Stage("prefill", "prefill of passages, 4B", "engine.prefill", 150, _4B),
   Stage(
     "gaps",
     "sampled against trained log-probabilities, Qwen3-0.6B",
@@ -423,77 +359,35 @@ STAGES = (
   ),
   Stage(
     "colocated",
-    "rollout, step and hand-over on one device, Qwen3-4B with adapters",
+    "rollout, step and hand-over on one device, 4B with adapters",
     "rollouts.colocated",
     240,
-    {"policy": "Qwen3-4B"},
+    _4B,
   ),
   Stage("vectors", "exact search of 21 M x 768", "machine.search", 120),
-  Stage(
-    "step_full",
-    "train step, Qwen3-4B, all weights, remat full",
-    "rollouts.step",
-    240,
-    {"lora": False, "remat": "full", "rows": 1},
-  ),
+  Stage("step_full", "train step, 4B, all weights", _STEP, 240, _FULL),
   Stage(
     "step_remat",
-    "train step, Qwen3-4B, adapters, remat full",
-    "rollouts.step",
+    "train step, 4B, adapters, remat full",
+    _STEP,
     200,
     _LORA | {"remat": "full"},
   ),
-  Stage(
-    "trace_decode",
-    "profile of a decode call",
-    "engine.decode",
-    120,
-    _4B | {"profile": True},
-  ),
-  Stage(
-    "trace_step",
-    "profile of a train step",
-    "rollouts.step",
-    180,
-    _LORA | {"profile": True},
-  ),
-  Stage(
-    "decode_cublas",
-    "decode, Qwen3-4B, matrix products by cuBLAS",
-    "engine.decode",
-    300,
-    _4B,
-    _CUBLAS,
-  ),
-  Stage(
-    "step_cublas",
-    "train step, Qwen3-4B, adapters, matrix products by cuBLAS",
-    "rollouts.step",
-    200,
-    _LORA,
-    _CUBLAS,
-  ),
+  Stage("trace_decode", "profile of a decode", _DECODE, 120, _4B | _TRACED),
+  Stage("trace_step", "profile of a step", _STEP, 180, _LORA | _TRACED),
+  Stage("decode_cublas", "decode by cuBLAS", _DECODE, 300, _4B, _CUBLAS),
+  Stage("step_cublas", "train step by cuBLAS", _STEP, 200, _LORA, _CUBLAS),
   Stage(
     "decode_no_graphs",
     "decode, Qwen3-4B, without command buffers",
-    "engine.decode",
+    _DECODE,
     300,
     _4B,
     _NO_GRAPHS,
   ),
   Stage(
-    "decode_lora",
-    "decode, Qwen3-4B with adapters",
-    "engine.decode",
-    300,
-    _4B | {"lora": True},
+    "decode_lora", "decode, 4B, adapters", _DECODE, 300, _4B | {"rank": 32}
   ),
-  Stage(
-    "decode_7b",
-    "decode, Qwen2.5-7B",
-    "engine.decode",
-    300,
-    {"policy": "Qwen2.5-7B-Instruct", "lora": False},
-  ),
+  Stage("decode_7b", "decode, Qwen2.5-7B", _DECODE, 300, _7B),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}

@@ -8,8 +8,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 from bench import harness
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -47,13 +45,6 @@ def test_sides_take_turns_and_ratios_are_those_of_rounds():
   assert str(ratio) == "2.25x [1.50, 2.50]"
 
 
-def test_a_result_comes_with_its_seconds():
-  result, took = harness.timed(lambda: sum(range(1000)))
-  assert result == 499500
-  assert took.seconds > 0
-  assert took.cpu >= 0
-
-
 def test_cells_of_a_table_are_aligned(capsys):
   table = harness.Table("what", "ours", "ratio", first=8, least=8)
   table.row("rollout", 1234.5678, "2.00x")
@@ -62,17 +53,14 @@ def test_cells_of_a_table_are_aligned(capsys):
   assert row == "rollout     1235   2.00x"
 
 
-@pytest.mark.parametrize("arguments, expected", [((), 2), (("--x=21",), 42)])
-def test_a_bench_runs_its_worker_and_keeps_its_numbers(
-  tmp_path, arguments, expected
-):
+def test_a_bench_runs_its_worker_and_keeps_its_numbers(tmp_path):
   (tmp_path / "tiny_bench.py").write_text(BENCH)
   out = tmp_path / "out.json"
   subprocess.run(
-    [sys.executable, "-m", "tiny_bench", f"--json={out}", *arguments],
+    [sys.executable, "-m", "tiny_bench", f"--json={out}", "--x=21"],
     cwd=tmp_path,
     env={**os.environ, "PYTHONPATH": str(ROOT)},
     check=True,
     timeout=60,
   )
-  assert json.loads(out.read_text()) == {"doubled": expected}
+  assert json.loads(out.read_text()) == {"doubled": 42}

@@ -94,33 +94,25 @@ def _values(figures, wanted):
 
 
 @pytest.mark.slow
-def test_stages_need_few_packages_and_write_figures(tmp_path):
-  found = _rehearse(tmp_path, "--stages=doctor,peaks,kernels,small,gaps")
+def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
+  found = _rehearse(tmp_path)
+  assert list(found) == [stage.name for stage in running.STAGES]
+  assert all(found.values())
   assert found["doctor"]["backend"] == "cpu"
   assert found["peaks"]["square bfloat16"]["TFLOP/s"] > 0
   assert found["small"]["same bits twice"] is True
-  kernels = found["kernels"]
   errors = [
     value
-    for case in kernels.values()
+    for case in found["kernels"].values()
     for name, value in case.items()
     if name.endswith("error")
   ]
   # bfloat16 has 8 bits.
   assert errors and all(0 < error < 0.01 for error in errors)
-  gaps = found["gaps"]
   # The engine, like the trainer, is near float32.
+  gaps = found["gaps"]
   assert 0 < gaps["engine - trainer: mean"] < 0.02
   assert gaps["trainer - float32: mean"] < 0.02
-
-
-@pytest.mark.slow
-def test_the_whole_rehearsal(tmp_path):
-  found = _rehearse(tmp_path)
-  assert list(found) == [stage.name for stage in running.STAGES]
-  assert found["small"]["same bits twice"] is True
-  for figures in found.values():
-    assert figures
   for name in ("trace_decode", "trace_step"):
     (folder,) = _values(found[name], "trace")
     assert list(pathlib.Path(folder).rglob("*.xplane.pb"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import jax.numpy as jnp
 import numpy as np
 import packed_rows
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.world import world as world_lib
-from bench.first_gpu import engine, machine, rollouts, running
+from bench.first_gpu import engine, machine, rollouts
 
 
 def test_some_words_search_and_some_answer():
@@ -58,17 +57,3 @@ def test_reference_in_float64_equals_sums_written_out(heads):
     expected = packed_rows.written_out(q[some], k[some], v[some], g[some])
     for ours, theirs in zip(found, expected, strict=True):
       np.testing.assert_allclose(ours[some], theirs, atol=1e-10)
-
-
-def test_error_is_relative():
-  truth = np.array([3.0, 4.0])
-  assert machine._error(jnp.asarray(1.01 * truth), truth) == pytest.approx(
-    0.01, rel=1e-4
-  )
-
-
-def test_the_sentence_of_grouped_errors_is_that_of_the_first():
-  error = ExceptionGroup(
-    "two", [ExceptionGroup("one", [ValueError("it\nis")]), KeyError("b")]
-  )
-  assert running.sentence(error) == "ValueError: it"
