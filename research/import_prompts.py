@@ -14,16 +14,80 @@ repository lacks keep this project's words; the file's first lines say which.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import pathlib
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
 import anysearch_jax as aj
-from research import originals
 
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """A text in a Python file.
+
+  Attributes:
+    file: path in the repository.
+    sha256: hash of the text, with its placeholders renamed by `names`.
+    function: name of the function that holds the text; "": none does.
+    variable: name that the text is assigned to, alone or as the content of a
+      chat's messages; "" for a text that is returned or appended to a list.
+    index: which of the function's texts with that variable, in source order.
+    names: placeholders by the variables that the text interpolates.
+    inner: whether only the lines between the first and the last are the text.
+  """
+
+  file: str
+  sha256: str
+  function: str = ""
+  variable: str = ""
+  index: int = 0
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  inner: bool = False
+
+  @property
+  def symbol(self) -> str:
+    """The function or the variable, for messages."""
+    return f"{self.function}()" if self.function else self.variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+  """The texts of a system's authors.
+
+  Attributes:
+    repository: on GitHub.
+    commit: the one that the hashes are of.
+    texts: places whose texts are joined, by the name of the text in the prompt
+      file; a string among them joins as it is. Names that are missing keep the
+      shipped texts.
+  """
+
+  repository: str
+  commit: str
+  texts: Mapping[str, tuple[Place | str, ...]]
+
+
+def _originals() -> dict[str, Original]:
+  path = pathlib.Path(__file__).with_name("originals.toml")
+  return {
+    system: Original(
+      read["repository"],
+      read["commit"],
+      {
+        name: tuple(each.get("text") or Place(**each) for each in places)
+        for name, places in read["texts"].items()
+      },
+    )
+    for system, read in tomllib.loads(path.read_text("utf-8")).items()
+  }
+
+
+ORIGINALS = _originals()
 # Of what TOML strings must escape, the texts may hold these.
 _ESCAPED = {"\\": "\\\\", "\r": "\\r", "\x7f": "\\u007f"} | {
   chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in "\t\n\r"
@@ -35,7 +99,7 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "system",
     None,
-    sorted(originals.ORIGINALS),
+    sorted(ORIGINALS),
     "Whose texts; docs/own.md says which systems have none.",
     required=True,
   )
@@ -55,7 +119,7 @@ def main(argv) -> None:
   checkout, output = pathlib.Path(f.checkout), pathlib.Path(f.output)
   try:
     text, kept = imported(
-      originals.ORIGINALS[f.system],
+      ORIGINALS[f.system],
       f.system,
       checkout,
       allow_changes=f.allow_changes,
@@ -69,7 +133,7 @@ def main(argv) -> None:
 
 
 def imported(
-  original: originals.Original,
+  original: Original,
   system: str,
   checkout: pathlib.Path,
   *,
@@ -127,16 +191,16 @@ def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
   return "\n".join([*lines, "", *blocks] if lines else blocks)
 
 
-def _where(places: tuple[originals.Place | str, ...]) -> str:
+def _where(places: tuple[Place | str, ...]) -> str:
   return ", ".join(
     f"{place.file} {place.symbol.removesuffix('()')}"
     for place in places
-    if isinstance(place, originals.Place)
+    if isinstance(place, Place)
   )
 
 
 def _read(
-  place: originals.Place,
+  place: Place,
   checkout: pathlib.Path,
   commit: str,
   allow_changes: bool,
@@ -166,7 +230,7 @@ def _read(
   )
 
 
-def _text(place: originals.Place, path: pathlib.Path) -> str | None:
+def _text(place: Place, path: pathlib.Path) -> str | None:
   """Returns the text at a place of a file; None if there is none."""
   try:
     tree = ast.parse(path.read_text("utf-8"))

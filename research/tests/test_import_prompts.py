@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 import anysearch_jax as aj
-from research import import_prompts, originals
+from research import import_prompts
 
 GENERATION = """
 class Manager:
@@ -219,7 +219,7 @@ def checkout(tmp_path):
 
 def known(system, folder):
   """Returns a system's original with the hashes of its stand-in."""
-  original = originals.ORIGINALS[system]
+  original = import_prompts.ORIGINALS[system]
   texts = {
     name: tuple(_known(place, folder) for place in places)
     for name, places in original.texts.items()
@@ -247,13 +247,13 @@ def test_texts_are_read_by_file_and_symbol(system, checkout, tmp_path_factory):
   aj.get_environment(system, str(file))
 
 
-@pytest.mark.parametrize("system", sorted(originals.ORIGINALS))
+@pytest.mark.parametrize("system", sorted(import_prompts.ORIGINALS))
 def test_other_words_than_the_known_ones_are_refused(system, checkout):
   folder = checkout(system)
   with pytest.raises(ValueError, match=r"has changed \(sha256 .*--allow_ch"):
-    import_prompts.imported(originals.ORIGINALS[system], system, folder)
+    import_prompts.imported(import_prompts.ORIGINALS[system], system, folder)
   written, _ = import_prompts.imported(
-    originals.ORIGINALS[system], system, folder, allow_changes=True
+    import_prompts.ORIGINALS[system], system, folder, allow_changes=True
   )
   assert tomllib.loads(written).items() >= EXPECTED[system].items()
 
@@ -273,23 +273,23 @@ def test_another_repository_is_refused(checkout, tmp_path):
   for name in ("none", "."):
     with pytest.raises(ValueError, match="found no folder|at commit 6ced48f"):
       import_prompts.imported(
-        originals.ORIGINALS["search_o1"], "search_o1", folder / name
+        import_prompts.ORIGINALS["search_o1"], "search_o1", folder / name
       )
 
 
 def test_the_tables_name_the_repositories_and_commits_that_texts_are_from():
   text = (pathlib.Path(__file__).parents[2] / "docs/fidelity.md").read_text()
-  for original in originals.ORIGINALS.values():
+  for original in import_prompts.ORIGINALS.values():
     assert f"{original.repository} at `{original.commit[:7]}`" in text
 
 
 def test_no_text_of_the_authors_is_shipped_as_it_is():
   hashes = {
     place.sha256
-    for original in originals.ORIGINALS.values()
+    for original in import_prompts.ORIGINALS.values()
     for places in original.texts.values()
     for place in places
-    if isinstance(place, originals.Place)
+    if isinstance(place, import_prompts.Place)
   }
   assert len(hashes) > 10
   for words in aj.WORDINGS.values():
