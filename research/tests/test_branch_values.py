@@ -1,7 +1,7 @@
 """The value of a search in a scripted world whose truth is known.
 
 Where the policy often asks, searching corrects its answers; where it seldom
-asks, searching spoils them. `research.search_value` runs more.
+asks, searching spoils them.
 """
 
 from __future__ import annotations
@@ -9,41 +9,66 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from research import branch_values, search_value
+from research import branch_values
 
-SIZE = search_value.Size(questions=80)
-TRUTH = search_value.truth()
+# Of a kind of questions, the probabilities that a sampled turn asks, and that
+# the granted, the refused and the stored answer are right.
+KINDS = np.array(
+  [
+    (0.9, 0.95, 0.45, 0.5),
+    (0.4, 0.7, 0.4, 0.5),
+    (0.05, 0.35, 0.5, 0.5),
+    (0.01, 0.1, 0.5, 0.6),
+  ]
+)
+QUESTIONS, CUTS, SAMPLES = 80, 2, 4
+ASKS, GRANTED, REFUSED, STORED = KINDS.T
+# By name, the values as the policy asks, and their means over cuts.
+TRUTH = {
+  "worth": ASKS @ (GRANTED - REFUSED) / ASKS.sum(),
+  "gain": ASKS @ (GRANTED - STORED) / ASKS.sum(),
+  "asks": ASKS.mean(),
+  "worth_bounds": np.mean(GRANTED - REFUSED),
+  "gain_bounds": np.mean(GRANTED - STORED),
+}
 
 
-def summary(tries, seed=0, size=SIZE):
+def ends(tries, seed=0):
+  """Yields the rows of `branches.jsonl` of an evaluation in this world."""
   rng = np.random.default_rng(seed)
-  rows = search_value.ends(size, tries, rng)
-  return branch_values.summary(rows)["continue"]
+  for question, kind in enumerate(rng.integers(len(KINDS), size=QUESTIONS)):
+    asks, granted, refused, stored = KINDS[kind]
+    for cut in range(CUTS):
+      before = int(rng.random() < stored)
+      attempts = rng.geometric(asks, SAMPLES)
+      right = rng.random((SAMPLES, 2)) < (granted, refused)
+      for attempt, (with_it, without) in zip(attempts, right.astype(int)):
+        asked = attempt <= tries
+        yield _end(
+          f"q{question}",
+          worth=int(with_it - without) if asked else None,
+          tries=int(min(attempt, tries)),
+        ) | {
+          "budget": cut,
+          "stored_em": before,
+          "gain": int(with_it - before) if asked else None,
+        }
 
 
-def test_the_truth_of_the_scripted_world():
-  """By hand, over four kinds of equal frequency."""
-  worth = 0.9 * 0.5 + 0.4 * 0.3 - 0.05 * 0.15 - 0.01 * 0.4
-  assert TRUTH["worth"] == pytest.approx(worth / (0.9 + 0.4 + 0.05 + 0.01))
-  assert TRUTH["worth_bounds"] == pytest.approx((0.5 + 0.3 - 0.15 - 0.4) / 4)
+def summary(tries, seed=0):
+  return branch_values.summary(ends(tries, seed))["continue"]
 
 
-@pytest.mark.parametrize("tries", search_value.TRIES)
+@pytest.mark.parametrize("tries", [1, 16])
 def test_estimates_are_the_truth_whatever_the_tries(tries):
   n = 60
-  found = search_value.measured(SIZE, tries, n)
+  found = [summary(tries, seed) for seed in range(n)]
   for name in ("worth", "gain", "asks"):
-    assert found[name] == pytest.approx(TRUTH[name], abs=0.03)
-  for name in TRUTH:
-    assert found[f"{name}, held"] > 0.95 - 4 * (0.95 * 0.05 / n) ** 0.5
-
-
-def test_the_mean_of_reached_cuts_depends_on_the_tries():
-  """Which is why it is not reported."""
-  found = [
-    search_value.measured(SIZE, tries, 10)["reached"] for tries in (1, 64)
-  ]
-  assert found[0] - found[1] > 0.15
+    mean = np.mean([one[name]["value"] for one in found])
+    assert mean == pytest.approx(TRUTH[name], abs=0.03)
+  for name, value in TRUTH.items():
+    held = [one[name]["low"] <= value <= one[name]["high"] for one in found]
+    assert np.mean(held) > 0.95 - 4 * (0.95 * 0.05 / n) ** 0.5
 
 
 def test_more_tries_narrow_the_bounds_to_the_mean_over_cuts():
@@ -52,15 +77,11 @@ def test_more_tries_narrow_the_bounds_to_the_mean_over_cuts():
     found = summary(tries)
     bounds = found["worth_bounds"]
     widths.append(bounds["high"] - bounds["low"])
+    gap = found["gained"] - found["lost"]
+    assert found["worth"]["value"] == pytest.approx(gap)
   assert widths[0] > widths[1] > widths[2]
-  assert found["cuts_reached"] == found["cuts"] == SIZE.questions * SIZE.cuts
+  assert found["cuts_reached"] == found["cuts"] == QUESTIONS * CUTS
   assert bounds["low"] <= TRUTH["worth_bounds"] <= bounds["high"]
-
-
-def test_worth_is_the_gained_share_minus_the_lost_one():
-  found = summary(4)
-  gap = found["gained"] - found["lost"]
-  assert found["worth"]["value"] == pytest.approx(gap)
 
 
 def _end(question, worth, tries):
@@ -112,10 +133,7 @@ def test_a_search_at_a_later_try_has_no_weight_but_is_within_the_bounds():
 
 
 def test_failed_ends_are_counted_and_left_out():
-  rng = np.random.default_rng(0)
-  rows = [
-    row | {"outcome": "failed"} for row in search_value.ends(SIZE, 4, rng)
-  ]
+  rows = [row | {"outcome": "failed"} for row in ends(4)]
   found = branch_values.summary(rows)["continue"]
   assert found["failed"] == found["ends"] == len(rows)
   assert found["cuts"] == 0

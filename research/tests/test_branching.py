@@ -135,7 +135,7 @@ def test_worth_of_a_played_policy_does_not_depend_on_the_tries(tmp_path):
       samples=5,
       tries=tries,
     )[0]["continue"]
-    for tries in (1, 4, 16, 64)
+    for tries in (1, 16)
   }
   # A search is worth 1, 0, -1 and -1; cuts are the episodes that answered,
   # which are the fewer, the more a policy asks.
@@ -150,22 +150,6 @@ def test_worth_of_a_played_policy_does_not_depend_on_the_tries(tmp_path):
   assert reached == sorted(reached) and reached[0] < reached[-1]
 
 
-def test_policy_that_never_searches_is_not_reached(tmp_path):
-  config = configured(budgets=(2,), seeds=(1,))
-  evaluated(tmp_path / "e", hesitant, config)
-  summary, rows, engine = branch(
-    tmp_path / "e", tmp_path / "b", hesitant, config, tries=2
-  )
-  found = summary["continue"]
-  assert (found["ends"], found["cuts_reached"]) == (16, 0)
-  assert found["worth"] == {"value": None, "low": None, "high": None}
-  assert found["worth_bounds"] == {"low": -1, "high": 1}
-  # Half of the stored answers are right, and cannot become better.
-  assert found["gain_bounds"]["low"] < -0.5 < 0.5 < found["gain_bounds"]["high"]
-  assert len(engine.requests) == 32
-  assert {row["granted_em"] for row in rows} == {None}
-
-
 def searcher(request):
   """Searches twice; without the second result it is right for even numbers."""
   text = context(request)
@@ -176,9 +160,8 @@ def searcher(request):
   return scripted.answer("x")
 
 
-@pytest.mark.parametrize("scaffold", [False, True])
-def test_value_of_denied_search_counts_lost_answers(tmp_path, scaffold):
-  config = configured(budgets=(2, 3), seeds=(1,), scaffold=scaffold)
+def test_value_of_denied_search_counts_lost_answers(tmp_path):
+  config = configured(budgets=(2, 3), seeds=(1,))
   stored = evaluated(tmp_path / "e", searcher, config)
   summary, rows, engine = branch(
     tmp_path / "e", tmp_path / "b", searcher, config, samples=1
@@ -255,19 +238,6 @@ def test_finished_ends_are_not_played_again(tmp_path):
   assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
   # Each end takes three turns until one searches, and two that answer.
   assert len(engine.requests) == 5 * (len(rows) - 15)
-
-
-def test_smaller_selection_is_a_subset(tmp_path):
-  config = configured(budgets=(1, 2), seeds=(1,))
-  evaluated(tmp_path / "e", hesitant, config)
-  chosen = []
-  for n in (3, 6):
-    _, rows, _ = branch(
-      tmp_path / "e", tmp_path / str(n), hesitant, config, episodes=n
-    )
-    chosen.append({json.dumps(row) for row in rows})
-  assert len(chosen[0]) == 6
-  assert chosen[0] < chosen[1]
 
 
 def test_engine_ends_are_reproducible(tmp_path):

@@ -174,17 +174,6 @@ def test_scaffold_states_sufficiency_and_budget():
   assert {("missing", "ample"), ("sufficient", "tight")} <= states
 
 
-def test_one_search_over_budget_is_followed_by_an_answer():
-  expert = dataclasses.replace(DEFAULT, p_over_budget=1, p_search_unknown=1)
-  tried = 0
-  for trajectory, _ in play_all(expert, ((0, False), (0, True))):
-    assert len(turns(trajectory)) == 1 + trajectory.violation
-    assert "recall" in turns(trajectory)[0] or trajectory.violation
-    assert trajectory.outcome.value == "answered"
-    tried += trajectory.violation
-  assert tried > 50
-
-
 def test_redundant_searches_and_early_answers_follow_the_probabilities():
   expert = dataclasses.replace(THOROUGH, p_redundant=0.5)
   repeated = [
@@ -224,21 +213,6 @@ def test_equal_seeds_give_equal_episodes_whatever_the_weights():
   np.testing.assert_array_equal(one.token_ids, other.token_ids)
   assert set(heavier.tolist()) == {0.0, 1.0, 7.0}
   np.testing.assert_array_equal(heavier == 7, weights == 3)
-
-
-def test_a_tokenizer_that_splits_words_is_refused():
-  class Split:
-    end_of_turn_ids = frozenset({0})
-    control_tokens = ()
-
-    def encode(self, text):
-      return list(map(ord, text))
-
-    def render(self, content):
-      return content, self.encode(content)
-
-  with pytest.raises(ValueError, match="Use the tokenizer of the world"):
-    play(QUESTIONS[0], budget=0, codec=Split())
 
 
 def test_probes_are_at_the_positions_of_their_decisions():
@@ -377,18 +351,3 @@ def test_episodes_answer_within_their_caps(seed):
   elif not trajectory.violation:
     # Only the answer that was asked for is learned from.
     assert learned == len(CODEC.encode(texts[-1]))
-
-
-def test_cap_that_binds_nothing_changes_no_word():
-  for seed, question in enumerate(QUESTIONS[:10]):
-    free, capped = (
-      demonstrations.demonstrate(
-        question,
-        dataclasses.replace(CAPPED, expert=THOROUGH),
-        budget=budget,
-        scaffold=False,
-        rng=np.random.default_rng(seed),
-      ).trajectory
-      for budget in (5, aj.Budget(5, 250))
-    )
-    assert [s.text for s in free.spans] == [s.text for s in capped.spans]
