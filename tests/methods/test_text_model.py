@@ -166,10 +166,7 @@ def test_server_request_carries_the_api_key(path, monkeypatch):
   ("status", "reply", "sentence"),
   [
     (401, {"error": {"message": f"bad key {KEY}"}}, "HTTP 401: bad key ..."),
-    (500, b"oops", "HTTP 500"),
-    (200, b"<html>", "expected JSON"),
     (200, said(None), "expected a text at choices"),
-    (200, [1], "expected a text at choices"),
   ],
 )
 def test_invalid_reply_fails_with_a_message(
@@ -184,22 +181,6 @@ def test_invalid_reply_fails_with_a_message(
     complete(asked)
   assert sentence in str(raised.value)
   assert KEY not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-  ("url", "values", "sentence"),
-  [
-    ("http://user:word@host/v1", {"name": "m"}, "url is invalid"),
-    ("http://host/v1?key=1", {"name": "m"}, "url is invalid"),
-    ("http://host/v1", {}, "retrieval.model.name"),
-    ("http://host/v1", {"name": "m", "key_variable": "NO_KEY"}, "not set"),
-  ],
-)
-def test_invalid_settings_are_rejected(url, values, sentence, monkeypatch):
-  monkeypatch.delenv("NO_KEY", raising=False)
-  with pytest.raises(ValueError, match=sentence) as raised:
-    text_model.EndpointModel(url, config_lib.TextModelConfig(**values))
-  assert "word" not in str(raised.value)
 
 
 def test_draws_are_uniform_functions_of_the_address():
