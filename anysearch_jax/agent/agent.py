@@ -392,7 +392,7 @@ class Agent:
     if self._ended:
       coroutine.close()
       raise ClosedError("The agent is closed; load another one.")
-    return self._scope.start(coroutine)
+    return loop.Work(coroutine, self._scope)
 
   def _question(self, question: str | types.Question) -> types.Question:
     """Returns a question; raises ValueError if it has no text."""

@@ -24,23 +24,53 @@ Q = TypeVar("Q")
 _PATIENCE = 30.0
 
 
+class Scope:
+  """Work of one owner, who can stop all of it. Thread-safe.
+
+  Args:
+    stopped: returns the error that new work raises after `stop`, and that the
+      results of work raise that `stop` ended.
+  """
+
+  def __init__(self, stopped: Callable[[], BaseException]):
+    self.error = stopped
+    self.is_stopped = False
+    self.works: set[Work] = set()
+    self.lock = threading.Lock()
+
+  def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine as the function `run` does; see the class for errors."""
+    return Work(coroutine, self).wait()
+
+  def stop(self) -> list[Work]:
+    """Cancels all work and refuses more; returns what it cancelled."""
+    with self.lock:
+      self.is_stopped = True
+      return [work for work in list(self.works) if work.cancel()]
+
+
 class Work(concurrent.futures.Future, Generic[T]):
-  """A coroutine in the loop, for other threads.
+  """A coroutine that starts in the loop; may be made in any thread.
 
   Unlike other futures, it is done only when the coroutine is: `result` waits
-  for the clean-up of cancelled work, and then raises `CancelledError`, or what
-  `cancelled` returns.
+  for the clean-up of cancelled work, and then raises `CancelledError`, or the
+  error of a scope that was stopped.
   """
 
   def __init__(
-    self,
-    coroutine: Coroutine[Any, Any, T],
-    cancelled: Callable[[], BaseException | None] = lambda: None,
+    self, coroutine: Coroutine[Any, Any, T], scope: Scope | None = None
   ):
     super().__init__()
-    self._loop, self._error = _started().loop, cancelled
+    self._loop = _started().loop
     self._task: asyncio.Task[T] | None = None
-    self._loop.call_soon_threadsafe(self._begin, coroutine)
+    self._scope = scope or Scope(asyncio.CancelledError)
+    with self._scope.lock:
+      if self._scope.is_stopped:
+        coroutine.close()
+        raise self._scope.error()
+      self._loop.call_soon_threadsafe(self._begin, coroutine)
+      self._scope.works.add(self)
+    self.add_done_callback(self._scope.works.discard)
 
   def cancel(self) -> bool:
     """Cancels the coroutine; may be called from any thread."""
@@ -67,52 +97,15 @@ class Work(concurrent.futures.Future, Generic[T]):
     self._loop.call_soon(self._task.cancel)
 
   def _end(self, task: asyncio.Task[T]) -> None:
-    if task.cancelled():
-      if error := self._error():
-        self.set_exception(error)
-        return
+    if task.cancelled() and self._scope.is_stopped:
+      self.set_exception(self._scope.error())
+    elif task.cancelled():
       super().cancel()
       self.set_running_or_notify_cancel()
     elif error := task.exception():
       self.set_exception(error)
     else:
       self.set_result(task.result())
-
-
-class Scope:
-  """Work of one owner, who can stop all of it. Thread-safe.
-
-  Args:
-    stopped: returns the error that `start` raises after `stop`, and that the
-      results of work raise that `stop` ended.
-  """
-
-  def __init__(self, stopped: Callable[[], BaseException]):
-    self._error = stopped
-    self._stopped = False
-    self._works: set[Work] = set()
-    self._lock = threading.Lock()
-
-  def start(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
-    """Starts a coroutine in the loop; see the class for errors."""
-    with self._lock:
-      if self._stopped:
-        coroutine.close()
-        raise self._error()
-      work = Work(coroutine, lambda: self._error() if self._stopped else None)
-      self._works.add(work)
-    work.add_done_callback(self._works.discard)
-    return work
-
-  def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine as the function `run` does; see the class for errors."""
-    return self.start(coroutine).wait()
-
-  def stop(self) -> list[Work]:
-    """Cancels all work and refuses more; returns what it cancelled."""
-    with self._lock:
-      self._stopped = True
-      return [work for work in list(self._works) if work.cancel()]
 
 
 class _Thread(threading.Thread):
@@ -147,11 +140,6 @@ def _started() -> _Thread:
     return _thread
 
 
-def start(coroutine: Coroutine[Any, Any, T]) -> Work[T]:
-  """Starts a coroutine in the loop; may be called from any thread."""
-  return Work(coroutine)
-
-
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
   """Runs a coroutine in the loop and returns its result.
 
@@ -167,14 +155,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
       "Found a call in the event loop that would wait for the loop itself; "
       "await the coroutine."
     )
-  return start(coroutine).wait()
+  return Work(coroutine).wait()
 
 
 async def wait(coroutine: Coroutine[Any, Any, T]) -> T:
   """Awaits a coroutine of the loop, here or in any other event loop."""
   if is_here():
     return await coroutine
-  return await asyncio.wrap_future(start(coroutine))
+  return await asyncio.wrap_future(Work(coroutine))
 
 
 def putting(items: asyncio.Queue[Q]) -> Callable[[Q], None]:
@@ -211,4 +199,4 @@ def _end_all() -> None:
       await asyncio.wait(others, timeout=_PATIENCE)
 
   if _thread is not None and _thread.process == os.getpid():
-    concurrent.futures.wait([start(cancel_others())], _PATIENCE)
+    concurrent.futures.wait([Work(cancel_others())], _PATIENCE)

@@ -130,7 +130,7 @@ class Collector:
     ]
     first, count = jax.process_index(), jax.process_count()
     keep = len(range(first, self.stream.groups, count))
-    playing = scope.start(
+    playing = loop.Work(
       driver.run_groups(
         assignments[first::count] if keep else (),
         self._parts,
@@ -141,7 +141,8 @@ class Collector:
         inflight=driver.InFlight(
           self._quiet_seconds, span=functools.partial(self._span, rollout)
         ),
-      )
+      ),
+      scope,
     )
     shares = processes.all_gather(lambda: pack([self._share(playing)]))
     return self._merged(

@@ -40,7 +40,7 @@ def test_result_comes_back_to_a_thread_and_to_another_loop(ended):
 
 def test_cancelled_work_is_done_after_its_clean_up(ended):
   begun = concurrent.futures.Future()
-  work = loop.start(cleaned(ended, begun=begun))
+  work = loop.Work(cleaned(ended, begun=begun))
   begun.result(10)
   assert work.cancel()
   with pytest.raises(concurrent.futures.CancelledError):
@@ -88,7 +88,7 @@ def test_work_that_is_left_is_cancelled_when_the_process_ends():
     "    await asyncio.sleep(60)\n"
     "  finally:\n"
     "    print('cleaned', flush=True)\n"
-    "loop.start(work())\n"
+    "loop.Work(work())\n"
     "loop.run(asyncio.sleep(0))\n"
   )
   done = subprocess.run(
