@@ -203,32 +203,23 @@ def _ended(
 
   Most servers remove the stop text, and not all say which one it was.
   """
-  cut = request.cut(completion.text)
-  if cut is not None:
+  text, matched = completion.text, completion.matched
+  if (cut := request.cut(text)) is not None:
     return cut, types.Finish.STOP
   if completion.finish == "length":
-    return completion.text, types.Finish.LENGTH
-  matched = completion.matched
+    return text, types.Finish.LENGTH
   if matched is None:
-    matched = _closing(completion.text, request.stop)
+    # A turn holds no stop text, so the tag that it opened last is still open:
+    # that of </x> is <x>, that of <|end_x|> is <|begin_x|>.
+    opened = {
+      stop.replace("</", "<", 1).replace("<|end_", "<|begin_", 1): stop
+      for stop in request.stop
+    }
+    last = max(opened, key=text.rfind, default="")
+    matched = opened[last] if last and last in text else ""
   if matched in request.stop:
-    return completion.text + matched, types.Finish.STOP
-  return completion.text, types.Finish.END_OF_TURN
-
-
-def _closing(text: str, stop: Sequence[str]) -> str:
-  """Returns the stop text of the tag that `text` opened last; "" without one.
-
-  A turn holds no stop text, so a tag that it opens is still open.
-  """
-  opened = {text.rfind(_opening(each)): each for each in stop}
-  at = max(opened)
-  return opened[at] if at >= 0 else ""
-
-
-def _opening(stop: str) -> str:
-  """Returns the tag that a stop text closes: </x> or <|end_x|>."""
-  return stop.replace("</", "<", 1).replace("<|end_", "<|begin_", 1)
+    return text + matched, types.Finish.STOP
+  return text, types.Finish.END_OF_TURN
 
 
 def _seed(address: types.Address, turn: int) -> int:

@@ -236,16 +236,9 @@ def again(
   Returns:
     The episode with an address of its own, because its random numbers differ,
     and the request. None if no token is left for it.
-
-  Raises:
-    ValueError: the episode does not wait for a turn.
   """
   asked = waiting.request
-  if not isinstance(asked, types.GenerateRequest):
-    raise ValueError(
-      f"Found the episode at {waiting.address} waiting on a "
-      f"{type(asked).__name__}; expected one that waits for a turn."
-    )
+  assert isinstance(asked, types.GenerateRequest)
   redo = _without(waiting, turn)
   most = min(asked.max_tokens, redo.most_tokens)
   if most <= 0:

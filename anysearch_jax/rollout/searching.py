@@ -343,20 +343,26 @@ class Toolbox:
     self, requests: Sequence[types.SearchRequest]
   ) -> Sequence[Answer]:
     """Answers requests in their order; those of a tool are one batch."""
-    places: dict[str, list[int]] = {}
-    for place, request in enumerate(requests):
-      places.setdefault(request.tool, []).append(place)
-    answers = await asyncio.gather(
-      *(
-        _answers(self._of(name), [requests[place] for place in its])
-        for name, its in places.items()
-      )
-    )
-    found = {
-      place: answer
-      for its, given in zip(places.values(), answers, strict=True)
-      for place, answer in zip(its, given, strict=True)
-    }
+    found: dict[int, Answer] = {}
+
+    async def ask(tool: str) -> None:
+      retriever = self._of(tool)
+      places = [i for i, each in enumerate(requests) if each.tool == tool]
+      its = [requests[place] for place in places]
+      answers: Sequence[Any]
+      if isinstance(retriever, types.BatchRetriever):
+        try:
+          answers = await retriever.search_many(its)
+        except types.RetrievalError as error:
+          answers = [error] * len(its)
+      else:
+        answers = await asyncio.gather(
+          *map(retriever.search, its), return_exceptions=True
+        )
+      found.update(zip(places, answers, strict=True))
+
+    tools = dict.fromkeys(request.tool for request in requests)
+    await asyncio.gather(*map(ask, tools))
     return [found[place] for place in range(len(requests))]
 
   def _of(self, name: str) -> types.Retriever:
@@ -366,25 +372,6 @@ class Toolbox:
         f"{', '.join(self._tools)}."
       )
     return self._tools[name]
-
-
-async def _answers(
-  retriever: types.Retriever, requests: Sequence[types.SearchRequest]
-) -> Sequence[Answer]:
-  """Asks a retriever in one batch, or by concurrent calls."""
-  if isinstance(retriever, types.BatchRetriever):
-    try:
-      return await retriever.search_many(requests)
-    except types.RetrievalError as error:
-      return [error] * len(requests)
-  found = await asyncio.gather(
-    *(retriever.search(request) for request in requests),
-    return_exceptions=True,
-  )
-  for answer in found:
-    if isinstance(answer, BaseException) and not isinstance(answer, Exception):
-      raise answer
-  return found  # type: ignore[return-value]  # Checked above.
 
 
 class PageRetriever:
