@@ -1,4 +1,4 @@
-"""The configuration: strict, typed, and the same after a round trip."""
+"""The configuration: strict, typed, and what may change when a run resumes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
+from launch import flags
 
+CONFIG = config_lib.ExperimentConfig()
+Kind = config_settings.Kind
 CHANGED = config_lib.ExperimentConfig(
   name="x",
   questions=8,
@@ -86,3 +89,86 @@ def test_defaults_are_the_papers_hyperparameters():
   )
   assert (config.objective.clip_low, config.objective.clip_high) == (0.2, 0.28)
   assert config.optimizer.learning_rate == 1e-6
+
+
+# Changes between two starts of a run.
+
+
+def test_every_setting_has_a_kind_and_a_sentence_and_numbers_have_a_range():
+  found = {each.path: each for each in config_settings.listed(CONFIG)}
+  for path, value in config_settings.leaves(config_settings.to_dict(CONFIG)):
+    setting = found[path]
+    assert setting.meta.kind in Kind and setting.sentence.endswith(".")
+    items = value if isinstance(value, tuple) else (value,)
+    if any(type(item) in (int, float) for item in items):
+      assert setting.meta.range.words, path
+
+
+def stored(config=CONFIG):
+  return json.loads(json.dumps(config_settings.to_dict(config)))
+
+
+def found(*assignments):
+  changed = config_settings.changes(
+    stored(), flags.override(CONFIG, list(assignments))
+  )
+  return [(c.path, c.kind, c.old, c.new) for c in changed]
+
+
+def test_changes_are_named_with_their_kind_and_both_values():
+  # A stored tuple is a list, which is not a change.
+  assert found("batch.row_lengths=128,256,576") == []
+  assert found("seed=7", "mesh.data=2", "reward.alpha=0.25") == [
+    ("seed", Kind.IDENTITY, 42, 7),
+    ("reward.alpha", Kind.LEARNING, 0.5, 0.25),
+    ("mesh.data", Kind.PLACEMENT, 1, 2),
+  ]
+
+
+def test_a_setting_that_was_not_stored_had_its_default():
+  old = stored()
+  del old["watch"]["max_kl"], old["sglang"]
+  assert config_settings.changes(old, CONFIG) == []
+  config = flags.override(CONFIG, ["watch.max_kl=2"])
+  (changed,) = config_settings.changes(old, config)
+  assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
+
+
+def test_a_removed_setting_is_a_change_of_learning():
+  old = stored() | {"penalty": 3}
+  (changed,) = config_settings.changes(old, CONFIG)
+  assert changed == ("penalty", Kind.LEARNING, 3, None)
+
+
+@pytest.mark.parametrize(
+  ("assignments", "free", "allowed"),
+  [
+    (["mesh.fsdp=2", "engine.kind=sglang", "pipeline.async_level=1"], 1, 1),
+    (["optimizer.warmup_steps=0"], 1, 1),
+    (["optimizer.learning_rate=1e-5"], 0, 1),
+    (["optimizer.max_grad_norm=2"], 0, 1),
+    (["optimizer.decay=0.5"], 0, 0),
+    # 0 removes a part of the optimizer's state.
+    (["optimizer.max_grad_norm=0"], 0, 0),
+    (["seed=1"], 0, 0),
+    (["method.name=otc", "mesh.fsdp=2"], 0, 0),
+  ],
+)
+def test_which_changes_a_run_may_resume_with(assignments, free, allowed):
+  changed = config_settings.changes(
+    stored(), flags.override(CONFIG, assignments)
+  )
+  for allow, may in ((False, free), (True, allowed)):
+    sentence = config_settings.refusal(changed, allow=allow)
+    assert (sentence == "") == bool(may)
+    for change in changed if sentence else ():
+      named = change.path in sentence
+      assert named == (change.kind != Kind.PLACEMENT)
+
+
+def test_a_refusal_names_every_setting_that_never_changes():
+  config = dataclasses.replace(CONFIG, seed=1, questions=2, group=3)
+  sentence = config_settings.refusal(
+    config_settings.changes(stored(), config), allow=True
+  )
+  assert "seed 42 -> 1, questions 512 -> 2, group 5 -> 3" in sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ print(json.dumps({"kept": bool(arenas), **os.environ}))
 """
 
 
+@functools.cache
 def configured(platform, devices="all", threads=0, **variables):
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   done = subprocess.run(

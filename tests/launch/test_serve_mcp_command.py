@@ -128,6 +128,7 @@ def test_policy_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path):
   process.stdin.close()
 
 
+@pytest.mark.slow
 def test_official_client_talks_over_http_and_a_signal_ends_the_server():
   process = started("--http", "--port=0")
   greeting = process.stdout.readline()

@@ -1,0 +1,170 @@
+"""Presets of the configurations: what they differ in, and that they fit."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from commands import run
+
+from anysearch_jax.config import settings as config_settings
+from anysearch_jax.planning import targets
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import table
+from anysearch_jax.rollout.jax_engine import kv_memory
+from anysearch_jax.training import validation
+from configs import (
+  llama3_1_8b,
+  one_gpu,
+  paper,
+  quickstart,
+  qwen2_5_7b,
+  qwen3_4b,
+)
+from launch import flags, plan, run_checks, train
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGETS = {"24": "rtx4090:1", "80": "h100:1", "141": "h200:1"}
+# As the files of the published weights count them, tied heads once.
+PARAMETERS = {
+  "qwen2_5_0_5b": 494_032_768,
+  "qwen2_5_1_5b": 1_543_714_304,
+  "qwen3_0_6b": 596_049_920,
+  "qwen3_1_7b": 1_720_574_976,
+  "qwen3_4b": 4_022_468_096,
+  "qwen2_5_7b": 7_615_616_512,
+  "llama3_1_8b": 8_030_261_248,
+}
+ENGINES = {
+  f"{module.__name__}:{preset}": module.get_config(preset).engine
+  for module in (qwen2_5_7b, llama3_1_8b, qwen3_4b)
+  for preset in paper.PRESETS
+} | {preset: one_gpu.get_config(preset).engine for preset in one_gpu.PRESETS}
+
+
+def differences(one, other):
+  found = config_settings.changes(config_settings.to_dict(one), other)
+  return {change.path: change.new for change in found}
+
+
+PRICED = {
+  "objective.normalize": "batch",
+  "reward.gamma_mode": "fixed",
+  "reward.gamma_fixed": 0.1,
+  "reward.use_rel": False,
+}
+QUICKSTART = {
+  "anysearch": {},
+  "no_tool": {"reward.gamma_mode": "off"},
+  "priced": PRICED,
+  "search_r1": {
+    "reward.alpha": 1.0,
+    "reward.beta": 0.0,
+    "reward.delta": 0.0,
+    "reward.gamma_mode": "off",
+    "curriculum.max_budget": 5,
+    "curriculum.phase1_steps": 0,
+    "curriculum.fixed_budget": 5,
+  },
+}
+
+
+@pytest.mark.parametrize("preset", quickstart.PRESETS)
+def test_presets_differ_only_in_what_they_are_named_for(preset):
+  config = quickstart.get_config(preset)
+  validation.validate(config)
+  assert (ROOT / config.policy / "config.json").is_file()
+  found = differences(quickstart.get_config(), config)
+  name = found.pop("name", "quickstart-anysearch")
+  assert (name, found) == (f"quickstart-{preset}", QUICKSTART[preset])
+
+
+def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
+  found = differences(qwen3_4b.get_config(), qwen3_4b.get_config("priced"))
+  assert found == {"name": "qwen3_4b-priced"} | PRICED
+
+
+@pytest.mark.parametrize(
+  ("name", "sentence"),
+  [
+    ("quickstart.py:thrifty", "'thrifty', expected one of anysearch"),
+    ("one_gpu.py:qwen3_4b-16", "qwen3_4b-16.*qwen3_4b-24"),
+  ],
+)
+def test_an_unknown_preset_is_refused(name, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    flags.load_config(f"configs/{name}")
+
+
+# One GPU.
+
+
+def test_each_policy_has_a_preset_for_each_memory():
+  assert set(TARGETS) == set(one_gpu.MEMORIES)
+  small = {f"{p}-{memory}" for p in one_gpu.POLICIES for memory in TARGETS}
+  assert set(one_gpu.PRESETS) == small | set(one_gpu.LARGE)
+
+
+@pytest.mark.parametrize("preset", one_gpu.PRESETS)
+def test_preset_fits_its_gpu_and_its_longest_trajectories(preset):
+  """A lower bound: docs/training.md has the compiler's peaks."""
+  name = f"configs/one_gpu.py:{preset}"
+  assert run(train, f"--config={name}", "--dry_run") == ""
+  config = flags.load_config(name)
+  policy, memory = preset.rsplit("-", 1)
+  a = plan.read_architecture(config.policy)
+  assert weights.count(table.rows(a)) == PARAMETERS[policy]
+  capacity = targets.parse(TARGETS[memory.removeprefix("full")]).capacity
+  assert run_checks.footprint(a, config).shared < capacity
+  trajectories = config.questions * config.group
+  step = trajectories // config.curriculum.steps_per_rollout
+  room = config.batch.max_micro_batches * config.batch.micro_batch_tokens
+  assert room >= step * config.episode.max_context
+  if preset in one_gpu.LARGE:
+    assert config.engine.slots > config.engine.lanes[-1] == 256
+    # Room for the rows at half of an episode's usual 2,060 tokens, nearly.
+    assert config.engine.kv_tokens >= 256 * 1024
+
+
+def test_full_preset_trains_every_weight_at_the_papers_rate():
+  full = flags.load_config("configs/one_gpu.py:qwen3_4b-full141")
+  adapters = flags.load_config("configs/one_gpu.py:qwen3_4b-141")
+  assert (full.lora.rank, adapters.lora.rank) == (0, 32)
+  assert full.optimizer.learning_rate == 1e-6
+  assert adapters.optimizer.learning_rate == 1e-5
+
+
+# Engines: their chunks and their lanes.
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_passages_are_padded_by_less_than_15_percent(name):
+  """Searches add about 590 tokens; a chunk has no part of another text."""
+  chunk = ENGINES[name].prefill_chunk
+  lengths = np.random.default_rng(0).normal(590, 150, 1000).clip(200)
+  computed = sum(math.ceil(n / chunk) * chunk for n in lengths)
+  assert computed / lengths.sum() < 1.15
+  for shards in (1, 2, 4):
+    if not name.startswith("configs") or "lora" in name:
+      shards = 1
+    kv_memory.validate(ENGINES[name], shards=shards)
+
+
+@pytest.mark.parametrize(
+  ("name", "rows"),
+  [
+    # Of 2,400 tokens each, in powers of two: by hand.
+    ("configs.qwen2_5_7b:", 1024),
+    ("configs.llama3_1_8b:", 512),
+    ("configs.qwen3_4b:", 512),
+    ("configs.qwen2_5_7b:lora141", 512),
+    ("configs.qwen3_4b:lora80", 128),
+    ("qwen3_4b-141", 256),
+  ],
+)
+def test_lanes_are_as_many_as_the_cache_has_room_for(name, rows):
+  engine = ENGINES[name]
+  assert engine.lanes[-1] == rows
+  assert engine.slots >= rows
