@@ -1,9 +1,10 @@
-"""Tests the budget curriculum: its schedule, its draws and whole runs."""
+"""Tests the budget curriculum: schedule, draws, windows and whole runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 
 import chex
 import jax
@@ -12,10 +13,12 @@ import numpy as np
 import oracles
 import pytest
 from absl.testing import parameterized
-from curriculum_states import CONFIG, at, held
+from curriculum_states import CONFIG, at, held, outcomes
+from hypothesis import given
+from hypothesis import strategies as st
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum
-from anysearch_jax.training import validation
 
 PROBABILITIES = curriculum.probabilities.__wrapped__
 
@@ -79,12 +82,6 @@ def test_annealing_drops_at_steps_20_40_60_80():
   assert drawn == {1, 2, 3, 4, 5}
 
 
-def test_phase1_only():
-  config = dataclasses.replace(CONFIG, phase1_steps=500)
-  expected = [b for b in (5, 4, 3, 2, 1) for _ in range(20)]
-  assert schedule(config) == [([b, b], True) for b in expected]
-
-
 def test_phase2_only():
   config = dataclasses.replace(CONFIG, phase1_steps=0, uniform_mix=0.0)
   # Level 1 is always right, so it is never drawn after the uniform start.
@@ -116,16 +113,6 @@ def test_fixed_budget(budget):
   assert schedule(config) == [(fixed, True)] * 20 + [(fixed, False)] * 80
 
 
-def test_phase_helpers():
-  steps = np.array([0, 19, 20, 79, 80, 99])
-  np.testing.assert_array_equal(
-    curriculum.annealed_budget(steps, config=CONFIG), [5, 5, 4, 2, 1, 1]
-  )
-  np.testing.assert_array_equal(
-    curriculum.in_phase1(np.array([0, 99, 100]), config=CONFIG), [1, 1, 0]
-  )
-
-
 class DrawsTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters((100, True), (105, False), (495, False))
@@ -135,7 +122,7 @@ class DrawsTest(chex.TestCase):
       curriculum.assign.__wrapped__, static_argnames=("num_groups", "config")
     )
     state = at(step, accuracies=(0.2, 0.4, 0.6, 0.8, 1.0), seed=7)
-    draws = 40_000
+    draws = 20_000
     budgets, *_ = assign(state, num_groups=draws, config=CONFIG)
     chex.assert_shape(budgets, (draws,))
     chex.assert_type(budgets, jnp.int32)
@@ -157,12 +144,6 @@ class DrawsTest(chex.TestCase):
     assert budgets[0] == budgets[1]
     assert budgets[0] != budgets[2]
     assert budgets[0] != budgets[3]
-
-  def test_groups_are_independent(self):
-    """Neighbouring groups have equal budgets as often as chance predicts."""
-    budgets, *_ = curriculum.assign(at(100), num_groups=40_000, config=CONFIG)
-    alike = np.mean(np.asarray(budgets)[::2] == np.asarray(budgets)[1::2])
-    assert abs(alike - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 20_000)
 
 
 def simulate(state, rollouts, *, assign, record, seed=3, groups=16):
@@ -223,31 +204,157 @@ def test_resumes_exactly():
   chex.assert_trees_all_equal(rest, seen[25:])
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"phase1_steps": 500},
-    {"phase1_steps": 0},
-    {"uniform_mix": 0.0},
-    {"uniform_mix": 1.0},
-    {"fixed_budget": 0},
-    {"max_budget": 1, "window": 1, "steps_per_rollout": 1},
-  ],
-)
-def test_valid_configurations(changes):
-  validation._curriculum(dataclasses.replace(CONFIG, **changes))
+# Windows: the last outcomes of each level.
+
+SMALL = config_lib.CurriculumConfig(max_budget=3, phase1_steps=15, window=4)
+RECORD = curriculum.record.__wrapped__
+
+
+class RecordTest(chex.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_hand_table(self):
+    config = dataclasses.replace(SMALL, window=3)
+    record = self.variant(RECORD, static_argnames="config")
+    budgets = np.array([1, 2, 1, 1, 0, 2, 1, 4, 1, -1])
+    em = np.array([1, 1, 0, 0, 1, 0, 1, 1, 1, 1])
+    valid = np.array([1, 1, 1, 1, 1, 1, 0, 1, 1, 1]) == 1
+    # Level 1 gets 1 0 0 (1 is invalid) 1 and keeps 0 0 1. Budgets 0, 4 and -1
+    # have no level.
+    state = record(at(0, config=config), budgets, em, valid, config=config)
+    assert [held(state, b) for b in (1, 2, 3)] == [[0, 0, 1], [1, 0], []]
+    np.testing.assert_array_equal(state.counts, [4, 2, 0])
+    np.testing.assert_allclose(
+      curriculum.accuracies(state), [1 / 3, 1 / 2, 0], rtol=1e-6
+    )
+    assert state.step == 5
+    # One more outcome each: a full window drops its oldest one.
+    state = record(
+      state, np.array([2, 1]), np.array([1, 1]), np.full(2, True), config=config
+    )
+    assert [held(state, b) for b in (1, 2, 3)] == [[0, 1, 1], [1, 0, 1], []]
+    assert state.step == 10
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(1, 3, 20)
+  def test_the_last_of_each_level_in_order(self, window):
+    config = dataclasses.replace(CONFIG, window=window)
+    record = self.variant(RECORD, static_argnames="config")
+    rng = np.random.default_rng(window)
+    state, oracle = at(0, config=config), oracles.Windows(config)
+    for size in (0, 1, 7, 7, 60, 60, 300):
+      call = outcomes(rng, size)
+      state = record(state, *call, config=config)
+      oracle.record(*call)
+      for b in range(1, 6):
+        assert held(state, b) == list(oracle.held[b])
+      np.testing.assert_allclose(
+        curriculum.probabilities(state, config=config),
+        oracle.probabilities(),
+        atol=1e-6,
+      )
+    assert np.all(np.asarray(state.counts) > window)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_invalid_outcomes_are_inert(seed):
+  rng = np.random.default_rng(seed)
+  budgets, em, valid = outcomes(rng, 24, levels=3)
+  others, wrong, _ = outcomes(rng, 24, levels=3)
+  state = at(0, config=SMALL)
+  chex.assert_trees_all_equal(
+    curriculum.record(
+      state,
+      np.where(valid, budgets, others),
+      np.where(valid, em, wrong),
+      valid,
+      config=SMALL,
+    ),
+    curriculum.record(state, budgets, em, valid, config=SMALL),
+  )
+
+
+def test_record_takes_any_number_type():
+  budgets, em, valid = outcomes(np.random.default_rng(0), 24, levels=3)
+  state = at(0, config=SMALL)
+  expected = curriculum.record(state, budgets, em, valid, config=SMALL)
+  floats = em.astype(np.float32)
+  chex.assert_trees_all_equal(
+    curriculum.record(state, budgets.astype(int), floats, valid, config=SMALL),
+    expected,
+  )
+  with pytest.raises(AssertionError):
+    curriculum.record(state, budgets, em[:-1], valid, config=SMALL)
+
+
+# Budgets in other units than searches.
+
+FOUR = dataclasses.replace(CONFIG, max_budget=4, phase1_steps=80)
+PAIRS = dataclasses.replace(FOUR, token_levels=(64, 128))
+CENTS = dataclasses.replace(FOUR, cent_levels=(1, 3, 8, 20))
+
+
+def levels_of(assigned):
+  """Returns the pair of caps of each group."""
+  second = assigned.cents if assigned.tokens is None else assigned.tokens
+  return list(zip(assigned.budgets.tolist(), second.tolist()))
 
 
 @pytest.mark.parametrize(
-  "changes, sentence",
+  ("config", "expected"),
   [
-    ({"phase1_steps": 525}, "525 phase1_steps in 500 total_steps"),
-    ({"total_steps": 501}, "501 total_steps; expected a multiple of"),
-    ({"phase1_steps": 101}, "101 phase1_steps; expected a multiple of"),
-    ({"phase1_steps": 40}, "8 steps per level"),
+    (PAIRS, [(4, 128), (3, 128), (2, 64), (1, 64)]),
+    (CENTS, [(4, 20), (3, 8), (2, 3), (1, 1)]),
   ],
 )
-def test_refused_configurations(changes, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    validation._curriculum(dataclasses.replace(CONFIG, **changes))
+def test_levels_anneal_together_from_the_largest(config, expected):
+  seen = []
+  for step in range(0, config.phase1_steps, config.steps_per_rollout):
+    found = curriculum.assign(
+      at(step, config=config), num_groups=2, config=config
+    )
+    first, second = levels_of(found)
+    assert first == second
+    seen.append(first)
+  assert list(dict.fromkeys(seen)) == expected
+
+
+@pytest.mark.parametrize("config", [PAIRS, CENTS])
+def test_levels_are_recorded_and_drawn_as_the_oracle_says(config):
+  rng = np.random.default_rng(5)
+  state, oracle = curriculum.init(config, 0), oracles.Windows(config)
+  for _ in range(4):
+    drawn = outcomes(rng, 60)
+    tokens = None
+    if config.token_levels:
+      tokens = rng.choice(config.token_levels, 60).astype(np.int32)
+    state = curriculum.record(state, *drawn, config=config, tokens=tokens)
+    oracle.record(*drawn, tokens)
+    np.testing.assert_allclose(
+      curriculum.probabilities(state, config=config),
+      oracle.probabilities(),
+      atol=1e-6,
+    )
+  state = state._replace(step=jnp.int32(config.phase1_steps + 5))
+  found = curriculum.assign(state, num_groups=60_000, config=config)
+  drawn = Counter(levels_of(found))
+  levels = (
+    oracle.held if config.token_levels else [*enumerate((1, 3, 8, 20), 1)]
+  )
+  assert drawn.keys() == {*levels}
+  shares = [drawn[level] / 60_000 for level in levels]
+  np.testing.assert_allclose(shares, oracle.probabilities(), atol=0.01)
+
+
+def test_one_token_level_draws_the_budgets_of_none():
+  one = dataclasses.replace(CONFIG, token_levels=(99,))
+  for step in (0, 100, 150):
+    plain, paired = (
+      curriculum.assign(
+        curriculum.init(config, 3)._replace(step=jnp.int32(step)),
+        num_groups=50,
+        config=config,
+      )
+      for config in (CONFIG, one)
+    )
+    np.testing.assert_array_equal(plain.budgets, paired.budgets)
+    assert plain.tokens is None and set(paired.tokens.tolist()) == {99}

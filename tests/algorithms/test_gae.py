@@ -74,23 +74,6 @@ def test_packed_rows_equal_separate_episodes(gamma, lam):
   assert not np.asarray(advantage)[~mask].any()
 
 
-def test_lambda_0_and_lambda_1():
-  reward, value, mask, segment_ids = packed(np.random.default_rng(1), rows=1)
-  ahead, _ = ppo.gae(reward, value, mask, segment_ids, gamma=1.0, lam=0.0)
-  _, whole = ppo.gae(reward, value, mask, segment_ids, gamma=1.0, lam=1.0)
-  for segment in range(1, segment_ids.max() + 1):
-    steps = np.flatnonzero(mask[0] & (segment_ids[0] == segment))
-    r, v = reward[0, steps], value[0, steps]
-    # lambda 0 is the temporal difference; lambda 1 is the sum of the remaining
-    # rewards.
-    np.testing.assert_allclose(
-      ahead[0, steps], r + np.append(v[1:], 0) - v, atol=1e-6
-    )
-    np.testing.assert_allclose(
-      whole[0, steps], np.cumsum(r[::-1])[::-1], atol=5e-6
-    )
-
-
 def test_values_off_the_mask_have_no_effect():
   reward, value, mask, segment_ids = packed(np.random.default_rng(2))
   how = {"gamma": 0.9, "lam": 0.8}
@@ -189,7 +172,3 @@ def test_explained_variance_by_hand(values, returns, explained):
     1.0, r.mean(), (r**2).mean(), (r - v).mean(), ((r - v) ** 2).mean()
   )
   assert found == pytest.approx(explained)
-
-
-def test_explained_variance_is_zero_without_tokens():
-  assert ppo.explained_variance(0.0, 0.0, 0.0, 0.0, 0.0) == 0

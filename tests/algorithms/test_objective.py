@@ -66,27 +66,6 @@ class TokenTest(chex.TestCase):
     np.testing.assert_allclose(value_and_grad(low, low)[0], 0, atol=1e-7)
 
 
-@pytest.mark.parametrize("estimator", objective.KL_ESTIMATORS)
-def test_kl_against_float64(estimator):
-  logp, ref = np.float32(np.random.default_rng(3).uniform(-6, 0, (2, 1000)))
-  fn = jax.vmap(
-    jax.value_and_grad(
-      lambda x, y: objective.kl_estimate(x, y, estimator=estimator)
-    )
-  )
-  value, gradient = fn(logp, ref)
-  pairs = list(zip(logp.astype(float), ref.astype(float)))
-  np.testing.assert_allclose(
-    value, [oracles.kl(*p, estimator) for p in pairs], rtol=1e-5, atol=1e-6
-  )
-  np.testing.assert_allclose(
-    gradient,
-    [oracles.kl_gradient(*p, estimator) for p in pairs],
-    rtol=1e-5,
-    atol=1e-6,
-  )
-
-
 def test_log_ratios_beyond_float32_s_exponent_are_clamped():
   """Without the clamp, k3 and the ratio would be inf from 88.8 on."""
   for log_ratio in (-1e4, -90.0, -21.0, -19.0, 19.0, 21.0, 90.0, 1e4):
@@ -116,13 +95,6 @@ def test_log_ratios_beyond_float32_s_exponent_are_clamped():
         ],
         rtol=1e-5,
       )
-
-
-def test_k3_is_never_negative():
-  logp = jnp.linspace(-3, 0, 4001)
-  for shift in (1e-4, 1e-3, 0.1):
-    k3 = objective.kl_estimate(logp, logp - shift, estimator="k3")
-    assert np.all(np.asarray(k3) >= 0)
 
 
 @pytest.mark.parametrize(
@@ -178,36 +150,14 @@ def test_a_ratio_on_the_edge_keeps_its_gradient():
     assert gradient == -advantage
 
 
-def test_at_ratio_one_the_gradient_is_the_policy_gradient():
-  rng = np.random.default_rng(4)
-  logp, ref, advantage = np.float32(rng.normal(-2, 1, (3, 50)))
-  weight = np.full(50, 0.02, np.float32)
-  config = dataclasses.replace(CONFIG, kl_coefficient=0.0)
-
-  def grpo(x):
-    return objective.grpo_loss(x, logp, ref, advantage, weight, config=config)[
-      0
-    ]
-
-  def reinforce(x):
-    return -jnp.sum(weight * advantage * x)
-
-  np.testing.assert_allclose(
-    jax.grad(grpo)(logp), jax.grad(reinforce)(logp), rtol=1e-6
-  )
-
-
-def test_unknown_estimator():
-  with pytest.raises(ValueError, match="kl_estimator 'k4'; expected one of k1"):
-    objective.kl_estimate(jnp.zeros(1), jnp.zeros(1), estimator="k4")
-
-
-def test_shapes_are_checked():
+def test_unknown_names_and_other_shapes_are_refused():
   token = jnp.zeros((2, 3))
+  with pytest.raises(ValueError, match="kl_estimator 'k4'; expected one of k1"):
+    objective.kl_estimate(token, token, estimator="k4")
+  with pytest.raises(ValueError, match="'mean'; expected one of sequence-mean"):
+    objective.token_weights([], reduction="mean")
   with pytest.raises(AssertionError):
     objective.grpo_loss(token, token, token, jnp.zeros(2), token, config=CONFIG)
-  with pytest.raises(AssertionError):
-    objective.grpo_loss(*[token] * 5, old_logp=jnp.zeros((2, 1)), config=CONFIG)
   with pytest.raises(AssertionError):
     objective.kl_estimate(token, token[0], estimator="k1")
 
@@ -233,15 +183,3 @@ def test_token_weights_by_hand(reduction, expected):
   for weight, row in zip(weights, expected, strict=True):
     assert weight.dtype == np.float32
     np.testing.assert_array_equal(weight, np.float32(row))
-
-
-@pytest.mark.parametrize("reduction", objective.REDUCTIONS)
-def test_trajectories_without_model_tokens_have_zero_weight(reduction):
-  assert objective.token_weights([], reduction=reduction) == []
-  (weight,) = objective.token_weights([np.zeros(3, bool)], reduction=reduction)
-  np.testing.assert_array_equal(weight, np.zeros(3))
-
-
-def test_unknown_reduction():
-  with pytest.raises(ValueError, match="'mean'; expected one of sequence-mean"):
-    objective.token_weights([], reduction="mean")

@@ -12,8 +12,6 @@ import pytest
 import small_policy
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.algorithms import grpo as objective
-from anysearch_jax.algorithms import ppo as objective_ppo
 from anysearch_jax.training import optimizers, ppo, train_step
 
 A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
@@ -123,24 +121,6 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
   assert optax.global_norm(both.opt_state.critic.trace) > 0
 
 
-def test_equal_rewards_give_zero_advantages_in_grpo_and_ppo():
-  rewards = np.full((3, 4), 0.7, np.float32)
-  group = objective.advantages(
-    rewards, np.ones((3, 4), bool), epsilon=1e-6, normalize="group"
-  )
-  # With a new critic (all values 0) and one token per episode, every advantage
-  # is the reward.
-  mask, segments = np.ones((12, 1), bool), np.ones((12, 1), np.int32)
-  estimated, _ = objective_ppo.gae(
-    rewards.reshape(12, 1), 0 * mask.astype(np.float32), mask, segments,
-    gamma=1.0, lam=0.95,
-  )  # fmt: skip
-  np.testing.assert_array_equal(group, np.zeros((3, 4)))
-  np.testing.assert_array_equal(
-    objective_ppo.whiten(estimated, mask), np.zeros((12, 1))
-  )
-
-
 def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
   """At gamma = lambda = 1 this is REINFORCE, GRPO without its baseline."""
   episodes = bandit.play(params, np.random.default_rng(5))
@@ -172,36 +152,26 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
   tx = optimizers.adamw(A, o, critic=c)
   trained = params, ppo.initialize(params, A)
   state = tx.init(trained)
-  grads = jax.tree.map(np.ones_like, trained)
+  # Each is clipped by its own norm.
+  grads = (
+    jax.tree.map(lambda x: 0 * x + 1e-4, trained[0]),
+    jax.tree.map(lambda x: 0 * x + 1e4, trained[1]),
+  )
   update = jax.jit(tx.update)
   # With constant gradients Adam's update equals the rate, whatever the clip.
-  for of_policy, of_critic in (
-    (0, 0.25),
-    (0, 0.5),
-    (0.0625, 0.5),
-    (0.125, 0.5),
-    (0.1875, 0.5),
+  for step, (of_policy, of_critic) in enumerate(
+    ((0, 0.25), (0, 0.5), (0.0625, 0.5), (0.125, 0.5), (0.1875, 0.5))
   ):
     before = state
     updates, state = update(grads, state, trained)
     for part, rate in zip(updates, (of_policy, of_critic)):
       for x in jax.tree.leaves(part):
-        np.testing.assert_allclose(x, -rate, rtol=1e-5)
+        np.testing.assert_allclose(x, -rate, rtol=1e-4)
     if not of_policy:
       jax.tree.map(np.testing.assert_array_equal, state.policy, before.policy)
-
-
-def test_each_gradient_is_clipped_by_its_own_norm(params):
-  o = config_lib.OptimizerConfig(max_grad_norm=1.0)
-  tx = optimizers.adamw(A, o, critic=config_lib.CriticConfig())
-  trained = params, ppo.initialize(params, A)
-  small = jax.tree.map(lambda x: 0 * x + 1e-4, trained[0])
-  huge = jax.tree.map(lambda x: 0 * x + 1e4, trained[1])
-  _, state = jax.jit(tx.update)((small, huge), tx.init(trained), trained)
-  # After one step the first moment is a tenth of the clipped gradient.
-  of_policy, of_critic = (
-    10 * optax.global_norm(optax.tree_utils.tree_get(s, "mu"))
-    for s in (state.policy, state.critic)
-  )
-  np.testing.assert_allclose(of_policy, optax.global_norm(small), rtol=1e-4)
-  np.testing.assert_allclose(of_critic, 1, rtol=1e-4)
+    # The first moment is a tenth of the clipped gradient after one step.
+    if step in (0, 2):
+      clipped = state.critic if step == 0 else state.policy
+      norm = 10 * optax.global_norm(optax.tree_utils.tree_get(clipped, "mu"))
+      expected = 1 if step == 0 else optax.global_norm(grads[0])
+      np.testing.assert_allclose(norm, expected, rtol=1e-4)
