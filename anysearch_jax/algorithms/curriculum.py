@@ -78,33 +78,6 @@ def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
   )
 
 
-def in_phase1(
-  step: chex.Array, *, config: config_lib.CurriculumConfig
-) -> chex.Array:
-  """Returns whether optimizer step `step` belongs to Phase I."""
-  return step < config.phase1_steps
-
-
-def annealed_budget(
-  step: chex.Array, *, config: config_lib.CurriculumConfig
-) -> chex.Array:
-  """Returns Phase I's budget at optimizer step `step`: B_max falling to 1."""
-  level_steps = max(config.phase1_steps // config.max_budget, 1)
-  return jnp.maximum(config.max_budget - step // level_steps, 1)
-
-
-def annealed_tokens(
-  step: chex.Array, *, config: config_lib.CurriculumConfig
-) -> chex.Array:
-  """Returns the index of Phase I's token level, which falls with its budget.
-
-  The largest budget has the largest level. T levels share the B_max budgets as
-  evenly as they divide.
-  """
-  left = annealed_budget(step, config=config)
-  return (left * len(config.token_levels) - 1) // config.max_budget
-
-
 @jax.jit
 def accuracies(state: CurriculumState) -> chex.Array:
   """Returns R(b) (Eq. 3), the mean outcome of each level's window.
@@ -183,7 +156,7 @@ def assign(
   """
   _assert_state(state)
   c = config
-  phase1 = in_phase1(state.step, config=c)
+  phase1 = state.step < c.phase1_steps
   scaffold = jnp.where(phase1, c.phase1_scaffold, c.phase2_scaffold)
   if c.fixed_budget >= 0:
     return Assignment(jnp.full(num_groups, c.fixed_budget, jnp.int32), scaffold)
@@ -193,16 +166,20 @@ def assign(
   drawn = jax.random.categorical(
     jax.random.fold_in(seed, rollout), jnp.log(p), shape=(num_groups,)
   )
+  # Phase I's budget falls from B_max to 1.
+  level_steps = max(c.phase1_steps // c.max_budget, 1)
+  annealed = jnp.maximum(c.max_budget - state.step // level_steps, 1)
   each = len(c.token_levels) or 1
-  budgets = jnp.where(
-    phase1, annealed_budget(state.step, config=c), 1 + drawn // each
-  ).astype(jnp.int32)
+  budgets = jnp.where(phase1, annealed, 1 + drawn // each).astype(jnp.int32)
   if c.cent_levels:
     cents = jnp.asarray(c.cent_levels, jnp.int32)[budgets - 1]
     return Assignment(budgets, scaffold, cents=cents)
   if not c.token_levels:
     return Assignment(budgets, scaffold)
-  level = jnp.where(phase1, annealed_tokens(state.step, config=c), drawn % each)
+  # T token levels share the B_max budgets as evenly as they divide; the
+  # largest budget has the largest level.
+  falling = (annealed * each - 1) // c.max_budget
+  level = jnp.where(phase1, falling, drawn % each)
   caps = jnp.asarray(c.token_levels, jnp.int32)
   return Assignment(budgets, scaffold, caps[level])
 

@@ -61,43 +61,31 @@ def token_logprobs(
     c for c in range(min(compute.logprob_chunk, t), 0, -1) if t % c == 0
   )
   head = decoder.head(params)
-  parts = _Parts.of(head, compute.layout)
-  how = _How(
-    temperature, chunk, a.lora is None, parts, compute.layout, entropy_trains
-  )
+  how = _How(temperature, chunk, a.lora is None, entropy_trains)
+  if (layout := compute.layout) is not None:
+    vocab, model = layout.table(head.shape)
+    sequence = layout.rules["between"]
+    how = how._replace(
+      layout=layout, vocab=vocab, model=model, sequence=sequence
+    )
   return _logprobs(how, hidden, head, targets)
 
 
-class _Parts(NamedTuple):
-  """The mesh axes that arrays are sharded over; None is replicated.
+class _How(NamedTuple):
+  """What a pass does, and the mesh axes that arrays are sharded over.
 
-  vocab, model: axes of the head. sequence: positions of the hidden states.
+  vocab, model: axes of the head. sequence: positions of the hidden states. None
+    is replicated, and so is everything without a layout.
   """
 
-  vocab: str | None = None
-  model: str | None = None
-  sequence: str | None = None
-
-  @classmethod
-  def of(
-    cls,
-    head: jax.Array,
-    layout: sharding.Layout | None,
-  ) -> _Parts:
-    if layout is None:
-      return cls()
-    vocab_size, d_model = head.shape
-    vocab, model = layout.table((vocab_size, d_model))
-    return cls(vocab, model, layout.rules["between"])
-
-
-class _How(NamedTuple):
   temperature: float
   chunk: int
   head_trains: bool
-  parts: _Parts
-  layout: sharding.Layout | None
   entropy_trains: bool = False
+  layout: sharding.Layout | None = None
+  vocab: str | None = None
+  model: str | None = None
+  sequence: str | None = None
 
   def over_mesh(self, f, ins: str, outs: str):
     """Wraps `f` so that it runs on each device's shards.
@@ -108,8 +96,8 @@ class _How(NamedTuple):
     if self.layout is None:
       return f
     specs = {
-      "h": jax.P(sharding.BATCH, self.parts.sequence, None),
-      "w": jax.P(self.parts.vocab, self.parts.model),
+      "h": jax.P(sharding.BATCH, self.sequence, None),
+      "w": jax.P(self.vocab, self.model),
       "t": jax.P(sharding.BATCH, None),
     }
     return self.layout.local(
@@ -153,8 +141,8 @@ def _local_forward(how: _How, hidden, head, targets):
   Each device reduces its part of the vocabulary relative to its own maximum;
   the parts are then rescaled to the maximum over all devices.
   """
-  hidden, head = _gathered(how.parts, hidden, head)
-  first = _first(how.parts, head)
+  hidden, head = _gathered(how, hidden, head)
+  first = _first(how, head)
 
   def of_chunk(_, chunk):
     hidden, targets = chunk
@@ -168,7 +156,7 @@ def _local_forward(how: _How, hidden, head, targets):
 
   _, parts = jax.lax.scan(of_chunk, None, _cut(how.chunk, (hidden, targets)))
   top, total, weighted, target = (_joined(x) for x in parts)
-  vocab = how.parts.vocab
+  vocab = how.vocab
   if vocab is not None:
     highest = jax.lax.pmax(top, vocab)
     scale = jnp.exp(top - highest)
@@ -187,8 +175,8 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
   `entropy` is empty, or the entropy H and its cotangent e; these add the
   gradient of `sum(e * H)`, which is -e p (log p + H) for the logits.
   """
-  whole, gathered = _gathered(how.parts, hidden, head)
-  first = _first(how.parts, gathered)
+  whole, gathered = _gathered(how, hidden, head)
+  first = _first(how, gathered)
 
   def of_chunk(d_head, chunk):
     hidden, targets, normalizer, g, *entropy = chunk
@@ -217,48 +205,48 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
   if not how.head_trains:
     d_head = jnp.zeros(head.shape, jnp.float32)
   elif how.layout is not None:
-    d_head = _head_gradient(how.parts, d_head)
-  return _hidden_gradient(how.parts, d_hidden, hidden.shape[1]), d_head
+    d_head = _head_gradient(how, d_head)
+  return _hidden_gradient(how, d_hidden, hidden.shape[1]), d_head
 
 
-def _gathered(parts: _Parts, hidden, head):
+def _gathered(how: _How, hidden, head):
   """Gathers all positions of this device's rows, and its head at full width."""
   head = head.astype(hidden.dtype)
-  if parts.sequence is not None:
-    hidden = jax.lax.all_gather(hidden, parts.sequence, axis=1, tiled=True)
-  if parts.model is not None:
-    head = jax.lax.all_gather(head, parts.model, axis=1, tiled=True)
+  if how.sequence is not None:
+    hidden = jax.lax.all_gather(hidden, how.sequence, axis=1, tiled=True)
+  if how.model is not None:
+    head = jax.lax.all_gather(head, how.model, axis=1, tiled=True)
   return hidden, head
 
 
-def _hidden_gradient(parts: _Parts, d_hidden, length: int):
+def _hidden_gradient(how: _How, d_hidden, length: int):
   """Sums over the vocabulary's parts; returns this device's positions."""
-  if parts.sequence is None:
-    return d_hidden if parts.vocab is None else jax.lax.psum(d_hidden, "tensor")
-  if parts.vocab is None:
-    start = jax.lax.axis_index(parts.sequence) * length
+  if how.sequence is None:
+    return d_hidden if how.vocab is None else jax.lax.psum(d_hidden, "tensor")
+  if how.vocab is None:
+    start = jax.lax.axis_index(how.sequence) * length
     return jax.lax.dynamic_slice_in_dim(d_hidden, start, length, axis=1)
   return jax.lax.psum_scatter(
-    d_hidden, parts.sequence, scatter_dimension=1, tiled=True
+    d_hidden, how.sequence, scatter_dimension=1, tiled=True
   )
 
 
-def _head_gradient(parts: _Parts, d_head):
+def _head_gradient(how: _How, d_head):
   """Sums over all rows; returns this device's part of the head's gradient."""
-  if parts.model is None:
+  if how.model is None:
     return jax.lax.psum(d_head, sharding.BATCH)
   d_head = jax.lax.psum_scatter(
-    d_head, parts.model, scatter_dimension=1, tiled=True
+    d_head, how.model, scatter_dimension=1, tiled=True
   )
-  others = tuple(axis for axis in sharding.BATCH if axis != parts.model)
+  others = tuple(axis for axis in sharding.BATCH if axis != how.model)
   return jax.lax.psum(d_head, others)
 
 
-def _first(parts: _Parts, head) -> jax.Array | int:
+def _first(how: _How, head) -> jax.Array | int:
   """Returns the first token id of this device's part of the vocabulary."""
-  if parts.vocab is None:
+  if how.vocab is None:
     return 0
-  return jax.lax.axis_index(parts.vocab) * head.shape[0]
+  return jax.lax.axis_index(how.vocab) * head.shape[0]
 
 
 def _logits(hidden, head, temperature: float) -> jax.Array:

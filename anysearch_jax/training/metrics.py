@@ -183,16 +183,12 @@ class RunFolder:
   def __init__(self, path: pathlib.Path):
     self.path = path
 
-  def begin(
-    self,
-    policy: hf.Policy,
-    prompts: Mapping[str, str],
-  ) -> None:
+  def begin(self, policy: hf.Policy, prompts: Mapping[str, str]) -> None:
     """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
     Args:
       policy: the initial policy; later exports copy its files.
-      prompts: by name, the prompts of an example question.
+      prompts: of an example question, by name.
     """
 
     def write() -> None:

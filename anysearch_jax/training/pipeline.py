@@ -29,7 +29,6 @@ from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
 _LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
-_TELL = 600.0  # Seconds between warnings while waiting for a rollout.
 
 
 class _Ahead(NamedTuple):
@@ -179,26 +178,16 @@ class Pipeline:
   ) -> bool:
     """Waits for a rollout; returns False if `stopping` is set before its end.
 
-    Deadlines of turns and searches bound the wait. A warning is logged every
-    `_TELL` seconds.
+    Deadlines of turns and searches bound the wait.
     """
-    clock, sampled = self._timeline.clock, ahead.sampled
-    start = told = clock()
     with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
-      while not sampled.done():
+      while not ahead.sampled.done():
         if stopping is not None and stopping.is_set():
           return False
-        concurrent.futures.wait([sampled], timeout=_LOOK)
-        if not self._thread.is_alive() and not sampled.done():
+        concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
+        if not self._thread.is_alive() and not ahead.sampled.done():
           raise RuntimeError(
             f"The sampler's thread ended before rollout {ahead.rollout}."
-          )
-        if clock() - told >= _TELL:
-          told = clock()
-          logging.warning(
-            "Training has waited %.0f seconds for rollout %d to be sampled.",
-            told - start,
-            ahead.rollout,
           )
     return True
 

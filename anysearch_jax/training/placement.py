@@ -58,12 +58,6 @@ class Placement:
   ) -> Placement:
     """Returns the placement of a policy on `devices`, by default all.
 
-    Args:
-      a: the architecture, with its adapters.
-      config: the meshes.
-      dtype: of computation.
-      devices: the devices to choose from.
-
     Raises:
       ValueError: a device does not exist, the policy does not divide over the
         mesh, or a process has no device in the training mesh.
@@ -254,21 +248,14 @@ def compute(
 def take_turns(placed: Placement, *, async_level: int) -> bool:
   """Returns whether sampling and training use some device in turns.
 
-  Args:
-    placed: the devices of both.
-    async_level: `pipeline.async_level`; above 0 they run at the same time.
+  Above an `async_level` of 0 they run at the same time.
   """
   devices = set(placed.trainer.devices.flat) & set(placed.rollout.devices.flat)
   return bool(devices) and not async_level
 
 
 def in_memory(tree: Any, kind: str) -> Any:
-  """Returns arrays in another memory of their devices, when they are there.
-
-  Args:
-    tree: of arrays with shardings.
-    kind: `device` or `pinned_host`.
-  """
+  """Moves arrays to a memory, `device` or `pinned_host`, of their devices."""
   wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree)
   return jax.block_until_ready(jax.device_put(tree, wanted))
 

@@ -105,8 +105,7 @@ def metrics(
     work: that was trained on.
     flops: `model_flops` of it.
     seconds: that the training took, on host and devices.
-    devices: that trained, all of one kind. MFU is relative to their bfloat16
-      peak.
+    devices: that trained, all of one kind, whose bfloat16 peak MFU is of.
   """
   out = {
     "train/tokens_per_second": work.tokens / seconds,

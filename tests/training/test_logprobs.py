@@ -116,7 +116,7 @@ def test_entropy_and_its_gradient_are_those_of_float64():
   targets = rng.integers(0, 7, (2, 6))
 
   def loss(hidden, head):
-    how = logprobs._How(temperature, 2, True, logprobs._Parts(), None, True)
+    how = logprobs._How(temperature, 2, True, True)
     logp, entropy = logprobs._logprobs(how, hidden, head, targets)
     return jnp.sum(weight * entropy) + jnp.sum(of_logp * logp)
 
