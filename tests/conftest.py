@@ -56,7 +56,6 @@ _TOKENIZERS = pathlib.Path(
 _LONGEST = (
   "test_kills",
   "test_sharded_step",
-  "test_ppo_world",
   "test_study",
   "test_distributed",
   "test_examples",

@@ -22,6 +22,7 @@ from anysearch_jax.policy import decoder, hf
 from anysearch_jax.training import checkpoint
 from launch import distributed, stopping
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Processes busy-wait for each other, which is slow on a loaded machine.
 DEADLINE = 420
 CONFIG = """
@@ -109,7 +110,7 @@ def train(root, output, *, each=((),), meanwhile=lambda started: None):
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=pathlib.Path(__file__).resolve().parents[2],
+            cwd=ROOT,
           )
         )
     meanwhile(started)
@@ -126,12 +127,6 @@ def finish(root, output, *, count):
   codes, logs = train(root, output, each=[()] * count)
   assert codes == [0] * count, "\n".join(log[-3000:] for log in logs)
   return logs
-
-
-@pytest.fixture(scope="module")
-def one(root):
-  finish(root, root / "one", count=1)
-  return root / "one"
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +159,8 @@ def files(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_policy_of_one(one, two):
+def test_two_processes_train_as_one(root, two):
+  finish(root, one := root / "one", count=1)
   assert len(metrics(two)) == 2
   for mine, theirs in zip(metrics(two), metrics(one), strict=True):
     assert mine.keys() == theirs.keys()
@@ -177,23 +173,14 @@ def test_two_processes_train_the_policy_of_one(one, two):
     weights_of(two),
     weights_of(one),
   )
-
-
-@pytest.mark.slow
-def test_two_processes_sample_the_trajectories_of_one(one, two):
   for rollout in (0, 1):
     name = f"trajectories/rollout-{rollout:05d}.jsonl"
     lines = (two / name).read_text()
     assert len(lines.splitlines()) == 4
     assert lines == (one / name).read_text()
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_set_of_files(one, two):
+    assert checkpoint.sound(two / "checkpoints", rollout + 1) == rollout + 1
   assert files(two) == files(one)
   assert len(list((two / "tensorboard").iterdir())) == 1
-  for rollout in (1, 2):
-    assert checkpoint.sound(two / "checkpoints", rollout) == rollout
 
 
 @pytest.mark.slow
@@ -255,10 +242,6 @@ def test_processes_of_different_runs_all_stop_with_an_error(root):
 def test_flags_that_name_no_processes_are_refused(given, sentence):
   with pytest.raises(app.UsageError, match=sentence):
     distributed.address(*given)
-
-
-def test_a_cluster_that_jax_knows_needs_no_address():
-  assert distributed.address(None, None, None, True) is None
 
 
 def test_a_process_that_waits_in_vain_for_others_reports_it(root):

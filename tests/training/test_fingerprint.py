@@ -13,6 +13,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.policy import sharding
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import health
@@ -88,34 +89,26 @@ def test_without_a_fingerprint_the_gap_stops_the_run(
     small_run.train(tmp_path / "run", parts, config)
 
 
-def test_scoring_does_not_change_the_samples_of_an_engine():
-  params = small_engine.params()
-  order = [(q, s) for q in range(2) for s in range(3)]
-  expected = small_engine.play(small_engine.engine(params), order)
-  engine = small_engine.engine(params)
-  prompt = small_engine.prompt(0)
-  first = engine.scores(prompt)
-  counted = dict(engine.counters)
-  played = small_engine.play(engine, order[:2])
-  assert engine.scores(prompt) == first
-  assert not counted
-  assert played | small_engine.play(engine, order[2:]) == expected
-
-
-@pytest.mark.parametrize("axes", [{}, {"data": 2, "tensor": 2}])
-def test_scores_are_those_of_one_forward(axes):
-  from anysearch_jax.policy import sharding
-
-  params, mesh = small_engine.params(), sharding.mesh(**axes)
+def test_scores_are_those_of_one_forward_and_change_no_sample():
+  order = [(q, s) for q in range(2) for s in range(2)]
+  params, mesh = small_engine.params(), sharding.mesh(data=2, tensor=2)
   placed = jax.device_put(params, sharding.shardings(small_engine.A, mesh))
-  prompt = small_engine.prompt(3)
+  prompt = small_engine.prompt(0)
   scores = small_engine.engine(placed, mesh=mesh).scores(prompt)
   expected = health._score(
     placed, np.asarray(prompt, np.int32), a=small_engine.A, dtype=np.float32
   )
-  assert len(scores) == axes.get("data", 1)
-  for found in scores.values():
+  engine = small_engine.engine(params)
+  one = engine.scores(prompt)
+  assert (len(scores), len(one)) == (2, 1)
+  for found in (*scores.values(), *one.values()):
     np.testing.assert_allclose(found, expected, atol=1e-5)
+  assert not engine.counters
+  played = small_engine.play(engine, order[:2])
+  assert engine.scores(prompt) == one
+  assert played | small_engine.play(engine, order[2:]) == small_engine.play(
+    small_engine.engine(params), order
+  )
 
 
 def _of_servers(engine, policy):

@@ -217,29 +217,13 @@ def test_adapters_on_a_mesh_are_those_of_one_device():
 
 
 @pytest.mark.slow
-def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
+def test_a_loss_with_a_bonus_and_without_a_reference_is_the_same_on_a_mesh():
   a, trained, _ = params_of("qwen2")
-  objective = dataclasses.replace(OBJECTIVE, kl_coefficient=0.0)
-  (one,), _, _ = run(a, trained, None, [batch()], objective=objective)
-  (cut,), _, _ = run(
-    a,
-    trained,
-    None,
-    [batch()],
-    objective=objective,
-    layout=layout_of((2, 2, 2, False)),
+  objective = dataclasses.replace(
+    OBJECTIVE, kl_coefficient=0.0, entropy_coefficient=2.0
   )
-  assert_same(cut, one)
-
-
-@pytest.mark.slow
-def test_the_entropy_bonus_is_the_same_on_a_mesh():
-  a, trained, reference = params_of("qwen2")
-  objective = dataclasses.replace(OBJECTIVE, entropy_coefficient=2.0)
   one, cut = (
-    run(a, trained, reference, [batch()], objective=objective, layout=layout)[
-      0
-    ][0]
+    run(a, trained, None, [batch()], objective=objective, layout=layout)[0][0]
     for layout in (None, layout_of((2, 2, 2, True)))
   )
   assert_same(cut, one)
@@ -268,54 +252,38 @@ def test_the_score_of_a_batch_is_what_the_step_sees():
     real = of_rows.segment_ids > 0
     np.testing.assert_allclose(on_mesh[real], on_one[real], atol=1e-5)
     assert (np.asarray(on_one)[int(of_rows.used) :] == 0).all()
-  old = tuple(r._replace(old_logp=x) for r, x in zip(rows, found))
+  old = tuple(r._replace(old_logp=np.asarray(x)) for r, x in zip(rows, found))
   objective = dataclasses.replace(OBJECTIVE, old_logp="trainer")
-  ((_, metrics),), _, _ = run(
-    a, trained, reference, [old], layout=layout, objective=objective
-  )
+  (before,), _, _ = run(a, trained, reference, [old], objective=objective)
+  metrics = before[1]
   # No step was taken yet, so every ratio is 1.
   np.testing.assert_allclose(metrics["loss/ratio_max"], 1, atol=1e-5)
-
-
-def test_own_old_log_probs_are_those_of_a_pass_before_the_step():
-  a, trained, reference = params_of("llama")
-  rows = batch()
-  scores = train_step.make_scorer(
-    a, temperature=0.8, compute=decoder.Compute(logprob_chunk=8), sharding=None
-  )(trained, None, rows)
-  objective = dataclasses.replace(
-    OBJECTIVE, old_logp="trainer", importance_cap=3.0
+  # Marked as its own, the step's log-probs give the same without that pass.
+  own = tuple(
+    r._replace(old_logp=np.full_like(r.old_logp, batching.OWN)) for r in rows
   )
-  own, before = (
-    run(
-      a,
-      trained,
-      reference,
-      [tuple(r._replace(old_logp=x) for r, x in zip(rows, old))],
-      objective=objective,
-    )[0][0]
-    for old in ([np.full_like(r.old_logp, batching.OWN) for r in rows], scores)
-  )
-  assert own[1]["loss/ratio_max"] == 1
-  assert_same(own, before)
+  (of_own,), _, _ = run(a, trained, reference, [own], objective=objective)
+  assert of_own[1]["loss/ratio_max"] == 1
+  assert_same(of_own, before)
 
 
 @pytest.mark.parametrize(
-  ("case", "tensor", "sentence"),
+  ("sizes", "tensor", "sentence"),
   [
-    ("qwen2", 8, "found 8, expected a divisor of the policy's heads, 4"),
-    ("qwen3", 3, "found 3, expected a divisor of the policy's heads, 4"),
+    ({}, 8, "found 8, expected a divisor of the policy's heads, 4"),
+    (
+      {
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+      },
+      2,
+      "kv_heads, 3",
+    ),
   ],
 )
-def test_heads_that_do_not_divide_are_refused(case, tensor, sentence):
-  mesh = sharding.mesh(tensor=tensor)
+def test_heads_that_do_not_divide_are_refused(sizes, tensor, sentence):
   with pytest.raises(ValueError, match=sentence):
-    sharding.validate(architecture(case), mesh)
-
-
-def test_kv_heads_that_neither_divide_nor_multiply_are_refused():
-  a = architecture(
-    "qwen2", hidden_size=48, num_attention_heads=6, num_key_value_heads=3
-  )
-  with pytest.raises(ValueError, match="kv_heads, 3"):
-    sharding.validate(a, sharding.mesh(tensor=2))
+    sharding.validate(
+      architecture("qwen2", **sizes), sharding.mesh(tensor=tensor)
+    )

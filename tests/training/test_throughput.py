@@ -46,8 +46,14 @@ def test_work_is_counted_in_the_micro_batches_that_run():
   assert throughput.count([pack(())]) == throughput.Work(0, 0, 0)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("case", ["qwen2", "qwen3-tied", "llama"])
+@pytest.mark.parametrize(
+  ("case", "rank"),
+  [
+    ("qwen2", 2),
+    ("qwen3-tied", 0),
+    pytest.param("llama", 0, marks=pytest.mark.slow),
+  ],
+)
 def test_model_flops_are_those_of_the_jaxpr(case, rank):
   config = config_lib.LoraConfig(rank=rank, targets=("q", "o", "gate", "down"))
   a = lora.attach(random_models.architecture(case), config)
@@ -104,14 +110,9 @@ def test_mfu_is_a_share_of_a_known_peak():
     work, flops, seconds=3.0, devices=[Device("cpu")] * 2
   )
   assert unknown.keys() == found.keys() - {"train/mfu"}
-  nothing = throughput.metrics(
-    throughput.Work(0, 0, 0), 0.0, seconds=3.0, devices=[Device("cpu")]
-  )
-  assert nothing["train/tokens_per_second"] == 0
 
 
 def test_memory_is_the_peak_of_the_fullest_device():
   devices = [Device("a", {"peak_bytes_in_use": n}) for n in (5, 9, 7)]
   assert throughput.memory(devices) == {"device/memory_peak_bytes": 9}
   assert throughput.memory([*devices, Device("a")]) == {}
-  assert throughput.memory(jax.local_devices()) == {}
