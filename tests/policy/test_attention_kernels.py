@@ -77,18 +77,15 @@ def cudnn_model(monkeypatch):
   monkeypatch.setattr(cudnn, "packed_attention", _as_cudnn)
 
 
-def test_cudnn_gets_every_segment(cudnn_model):
-  inputs = packed_rows.inputs(*packed_rows.ROWS, length=37)
-  found = packed_rows.run(*inputs, implementation="cudnn", max_segments=4)
+@pytest.mark.parametrize(
+  ("rows", "most"), [(packed_rows.ROWS, 4), (((37,), (30,)), 1)]
+)
+def test_cudnn_gets_every_segment(cudnn_model, rows, most):
+  inputs = packed_rows.inputs(*rows, length=37)
+  found = packed_rows.run(*inputs, implementation="cudnn", max_segments=most)
   packed_rows.assert_equal(found, packed_rows.expected(*inputs))
   padding = inputs[3] == 0
   assert all((np.asarray(x)[padding] == 0).all() for x in found)
-
-
-def test_cudnn_accepts_one_segment_per_row(cudnn_model):
-  inputs = packed_rows.inputs((37,), (30,), length=37)
-  found = packed_rows.run(*inputs, implementation="cudnn", max_segments=1)
-  packed_rows.assert_equal(found, packed_rows.expected(*inputs))
 
 
 def test_row_with_too_many_segments_is_nan(cudnn_model):
@@ -161,10 +158,8 @@ def test_splash_gives_the_bits_that_it_gave_without_skipping(
     np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("block", [1, 4, 16])
-@pytest.mark.parametrize(
-  "lengths", [(16, 16, 32), (1,) * 64, (64,), (3, 30, 31), (5, 40)]
-)
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("lengths", [(16, 16, 32), (3, 30, 31), (5, 40)])
 def test_shared_blocks_have_a_pair_to_attend_to(lengths, block):
   ids = np.zeros(64, np.int32)
   ids[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)

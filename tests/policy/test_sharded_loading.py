@@ -13,7 +13,6 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import (
-  decoder,
   hf,
   lora,
   sharding,
@@ -139,21 +138,6 @@ def test_device_holds_the_shard_that_the_rules_name(folders, shape):
     shards = params[key].addressable_shards
     assert {shard.data.shape for shard in shards} == {held}, key
     assert len(shards) == 8
-
-
-def test_sharded_policy_computes_the_same_as_one_device(folders):
-  single = hf.load(folders["qwen3"])
-  spread = hf.load(
-    folders["qwen3"], mesh=sharding.mesh(data=2, fsdp=2, tensor=2)
-  )
-  run = jax.jit(decoder.forward, static_argnums=1)
-  row = random_models.one_segment(random_models.random_tokens((2, 16)))
-  np.testing.assert_allclose(
-    run(spread.params, spread.architecture, *row),
-    run(single.params, single.architecture, *row),
-    rtol=0,
-    atol=1e-5,
-  )
 
 
 def test_mesh_larger_than_the_devices_is_refused():
