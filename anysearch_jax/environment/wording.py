@@ -123,7 +123,12 @@ def read(
     ValueError: as `Wording.texts`.
   """
   values = _strings(path)
-  _check_names(path, values, slots, shipped or path.name)
+  if values.keys() != slots.keys():
+    raise ValueError(
+      f"{path}: found the texts {', '.join(sorted(values)) or '(none)'}; "
+      f"expected {', '.join(sorted(slots))}, as in "
+      f"{SHIPPED / (shipped or path.name)}."
+    )
   for name, text in values.items():
     _check_slots(f"{path}: {name}", text, slots[name])
   return values
@@ -147,18 +152,10 @@ def _strings(path: pathlib.Path) -> dict[str, str]:
   """Returns the strings of a TOML file."""
   try:
     values = tomllib.loads(path.read_bytes().decode("utf-8"))
-  except OSError as error:
+  except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
     raise ValueError(
-      f"{path}: found no file that can be read ({error.strerror}), expected "
-      f"texts as in {SHIPPED}."
-    ) from error
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f"{path}: found byte {error.start} that is not UTF-8, expected TOML."
-    ) from error
-  except tomllib.TOMLDecodeError as error:
-    raise ValueError(
-      f'{path}: found {error}, expected TOML such as prompt = """...""".'
+      f"{path}: found {error}; expected a file of TOML such as "
+      f'prompt = """...""", as in {SHIPPED}.'
     ) from error
   for name, text in values.items():
     if not isinstance(text, str):
@@ -166,29 +163,6 @@ def _strings(path: pathlib.Path) -> dict[str, str]:
         f"{path}: {name}: found {type(text).__name__}, expected a string."
       )
   return values
-
-
-def _check_names(
-  path: pathlib.Path,
-  values: Mapping[str, str],
-  slots: Mapping[str, Slots],
-  shipped: str,
-) -> None:
-  missing = sorted(slots.keys() - values.keys())
-  unknown = sorted(values.keys() - slots.keys())
-  if missing or unknown:
-    found = [
-      f"{kind} {', '.join(names)}"
-      for kind, names in (
-        ("no text", missing),
-        ("the unknown", unknown),
-      )
-      if names
-    ]
-    raise ValueError(
-      f"{path}: found {' and '.join(found)}; expected the texts "
-      f"{', '.join(sorted(slots))}, as in {SHIPPED / shipped}."
-    )
 
 
 def _check_slots(place: str, text: str, slots: Slots) -> None:

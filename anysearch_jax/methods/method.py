@@ -153,11 +153,6 @@ class Method:
     """The name of its environment for language models."""
     return tuple(self.environments)[0]
 
-  @property
-  def world_prompts(self) -> str:
-    """The name of its environment for the generated world."""
-    return tuple(self.environments)[-1]
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMethod:

@@ -331,14 +331,11 @@ class Service:
     account = keys.Account(route)
     try:
       yield account
-    except fields.RequestError as error:
-      self._close(account, error.status)
-      raise
-    except asyncio.CancelledError:
-      self._close(account, 499)
-      raise
-    except Exception:
-      self._close(account, 500)
+    except BaseException as error:
+      status = 499 if isinstance(error, asyncio.CancelledError) else 500
+      if isinstance(error, fields.RequestError):
+        status = error.status
+      self._close(account, status)
       raise
     if account.asked is None or not account.asked.stream:
       self._close(account, 200)

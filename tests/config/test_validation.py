@@ -169,7 +169,7 @@ def test_a_single_indivisible_row_length_is_refused():
 )
 @pytest.mark.parametrize("world", [False, True])
 def test_reward_metric_names_are_known_before_a_rollout(method, world):
-  prompts = method.world_prompts if world else method.prompts
+  prompts = tuple(method.environments)[-1 if world else 0]
   variant = config_methods.SearchR1Config(format_variant=world)
   config = dataclasses.replace(
     small_run.CONFIG,

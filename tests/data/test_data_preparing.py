@@ -346,56 +346,20 @@ def test_all_file_types_give_the_same_rows(tmp_path):
   [
     ("a.jsonl", '{"question": "b", "answer": "x"}\n{"quest\n', 2, "not JSON"),
     ("a.jsonl", '\n["question"]\n', 2, "not a JSON object"),
-    (
-      "a.json",
-      '[{"question": "b", "answer": "x"}, {"question": "c"}]',
-      2,
-      "no answer",
-    ),
-    (
-      "a.csv",
-      "Question,Answer\nb?,x\nc?,x,y\n",
-      3,
-      "another number of columns",
-    ),
+    ("a.csv", "Question,Answer\nc?,x,y\n", 2, "another number of columns"),
     ("a.csv", "Question,Answer\n ,x\n", 2, "an empty question"),
     ("a.jsonl", '{"question": "The?", "answer": "x"}', 1, "an empty question"),
     (
       "a.jsonl",
-      '{"question": "\u2019 \u2026\uff1f", "answer": "x"}',
+      '{"question": "b\\u0000", "answer": "x"}',
       1,
-      "an empty question",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": "x"}\n{"question": "b\\u0000"'
-      ', "answer": "x"}',
-      2,
       "a question with the character NUL",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": ["x\\u0000"]}',
-      1,
-      "an answer with the character NUL",
-    ),
-    (
-      "a.jsonl",
-      f'{{"question": "{"b" * 1_000_000}", "answer": "x"}}',
-      1,
-      "a question of more than 10000 characters",
     ),
     (
       "a.jsonl",
       f'{{"question": "b", "answer": "{"x" * 1_000_000}"}}',
       1,
       "an answer of more than 10000 characters",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": [NaN]}',
-      1,
-      "an answer that is nan",
     ),
   ],
 )

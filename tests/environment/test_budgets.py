@@ -179,8 +179,8 @@ def test_budget_file_replaces_the_sentences(tmp_path):
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
-    (None, "found no file"),
-    ('tokens = "{X}"', "found no text dollars"),
+    (None, "No such file"),
+    ('tokens = "{X}"', "found the texts tokens; expected dollars"),
   ],
 )
 def test_bad_budget_file_is_refused(tmp_path, text, expected):

@@ -63,15 +63,21 @@ def test_every_shipped_environment_has_a_file():
 @pytest.mark.parametrize(
   ("values", "sentence"),
   [
-    ({"prompt": GOOD["prompt"]}, "found no text no_action, over_budget;"),
-    (GOOD | {"hint": ""}, "found the unknown hint; expected the texts no_a"),
+    (
+      {"prompt": GOOD["prompt"]},
+      "found the texts prompt; expected no_action, over_budget, prompt",
+    ),
+    (
+      GOOD | {"hint": ""},
+      "found the texts hint, no_action, over_budget, prompt; expected",
+    ),
     (GOOD | {"prompt": "{B}"}, "prompt: found no placeholder {Question}"),
     (GOOD | {"prompt": "{question}"}, "prompt: found '{question}', expected"),
     (GOOD | {"no_action": "{B}"}, r"no_action: found '{B}', .*\(none\)"),
     (GOOD | {"no_action": "a } b"}, "no_action: found '}', expected"),
     (GOOD | {"prompt": "{{Question}}"}, "placeholder {Question} in single"),
     ("prompt = 3", "prompt: found int, expected a string"),
-    ("prompt", "mine.toml: found .*, expected TOML"),
+    ("prompt", "mine.toml: found .*; expected a file of TOML"),
   ],
 )
 def test_a_file_that_does_not_fit_is_refused(values, sentence, save):
@@ -83,7 +89,7 @@ def test_a_file_that_is_missing_or_binary_is_refused(tmp_path):
   with pytest.raises(ValueError, match="No such file"):
     systems.environment("search_r1", str(tmp_path / "none.toml"))
   (tmp_path / "bytes.toml").write_bytes(b"prompt = '\xff'")
-  with pytest.raises(ValueError, match="byte 10 that is not UTF-8"):
+  with pytest.raises(ValueError, match="decode byte 0xff in position 10"):
     systems.environment("search_r1", str(tmp_path / "bytes.toml"))
 
 

@@ -46,7 +46,9 @@ def trained(name, parts, folder, **method):
     group=4,
     method=config_lib.MethodConfig(name, **method),
     episode=dataclasses.replace(
-      small_run.CONFIG.episode, prompts=system.world_prompts, max_context=110
+      small_run.CONFIG.episode,
+      prompts=tuple(system.environments)[-1],
+      max_context=110,
     ),
   )
   config = system.train(config)
