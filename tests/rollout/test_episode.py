@@ -6,11 +6,9 @@ import dataclasses
 import json
 import pathlib
 
-import hypothesis
 import numpy as np
 import pytest
 import scripted
-from hypothesis import strategies as st
 from played_episode import (
   ADDRESS,
   CONFIG,
@@ -176,63 +174,3 @@ def test_event_that_does_not_answer_the_request_is_refused():
   for event in (episode_state.Failure("late"), scripted.turn(request, "again")):
     with pytest.raises(ValueError, match="waits on a Done"):
       episode.step(over, event)
-
-
-PIECES = st.sampled_from(
-  [
-    "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>",
-    "<information>", "</budget>", ">\n\n", "\n", " ", "Emma", "<|end|>", "é",
-  ]
-)  # fmt: skip
-TEXTS = st.lists(PIECES, max_size=8).map("".join) | st.sampled_from(
-  [search("a"), search("b"), answer("c")]
-)
-
-
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(
-  texts=st.lists(TEXTS, min_size=1, max_size=5),
-  budget=st.integers(0, 3),
-  scaffold=st.booleans(),
-  max_generated=st.integers(1, 200),
-  spare=st.integers(0, 600),
-  passage=TEXTS,
-)
-def test_any_model_text(texts, budget, scaffold, max_generated, spare, passage):
-  config = dataclasses.replace(
-    CONFIG,
-    max_generated=max_generated,
-    max_context=length_of_prompt(budget, scaffold) + spare,
-  )
-  hits = (types.Passage("1", passage, passage),)
-  state, request = begin(budget=budget, scaffold=scaffold, config=config)
-  sampled, asked = [], []
-  while not isinstance(request, episode_state.Done):
-    if isinstance(request, types.SearchRequest):
-      asked.append(request.query)
-      event = episode_state.Retrieved(hits)
-    else:
-      event = scripted.turn(request, texts[request.turn % len(texts)])
-      sampled.append(event)
-    state, request = episode.step(state, event)
-
-  trajectory = request.trajectory
-  assert len(sampled) <= budget + config.answered_bad_turns + 1
-  assert len(asked) == trajectory.searches <= budget
-  assert trajectory.queries == tuple(asked) and all(asked)
-  of_model = trajectory.authors == types.Author.MODEL
-  for recorded, given in [
-    (trajectory.token_ids, [i for e in sampled for i in e.token_ids]),
-    (trajectory.logps, [p for e in sampled for p in e.logps]),
-    (trajectory.versions, [v for e in sampled for v in e.versions]),
-  ]:
-    assert recorded[of_model].tolist() == given
-  assert [span.text for span in trajectory.spans if span.author == 1] == [
-    event.text for event in sampled
-  ]
-  assert trajectory.generated_tokens <= max_generated
-  assert len(trajectory.token_ids) <= config.max_context
-  assert trajectory.outcome is not types.Outcome.FAILED
-  truncated = trajectory.outcome is types.Outcome.TRUNCATED
-  assert bool(trajectory.reason) == truncated
-  scripted.check_alignment(trajectory)

@@ -51,6 +51,11 @@ def check(played, codec, special):
   of_model = trajectory.authors == MODEL
   assert (trajectory.versions >= 0).tolist() == of_model.tolist()
   assert not trajectory.logps[~of_model].any()
+  for name in ("logps", "versions"):
+    told = [x for each in sampled for x in getattr(each, name)]
+    assert getattr(trajectory, name)[of_model].tolist() == told
+  truncated = trajectory.outcome is types.Outcome.TRUNCATED
+  assert bool(trajectory.reason) == truncated
   assert trajectory.queries == tuple(queries)
   # The last observation is missing if it did not fit into the context.
   assert len(queries) - 1 <= used <= len(queries) == trajectory.searches

@@ -87,20 +87,11 @@ class SglangEngine:
     self._folder = sglang_server.folder(
       config.weights, (server.url for server in self._servers)
     )
-    try:
-      self.max_context = min(loop.run(self._contexts()))
-    except BaseException:
-      loop.run(sglang_server.close(self._client, self._servers))
-      raise
     self._fleet = health.Fleet(
-      self._servers,
-      max_context=self.max_context,
-      run=self._run,
-      wait=config.wait,
-      counters=self.counters,
+      self._servers, run=self._run, wait=config.wait, counters=self.counters
     )
     try:
-      loop.run(self._fleet.start())
+      self.max_context = loop.run(self._fleet.start())
       self.set_params(policy.params, version)
     except BaseException:
       self.close()
@@ -322,6 +313,3 @@ class SglangEngine:
           f"Found token {token} in a context, expected ids in [0, {size}); a "
           "server may end itself over it."
         )
-
-  async def _contexts(self) -> list[int]:
-    return await asyncio.gather(*(each.ready() for each in self._servers))

@@ -72,9 +72,7 @@ class Fleet:
   """The servers of a run; all methods but `stop` run in their client's loop.
 
   Args:
-    servers: the servers, each of which is up.
-    max_context: the smallest of all servers; a server that comes back with a
-      smaller one stays down.
+    servers: the servers.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
     counters: counts each change to a state as `server_<state>`, turns that were
@@ -85,27 +83,35 @@ class Fleet:
     self,
     servers: Sequence[sglang_server.Server],
     *,
-    max_context: int,
     run: str,
     wait: float,
     counters: Counter[str],
   ):
     self._members = [_Member(server) for server in servers]
-    self._max_context, self._run, self._wait = max_context, run, wait
+    self._run, self._wait = run, wait
     self._counters = counters
     self._present: sglang_server.Weights | None = None
+    # Of all servers; one that comes back with a shorter context stays down.
+    self._max_context = 0
     self._changed = asyncio.Event()
     # When the last server went down; infinite while one is up.
     self._dark_since = math.inf
     self._watching: list[asyncio.Task] = []
 
-  async def start(self) -> None:
-    """Starts the health checks."""
+  async def start(self) -> int:
+    """Starts the health checks; returns the longest context, in tokens.
+
+    Raises:
+      types.EngineError: a server is not up.
+    """
+    contexts = await asyncio.gather(*(m.server.ready() for m in self._members))
+    self._max_context = min(contexts)
     self._watching = [
       asyncio.create_task(self._watch(member)) for member in self._members
     ]
     for task in self._watching:
       task.add_done_callback(lambda _: self._tell())
+    return self._max_context
 
   def stop(self) -> None:
     """Stops the health checks; may be called from any thread."""
