@@ -57,13 +57,6 @@ def test_a_busy_server_is_given_the_time_it_asks_for(connect):
   assert time.perf_counter() - started >= 0.2
 
 
-def test_retry_after_beyond_the_deadline_fails_at_once(connect):
-  retriever = connect(fake.status(503, "Later.", retry_after="3600"))
-  sentence = fake.failure(retriever)
-  assert "HTTP 503: Later. To wait for 3.6e+03 seconds more" in sentence
-  assert len(retriever.sent) == 1
-
-
 def test_retry_after_is_a_number_or_a_date():
   assert http_calls.retry_after({"retry-after": "7"}) == 7
   now = datetime.datetime.now(datetime.UTC)
@@ -243,28 +236,6 @@ def test_only_an_answer_counts_in_favour(error, is_alone):
   assert step(tested, error)
   with tested.call():
     assert step(tested) is not is_alone
-
-
-def test_a_dead_server_is_left_alone_until_it_may_be_back(connect):
-  clock, alive = fake.Clock(), []
-
-  def handler(request):
-    return fake.search_r1(request) if alive else fake.broken(request)
-
-  patience = http_calls.Patience(retries=0, failures=3, cooldown=30.0)
-  retriever = connect(handler, patience=patience, clock=clock)
-  for _ in range(5):
-    sentence = fake.failure(retriever)
-  assert len(retriever.sent) == 3
-  assert sentence.startswith("3 calls in a row failed")
-  assert "in 30 seconds" in sentence
-  assert f"The last met: {fake.URL}/retrieve: tried 1 times" in sentence
-  alive.append(True)
-  assert "in a row" in fake.failure(retriever)
-  clock.now += 31
-  assert asyncio.run(retriever.search(fake.ask("a"))) == fake.truth(
-    fake.ask("a")
-  )
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(path):
   ],
   ids=["empty", "text", "another program's"],
 )
-@pytest.mark.parametrize("mode", ["record", "replay", "strict"])
+@pytest.mark.parametrize("mode", ["record", "strict"])
 def test_another_file_is_refused_and_left_alone(
   tmp_path, content, sentence, mode
 ):
@@ -194,14 +194,13 @@ def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_damaged_log_never_gives_a_wrong_answer(path, seed):
+def test_damaged_log_never_gives_a_wrong_answer(path):
   """Each result is the recorded answer, a miss, or an error."""
   requests = [recorded.ask(f"query {i}") for i in range(40)]
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, *requests)
   whole = path.read_bytes()
-  chance = random.Random(seed)
+  chance = random.Random(0)
   outcomes = {"answered": 0, "failed": 0}
   for _ in range(25):
     damaged = bytearray(whole)

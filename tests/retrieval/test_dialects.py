@@ -137,11 +137,6 @@ def test_a_filter_is_refused_and_not_ignored(key):
     assert dialects.load(json.dumps(body).encode()) == body
 
 
-def test_queries_decide_where_a_request_has_both_keys():
-  asked = dialects.read_retrieve({"queries": ["a"], "query": "b", "top_k": 9})
-  assert (asked.queries, asked.k) == (["a"], None)
-
-
 @pytest.mark.parametrize(
   "read, body, sentence",
   [
@@ -207,12 +202,6 @@ def test_any_text_is_written_as_strict_json(text, escaped):
 def test_body_without_an_object_is_an_error(body):
   with pytest.raises(dialects.RequestError, match="expected .* ?object"):
     dialects.load(body)
-
-
-def test_lone_surrogates_of_queries_are_replaced_and_pairs_are_kept():
-  body = rb'{"queries": ["\ud83d\ude00 \ud83d \ude00"]}'
-  asked = dialects.read_retrieve(dialects.load(body))
-  assert asked.queries == ["\U0001f600 \ufffd \ufffd"]
 
 
 def test_non_finite_numbers_are_refused():

@@ -171,7 +171,7 @@ def test_closing_ends_the_server_and_its_children(tmp_path):
 )
 def test_a_command_that_is_no_server_is_refused(command, sentence, monkeypatch):
   # Python starts slowly on a busy machine.
-  start = 20.0 if command[0] == sys.executable else 2.0
+  start = 20.0 if command[0] == sys.executable else 0.5
   monkeypatch.setattr(mcp_tool, "_START_SECONDS", start)
   began = time.monotonic()
   with pytest.raises(types.RetrievalError, match=sentence):
@@ -213,12 +213,6 @@ def test_passages_are_found_in_json(value, expected):
   (found,) = mcp_tool._passages(value)
   name = "sha256:*" if found.id.startswith("sha256:") else found.id
   assert f"{name} {found.title} {found.text} {found.score:g}" == expected
-
-
-def test_what_has_no_passages_is_none_or_empty():
-  assert mcp_tool._passages([]) == mcp_tool._passages({"results": []}) == []
-  for value in (None, "text", 3, {"a": 1}, [3, None]):
-    assert mcp_tool._passages(value) is None
 
 
 # Runs.

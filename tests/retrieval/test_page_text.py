@@ -27,11 +27,7 @@ def text(body):
 @pytest.mark.parametrize(
   "piece",
   [
-    "<p>word word</p>",
-    "<ul><li>word</li></ul>",
-    "<table><tr><td>word</td></tr></table>",
     "<table><tr><td colspan=1000000>word</td></tr></table>",
-    "<div>word<br><br>word</div>",
     "<p class='content post'>word</p>",
     f"<article>{'<div>' * 200}word{'</div>' * 200}</article>",
   ],
@@ -56,8 +52,7 @@ def test_of_a_large_page_the_first_elements_are_read():
 @pytest.mark.parametrize(
   ("most", "left"),
   [
-    *((1, "0"), (2, "01"), (3, "01234"), (4, "0123456"), (5, "01234567")),
-    *((6, "012345678"), (7, "01234567891011"), (8, "01234567891011")),
+    *((1, "0"), (3, "01234"), (6, "012345678"), (7, "01234567891011")),
   ],
 )
 def test_what_is_cut_is_what_follows(most, left):

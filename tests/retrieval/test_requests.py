@@ -37,11 +37,6 @@ def test_the_exception_of_the_only_request_is_raised():
     asyncio.run(retriever.search(types.SearchRequest("capital", 3)))
 
 
-def test_search_many_must_be_written():
-  with pytest.raises(TypeError, match="search_many"):
-    requests.OneByBatch()
-
-
 @pytest.mark.parametrize(
   "request_, words",
   [
@@ -52,8 +47,3 @@ def test_search_many_must_be_written():
 def test_invalid_requests_are_refused(request_, words):
   with pytest.raises(ValueError, match=words):
     requests.check([request_], "wiki")
-
-
-def test_a_corpus_needs_no_name():
-  requests.check([types.SearchRequest("a", 1)], "wiki")
-  requests.check([types.SearchRequest("a", 1, corpus="wiki")], "wiki")

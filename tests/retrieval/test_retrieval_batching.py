@@ -208,21 +208,6 @@ def test_a_large_request_that_fails_ends_with_its_first_failing_search():
   assert ["e", "f"] not in calls
 
 
-def test_finished_requests_are_not_searched_again():
-  async def scenario(batcher, search):
-    search.wrong["poison"] = ValueError()
-    search.free.clear()
-    futures = [batcher.submit([query], 1) for query in ("a", "poison")]
-    await asyncio.to_thread(search.wait_for_call)
-    futures[0].cancel()
-    search.free.set()
-    with pytest.raises(dialects.RequestError):
-      await futures[1]
-
-  calls = play(scenario).calls
-  assert calls == [(["a", "poison"], 1), (["poison"], 1)]
-
-
 def test_closing_ends_what_is_open_and_takes_no_more():
   async def scenario(batcher, search):
     running = await hold(batcher, search)

@@ -119,25 +119,6 @@ def test_a_malformed_answer_fails_its_query(reply, sentence):
   assert isinstance(error, types.RetrievalError) and sentence in str(error)
 
 
-def test_a_query_that_is_refused_fails_alone():
-  def answer(request):
-    if json.loads(request.content)["query"] == "q":
-      return httpx2.Response(422, json={"error": "empty text"})
-    return tei([(0, "dddd")])
-
-  error, found = scores(reranker(answer))
-  assert isinstance(error, http_calls.RefusedError) and "empty text" in str(
-    error
-  )
-  assert found == [4.0]
-
-
-def test_a_busy_server_is_asked_again():
-  replies = [httpx2.Response(503, text="busy"), tei([(0, "dddd")])]
-  made = reranker(lambda request: replies.pop(0))
-  assert scores(made, ASKED[1:]) == [[4.0]]
-
-
 @pytest.mark.parametrize(
   ("options", "sentence"),
   [

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import held_search
-import orjson
 import served
-
-from anysearch_jax import types
 
 
 def test_full_queue_refuses_until_it_has_space():
@@ -75,25 +72,6 @@ def test_failing_index_is_an_error_and_the_server_continues():
     return await client.post("/retrieve", json={"queries": ["a"]})
 
   assert served.play(scenario).status_code == 200
-
-
-def test_unserializable_passages_are_an_error():
-  async def scenario(client, search):
-    search.wrong["a"] = [[types.Passage(b"0", '"T"', "x", 1.0)]]
-    response = await client.post("/retrieve", json={"queries": ["a"]})
-    served.refused(response, 500, "The server failed")
-    return await client.post("/retrieve", json={"queries": ["b"]})
-
-  assert served.play(scenario).status_code == 200
-
-
-def test_passages_with_lone_surrogates_are_valid_json():
-  async def scenario(client, search):
-    search.wrong["a"] = [[types.Passage("0", '"\ud83d"', "\ud800\x00", 1)]]
-    return await client.post("/retrieve", json={"queries": ["a"]})
-
-  (document,) = orjson.loads(served.play(scenario).content)["result"][0]
-  assert document["contents"] == '"\ufffd"\n\ufffd\x00'
 
 
 async def connect(app, messages):

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import datetime
 import json
-import socket
 import ssl
 import time
 
@@ -71,19 +70,6 @@ def test_a_tool_gets_the_page_or_a_sentence(site):
     **{"pages": 4, "read": 1, "cut": 1, "large": 0, "failures": 3},
     **{"failed_type": 1, "failed_status": 1, "failed_address": 1},
   }
-
-
-def test_without_a_resolver_searches_fail_and_pages_are_not_blamed():
-  async def resolve(host, port):
-    raise socket.gaierror(socket.EAI_AGAIN, "try again")
-
-  reader = pages_lib.PageReader(
-    LIMITS, words=5, fetcher=fetching.Fetcher(LIMITS, resolve=resolve)
-  )
-  (found,) = ask(reader, "http://a.example/", tool="fetch")
-  reader.close()
-  assert isinstance(found, types.RetrievalError)
-  assert not isinstance(found, addresses.PageError)
 
 
 def test_first_results_show_their_pages_and_others_their_snippets(site):

@@ -36,7 +36,7 @@ def served(reply, status=200):
   server.asked = []
   server.reply = reply if callable(reply) else lambda body: (status, reply)
   server.url = f"http://127.0.0.1:{server.server_port}/v1"
-  thread = threading.Thread(target=server.serve_forever)
+  thread = threading.Thread(target=server.serve_forever, args=(0.01,))
   thread.start()
   try:
     yield server

@@ -60,7 +60,9 @@ class Site:
     self._server.daemon_threads = True
     self.origin = f"http://{host}:{self._server.server_port}"
     self.port = self._server.server_port
-    threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    threading.Thread(
+      target=self._server.serve_forever, args=(0.01,), daemon=True
+    ).start()
 
   def wrap(self, context):
     """Answers over TLS from now on."""
