@@ -21,7 +21,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http import httptools_impl
@@ -50,18 +50,6 @@ _FULL = (
   b"connection: close\r\nretry-after: 1\r\ncontent-length: %d\r\n\r\n%b"
 )
 _SENTENCE = b'{"detail":"Every connection of this server is busy; try later."}'
-
-
-class Draining(Protocol):
-  """A service that can be told to stop."""
-
-  def drain(self, seconds: float) -> None:
-    """Refuses new requests from now on, and ends within `seconds`."""
-    ...
-
-  def on_closed(self, reason: str) -> None:
-    """Counts a connection that was closed early, by its reason."""
-    ...
 
 
 class Server(uvicorn.Server):
@@ -252,7 +240,7 @@ def room(wanted: int) -> tuple[int, int]:
 
 def serve(
   app: Any,
-  service: Draining,
+  service: Any,
   *,
   named: str,
   host: str,
@@ -266,7 +254,9 @@ def serve(
 
   Args:
     app: the ASGI app.
-    service: what it serves.
+    service: what it serves: `drain(seconds)` refuses new requests from now on and
+      ends within `seconds`; `on_closed(reason)` counts a connection that was
+      closed early.
     named: what the first line of output says is served.
     host, port: the address to listen at; port 0 takes any free port.
     connections: the most at a time; fewer if the process may open fewer files.

@@ -59,7 +59,7 @@ class _Document(pydantic.BaseModel):
 
 class _Hit(pydantic.BaseModel):
   document: _Document
-  score: Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
+  score: float = pydantic.Field(strict=True, allow_inf_nan=False)
 
 
 _HITS = pydantic.TypeAdapter(list[_Hit])

@@ -5,16 +5,9 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from anysearch_jax import types
-
-
-@runtime_checkable
-class _Many(Protocol):
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> Sequence[Sequence[types.Passage] | Exception]: ...
 
 
 class OneByBatch(abc.ABC):
@@ -63,8 +56,9 @@ async def answers(
     For each request its passages, or what the retriever raised; a bug too, so
     that it loses no other answer.
   """
-  if not isinstance(retriever, _Many):
-    return await asyncio.gather(*(_one(retriever, each) for each in requests))
+  if not hasattr(retriever, "search_many"):
+    alone = (_alone(retriever, request) for request in requests)
+    return await asyncio.gather(*alone)
   try:
     found = await retriever.search_many(requests)
     if len(found) != len(requests):
@@ -77,8 +71,8 @@ async def answers(
   return found
 
 
-async def _one(
-  retriever: types.Retriever, request: types.SearchRequest
+async def _alone(
+  retriever: Any, request: types.SearchRequest
 ) -> Sequence[types.Passage] | Exception:
   try:
     return await retriever.search(request)

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import httpx2
 import pydantic
@@ -29,10 +29,10 @@ BATCH = 32  # The limit of text-embeddings-inference, unless it is raised.
 
 class _Score(pydantic.BaseModel):
   index: pydantic.StrictInt
-  score: Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)] = (
-    pydantic.Field(
-      validation_alias=pydantic.AliasChoices("score", "relevance_score")
-    )
+  score: float = pydantic.Field(
+    strict=True,
+    allow_inf_nan=False,
+    validation_alias=pydantic.AliasChoices("score", "relevance_score"),
   )
 
 
