@@ -254,9 +254,9 @@ def serve(
 
   Args:
     app: the ASGI app.
-    service: what it serves: `drain(seconds)` refuses new requests from now on and
-      ends within `seconds`; `on_closed(reason)` counts a connection that was
-      closed early.
+    service: what it serves: `drain(seconds)` refuses new requests from now on
+      and ends within `seconds`; `on_closed(reason)` counts a connection that
+      was closed early.
     named: what the first line of output says is served.
     host, port: the address to listen at; port 0 takes any free port.
     connections: the most at a time; fewer if the process may open fewer files.

@@ -9,7 +9,6 @@ import email.utils
 import json
 import math
 import threading
-import time
 
 import fake_retriever as fake
 import pytest
@@ -48,13 +47,6 @@ def test_permanent_failure_is_not_retried(connect, number):
   )
   assert fake.failure(retriever) == f"{fake.URL}/retrieve: HTTP {number}: No."
   assert len(retriever.sent) == 1
-
-
-def test_a_busy_server_is_given_the_time_it_asks_for(connect):
-  retriever = connect(fake.fails_first(1, fake.status(429, retry_after="0.2")))
-  started = time.perf_counter()
-  asyncio.run(retriever.search(fake.ask("a")))
-  assert time.perf_counter() - started >= 0.2
 
 
 def test_retry_after_is_a_number_or_a_date():

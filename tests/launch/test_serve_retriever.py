@@ -374,17 +374,6 @@ def test_client_that_reads_nothing_is_disconnected():
     assert reasons == ["request"]
 
 
-def test_further_connection_replaces_the_longest_waiting_one():
-  with serving(most=3) as (address, reasons, _):
-    with half_open(address, 3) as (first, *others):
-      assert ask(address).status_code == 200
-      assert ended(first)
-      assert reasons == ["replaced"]
-      for other in others:
-        other.settimeout(0.05)
-        assert not ended(other)
-
-
 def test_server_with_only_busy_connections_refuses_with_503():
   with serving(most=2) as (address, reasons, search):
     search.free.clear()

@@ -14,9 +14,9 @@ from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import simulation, text_model
 from anysearch_jax.methods import ssrl, systems, zerosearch
-from anysearch_jax.rollout import driver, searching
-from anysearch_jax.world import expert_policy, world_retrieval
+from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_retrieval
 from launch import (
   flags,
   policies,
@@ -217,45 +217,6 @@ def config(**values):
   return dataclasses.replace(
     small_run.CONFIG, retrieval=config_lib.RetrievalConfig(**values)
   )
-
-
-def test_world_run_uses_the_configured_simulator():
-  """The expert is right less often with more noise."""
-  engine, codec = expert_policy.make(WORLD)
-  episode = config_lib.EpisodeConfig(
-    prompts="world", max_generated=300, max_context=544
-  )
-
-  async def play(retriever):
-    return await asyncio.gather(
-      *(
-        driver.run_episode(
-          question,
-          driver.EpisodeParts(
-            engine=engine,
-            retriever=retriever,
-            config=episode,
-            codec=codec,
-          ),
-          budget=8,
-          scaffold=False,
-          address=types.Address(0, place, 0),
-        )
-        for place, question in enumerate(QUESTIONS)
-      )
-    )
-
-  def right(noise):
-    named = dataclasses.replace(
-      config(simulated="world"),
-      method=config_methods.MethodConfig(zerosearch=always(noise)),
-    )
-    made = retrievers.make(named, REAL)
-    played = asyncio.run(play(searching.BatchingRetriever(made, named.search)))
-    env = systems.environment("world")
-    return sum(env.answer(t.spans) in t.question.golden_answers for t in played)
-
-  assert right(0.0) > right(0.5) > right(1.0)
 
 
 def test_evaluation_against_a_simulator_is_rejected():

@@ -167,21 +167,6 @@ def test_another_file_is_refused_and_left_alone(
   assert os.listdir(tmp_path) == ["other"]
 
 
-def test_a_log_of_another_version_is_refused(path):
-  with recorded.recording(recorded.Source(), path):
-    pass
-  with contextlib.closing(sqlite3.connect(path)) as database:
-    database.execute("PRAGMA user_version = 2")
-  with pytest.raises(types.RetrievalError, match=r", 2\], expected .*, 1\]"):
-    recording.Recorder(None, path, mode="strict", identity=recorded.WHO)
-
-
-def test_reading_a_missing_log_does_not_create_it(path):
-  with pytest.raises(types.RetrievalError, match="found no log of answers"):
-    recording.Recorder(None, path, mode="strict", identity=recorded.WHO)
-  assert not path.exists()
-
-
 def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))

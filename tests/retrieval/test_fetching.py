@@ -152,14 +152,6 @@ def test_a_redirect_into_this_machine_is_refused(site, host):
     assert inside.asked == []
 
 
-def test_robots_txt_that_leads_into_this_machine_closes_the_site(site):
-  with web_site.Site("127.0.0.1") as inside:
-    inside.pages["/robots.txt"] = web_site.reply(200, b"")
-    site.pages["/robots.txt"] = web_site.redirect(f"{inside.origin}/robots.txt")
-    failed(f"{site.origin}/a", "robots", "robots.txt cannot be read")
-    assert inside.asked == []
-
-
 def test_a_name_is_resolved_once_and_its_checked_address_is_asked(site):
   """A second look-up would give the address of this machine (rebinding)."""
   answers = [web_site.HOST, web_site.HOST]
@@ -177,15 +169,6 @@ def test_a_name_is_resolved_once_and_its_checked_address_is_asked(site):
   assert asked == ["rebound.test"] * 2
   answers += [web_site.HOST]
   failed(f"{url}/a", "robots", "cannot be read", resolve=resolve)
-
-
-def test_another_address_of_a_host_is_tried(site):
-  async def resolve(host, port):
-    return ["127.0.0.3", web_site.HOST]  # Nothing listens at the first.
-
-  limits = dataclasses.replace(LIMITS, allowed=("127.0.0.2/31",))
-  url = f"http://two.test:{site.port}/a"
-  assert "41 metres" in read(url, limits, resolve=resolve).text
 
 
 def test_a_gzip_bomb_costs_no_memory(site):
@@ -258,23 +241,6 @@ def test_robots_txt_is_honoured(site, rules, why):
     assert "/a" not in site.asked
   else:
     assert isinstance(read(f"{site.origin}/a"), types.Passage)
-
-
-def test_a_page_that_waits_for_rules_reads_them_if_another_gave_up(site):
-  site.pages["/robots.txt"] = web_site.silent(site)
-  fetcher = fetching.Fetcher(LIMITS)
-
-  async def both():
-    first = asyncio.create_task(fetcher.fetch(f"{site.origin}/a"))
-    second = asyncio.create_task(fetcher.fetch(f"{site.origin}/a"))
-    while not site.asked:
-      await asyncio.sleep(0.01)
-    site.pages["/robots.txt"] = web_site.reply(404)
-    first.cancel()
-    return (await asyncio.wait_for(second, 5)).data
-
-  assert asyncio.run(both()) == web_site.ARTICLE.encode()
-  assert site.asked == ["/robots.txt", "/robots.txt", "/a"]
 
 
 def test_a_redirect_is_checked_by_the_rules_of_its_own_site(site):

@@ -69,13 +69,6 @@ def test_many_searches_are_few_calls_answered_in_order(asked, batch):
   assert retriever.counters["requests"] == len(seen)
 
 
-@pytest.mark.parametrize("end", ["/retrieve", "/retrieve/", "/"])
-def test_a_url_may_name_the_route_as_search_r1s_flag_does(end):
-  retriever = http_retriever.HttpRetriever(f"http://h:1{end}")
-  assert retriever.url == "http://h:1"
-  retriever.close()
-
-
 @pytest.mark.parametrize(
   "url",
   [
@@ -193,13 +186,6 @@ def test_server_that_always_fails_is_asked_a_few_times(connect, how):
   found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))
   assert all(isinstance(answer, http_calls.AnswerError) for answer in found)
   assert len(retriever.sent) == 17 and retriever.counters["failures"] < 9
-
-
-def test_a_dead_server_is_not_asked_for_the_parts_of_a_batch(connect):
-  retriever = connect(fake.broken)
-  fake.search(retriever, *(fake.ask(str(i)) for i in range(201)))
-  assert len(retriever.sent) == 1 + fake.QUICK.retries
-  assert retriever.counters["splits"] == 0
 
 
 def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):

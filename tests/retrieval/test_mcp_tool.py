@@ -266,23 +266,3 @@ def test_variables_reach_the_command_and_others_do_not(monkeypatch):
   # What the server says of the key is not shown.
   with pytest.raises(ValueError, match=r"said: bad \.\.\.: 13, False"):
     retrievers.make(config(mcp=mcp), None)
-
-
-@pytest.mark.slow
-def test_our_own_server_is_searched(monkeypatch):
-  """`launch.serve --mcp` loads a policy, so its first answer takes a while."""
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  monkeypatch.chdir(mcp_servers.SERVER.parents[2])
-  mcp = config_lib.McpConfig(
-    command=(
-      *(sys.executable, "-m", "launch.serve", "--mcp"),
-      *("--config=configs/quickstart.py", "--threads=1"),
-    ),
-    variables=("JAX_PLATFORMS",),
-    deadline=120.0,
-  )
-  made = retrievers.make(config(mcp=mcp), None)
-  (found,) = ask(made, "gebos works", k=2)
-  assert len(found) == 2
-  assert {p.title for p in found} == {"gebos"}
-  assert "gebos works" in f"{found[0].title} {found[0].text}"

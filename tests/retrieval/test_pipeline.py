@@ -30,15 +30,6 @@ class Known(requests_lib.OneByBatch):
     ]
 
 
-class One:
-  """A retriever without batches, counters and an identity."""
-
-  async def search(self, request):
-    if request.query == "bad":
-      raise types.RetrievalError("gone")
-    return [passage(request.query)]
-
-
 class ByLength:
   """Scores a passage by its length plus that of the query."""
 
@@ -92,12 +83,6 @@ def test_stages_follow_each_other():
     "of": ["Known", {"kind": "by length"}],
     "first": 3,
   }
-
-
-def test_a_retriever_without_batches_is_asked_for_each_query():
-  found, gone = ask(pipeline.fuse(One(), One()), "q", "bad")
-  assert found == ["q"]
-  assert str(gone) == "gone"
 
 
 def test_a_stage_that_fails_fails_its_queries_alone_or_is_left_out():

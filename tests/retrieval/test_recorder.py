@@ -147,22 +147,6 @@ def test_every_part_of_the_key_counts(path, other):
     assert isinstance(found, recording.MissError)
 
 
-def test_answers_of_another_identity_are_not_found_and_named(path):
-  with recorded.recording(recorded.Source(), path) as tested:
-    recorded.search(tested, recorded.ask("a"))
-  other = recorded.WHO | {"corpus": "abd"}
-  with recorded.recording(None, path, mode="strict", identity=other) as tested:
-    (miss,) = recorded.search(tested, recorded.ask("a"))
-  assert '"corpus":"abd"' in str(miss)
-  assert 'It holds answers of {"corpus":"abc","kind":"test"} only' in str(miss)
-  # The order of keys is no difference.
-  same = dict(reversed(recorded.WHO.items()))
-  with recorded.recording(None, path, mode="strict", identity=same) as tested:
-    assert recorded.search(tested, recorded.ask("a")) == [
-      recorded.truth(recorded.ask("a"))
-    ]
-
-
 def test_without_a_retriever_the_only_identity_is_used(path):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))

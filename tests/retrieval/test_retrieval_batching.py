@@ -57,13 +57,6 @@ def test_queries_that_arrive_during_a_search_are_the_next_search():
   assert play(scenario).calls == [(["first"], 1), (["b", "c", "d"], 1)]
 
 
-def test_queries_of_one_loop_iteration_are_searched_together():
-  async def scenario(batcher, search):
-    await asyncio.gather(*(batcher.submit([query], 1) for query in "abc"))
-
-  assert play(scenario).calls == [(["a", "b", "c"], 1)]
-
-
 def test_a_request_larger_than_a_search_keeps_its_order():
   async def scenario(batcher, search):
     queries = list("abcdefgh")
@@ -114,39 +107,6 @@ def test_batching_changes_no_answer(requests, batch, data):
   search = play(scenario, batch=batch, queue=200)
   for queries, _ in search.calls:
     assert 1 <= len(queries) <= batch and len(set(queries)) == len(queries)
-
-
-def test_full_queue_refuses_and_says_when_to_retry():
-  async def scenario(batcher, search):
-    first = await hold(batcher, search)
-    kept = batcher.submit(["a", "b", "c"], 1)
-    with pytest.raises(
-      dialects.RequestError, match="holds 3 of at most 4"
-    ) as error:
-      batcher.submit(["d", "e"], 1)
-    assert error.value.status == 429 and batcher.waiting == 3
-    last = batcher.submit(["d"], 1)
-    search.free.set()
-    await asyncio.gather(first, kept, last)
-
-  calls = play(scenario, queue=4).calls
-  assert calls[1:] == [(["a", "b", "c", "d"], 1)]
-
-
-def test_cancelled_request_leaves_the_queue():
-  async def scenario(batcher, search):
-    first = await hold(batcher, search)
-    gone = batcher.submit(["a", "b"], 1)
-    with pytest.raises(dialects.RequestError):
-      batcher.submit(["c"], 1)
-    gone.cancel()
-    await asyncio.sleep(0)
-    assert batcher.waiting == 0
-    stays = batcher.submit(["c"], 1)
-    search.free.set()
-    await asyncio.gather(first, stays)
-
-  assert play(scenario, queue=2).calls == [(["first"], 1), (["c"], 1)]
 
 
 def test_rest_of_a_cancelled_request_is_not_searched():
@@ -206,19 +166,3 @@ def test_a_large_request_that_fails_ends_with_its_first_failing_search():
   calls = [queries for queries, _ in play(scenario, batch=2).calls]
   assert calls[0] == ["a", "b"] and calls[-1] == ["z"]
   assert ["e", "f"] not in calls
-
-
-def test_closing_ends_what_is_open_and_takes_no_more():
-  async def scenario(batcher, search):
-    running = await hold(batcher, search)
-    waiting = batcher.submit(["a"], 1)
-    batcher.close()
-    for future in (running, waiting):
-      with pytest.raises(dialects.RequestError):
-        await future
-    with pytest.raises(dialects.RequestError):
-      batcher.submit(["b"], 1)
-    await asyncio.sleep(0)
-    assert batcher.waiting == 0
-
-  assert play(scenario).calls == [(["first"], 1)]

@@ -50,19 +50,6 @@ def test_late_answer_is_an_error_and_the_next_is_not():
   assert served.play(scenario, deadline=0.5).status_code == 200
 
 
-def test_a_body_that_comes_too_slowly_is_refused():
-  async def slow():
-    yield b"{"
-    await asyncio.sleep(30)
-
-  async def scenario(client, search):
-    served.refused(
-      await client.post("/retrieve", content=slow()), 408, "0.05 seconds"
-    )
-
-  served.play(scenario, deadline=0.05)
-
-
 def test_failing_index_is_an_error_and_the_server_continues():
   async def scenario(client, search):
     search.wrong["poison"] = RuntimeError("secret path")

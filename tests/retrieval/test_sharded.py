@@ -221,16 +221,6 @@ def test_replicas_share_the_queries(connect):
   assert retriever.counters["queries"] == 1024
 
 
-def test_replicas_of_different_indexes_are_refused(built, connect):
-  network = Network(
-    a=app(opened(built("bm25"), "bm25")),
-    b=app(opened(built("flat"), "flat")),
-  )
-  retriever = connect("http://a|http://b", network)
-  with pytest.raises(types.RetrievalError, match="replicas of different index"):
-    retriever.identity()
-
-
 @pytest.mark.parametrize("address", ["http://a,", "http://a||http://b", ","])
 def test_an_empty_address_is_refused(address):
   with pytest.raises(ValueError, match="url is invalid"):

@@ -148,15 +148,6 @@ def test_many_searches_are_a_call_each_and_fail_alone(connect, kind):
   assert retriever.counters["cost"] == pytest.approx(0.01)
 
 
-def test_a_query_is_cut_to_what_brave_takes(connect):
-  retriever = connect("brave", body({"type": "search"}))
-  asyncio.run(retriever.search(ask("w " * 60)))
-  asyncio.run(retriever.search(ask("x" * 500)))
-  words, letters = (request.url.params["q"] for request in retriever.sent)
-  assert words == " ".join(["w"] * 50)
-  assert letters == "x" * 400
-
-
 @pytest.mark.parametrize("kind", _KEYS)
 @pytest.mark.parametrize(
   ("reply", "sentence"),
