@@ -60,7 +60,7 @@ Seen = aj.control.Seen
 FEATURES = ("made", "left", "turns_left", "repeated", "logp")
 
 
-def features(found: Seen, cap: float) -> np.ndarray:
+def features(found: aj.control.Seen, cap: float) -> np.ndarray:
   """Returns the values of `FEATURES` under a cap on tokens, float64 `[5]`."""
   values = {**found._asdict(), "turns_left": found.turns_left(cap)}
   return np.array([values[name] for name in FEATURES], float)
@@ -81,7 +81,7 @@ class Stopping:
   weights: tuple[float, ...]
   bias: float
 
-  def __call__(self, found: Seen, cap: float) -> float:
+  def __call__(self, found: aj.control.Seen, cap: float) -> float:
     standard = (features(found, cap) - self.mean) / self.scale
     return float(standard @ self.weights + self.bias)
 
@@ -117,7 +117,7 @@ class Value:
   answer: Table
   penalty: float = 0.0
 
-  def cell(self, found: Seen, cap: float) -> tuple[int, int, int]:
+  def cell(self, found: aj.control.Seen, cap: float) -> tuple[int, int, int]:
     """Returns the cell of an episode."""
     return (
       _bin(self.left, found.left),
@@ -125,7 +125,7 @@ class Value:
       _bin(self.logp, found.logp),
     )
 
-  def __call__(self, found: Seen, cap: float) -> float:
+  def __call__(self, found: aj.control.Seen, cap: float) -> float:
     i, j, k = self.cell(found, cap)
     value = self.search[i][j][k] - self.answer[i][j][k]
     turns = max(found.turns_left(cap), 0.1)
@@ -152,7 +152,7 @@ def rule(values: Mapping[str, Any]) -> aj.control.Rule:
     if proposal in values
   }
 
-  def searches(proposal: str, found: Seen, cap: float) -> bool:
+  def searches(proposal: str, found: aj.control.Seen, cap: float) -> bool:
     if proposal not in scores:
       return proposal == control.ASK
     return scores[proposal](found, cap) > 0
