@@ -121,7 +121,7 @@ def _play(
   from anysearch_jax.evaluation import harness
 
   e = config.evaluation
-  total = len(harness.budgets_of(e)) * len(e.seeds) * len(questions)
+  total = (len(e.budgets) + len(e.pairs)) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode", clock=time.monotonic)
   with policies.player(chosen, config, source) as player:
     summary = harness.evaluate(

@@ -33,12 +33,7 @@ EPISODES = "episodes.jsonl"
 # The engine's own seed; the evaluation's seeds are part of the addresses.
 ENGINE_SEED = 0
 _SUMS = (
-  "em",
-  "searches",
-  "generated_tokens",
-  "retrieved_tokens",
-  "input_tokens",
-  "cost",
+  "em searches generated_tokens retrieved_tokens input_tokens cost".split()
 )
 _Job = TypeVar("_Job")
 
@@ -205,21 +200,17 @@ def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
   """
   e = dict(counting.counters(engine))
   s = dict(counting.counters(retriever))
-
-  def share(parts: float, whole: float) -> float | None:
-    return parts / whole if whole else None
-
   shared = e.get("shared_tokens", 0)
   saved = s.get("cache_hits", 0) + s.get("deduplicated", 0)
-  return {
-    "engine": e,
-    "search": s,
-    "shares": {
-      "prompts": share(shared, shared + e.get("prefilled_tokens", 0)),
-      "searches": share(saved, s.get("searches", 0)),
-      "lanes": share(e.get("lanes_used", 0), e.get("lanes_offered", 0)),
-    },
+  parts = {
+    "prompts": (shared, shared + e.get("prefilled_tokens", 0)),
+    "searches": (saved, s.get("searches", 0)),
+    "lanes": (e.get("lanes_used", 0), e.get("lanes_offered", 0)),
   }
+  shares = {
+    k: part / all_ if all_ else None for k, (part, all_) in parts.items()
+  }
+  return {"engine": e, "search": s, "shares": shares}
 
 
 def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
@@ -233,39 +224,23 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
   """
   table: dict[tuple[str, int, str], dict[str, Any]] = {}
   for row in episodes:
-    names = (
-      *_SUMS,
-      *(n for n in official_scoring.NAMES if row.get(n) is not None),
-    )
     key = row["dataset"], row["budget"], str(budgets_lib.of_row(row))
-    sums = table.setdefault(
-      key, {"n": 0, "failed": 0, **dict.fromkeys(_SUMS, 0)}
-    )
+    empty = {"n": 0, "failed": 0, **dict.fromkeys(_SUMS, 0)}
+    sums = table.setdefault(key, empty)
     if row["failed"]:
       sums["failed"] += 1
       continue
     sums["n"] += 1
-    for name in names:
+    for name in (*_SUMS, *official_scoring.NAMES):
       # A failed episode has no official scores, and it may be the first row.
-      sums[name] = sums.get(name, 0) + row[name]
+      if row.get(name) is not None:
+        sums[name] = sums.get(name, 0) + row[name]
   return [
-    {"dataset": dataset, "budget": budget, **_said(caps), **sums}
+    {"dataset": dataset, "budget": budget}
+    | ({} if caps.isdecimal() else {"caps": caps})
+    | sums
     for (dataset, budget, caps), sums in sorted(table.items())
   ]
-
-
-def _said(caps: str) -> dict[str, str]:
-  return {} if caps.isdecimal() else {"caps": caps}
-
-
-def budgets_of(
-  evaluation: config_lib.EvaluationConfig,
-) -> tuple[budgets_lib.Budget, ...]:
-  """Returns the budgets of the cells; raises ValueError for an invalid one."""
-  return (
-    *(budgets_lib.of(number) for number in evaluation.budgets),
-    *(budgets_lib.parse(text, evaluation.prices) for text in evaluation.pairs),
-  )
 
 
 class _Grid:
@@ -284,7 +259,11 @@ class _Grid:
     questions: Sequence[types.Question],
   ):
     self._questions = questions
-    self._seeds, self._budgets = config.seeds, budgets_of(config)
+    self._seeds = config.seeds
+    self._budgets = (
+      *map(budgets_lib.of, config.budgets),
+      *(budgets_lib.parse(text, config.prices) for text in config.pairs),
+    )
     ids = [question.id for question in questions]
     for name, values in (
       ("evaluation.seeds", self._seeds),
@@ -316,11 +295,9 @@ class _Grid:
 
   def place(self, row: journal.Row) -> int:
     """Returns a row's place. Raises KeyError if it is of another evaluation."""
-    return self._place(
-      self._seed_at[row["seed"]],
-      self._budget_at[str(budgets_lib.of_row(row))],
-      self._question_at[row["question_id"]],
-    )
+    cell = self._seed_at[row["seed"]] * len(self._budgets)
+    cell += self._budget_at[str(budgets_lib.of_row(row))]
+    return cell * len(self._questions) + self._question_at[row["question_id"]]
 
   def order(self) -> Iterator[int]:
     """Yields all places in the order of play: question, budget, seed.
@@ -329,11 +306,9 @@ class _Grid:
     the seed only share all of it. Neighbours can therefore reuse the engine's
     cached prefixes.
     """
-    for question in range(len(self._questions)):
-      for budget in range(len(self._budgets)):
-        for seed in range(len(self._seeds)):
-          yield self._place(seed, budget, question)
-
-  def _place(self, seed: int, budget: int, question: int) -> int:
-    cell = seed * len(self._budgets) + budget
-    return cell * len(self._questions) + question
+    n = len(self._questions)
+    for question, budget in itertools.product(
+      range(n), range(len(self._budgets))
+    ):
+      for seed in range(len(self._seeds)):
+        yield (seed * len(self._budgets) + budget) * n + question

@@ -132,16 +132,13 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(file, start=1):
       try:
         row = json.loads(line)
+        if not isinstance(row, dict):
+          raise ValueError(f"{type(row).__name__}, no object")
       except (ValueError, RecursionError) as error:
         raise ValueError(
-          f"{path}, line {number}: found text that is not JSON "
-          f"({error}); expected a row. Play the evaluation again into a new "
-          "folder."
+          f"{path}, line {number}: found text that is not JSON of a row "
+          f"({error}). Play the evaluation again into a new folder."
         ) from error
-      if not isinstance(row, dict):
-        raise ValueError(
-          f"{path}, line {number}: found {type(row).__name__}, expected a row."
-        )
       yield row
 
 

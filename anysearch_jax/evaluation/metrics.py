@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -136,38 +135,6 @@ class Row:
       )
       for dataset, table in columns.by_dataset(self.whole.table).items()
     }
-
-  @functools.cached_property
-  def optimum(self) -> Mapping[int, float]:
-    """The best agent's accuracy by budget, where every question has one."""
-    parts = columns.by_budget(self.whole.table)
-    means = {b: float(part.optimum.mean()) for b, part in parts.items()}
-    return {b: mean for b, mean in means.items() if not np.isnan(mean)}
-
-
-def read_row(
-  label: str,
-  *paths: pathlib.Path,
-  trainings: Sequence[str] | None = None,
-  sample: int = 1000,
-  seed: int = 0,
-) -> Row:
-  """Reads a row; all episodes are measured, a sample of them is kept.
-
-  Args:
-    label: name of the row.
-    paths: `episodes.jsonl` of one method.
-    trainings: for each path, the training whose policy played it, see
-      `columns.read`.
-    sample: number of complete episodes to keep, see `columns.Sample`.
-    seed: seed of the sample.
-
-  Raises:
-    ValueError: as `columns.read`.
-  """
-  kept = columns.Sample(sample, seed)
-  table = columns.read(*paths, runs=trainings, sample=kept)
-  return Row(label, tuple(kept.episodes()), table)
 
 
 def surface(label: str, table: columns.Columns) -> Curve:

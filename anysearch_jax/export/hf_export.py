@@ -90,13 +90,20 @@ def write(
   ):
     if not known:
       logging.warning(_UNKNOWN[key], start)
-  text = card(
-    run,
-    config,
-    base_model=start_name,
-    licence=terms,
-    rollout=rollout,
-    dtype=dtype,
+  c = config.curriculum
+  last = rollout == c.total_steps // c.steps_per_rollout
+  text = model_card.render(
+    model_card.Exported(
+      config=config,
+      provenance=_json(run / "provenance.json"),
+      base_model=start_name,
+      licence=terms,
+      rollout=rollout,
+      dtype=dtype,
+      evaluated_dtype=config.checkpoint.export_dtype,
+      prompt=_json(run / "prompts.json").get("plain", ""),
+      rows=_evaluations(run) if last else [],
+    )
   )
   _, _, policy = load_policy(run, rollout=rollout, base=base)
   hf.save(
@@ -215,42 +222,6 @@ def _check_targets(
       )
 
 
-def card(
-  run: str | pathlib.Path,
-  config: config_lib.ExperimentConfig,
-  *,
-  base_model: str,
-  licence: Mapping[str, str],
-  rollout: int,
-  dtype: str,
-) -> str:
-  """Returns the model card of a run's policy after `rollout` rollouts.
-
-  It includes evaluations only after the last rollout, and only those whose
-  provenance has the hash of the run's `policy/`.
-
-  Args:
-    run: the run's folder.
-    config: its configuration.
-    base_model, licence, rollout, dtype: as for `model_card.Exported`.
-  """
-  run = pathlib.Path(run)
-  c = config.curriculum
-  last = rollout == c.total_steps // c.steps_per_rollout
-  policy = model_card.Exported(
-    config=config,
-    provenance=_json(run / "provenance.json"),
-    base_model=base_model,
-    licence=licence,
-    rollout=rollout,
-    dtype=dtype,
-    evaluated_dtype=config.checkpoint.export_dtype,
-    prompt=_json(run / "prompts.json").get("plain", ""),
-    rows=_evaluations(run) if last else [],
-  )
-  return model_card.render(policy)
-
-
 def hub_name(folder: str | pathlib.Path) -> str:
   """Returns the name of a policy from the path of its folder.
 
@@ -290,12 +261,12 @@ def licence(*folders: str | pathlib.Path) -> dict[str, str]:
 
 
 def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
-  """Returns the run's evaluations of its own policy, ordered by name."""
-  folders = [
-    folder
-    for folder in sorted((run / "evaluation").glob("*"))
-    if (folder / "episodes.jsonl").is_file()
-  ]
+  """Returns the run's evaluations of its last policy, ordered by name.
+
+  They are those whose provenance has the hash of the run's `policy/`.
+  """
+  played = (run / "evaluation").glob(f"*/{loading.EPISODES}")
+  folders = sorted(path.parent for path in played)
   if not folders or not (run / "policy").is_dir():
     return []
   own = tensor_files.digest(run / "policy")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import columns, metrics
 from anysearch_jax.host import json_files
 from anysearch_jax.report import study, trajectories
 
@@ -50,11 +50,14 @@ def sources(item: str) -> list[Source]:
       or only some of the folders have an evaluation.
   """
   label, paths = named(item)
-  if all(_lacks_evaluation(path) for path in paths):
+  inside = {path: evaluations(path) for path in paths}
+  if not any(inside.values()):
     return [Source(label or paths[0].resolve().name, (), paths[0])]
   found: dict[str, list[pathlib.Path]] = {}
-  for path in paths:
-    for folder in evaluations(path):
+  for path, folders in inside.items():
+    if not folders:
+      raise ValueError(_lacking(path))
+    for folder in folders:
       found.setdefault(_label(label, path, folder), []).append(folder)
   return [
     Source(name, tuple(folders), _run_of(folders[0]))
@@ -107,31 +110,28 @@ def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
   return None
 
 
-def _lacks_evaluation(folder: pathlib.Path) -> bool:
-  """Whether a folder is a training run without an evaluation."""
-  return (
-    (folder / "metrics.jsonl").is_file()
-    and not (folder / EPISODES).is_file()
-    and not any((folder / "evaluation").glob(f"*/{EPISODES}"))
-  )
-
-
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the folder if it is an evaluation, otherwise the run's evaluations.
 
+  It is empty for a training run without an evaluation.
+
   Raises:
-    ValueError: it is neither an evaluation nor a run that has one.
+    ValueError: the folder is neither an evaluation nor a run.
   """
   if (folder / EPISODES).is_file():
     return [folder]
   inside = sorted((folder / "evaluation").glob(f"*/{EPISODES}"))
-  if not inside:
-    raise ValueError(
-      f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; "
-      "expected the folder of a finished evaluation or of a run that has one. "
-      f"{how_to_evaluate(folder)}"
-    )
+  if not inside and not (folder / "metrics.jsonl").is_file():
+    raise ValueError(_lacking(folder))
   return [path.parent for path in inside]
+
+
+def _lacking(folder: pathlib.Path) -> str:
+  return (
+    f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; expected "
+    "the folder of a finished evaluation or of a run that has one. "
+    f"{how_to_evaluate(folder)}"
+  )
 
 
 def how_to_evaluate(folder: pathlib.Path) -> str:
@@ -193,20 +193,16 @@ def load_row(
       )
   try:
     _check_trainings(folders)
-    row = metrics.read_row(
-      label,
-      *paths,
-      trainings=[_training_of(folder) for folder in folders],
-      sample=_SAMPLED,
-    )
-    capped = row.columns
+    kept = columns.Sample(_SAMPLED)
+    trainings = [_training_of(folder) for folder in folders]
+    capped = columns.read(*paths, runs=trainings, sample=kept)
     free = np.isinf([capped.token_cap, capped.dollar_cap, capped.second_cap])
     if not paired and not free.all():
       raise ValueError(
         "found budgets in more units than searches; expected searches alone. "
         "Name this evaluation in --surfaces."
       )
-    return row
+    return metrics.Row(label, tuple(kept.episodes()), capped)
   except ValueError as error:
     raise ValueError(f"Row {label!r}: {error}") from error
 
@@ -236,17 +232,13 @@ def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
 def _trained_in(
   policy: Mapping[str, Any],
 ) -> tuple[pathlib.Path | None, str]:
-  """Returns the run that trained a policy, and which of the run's it is.
-
-  The run is None for a policy that is in no run.
-  """
+  """Returns the run that trained a policy, and which of the run's it is."""
   if "checkpoint" in policy:
     run = pathlib.Path(policy["checkpoint"]).resolve()
     return run, f"checkpoint {policy.get('rollout')}"
   folder = pathlib.Path(policy.get("folder", ".")).resolve()
-  if (folder.parent / "metrics.jsonl").is_file():
-    return folder.parent, folder.name
-  return None, ""
+  in_run = (folder.parent / "metrics.jsonl").is_file()
+  return (folder.parent, folder.name) if in_run else (None, "")
 
 
 def _training_of(folder: pathlib.Path) -> str:

@@ -292,37 +292,34 @@ def verdict(study: Study) -> str:
     "cannot be told in accuracy from": [],
     "cannot be compared with": [],
   }
+
+  def resolved(difference: comparison.Difference) -> bool:
+    return difference.adjusted is not None and difference.adjusted < _LEVEL
+
   for row in study.rows[1:]:
     difference = whole.get((row.label, "accuracy"))
-    if difference is None or difference.estimate.value is None:
+    if difference is None or (gain := difference.estimate.value) is None:
       said["cannot be compared with"].append(row.label)
       continue
-    gain = difference.estimate
-    made = whole[row.label, "searches"]
     outcome = "cannot be told in accuracy from"
-    if _resolved(difference):
-      outcome = (
-        f"is {'more' if (gain.value or 0) > 0 else 'less'} accurate than"
-      )
-    text = f"{row.label} ({_with_interval(gain, sign='+')}"
-    if _resolved(made) and (more := made.estimate.value):
+    if resolved(difference):
+      outcome = f"is {'more' if gain > 0 else 'less'} accurate than"
+    text = f"{row.label} ({_with_interval(difference.estimate, sign='+')}"
+    made = whole[row.label, "searches"]
+    if resolved(made) and (more := made.estimate.value):
       word = "fewer" if more < 0 else "more"
       text += f", with {abs(more):.2f} {word} searches"
     said[outcome].append(f"{text})")
   clauses = []
   for outcome, others in said.items():
-    if not others:
-      continue
-    told = others[:_TOLD]
-    if rest := len(others) - len(told):
-      told.append(f"{rest} more")
-    listed = " and ".join([*(", ".join(told[:-1]),) * bool(told[1:]), told[-1]])
-    clauses.append(f"{outcome} {listed}")
+    if others:
+      told = others[:_TOLD]
+      if rest := len(others) - len(told):
+        told.append(f"{rest} more")
+      first, last = ", ".join(told[:-1]), told[-1]
+      listed = f"{first} and {last}" if first else last
+      clauses.append(f"{outcome} {listed}")
   return f"{study.system} {'; it '.join(clauses)}."
-
-
-def _resolved(difference: comparison.Difference) -> bool:
-  return difference.adjusted is not None and difference.adjusted < _LEVEL
 
 
 def _with_interval(found: inference.Estimate, sign: str = "") -> str:

@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from anysearch_jax.evaluation import columns, comparison, metrics
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report.study import Study
@@ -172,9 +174,12 @@ def overview(rows: _Rows) -> Table:
         yield (title, row.label), found
       if measure == "accuracy" and known:
         # Rows have the same questions, but some have fewer of them.
-        best: dict[Any, Any] = next(
-          dict(row.optimum) for row in rows if study_lib.know_optimum([row])
-        )
+        first = next(row for row in rows if study_lib.know_optimum([row]))
+        best: dict[Any, Any] = {
+          budget: float(part.table.optimum.mean())
+          for budget, part in first.by_budget.items()
+          if not np.isnan(part.table.optimum).any()
+        }
         if set(at) <= set(best):
           best["mean"] = sum(best[b] for b in at) / len(at)
         yield (title, "the optimum, computed"), best

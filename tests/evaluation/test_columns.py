@@ -10,7 +10,7 @@ import pytest
 import study
 
 from anysearch_jax.environment import scoring
-from anysearch_jax.evaluation import columns, metrics
+from anysearch_jax.evaluation import columns
 
 
 def _file(path, found):
@@ -43,16 +43,6 @@ def test_columns_are_aligned_with_episodes_in_any_order():
     np.testing.assert_array_equal(getattr(table, name), getattr(turned, name))
   with pytest.raises(AttributeError, match="expected a column"):
     _ = table.unknown
-
-
-def test_a_row_keeps_a_sample_and_measures_all(tmp_path):
-  row = study.row("a", questions=30, budgets=(1, 2), seeds=(1, 2))
-  path = _file(tmp_path / "episodes.jsonl", row.episodes)
-  found = metrics.read_row("a", path, sample=10)
-  assert (len(found.episodes), len(found.columns)) == (10, 120)
-  assert point_values.by_budget(found.columns) == point_values.by_budget(
-    row.columns
-  )
 
 
 def test_runs_of_different_seeds_are_one_row(tmp_path):
