@@ -82,7 +82,7 @@ def seen(after: episode_state.Episode) -> Seen:
     after.used,
     min(after.left, MOST_SEARCHES),
     after.written,
-    after.generated / after.turns,
+    sum(after.turn_lengths) / after.turns,
     int(repeated),
     round(sum(last.logps) / len(last.logps), 5),
   )

@@ -141,9 +141,7 @@ def step(
       )
       charged = dataclasses.replace(
         episode,
-        queries=(*episode.queries, query),
         observations=(*episode.observations, made),
-        search_ends=(*episode.search_ends, episode.tokens - 1),
       )
       text += env.after_search(charged.budget, charged.used)
       return _next_turn(charged, _written(charged, text), shown=passages)

@@ -114,9 +114,7 @@ class Episode:
 
   Attributes:
     chunks: prompt, turns and environment texts in order.
-    queries: the charged queries; their number is the budget used.
     observations: what each charged query showed.
-    search_ends: index of the last token of each turn that searched.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
     verifying: whether the next turn is the policy's verification of its answer.
@@ -137,9 +135,7 @@ class Episode:
   config: config_lib.EpisodeConfig
   codec: types.TextCodec
   chunks: tuple[Chunk, ...] = ()
-  queries: tuple[str, ...] = ()
   observations: tuple[types.Observation, ...] = ()
-  search_ends: tuple[int, ...] = ()
   bad_turns: int = 0
   violation: bool = False
   verifying: bool = False
@@ -158,9 +154,14 @@ class Episode:
     return systems.of_episode(self.config)
 
   @property
+  def queries(self) -> tuple[str, ...]:
+    """The charged queries."""
+    return tuple(each.argument for each in self.observations)
+
+  @property
   def used(self) -> int:
     """Number of searches charged."""
-    return len(self.queries)
+    return len(self.observations)
 
   @property
   def left(self) -> int:
@@ -174,15 +175,15 @@ class Episode:
     return self.used if self.stopped else self.budget
 
   @property
-  def turns(self) -> int:
-    """Number of turns that the model has taken."""
-    return sum(chunk.author is types.Author.MODEL for chunk in self.chunks)
+  def turn_lengths(self) -> list[int]:
+    """Number of tokens of each turn that the model has taken."""
+    by_model = (c for c in self.chunks if c.author is types.Author.MODEL)
+    return [len(chunk.token_ids) for chunk in by_model]
 
   @property
-  def shortest_turn(self) -> int:
-    """Number of tokens of the shortest turn, 0 before the first one."""
-    turns = (c for c in self.chunks if c.author is types.Author.MODEL)
-    return min((len(chunk.token_ids) for chunk in turns), default=0)
+  def turns(self) -> int:
+    """Number of turns that the model has taken."""
+    return len(self.turn_lengths)
 
   @property
   def tokens(self) -> int:
@@ -190,18 +191,9 @@ class Episode:
     return sum(len(chunk.token_ids) for chunk in self.chunks)
 
   @property
-  def generated(self) -> int:
-    """Number of tokens that the model wrote."""
-    return sum(
-      len(chunk.token_ids)
-      for chunk in self.chunks
-      if chunk.author is types.Author.MODEL
-    )
-
-  @property
   def written(self) -> int:
     """Number of tokens that the model wrote, with those of discarded turns."""
-    return self.generated + self.discarded
+    return sum(self.turn_lengths) + self.discarded
 
   @property
   def read(self) -> int:
@@ -212,11 +204,6 @@ class Episode:
         total += length
       length += len(chunk.token_ids)
     return total + self.reread
-
-  @property
-  def tools(self) -> list[str]:
-    """The tool of each charged call."""
-    return [each.tool for each in self.observations]
 
   @property
   def budget_line(self) -> str:
@@ -269,7 +256,7 @@ class Episode:
     for the answer. Before the first turn nothing is known of its length.
     """
     most = self.before_landing
-    return most is not None and most < max(1, self.shortest_turn)
+    return most is not None and most < min(self.turn_lengths, default=1)
 
   @property
   def reads_all(self) -> bool:
@@ -382,7 +369,7 @@ class Episode:
   def cost(self, *calls: str, read: int = 0, written: int = 0) -> float:
     """Returns the dollars spent, with these calls and tokens more."""
     return self.caps.prices.of_calls(
-      [*self.tools, *calls],
+      [*(each.tool for each in self.observations), *calls],
       input_tokens=self.read + read,
       output_tokens=self.written + written,
     )
@@ -404,6 +391,8 @@ class Episode:
       return np.fromiter(joined, dtype, count=sum(lengths))
 
     authors = np.array([chunk.author for chunk in chunks], np.int8)
+    turns = np.flatnonzero(authors == types.Author.MODEL)
+    ends = np.cumsum(lengths, dtype=int)[turns] - 1
     return types.Trajectory(
       address=self.address,
       question=self.question,
@@ -424,7 +413,7 @@ class Episode:
       outcome=outcome,
       reason=reason,
       observations=self.observations,
-      search_ends=self.search_ends,
+      search_ends=tuple(int(ends[each.turn]) for each in self.observations),
       caps=self.caps,
       seconds=self.elapsed,
       discarded_tokens=self.discarded,
