@@ -78,7 +78,6 @@ def write(
         "kept": len(part.entries),
         "dropped": dict(sorted(part.dropped.items())),
         "mended": dict(sorted(part.mended.items())),
-        "empty_answers": part.empty_answers,
         "unmatched": part.unmatched,
       }
       for name, part in parts.items()

@@ -92,9 +92,9 @@ class Part:
     read: number of rows read.
     dropped: number of rows that are not among the entries, by reason.
     mended: number of repaired rows, by kind of repair.
-    empty_answers: number of answers that normalise to "".
-    unmatched: number of evaluation questions with such answers only. They are
-      kept, so that a dataset has its published size; their exact match is 0.
+    unmatched: number of evaluation questions whose answers all normalise to "".
+      They are kept, so that a dataset has its published size; their exact match
+      is 0.
   """
 
   entries: list[Entry] = dataclasses.field(default_factory=list)
@@ -105,7 +105,6 @@ class Part:
   mended: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
-  empty_answers: int = 0
   unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
@@ -314,9 +313,6 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   part.read += 1
   part.mended.update(found.mended)
   accepted = formats.accept(found.answers)
-  part.empty_answers += sum(
-    not scoring.normalize_answer(answer) for answer in found.answers
-  )
   if not accepted and split != "train":
     accepted = formats.distinct(found.answers)
     part.unmatched += bool(accepted)

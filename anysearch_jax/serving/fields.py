@@ -17,6 +17,7 @@ from anysearch_jax import config as config_lib
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
 _STOPS = 4  # As in OpenAI's API.
+_CHOICES = 8  # The most answers to one request.
 # Fields without an effect on an answer.
 _HARMLESS = frozenset(
   "user metadata store service_tier safety_identifier prompt_cache_key "
@@ -92,7 +93,6 @@ class Served:
     max_tokens: tokens that the policy may write.
     seconds: the longest deadline, and that of a request that does not say.
     sampling: of a request that does not say.
-    choices: the most answers to one request.
     prices: by which a budget of dollars is charged.
   """
 
@@ -102,7 +102,6 @@ class Served:
   max_tokens: int = 4096
   seconds: float = 120.0
   sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
-  choices: int = 8
   prices: budgets.Prices = budgets.NO_CAPS.prices
 
 
@@ -266,7 +265,7 @@ def asked(
     for name in tokens
     if (n := body.whole(name, least=1, most=2**31)) is not None
   ]
-  n = (body.whole("n", least=1, most=served.choices) or 1) if choices else 1
+  n = (body.whole("n", least=1, most=_CHOICES) or 1) if choices else 1
   caps = _caps(body, served)
   seed = body.whole("seed", least=0, most=2**32 - 1 - n)
   seconds = body.number(

@@ -30,11 +30,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from anysearch_jax import budgets
 from anysearch_jax.agent import events
+from anysearch_jax.config import settings
 from anysearch_jax.host import disk
 from anysearch_jax.serving import fields
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME = settings.Range(
+  "letters, digits, '.', '_' and '-'",
+  re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch,  # type: ignore[arg-type]
+)
 _PREFIX = "sk-anysearch-"
 _TABLE = (
   "CREATE TABLE IF NOT EXISTS used (key TEXT, day TEXT, searches INTEGER, "
@@ -50,16 +55,18 @@ class Key:
     name: of the client, for logs.
     sha256: of the key, in hexadecimal.
     requests: the most at a time.
-    searches_a_day, tokens_a_day: the most in a day (UTC); None: no limit.
-    max_budget: the most searches of one request; None: the service's.
+    searches_a_day, tokens_a_day: the most in a day (UTC); no limit by default.
+    max_budget: the most searches of one request.
   """
 
-  name: str
-  sha256: str
-  requests: int = 4
-  searches_a_day: int | None = None
-  tokens_a_day: int | None = None
-  max_budget: int | None = None
+  name: str = settings.placement("", _NAME)
+  sha256: str = settings.placement("")
+  requests: int = settings.placement(4, settings.at_least(1))
+  searches_a_day: int = settings.placement(
+    budgets.UNCAPPED, settings.at_least(0)
+  )
+  tokens_a_day: int = settings.placement(budgets.UNCAPPED, settings.at_least(0))
+  max_budget: int = settings.placement(budgets.UNCAPPED, settings.at_least(0))
 
 
 def read(path: pathlib.Path) -> tuple[Key, ...]:
@@ -83,30 +90,16 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
 
 def _key(path: pathlib.Path, name: str, values: Any) -> Key:
   where = f"--keys={path}: key {name!r}"
-  known = {field.name for field in dataclasses.fields(Key)} - {"name"}
-  if not isinstance(values, Mapping) or not _NAME.fullmatch(name):
-    raise ValueError(
-      f"{where}: expected a name of letters, digits, '.', '_' and '-', and an "
-      "object."
-    )
-  if more := set(values) - known:
-    raise ValueError(
-      f"{where}: found {', '.join(sorted(more))}, expected "
-      f"{', '.join(sorted(known))}."
-    )
-  if not re.fullmatch(r"[0-9a-f]{64}", str(values.get("sha256"))):
+  found = values if isinstance(values, Mapping) else {}
+  # Checked first and without its value, which may be the key itself.
+  if not re.fullmatch(r"[0-9a-f]{64}", str(found.get("sha256"))):
     raise ValueError(
       f"{where}: sha256 is not one, expected 64 hexadecimal digits (--new_key "
       "writes them)."
     )
-  for field in known - {"sha256"}:
-    found = values.get(field)
-    least = 1 if field == "requests" else 0
-    if field in values and (type(found) is not int or found < least):
-      raise ValueError(
-        f"{where}: {field} is {found!r}, expected a whole number from {least}."
-      )
-  return Key(name, **values)
+  key = settings.from_dict(Key, {**found, "name": name}, path=where)
+  settings.check(key, where)
+  return key
 
 
 def add(path: pathlib.Path, name: str) -> str:
@@ -115,10 +108,7 @@ def add(path: pathlib.Path, name: str) -> str:
   Raises:
     ValueError: the name is taken or cannot be one.
   """
-  if not _NAME.fullmatch(name):
-    raise ValueError(
-      f"--new_key: found {name!r}, expected letters, digits, '.', '_' and '-'."
-    )
+  settings.check(Key(name), "--new_key")
   listed = json.loads(path.read_text()) if path.exists() else {}
   if not isinstance(listed, dict):
     raise ValueError(f"--keys={path}: found no object of keys; name another.")
@@ -213,7 +203,7 @@ class Guard:
       fields.RequestError: 429, the key has too many requests or has used up its
         day; 400, its requests may not have such a budget.
     """
-    if key.max_budget is not None and searches > key.max_budget:
+    if searches > key.max_budget:
       raise fields.refuse(
         "max_tool_calls", searches, f"at most {key.max_budget} for this key"
       )
@@ -251,7 +241,7 @@ class Guard:
       ("searches", used[0], searches, key.searches_a_day),
       ("tokens", used[1], tokens, key.tokens_a_day),
     ):
-      if most is not None and before + wanted > most:
+      if before + wanted > most:
         # What is under way may give back what it reserved.
         soon = self._running[key.name] > 0 and wanted <= most
         raise fields.RequestError(

@@ -77,7 +77,6 @@ def test_manifest_lists_contents(tmp_path):
   made = _parts(nq_train=2, nq_test=1, popqa_test=0)
   made["nq_train"].read += 3
   made["nq_train"].dropped.update({"no answer": 2, "asked twice": 1})
-  made["nq_train"].empty_answers = 4
   made["nq_train"].mended["control characters"] = 1
   made["nq_test"].unmatched = 1
   made["popqa_test"].read = 1
@@ -96,7 +95,6 @@ def test_manifest_lists_contents(tmp_path):
     "kept": 2,
     "dropped": {"asked twice": 1, "no answer": 2},
     "mended": {"control characters": 1},
-    "empty_answers": 4,
     "unmatched": 0,
   }
   assert splits["nq_test"]["unmatched"] == 1

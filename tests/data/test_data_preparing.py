@@ -68,7 +68,6 @@ def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
     "asked twice, answers merged": 1,
     "in an evaluation split": 1,
   }
-  assert nq.empty_answers == 3
   assert [e.question for e in hotpot.entries] == ["In DEV?", "b?"]
 
 

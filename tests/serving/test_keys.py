@@ -159,11 +159,17 @@ def test_use_outlives_a_restart(tmp_path):
   [
     ([], "found no keys"),
     ({}, "found no keys"),
-    ({"a b": {"sha256": "0" * 64}}, "expected a name"),
+    ({"a b": {"sha256": "0" * 64}}, "expected letters, digits"),
     ({"a": {"sha256": "sk-secret"}}, "sha256 is not one"),
-    ({"a": {"sha256": "0" * 64, "searches": 3}}, "found searches"),
-    ({"a": {"sha256": "0" * 64, "requests": 0}}, "requests is 0"),
-    ({"a": {"sha256": "0" * 64, "tokens_a_day": "x"}}, "tokens_a_day is 'x'"),
+    ({"a": {"sha256": "0" * 64, "searches": 3}}, "unknown key 'searches'"),
+    (
+      {"a": {"sha256": "0" * 64, "requests": 0}},
+      "requests: found 0, expected at least 1",
+    ),
+    (
+      {"a": {"sha256": "0" * 64, "tokens_a_day": "x"}},
+      "tokens_a_day: found 'x'",
+    ),
   ],
 )
 def test_file_that_is_not_one_is_refused_without_its_secrets(
