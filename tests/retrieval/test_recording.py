@@ -1,0 +1,449 @@
+"""Record and replay: the log has what a run saw, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import textwrap
+import uuid
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from anysearch_jax import types
+from retrieval import recording
+
+WHO = {"kind": "test", "corpus": "abc"}
+
+
+def ask(query, k=3, corpus=""):
+  return types.SearchRequest(query, k, corpus)
+
+
+def truth(request, word="text"):
+  """Returns the passages that `Source` finds, with float32 scores."""
+  return tuple(
+    types.Passage(
+      f"{request.corpus}/{request.query}/{rank}",
+      f'"{request.query}"',
+      f"{word} {rank}",
+      float(np.float32(1 / (rank + 3))),
+    )
+    for rank in range(request.k)
+  )
+
+
+class Source:
+  """Answers by `truth`; queries with "bad" fail. `calls` has all requests."""
+
+  def __init__(self, word="text"):
+    self.calls, self.word = [], word
+
+  async def search_many(self, requests):
+    self.calls.append([request.query for request in requests])
+    await asyncio.sleep(0)
+    return [
+      types.RetrievalError(f"No {request.query}.")
+      if "bad" in request.query
+      else truth(request, self.word)
+      for request in requests
+    ]
+
+
+@contextlib.contextmanager
+def recorder(retriever, path, mode="record", identity=WHO):
+  tested = recording.Recorder(retriever, path, mode=mode, identity=identity)
+  try:
+    yield tested
+  finally:
+    tested.close()
+
+
+def search(tested, *requests):
+  return asyncio.run(tested.search_many(requests))
+
+
+# What is recorded is replayed.
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "log" / "answers.sqlite"
+
+
+def bits(answers):
+  """Returns answers as values that compare to the last bit."""
+  return [
+    [
+      [t.encode(errors="surrogatepass") for t in (p.id, p.title, p.text)]
+      + [struct.pack("<d", p.score)]
+      for p in answer
+    ]
+    for answer in answers
+  ]
+
+
+TEXT = st.text(
+  st.characters(codec=None) | st.sampled_from("\ud800\udfff\0\n\u2028"),
+  max_size=20,
+)
+
+
+class Given:
+  """Answers each query with a given answer."""
+
+  def __init__(self, answers):
+    self.answers = answers
+
+  async def search_many(self, requests):
+    return [self.answers[r.query, r.k, r.corpus] for r in requests]
+
+
+@hypothesis.settings(
+  max_examples=15,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  answers=st.dictionaries(
+    st.tuples(TEXT, st.integers(1, 5), TEXT),
+    st.lists(
+      st.builds(
+        types.Passage, TEXT, TEXT, TEXT, st.floats(width=32) | st.floats()
+      ),
+      max_size=4,
+    ),
+    max_size=6,
+  )
+)
+def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
+  """Covers lone surrogates, NaN, minus zero and empty answers."""
+  path = tmp_path / uuid.uuid4().hex
+  requests = [ask(*key) for key in answers]
+  with recorder(Given(answers), path) as tested:
+    found = search(tested, *requests)
+    assert tested.counters["recorded"] == len(answers)
+  assert bits(found) == bits(answers.values())
+  with recorder(None, path, mode="strict") as tested:
+    replayed = search(tested, *requests)
+    assert tested.counters["hits"] == len(answers)
+  assert bits(replayed) == bits(found)
+
+
+def test_modes_ask_log_and_retriever_in_their_order(path):
+  """The log first, the retriever first, or one of them only."""
+  source = Source()
+  for times in (1, 2):
+    with recorder(source, path) as tested:
+      assert search(tested, ask("a")) == [truth(ask("a"))]
+      assert tested.counters["recorded"] == (times == 1)
+      assert tested.counters["conflicts"] == 0
+  assert source.calls == [["a"]] * 2
+  source.calls.clear()
+  with recorder(source, path, mode="replay") as tested:
+    asked = [ask(query) for query in ("b", "a", "c", "a")]
+    assert search(tested, *asked) == [truth(request) for request in asked]
+    assert (tested.counters["hits"], tested.counters["misses"]) == (2, 2)
+  # What was missing went out as one call, and is there now.
+  assert source.calls == [["b", "c"]]
+  with recorder(source, path, mode="strict") as tested:
+    assert search(tested, *asked) == [truth(request) for request in asked]
+  assert source.calls == [["b", "c"]]
+
+
+def test_miss_names_the_query(path):
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"))
+  with recorder(None, path, mode="strict") as tested:
+    hit, miss = search(tested, ask("a"), ask("Who is it?", 7, "wiki"))
+    assert hit == truth(ask("a"))
+    with pytest.raises(recording.MissError) as caught:
+      asyncio.run(tested.search(ask("Who is it?", 7, "wiki")))
+    assert str(caught.value) == str(miss)
+  for part in (
+    str(path),
+    "'Who is it?'",
+    "k=7",
+    "corpus 'wiki'",
+    'identity {"corpus":"abc","kind":"test"}',
+  ):
+    assert part in str(miss)
+
+
+@pytest.mark.parametrize(
+  "other",
+  [
+    ask("A"),
+    ask("a "),
+    ask("a", 2),
+    ask("a", corpus="x"),
+    ask(""),
+  ],
+  ids=str,
+)
+def test_every_part_of_the_key_counts(path, other):
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"))
+  with recorder(None, path, mode="strict") as tested:
+    (found,) = search(tested, other)
+    assert isinstance(found, recording.MissError)
+
+
+def test_without_a_retriever_the_only_identity_is_used(path):
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"))
+  with recorder(None, path, mode="strict", identity=None) as tested:
+    assert tested.identity() == WHO
+    assert search(tested, ask("a")) == [truth(ask("a"))]
+  with pytest.raises(ValueError, match="pass the retriever's identity"):
+    recording.Recorder(Source(), path, mode="record")
+  with recorder(Source(), path, identity="another") as tested:
+    search(tested, ask("a"))
+  with pytest.raises(ValueError, match='"kind":"test".*"another"'):
+    recording.Recorder(None, path, mode="strict")
+
+
+def test_failures_are_answered_and_not_recorded(path):
+  source = Source()
+  with recorder(source, path) as tested:
+    first, bad, last = search(tested, ask("a"), ask("bad"), ask("b"))
+    assert (first, last) == (
+      truth(ask("a")),
+      truth(ask("b")),
+    )
+    assert isinstance(bad, types.RetrievalError)
+    assert tested.counters["failures"] == 1
+  with recorder(None, path, mode="strict") as tested:
+    (miss,) = search(tested, ask("bad"))
+    assert isinstance(miss, recording.MissError)
+
+
+def test_a_retriever_that_raises_leaves_the_logs_answers(path):
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"))
+
+  class Dead:
+    async def search_many(self, requests):
+      raise types.RetrievalError("It is down.")
+
+  class Short:
+    async def search_many(self, requests):
+      return []
+
+  for retriever, sentence in ((Dead(), "down"), (Short(), "0 answers to 1")):
+    with recorder(retriever, path, mode="replay") as tested:
+      hit, failed = search(tested, ask("a"), ask("b"))
+      assert hit == truth(ask("a"))
+      assert sentence in str(failed)
+
+
+def test_the_first_answer_stays_and_another_is_counted(path):
+  """So the log replays every run that was recorded with it."""
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"), ask("b"))
+  with recorder(Source("other text"), path) as tested:
+    assert search(tested, ask("a"), ask("c")) == [
+      truth(ask("a")),
+      truth(ask("c"), "other text"),
+    ]
+    assert tested.counters["conflicts"] == 1
+    assert tested.counters["recorded"] == 1
+  with recorder(None, path, mode="strict") as tested:
+    assert search(tested, ask("a")) == [truth(ask("a"))]
+
+
+def test_loops_and_threads_share_a_recorder(path):
+  asked = [[ask(f"{i % 5}/{j}") for j in range(10)] for i in range(20)]
+  with recorder(Source(), path, mode="replay") as tested:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      found = list(pool.map(lambda some: search(tested, *some), asked))
+    assert tested.counters["recorded"] == 50
+    assert tested.counters["hits"] + tested.counters["misses"] == 200
+    assert tested.counters["conflicts"] == 0
+  assert found == [[truth(r) for r in some] for some in asked]
+
+
+# Several writers, killed writers, damage, other files.
+
+
+WRITER = textwrap.dedent("""
+  import asyncio, sys
+  from anysearch_jax import types
+  from retrieval import recording
+
+  class Mine:
+    async def search_many(self, requests):
+      return [
+        [types.Passage(r.query, me, "x" * 2000, 0.5)] for r in requests
+      ]
+
+  path, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+  tested = recording.Recorder(Mine(), path, mode="record", identity="w")
+  for i in range(count):
+    answer = asyncio.run(tested.search(types.SearchRequest(f"query {i}", 2)))
+    print(f"query {i}", answer[0].title, flush=True)
+  tested.close()
+""")
+
+
+def write(path, name, count):
+  return subprocess.Popen(
+    [sys.executable, "-c", WRITER, str(path), name, str(count)],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+  )
+
+
+def test_writers_of_one_file_agree_on_every_answer(path):
+  """All writers see the answer that was written first."""
+  writers = [write(path, f"writer {i}", 60) for i in range(3)]
+  seen = [
+    dict(line.rsplit(" ", 2)[:1] + [line] for line in out.splitlines())
+    for out in (writer.communicate(timeout=120)[0] for writer in writers)
+  ]
+  assert [writer.returncode for writer in writers] == [0, 0, 0]
+  assert seen[0] == seen[1] == seen[2]
+  assert len(seen[0]) == 60
+  with recorder(None, path, mode="strict", identity="w") as tested:
+    for line in seen[0].values():
+      query, name = line.rsplit(" writer ")
+      (passage,) = asyncio.run(tested.search(ask(query, 2)))
+      assert (passage.id, passage.title) == (query, f"writer {name}")
+
+
+def test_answers_of_a_killed_writer_survive(path):
+  writer = write(path, "writer", 100_000)
+  seen = [writer.stdout.readline() for _ in range(40)]
+  writer.send_signal(signal.SIGKILL)
+  seen += writer.stdout.read().splitlines(keepends=True)
+  writer.wait()
+  done = [line.split(" writer")[0] for line in seen if line.endswith("\n")]
+  assert len(done) >= 40
+  with recorder(None, path, mode="strict", identity="w") as tested:
+    found = search(tested, *(ask(query, 2) for query in done))
+    assert [answer[0].id for answer in found] == done
+  # The next one goes on.
+  with recorder(Source(), path, mode="replay", identity="w") as tested:
+    search(tested, ask("after", 2))
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_log_created_by_another_process_is_shared(path, monkeypatch):
+  """A writer that finds no file and is overtaken uses the other's file."""
+  link = os.link
+
+  def overtaken(*names):
+    monkeypatch.setattr(os, "link", link)
+    with recorder(Source(), path) as other:
+      search(other, ask("a"))
+    link(*names)
+
+  monkeypatch.setattr(os, "link", overtaken)
+  with recorder(Source(), path) as tested:
+    search(tested, ask("b"))
+  with recorder(None, path, mode="strict") as tested:
+    assert search(tested, ask("a"), ask("b")) == [
+      truth(ask("a")),
+      truth(ask("b")),
+    ]
+  assert os.listdir(path.parent) == [path.name]
+
+
+def test_answers_that_cannot_be_written_leave_nothing_behind(path):
+  """A failed call writes nothing, and the log remains usable."""
+
+  class Broken:
+    async def search_many(self, requests):
+      good, *_ = passages_found = [list(truth(r)) for r in requests]
+      if requests[0].query == "a":
+        good.append(types.Passage("id", "title", None))
+        passages_found.reverse()
+      return passages_found
+
+  with recorder(Broken(), path) as tested:
+    with pytest.raises(AttributeError):
+      search(tested, ask("a"), ask("b"))
+    assert search(tested, ask("c")) == [truth(ask("c"))]
+  with recorder(None, path, mode="strict") as tested:
+    found = search(tested, ask("a"), ask("b"), ask("c"))
+  assert [type(answer) for answer in found] == [
+    recording.MissError,
+    recording.MissError,
+    tuple,
+  ]
+
+
+@pytest.mark.parametrize(
+  ("content", "sentence"),
+  [
+    (b"", "found a database with application id"),
+    (b"{}\n" * 1000, "file is not a database"),
+    (None, "found a database with application id and version"),
+  ],
+  ids=["empty", "text", "another program's"],
+)
+@pytest.mark.parametrize("mode", ["record", "strict"])
+def test_another_file_is_refused_and_left_alone(
+  tmp_path, content, sentence, mode
+):
+  path = tmp_path / "other"
+  if content is None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+      database.execute("CREATE TABLE answers (address)")
+  else:
+    path.write_bytes(content)
+  before = path.read_bytes()
+  with pytest.raises(types.RetrievalError, match=sentence):
+    recording.Recorder(Source(), path, mode=mode, identity=WHO)
+  assert path.read_bytes() == before
+  assert os.listdir(tmp_path) == ["other"]
+
+
+def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
+  with recorder(Source(), path) as tested:
+    search(tested, ask("a"))
+  monkeypatch.setattr(os, "access", lambda *_: False)
+  with recorder(None, path, mode="strict") as tested:
+    assert search(tested, ask("a")) == [truth(ask("a"))]
+    # No file of SQLite's own stands beside it.
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_damaged_log_never_gives_a_wrong_answer(path):
+  """Each result is the recorded answer, a miss, or an error."""
+  requests = [ask(f"query {i}") for i in range(40)]
+  with recorder(Source(), path) as tested:
+    search(tested, *requests)
+  whole = path.read_bytes()
+  chance = random.Random(0)
+  outcomes = {"answered": 0, "failed": 0}
+  for _ in range(25):
+    damaged = bytearray(whole)
+    for _ in range(20):
+      place = chance.randrange(len(whole))
+      damaged[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(damaged)
+    try:
+      with recorder(None, path, mode="strict") as tested:
+        for request in requests:
+          try:
+            assert asyncio.run(tested.search(request)) == truth(request)
+            outcomes["answered"] += 1
+          except (types.RetrievalError, recording.MissError):
+            outcomes["failed"] += 1
+    except types.RetrievalError:
+      outcomes["failed"] += 1
+  assert outcomes["answered"] > 0
+  assert outcomes["failed"] > 0
