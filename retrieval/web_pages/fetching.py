@@ -1,5 +1,11 @@
 """Fetches pages within limits: of addresses, redirects, bytes and seconds.
 
+A name that a policy or a search engine wrote may lead into the network of this
+machine: to its own services, or to the metadata service of a cloud, which gives
+out credentials. So a name is resolved once, all of its addresses are checked,
+and the connection is made to a checked address: a second resolution could give
+another one (DNS rebinding).
+
 What robots.txt lets a program fetch is read by RFC 9309,
 https://www.rfc-editor.org/rfc/rfc9309.html, with Protego.
 """
@@ -8,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import ipaddress
+import socket
 import ssl
 import time
 import weakref
@@ -16,7 +24,166 @@ from collections.abc import Awaitable, Callable, Sequence
 import httpx2
 import protego
 
-from retrieval.web_pages import addresses
+from anysearch_jax import types
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+# Global for (some versions of) Python, and yet of no public host: Azure's
+# metadata, addresses of protocols (Oracle's metadata is one), relays of 6to4,
+# and site-local ones.
+_CLOSED = tuple(
+  map(
+    ipaddress.ip_network,
+    (
+      *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+      *("fec0::/10", "64:ff9b:1::/48"),
+    ),
+  )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# Below 1024, ports belong to other protocols; mail servers obey HTTP's lines.
+_PORTS = (80, 443)
+_LOWEST_PORT = 1024
+
+
+class PageError(types.RetrievalError):
+  """A page was not fetched: a fact about the page, in a sentence.
+
+  why: counts the error: `address`, `robots`, `redirects`, `status`, `type`,
+    `large`, `late`, `connection` or `text`.
+  """
+
+  def __init__(self, sentence: str, why: str):
+    super().__init__(sentence)
+    self.why = why
+
+
+def networks(names: Sequence[str]) -> tuple[Network, ...]:
+  """Returns networks by their names, such as `10.0.0.0/8`.
+
+  Raises:
+    ValueError: a name is no network or address.
+  """
+  found = []
+  for name in names:
+    try:
+      found.append(ipaddress.ip_network(name))
+    except ValueError as error:
+      raise ValueError(
+        f"found {name!r} ({error}), expected a network or an address, such as "
+        "10.0.0.0/8 or fd00::/8."
+      ) from None
+  return tuple(found)
+
+
+def parse(text: str) -> httpx2.URL:
+  """Returns an address of a page.
+
+  Raises:
+    PageError: it is no http or https address, or it names a user.
+  """
+  try:
+    url = httpx2.URL(text)
+  except (httpx2.InvalidURL, UnicodeError) as error:
+    raise PageError(
+      f"{text[:200]!r} is no address ({error}).", "address"
+    ) from None
+  if url.scheme not in ("http", "https") or not url.host:
+    raise PageError(
+      f"{text[:200]!r} is no address of a page; expected one that begins with "
+      "http:// or https://.",
+      "address",
+    )
+  if not 0 < (url.port or 80) < 1 << 16:
+    raise PageError(f"{url.port} is no port.", "address")
+  if url.userinfo:
+    raise PageError(
+      "The address names a user; expected one without.", "address"
+    )
+  return url.copy_with(fragment=None)
+
+
+def is_open(address: Address, allowed: Sequence[Network] = ()) -> bool:
+  """Returns whether a page may be fetched from an IP address.
+
+  Args:
+    address: of either version. An IPv4 address within an IPv6 one (mapped,
+      6to4, NAT64) counts as itself.
+    allowed: networks that are open although they are not public.
+  """
+  if isinstance(address, ipaddress.IPv6Address):
+    within = address.ipv4_mapped or address.sixtofour
+    if address in _NAT64:
+      within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if within is not None:
+      return is_open(within, allowed)
+  if any(address in network for network in allowed):
+    return True
+  return (
+    address.is_global
+    and not address.is_multicast
+    and not address.is_reserved
+    and not address.is_unspecified
+    and not any(address in network for network in _CLOSED)
+  )
+
+
+async def resolve(host: str, port: int) -> list[str]:
+  """Returns the addresses of a host by the system's resolver."""
+  loop = asyncio.get_running_loop()
+  found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+async def checked(
+  url: httpx2.URL,
+  allowed: Sequence[Network] = (),
+  resolving: Resolve = resolve,
+) -> list[str]:
+  """Resolves the host of a page once, and checks every address.
+
+  Odd spellings of an IP address (`2130706433`, `0x7f.1`) are resolved as the
+  system does, so they are checked as what they lead to.
+
+  Returns:
+    The addresses to connect to, at least one.
+
+  Raises:
+    PageError: the host is unknown, or one of its addresses is not open.
+    RetrievalError: names cannot be resolved now.
+  """
+  port = url.port or (443 if url.scheme == "https" else 80)
+  try:
+    found = await resolving(url.raw_host.decode("ascii"), port)
+    parsed = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+  except socket.gaierror as error:
+    if error.errno in (socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM):
+      raise types.RetrievalError(
+        f"{url.host}: its address cannot be looked up now ({error.strerror})."
+      ) from None
+    raise PageError(f"{url.host}: there is no such host.", "address") from None
+  except (UnicodeError, ValueError):
+    raise PageError(
+      f"{url.host}: this is no name of a host.", "address"
+    ) from None
+  if not parsed:
+    raise PageError(f"{url.host}: there is no such host.", "address")
+  if not all(is_open(each, allowed) for each in parsed):
+    raise PageError(
+      f"{url.host}: its address is not public, so nothing is fetched from it.",
+      "address",
+    )
+  private = all(any(a in n for n in allowed) for a in parsed)
+  if port not in _PORTS and port < _LOWEST_PORT and not private:
+    raise PageError(
+      f"{url.host}: found port {port}, expected 80, 443 or one from "
+      f"{_LOWEST_PORT} on.",
+      "address",
+    )
+  return [str(each) for each in parsed]
+
 
 # RFC 9309: at least 500 KiB are read, and a copy is used for at most 24 hours.
 _ROBOTS_LARGEST = 512_000
@@ -79,7 +246,7 @@ class Fetcher:
   """Fetches pages; usable from any event loop and thread.
 
   Every request, also one for a robots.txt or after a redirect, goes to an
-  address that `addresses.checked` checked. Cookies, proxies and passwords of
+  address that `checked` checked. Cookies, proxies and passwords of
   the environment are not used.
 
   Args:
@@ -91,12 +258,12 @@ class Fetcher:
     self,
     limits: Limits,
     *,
-    resolve: addresses.Resolve = addresses.resolve,
+    resolve: Resolve = resolve,
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._limits, self._resolve = limits, resolve
-    self._allowed = addresses.networks(limits.allowed)
+    self._allowed = networks(limits.allowed)
     self._transport = transport
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
@@ -110,20 +277,18 @@ class Fetcher:
       RetrievalError: this machine cannot look up names now.
     """
     if len(address) > _LONGEST_URL:
-      raise addresses.PageError(
+      raise PageError(
         f"The address has {len(address)} characters, expected at most "
         f"{_LONGEST_URL}.",
         "address",
       )
     page = await self._follow(
-      addresses.parse(address), self._limits.largest, check=self._robots.check
+      parse(address), self._limits.largest, check=self._robots.check
     )
     if page.status != 200:
-      raise addresses.PageError(
-        f"{page.url} answers with HTTP {page.status}.", "status"
-      )
+      raise PageError(f"{page.url} answers with HTTP {page.status}.", "status")
     if page.kind not in KINDS:
-      raise addresses.PageError(
+      raise PageError(
         f"{page.url} is of the type {page.kind or 'nothing'!r}; only pages of "
         "text (HTML or plain) are read.",
         "type",
@@ -152,7 +317,7 @@ class Fetcher:
     """
     for _ in range(self._limits.redirects + 1):
       # The address first: a refused host is not asked for its robots.txt.
-      hosts = await addresses.checked(url, self._allowed, self._resolve)
+      hosts = await checked(url, self._allowed, self._resolve)
       if check is not None:
         await check(url)
       page = await self._get(url, hosts, largest, kinds)
@@ -161,11 +326,11 @@ class Fetcher:
       try:
         target = url.join(page.location)
       except httpx2.InvalidURL:
-        raise addresses.PageError(
+        raise PageError(
           f"{url} leads to an invalid address.", "redirects"
         ) from None
-      url = addresses.parse(str(target))
-    raise addresses.PageError(
+      url = parse(str(target))
+    raise PageError(
       f"{url}: found more than {self._limits.redirects} redirects.", "redirects"
     )
 
@@ -186,7 +351,7 @@ class Fetcher:
       except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         met = error
         break
-    raise addresses.PageError(
+    raise PageError(
       f"{url}: the connection failed ({type(met).__name__}).", "connection"
     )
 
@@ -242,7 +407,7 @@ async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
       if len(data) > most:
         return bytes(data[:most]), False
   except httpx2.DecodingError as error:
-    raise addresses.PageError(
+    raise PageError(
       f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"
     ) from None
   return bytes(data), True
@@ -292,18 +457,18 @@ class Robots:
       if len(self._sites) > _SITES:
         del self._sites[next(iter(self._sites))]
     if rules is None:
-      raise addresses.PageError(
+      raise PageError(
         f"{site} cannot be read, so no page of this site is fetched.", "robots"
       )
     if not rules.can_fetch(str(url), self._agent):
-      raise addresses.PageError(
+      raise PageError(
         f"{site} does not allow this page to be fetched.", "robots"
       )
 
   async def _read(self, site: str) -> tuple[protego.Protego | None, float]:
     try:
       status, data = await self._get(httpx2.URL(site))
-    except addresses.PageError as error:
+    except PageError as error:
       # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
       if error.why != "redirects":
         return None, _RETRY_SECONDS

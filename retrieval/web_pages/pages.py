@@ -25,7 +25,7 @@ from trafilatura import utils as trafilatura_utils
 from anysearch_jax import types
 from anysearch_jax.host import counting
 from retrieval import requests as requests_lib
-from retrieval.web_pages import addresses, fetching
+from retrieval.web_pages import fetching
 
 # Python has "encodings" that are programs or archives; pages have these.
 _CHARSET = re.compile(
@@ -71,7 +71,7 @@ class PageReader(requests_lib.OneByBatch):
 
   `counters` has the `pages` that were asked for, how many of them were `read`,
   `cut` or `large` (only the beginning was read), and `failures` by their
-  reasons, `failed_robots` and so on; see `addresses.PageError`.
+  reasons, `failed_robots` and so on; see `fetching.PageError`.
   """
 
   def __init__(
@@ -122,9 +122,9 @@ class PageReader(requests_lib.OneByBatch):
         ) = await asyncio.get_running_loop().run_in_executor(
           self._threads, text, page
         )
-    except (addresses.PageError, TimeoutError) as error:
+    except (fetching.PageError, TimeoutError) as error:
       if isinstance(error, TimeoutError):
-        error = addresses.PageError(
+        error = fetching.PageError(
           f"{address[:200]}: not read in the time that it had.", "late"
         )
       self.counters["failures"] += 1
@@ -157,7 +157,7 @@ class PageReader(requests_lib.OneByBatch):
       try:
         async with slots:
           return (await self.read(address),)
-      except addresses.PageError as error:
+      except fetching.PageError as error:
         return (types.Passage(address, "", f"Not opened. {error}"),)
       except types.RetrievalError as error:
         return error
@@ -261,7 +261,7 @@ def text(page: fetching.Fetched) -> Text:
     found = _of_html(page)
   lines = _lines(found.text)
   if not lines:
-    raise addresses.PageError(f"{page.url} has no text.", "text")
+    raise fetching.PageError(f"{page.url} has no text.", "text")
   title = " ".join(_lines(found.title).split())[:_LONGEST_TITLE]
   return found._replace(title=title, text=lines)
 
@@ -296,7 +296,7 @@ def _of_html(page: fetching.Fetched) -> Text:
     return Text(title, found, is_whole)
   # A page that breaks a parser costs its own text only.
   except Exception as error:
-    raise addresses.PageError(
+    raise fetching.PageError(
       f"{page.url}: its HTML cannot be read ({type(error).__name__}).", "text"
     ) from None
 

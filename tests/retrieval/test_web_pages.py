@@ -21,7 +21,7 @@ from anysearch_jax import types  # noqa: E402
 from anysearch_jax.rollout import searching  # noqa: E402
 from launch import retrievers  # noqa: E402
 from retrieval import web_search  # noqa: E402
-from retrieval.web_pages import addresses, fetching  # noqa: E402
+from retrieval.web_pages import fetching  # noqa: E402
 
 LIMITS = fetching.Limits(deadline=5.0, allowed=(f"{web_site.HOST}/32",))
 PAGES = config_lib.PagesConfig(
@@ -214,5 +214,5 @@ def test_certificates_are_of_the_name_and_not_of_the_address(
     return asyncio.run(fetcher.fetch(str(url)))
 
   assert b"Veldmark" in fetch("site.test").data
-  with pytest.raises(addresses.PageError, match="cannot be read"):
+  with pytest.raises(fetching.PageError, match="cannot be read"):
     fetch("other.test")
