@@ -1,4 +1,4 @@
-"""Reading and writing safetensors, and refusing invalid files."""
+"""The parameter table, and safetensors that are read and written by it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,203 @@ import json
 import math
 import tracemalloc
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import small_table
-from small_table import ROWS
+from hypothesis import strategies as st
 
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
 
+# A table of two rows.
+MATRIX = weights.Weight(
+  path=("layers", "q"),
+  shape=(2, 6, 2, 4),
+  axes=("layers", "model", "heads", "head_dim"),
+  name="model.layers.{layer}.q.weight",
+  split=(2, 4, 6),
+  perm=(2, 0, 1),
+  file_shape=(8, 6),
+  init=0.5,
+)
+VECTOR = weights.Weight(
+  path=("norm",),
+  shape=(6,),
+  axes=(None,),
+  name="norm.weight",
+  split=(6,),
+  perm=(0,),
+  file_shape=(6,),
+  init=None,
+)
+ROWS = [MATRIX, VECTOR]
+
+
+def tensors(*, without=""):
+  """Returns the file's tensors by name, the same on each call."""
+  matrices = np.random.default_rng(0).normal(size=(2, 8, 6))
+  found = {
+    "model.layers.0.q.weight": np.float32(matrices[0]),
+    "model.layers.1.q.weight": np.float32(matrices[1]),
+    "norm.weight": np.arange(6, dtype=np.float32),
+  }
+  return {k: v for k, v in found.items() if k != without}
+
+
+def write(folder, values, name=tensor_files.SINGLE_NAME):
+  safetensors.numpy.save_file(dict(values), folder / name)
+
+
+def write_shards(folder, shards):
+  """Writes `shard-0.safetensors` and further shards, and their index."""
+  index = {}
+  for i, values in enumerate(shards):
+    write(folder, values, f"shard-{i}.safetensors")
+    index |= dict.fromkeys(values, f"shard-{i}.safetensors")
+  (folder / tensor_files.INDEX_NAME).write_text(
+    json.dumps({"weight_map": index})
+  )
+
+
+def assert_loaded(params):
+  """Asserts that `params` equal `tensors()` in our layout, per element."""
+  file = tensors()
+  for layer in range(2):
+    matrix = file[f"model.layers.{layer}.q.weight"]
+    for d, n, h in np.ndindex(6, 2, 4):
+      assert params["layers"]["q"][layer, d, n, h] == matrix[4 * n + h, d]
+  np.testing.assert_array_equal(params["norm"], file["norm.weight"])
+  assert all(x.dtype == np.float32 for x in jax.tree.leaves(params))
+
+
+@st.composite
+def _rearrangements(draw):
+  """Draws a table row with any split and transpose."""
+  split = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+  perm = tuple(draw(st.permutations(range(len(split)))))
+  cut = draw(st.integers(1, len(split)))
+  file_shape = (math.prod(split[:cut]), math.prod(split[cut:]))
+  shape = tuple(split[i] for i in perm)
+  return dataclasses.replace(
+    VECTOR,
+    shape=shape,
+    split=split,
+    perm=perm,
+    file_shape=file_shape,
+  )
+
+
+@hypothesis.given(_rearrangements())
+def test_to_file_inverts_from_file(row):
+  file = np.arange(math.prod(row.file_shape)).reshape(row.file_shape)
+  ours = row.from_file(file)
+  assert ours.shape == row.shape
+  np.testing.assert_array_equal(row.to_file(ours), file)
+  np.testing.assert_array_equal(row.from_file(row.to_file(ours)), ours)
+
+
+@hypothesis.given(_rearrangements(), st.data())
+def test_read_block_equals_slicing_the_whole(row, data):
+  file = np.arange(math.prod(row.file_shape)).reshape(row.file_shape)
+  block = []
+  for size in row.shape:
+    start = data.draw(st.integers(0, size - 1))
+    block.append(slice(start, data.draw(st.integers(start + 1, size))))
+  asked = []
+
+  def read(cuts):
+    asked.append(cuts)
+    return file[cuts].copy()
+
+  found = row.read_block(tuple(block), read)
+  np.testing.assert_array_equal(found, row.from_file(file)[tuple(block)])
+  (cuts,) = asked
+  assert all(
+    0 <= cut.start < cut.stop <= size
+    for cut, size in zip(cuts, row.file_shape, strict=True)
+  )
+
+
+@pytest.mark.parametrize(
+  ("block", "asked"),
+  [
+    # The file's matrix is [heads * head_dim, model]; ours [model, heads,
+    # head_dim] of sizes 6, 2 and 4.
+    (np.s_[0:6, 0:2, 0:4], np.s_[0:8, 0:6]),
+    (np.s_[2:4, 0:2, 0:4], np.s_[0:8, 2:4]),
+    (np.s_[0:6, 1:2, 0:4], np.s_[4:8, 0:6]),
+    (np.s_[3:6, 0:1, 0:4], np.s_[0:4, 3:6]),
+    # head_dim is the inner part of its file axis, so whole heads are read.
+    (np.s_[0:6, 1:2, 1:3], np.s_[4:8, 0:6]),
+  ],
+)
+def test_read_block_reads_only_what_it_needs(block, asked):
+  seen = []
+
+  def read(cuts):
+    seen.append(cuts)
+    return np.zeros((8, 6))[cuts]
+
+  MATRIX.read_block(block, read)
+  assert seen == [asked]
+
+
+def test_initial_values_follow_the_table_and_the_seed():
+  rows = ROWS
+  params = weights.initialize(rows, 1)
+  again = weights.initialize(rows, 1)
+  other = weights.initialize(rows, 2)
+  np.testing.assert_array_equal(params["norm"], np.ones(6))
+  q = params["layers"]["q"]
+  np.testing.assert_array_equal(q, again["layers"]["q"])
+  assert (q != other["layers"]["q"]).all()
+  zeros = weights.initialize([dataclasses.replace(MATRIX, init=0.0)], 1)
+  assert not zeros["layers"]["q"].any()
+  wide = dataclasses.replace(VECTOR, shape=(20_000,), init=0.5)
+  assert abs(weights.initialize([wide], 1)["norm"].std() - 0.5) < 0.02
+
+
+def test_tensors_are_named_layer_by_layer():
+  bias = dataclasses.replace(
+    MATRIX, path=("layers", "b"), name="model.layers.{layer}.b"
+  )
+  head = dataclasses.replace(VECTOR, path=("head",), name="head")
+  rows = [VECTOR, MATRIX, bias, head]
+  assert [(name, layer) for name, _, layer in weights.tensors(rows)] == [
+    ("norm.weight", 0),
+    ("model.layers.0.q.weight", 0),
+    ("model.layers.0.b", 0),
+    ("model.layers.1.q.weight", 1),
+    ("model.layers.1.b", 1),
+    ("head", 0),
+  ]
+  assert weights.count(rows) == 6 + 2 * 48 + 2 * 48 + 6
+
+
+def test_axes_are_sharded_only_if_the_mesh_divides_them():
+  mesh = jax.make_mesh((3, 2), ("fsdp", "tensor"))
+  rules = {
+    "layers": None,
+    "model": "fsdp",
+    "heads": "tensor",
+    "head_dim": None,
+  }
+  found = weights.shardings(ROWS, mesh, rules)
+  assert found["layers"]["q"].spec == jax.P(None, "fsdp", "tensor", None)
+  assert found["norm"].spec == jax.P(None)
+  odd = dataclasses.replace(MATRIX, shape=(2, 7, 3, 4))
+  found = weights.shardings([odd], mesh, rules)
+  assert found["layers"]["q"].spec == jax.P(None, None, None, None)
+
+
 EXTRA = {"extra": np.zeros(3, np.float32)}
 # A row of the embedding, and its copy under another name.
 HEAD = dataclasses.replace(
-  small_table.VECTOR,
+  VECTOR,
   path=("embed",),
   shape=(5000, 3),
   axes=("vocab", None),
@@ -34,35 +215,34 @@ HEAD = dataclasses.replace(
 
 
 def test_a_file_is_read_into_the_nested_dict(tmp_path):
-  small_table.write(tmp_path, small_table.tensors())
-  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS))
+  write(tmp_path, tensors())
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
 
 
 def test_shards_are_read_through_their_index(tmp_path):
-  file = small_table.tensors()
+  file = tensors()
   norm = {"norm.weight": file.pop("norm.weight")}
-  small_table.write_shards(tmp_path, [file, norm])
-  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS))
+  write_shards(tmp_path, [file, norm])
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
 
 
 @pytest.mark.parametrize(
   ("values", "sentence"),
   [
     (
-      small_table.tensors(without="norm.weight"),
+      tensors(without="norm.weight"),
       r"lacks tensor 'norm.weight' \(1 in all\)",
     ),
     (
-      small_table.tensors()
-      | {"model.layers.2.q.weight": np.zeros((8, 6), np.float32)},
+      tensors() | {"model.layers.2.q.weight": np.zeros((8, 6), np.float32)},
       r"has unknown tensor 'model.layers.2.q.weight' \(1 in all\)",
     ),
     (
-      small_table.tensors() | {"norm.weight": np.zeros(7, np.float32)},
+      tensors() | {"norm.weight": np.zeros(7, np.float32)},
       r"'norm.weight' has shape \(7,\), expected \(6,\)",
     ),
     (
-      small_table.tensors() | {"norm.weight": np.zeros(6, np.int64)},
+      tensors() | {"norm.weight": np.zeros(6, np.int64)},
       r"'norm.weight' is of type I64, expected one of F64, .*quantised",
     ),
   ],
@@ -70,7 +250,7 @@ def test_shards_are_read_through_their_index(tmp_path):
 def test_tensors_that_differ_from_the_table_are_refused(
   tmp_path, nothing_loads, values, sentence
 ):
-  small_table.write(tmp_path, values)
+  write(tmp_path, values)
   with pytest.raises(ValueError, match=sentence):
     tensor_files.load(tmp_path, ROWS)
 
@@ -82,12 +262,12 @@ def test_types_of_quantised_weights_are_refused(tmp_path, nothing_loads):
   path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
   sentence = "'norm.weight' is of type F8_E4M3.*quantised weights are not"
   with pytest.raises(ValueError, match=sentence):
-    tensor_files.load(tmp_path, [small_table.VECTOR])
+    tensor_files.load(tmp_path, [VECTOR])
 
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
 def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
-  small_table.write(tmp_path, small_table.tensors())
+  write(tmp_path, tensors())
   path = tmp_path / tensor_files.SINGLE_NAME
   path.write_bytes(path.read_bytes()[:kept])
   sentence = "model.safetensors: not a whole safetensors file .*copy it again"
@@ -96,9 +276,9 @@ def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
-  matrices = small_table.tensors(without="norm.weight")
-  rest = small_table.tensors(without="model.layers.1.q.weight")
-  small_table.write_shards(tmp_path, [matrices, rest])
+  matrices = tensors(without="norm.weight")
+  rest = tensors(without="model.layers.1.q.weight")
+  write_shards(tmp_path, [matrices, rest])
   sentence = "stands in shard-0.safetensors and in shard-1.safetensors"
   with pytest.raises(ValueError, match=sentence):
     tensor_files.load(tmp_path, ROWS)
@@ -113,7 +293,7 @@ def test_a_missing_file_is_refused(tmp_path, nothing_loads):
   with pytest.raises(ValueError, match=sentence):
     tensor_files.load(tmp_path, ROWS)
   (tmp_path / "pytorch_model.bin").unlink()
-  small_table.write_shards(tmp_path, [small_table.tensors()])
+  write_shards(tmp_path, [tensors()])
   (tmp_path / "shard-0.safetensors").unlink()
   with pytest.raises(ValueError, match="shard-0.safetensors: no such file"):
     tensor_files.load(tmp_path, ROWS)
@@ -129,12 +309,12 @@ def test_an_index_that_names_no_files_is_refused(
 
 
 def test_ignored_tensor_may_be_present_or_absent(tmp_path):
-  small_table.write(tmp_path, small_table.tensors() | EXTRA)
-  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored=r"ex\w+"))
+  write(tmp_path, tensors() | EXTRA)
+  assert_loaded(tensor_files.load(tmp_path, ROWS, ignored=r"ex\w+"))
   with pytest.raises(ValueError, match="unknown tensor 'extra'"):
     tensor_files.load(tmp_path, ROWS, ignored="extr")
-  small_table.write(tmp_path, small_table.tensors())
-  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored="extra"))
+  write(tmp_path, tensors())
+  assert_loaded(tensor_files.load(tmp_path, ROWS, ignored="extra"))
 
 
 @pytest.mark.parametrize("changed", [None, (4999, 2), "shape"])
@@ -143,7 +323,7 @@ def test_copy_that_differs_is_refused(tmp_path, changed):
   copy = embed[:4] if changed == "shape" else embed.copy()
   if isinstance(changed, tuple):
     copy[changed] += 1e-6
-  small_table.write(tmp_path, {"embed.weight": embed, "head.weight": copy})
+  write(tmp_path, {"embed.weight": embed, "head.weight": copy})
   copies = {"head.weight": "embed.weight", "absent": "embed.weight"}
   if not changed:
     loaded = tensor_files.load(tmp_path, [HEAD], copies=copies)
@@ -158,8 +338,8 @@ def test_copy_that_differs_is_refused(tmp_path, changed):
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_every_file_type_converts_to_every_array_type(tmp_path, of_file, dtype):
-  file = {k: v.astype(of_file) for k, v in small_table.tensors().items()}
-  small_table.write(tmp_path, file)
+  file = {k: v.astype(of_file) for k, v in tensors().items()}
+  write(tmp_path, file)
   loaded = tensor_files.load(tmp_path, ROWS, dtype=dtype)
   q = loaded["layers"]["q"]
   assert q.dtype == loaded["norm"].dtype == dtype
@@ -239,13 +419,13 @@ def test_shards_respect_the_size_limit_and_match_the_index(
 def test_a_load_holds_one_layer_on_the_host_at_a_time(tmp_path):
   """Measures NumPy's memory; the file has ten layers."""
   deep = dataclasses.replace(
-    small_table.MATRIX,
+    MATRIX,
     shape=(10, 600, 20, 40),
     split=(20, 40, 600),
     file_shape=(800, 600),
   )
   size = math.prod(deep.file_shape) * 4
-  small_table.write(
+  write(
     tmp_path, {n: np.zeros(deep.file_shape, np.float32) for n in deep.names()}
   )
   tracemalloc.start()
