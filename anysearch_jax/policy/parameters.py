@@ -10,6 +10,7 @@ loading and export all follow from the rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -143,16 +144,11 @@ def _index(array: jax.Array, i: jax.Array) -> jax.Array:
 
 def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
   """Yields (name, row, layer) of each tensor, layer after layer."""
-  stacked = [row for row in rows if row.stacked]
-  first = next((i for i, row in enumerate(rows) if row.stacked), len(rows))
-  for row in rows[:first]:
-    yield row.name, row, 0
-  for layer in range(stacked[0].shape[0] if stacked else 0):
-    for row in stacked:
-      yield row.name.format(layer=layer), row, layer
-  for row in rows[first:]:
-    if not row.stacked:
-      yield row.name, row, 0
+  for stacked, found in itertools.groupby(rows, lambda row: row.stacked):
+    group = list(found)
+    for layer in range(group[0].shape[0] if stacked else 1):
+      for row in group:
+        yield row.name.format(layer=layer), row, layer
 
 
 def count(rows: Sequence[Weight]) -> int:

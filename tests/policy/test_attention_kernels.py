@@ -180,12 +180,6 @@ def test_lowering_asks_the_target_and_then_the_device_again():
   assert cudnn._fused.check_compute_capability is before
 
 
-def test_splash_refuses_a_row_that_is_not_made_of_blocks():
-  inputs = packed_rows.inputs((130,), length=130)
-  with pytest.raises(ValueError, match="multiple of 128 tokens; found 130"):
-    packed_rows.run(*inputs, implementation="splash")
-
-
 @pytest.mark.parametrize(
   "policy, kernels",
   [

@@ -85,9 +85,7 @@ def lowering(compute_capability: float) -> Iterator[None]:
   }
   before = {name: getattr(_fused, name) for name in answers}
   try:
-    for name, answer in answers.items():
-      setattr(_fused, name, answer)
+    vars(_fused).update(answers)
     yield
   finally:
-    for name, answer in before.items():
-      setattr(_fused, name, answer)
+    vars(_fused).update(before)

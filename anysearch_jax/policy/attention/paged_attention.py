@@ -92,10 +92,17 @@ class Paged:
 
   def _attend(self, *, tokens: int) -> Callable[..., jax.Array]:
     """Returns what computes attention of `tokens` tokens per row."""
+    # Imported here because they load Pallas, which only accelerators need.
     if self.implementation == "triton":
-      return _triton
+      from anysearch_jax.policy.attention import triton_attention
+
+      return triton_attention.attend
+    if self.implementation == "tpu" and tokens > 1:
+      from anysearch_jax.policy.attention import tpu_attention
+
+      return tpu_attention.attend
     if self.implementation == "tpu":
-      return _tpu if tokens == 1 else _tpu_prefill
+      return _tpu_decode
     return functools.partial(_xla, block=self.block)
 
 
@@ -222,19 +229,9 @@ def add_block(
   return larger, total, out * shrink[..., None] + new
 
 
-def _triton(
+def _tpu_decode(
   q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
-  # Imported here because it loads Pallas, which only GPUs need.
-  from anysearch_jax.policy.attention import triton_attention
-
-  return triton_attention.attend(q, pages, table, positions)
-
-
-def _tpu(
-  q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
-) -> jax.Array:
-  # Imported here because it loads Pallas, which only TPUs need.
   from jax.experimental.pallas.ops.tpu.paged_attention import (
     paged_attention_kernel,
   )
@@ -249,12 +246,3 @@ def _tpu(
     pages_per_compute_block=each,
   )
   return out[:, None].astype(q.dtype)
-
-
-def _tpu_prefill(
-  q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
-) -> jax.Array:
-  # Imported here because it loads Pallas, which only TPUs need.
-  from anysearch_jax.policy.attention import tpu_attention
-
-  return tpu_attention.attend(q, pages, table, positions)

@@ -61,10 +61,8 @@ def self_attention(
     out = _xla(q, k, v, segment_ids, chunk)
   elif implementation == "cudnn":
     out = _cudnn(q, k, v, segment_ids, max_segments)
-  elif implementation == "splash":
-    out = _splash(q, k, v, segment_ids)
   else:
-    raise ValueError(_unknown(implementation))
+    out = _splash(q, k, v, segment_ids)
   return jnp.where((segment_ids > 0)[..., None, None], out, 0)
 
 
@@ -102,7 +100,10 @@ def choose(
       name for name in ("cudnn", "splash", "xla") if refused[name] is None
     )
   if implementation not in refused:
-    raise ValueError(_unknown(implementation))
+    raise ValueError(
+      f"batch.attention: found {implementation!r}, expected auto or one of "
+      f"{', '.join(IMPLEMENTATIONS)}."
+    )
   if reason := refused[implementation]:
     raise ValueError(
       f"batch.attention={implementation} {reason}; or set batch.attention to "
@@ -120,13 +121,6 @@ def saves(primitive, *_, **params) -> bool:
     return params["name"] == _NAME
   # cuDNN's softmax statistics cannot be named, so save all of its outputs.
   return cudnn.is_forward(primitive)
-
-
-def _unknown(implementation: str) -> str:
-  return (
-    f"batch.attention: found {implementation!r}, expected auto or one of "
-    f"{', '.join(IMPLEMENTATIONS)}."
-  )
 
 
 def _xla(
@@ -258,8 +252,6 @@ def _splash(
 ) -> jax.Array:
   """Calls JAX's Pallas kernel for TPUs, by blocks of queries and keys."""
   _, t, n, h = q.shape
-  if reason := _splash_refuses("tpu", t):
-    raise ValueError(f"batch.attention=splash {reason}.")
   block = next(size for size in _SPLASH_BLOCKS if t % size == 0)
   kernel = splash_attention.make_splash_mha_single_device(
     splash_attention.MultiHeadMask([splash_attention.CausalMask((t, t))] * n),
