@@ -111,7 +111,7 @@ class Block(nn.Module):
   ) -> jax.Array:
     """Applies a projection with its adapter and its bias."""
     a = self.a
-    (p,) = (p for p in table.projections(a) if p.key == key)
+    p = table.projections(a)[key]
     axes = len(p.takes)
     last = (tuple(range(-axes, 0)),) * 2
     y = jnp.tensordot(x, w[key], last if p.gives_first else axes)

@@ -222,8 +222,8 @@ def save_adapter(
         "lora_alpha": a.lora.alpha,
         "target_modules": [
           p.module.split(".")[-1]
-          for p in table.projections(a)
-          if p.key in a.lora.targets
+          for key, p in table.projections(a).items()
+          if key in a.lora.targets
         ],
         "lora_dropout": 0.0,
         "bias": "none",

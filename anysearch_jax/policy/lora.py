@@ -80,8 +80,8 @@ def merged(
     weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], layer)
     for factor in "ab"
   )
-  (projection,) = (p for p in table.projections(a) if p.key == key)
-  return _added(weight, *factors, a.lora.scale, projection.gives_first)
+  gives_first = table.projections(a)[key].gives_first
+  return _added(weight, *factors, a.lora.scale, gives_first)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))

@@ -75,7 +75,7 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
   table = [_plain(a, "embed", "model.embed_tokens.weight", tokens, init=0.02)]
   table.append(norm("attention_norm", "input_layernorm", model))
-  for p in projections(a):
+  for p in projections(a).values():
     name = layer + p.module
     table.append(
       _matrix(
@@ -111,7 +111,7 @@ def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
     return []
   rank: Sequence[Axis] = ((a.lora.rank, None),)
   table = []
-  for p in projections(a):
+  for p in projections(a).values():
     if p.key not in a.lora.targets:
       continue
     name = f"{ADAPTER_PREFIX}model.layers.{{layer}}.{p.module}.lora_"
@@ -124,8 +124,8 @@ def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   return table
 
 
-def projections(a: architecture_lib.Architecture) -> list[Projection]:
-  """Returns the seven matrices of a layer."""
+def projections(a: architecture_lib.Architecture) -> dict[str, Projection]:
+  """Returns the seven matrices of a layer by their keys."""
   model, mlp = (a.d_model, "model"), (a.mlp_dim, "mlp")
   heads = ((a.heads, "heads"), (a.head_dim, "head_dim"))
   kv = ((a.kv_heads, "kv_heads"), (a.head_dim, "head_dim"))
@@ -140,7 +140,7 @@ def projections(a: architecture_lib.Architecture) -> list[Projection]:
       key, f"mlp.{key}_proj", (takes,), (gives,), a.mlp_bias, std
     )
 
-  return [
+  found = [
     attention("q", (model,), heads, a.qkv_bias, std),
     attention("k", (model,), kv, a.qkv_bias, std),
     attention("v", (model,), kv, a.qkv_bias, std),
@@ -149,6 +149,7 @@ def projections(a: architecture_lib.Architecture) -> list[Projection]:
     feed_forward("up", model, mlp, std),
     feed_forward("down", mlp, model, residual_std),
   ]
+  return {p.key: p for p in found}
 
 
 def _matrix(
