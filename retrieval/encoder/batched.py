@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+# Cores that this process may use.
+_CORES = len(getattr(os, "sched_getaffinity", lambda pid: [1])(0))
 # Concurrent calls: the single-threaded parts of one overlap with the other.
 _CALLS_AT_ONCE = 2
 # Up to this many tokens, as in most queries, texts are padded in smaller steps.
@@ -74,23 +74,12 @@ def shapes(
     batch_tokens: tokens of a call for passages on each device; None: a default
       for the kind of device.
   """
+  # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
+  step, rows, tokens = 32, 32, _DEVICE_TOKENS
   if devices[0].platform == "cpu":
-    # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
-    made = Shapes(
-      8, max(2, cores()), _CORE_TOKENS * max(2, cores()), max_tokens
-    )
-  else:
-    made = Shapes(32, 32, _DEVICE_TOKENS, max_tokens)
-  if batch_tokens is not None:
-    made = made._replace(passage_tokens=batch_tokens)
-  return made._replace(passage_tokens=made.passage_tokens * len(devices))
-
-
-def cores() -> int:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+    step, rows, tokens = 8, max(2, _CORES), _CORE_TOKENS * max(2, _CORES)
+  tokens = tokens if batch_tokens is None else batch_tokens
+  return Shapes(step, rows, tokens * len(devices), max_tokens)
 
 
 class BatchedModel:
@@ -114,20 +103,14 @@ class BatchedModel:
     mesh: jax.sharding.Mesh,
     shapes: Shapes,
   ):
-    self._compute, self._params = compute, params
-    self._dim, self._shapes, self._devices = dim, shapes, mesh.size
+    self._params, self._dim, self._shapes = params, dim, shapes
+    self._devices = mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    self._lock = threading.Lock()
-    self._programs: dict[tuple[int, int], Callable[..., jax.Array]] = {}
+    self._compute: Any = jax.jit(compute, out_shardings=self._batch)
 
   def programs(self) -> int:
     """Returns the number of compiled programs, one for each shape of call."""
-    return len(self._programs)
-
-  def _rows(self, length: int, *, few: bool) -> int:
-    """Returns the rows of a call, a multiple of the number of devices."""
-    rows = self._shapes.rows(length, few=few)
-    return -(-rows // self._devices) * self._devices
+    return self._compute._cache_size()
 
   def __call__(
     self, tokens: Sequence[np.ndarray], *, few: bool = False
@@ -146,17 +129,23 @@ class BatchedModel:
       buckets[self._shapes.length(len(ids))].append(i)
     calls = []
     for length, members in sorted(buckets.items(), reverse=True):
-      rows = self._rows(length, few=few)
+      rows = self._shapes.rows(length, few=few)
+      rows = -(-rows // self._devices) * self._devices
       for start in range(0, len(members), rows):
         calls.append(((rows, length), members[start : start + rows]))
     out = np.zeros((len(tokens), self._dim), np.float32)
 
     def answer(call: tuple[tuple[int, int], list[int]]) -> None:
       shape, some = call
-      out[some] = self._call([tokens[i] for i in some], shape)
+      ids, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
+      for row, i in enumerate(some):
+        lengths[row] = len(tokens[i])
+        ids[row, : lengths[row]] = tokens[i]
+      batch = jax.device_put((ids, lengths), self._batch)
+      out[some] = np.asarray(self._compute(self._params, *batch))[: len(some)]
 
     if len(calls) > 1:
-      with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, cores())) as pool:
+      with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, _CORES)) as pool:
         list(pool.map(answer, calls))
     elif calls:
       answer(calls[0])
@@ -166,30 +155,3 @@ class BatchedModel:
         "or copy its folder again."
       )
     return out
-
-  def _call(
-    self, tokens: Sequence[np.ndarray], shape: tuple[int, int]
-  ) -> np.ndarray:
-    """Returns the results of at most `shape[0]` texts; the rest is padding."""
-    ids, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-    for row, some in enumerate(tokens):
-      ids[row, : len(some)] = some
-      lengths[row] = len(some)
-    batch = jax.device_put((ids, lengths), self._batch)
-    return np.asarray(self._program(shape)(self._params, *batch))[: len(tokens)]
-
-  def _program(self, shape: tuple[int, int]) -> Callable[..., jax.Array]:
-    if shape in self._programs:
-      return self._programs[shape]
-    with self._lock:
-      if shape not in self._programs:
-        batch = (
-          jax.ShapeDtypeStruct(axes, jnp.int32, sharding=self._batch)
-          for axes in (shape, shape[:1])
-        )
-        self._programs[shape] = (
-          jax.jit(self._compute, out_shardings=self._batch)
-          .lower(self._params, *batch)
-          .compile()
-        )
-      return self._programs[shape]

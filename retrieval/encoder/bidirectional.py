@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,6 @@ Params = dict[str, Any]
 
 _LAYERS = "layers"
 _WHOLE, _WINDOW = "full_attention", "sliding_attention"
-_THETAS = ("global_theta", "local_theta")
 _FLAGS = ("norm_bias", "attention_bias", "mlp_bias")
 
 
@@ -69,7 +68,7 @@ class Architecture:
   def identity(self) -> dict[str, Any]:
     """Returns the fields that the family has, as JSON values."""
     fields = dataclasses.asdict(self) | {"windowed": list(self.windowed)}
-    absent = [*_THETAS, *_FLAGS, "window", "windowed"]
+    absent = [*_FLAGS, "window", "windowed", "global_theta", "local_theta"]
     if self.windowed:
       absent = ["token_types", "first_position"]
     elif not self.first_position:
@@ -97,7 +96,7 @@ class _Family:
   defaults: Mapping[str, Any]
   understood: tuple[str, ...]
   only: Mapping[str, tuple]
-  harmless: tuple[str, ...]
+  harmless: Sequence[str]
   prefixes: tuple[str, ...]
   ignored: str
   layers: tuple[tuple[str, str, str, str], ...]
@@ -126,19 +125,12 @@ _BERT = _Family(
     "pooling": ("average", None),
     "position_embedding_type": ("absolute", None),
   },
-  harmless=(
-    "attention_probs_dropout_prob",
-    "directionality",
-    "sbert_ce_default_activation_function",
-    "sentence_transformers",
-    "hidden_dropout_prob",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
-    "tie_word_embeddings",
-  ),
+  harmless="""
+    attention_probs_dropout_prob directionality hidden_dropout_prob
+    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type sbert_ce_default_activation_function
+    sentence_transformers tie_word_embeddings
+  """.split(),
   prefixes=("bert.", "roberta."),
   ignored=(
     r"(bert\.|roberta\.)?"
@@ -174,25 +166,13 @@ _MODERNBERT = _Family(
     "rope_scaling": (None,),
   },
   # Transformers does not read the last two, which published files have.
-  harmless=(
-    "attention_dropout",
-    "classifier_activation",
-    "classifier_bias",
-    "classifier_pooling",
-    "cls_token_id",
-    "decoder_bias",
-    "deterministic_flash_attn",
-    "embedding_dropout",
-    "initializer_cutoff_factor",
-    "mlp_dropout",
-    "reference_compile",
-    "repad_logits_with_grad",
-    "sparse_pred_ignore_index",
-    "sparse_prediction",
-    "tie_word_embeddings",
-    "layer_norm_eps",
-    "position_embedding_type",
-  ),
+  harmless="""
+    attention_dropout classifier_activation classifier_bias classifier_pooling
+    cls_token_id decoder_bias deterministic_flash_attn embedding_dropout
+    initializer_cutoff_factor mlp_dropout reference_compile
+    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+    tie_word_embeddings layer_norm_eps position_embedding_type
+  """.split(),
   prefixes=("model.",),
   ignored=r"(head\.(dense|norm)|decoder)\.(weight|bias)",
   layers=(
@@ -222,8 +202,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     ValueError: an option is not supported, or a setting is missing or invalid;
       the message names it.
   """
-  kind = hf["model_type"]
-  family = _FAMILIES[kind]
+  family = _FAMILIES[hf["model_type"]]
   hf_config.check(
     hf,
     understood=(
@@ -234,20 +213,19 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     only=family.only,
   )
   hf = {**family.defaults, **hf}
-  sizes: dict[str, Any] = {
-    ours: _count(hf, key) for key, ours in family.sizes.items()
-  }
-  fields: dict[str, Any] = (
-    _bert(hf) if family is _BERT else _modernbert(hf, sizes["layers"])
-  )
-  is_rotary = "windowed" in fields
-  if sizes["d_model"] % (sizes["heads"] * (2 if is_rotary else 1)):
-    width = " of an even width" if is_rotary else ""
+  fields = {ours: _count(hf, key) for key, ours in family.sizes.items()}
+  parts, even = fields["heads"], ""
+  if family is _BERT:
+    fields |= _bert(hf)
+  else:
+    fields |= _modernbert(hf, fields["layers"])
+    parts, even = 2 * parts, " of an even width"
+  if fields["d_model"] % parts:
     raise ValueError(
-      f"config.json: hidden_size {sizes['d_model']} is not divisible by "
-      f"{sizes['heads']} attention heads{width}."
+      f"config.json: hidden_size {fields['d_model']} is not divisible by "
+      f"{fields['heads']} attention heads{even}."
     )
-  return Architecture(**sizes, **fields)
+  return Architecture(**fields)
 
 
 def _bert(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,9 +234,8 @@ def _bert(hf: Mapping[str, Any]) -> dict[str, Any]:
   if hf["model_type"] != "bert":
     padding = hf.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
-      raise ValueError(
-        f"config.json: pad_token_id is {padding!r}, expected a token's id, "
-        "after which positions are counted."
+      raise _invalid(
+        hf, "pad_token_id", "a token's id, after which positions count"
       )
     fields["first_position"] = padding + 1
   return fields
@@ -271,62 +248,49 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
   """
   for key in _FLAGS:
     if type(hf[key]) is not bool:
-      raise ValueError(
-        f"config.json: {key} is {hf[key]!r}, expected true or false."
-      )
+      raise _invalid(hf, key, "true or false")
   rope = _mapping(hf, "rope_parameters")
   hf_config.check(rope, understood=(_WHOLE, _WINDOW), only={})
   kinds = hf.get("layer_types")
   if kinds is None:
     every = _count(hf, "global_attn_every_n_layers")
     kinds = [_WINDOW if i % every else _WHOLE for i in range(layers)]
-  if (
-    not isinstance(kinds, list)
-    or len(kinds) != layers
-    or any(kind not in (_WHOLE, _WINDOW) for kind in kinds)
-  ):
-    raise ValueError(
-      f"config.json: layer_types is {kinds!r}, expected {_WHOLE!r} or "
-      f"{_WINDOW!r} for each of {layers} layers."
-    )
-  thetas = []
-  for kind, older in (
-    (_WHOLE, "global_rope_theta"),
-    (_WINDOW, "local_rope_theta"),
-  ):
+  known = {_WHOLE, _WINDOW}
+  is_list = isinstance(kinds, list) and len(kinds) == layers
+  if not is_list or not known.issuperset(map(str, kinds)):
+    expected = f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers"
+    raise _invalid(hf, "layer_types", expected)
+  fields: dict[str, Any] = {
+    "norm_eps": _number(hf, "norm_eps"),
+    "windowed": tuple(kind == _WINDOW for kind in kinds),
+    **{key: hf[key] for key in _FLAGS},
+  }
+  for kind, ours in ((_WHOLE, "global"), (_WINDOW, "local")):
     said = _mapping(rope, kind)
     plain = ("default", None)
     hf_config.check(
       said, understood=("rope_theta",), only={"rope_type": plain, "type": plain}
     )
-    is_older = "rope_theta" not in said
-    thetas.append(_number(hf, older) if is_older else _number(said))
-  return {
-    "norm_eps": _number(hf, "norm_eps"),
-    "windowed": tuple(kind == _WINDOW for kind in kinds),
-    "global_theta": float(thetas[0]),
-    "local_theta": float(thetas[1]),
-    **{key: hf[key] for key in _FLAGS},
-  }
+    theta = "rope_theta" if "rope_theta" in said else f"{ours}_rope_theta"
+    fields[f"{ours}_theta"] = float(_number({**hf, **said}, theta))
+  return fields
+
+
+def _invalid(hf: Mapping[str, Any], key: str, expected: str) -> ValueError:
+  found = repr(hf[key]) if key in hf else "'missing'"
+  return ValueError(f"config.json: {key} is {found}, expected {expected}.")
 
 
 def _count(hf: Mapping[str, Any], key: str) -> int:
-  """Returns a positive integer of a config.json, or raises ValueError."""
   if type(hf.get(key)) is not int or hf[key] < 1:
-    raise ValueError(
-      f"config.json: {key} is {hf.get(key, 'missing')!r}, expected a "
-      "positive integer."
-    )
+    raise _invalid(hf, key, "a positive integer")
   return hf[key]
 
 
-def _number(hf: Mapping[str, Any], key: str = "rope_theta") -> float:
-  """Returns a positive number of a config.json, or raises ValueError."""
+def _number(hf: Mapping[str, Any], key: str) -> float:
   value: Any = hf.get(key)
   if type(value) not in (int, float) or not 0 < value < math.inf:
-    raise ValueError(
-      f"config.json: {key} is {value!r}, expected a positive number."
-    )
+    raise _invalid(hf, key, "a positive number")
   return value
 
 
@@ -334,7 +298,7 @@ def _mapping(hf: Mapping[str, Any], key: str) -> dict[str, Any]:
   """Returns an object of a config.json, {} if it is missing or null."""
   value = hf.get(key)
   if not isinstance(value, dict | None):
-    raise ValueError(f"config.json: {key} is {value!r}, expected an object.")
+    raise _invalid(hf, key, "an object")
   return value or {}
 
 
@@ -342,18 +306,33 @@ def _mapping(hf: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
-  """Returns every weight of `a`; their names in files begin with `prefix`."""
+  """Returns every weight of `a`; their names in files begin with `prefix`.
+
+  Weights are stored in the file's own layout.
+  """
   sizes = {"D": a.d_model, "3D": 3 * a.d_model}
   sizes |= {"M": a.mlp_dim, "2M": 2 * a.mlp_dim}
+
+  def row(path, name, shape, init, layers=0) -> weights.Weight:
+    stack = (layers,) if layers else ()
+    return weights.Weight(
+      path=path,
+      shape=(*stack, *shape),
+      axes=(None,) * len((*stack, *shape)),
+      name=prefix + name,
+      split=shape,
+      perm=tuple(range(len(shape))),
+      file_shape=shape,
+      init=init,
+    )
 
   def pair(path, module, shape, flag, layers=0) -> list[weights.Weight]:
     """Returns a norm or a projection, and its bias unless the flag is off."""
     init = None if len(shape) == 1 else 0.02
-    name = prefix + module
-    out = [_row(path, f"{name}.weight", shape, layers, init)]
+    out = [row(path, f"{module}.weight", shape, init, layers)]
     if getattr(a, flag):
       path = (*path[:-1], f"{path[-1]}_bias")
-      out.append(_row(path, f"{name}.bias", shape[:1], layers, 0.0))
+      out.append(row(path, f"{module}.bias", shape[:1], 0.0, layers))
     return out
 
   width = (a.d_model,)
@@ -374,41 +353,12 @@ def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
       table += pair(path, f"layers.{i}.attn_norm", width, "norm_bias")
   table += pair(("norm",), f"embeddings.{norm}", width, "norm_bias")
   for key, (module, count) in embedded.items():
-    name = f"{prefix}embeddings.{module}.weight"
-    table.append(_row((key,), name, (count, a.d_model), 0, 0.02))
+    name = f"embeddings.{module}.weight"
+    table.append(row((key,), name, (count, a.d_model), 0.02))
   for key, module, letters, flag in family.layers:
     shape = tuple(sizes[letter] for letter in letters.split())
     table += pair((_LAYERS, key), layer + module, shape, flag, a.layers)
   return table
-
-
-def _row(
-  path: tuple[str, ...],
-  name: str,
-  shape: tuple[int, ...],
-  layers: int,
-  init: float | None,
-) -> weights.Weight:
-  """Returns the row of a weight that is stored in the file's own layout.
-
-  Args:
-    path: keys in the nested parameter dict.
-    name: the tensor's name in the file, with `{layer}` if it is stacked.
-    shape: of the tensor in the file.
-    layers: number of layers that are stacked; 0: it is not stacked.
-    init: see `weights.Weight`.
-  """
-  stack = (layers,) if layers else ()
-  return weights.Weight(
-    path=path,
-    shape=(*stack, *shape),
-    axes=(None,) * (len(stack) + len(shape)),
-    name=name,
-    split=shape,
-    perm=tuple(range(len(shape))),
-    file_shape=shape,
-    init=init,
-  )
 
 
 def load(

@@ -8,23 +8,26 @@ have. A text's vector does not depend on the other texts in a call (see
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
 from anysearch_jax.host import platforms
 from anysearch_jax.policy import tensor_files
-from retrieval.encoder import (
-  batched,
-  encoder_settings,
-  encoder_tokenizer,
-  models,
-)
+from retrieval.encoder import batched, encoder_settings, models
+
+# The tokenizers' result for a text needs many times the memory of its ids.
+_TEXTS_AT_ONCE = 4096
+# Lone surrogates, which cannot be encoded.
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Encoder:
@@ -38,22 +41,13 @@ class Encoder:
   def __init__(
     self,
     model: batched.BatchedModel,
-    tokenizer: encoder_tokenizer.EncoderTokenizer,
+    tokenizer: _Tokenizer,
     settings: encoder_settings.EncoderSettings,
     *,
     dim: int,
     identity: dict[str, Any],
   ):
-    """Stores the parts; see `load`.
-
-    Args:
-      model: maps tokens to unit vectors `[dim]`.
-      tokenizer: the tokenizer, which cuts texts to `settings.max_tokens`.
-      settings: prefixes, pooling and the maximum length.
-      dim: width of a vector.
-      identity: hashes of the weights and the tokenizer, the dtype, and the
-        fields of the architecture.
-    """
+    """Stores the parts; see `load`."""
     self.settings, self.dim = settings, dim
     self._model, self._tokenizer = model, tokenizer
     self._identity = identity
@@ -103,30 +97,22 @@ class Encoder:
       usual=model.pooling,
       most=model.max_tokens,
     )
-    tokenizer = encoder_tokenizer.EncoderTokenizer(
-      folder,
-      vocab_size=model.vocab_size,
-      max_tokens=settings.max_tokens,
-      end=model.end,
-    )
+    tokenizer = _Tokenizer(folder, model, settings.max_tokens)
     devices = [platforms.cpu()] if devices is None else devices
     if dtype is None:
       on_cpu = devices[0].platform == "cpu"
       dtype = jnp.float32 if on_cpu else jnp.bfloat16
     mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
     whole = jax.sharding.NamedSharding(mesh, jax.P())
-    params = model.load(folder, sharding=whole, dtype=dtype)
 
-    def vectors(
-      params: models.Params, ids: jax.Array, lengths: jax.Array
-    ) -> jax.Array:
+    def vectors(params: Any, ids: jax.Array, lengths: jax.Array) -> jax.Array:
       hidden = model.hidden(params, ids, lengths)
       return models.pool(hidden, lengths, settings.pooling)
 
     return cls(
       batched.BatchedModel(
         vectors,
-        params,
+        model.load(folder, sharding=whole, dtype=dtype),
         dim=model.dim,
         mesh=mesh,
         shapes=batched.shapes(devices, settings.max_tokens, batch_tokens),
@@ -197,3 +183,69 @@ class Encoder:
   ) -> np.ndarray:
     """Returns the vectors of texts with `prefix` before them."""
     return self._model(self._tokenizer.ids(texts, prefix), few=few)
+
+
+class _Tokenizer:
+  """Tokenizes texts, adds special tokens, cuts long texts. It is thread-safe.
+
+  Args:
+    folder: folder with a `tokenizer.json`.
+    model: ids must be below its `vocab_size`; its `end` ends every text if the
+      tokenizer adds no special token, and without one such a tokenizer is
+      refused.
+    max_tokens: the most ids of a text, including special tokens.
+
+  Raises:
+    ValueError: the tokenizer is missing or does not fit the model.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, model: models.Model, max_tokens: int
+  ):
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+      raise ValueError(
+        f"{folder}: no tokenizer.json; load the tokenizer once with "
+        "transformers and save it with save_pretrained."
+      )
+    content = path.read_bytes()
+    try:
+      tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # The library raises plain `Exception`.
+      raise ValueError(
+        f"{path}: this is not a tokenizer ({error}); copy it again."
+      ) from error
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > model.vocab_size:
+      raise ValueError(
+        f"{folder}: the tokenizer has {size} tokens, but the embedding has "
+        f"{model.vocab_size} rows; they belong to different models."
+      )
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    self._end: list[int] = []
+    if not special and model.end is not None:
+      self._end, special = [model.end], 1
+    if not 0 < special < max_tokens:
+      raise ValueError(
+        f"{folder}: the tokenizer adds {special} special tokens to a text; "
+        f"expected 1 or more, and fewer than max_tokens, {max_tokens}."
+      )
+    # Overrides the padding and truncation that the file may configure.
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens - len(self._end))
+    self.sha256 = hashlib.sha256(content).hexdigest()
+    self._tokenizer = tokenizer
+
+  def ids(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
+    """Returns the int32 ids of each text with `prefix` before it, never empty.
+
+    Lone surrogates are replaced by U+FFFD.
+    """
+    out = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+      some = texts[start : start + _TEXTS_AT_ONCE]
+      found = self._tokenizer.encode_batch_fast(
+        [prefix + _SURROGATES.sub("\ufffd", text) for text in some]
+      )
+      out += [np.asarray(each.ids + self._end, np.int32) for each in found]
+    return out

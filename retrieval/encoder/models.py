@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,29 +34,28 @@ _IGNORED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
   """Maps tokens to hidden states.
 
   Attributes:
     vocab_size: number of rows of the embedding.
     max_tokens: the most tokens of a text.
     dim: width of a hidden state.
-    pooling: the usual pooling of the family.
-    end: id of the token that ends a text if the tokenizer adds none, or None.
     identity: the fields of the architecture as JSON values.
     load: reads the weights of a folder, with `sharding` and `dtype` of each.
     hidden: maps parameters, ids `[B, T]` and lengths `[B]` to `[B, T, D]`.
+    pooling: the usual pooling of the family.
+    end: id of the token that ends a text if the tokenizer adds none, or None.
   """
 
   vocab_size: int
   max_tokens: int
   dim: int
-  pooling: str
-  end: int | None
   identity: dict[str, Any]
   load: Callable[..., Params]
   hidden: Callable[[Params, jax.Array, jax.Array], jax.Array]
+  pooling: str = "mean"
+  end: int | None = None
 
 
 def describe(folder: pathlib.Path) -> Model:
@@ -83,8 +82,6 @@ def describe(folder: pathlib.Path) -> Model:
         vocab_size=a.vocab_size,
         max_tokens=a.max_tokens,
         dim=a.d_model,
-        pooling="mean",
-        end=None,
         identity=a.identity(),
         load=lambda folder, **how: bidirectional.load(folder, a, **how),
         hidden=lambda params, *text: bidirectional.forward(params, a, *text),
@@ -107,10 +104,10 @@ def _decoder(config: Mapping[str, Any]) -> Model:
     isinstance(name, str) and name.endswith("Model") for name in names
   ):
     config.pop("architectures", None)
+  a = table.headless(architecture.from_hf(config))
   end = config.get("eos_token_id")
   end = end[0] if isinstance(end, list) and end else end
-  end = end if type(end) is int else None
-  a = table.headless(architecture.from_hf(config))
+  end = end if type(end) is int and 0 <= end < a.vocab_size else None
 
   def load(folder: pathlib.Path, *, sharding: Any, dtype: Any) -> Params:
     """Reads the weights; their names may lack the prefix `model.`."""
