@@ -15,6 +15,7 @@ Row i is the i-th line that is kept. A prepared corpus is a folder:
 
 from __future__ import annotations
 
+import array
 import contextlib
 import gzip
 import hashlib
@@ -23,9 +24,8 @@ import json
 import mmap
 import os
 import pathlib
-import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.host import json_files
 
-_BLOCK = 1 << 22
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
 _INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
@@ -126,14 +125,12 @@ class Corpus:
     Raises:
       CorpusError: the lines are not those that were prepared.
     """
-    digest = hashlib.sha256()
     with self.path.open("rb") as file:
-      while block := file.read(_BLOCK):
-        digest.update(block)
-    if digest.hexdigest() != self.sha256:
+      sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != self.sha256:
       raise CorpusError(
-        f"{self.path}: found SHA-256 {digest.hexdigest()}, expected "
-        f"{self.sha256}; restore the corpus, or build the index again."
+        f"{self.path}: found SHA-256 {sha256}, expected {self.sha256}; restore "
+        "the corpus, or build the index again."
       )
 
 
@@ -144,7 +141,7 @@ def prepare(
   skip_malformed: bool = False,
   on_bytes: Callable[[int], None] = lambda done: None,
 ) -> Corpus:
-  """Finds the rows of a corpus, in constant memory.
+  """Finds the rows of a corpus, in 8 bytes of memory a passage.
 
   Plain files stay where they are. A folder that was prepared from the same file
   (by path, size and time) with the same flag is used again.
@@ -176,78 +173,47 @@ def prepare(
       return there
   folder.mkdir(parents=True, exist_ok=True)
   compressed = source.suffix == ".gz"
-  beside = folder / f"{_LINES}.tmp"
-  digest, offsets = hashlib.sha256(), _Offsets(folder / f"{_OFFSETS}.tmp")
-  skipped = 0
   copy = compressed or skip_malformed
+  beside = folder / f"{_LINES}.tmp"
+  digest, offsets, skipped = hashlib.sha256(), array.array("q", [0]), 0
   with (
     source.open("rb") as raw,
     gzip.open(raw) if compressed else raw as lines,
     beside.open("wb") if copy else open(os.devnull, "wb") as kept,
   ):
-    checked = _checked(_lines(lines, source), source, skip=skip_malformed)
-    for number, line in enumerate(checked, start=1):
-      if line is None:
+    for number, line in enumerate(_lines(lines, source), start=1):
+      try:
+        _parse(line)
+      except CorpusError as error:
+        if not skip_malformed:
+          raise CorpusError(
+            f"{source}, line {number}: {error} Correct it, or skip malformed "
+            "lines with --skip_malformed."
+          ) from None
         skipped += 1
         continue
       if copy and not line.endswith(b"\n"):
         line += b"\n"
       kept.write(line)
       digest.update(line)
-      offsets.add(len(line))
+      offsets.append(offsets[-1] + len(line))
       if number % 4096 == 0:
         on_bytes(raw.tell())
   on_bytes(stat.st_size)
-  if not offsets.count:
+  if len(offsets) == 1:
     raise CorpusError(f"{source}: found no passage, expected one a line.")
-  offsets.save()
   if copy:
     beside.replace(folder / _LINES)
-  (folder / f"{_OFFSETS}.tmp").replace(folder / _OFFSETS)
+  np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
   info = made_of | {
     "lines": _LINES if copy else str(source),
-    "passages": offsets.count,
+    "passages": len(offsets) - 1,
     "skipped": skipped,
-    "bytes": offsets.end,
+    "bytes": offsets[-1],
     "sha256": digest.hexdigest(),
   }
   json_files.write(folder / _INFO, info)
   return Corpus(folder)
-
-
-class _Offsets:
-  """Writes offsets as they come, and the `.npy` header when all are known."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._parts = path.with_suffix(".parts")
-    self._file = self._parts.open("wb")
-    self._some: list[int] = [0]
-    self.count = self.end = 0
-
-  def add(self, size: int) -> None:
-    self.end += size
-    self.count += 1
-    self._some.append(self.end)
-    if len(self._some) >= 1 << 16:
-      self._flush()
-
-  def _flush(self) -> None:
-    self._file.write(np.asarray(self._some, "<i8").tobytes())
-    self._some = []
-
-  def save(self) -> None:
-    self._flush()
-    self._file.close()
-    shape = {
-      "descr": "<i8",
-      "fortran_order": False,
-      "shape": (self.count + 1,),
-    }
-    with self._path.open("wb") as out, self._parts.open("rb") as parts:
-      np.lib.format.write_array_header_1_0(out, shape)
-      shutil.copyfileobj(parts, out)
-    self._parts.unlink()
 
 
 def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
@@ -269,30 +235,8 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
     ) from error
 
 
-def _checked(
-  lines: Iterable[bytes], source: pathlib.Path, *, skip: bool
-) -> Iterator[bytes | None]:
-  """Yields the lines that are passages; None for a line that is skipped.
-
-  Raises:
-    CorpusError: a line is not a passage, and is not to be skipped.
-  """
-  for number, line in enumerate(lines, start=1):
-    try:
-      _parse(line)
-    except CorpusError as error:
-      if not skip:
-        raise CorpusError(
-          f"{source}, line {number}: {error} Correct it, or skip malformed "
-          "lines with --skip_malformed."
-        ) from None
-      yield None
-      continue
-    yield line
-
-
 def _parse(line: bytes) -> types.Passage:
-  """Parses the passage of a line.
+  """Parses the passage of a line; its title is quoted.
 
   Raises:
     CorpusError: the line is not a passage.
@@ -305,17 +249,9 @@ def _parse(line: bytes) -> types.Passage:
     ) from error
   if not isinstance(values, dict):
     raise CorpusError(f"Found {line[:60]!r}, expected a JSON object.")
-  identifier = values.get("id", values.get("_id"))
-  if not isinstance(identifier, str | int) or isinstance(identifier, bool):
-    raise CorpusError(
-      f"Found id {identifier!r:.60}, expected text or a number."
-    )
-  title, text = _title_and_text(values)
-  return types.Passage(_whole(str(identifier)), title, text)
-
-
-def _title_and_text(values: dict[str, Any]) -> tuple[str, str]:
-  """Returns the quoted title and the text of a row; see `_parse`."""
+  name = values.get("id", values.get("_id"))
+  if not isinstance(name, str | int) or isinstance(name, bool):
+    raise CorpusError(f"Found id {name!r:.60}, expected text or a number.")
   contents = values.get("contents")
   if contents is None and "text" in values:
     title, text = values.get("title") or "", values["text"]
@@ -329,18 +265,20 @@ def _title_and_text(values: dict[str, Any]) -> tuple[str, str]:
     title = " ".join(title.split())
     if title[:1] == title[-1:] == '"' and '"' not in title[1:-1]:
       title = title[1:-1]
-    return f'"{_whole(title)}"', _whole(text)
-  if not isinstance(contents, str):
+    contents = f'"{title}"\n{text}'
+  elif not isinstance(contents, str):
     raise CorpusError(
       f'Found contents {contents!r:.60}, expected text ("\\"Title\\"\\ntext").'
     )
-  title, end, text = _whole(contents).partition("\n")
-  if not end or not title.strip().strip('"') or not text.strip():
-    raise CorpusError(
-      f"Found contents {contents[:60]!r}, expected a title, a line end and the "
-      'text; a passage without a title has its words in "text".'
-    )
-  return title, text
+  else:
+    title, end, text = contents.partition("\n")
+    if not end or not title.strip().strip('"') or not text.strip():
+      raise CorpusError(
+        f"Found contents {contents[:60]!r}, expected a title, a line end and "
+        'the text; a passage without a title has its words in "text".'
+      )
+  title, _, text = _whole(contents).partition("\n")
+  return types.Passage(_whole(str(name)), title, text)
 
 
 def _whole(text: str) -> str:
