@@ -197,18 +197,9 @@ def test_hidden_states_equal_torchs(torch, make, case):
   assert theirs.std(0).min() > 0.05
 
 
-def test_published_names_are_those_of_the_saved_files(make):
-  names = {
-    case: set(safetensors.numpy.load_file(make(case).folder / FILE))
-    for case in ("modernbert", "modernbert-biases")
-  }
-  assert {"head.dense.weight", "decoder.bias"} < names["modernbert"]
-  assert "model.layers.1.attn_norm.weight" in names["modernbert"]
-  assert "layers.1.attn_norm.weight" in names["modernbert-biases"]
-
-
 @pytest.mark.parametrize("case", ["modernbert", "bert"])
 @hypothesis.given(length=st.integers(1, 24), seed=st.integers(0, 99))
+@hypothesis.settings(max_examples=10, deadline=None)
 def test_padding_changes_no_vector(make, case, length, seed):
   made = make(case)
   rng = np.random.default_rng(seed)
@@ -276,31 +267,6 @@ def test_empty_text_has_finite_numbers():
 # Configurations.
 
 
-def test_a_configuration_gives_its_sizes():
-  assert bidirectional.from_hf(BERT) == bidirectional.Architecture(
-    vocab_size=300,
-    d_model=48,
-    layers=3,
-    heads=3,
-    mlp_dim=40,
-    positions=512,
-    token_types=2,
-    norm_eps=1e-12,
-  )
-  said = {
-    "max_position_embeddings": 40,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-    "position_embedding_type": "absolute",
-    "hidden_act": "gelu",
-    "pruned_heads": {},
-    "is_decoder": False,
-    "hidden_dropout_prob": 0.1,
-  }
-  a = bidirectional.from_hf(BERT | said)
-  assert (a.positions, a.token_types, a.norm_eps) == (40, 1, 1e-5)
-
-
 @pytest.mark.parametrize(
   ("change", "sentence"),
   [
@@ -313,9 +279,6 @@ def test_a_configuration_gives_its_sizes():
       {"position_embedding_type": "relative_key"},
       "position_embedding_type 'relative_key' is not",
     ),
-    ({"is_decoder": True}, "is_decoder True is not"),
-    ({"quantization_config": {"bits": 8}}, "quantization_config .* is not"),
-    ({"pruned_heads": {"0": [1]}}, "pruned_heads .* is not"),
     # Jina's models say that they are BERT's.
     (
       {"auto_map": {"AutoModel": "modeling_bert.JinaBert"}},
@@ -324,8 +287,6 @@ def test_a_configuration_gives_its_sizes():
     ({"feed_forward_type": "geglu"}, "unknown key 'feed_forward_type'"),
     ({"is_causal": True}, "is_causal True is not supported; expected False"),
     ({"pooling": "cls"}, "pooling 'cls' is not supported; expected 'average'"),
-    ({"vocab_size": None}, "vocab_size is None, expected a positive"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
     ({"hidden_size": True}, "hidden_size is True, expected a positive"),
     ({"num_attention_heads": "2"}, "num_attention_heads is '2', expected"),
     ({"num_attention_heads": 5}, "hidden_size 48 is not divisible by 5"),
@@ -337,40 +298,28 @@ def test_bert_refuses_an_unsupported_option_by_name(change, sentence):
     bidirectional.from_hf(BERT | change)
 
 
-@pytest.mark.parametrize(
-  "said",
-  [
-    # The keys of E5 and BGE, of multilingual BERT, and of Contriever.
-    {
-      "_name_or_path": "intfloat/e5-base",
-      "architectures": ["BertModel"],
-      "attention_probs_dropout_prob": 0.1,
-      "classifier_dropout": None,
-      "gradient_checkpointing": False,
-      "hidden_act": "gelu",
-      "id2label": {"0": "LABEL_0"},
-      "initializer_range": 0.02,
-      "label2id": {"LABEL_0": 0},
-      "pad_token_id": 0,
-      "position_embedding_type": "absolute",
-      "torch_dtype": "float32",
-      "transformers_version": "4.29.0.dev0",
-      "use_cache": True,
-    },
-    {
-      "architectures": ["BertForMaskedLM"],
-      "directionality": "bidi",
-      "pooler_fc_size": 768,
-      "pooler_num_attention_heads": 12,
-      "pooler_num_fc_layers": 3,
-      "pooler_size_per_head": 128,
-      "pooler_type": "first_token_transform",
-    },
-    {"architectures": ["Contriever"], "pooling": "average"},
-  ],
-)
-def test_harmless_keys_of_published_encoders_are_ignored(said):
-  assert bidirectional.from_hf(BERT | said) == bidirectional.from_hf(BERT)
+# Keys of E5 and BGE, of multilingual BERT, and of Contriever.
+PUBLISHED = """
+  _name_or_path attention_probs_dropout_prob classifier_dropout
+  gradient_checkpointing id2label initializer_range label2id torch_dtype
+  transformers_version use_cache directionality pooler_fc_size
+  pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+  pooler_type
+""".split()
+
+
+def test_harmless_keys_of_published_encoders_are_ignored():
+  said = dict.fromkeys(PUBLISHED, 0.1) | {
+    "architectures": ["Contriever"],
+    "hidden_act": "gelu",
+    "pooling": "average",
+    "position_embedding_type": "absolute",
+    "pruned_heads": {},
+    "is_decoder": False,
+  }
+  a = bidirectional.from_hf(BERT | said)
+  assert a == bidirectional.from_hf(BERT)
+  assert (a.positions, a.token_types, a.norm_eps) == (512, 2, 1e-12)
 
 
 def test_a_missing_size_is_refused_by_name():
@@ -403,7 +352,6 @@ def test_newer_names_of_settings_come_before_older_ones():
   ("change", "sentence"),
   [
     ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supp"),
-    ({"is_causal": True}, "is_causal True is not supported"),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling .* is not supported"),
     ({"rope_parameters": {"rope_theta": 1e4}}, "unknown key 'rope_theta'"),
     (
@@ -420,11 +368,9 @@ def test_newer_names_of_settings_come_before_older_ones():
     ({"layer_types": ["full_attention"]}, "layer_types is .* of 3 layers"),
     ({"layer_types": ["chunked_attention"] * 3}, "layer_types is .* expected"),
     ({"local_attention": -1}, "local_attention is -1, expected a positive"),
-    ({"sliding_window": 5}, "unknown key 'sliding_window'"),
     ({"head_dim": 8}, "unknown key 'head_dim'"),
     ({"mlp_bias": None}, "mlp_bias is None, expected true or false"),
     ({"num_attention_heads": 16}, "hidden_size 48 .* 16 .* of an even width"),
-    ({"quantization_config": {"bits": 8}}, "quantization_config .* is not"),
   ],
 )
 def test_modernbert_refuses_an_unsupported_option_by_name(change, sentence):

@@ -79,13 +79,10 @@ def test_vectors_equal_torchs_for_either_padding(torch, made, side):
     assert {row[-1] for row in rows} == {end} and max(map(len, rows)) == 64
     theirs = last_token_vectors(torch, model, rows, side=side)
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
-def test_a_text_has_one_vector_in_any_company(made):
-  _, folder, _ = made
-  encoder = encoder_lib.Encoder.load(folder)
   alone = np.concatenate([encoder.queries([text]) for text in TEXTS])
   np.testing.assert_array_equal(encoder.queries(TEXTS), alone)
+  identity = json.loads(json.dumps(encoder.identity()))
+  assert encoder_lib.Encoder.like(identity).identity() == encoder.identity()
 
 
 def test_the_usual_instruction_is_qwens(made):
@@ -117,15 +114,6 @@ def test_a_tokenizer_that_ends_no_text_is_helped(torch, made, tmp_path):
   (own / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match="adds 0 special tokens"):
     encoder_lib.Encoder.load(own)
-
-
-def test_an_encoder_is_loaded_again_by_its_identity(made):
-  _, folder, _ = made
-  first = encoder_lib.Encoder.load(folder, query_prefix=PREFIX, max_tokens=40)
-  identity = json.loads(json.dumps(first.identity()))
-  again = encoder_lib.Encoder.like(identity)
-  assert again.identity() == first.identity()
-  assert identity["pooling"] == "lasttoken" and identity["max_tokens"] == 40
 
 
 def test_a_folder_says_how_long_its_texts_are(made, tmp_path):
