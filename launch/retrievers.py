@@ -368,7 +368,7 @@ def _mcp(c: config_lib.RetrievalConfig) -> Any:
   }
   return mcp_tool.McpRetriever(
     c.url or c.mcp.command,
-    headers={"Authorization": f"Bearer {token}"} if token else {},
+    token=token,
     variables=variables,
     tool=c.mcp.tool,
     query=c.mcp.query,
@@ -376,7 +376,6 @@ def _mcp(c: config_lib.RetrievalConfig) -> Any:
     arguments=json.loads(c.mcp.arguments or "{}"),
     price=c.price,
     deadline=c.mcp.deadline,
-    secrets=[token, *variables.values()],
   )
 
 

@@ -38,23 +38,6 @@ from launch import flags as launch_flags
 from launch import http_server, jax_setup
 from retrieval.service import dialects, service
 
-# What each field of `dialects.Limits` is, for --help.
-_LIMITS = {
-  "topk": "Passages where a request does not say.",
-  "max_topk": "Of a query.",
-  "queries": "The most in a request.",
-  "passages": "That all queries of a request may want.",
-  "characters": "Of a query.",
-  "body": "Bytes of a request.",
-  "queue": "Queries that may wait.",
-  "batch": "Queries in a search.",
-  "deadline": "Seconds to an answer.",
-  "connections": "At a time.",
-  "headers": "Seconds that a request's headers may take.",
-  "blank": "empty: a blank query has no passages; reject: it is refused.",
-  "long": "cut: a query of more characters is cut; reject: it is refused.",
-}
-
 
 def serve(
   search: service.Search,
@@ -132,7 +115,7 @@ def define_flags() -> None:
       "float": flags.DEFINE_float,
       "str": flags.DEFINE_string,
     }[str(field.type)]
-    define(field.name, field.default, _LIMITS[field.name])
+    define(field.name, field.default, field.metadata["help"])
   flags.DEFINE_float(
     "grace", 30, "Seconds for what is open when it is stopped.", 0
   )
@@ -145,7 +128,8 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   try:
-    limits = dialects.Limits(**{name: f[name].value for name in _LIMITS})
+    names = [field.name for field in dataclasses.fields(dialects.Limits)]
+    limits = dialects.Limits(**{name: f[name].value for name in names})
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   token = ""

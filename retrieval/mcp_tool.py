@@ -43,11 +43,10 @@ class McpRetriever(requests_lib.OneByBatch):
 
   Args:
     server: its address, or its program and arguments.
-    headers: sent to an address.
+    token: sent to an address as a bearer token.
     variables: environment variables of a program besides the SDK's few.
     tool, query, k, arguments, deadline: see `config.McpConfig`.
     price: cost of one call; `counters["cost"]` is the sum.
-    secrets: keys, which are removed from everything that is quoted.
 
   Raises:
     ValueError: the tool is missing, or has other arguments.
@@ -58,7 +57,7 @@ class McpRetriever(requests_lib.OneByBatch):
     self,
     server: str | Sequence[str],
     *,
-    headers: Mapping[str, str] | None = None,
+    token: str = "",
     variables: Mapping[str, str] | None = None,
     tool: str = "",
     query: str = "query",
@@ -66,14 +65,14 @@ class McpRetriever(requests_lib.OneByBatch):
     arguments: Mapping[str, Any] | None = None,
     price: float = 0.0,
     deadline: float = 30.0,
-    secrets: Sequence[str] = (),
   ):
     self._server, self._variables = server, dict(variables or {})
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     self._http = httpx2.AsyncClient(headers=headers, timeout=300.0)
     self._tool, self._query, self._k = tool, query, k
     self._fixed, self._price = dict(arguments or {}), price
     self._deadline = deadline
-    self._redact = redaction.Redactor(*secrets)
+    self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
     self.counters: Counter[str] = Counter()

@@ -62,44 +62,32 @@ class Asked(NamedTuple):
   respond: Callable[[Found], Any]
 
 
+def _limit(default: Any, sentence: str) -> Any:
+  return dataclasses.field(default=default, metadata={"help": sentence})
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of a service.
+  """Limits of a service; the help of each is that of the command's flag."""
 
-  Attributes:
-    topk: passages for a query if the request does not say.
-    max_topk: the most passages that a request may want for a query.
-    queries: the most queries in a request.
-    passages: the most passages that all queries of a request may want.
-    characters: the most characters of a query; see `long`.
-    body: the most bytes of a request.
-    queue: the most queries of all requests that may wait; a request beyond that
-      is refused.
-    batch: the most queries in a search.
-    deadline: seconds from a request to its answer.
-    connections: the most connections at a time; fewer if the process may open
-      fewer files.
-    headers: seconds that a request's headers may take.
-    blank: "empty" answers a blank query with an empty list, because clients
-      like Search-R1's read "result" of every response; "reject" refuses the
-      request, as the AnySearch authors' server does.
-    long: "cut" searches the first `characters` of a longer query, as encoders
-      do; "reject" refuses the request.
-  """
-
-  topk: int = 3
-  max_topk: int = 100
-  queries: int = 4096
-  passages: int = 65536
-  characters: int = 8192
-  body: int = 16 << 20
-  queue: int = 16384
-  batch: int = 128
-  deadline: float = 30.0
-  connections: int = 4096
-  headers: float = 10.0
-  blank: str = "empty"
-  long: str = "cut"
+  topk: int = _limit(3, "Passages where a request does not say.")
+  max_topk: int = _limit(100, "The most passages of a query.")
+  queries: int = _limit(4096, "The most queries in a request.")
+  passages: int = _limit(65536, "The most that a request may want in all.")
+  characters: int = _limit(8192, "The most characters of a query; see long.")
+  body: int = _limit(16 << 20, "The most bytes of a request.")
+  queue: int = _limit(16384, "The most queries that may wait; others get 429.")
+  batch: int = _limit(128, "The most queries in a search.")
+  deadline: float = _limit(30.0, "Seconds from a request to its answer.")
+  connections: int = _limit(4096, "The most at a time, if there is room.")
+  headers: float = _limit(10.0, "Seconds that a request's headers may take.")
+  # Clients like Search-R1's read "result" of every response; the AnySearch
+  # authors' server refuses such requests.
+  blank: str = _limit(
+    "empty", "empty: a blank query has no passages; or reject."
+  )
+  # As encoders do.
+  long: str = _limit("cut", "cut: the beginning of a query counts; or reject.")
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
