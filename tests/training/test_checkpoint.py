@@ -52,10 +52,7 @@ def test_saving_a_rollout_twice_is_refused(folder):
 @pytest.mark.parametrize(
   ("last", "best", "qualities", "expected"),
   [
-    (1, 0, {2: 0.3, 4: 0.2, 6: 0.1}, [6]),
     (2, 0, {2: 0.3, 4: 0.2, 6: 0.1}, [4, 6]),
-    (1, 1, {2: 0.9, 4: 0.1, 6: 0.2, 8: 0.3}, [2, 8]),
-    (1, 1, {2: 0.1, 4: 0.2, 6: 0.3}, [6]),
     (2, 2, {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2, 10: 0.3}, [2, 4, 8, 10]),
     # Of equal qualities the later one, also if both are the worst possible.
     (1, 1, {2: 0.5, 4: 0.5, 6: 0.1}, [4, 6]),
@@ -79,30 +76,11 @@ def test_the_last_and_the_best_are_kept(
     assert checkpoint.find_damage(tmp_path / str(rollout)) == ""
 
 
-def test_the_last_checkpoint_remains_until_the_next_is_complete(
-  tmp_path, monkeypatch
-):
-  seen = []
-  write = checkpoint.write_manifest
-
-  def watched(folder):
-    seen.append(checkpoint.rollouts(tmp_path))
-    return write(folder)
-
-  monkeypatch.setattr(checkpoint, "write_manifest", watched)
-  with small.opened(tmp_path, keep_last=1) as checkpoints:
-    checkpoints.save(small.saved(2), small.QUALITY)
-    checkpoints.save(small.saved(4), small.QUALITY)
-  # Before the rename of each checkpoint.
-  assert seen == [[], [2]]
-
-
 def test_quality_is_a_metric_of_the_rollout():
   config = config_lib.CheckpointConfig(best_metric="reward/total", keep_best=1)
-  metrics = {"reward/em": 0.5, "reward/total": 2}
-  assert checkpoint.quality(metrics, config=config) == 2.0
-  metrics["reward/total"] = float("nan")
-  assert checkpoint.quality(metrics, config=config) == -math.inf
+  for value, expected in ((2, 2.0), (math.nan, -math.inf)):
+    metrics = {"reward/em": 0.5, "reward/total": value}
+    assert checkpoint.quality(metrics, config=config) == expected
   assert checkpoint.quality({"step": 3}, config=config) == -math.inf
   assert checkpoint.quality({}, config=config_lib.CheckpointConfig()) == 0.0
 
@@ -149,7 +127,7 @@ def _on_mesh(*shape: int):
   return sharding
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (8, 1), (1, 1)])
+@pytest.mark.parametrize("shape", [(2, 4), (1, 1)])
 def test_another_mesh_restores_the_same_bits(tmp_path, shape):
   saved, before, after = small.saved(2), _on_mesh(4, 2), _on_mesh(*shape)
   placed = jax.device_put(saved.state, jax.tree.map(before, saved.state))

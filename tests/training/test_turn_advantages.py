@@ -66,16 +66,6 @@ def test_searches_are_compared_within_their_group(normalize):
     np.testing.assert_allclose(found[place], values, rtol=2e-4, atol=1e-6)
 
 
-def test_by_hand():
-  steps = {(0, 0): [1, 2], (0, 1): [0], (0, 2): [], (1, 0): [3]}
-  steps = {place: np.float32(rewards) for place, rewards in steps.items()}
-  found = turn_advantages.of_searches(steps, (2, 3), config=OBJECTIVE)
-  # First searches: 1 and 0, one deviation from their mean. Others are alone.
-  np.testing.assert_allclose(found[0, 0], [0.5, 0], rtol=1e-5)
-  np.testing.assert_allclose(found[0, 1], [-0.5], rtol=1e-5)
-  assert found[0, 2].shape == (0,) and found[1, 0].tolist() == [0]
-
-
 def trajectory(g, answer, searches):
   """Has 2 tokens of a prompt, then 3 + 2 of each search, 4 of the answer."""
   turn = [MODEL] * 3 + [ENVIRONMENT] * 2
@@ -124,18 +114,6 @@ def test_tokens_of_a_search_add_its_advantage_to_the_trajectorys(scored):
   ]
   for example, values in zip(examples, expected, strict=True):
     np.testing.assert_allclose(example.advantage, values, rtol=1e-4)
-
-
-def test_a_batch_holds_the_advantage_of_each_target(scored):
-  (batch,) = rewards_and_advantages.batches(scored, count=1, config=BATCH)
-  (rows,) = batch
-  for example in rewards_and_advantages.examples(scored):
-    size = len(example.token_ids)
-    given = np.broadcast_to(np.float32(example.advantage), size)
-    here = np.isin(rows.targets, example.token_ids[1:]) & (rows.weight != 0)
-    np.testing.assert_array_equal(
-      rows.advantage[here], given[example.weights != 0]
-    )
 
 
 def test_records_and_metrics_tell_the_searches_apart(scored):
@@ -203,27 +181,23 @@ def test_before_the_first_passage_it_is_the_groups_advantage(normalize):
   for q, g in itertools.product(range(6), range(5)):
     if rng.random() < 0.8:  # The others failed.
       valid[q, g] = True
-      shown = rng.choice(list("ab"), rng.integers(0, 4))
-      members[q, g] = shown_to(q, g, shown)
+      members[q, g] = shown_to(q, g, rng.choice(list("ab"), rng.integers(0, 4)))
   totals = rng.random((6, 5)).astype(np.float32)
   expected = grpo.advantages(
     totals, valid, epsilon=config.advantage_epsilon, normalize=normalize
   )
   found = turn_advantages.against_others(members, totals, config=config)
-  for place, turns in found.items():
-    assert turns.dtype == np.float32
-    assert turns.shape == (members[place].searches + 1,)
-    np.testing.assert_allclose(turns[0], expected[place], atol=2e-5)
   added = turn_advantages.of_turns(
     members, totals, np.asarray(expected), {}, config=config
   )
-  for place, turns in added.items():
+  for place, turns in found.items():
+    assert turns.dtype == np.float32
+    assert turns.shape == (members[place].searches + 1,)
     whole = float(expected[place])
-    tokens = turn_advantages.of_tokens(members[place], whole, turns)
+    np.testing.assert_allclose(turns[0], whole, atol=2e-5)
+    tokens = turn_advantages.of_tokens(members[place], whole, added[place])
     ends = (*members[place].search_ends, len(tokens) - 1)
-    np.testing.assert_allclose(
-      [tokens[end] for end in ends], found[place], atol=1e-5
-    )
+    np.testing.assert_allclose([tokens[i] for i in ends], turns, atol=1e-5)
 
 
 def test_a_lone_trajectory_and_equal_rewards_learn_nothing():
