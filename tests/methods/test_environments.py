@@ -7,7 +7,6 @@ are the script; everything else is the expected result.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import itertools
 import pathlib
@@ -33,7 +32,7 @@ from anysearch_jax.methods import (
   systems,
 )
 from anysearch_jax.policy import tokenizer
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 
@@ -80,25 +79,14 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
   """Plays a script; the episode must end with it."""
   engine = scripted.Engine(turns)
   found = scripted.Retriever(hits)
-  trajectory = asyncio.run(
-    driver.run_episode(
-      question,
-      driver.EpisodeParts(
-        engine=engine,
-        retriever=searching.Toolbox(
-          {
-            "search": found,
-            "fetch": searching.PageRetriever(found),
-            "cheap": found,
-          }
-        ),
-        config=config_lib.EpisodeConfig(prompts=name),
-        codec=scripted.CODEC,
-      ),
-      budget=budget,
-      scaffold=scaffold,
-      address=types.Address(0, 0, 0),
-    )
+  pages = searching.PageRetriever(found)
+  trajectory = scripted.play(
+    engine,
+    searching.Toolbox({"search": found, "fetch": pages, "cheap": found}),
+    config_lib.EpisodeConfig(prompts=name),
+    budget=budget,
+    question=question,
+    scaffold=scaffold,
   )
   assert len(engine.requests) == len(turns), "It ended before its script."
   return trajectory

@@ -13,7 +13,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.generative_retrieval import refining, text_model
 from anysearch_jax.methods import search_o1, systems
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout import searching
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import loop
 from anysearch_jax.world import world as world_lib
@@ -154,19 +154,14 @@ def test_search_o1_episode_reads_refined_text():
   searching.attach(retriever, engine, scripted.CODEC)
 
   def play(text):
-    return asyncio.run(
-      driver.run_episode(
-        types.Question("q", text, ("T7",)),
-        driver.EpisodeParts(
-          engine=engine,
-          retriever=retriever,
-          config=config.episode,
-          codec=scripted.CODEC,
-        ),
-        budget=2,
-        scaffold=False,
-        address=types.Address(0, len(text), 0),
-      )
+    question = types.Question("q", text, ("T7",))
+    return scripted.play(
+      engine,
+      retriever,
+      config.episode,
+      budget=2,
+      question=question,
+      place=len(text),
     )
 
   played = play("who?")

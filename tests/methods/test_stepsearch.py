@@ -8,15 +8,14 @@ import math
 
 import numpy as np
 import pytest
+import scripted
 import spoken
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.host import loop
 from anysearch_jax.methods import stepsearch
-from anysearch_jax.rollout import driver
 from anysearch_jax.world import expert_policy
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
@@ -151,21 +150,15 @@ def test_world_expert_reaches_the_maximum_gain():
   world = world_lib.World()
   questions = world_lib.with_evidence(world, world.questions("train", 20, 0))
   engine, codec = expert_policy.named("everything", world)
-  parts = driver.EpisodeParts(
-    engine,
-    lexical.LexicalRetriever(world.corpus),
-    config_lib.EpisodeConfig(prompts="world"),
-    codec,
-  )
   for place, question in enumerate(questions):
-    played = loop.run(
-      driver.run_episode(
-        question,
-        parts,
-        budget=20,
-        scaffold=False,
-        address=types.Address(0, place, sample=0),
-      )
+    played = scripted.play(
+      engine,
+      lexical.LexicalRetriever(world.corpus),
+      config_lib.EpisodeConfig(prompts="world"),
+      budget=20,
+      question=question,
+      place=place,
+      codec=codec,
     )
     assert stepsearch.measure(played) == {"search_keys": 1}
     out = stepsearch.steps(played, BARE)

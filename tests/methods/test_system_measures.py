@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 
@@ -22,7 +21,7 @@ from anysearch_jax.methods import (
   research,
   systems,
 )
-from anysearch_jax.rollout import driver, episode_state
+from anysearch_jax.rollout import episode_state
 
 
 def measured(name, *turns, answers=("Tol",), **changes):
@@ -62,19 +61,11 @@ def test_a_refinement_lies_within_one_turn():
 
 def played(*turns):
   hits = {"a": (types.Passage("1", "A", "x"),)}
-  return asyncio.run(
-    driver.run_episode(
-      types.Question("q", "where?", ("x",)),
-      driver.EpisodeParts(
-        engine=scripted.Engine(turns),
-        retriever=scripted.Retriever(hits),
-        config=config_lib.EpisodeConfig(prompts="search_r1"),
-        codec=scripted.CODEC,
-      ),
-      budget=2,
-      scaffold=False,
-      address=types.Address(0, 0, 0),
-    )
+  return scripted.play(
+    scripted.Engine(turns),
+    scripted.Retriever(hits),
+    config_lib.EpisodeConfig(prompts="search_r1"),
+    budget=2,
   )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +10,7 @@ import scripted
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records
-from anysearch_jax.rollout import control, driver, episode
+from anysearch_jax.rollout import control, episode
 
 HITS = {"look": [types.Passage("p", "T", "x")]}
 LIMITS = {"max_generated": 2000, "max_context": 9000}
@@ -37,20 +35,11 @@ def play(script, rule="", budget=2, **limits):
   """Plays an episode; `script` is of an engine, or is the engine."""
   is_engine = isinstance(script, scripted.Engine)
   engine = script if is_engine else scripted.Engine(script)
-  parts = driver.EpisodeParts(
+  trajectory = scripted.play(
     engine,
     scripted.Retriever(HITS),
     config_lib.EpisodeConfig(control=rule, **LIMITS | limits),
-    scripted.CODEC,
-  )
-  trajectory = asyncio.run(
-    driver.run_episode(
-      types.Question("q", "Q?", ("x",)),
-      parts,
-      budget=budget,
-      scaffold=False,
-      address=types.Address(0, 0, 0),
-    )
+    budget=budget,
   )
   # The engine forgets every address that it was asked for.
   assert {r.address for r in engine.requests} <= set(engine.released)

@@ -18,7 +18,7 @@ from anysearch_jax.environment import (
   tools,
 )
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout import searching
 from launch import retrievers
 from retrieval import lexical
 
@@ -158,19 +158,11 @@ def test_records_tell_the_tool_of_each_call():
     "<think>open</think><fetch>1</fetch>",  # The first result's page.
     scripted.answer("x"),
   )
-  played = asyncio.run(
-    driver.run_episode(
-      types.Question("q", "?", ("x",)),
-      driver.EpisodeParts(
-        engine=scripted.Engine(turns),
-        retriever=box,
-        config=config_lib.EpisodeConfig(prompts="paper_fetch"),
-        codec=scripted.CODEC,
-      ),
-      budget=3,
-      scaffold=False,
-      address=types.Address(0, 0, 0),
-    )
+  played = scripted.play(
+    scripted.Engine(turns),
+    box,
+    config_lib.EpisodeConfig(prompts="paper_fetch"),
+    budget=3,
   )
   assert systems.environment("paper_fetch").judge(played).format == 1
   record = records.trajectory(played)

@@ -13,9 +13,13 @@ import asyncio
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
+from anysearch_jax.host import loop
+from anysearch_jax.rollout import driver
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 _PIECES = {USER: 1_200_001, ASSISTANT: 1_200_002, END: 1_200_003}
@@ -132,6 +136,27 @@ class Retriever:
     if self._error is not None:
       raise self._error
     return self._hits.get(request.query, ())[: request.k]
+
+
+QUESTION = types.Question("q", "Q?", ("x",))
+
+
+def play(
+  engine: Any,
+  retriever: Any,
+  config: config_lib.EpisodeConfig,
+  *,
+  budget: Any,
+  question: types.Question = QUESTION,
+  place: int = 0,
+  **changes: Any,
+) -> types.Trajectory:
+  """Plays one episode to its end; `changes` are those of `run_episode`."""
+  codec = changes.pop("codec", CODEC)
+  parts = driver.EpisodeParts(engine, retriever, config, codec)
+  address = types.Address(0, place, 0)
+  values = {"budget": budget, "scaffold": False, "address": address} | changes
+  return loop.run(driver.run_episode(question, parts, **values))
 
 
 def shuffled_seconds(seed: int) -> Callable[[], float]:
