@@ -43,21 +43,11 @@ SERVER = (
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
-# Flags that are passed on to the trainer if they were given.
-_TRAINER_FLAGS = (
-  "threads",
-  "cache",
-  "coordinator",
-  "processes",
-  "process",
-  "distributed",
-  "connect_timeout",
-  "allow_changes",
-  "reward",
-  "method",
-  "grace",
-  "allow_cpu",
-)
+# Flags of these modules, and others, are passed on to the trainer if they are
+# given. Its configuration and its folder are resolved here.
+_TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
+_TRAINER_FLAGS = ("grace",)
+_RESOLVED = ("config", "set_config", "output")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,13 +328,18 @@ def main(argv: Sequence[str]) -> int:
   # Nodes that train together share the run folder, so each logs to its own.
   node = "" if f.process is None else f"process-{f.process}"
   logs = pathlib.Path(f.log_dir or output / "logs" / node)
+  by_module = f.flags_by_module_dict()
+  passed = [f[name] for name in _TRAINER_FLAGS] + [
+    flag
+    for module in _TRAINER_MODULES
+    for flag in by_module[module]
+    if flag.name not in _RESOLVED
+  ]
   trainer = [
     *(sys.executable, "-m", "launch.train", f"--config={f.config}"),
     *(f"--config.{each}" for each in f.set_config),
     f"--output={output}",
-    *(
-      f"--{name}={f[name].value}" for name in _TRAINER_FLAGS if f[name].present
-    ),
+    *(f"--{flag.name}={flag.value}" for flag in passed if flag.present),
   ]
   servers = Servers(
     f.servers, f.port, f.memory, f.sglang_python, f.server_command

@@ -87,19 +87,12 @@ def define_flags() -> None:
     "With --dry_run: hardware that the configuration must fit, as launch.plan "
     "takes it (h100:4).",
   )
-  flags.DEFINE_string("openai", None, "Refused: see docs/serving.md.")
 
 
 def main(argv: Sequence[str]) -> None:
   del argv
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
-  if flags.FLAGS.openai:
-    raise app.UsageError(
-      "--openai: its texts come without token ids and log-probabilities, which "
-      "training needs; expected the in-process engine, or SGLang servers "
-      "(--config.engine.kind=sglang)."
-    )
   config = launch_flags.read_config()
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check(config)

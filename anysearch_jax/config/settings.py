@@ -141,11 +141,11 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   yield Setting(path, group, None, (inspect.getdoc(group) or "").strip())
   sentences = _sentences(type(group).__module__)[type(group).__name__]
   groups = []
-  for name, value, meta in _fields(group):
+  for name, inner, value, meta in _fields(group, path):
     if meta is None:
-      groups.append((value, _joined(path, name)))
+      groups.append((value, inner))
     else:
-      yield Setting(_joined(path, name), value, meta, sentences[name])
+      yield Setting(inner, value, meta, sentences[name])
   for value, inner in groups:
     yield from listed(value, inner)
 
@@ -168,14 +168,23 @@ def _sentences(module: str) -> dict[str, dict[str, str]]:
   }
 
 
-def _fields(group: Any) -> Iterator[tuple[str, Any, Meta | None]]:
-  """Yields the fields of a group; a group in it has no metadata."""
+def _fields(
+  group: Any, path: str
+) -> Iterator[tuple[str, str, Any, Meta | None]]:
+  """Yields name, path, value and metadata; a group in it has no metadata."""
   for field in dataclasses.fields(group):
-    yield field.name, getattr(group, field.name), field.metadata.get("setting")
+    inner = f"{path}.{field.name}" if path else field.name
+    value = getattr(group, field.name)
+    yield field.name, inner, value, field.metadata.get("setting")
 
 
-def _joined(path: str, name: str) -> str:
-  return f"{path}.{name}" if path else name
+def _settings(group: Any, path: str = "") -> Iterator[tuple[str, Any, Meta]]:
+  """Yields path, value and metadata of the settings, in the order of fields."""
+  for _, inner, value, meta in _fields(group, path):
+    if meta is None:
+      yield from _settings(value, inner)
+    else:
+      yield inner, value, meta
 
 
 def check(group: Any, path: str = "") -> None:
@@ -191,20 +200,17 @@ def check(group: Any, path: str = "") -> None:
     ValueError: the message names the path of the first such value and what was
       expected.
   """
-  for name, value, meta in _fields(group):
-    inner = _joined(path, name)
-    if meta is None:
-      check(value, inner)
-    elif isinstance(value, tuple):
-      if not value and meta.range is not ANY and not meta.range.empty:
+  for inner, value, meta in _settings(group, path):
+    items = [(inner, value)]
+    if isinstance(value, tuple):
+      items = [(f"{inner}[{i}]", item) for i, item in enumerate(value)]
+      if not value and not meta.range.empty:
         raise ValueError(
           f"{inner}: found (), expected one number or more, each "
           f"{meta.range.words}."
         )
-      for i, item in enumerate(value):
-        _check_value(item, f"{inner}[{i}]", meta.range)
-    else:
-      _check_value(value, inner, meta.range)
+    for place, item in items:
+      _check_value(item, place, meta.range)
 
 
 def _check_value(value: Any, path: str, range: Range) -> None:
@@ -316,7 +322,7 @@ def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
     dict(leaves(json.loads(json.dumps(values))))
     for values in (renamed(stored), to_dict(config), to_dict(type(config)()))
   )
-  metas = dict(_metas(config))
+  metas = {path: meta for path, _, meta in _settings(config)}
   old = default | old
   return [
     Change(
@@ -325,14 +331,6 @@ def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
     for path, value in old.items()
     if path not in new or value != new[path]
   ]
-
-
-def _metas(group: Any, path: str = "") -> Iterator[tuple[str, Meta]]:
-  for name, value, meta in _fields(group):
-    if meta is None:
-      yield from _metas(value, _joined(path, name))
-    else:
-      yield _joined(path, name), meta
 
 
 def _kind(meta: Meta | None, old: Any, new: Any) -> Kind:

@@ -8,7 +8,7 @@ import commands
 import fake_openai
 import pytest
 
-from launch import ask, evaluate, http_server, serve, train
+from launch import ask, evaluate, http_server, serve
 from launch import flags as launch_flags
 
 QUESTION = "gebos employer founder ?"
@@ -105,8 +105,3 @@ def test_unknown_model_is_one_sentence_before_any_question():
     found = commands.run(ask, CONFIG, *flags_of(server, "other"), QUESTION)
     assert len(server.asked) == 1
   assert "no such model" in found
-
-
-def test_training_refuses_a_model_that_gives_texts_only():
-  found = commands.run(train, CONFIG, "--openai=http://host/v1")
-  assert "token ids and log-probabilities" in found
