@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import json
 import logging
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import threading
 
+import commands
 import fake_sglang
 import pytest
 import sglang_engines
+import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -27,41 +30,6 @@ _KEYS = {
   "SERVER_KEY": "s3cret-of-the-servers",
   "WEB_KEY": "s3cret-of-the-web",
 }
-_CONFIG = """
-from anysearch_jax import config as c
-
-def get_config():
-  return c.ExperimentConfig(
-    name="small",
-    policy="{root}/policy",
-    compute_dtype="float32",
-    questions=2,
-    group=2,
-    save_every=1,
-    curriculum=c.CurriculumConfig(
-      max_budget=1, phase1_steps=2, total_steps=4, steps_per_rollout=2, window=2
-    ),
-    episode=c.EpisodeConfig(
-      prompts="world", max_generated=20, max_context=56, search_deadline=10,
-      turn_deadline=30,
-    ),
-    engine=c.EngineConfig(kind="sglang", max_context=60),
-    sglang=c.SglangConfig(
-      urls=("{sglang}",), retries=1, deadline=20, weights="{root}/ram",
-      api_key_variable="SERVER_KEY",
-    ),
-    retrieval=c.RetrievalConfig(
-      kind="http", url="{retriever}", key_variable="RETRIEVER_KEY",
-      log="{root}/answers.sqlite",
-    ),
-    data=c.DataConfig(source="prepared", path="{root}/qa"),
-    batch=c.BatchConfig(
-      row_lengths=(64,), micro_batch_tokens=128, max_micro_batches=8
-    ),
-    checkpoint=c.CheckpointConfig(export_dtype="float32"),
-    evaluation=c.EvaluationConfig(budgets=(0, 1), questions=4, seeds=(1,)),
-  )
-"""
 
 
 class _Retriever(http.server.BaseHTTPRequestHandler):
@@ -123,8 +91,48 @@ def world(tmp_path):
   parts = {"nq_dev": preparing.Part(entries)}
   prepared.write(tmp_path / "qa", parts, entries, {})
   with _retriever() as (url, asked), fake_sglang.Server(_says) as server:
-    text = _CONFIG.format(root=tmp_path, sglang=server.url, retriever=url)
-    (tmp_path / "config.py").write_text(text)
+    config = dataclasses.replace(
+      small_run.CONFIG,
+      policy=str(tmp_path / "policy"),
+      questions=2,
+      save_every=1,
+      curriculum=config_lib.CurriculumConfig(
+        max_budget=1,
+        phase1_steps=2,
+        total_steps=4,
+        steps_per_rollout=2,
+        window=2,
+      ),
+      episode=config_lib.EpisodeConfig(
+        prompts="world",
+        max_generated=20,
+        max_context=56,
+        search_deadline=10.0,
+        turn_deadline=30.0,
+      ),
+      engine=config_lib.EngineConfig(kind="sglang", max_context=60),
+      sglang=config_lib.SglangConfig(
+        urls=(server.url,),
+        retries=1,
+        deadline=20.0,
+        weights=str(tmp_path / "ram"),
+        api_key_variable="SERVER_KEY",
+      ),
+      retrieval=config_lib.RetrievalConfig(
+        kind="http",
+        url=url,
+        key_variable="RETRIEVER_KEY",
+        log=str(tmp_path / "answers.sqlite"),
+      ),
+      data=config_lib.DataConfig(source="prepared", path=str(tmp_path / "qa")),
+      batch=config_lib.BatchConfig(
+        row_lengths=(64,), micro_batch_tokens=128, max_micro_batches=8
+      ),
+      evaluation=config_lib.EvaluationConfig(
+        budgets=(0, 1), questions=4, seeds=(1,)
+      ),
+    )
+    commands.config_file(tmp_path / "config.py", config)
     yield tmp_path, server, asked
 
 

@@ -232,30 +232,6 @@ def test_impossible_parts_are_refused(mesh, servers, processes, sentence):
     )
 
 
-CONFIG = """
-from anysearch_jax import config as c
-
-def get_config():
-  return c.ExperimentConfig(
-    name="small",
-    policy={policy!r},
-    compute_dtype="float32",
-    questions=4,
-    group=2,
-    save_every=1,
-    curriculum=c.CurriculumConfig(
-      max_budget=2, phase1_steps=0, total_steps=4, steps_per_rollout=2, window=4
-    ),
-    episode=c.EpisodeConfig(
-      prompts="world", max_generated=24, max_context=110
-    ),
-    engine={engine},
-    batch=c.BatchConfig(
-      row_lengths=(128,), micro_batch_tokens=512, max_micro_batches=4
-    ),
-    mesh=c.MeshConfig(trainer=(0,), rollout={rollout}),
-  )
-"""
 # Answers only /health, and reports the devices that it was given.
 SERVER = """
 import http.server, os, sys
@@ -272,14 +248,18 @@ def command(*arguments):
   return commands.printed(node, *map(str, arguments))
 
 
-def make(folder, *, rollout=(), engine="c.EngineConfig()"):
+def make(folder, rollout=()):
   """Makes a policy and a configuration that trains within seconds."""
   hf.save(folder / "policy", small_run.parts()["policy"])
-  path = folder / "config.py"
-  path.write_text(
-    CONFIG.format(policy=str(folder / "policy"), rollout=rollout, engine=engine)
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    policy=str(folder / "policy"),
+    curriculum=dataclasses.replace(
+      small_run.CONFIG.curriculum, phase1_steps=0, total_steps=4
+    ),
+    mesh=config_lib.MeshConfig(trainer=(0,), rollout=rollout),
   )
-  return f"--config={path}"
+  return commands.config_file(folder / "config.py", config)
 
 
 @pytest.fixture
@@ -352,10 +332,7 @@ def test_a_configuration_that_cannot_run_starts_nothing(
 
 def test_on_a_cpu_it_trains(tmp_path):
   output = tmp_path / "run"
-  engine = "c.EngineConfig(slots=8)"
-  ended, said = command(
-    make(tmp_path, engine=engine), f"--output={output}", "--cache="
-  )
+  ended, said = command(make(tmp_path), f"--output={output}", "--cache=")
   assert ended == 0, said
   first, *progress, last = said.splitlines()
   assert first == f"[trainer] starts; log: {output / 'logs' / 'trainer.log'}"

@@ -7,6 +7,7 @@ import io
 
 from absl import flags
 
+from anysearch_jax.config import settings
 from launch import flags as launch_flags
 
 
@@ -55,3 +56,16 @@ def printed(command, *arguments):
         text = said.getvalue().partition("\nPass --help to see the flags.")[0]
         ended = text.removeprefix(f"{command.main.__module__}: ")
   return ended, out.getvalue()
+
+
+def config_file(path, config):
+  """Writes a file that returns a configuration; returns the flag that reads it."""
+  path.write_text(
+    "from anysearch_jax import config\n"
+    "from anysearch_jax.config import settings\n\n\n"
+    "def get_config():\n"
+    "  return settings.from_dict(\n"
+    f"    config.ExperimentConfig, {settings.to_dict(config)!r}\n"
+    "  )\n"
+  )
+  return f"--config={path}"
