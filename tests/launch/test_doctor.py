@@ -518,12 +518,9 @@ def test_prepared_questions_are_read_whole(questions, tmp_path):
   (finding,) = run(checks(config).data)
   assert finding.level == doctor.PROBLEM
   assert "nq_dev.parquet: found SHA-256" in finding.found
-
-
-def test_questions_to_train_on_alone_are_a_warning(questions, tmp_path):
   entry = preparing.Entry("nq/0", "who", ["x"], "nq", "train", None, "{}")
-  prepared.write(tmp_path / "qa", {}, [entry], {})
-  config = with_(questions, data={"path": str(tmp_path / "qa")})
+  prepared.write(tmp_path / "train", {}, [entry], {})
+  config = with_(questions, data={"path": str(tmp_path / "train")})
   good, missing = checks(config).data()
   assert good.level == doctor.OK and "train 1" in good.found
   assert missing.level == doctor.WARNING

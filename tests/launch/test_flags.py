@@ -32,8 +32,6 @@ def read(config, path):
   ("path", "text", "value"),
   [
     ("seed", "7", 7),
-    ("name", "7", "7"),
-    ("name", "", ""),
     ("name", "a=b", "a=b"),
     ("policy", "runs/x,y", "runs/x,y"),
     ("reward.alpha", "1e-3", 0.001),

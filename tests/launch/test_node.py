@@ -24,7 +24,6 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
-from anysearch_jax.training import validation
 from launch import flags as launch_flags
 from launch import node
 
@@ -133,7 +132,6 @@ def test_the_script_starts_the_server_that_its_settings_say():
   ("mesh", "servers", "gpus"),
   [
     ({}, {"count": 1}, ["4,5,6,7", "0,1,2,3"]),
-    ({}, {"count": 4}, ["4", "5", "6", "7", "0,1,2,3"]),
     ({"rollout": (7,)}, {}, ["7", "0,1,2,3"]),
     ({"trainer": (6, 7), "rollout": (0, 3)}, {}, ["0,3", "6,7"]),
     # Training takes the first ones where none are named.
@@ -164,19 +162,10 @@ def test_servers_of_other_nodes_are_only_named():
   assert services == []
   assert resolved(config, trainer).sglang.urls == config.sglang.urls
   assert resolved(config, trainer).engine.kind == "sglang"
-
-
-def test_trainer_that_samples_itself_keeps_its_command():
-  services, trainer = node.parts_of(paper(), ["train", "--x=1"], servers=None)
+  # A trainer that samples itself keeps its command.
+  services, trainer = node.parts_of(config, ["train", "--x=1"], servers=None)
   assert services == []
   assert (trainer.command, trainer.env) == (("train", "--x=1"), {})
-
-
-def test_papers_run_is_valid_for_the_trainer():
-  config = launch_flags.load_config("configs/qwen2_5_7b.py")
-  _, trainer = node.parts_of(config, [], servers=node.Servers())
-  assert resolved(config, trainer).pipeline.async_level == 1
-  validation.validate(resolved(config, trainer))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +175,6 @@ def test_papers_run_is_valid_for_the_trainer():
     ("configs/qwen2_5_7b.py", ["engine.kind=jax"], False),
     ("configs/qwen2_5_7b.py:lora80", [], False),
     ("configs/qwen2_5_7b.py:lora80", ["engine.kind=sglang"], True),
-    ("configs/quickstart.py", [], False),
     ("configs/quickstart.py", ["mesh.trainer=0", "mesh.rollout=0"], False),
   ],
 )
@@ -220,8 +208,6 @@ def test_a_containers_command_is_a_template():
     ({"rollout": (3, 4)}, {}, 1, "expected GPUs that are not the trainer's"),
     ({}, {}, 2, "--processes: found 2 with servers on this node"),
     ({}, {"command": "serve {ports}"}, 1, "--server_command: found 'serve"),
-    ({}, {"command": "serve 'x"}, 1, "No closing quotation"),
-    ({}, {"command": " "}, 1, "it is empty"),
     ({}, {"command": "serve {"}, 1, "no other names in braces than python"),
   ],
 )

@@ -49,6 +49,9 @@ def test_the_first_start_is_noted_without_changes(tmp_path):
   config, provenance = noted(tmp_path)
   assert config_settings.changes(config, CONFIG) == []
   assert provenance == SOURCES
+  # The packages are those of the first start.
+  start(tmp_path, sources=SOURCES | {"packages": {"jax": "2"}})
+  assert noted(tmp_path)[1] == SOURCES
 
 
 def test_placement_settings_change_freely_and_are_noted(tmp_path):
@@ -131,23 +134,3 @@ def test_a_change_is_noted_once_if_the_run_dies_before_it_saves(tmp_path):
   for _ in range(2):
     start(tmp_path, slower, allow=True, rollout=20, changes=differs)
   assert len(noted(tmp_path)[1]["changes"]) == 1
-
-
-def test_a_change_that_only_the_checkpoint_shows_is_noted(tmp_path):
-  """Somebody has edited config.json."""
-  slower = changed("optimizer.learning_rate=1e-7")
-  differs = config_settings.changes(
-    json.loads(json.dumps({"optimizer": {"learning_rate": 1e-6}})), slower
-  )
-  start(tmp_path, slower)
-  start(tmp_path, slower, allow=True, rollout=20, changes=differs)
-  settings = {"optimizer.learning_rate": [1e-6, 1e-7]}
-  assert noted(tmp_path)[1]["changes"] == [
-    {"rollout": 20, "settings": settings}
-  ]
-
-
-def test_the_packages_are_those_of_the_first_start(tmp_path):
-  start(tmp_path)
-  start(tmp_path, sources=SOURCES | {"packages": {"jax": "2"}})
-  assert noted(tmp_path)[1] == SOURCES

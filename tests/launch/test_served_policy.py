@@ -52,17 +52,20 @@ def pages_used(url):
 
 
 def test_examples_can_be_asked_through_the_official_client(server):
-  url, _, _ = server
+  url, _, log = server
   examples = httpx2.get(f"{url}/examples").json()
   assert len(examples) >= 5
   client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-  for question in examples[:3]:
+  for question in examples[:2]:
     response = client.responses.create(
       model="quickstart", input=question, max_tool_calls=3
     )
     assert response.status == "completed" and response.output_text
     calls = [i for i in response.output if i.type == "web_search_call"]
     assert len(calls) == response.usage.searches <= 3
+  last = json.loads(log.read_text().splitlines()[-1])
+  assert last["status"] == 200 and last["route"] == "responses"
+  assert "question" not in last
 
 
 def test_temperature_of_a_request_is_honoured(server):
@@ -104,14 +107,6 @@ def test_pages_of_clients_that_left_are_free_within_a_second(server):
   start = time.monotonic()
   wait_for(lambda: pages_used(url) == 0)
   assert time.monotonic() - start < 5  # One second on a quiet machine.
-
-
-def test_requests_are_logged_as_json(server):
-  url, _, log = server
-  httpx2.post(f"{url}/v1/responses", json={"input": "gebir mayor ?"})
-  last = json.loads(log.read_text().splitlines()[-1])
-  assert last["status"] == 200 and last["route"] == "responses"
-  assert "question" not in last
 
 
 def test_server_that_stops_tells_new_clients_until_the_old_are_answered():
@@ -176,26 +171,13 @@ def test_bad_flags_are_one_sentence(arguments, said):
   assert said in commands.run(serve, CONFIG, *arguments)
 
 
-def test_new_key_is_printed_once(tmp_path, capsys):
+def test_new_key_is_printed_once(tmp_path):
   path = tmp_path / "keys.json"
-  with commands.defined(serve):
-    from launch import flags as launch_flags
-
-    serve.main(
-      launch_flags._parse_argv(["serve", f"--keys={path}", "--new_key=alice"])
-    )
-  key = capsys.readouterr().out.strip()
-  assert key.startswith("sk-") and key not in path.read_text()
+  _, printed = commands.printed(serve, f"--keys={path}", "--new_key=alice")
+  assert printed.startswith("sk-") and printed.strip() not in path.read_text()
 
 
 def test_taken_port_is_one_sentence(server):
   port = server[0].rpartition(":")[2]
-  found = subprocess.run(
-    [sys.executable, "-m", "launch.serve", CONFIG, f"--port={port}"],
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert found.returncode == 1
-  assert f"cannot listen at 127.0.0.1:{port}" in found.stderr
-  assert "Traceback" not in found.stderr
+  said = commands.run(serve, CONFIG, f"--port={port}")
+  assert f"cannot listen at 127.0.0.1:{port}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import signal
 import socket
 import subprocess
@@ -11,7 +12,6 @@ import time
 
 import pytest
 import source_tree
-from process_trees import PARENT, assert_ended, pids
 
 from launch import stopping, supervisor
 
@@ -32,6 +32,49 @@ started = time.time()
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 SLEEPS = "import time; time.sleep(1000)"
+
+
+# Starts a child, prints both process ids, then does not end.
+PARENT = """
+import os, pathlib, signal, subprocess, sys, time
+folder, stubborn = pathlib.Path(sys.argv[1]), sys.argv[2:]
+if "parent" in stubborn:
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ignore = "trap '' TERM; " if "child" in stubborn else ""
+code = ignore + "echo up; while :; do sleep 0.1; done"
+child = subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+(folder / "new").write_text(f"{os.getpid()} {child.pid}")
+(folder / "new").rename(folder / "pids")
+time.sleep(1000)
+"""
+
+
+def state(pid):
+  """Returns the state of a process; Z is a zombie."""
+  try:
+    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return "gone"
+  return text.rpartition(")")[2].split()[0]
+
+
+def pids(folder, seconds=60.0):
+  """Returns the process ids that `PARENT` prints."""
+  end = time.monotonic() + seconds
+  while not (folder / "pids").is_file():
+    assert time.monotonic() < end
+    time.sleep(0.02)
+  return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def assert_ended(folder):
+  """Asserts that the processes end soon; a kill takes a moment."""
+  end = time.monotonic() + 60
+  for pid in pids(folder):
+    while state(pid) not in ("gone", "Z", "X"):
+      assert time.monotonic() < end, f"{pid} still runs"
+      time.sleep(0.02)
 
 
 def python(name, code, *arguments, **settings):
@@ -219,27 +262,6 @@ def test_children_of_a_service_end_with_it(run, tmp_path, stubborn):
   assert_ended(tmp_path)
 
 
-def test_a_service_may_end_its_children_itself(run, tmp_path):
-  orderly = """
-import pathlib, signal, subprocess, sys, time
-folder = pathlib.Path(sys.argv[1])
-child = subprocess.Popen(["sleep", "1000"])
-def end(number, frame):
-  time.sleep(0.5)  # Long enough for a signal to all of them to arrive.
-  (folder / "child").write_text(str(child.poll()))
-  child.kill()
-  sys.exit()
-signal.signal(signal.SIGTERM, end)
-(folder / "ready").touch()
-while True: time.sleep(1)
-"""
-  run(
-    [python("service", orderly, tmp_path)],
-    python("main", wait_for(tmp_path / "ready")),
-  )
-  assert (tmp_path / "child").read_text() == "None"
-
-
 def test_zombie_is_not_waited_for_and_children_end(run, tmp_path):
   """This happens in containers whose first process is not an init."""
   leaves_a_zombie = """
@@ -422,10 +444,3 @@ def test_a_deaf_child_is_killed_after_the_limit_or_when_urged(start, how):
   assert child.code is None and 7 < child.patience() < 60
   assert supervisor.stop([child], **how) == [child]
   assert child.code == 128 + 9 and not child.runs()
-
-
-def test_what_a_child_started_ends_with_it(start, tmp_path):
-  child = start(PARENT, str(tmp_path))
-  pids(tmp_path)
-  assert supervisor.stop([child], limit=lambda _: 20) == []
-  assert_ended(tmp_path)

@@ -59,7 +59,7 @@ def printed(command, *arguments):
 
 
 def config_file(path, config):
-  """Writes a file that returns a configuration; returns the flag that reads it."""
+  """Writes a file of a configuration; returns the flag that names it."""
   path.write_text(
     "from anysearch_jax import config\n"
     "from anysearch_jax.config import settings\n\n\n"
