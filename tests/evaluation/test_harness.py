@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 
@@ -222,27 +221,6 @@ def test_running_episodes_never_exceed_slots(tmp_path):
   play(config, player, questions_of(10), scripted.Retriever(), tmp_path)
   assert player.engine.most == 5
   assert len(player.engine.released) == 40
-
-
-def test_jobs_are_created_lazily():
-  made, running = 0, 0
-
-  def jobs():
-    nonlocal made
-    for i in range(100):
-      made += 1
-      yield i
-
-  async def work(job):
-    nonlocal running
-    running += 1
-    assert made <= job + 4
-    assert running <= 4
-    await asyncio.sleep(0)
-    running -= 1
-
-  asyncio.run(harness.each(jobs(), work, at_once=4))
-  assert made == 100
 
 
 @pytest.mark.parametrize(

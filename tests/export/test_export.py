@@ -208,23 +208,6 @@ def test_export_keeps_every_setting_of_its_source(tmp_path, case, dialect):
   assert hf.load(out).architecture == policy.architecture
 
 
-def test_transformers_reads_an_export_in_the_older_dialect(
-  torch, make_pair, tmp_path
-):
-  pair = make_pair("llama")
-  path = tmp_path / "config.json"
-  hf.save(tmp_path, pair.policy)
-  path.write_text(json.dumps(older_dialect(read_json(path))))
-  out = tmp_path / "out"
-  hf.save(out, hf.load(tmp_path))
-  assert "rope_parameters" not in read_json(out / "config.json")
-  tokens = torch.tensor(random_models.random_tokens((1, 64)))
-  with torch.no_grad():
-    assert torch.equal(
-      read_by_transformers(out)(tokens).logits, pair.model(tokens).logits
-    )
-
-
 def test_saving_replaces_the_whole_folder(tmp_path):
   folder, policy = tmp_path / "policy", born_here()
   hf.save(folder, policy)
@@ -233,15 +216,6 @@ def test_saving_replaces_the_whole_folder(tmp_path):
   assert not (folder / "stale.safetensors").exists()
   assert (folder / "README.md").read_text() == "# A card\n"
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-
-
-def test_policy_may_replace_its_source(tmp_path):
-  folder, policy = tmp_path / "policy", born_here()
-  hf.save(folder, policy)
-  loaded = hf.load(folder)
-  doubled = jax.tree.map(lambda p: 2 * p, loaded.params)
-  hf.save(folder, loaded._replace(params=doubled))
-  jax.tree.map(np.testing.assert_array_equal, hf.load(folder).params, doubled)
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])

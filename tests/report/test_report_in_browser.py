@@ -14,7 +14,6 @@ from anysearch_jax.report import trajectories
 pytestmark = pytest.mark.skipif(
   chromium.BINARY is None, reason="There is no chromium here."
 )
-_SIZES = {"laptop": (1366, 768), "phone": (390, 844)}
 _HOSTILE = (
   "<img src=x onerror=\"document.title='run'\"></script><script>document.title="
   "'run'</script><svg onload=\"document.title='run'\">"
@@ -72,9 +71,9 @@ def browser(tmp_path_factory):
     yield page
 
 
-@pytest.fixture(params=_SIZES)
+@pytest.fixture
 def page(request, browser, written):
-  width, height = _SIZES[request.param]
+  width, height = getattr(request, "param", (1366, 768))
   browser.errors.clear()
   browser.open(written[0], width=width, height=height)
   yield browser
@@ -102,6 +101,7 @@ def _listed(page):
   )
 
 
+@pytest.mark.parametrize("page", [(1366, 768), (390, 844)], indirect=True)
 def test_page_does_not_overflow_the_viewport(page):
   # A phone widens its viewport for wide content, so compare with page.width.
   width, over = page.run(
@@ -174,8 +174,8 @@ def test_the_page_is_short_until_a_link_opens_a_section(browser, large, width):
   assert not _sections(browser)["paper"][1]
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_content_is_not_clipped_on_screen(browser, large, width):
+def test_content_is_not_clipped_on_screen(browser, large):
+  width = 400
   browser.open(large, width=width, height=800)
   browser.run("document.querySelectorAll('details').forEach(d => d.open = 1)")
   assert browser.run(_CUT) == []

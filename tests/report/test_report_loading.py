@@ -189,7 +189,6 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
   }
 
 
-@pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize(
   ("item", "label", "folders"),
   [
@@ -203,13 +202,14 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
   ],
 )
 def test_folder_names_may_contain_separators(
-  tmp_path, monkeypatch, item, label, folders, labelled
+  tmp_path, monkeypatch, item, label, folders
 ):
   for name in ("lr=1+b=2", "lr=1", "a+b", "b", "1"):
     (tmp_path / name).mkdir()
   monkeypatch.chdir(tmp_path)
-  found = loading.named(item, labelled=labelled)
-  assert found == (label, tuple(map(pathlib.Path, folders)))
+  for labelled in (False, True):
+    found = loading.named(item, labelled=labelled)
+    assert found == (label, tuple(map(pathlib.Path, folders)))
 
 
 def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):

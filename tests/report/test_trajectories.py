@@ -42,16 +42,6 @@ def test_every_row_shows_the_same_episodes_of_every_budget():
   assert [budgets.count(b) for b in (0, 1, 5)] == [4, 4, 4]
 
 
-def test_order_of_episodes_does_not_matter():
-  samples = _samples()
-  turned = [
-    trajectories.Sample(s.label, s.episodes[::-1], s.decode) for s in samples
-  ]
-  known = trajectories.browsed(samples, most=24)
-  again = trajectories.browsed(turned, most=24)
-  assert json.dumps(known) == json.dumps(again)
-
-
 def test_page_size_is_bounded_equally_for_all_rows():
   samples = _samples(questions=60)
   whole = trajectories.browsed(samples, most=300)
@@ -120,15 +110,14 @@ def _pieces(*ids):
 def test_a_character_over_several_tokens_belongs_to_the_last():
   euro = "€".encode()
   assert _pieces(65, *euro, 66) == ["A", "", "", "€", "B"]
-
-
-def test_incomplete_character_is_shown_at_the_end():
+  # An incomplete one is shown at the end.
   assert _pieces(65, 0xE2, 0x82)[:2] == ["A", ""]
   assert "".join(_pieces(65, 0xE2, 0x82)) == "A\ufffd"
-  assert "".join(_pieces(0xE2, 66, 67)) == "\ufffdBC"
 
 
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1"])
+@pytest.mark.parametrize(
+  "family", ["qwen2.5", pytest.param("llama3.1", marks=pytest.mark.slow)]
+)
 def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
   path = _TOKENIZERS / family / "tokenizer.json"
   if not path.is_file():

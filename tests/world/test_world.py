@@ -156,12 +156,6 @@ def test_splits_share_no_chain_and_no_snapshot():
   assert corpora["held-out"] == {f"snapshot-{i}" for i in range(34, 38)}
 
 
-def test_questions_are_stratified_by_hops():
-  questions = WORLD.questions("train", 1000, 0)
-  hops = collections.Counter(q.metadata["hops"] for q in questions)
-  assert hops == {1: 100, 2: 200, 3: 250, 4: 200, 5: 150, 6: 100}
-
-
 @pytest.mark.parametrize(
   ("call", "sentence"),
   [
