@@ -7,9 +7,7 @@ import json
 import pathlib
 
 import jax
-import numpy as np
 import pytest
-import safetensors.numpy
 import transformers
 
 from anysearch_jax.policy import hf, sharding, tensor_files
@@ -64,34 +62,6 @@ def test_an_export_is_the_model_it_came_from(torch, make_pair, tmp_path, case):
     )  # The logits also depend on the configuration.
 
 
-@pytest.mark.parametrize(
-  "case",
-  [
-    "qwen2",
-    pytest.param("qwen3-biased", marks=pytest.mark.slow),
-    pytest.param("llama-tied", marks=pytest.mark.slow),
-  ],
-)
-def test_a_half_precision_export_has_the_logits_of_rounded_weights(
-  torch, make_pair, tmp_path, case
-):
-  pair = make_pair(case)
-  hf.save(tmp_path, pair.policy, dtype=jax.numpy.bfloat16)
-  assert read_by_transformers(tmp_path).dtype == torch.bfloat16
-  reloaded = read_by_transformers(tmp_path, dtype=torch.float32)
-  rounded = jax.tree.map(
-    lambda p: p.astype(jax.numpy.bfloat16).astype(np.float32),
-    pair.policy.params,
-  )
-  jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path).params, rounded)
-  tokens = random_models.random_tokens((4, 288))
-  with torch.no_grad():
-    theirs = reloaded(torch.tensor(tokens)).logits.numpy()
-  ours = pair.ours(tokens, params=rounded)
-  np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-  assert np.abs(ours - pair.ours(tokens)).max() > 1e-3
-
-
 def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
   policy = born_here("llama-biased")
   hf.save(tmp_path, policy)
@@ -101,30 +71,6 @@ def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
   assert model.generation_config.eos_token_id == [random_models.TOKENS - 2]
   tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
   assert tokenizer("w5 w9")["input_ids"] == [5, 9]
-
-
-def test_shards_are_read_by_transformers_and_by_us(torch, make_pair, tmp_path):
-  pair = make_pair("qwen3")
-  hf.save(tmp_path, pair.policy, shard_bytes=20_000)
-  shards = sorted(tmp_path.glob("*.safetensors"))
-  assert len(shards) > 2
-  assert all(path.stat().st_size < 24_000 for path in shards)
-  index = read_json(tmp_path / tensor_files.INDEX_NAME)
-  held = {path.name: safetensors.numpy.load_file(path) for path in shards}
-  assert index["weight_map"] == {
-    tensor: file for file, tensors in held.items() for tensor in tensors
-  }
-  assert index["metadata"]["total_size"] == sum(
-    value.nbytes for tensors in held.values() for value in tensors.values()
-  )
-  reloaded = read_by_transformers(tmp_path).state_dict()
-  for name, value in pair.model.state_dict().items():
-    assert torch.equal(reloaded[name], value), name
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    hf.load(tmp_path).params,
-    pair.policy.params,
-  )
 
 
 @pytest.mark.parametrize(
