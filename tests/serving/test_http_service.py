@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import socket
-import threading
 import time
 
 import httpx2
@@ -16,7 +15,7 @@ import pytest
 import scripted
 from scripted import answer, search
 from scripted_agent import EMMA, Held, wait_for
-from served_agent import CONFIG, script, served
+from served_agent import CONFIG, guarding, script, served
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
@@ -25,16 +24,17 @@ from anysearch_jax.serving import fields, keys, service, wire
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
 
 
-def hang_up(url, body):
+def hang_up(url, body, *, key="", seconds=0.1):
   """Sends a request, waits a moment and closes the connection."""
   port = int(url.rpartition(":")[2])
   text = json.dumps(body).encode()
   head = (
-    f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}"
+    "POST /v1/responses HTTP/1.1\r\nhost: x\r\n"
+    f"authorization: Bearer {key}\r\ncontent-length: {len(text)}\r\n\r\n"
   )
   with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-    connection.sendall(head.encode() + b"\r\n\r\n" + text)
-    time.sleep(0.1)
+    connection.sendall(head.encode() + text)
+    time.sleep(seconds)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -101,12 +101,7 @@ def test_draining_service_refuses_new_questions_and_ends_the_old():
 
 @pytest.fixture
 def guarded(tmp_path):
-  path = tmp_path / "keys.json"
-  key = keys.add(path, "alice")
-  listed = json.loads(path.read_text())
-  listed["alice"] |= {"searches_a_day": 3, "max_budget": 2}
-  path.write_text(json.dumps(listed))
-  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  key, guard = guarding(tmp_path, searches_a_day=3, max_budget=2)
   with served(guard=guard) as (url, _):
     yield url, key, guard
   guard.close()
@@ -139,9 +134,7 @@ def test_key_is_needed_and_charged_for_what_was_used(guarded):
 def test_client_that_leaves_before_the_end_is_charged_what_it_may_have_used(
   tmp_path,
 ):
-  path = tmp_path / "keys.json"
-  key = keys.add(path, "alice")
-  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  key, guard = guarding(tmp_path)
   (known,) = guard.keys
 
   class Slow(Held):
@@ -415,36 +408,19 @@ def test_nothing_is_used_after_the_end_of_a_request():
 
 def test_clients_that_leave_at_any_moment_pay_for_every_search(tmp_path):
   """The key is charged at least what the retriever was asked."""
-  path = tmp_path / "keys.json"
-  key = keys.add(path, "alice")
-  listed = json.loads(path.read_text())
-  listed["alice"]["requests"] = 64
-  path.write_text(json.dumps(listed))
-  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  key, guard = guarding(tmp_path, requests=64)
   retriever = scripted.Retriever(seconds=0.003)
   engine = scripted.Engine(lambda request: search(f"q{request.turn}"))
   with served(
     engine=engine, retriever=retriever, guard=guard, slots=16, most=100
   ) as (url, service):
-    port = int(url.rpartition(":")[2])
 
     def leave(i):
-      body = json.dumps(
-        {"input": f"Who {i}?", "max_tool_calls": 5, "stream": i % 2 == 0}
-      ).encode()
-      head = (
-        "POST /v1/responses HTTP/1.1\r\nhost: x\r\n"
-        f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
-      )
-      with socket.create_connection(("127.0.0.1", port), timeout=10) as each:
-        each.sendall(head.encode() + body)
-        time.sleep(0.002 * (i % 10))
+      body = QUESTION | {"max_tool_calls": 5, "stream": i % 2 == 0}
+      hang_up(url, body, key=key, seconds=0.002 * (i % 10))
 
-    threads = [threading.Thread(target=leave, args=[i]) for i in range(30)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join(30)
+    with concurrent.futures.ThreadPoolExecutor(30) as pool:
+      list(pool.map(leave, range(30)))
     wait_for(lambda: service._running == 0)
   (known,) = guard.keys
   searches, tokens = guard.used(known)

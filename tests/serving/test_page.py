@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import chromium
@@ -10,10 +9,9 @@ import httpx2
 import pytest
 import scripted
 from scripted import answer, search
-from served_agent import served
+from served_agent import guarding, served
 
 from anysearch_jax import types
-from anysearch_jax.serving import keys
 
 pytestmark = pytest.mark.skipif(
   chromium.BINARY is None, reason="needs Chromium on the PATH"
@@ -110,12 +108,7 @@ def test_every_budget_is_shown_side_by_side(browser, url):
 def test_key_with_fewer_requests_at_a_time_is_asked_every_budget(
   browser, tmp_path
 ):
-  path = tmp_path / "keys.json"
-  key = keys.add(path, "alice")
-  listed = json.loads(path.read_text())
-  listed["alice"]["requests"] = 2
-  path.write_text(json.dumps(listed))
-  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  key, guard = guarding(tmp_path, requests=2)
   engine = scripted.Engine(lambda _: answer("Jane"), seconds=lambda: 0.3)
   with served(engine=engine, guard=guard) as (address, _):
     page = opened(browser, address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 
@@ -14,7 +15,7 @@ from scripted_agent import EMMA, wait_for
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.serving import fields, service
+from anysearch_jax.serving import fields, keys, service
 
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
 CONFIG = config_lib.EpisodeConfig(max_generated=2000, max_context=9000)
@@ -24,6 +25,16 @@ SERVED = fields.Served("tiny", budget=2, max_budget=5, max_tokens=2000)
 def script(request):
   """Searches in its first turn and answers in the next."""
   return answer("Jane") if request.turn else search("emma")
+
+
+def guarding(folder, **limits):
+  """Returns a client's key with these limits, and its guard."""
+  path = folder / "keys.json"
+  key = keys.add(path, "alice")
+  listed = json.loads(path.read_text())
+  listed["alice"] |= limits
+  path.write_text(json.dumps(listed))
+  return key, keys.Guard(keys.read(path), folder / "used.sqlite")
 
 
 @contextlib.contextmanager
