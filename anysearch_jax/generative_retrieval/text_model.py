@@ -159,20 +159,15 @@ class EndpointModel:
   ) -> str:
     """See `TextModel`."""
     c = self._config
-    asked = {
-      "model": c.name,
-      "messages": [{"role": "user", "content": protocol.neutralise(prompt)}],
-      "max_tokens": c.max_tokens,
-      "temperature": c.temperature,
-      "top_p": c.top_p,
-      # Replies are reproducible if the server honours the seed.
-      "seed": int(uniform(address, turn, "reply") * 2**31),
-    }
     self.counters["calls"] += 1
-    text, usage = await self._endpoint.ask(
-      asked,
-      lambda choice: http_calls.text_of(choice["message"]["content"]),
-      expected="a text at choices[0].message.content",
+    text, usage = await self._endpoint.chat(
+      c.name,
+      protocol.neutralise(prompt),
+      max_tokens=c.max_tokens,
+      temperature=c.temperature,
+      top_p=c.top_p,
+      # Replies are reproducible if the server honours the seed.
+      seed=int(uniform(address, turn, "reply") * 2**31),
     )
     self.counters["input_tokens"] += usage.prompt
     self.counters["output_tokens"] += usage.completion

@@ -470,6 +470,17 @@ class OpenAIEndpoint:
     )
     self.close = self._caller.close
 
+  async def chat(
+    self, model: str, prompt: str, **limits: Any
+  ) -> tuple[str, Usage]:
+    """Asks a model with one message; raises as `ask`."""
+    messages = [{"role": "user", "content": prompt}]
+    return await self.ask(
+      {"model": model, "messages": messages, **limits},
+      lambda choice: text_of(choice["message"]["content"]),
+      expected="a text at choices[0].message.content",
+    )
+
   async def ask(
     self,
     request: Mapping[str, Any],

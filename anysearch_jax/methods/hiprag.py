@@ -143,19 +143,11 @@ class Judge:
     name: str,
     **values: str,
   ) -> str:
-    from anysearch_jax.host import http_calls
-
-    prompt = wording.fill(self._texts[name], **values)
-    body = {
-      "model": model,
-      "messages": [{"role": "user", "content": prompt}],
-      "max_tokens": self._config.max_tokens,
-      "temperature": 0.0,
-    }
-    reply, _ = await server.ask(
-      body,
-      lambda choice: http_calls.text_of(choice["message"]["content"]),
-      expected="a text at choices[0].message.content",
+    reply, _ = await server.chat(
+      model,
+      wording.fill(self._texts[name], **values),
+      max_tokens=self._config.max_tokens,
+      temperature=0.0,
     )
     return reply
 
