@@ -47,6 +47,7 @@ def open_tool(request):
     each.close()
 
 
+@pytest.mark.parametrize("open_tool", BOTH, indirect=True)
 def test_a_tool_is_searched_and_its_limits_kept(open_tool):
   retriever = open_tool(price=0.5)
   all_of_them, none, odd = ask(retriever, "emma", " \n", "qzxv\ud800")
