@@ -60,6 +60,7 @@ class Wording:
   slots: Mapping[str, Slots]
   build: Callable[[Mapping[str, str]], spec.Environment]
 
+  @functools.cache  # noqa: B019 - wordings live as long as the process.
   def texts(self, file: str = "") -> Texts:
     """Returns the texts of a file, "" being the shipped one.
 
@@ -69,11 +70,14 @@ class Wording:
       ValueError: the file cannot be read, lacks a text or a placeholder, or has
         one that is unknown.
     """
-    return _texts(self, file)
+    path = pathlib.Path(file) if file else SHIPPED / self.shipped
+    values = read(path, self.slots, shipped=self.shipped)
+    return Texts(values, file or self.shipped, digest(values))
 
+  @functools.cache  # noqa: B019
   def environment(self, file: str = "") -> spec.Environment:
     """Returns the environment with the texts of a file; raises as `texts`."""
-    return _environment(self, file)
+    return self.build(self.texts(file).values)
 
   def then(
     self, change: Callable[[spec.Environment], spec.Environment]
@@ -84,29 +88,10 @@ class Wording:
     )
 
 
-@functools.cache
-def _texts(wording: Wording, file: str) -> Texts:
-  path = pathlib.Path(file) if file else SHIPPED / wording.shipped
-  values = read(path, wording.slots, shipped=wording.shipped)
-  return Texts(values, file or wording.shipped, digest(values))
-
-
 def digest(values: Mapping[str, str]) -> str:
   """Returns the SHA-256 of names and texts, in hex."""
   canonical = json.dumps(values, sort_keys=True).encode()
   return hashlib.sha256(canonical).hexdigest()
-
-
-@functools.cache
-def _environment(wording: Wording, file: str) -> spec.Environment:
-  return wording.build(wording.texts(file).values)
-
-
-def environments(
-  wordings: Mapping[str, Wording],
-) -> dict[str, spec.Environment]:
-  """Returns the environments of the shipped texts, by name."""
-  return {name: each.environment() for name, each in wordings.items()}
 
 
 def read(
