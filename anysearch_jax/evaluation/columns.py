@@ -28,41 +28,25 @@ from anysearch_jax.environment import official_scoring, scoring
 
 Episode = Mapping[str, Any]
 
-_NUMBER, _TEXT = (int, float), (str,)
-_WHOLE, _LIST = (int,), (list,)  # bool is a subclass of int, so it passes.
-
-# The keys that every episode must have, and the types of their values.
-_REQUIRED = {
+# The keys that every episode must have, and the types of their values; bool is
+# a subclass of int, so it passes.
+_REQUIRED: dict[str, tuple[type, ...]] = {
   "question_id": (str, int),
-  "question": _TEXT,
-  "golden_answers": _LIST,
-  "budget": _WHOLE,
-  "scaffold": _WHOLE,
-  "seed": _WHOLE,
-  "spans": _LIST,
   "answer": (str, type(None)),
-  "em": _NUMBER,
-  "format": (*_NUMBER, type(None)),
-  "searches": _WHOLE,
-  "queries": _LIST,
-  "violation": _WHOLE,
-  "outcome": _TEXT,
-  "generated_tokens": _WHOLE,
-  "retrieved_tokens": _WHOLE,
-  "total_tokens": _WHOLE,
+  "em": (int, float),
+  "format": (int, float, type(None)),
+  **dict.fromkeys(("question", "outcome"), (str,)),
+  **dict.fromkeys(("golden_answers", "spans", "queries"), (list,)),
+  **dict.fromkeys(("budget", "seed", "scaffold", "searches"), (int,)),
+  "violation": (int,),
+  **dict.fromkeys(("generated_tokens", "retrieved_tokens"), (int,)),
+  "total_tokens": (int,),
 }
 _KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
-
 # The paper's order; other datasets follow in alphabetical order.
-SETS = (
-  "nq",
-  "triviaqa",
-  "popqa",
-  "hotpotqa",
-  "2wikimultihopqa",
-  "musique",
-  "bamboogle",
+SETS = tuple(
+  "nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle".split()
 )
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.

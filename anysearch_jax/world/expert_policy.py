@@ -73,6 +73,12 @@ class ScriptedEngine:
     """Does nothing: this engine keeps no cache."""
 
 
+# By name; None: as in the demonstrations.
+_STRATEGIES: dict[str, expert.Strategy | None] = {
+  "expert": None,
+  "unknown_only": optimum.search_unknown,
+  "everything": optimum.search_everything,
+}
 NAMES = ("expert", "optimum", "unknown_only", "everything")
 
 
@@ -85,26 +91,19 @@ def named(
     ValueError: there is no such policy, or its price is no number from 0.
   """
   kind, _, price = name.partition(":")
-  if price and kind == "optimum":
-    try:
-      return make(world, optimum.Optimum(world, price=float(price)))
-    except ValueError as error:
-      raise ValueError(
-        f"--scripted={name}: {error}; expected a price as in optimum:0.05."
-      ) from error
-  match name:
-    case "expert":
-      return make(world)
-    case "optimum":
-      return make(world, optimum.Optimum(world))
-    case "unknown_only":
-      return make(world, optimum.search_unknown)
-    case "everything":
-      return make(world, optimum.search_everything)
-  raise ValueError(
-    f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
-    "module:function."
-  )
+  if kind not in NAMES or (price and kind != "optimum"):
+    raise ValueError(
+      f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
+      "module:function."
+    )
+  if kind != "optimum":
+    return make(world, _STRATEGIES[kind])
+  try:
+    return make(world, optimum.Optimum(world, price=float(price or 0)))
+  except ValueError as error:
+    raise ValueError(
+      f"--scripted={name}: {error}; expected a price as in optimum:0.05."
+    ) from error
 
 
 def make(
