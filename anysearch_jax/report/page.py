@@ -1,6 +1,6 @@
 """The report of a study: a self-contained page, its numbers and its tables.
 
-`data` and `render` are pure; `write` saves the page, `report.json`, `tables.md`
+`data` is pure; `write` saves the page, `report.json`, `tables.md`
 and a CSV file for each table. Equal inputs give equal bytes.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from anysearch_jax.config import settings
 from anysearch_jax.report import figures, study_tables, trajectories
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import tables as tables_lib
@@ -75,15 +76,13 @@ def configuration_differences(
     `values`: JSON text for each run, None if it lacks the key}.
   """
 
-  def flatten(node: Any, path: str = "") -> dict[str, str]:
-    if not isinstance(node, Mapping):
-      return {path: json.dumps(node)}
-    flat: dict[str, str] = {}
-    for key, value in node.items():
-      flat |= flatten(value, f"{path}.{key}" if path else key)
-    return flat
-
-  configs = {run.label: flatten(run.config) for run in training if run.config}
+  configs = {
+    run.label: {
+      path: json.dumps(value) for path, value in settings.leaves(run.config)
+    }
+    for run in training
+    if run.config
+  }
   keys = sorted({key for flat in configs.values() for key in flat} - {"name"})
   lines = [
     {"key": key, "values": [flat.get(key) for flat in configs.values()]}
@@ -95,25 +94,16 @@ def configuration_differences(
   }
 
 
-def render(
+def _render(
   told: Mapping[str, Any],
   study: study_lib.Study,
   tables: Sequence[tables_lib.Table],
-  samples: Sequence[trajectories.Sample] = (),
-  groups: Sequence[trajectories.Sample] = (),
+  samples: Sequence[trajectories.Sample],
+  groups: Sequence[trajectories.Sample],
   *,
   title: str,
 ) -> str:
-  """Returns a self-contained HTML page.
-
-  Args:
-    told: what `data` returns.
-    study: the measurements, for the figures.
-    tables: the tables of `study_tables`.
-    samples: complete episodes of the rows, for reading.
-    groups: complete episodes of training runs.
-    title: title of the page.
-  """
+  """Returns a self-contained HTML page; `told` is what `data` returns."""
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FILES),
     autoescape=True,
@@ -240,7 +230,7 @@ def write(
   """
   tables = study_tables.tables(study)
   told = data(study, tables, notes=notes)
-  html = render(told, study, tables, samples, groups, title=title)
+  html = _render(told, study, tables, samples, groups, title=title)
   shown = [table for table in tables if table.lines]
   files = {
     output.name: html,

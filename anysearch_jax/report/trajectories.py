@@ -45,7 +45,6 @@ class Choice:
   """A trajectory to read, why it was chosen, and another row's for it."""
 
   why: str
-  label: str
   episode: columns_lib.Episode
   other_label: str = ""
   other: columns_lib.Episode | None = None
@@ -105,7 +104,7 @@ def choose(
       )
       other = theirs.get(columns_lib.key_of(best))
       label = rival.label if other else ""
-      chosen.append(Choice(why, system.label, best, label, other))
+      chosen.append(Choice(why, best, label, other))
   return chosen
 
 
