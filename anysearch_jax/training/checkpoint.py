@@ -120,8 +120,8 @@ class Checkpoints:
   folder: of the checkpoints, an absolute path.
 
   Opening removes leftovers of a killed save and verifies every checkpoint.
-  Damaged ones are reported and moved to `damaged/`, so that the run can save
-  them again. The newest of these is kept until a save needs its disk space.
+  Damaged ones are reported and moved to `damaged/`, which keeps one of them, so
+  that the run can save them again.
 
   Args:
     folder: of the checkpoints; created if it is missing.
@@ -176,8 +176,6 @@ class Checkpoints:
     """
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
-    if processes.is_main():
-      _make_room(self.folder, state_size(saved.state))
     trees = dict(saved.trees)
     # A copy, because Orbax serializes it later, in the background.
     values = {"progress": copy.deepcopy(saved.progress), "config": self._config}
@@ -429,14 +427,6 @@ def _tidy(folder: pathlib.Path) -> None:
         aside / str(rollout),
         damage,
       )
-
-
-def _make_room(folder: pathlib.Path, size: int) -> None:
-  """Removes a damaged checkpoint if a save of `size` bytes needs its space."""
-  aside = folder / _DAMAGED
-  if aside.is_dir() and shutil.disk_usage(folder).free < size:
-    shutil.rmtree(aside)
-    logging.warning("Removed %s: a save needs its space.", aside)
 
 
 def state_size(state: Any) -> int:

@@ -34,6 +34,7 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -81,34 +82,30 @@ class Collector:
   """Plays rollouts with this process's engine.
 
   Args:
+    config: the whole configuration.
     stream: the questions.
     engine: its counters are read and cleared.
     retriever: answers the searches; its counters, if any, are read and cleared.
     codec: tokenizer of the engine's policy.
-    config: limits of an episode.
-    slots: number of episodes that are played at a time.
-    quiet_seconds: see `WatchConfig`.
     timeline: records every turn and search.
-    prices: what rewards charge in dollars.
   """
 
   def __init__(
     self,
+    config: config_lib.ExperimentConfig,
     stream: QuestionStream,
     *,
     engine: types.TrainableEngine,
     retriever: types.Retriever,
     codec: types.TextCodec,
-    config: config_lib.EpisodeConfig,
-    slots: int,
-    quiet_seconds: float,
     timeline: timeline_lib.Timeline,
-    prices: budgets_lib.Prices = budgets_lib.NO_CAPS.prices,
   ):
-    self.stream, self._prices = stream, prices
-    self._parts = driver.EpisodeParts(engine, retriever, config, codec)
-    self._slots, self._quiet_seconds = slots, quiet_seconds
-    self._timeline = timeline
+    self.stream, self._timeline = stream, timeline
+    self._parts = driver.EpisodeParts(engine, retriever, config.episode, codec)
+    self._slots = config.engine.slots
+    self._quiet_seconds = config.watch.quiet_seconds
+    environment = systems.of_episode(config.episode)
+    self._prices = environment.prices(config.evaluation.prices)
 
   def collect(
     self,

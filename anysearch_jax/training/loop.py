@@ -17,7 +17,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import kv_store
@@ -159,19 +158,15 @@ class Trainer:
 
   def _make_sampler(self, retriever: types.Retriever) -> sampler.Sampler:
     config = self._config
-    prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
     return sampler.Sampler(
       self._engine,
       collection.Collector(
+        config,
         self._stream,
         engine=self._engine,
         retriever=retriever,
         codec=self._policy.tokenizer,
-        config=config.episode,
-        slots=config.engine.slots,
-        quiet_seconds=config.watch.quiet_seconds,
         timeline=self._timeline,
-        prices=prices,
       ),
       health.Fingerprint(
         self._engine,

@@ -135,19 +135,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
 
 
-def test_a_save_that_needs_room_removes_damaged_checkpoints(
-  folder, monkeypatch
-):
-  (folder / "4" / "manifest.json").unlink()
-  with small.opened(folder) as checkpoints:
-    assert os.listdir(folder / "damaged") == ["4"]
-    usage = shutil.disk_usage(folder)._replace(free=10)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    checkpoints.save(small.saved(4), small.QUALITY)
-  assert not (folder / "damaged").exists()
-  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
-
-
 def test_a_run_with_only_damaged_checkpoints_does_not_start_over(folder):
   for rollout in ("2", "4"):
     _flip(_largest(folder / rollout / "params"))
