@@ -96,8 +96,9 @@ def test_phase2_only():
   assert 1 in first.budgets
 
 
-@pytest.mark.parametrize("phase1", [True, False])
-@pytest.mark.parametrize("phase2", [True, False])
+@pytest.mark.parametrize(
+  ("phase1", "phase2"), [(False, False), (True, True), (False, True)]
+)
 def test_scaffold_flags(phase1, phase2):
   config = dataclasses.replace(
     CONFIG, phase1_scaffold=phase1, phase2_scaffold=phase2
@@ -185,23 +186,6 @@ def test_a_whole_run_compiles_once_and_follows_the_equations():
     atol=1e-6,
   )
   assert state.step == 500
-
-
-def test_resumes_exactly():
-  assign, record = curriculum.assign, curriculum.record
-  run = functools.partial(simulate, assign=assign, record=record)
-  start = curriculum.init(CONFIG, 11)
-  whole, seen = run(start, 40)
-  middle, _ = run(start, 25)
-  # A checkpoint stores only the bytes of plain arrays.
-  leaves, tree = jax.tree.flatten(jax.device_get(middle))
-  stored = [(x.tobytes(), x.dtype.str, x.shape) for x in leaves]
-  restored = jax.tree.unflatten(
-    tree, [np.frombuffer(b, d).reshape(s) for b, d, s in stored]
-  )
-  resumed, rest = run(restored, 15)
-  chex.assert_trees_all_equal(resumed, whole)
-  chex.assert_trees_all_equal(rest, seen[25:])
 
 
 # Windows: the last outcomes of each level.

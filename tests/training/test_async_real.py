@@ -108,14 +108,6 @@ def test_a_killed_run_of_the_real_engine_resumes_to_the_same_bits(
   small_run.assert_same_bits(tmp_path, real)
 
 
-@pytest.mark.slow
-def test_separate_rollout_devices_change_nothing(real, parts, tmp_path):
-  mesh = config_lib.MeshConfig(trainer=(0,), rollout=(1,))
-  _real(tmp_path, parts, dataclasses.replace(small_run.CONFIG, mesh=mesh))
-  assert runs.left(tmp_path) == runs.left(real)
-  small_run.assert_same_bits(tmp_path, real)
-
-
 def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
   parts, tmp_path
 ):

@@ -41,14 +41,6 @@ def test_parameters_are_read_without_the_optimizer(folder):
   assert small.bits(saved._replace(state=state)) == small.bits(saved)
 
 
-def test_saving_a_rollout_twice_is_refused(folder):
-  with (
-    small.opened(folder) as checkpoints,
-    pytest.raises(ValueError, match="exists"),
-  ):
-    checkpoints.save(small.saved(4), small.QUALITY)
-
-
 @pytest.mark.parametrize(
   ("last", "best", "qualities", "expected"),
   [

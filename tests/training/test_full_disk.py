@@ -11,7 +11,6 @@ import io
 import os
 import shutil
 import sys
-import types
 
 import commands
 import disks
@@ -98,29 +97,6 @@ def printed(monkeypatch):
   logging.get_absl_logger().addHandler(handler)
   yield stream
   logging.get_absl_logger().removeHandler(handler)
-
-
-def test_output_of_threads_about_a_disk_is_suppressed(printed):
-  def log(error):
-    try:
-      raise error
-    except Exception:
-      logging.exception("%s failed", error)
-
-  def cannot_raise(error, in_object=None):
-    sys.unraisablehook(types.SimpleNamespace(exc_value=error, object=in_object))
-
-  log(OSError(errno.ENOSPC, "a save"))
-  log(_led_to(ValueError("what waits"), OSError(errno.ENOSPC, "a save")))
-  log(ValueError("something else"))
-  cannot_raise(RuntimeError("Event loop is closed"))
-  cannot_raise(ValueError("another thing"))
-  cannot_raise(RuntimeError("of an object"), in_object="x")
-  said = printed.getvalue()
-  for told in ("something else", "another thing", "of an object"):
-    assert told in said
-  for left in ("a save", "what waits", "Event loop"):
-    assert left not in said
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,6 @@ def same(ours, theirs):
   assert progress[0] == progress[1]
 
 
-def test_there_are_twenty_kills():
-  assert len(LEVELS) * len(TRAINING_KILLS + EVALUATION_KILLS) == 20
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_run_that_is_killed_ten_times_ends_on_the_same_bits(
   level, start, tmp_path

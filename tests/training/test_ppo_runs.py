@@ -13,7 +13,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import compilation, flops, programs
-from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import hf
 from anysearch_jax.training import learner, loop, throughput
 from launch import flags as flags_lib
 from launch import parts as parts_lib
@@ -45,38 +45,6 @@ def test_ppo_learns_a_bandit(params):
   assert all(r["finite"] == 1 for r in records)
   speed = trained.speed(bandit.pack(episodes), 1.0)
   assert [speed[f"compile/{n}"] for n in ("train_step", "values")] == [1, 1]
-
-
-@pytest.mark.slow
-def test_a_mesh_trains_as_one_device_does(params):
-  """Compares the passes, estimates and steps of a rollout."""
-  made = []
-  a = dataclasses.replace(A, kv_heads=2)
-  start = decoder.initialize(a, 1)
-  episodes = bandit.play(params, np.random.default_rng(6))
-  config = dataclasses.replace(
-    CONFIG,
-    critic=dataclasses.replace(CONFIG.critic, reward_kl=0.1, lam=0.9),
-    optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=1e-3),
-  )
-  for mesh in (
-    config_lib.MeshConfig(),
-    config_lib.MeshConfig(data=2, fsdp=2, tensor=2, sequence_parallel=True),
-  ):
-    trained = learner.Learner(
-      dataclasses.replace(config, mesh=mesh), hf.Policy(start, a, None)
-    )
-    batches = bandit.pack(episodes)
-    assert batches[0][0].tokens.shape[1] % trained.placement.row_multiple == 0
-    made.append(list(trained.steps(batches)))
-    speed = trained.speed(batches, 1.0)
-    assert speed["compile/train_step"] == speed["compile/values"] == 1
-  for one, cut in zip(*made, strict=True):
-    assert one["value/loss"] > 0
-    for name, value in one.items():
-      np.testing.assert_allclose(
-        cut[name], value, rtol=2e-4, atol=1e-5, err_msg=name
-      )
 
 
 def test_a_plan_includes_the_critic_and_its_pass():

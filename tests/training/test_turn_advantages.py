@@ -220,28 +220,3 @@ def test_rewards_of_searches_are_added():
   # Both turns of both have the group's advantage, and the search +-.5 more.
   np.testing.assert_allclose(added[0, 0], [0.5, 0])
   np.testing.assert_allclose(added[0, 1], [-0.5, 0])
-
-
-def test_the_mean_gradient_is_that_of_the_episode_with_less_noise():
-  """An episode of two coins: what the second shows cannot help the first.
-
-  P(passage) = 1/2 each; R = first passage + second choice. The gradient of the
-  second choice's logit is p (1 - p) = 1/4 in the mean.
-  """
-  rng = np.random.default_rng(0)
-  gradients = {"turn": [], "group": []}
-  for _ in range(1500):
-    luck, choice = rng.integers(0, 2, (2, 6))
-    members = all_shown(*("ab"[x] for x in luck))
-    totals = np.float32([2 * luck + choice])
-    found = turn_advantages.against_others(members, totals, config=TURNS)
-    score = choice - 0.5  # Of the logit.
-    last = np.array([found[0, g][1] for g in range(6)])
-    first = np.array([found[0, g][0] for g in range(6)])
-    gradients["turn"].append(np.mean(last * score))
-    gradients["group"].append(np.mean(first * score))
-  for name, values in gradients.items():
-    error = np.std(values) / np.sqrt(len(values))
-    # Both are (G - 1) / G of the gradient.
-    assert abs(np.mean(values) - 5 / 6 / 4) < 4 * error, name
-  assert np.var(gradients["turn"]) < 0.6 * np.var(gradients["group"])
