@@ -14,30 +14,41 @@ class _Family(NamedTuple):
   """How a family's `config.json` is read.
 
   class_name: of transformers. defaults: those that differ from `_DEFAULTS`.
-  unread: keys that transformers does not read for this family.
+  unread: keys that transformers does not read for this family. qkv_bias:
+  whether it always has these biases. qk_norm: as in `Architecture`.
+  head_dim: whether null is invalid. caches_windows: whether a window without a
+  switch applies, in the cache of `generate` alone.
   """
 
   class_name: str
   defaults: Mapping[str, Any]
   unread: tuple[str, ...]
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  head_dim: bool = False
+  caches_windows: bool = False
 
 
-# By `model_type`.
+# By `model_type`. A family is a row here.
 _FAMILIES = {
   "qwen2": _Family(
     "Qwen2ForCausalLM",
     {"num_key_value_heads": 32},
     unread=("attention_bias", "mlp_bias"),
+    qkv_bias=True,
   ),
   "qwen3": _Family(
     "Qwen3ForCausalLM",
     {"num_key_value_heads": 32, "head_dim": 128},
     unread=("mlp_bias",),
+    qk_norm=True,
+    head_dim=True,
   ),
   "llama": _Family(
     "LlamaForCausalLM",
     {"max_position_embeddings": 2048, "sliding_window": None},
     unread=("use_sliding_window", "max_window_layers"),
+    caches_windows=True,
   ),
 }
 # The defaults of transformers for keys that a config.json lacks.
@@ -101,12 +112,15 @@ _LLAMA3_ROPE = {
   "high_freq_factor": _NUMBER,
   "original_max_position_embeddings": _SIZE,
 }
-# Options for which the decoder supports only these values. transformers treats
-# a null `is_causal` as false (`masking_utils.create_causal_mask`).
+# Options for which the decoder supports only these values.
 _ONLY = {
   "hidden_act": ("silu", "swish"),
+  # transformers treats null as false (`masking_utils.create_causal_mask`).
   "is_causal": (True,),
   "partial_rotary_factor": (1.0, 1, None),
+  # Of earlier modelling code; the effect of other values is unknown.
+  "rope_interleaved": (False, None),
+  "use_mrope": (False, None),
 }
 _UNDERSTOOD = (
   *_KINDS,
@@ -124,8 +138,6 @@ _HARMLESS = (
   "max_sequence_length",
   "pretraining_tp",
 )
-# Options of earlier modelling code; the effect of other values is unknown.
-_OFF = {"rope_interleaved": (False, None), "use_mrope": (False, None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,19 +212,17 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       key is missing or has the wrong type; the message names it.
   """
   _check(hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None})
-  family = _family(hf)
-  hf_config.check(
-    hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY | _OFF
-  )
-  defaults, unread = _FAMILIES[family].defaults, _FAMILIES[family].unread
-  hf = {k: v for k, v in hf.items() if k not in unread}
-  hf = {**_DEFAULTS, **defaults, **hf}
+  name = _family(hf)
+  family = _FAMILIES[name]
+  hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY)
+  hf = {k: v for k, v in hf.items() if k not in family.unread}
+  hf = {**_DEFAULTS, **family.defaults, **hf}
   _check(hf, _KINDS)
-  if family == "qwen3":
+  if family.head_dim:
     _check(hf, {"head_dim": _SIZE})
   # transformers prefers the older key, `rope_scaling`.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-  _check_windows(hf, family)
+  _check_windows(hf, cached=family.caches_windows)
   heads = hf["num_attention_heads"]
   kv_heads = hf.get("num_key_value_heads") or heads
   if heads % kv_heads:
@@ -228,7 +238,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     )
   theta, scaling = _rope(rope, hf)
   return Architecture(
-    family=family,
+    family=name,
     vocab_size=hf["vocab_size"],
     d_model=hf["hidden_size"],
     layers=hf["num_hidden_layers"],
@@ -239,11 +249,10 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
-    # Qwen2 always has biases at q, k and v, and no key for them.
-    qkv_bias=family == "qwen2" or hf["attention_bias"],
+    qkv_bias=family.qkv_bias or hf["attention_bias"],
     o_bias=hf["attention_bias"],
     mlp_bias=hf["mlp_bias"],
-    qk_norm=family == "qwen3",
+    qk_norm=family.qk_norm,
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
   )
@@ -279,7 +288,7 @@ def _family(hf: Mapping[str, Any]) -> str:
   return family
 
 
-def _check_windows(hf: Mapping[str, Any], family: str) -> None:
+def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
   """Refuses layers with sliding-window attention.
 
   Published Qwen files have a window size but do not use it
@@ -299,8 +308,7 @@ def _check_windows(hf: Mapping[str, Any], family: str) -> None:
       and hf["sliding_window"] is not None
       and hf["max_window_layers"] < layers
     )
-  # Llama ignores the window in its layers, but not in its generation cache.
-  if slides or (family == "llama" and hf["sliding_window"] is not None):
+  if slides or (cached and hf["sliding_window"] is not None):
     raise ValueError("config.json: sliding-window attention is not supported.")
 
 
