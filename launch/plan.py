@@ -156,7 +156,8 @@ def _plan(config: config_lib.ExperimentConfig):
       say("nothing fits; this is the configuration as it is")
     else:
       say(f"best: {found.words}")
-      config, micro_batches = found.config, found.micro_batches
+      config = found.config
+      micro_batches = config.batch.max_micro_batches
   return planner.make(
     config,
     a,

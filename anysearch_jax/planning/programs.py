@@ -260,13 +260,12 @@ def sampling(
   def array(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
 
-  def read(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the pages of a layer that one step over `rows` rows reads."""
-    count = min(rows * columns, x.shape[1])
-    shape = (x.shape[0], count, *x.shape[2:])
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+  def program(name, fn, *args, rows, tokens, **options) -> Program:
+    def read(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+      """Returns the pages of a layer that one step over the rows reads."""
+      shape = (x.shape[0], min(rows * columns, x.shape[1]), *x.shape[2:])
+      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
-  def program(name, fn, *args, tokens, **options) -> Program:
     return Program(
       name,
       fn,
@@ -288,6 +287,7 @@ def sampling(
     kv_store.Chunks(
       array(rows, columns), array(rows, chunk), array(rows), array(rows)
     ),
+    rows=rows,
     tokens=rows * chunk,
   )
   rows, steps = config.lanes[-1], config.decode_steps
@@ -320,6 +320,7 @@ def sampling(
         jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
       )
     ),
+    rows=rows,
     tokens=rows * steps,
     steps=steps,
     restricted=sampling_lib.restricts(drawing),

@@ -31,7 +31,6 @@ class Trial:
   """A candidate and its compiled train step."""
 
   config: config_lib.ExperimentConfig
-  micro_batches: int
   part: compilation.Part
 
   @property
@@ -118,7 +117,7 @@ def best(
       return f"did not compile: {str(error).splitlines()[0]}"
     if not part.fits(target):
       return f"{plan.gib(part.total)} GiB a device, does not fit"
-    return Trial(candidate, count, part)
+    return Trial(candidate, part)
 
   def on_mesh(mesh: config_lib.MeshConfig) -> Iterator[Trial]:
     """Yields the fitting trial that recomputes least, for each micro-batch."""

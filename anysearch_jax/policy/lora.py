@@ -18,8 +18,6 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, table
 from anysearch_jax.policy import parameters as weights
 
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-
 
 def attach(
   a: architecture_lib.Architecture, config: config_lib.LoraConfig

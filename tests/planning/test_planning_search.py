@@ -71,7 +71,7 @@ def test_the_search_finds_the_fastest_that_fits(searched):
   assert (c.mesh.data, c.mesh.fsdp, c.mesh.tensor) == (1, 4, 1)
   assert (c.batch.remat, c.batch.micro_batch_tokens) == ("none", 512)
   # An optimizer step still has 4 x 512 tokens.
-  assert c.batch.max_micro_batches == best.micro_batches == 4
+  assert c.batch.max_micro_batches == 4
   assert "--config.mesh.fsdp=4" in best.words
   assert "--config.batch.remat=none" in best.words
   # No candidate with replicated state, 16 GiB, was compiled.

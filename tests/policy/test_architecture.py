@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import transformers
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, table
+from anysearch_jax.policy import decoder, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
 
@@ -162,7 +163,7 @@ TINY = dict(
     {"qkv_bias": True, "tied": True},
     {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
     {"qk_norm": True},
-    {"lora": architecture_lib.Lora(2, 4.0, lora.TARGETS)},
+    {"lora": architecture_lib.Lora(2, 4.0, config_lib.LoraConfig().targets)},
     {"lora": architecture_lib.Lora(2, 4.0, ("v", "down"))},
   ],
 )

@@ -20,7 +20,9 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.training import validation
 from bench import random_models
 
-ALL = architecture_lib.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
+ALL = architecture_lib.Lora(
+  rank=4, alpha=6.0, targets=config_lib.LoraConfig().targets
+)
 SOME = architecture_lib.Lora(rank=3, alpha=1.0, targets=("v", "q", "down"))
 CASES = [("qwen3-tied", SOME), ("llama-biased", ALL)]
 

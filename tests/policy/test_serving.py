@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, serving, sharding, table
 from bench import random_models
 
-ADAPTED = architecture_lib.Lora(rank=2, alpha=4.0, targets=lora.TARGETS)
+ADAPTED = architecture_lib.Lora(
+  rank=2, alpha=4.0, targets=config_lib.LoraConfig().targets
+)
 
 
 def adapted(case):
