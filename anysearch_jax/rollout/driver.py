@@ -55,11 +55,7 @@ class Assignment:
 class EpisodeParts:
   """What every episode of a rollout is played with.
 
-  Attributes:
-    engine: samples the turns.
-    retriever: answers the searches.
-    config: limits and environment.
-    codec: the text side of the policy's tokenizer.
+  `codec` is the text side of the policy's tokenizer.
   """
 
   engine: types.Engine
@@ -277,10 +273,7 @@ async def answer(
 ) -> episode_state.Event | None:
   """Returns the event that answers a request; an outage is a `Failure`.
 
-  Args:
-    request: what an episode waits for.
-    parts: the engine and the retriever, and their deadlines.
-    until: event-loop time after which the result is None.
+  It is None after the time `until` of the event loop.
   """
   is_turn = isinstance(request, types.GenerateRequest)
   config = parts.config

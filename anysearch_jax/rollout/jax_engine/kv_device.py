@@ -126,11 +126,7 @@ class KvDevice:
   ) -> concurrent.futures.Future[kv_store.Decoded]:
     """See `kv_store.decode`; returns the sampled tokens as NumPy arrays.
 
-    Args:
-      turns: the rows.
-      halts: see `kv_store.Draws`; it stays on the devices while it is the same
-        array.
-      enough, restricted: see `kv_store.decode`.
+    `halts` stays on the devices while it is the same array.
     """
     params = self._params
 
@@ -154,11 +150,7 @@ class KvDevice:
     return self._submit(call)
 
   def score(self, tokens: np.ndarray) -> np.ndarray:
-    """See `kv_store.score`.
-
-    Raises:
-      types.EngineError: the device does not answer.
-    """
+    """See `kv_store.score`; raises EngineError if the device does not answer."""
     params = self._params
 
     def call() -> np.ndarray:
@@ -176,10 +168,8 @@ class KvDevice:
   def free(self) -> int:
     """Frees the pages after the calls so far; returns their bytes on a device.
 
-    The next call that needs pages allocates them again, zeroed.
-
-    Raises:
-      types.EngineError: the device does not answer.
+    The next call that needs pages allocates them again, zeroed. Raises
+    EngineError if the device does not answer.
     """
 
     def call() -> int:

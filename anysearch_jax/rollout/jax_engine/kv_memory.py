@@ -176,12 +176,7 @@ class Row:
 
 
 class KvMemory:
-  """The rows of an engine: it opens, grows, preempts and releases them.
-
-  Args:
-    config: slots and pages.
-    shards: number of data shards; each has its own pages.
-  """
+  """The rows of an engine: it opens, grows, preempts and releases them."""
 
   def __init__(self, config: config_lib.EngineConfig, *, shards: int = 1):
     self._config = config
@@ -279,14 +274,8 @@ class KvMemory:
     """Keeps the cached prefix of an episode's new context and drops the rest.
 
     Only whole pages are kept. A page that also holds other tokens may be shared
-    with other rows and must then not be written to.
-
-    Args:
-      row: the row of an episode whose last turn is over.
-      context: of its next turn; the last token is the first input of decode.
-
-    Returns:
-      The number of cached tokens that were dropped.
+    with other rows and must then not be written to. Returns the number of
+    cached tokens that were dropped.
     """
     known, old = row.cached, row.context
     row.context = context
@@ -307,16 +296,9 @@ class KvMemory:
   ) -> set[types.Address]:
     """Gives a row pages for `tokens` tokens in all, if it can.
 
-    If too few pages are free, the youngest other rows of its shard are
-    preempted.
-
-    Args:
-      row: the row that grows.
-      tokens: number of tokens that it must hold.
-      busy: rows that must not be preempted.
-
-    Returns:
-      The addresses of preempted episodes, which have no row any more.
+    If too few pages are free, the youngest other rows of its shard that are not
+    `busy` are preempted. Their addresses are returned; they have no row any
+    more.
     """
     pool, gone = self._pools[row.shard], set()
     wanted = pages_of(tokens, self._config) - len(row.pages)

@@ -275,14 +275,7 @@ def prefill(
   *,
   model: Model,
 ) -> pages_lib.Pools:
-  """Appends known tokens to some rows (chunked prefill).
-
-  Args:
-    params: of `Model.prepare`.
-    pages: donated.
-    chunks: the rows.
-    model: how they are computed.
-  """
+  """Appends known tokens to some rows (chunked prefill), in donated pages."""
   table, tokens, starts, counts = chunks
   _, pages = model.extend(
     params, tokens, starts, counts, pages, model.over_pages(table)
