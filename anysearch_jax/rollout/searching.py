@@ -343,7 +343,7 @@ class Toolbox:
     self, requests: Sequence[types.SearchRequest]
   ) -> Sequence[Answer]:
     """Answers requests in their order; those of a tool are one batch."""
-    found: dict[int, Answer] = {}
+    found: dict[int, Any] = {}
 
     async def ask(tool: str) -> None:
       retriever = self._of(tool)
@@ -359,6 +359,9 @@ class Toolbox:
         answers = await asyncio.gather(
           *map(retriever.search, its), return_exceptions=True
         )
+        for answer in answers:  # A retriever may cancel itself.
+          if isinstance(answer, asyncio.CancelledError):
+            raise answer
       found.update(zip(places, answers, strict=True))
 
     tools = dict.fromkeys(request.tool for request in requests)

@@ -150,7 +150,7 @@ class KvDevice:
     return self._submit(call)
 
   def score(self, tokens: np.ndarray) -> np.ndarray:
-    """See `kv_store.score`; raises EngineError if the device does not answer."""
+    """See `kv_store.score`; raises EngineError without an answer."""
     params = self._params
 
     def call() -> np.ndarray:
