@@ -293,17 +293,9 @@ class Variance(NamedTuple):
 
   def parts(self) -> list[tuple[tuple[float, float], ...]]:
     """Returns the parts of each number's error, see `Effect`."""
-    columns = (
-      (self.questions, self.of_questions),
-      (
-        self.trainings,
-        self.of_trainings,
-      ),
-    )
-    return [
-      tuple((float(v[i]), float(df[i])) for v, df in columns)
-      for i in range(len(self.questions))
-    ]
+    each = self.questions, self.of_questions, self.trainings, self.of_trainings
+    rows = np.stack(each, axis=1).tolist()
+    return [((a, b), (c, d)) for a, b, c, d in rows]
 
 
 def variance(found: Linear) -> Variance:

@@ -111,6 +111,8 @@ def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
   runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
   with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
     loading.sources(f"A={runs[0]}+{runs[1]}")
+  with pytest.raises(app.UsageError, match="--figure: found no evaluation"):
+    _command(str(runs[1]), figure=str(tmp_path / "x.svg"))
 
 
 def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
@@ -131,12 +133,6 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   assert (run / "report" / "training.csv").is_file()
   for link in re.findall(r'<a href="#(\w+)"', page):
     assert f'<section id="{link}">' in page
-
-
-def test_figure_without_an_evaluation_is_rejected(tmp_path):
-  run = _run(tmp_path / "run")
-  with pytest.raises(app.UsageError, match="--figure: found no evaluation"):
-    _command(str(run), figure=str(tmp_path / "x.svg"))
 
 
 def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
