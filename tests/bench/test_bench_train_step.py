@@ -38,22 +38,21 @@ def documented(name: str) -> list[str]:
   return shlex.split(text[:end].replace("\\\n", " "))
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("bench")
+@pytest.mark.slow
+def test_the_documented_command_measures_what_it_says(tmp_path):
   source = json.loads((ROOT / "configs/shapes/Qwen3-4B.json").read_text())
-  (folder / "config.json").write_text(json.dumps(source | SIZES))
+  (tmp_path / "config.json").write_text(json.dumps(source | SIZES))
   arguments = [
     *(x for x in documented("qwen3_4b.py") if not x.startswith("--profile")),
     # Overrides the flag above, because the last one counts.
-    f"--shape={folder / 'config.json'}",
+    f"--shape={tmp_path / 'config.json'}",
     f"--config.batch.row_lengths=({ROW},)",
     f"--config.batch.micro_batch_tokens={MICRO_BATCH}",
     f"--micro_batches={MICRO_BATCHES}",
     f"--steps={STEPS}",
     "--peak_tflops=1",
     "--cache=",
-    f"--json={folder / 'out.json'}",
+    f"--json={tmp_path / 'out.json'}",
   ]
   env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   out = subprocess.run(
@@ -65,42 +64,17 @@ def done(tmp_path_factory):
     check=False,
   )
   assert out.returncode == 0, out.stdout + out.stderr
-  return out.stdout, json.loads((folder / "out.json").read_text())
-
-
-def test_every_number_in_the_json_has_a_line(done):
-  printed, found = done
-  lines = dict(line.rsplit(maxsplit=1) for line in printed.splitlines())
+  found = json.loads((tmp_path / "out.json").read_text())
+  lines = dict(line.rsplit(maxsplit=1) for line in out.stdout.splitlines())
   assert lines.keys() == found.keys()
-  for name, value in found.items():
-    if isinstance(value, int | float):
-      assert math.isfinite(value), name
-      assert float(lines[name]) == pytest.approx(value, rel=1e-3), name
-
-
-def test_run_has_the_requested_sizes(done):
-  _, found = done
-  assert found["device"] == "cpu"
-  assert found["devices"] == 1
-  assert found["attention"] == "xla"
+  assert (found["device"], found["devices"]) == ("cpu", 1)
   assert found["parameters"] == found["trained"] == PARAMETERS
   assert found["tokens"] == MICRO_BATCHES * MICRO_BATCH
   assert found["programs compiled"] == 1
-
-
-def test_ratios_follow_from_times(done):
-  _, found = done
   step = found["step, s"]
   assert found["fastest, s"] <= step <= found["slowest, s"]
   assert step < found["first call, s"]  # The first call compiles.
-  assert found["train/tokens_per_second"] == pytest.approx(
-    found["tokens"] / step
-  )
-  utilisation = found["model TFLOP a step"] / step
-  assert found["train/mfu"] == pytest.approx(utilisation)
-  assert found["limit by FLOPs, s"] == pytest.approx(
-    found["model TFLOP a step"]
-  )
+  assert found["train/mfu"] == pytest.approx(found["model TFLOP a step"] / step)
   # Masters and two moments are read and written, gradients read.
   assert found["optimizer's least traffic, GB"] == pytest.approx(
     28 * PARAMETERS / 1e9, rel=1e-2

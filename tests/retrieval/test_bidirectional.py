@@ -231,13 +231,8 @@ def test_a_folder_is_an_encoder(torch, make, case):
   np.testing.assert_array_equal(
     encoder.queries(TEXTS[1:2]), encoder.queries(TEXTS)[1:2]
   )
-  rough = encoder_lib.Encoder.load(
-    made.folder, max_tokens=16, dtype=jnp.bfloat16
-  )
-  assert ((rough.queries(TEXTS) * theirs).sum(1) > 0.99).all()
   identity = json.loads(json.dumps(encoder.identity()))
-  assert identity == encoder.identity()
-  assert encoder_lib.Encoder.like(identity).identity() == identity
+  assert encoder_lib.Encoder.like(identity).identity() == encoder.identity()
 
 
 # Pooling.
@@ -249,6 +244,8 @@ def test_pooled_vectors_are_unit_vectors_of_the_tokens_that_count(pooling):
   hidden = rng.normal(size=(3, 5, 8)).astype(np.float32)
   lengths = np.array([5, 1, 3])
   found = models_lib.pool(hidden, lengths, pooling)
+  nothing = models_lib.pool(hidden, 0 * lengths, "mean")
+  np.testing.assert_array_equal(nothing, 0)
   for row, length in enumerate(lengths):
     start = length - 1 if pooling == "lasttoken" else 0
     tokens = hidden[row, start : 1 if pooling == "cls" else length]
@@ -258,44 +255,7 @@ def test_pooled_vectors_are_unit_vectors_of_the_tokens_that_count(pooling):
     )
 
 
-def test_empty_text_has_finite_numbers():
-  hidden = np.zeros((1, 4, 8), np.float32)
-  found = models_lib.pool(hidden, np.zeros(1, int), "mean")
-  np.testing.assert_array_equal(found, 0)
-
-
 # Configurations.
-
-
-@pytest.mark.parametrize(
-  ("change", "sentence"),
-  [
-    (
-      {"model_type": "roberta", "pad_token_id": None},
-      "pad_token_id is None, expected a token's id",
-    ),
-    ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported"),
-    (
-      {"position_embedding_type": "relative_key"},
-      "position_embedding_type 'relative_key' is not",
-    ),
-    # Jina's models say that they are BERT's.
-    (
-      {"auto_map": {"AutoModel": "modeling_bert.JinaBert"}},
-      "auto_map .* is not",
-    ),
-    ({"feed_forward_type": "geglu"}, "unknown key 'feed_forward_type'"),
-    ({"is_causal": True}, "is_causal True is not supported; expected False"),
-    ({"pooling": "cls"}, "pooling 'cls' is not supported; expected 'average'"),
-    ({"hidden_size": True}, "hidden_size is True, expected a positive"),
-    ({"num_attention_heads": "2"}, "num_attention_heads is '2', expected"),
-    ({"num_attention_heads": 5}, "hidden_size 48 is not divisible by 5"),
-    ({"layer_norm_eps": 0}, "layer_norm_eps is 0, expected a positive number"),
-  ],
-)
-def test_bert_refuses_an_unsupported_option_by_name(change, sentence):
-  with pytest.raises(ValueError, match=f"config.json: {sentence}"):
-    bidirectional.from_hf(BERT | change)
 
 
 # Keys of E5 and BGE, of multilingual BERT, and of Contriever.
@@ -322,12 +282,6 @@ def test_harmless_keys_of_published_encoders_are_ignored():
   assert (a.positions, a.token_types, a.norm_eps) == (512, 2, 1e-12)
 
 
-def test_a_missing_size_is_refused_by_name():
-  config = {k: v for k, v in BERT.items() if k != "intermediate_size"}
-  with pytest.raises(ValueError, match="intermediate_size is 'missing'"):
-    bidirectional.from_hf(config)
-
-
 def test_sizes_that_a_file_omits_are_those_of_transformers():
   kept = ("model_type", *SIZES)
   a = bidirectional.from_hf({key: MODERNBERT[key] for key in kept})
@@ -348,34 +302,63 @@ def test_newer_names_of_settings_come_before_older_ones():
   assert a.windowed == (False, False, True)
 
 
-@pytest.mark.parametrize(
-  ("change", "sentence"),
-  [
-    ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supp"),
-    ({"rope_scaling": {"type": "linear"}}, "rope_scaling .* is not supported"),
-    ({"rope_parameters": {"rope_theta": 1e4}}, "unknown key 'rope_theta'"),
-    (
-      {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-      "rope_type 'yarn' is not supported",
-    ),
-    (
-      {"rope_parameters": {"sliding_attention": {"factor": 2.0}}},
-      "unknown key 'factor'",
-    ),
-    ({"rope_parameters": [1]}, r"rope_parameters is \[1\], expected an object"),
-    ({"local_rope_theta": None}, "local_rope_theta is None, expected a posit"),
-    ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, exp"),
-    ({"layer_types": ["full_attention"]}, "layer_types is .* of 3 layers"),
-    ({"layer_types": ["chunked_attention"] * 3}, "layer_types is .* expected"),
-    ({"local_attention": -1}, "local_attention is -1, expected a positive"),
-    ({"head_dim": 8}, "unknown key 'head_dim'"),
-    ({"mlp_bias": None}, "mlp_bias is None, expected true or false"),
-    ({"num_attention_heads": 16}, "hidden_size 48 .* 16 .* of an even width"),
-  ],
+BERT_REFUSES = (
+  (
+    {"model_type": "roberta", "pad_token_id": None},
+    "pad_token_id is None, expected a token's id",
+  ),
+  ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported"),
+  (
+    {"position_embedding_type": "relative_key"},
+    "position_embedding_type 'relative_key' is not",
+  ),
+  # Jina's models say that they are BERT's.
+  (
+    {"auto_map": {"AutoModel": "modeling_bert.JinaBert"}},
+    "auto_map .* is not",
+  ),
+  ({"feed_forward_type": "geglu"}, "unknown key 'feed_forward_type'"),
+  ({"is_causal": True}, "is_causal True is not supported; expected False"),
+  ({"pooling": "cls"}, "pooling 'cls' is not supported; expected 'average'"),
+  ({"hidden_size": True}, "hidden_size is True, expected a positive"),
+  ({"num_attention_heads": "2"}, "num_attention_heads is '2', expected"),
+  ({"num_attention_heads": 5}, "hidden_size 48 is not divisible by 5"),
+  ({"layer_norm_eps": 0}, "layer_norm_eps is 0, expected a positive number"),
+  ({"intermediate_size": ...}, "intermediate_size is 'missing', expected a"),
 )
-def test_modernbert_refuses_an_unsupported_option_by_name(change, sentence):
+MODERNBERT_REFUSES = (
+  ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supp"),
+  ({"rope_scaling": {"type": "linear"}}, "rope_scaling .* is not supported"),
+  ({"rope_parameters": {"rope_theta": 1e4}}, "unknown key 'rope_theta'"),
+  (
+    {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+    "rope_type 'yarn' is not supported",
+  ),
+  (
+    {"rope_parameters": {"sliding_attention": {"factor": 2.0}}},
+    "unknown key 'factor'",
+  ),
+  ({"rope_parameters": [1]}, r"rope_parameters is \[1\], expected an object"),
+  ({"local_rope_theta": None}, "local_rope_theta is None, expected a posit"),
+  ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, exp"),
+  ({"layer_types": ["full_attention"]}, "layer_types is .* of 3 layers"),
+  ({"layer_types": ["chunked_attention"] * 3}, "layer_types is .* expected"),
+  ({"local_attention": -1}, "local_attention is -1, expected a positive"),
+  ({"head_dim": 8}, "unknown key 'head_dim'"),
+  ({"mlp_bias": None}, "mlp_bias is None, expected true or false"),
+  ({"num_attention_heads": 16}, "hidden_size 48 .* 16 .* of an even width"),
+)
+
+
+@pytest.mark.parametrize(
+  ("config", "change", "sentence"),
+  [(BERT, *row) for row in BERT_REFUSES]
+  + [(MODERNBERT, *row) for row in MODERNBERT_REFUSES],
+)
+def test_an_unsupported_option_is_refused_by_name(config, change, sentence):
+  hf = {k: v for k, v in (config | change).items() if v is not ...}
   with pytest.raises(ValueError, match=f"config.json: {sentence}"):
-    bidirectional.from_hf(MODERNBERT | change)
+    bidirectional.from_hf(hf)
 
 
 @pytest.mark.parametrize("kind", ["deberta-v2", "nomic_bert", None, []])
