@@ -10,6 +10,8 @@ of a training run's wall time, and the number of compiled programs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from absl import flags
 
@@ -76,7 +78,7 @@ def main() -> dict[str, object]:
   step = train_step.Ours(
     config, policy.architecture, examples, params=policy.params
   )
-  sides = {
+  sides: dict[str, Callable[[], object]] = {
     "ours": step,
     "torch": torch_peer.step(
       theirs.model,

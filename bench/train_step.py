@@ -25,7 +25,7 @@ import os
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -256,6 +256,7 @@ def beside_torch(
   theirs = torch_peer.step(
     model, frozen.eval(), work, learning_rate=1e-6, rows=4
   )
+  sides: dict[str, Callable[[], float]]
   sides = {"ours": ours, "torch eager": theirs}
   first = {name: harness.timed(side) for name, side in sides.items()}
   found = harness.timed_in_turns(sides, rounds=steps)

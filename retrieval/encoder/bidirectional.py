@@ -213,6 +213,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     only=family.only,
   )
   hf = {**family.defaults, **hf}
+  fields: dict[str, Any]
   fields = {ours: _count(hf, key) for key, ours in family.sizes.items()}
   parts, even = fields["heads"], ""
   if family is _BERT:
