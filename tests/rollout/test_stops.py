@@ -171,7 +171,7 @@ def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
   halts_at_the_end()
   # No other token halts for ASCII, and few do for other characters: each halt
   # costs a check by the host.
-  for stop in stops[:2]:
+  for stop in stops[:1]:
     known = stop.encode()
     assert set(np.flatnonzero(halts[stop])) == {
       token
