@@ -1,4 +1,4 @@
-"""The SGLang engine against a running server; skipped without one.
+"""The engines over HTTP against a running SGLang server; skipped without one.
 
 A server with a small model and float32 weights is enough, also on a CPU:
 
@@ -29,8 +29,10 @@ import sglang_chains
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
 from anysearch_jax.policy import decoder, hf
+from anysearch_jax.rollout import completions
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -195,6 +197,37 @@ def test_a_server_with_other_weights_gets_the_present_ones(
   _post("/update_weight_version", {"new_version": "default"})
   # It names other weights, and is left out.
   assert engine.scores((5, 6, 7)) == {}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_text_completions_of_the_server_end_alike(policy, make_engine, local):
+  make_engine(sglang_chains.params(policy))  # Loads the weights.
+  listed = httpx2.get(f"{_URL}/v1/models", trust_env=False).json()
+  codec = policy.tokenizer if local else completions.PlainText()
+  engine = completions.CompletionsEngine(
+    f"{_URL}/v1",
+    codec,
+    model=listed["data"][0]["id"],
+    sampling=config_lib.SamplingConfig(),
+    deadline=60.0,
+    concurrency=4,
+  )
+
+  async def run():
+    await engine.probe()
+    found = [
+      await engine.generate(
+        sglang_chains.request(codec.encode(chain[0]), 12, stop=protocol.STOPS)
+      )
+      for chain in sglang_chains.CHAINS.values()
+    ]
+    with pytest.raises(types.EngineError, match="HTTP 400"):
+      await engine.generate(sglang_chains.request(codec.encode("q"), 100_000))
+    return found
+
+  found = asyncio.run(run())
+  engine.close()
+  assert [(g.finish, g.text) for g in found] == [*sglang_chains.ENDS.values()]
 
 
 def _sample(engine, context, *, samples, most):

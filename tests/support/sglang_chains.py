@@ -28,6 +28,13 @@ CHAINS = {
   "ended": ("z", " end", "<|im_end|>"),
   "endless": ("q", "q"),
 }
+# Why each turn of 12 tokens ends, and its text.
+ENDS = {
+  "spelled": (types.Finish.STOP, "</search>"),
+  "overhanging": (types.Finish.STOP, "</answer>"),
+  "ended": (types.Finish.END_OF_TURN, " end"),
+  "endless": (types.Finish.LENGTH, "q" * 12),
+}
 # Of the token that follows; a hidden state has one value, the root of its size.
 SURE = 2.5
 
@@ -61,16 +68,10 @@ def turns(engine, tokenizer):
 def check_turns(generations, tokenizer, *, width, vocab_size):
   """Asserts that each turn is its chain, up to the end that names the chain."""
   others = (vocab_size - 1) * math.exp(-SURE * math.sqrt(width))
-  ends = {
-    "spelled": (types.Finish.STOP, "</search>"),
-    "overhanging": (types.Finish.STOP, "</answer>"),
-    "ended": (types.Finish.END_OF_TURN, " end"),
-    "endless": (types.Finish.LENGTH, "q" * 12),
-  }
   for chain, generation in zip(CHAINS, generations, strict=True):
     said = [tokenizer.encode(text) for text in CHAINS[chain][1:]]
     said *= 12 if chain == "endless" else 1
-    assert (generation.finish, generation.text) == ends[chain]
+    assert (generation.finish, generation.text) == ENDS[chain]
     assert generation.token_ids == tuple(i for (i,) in said)
     assert generation.versions == (0,) * len(said)
     # The server's float32 sum of many small terms is not exact.
