@@ -234,19 +234,6 @@ def _indices(values: Sequence[int]) -> str:
   return ",".join(map(str, values))
 
 
-def describe(
-  services: Sequence[supervisor.Part],
-  trainer: supervisor.Part,
-  logs: pathlib.Path,
-) -> str:
-  """Returns the commands as a user can run them by hand."""
-  lines = []
-  for part in (*services, trainer):
-    ready = f"; ready when {part.health} answers" if part.health else ""
-    lines += [f"# {part.name}, log {logs / part.name}.log{ready}", part.shown()]
-  return "\n".join(lines)
-
-
 def validate(
   config: config_lib.ExperimentConfig,
   trainer: supervisor.Part,
@@ -353,7 +340,11 @@ def main(argv: Sequence[str]) -> int:
   )
   validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.dry_run:
-    print(describe(services, main_part, logs))
+    # As a user can run them by hand.
+    for part in (*services, main_part):
+      ready = f"; ready when {part.health} answers" if part.health else ""
+      print(f"# {part.name}, log {logs / part.name}.log{ready}")
+      print(part.shown())
     return 0
   if not pathlib.Path(config.policy, "config.json").is_file():
     raise ValueError(

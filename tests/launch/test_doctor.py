@@ -360,28 +360,24 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
 
 
 def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
-  def found(level):
-    return said(
-      run_checks.texts(real_tokenizer, config_lib.ExperimentConfig()), level
-    )
-
-  assert not found(doctor.PROBLEM)
-  assert sum("tags survive" in each for each in found(doctor.OK)) == 1
+  config = config_lib.ExperimentConfig()
+  found = list(run_checks.texts(real_tokenizer, config))
+  assert not said(found, doctor.PROBLEM)
+  assert sum("tags survive" in each for each in said(found, doctor.OK)) == 1
   silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
   for ends, level, sentence in (
     ({0}, doctor.WARNING, "which ends no turn"),
     (set(), doctor.PROBLEM, "no token ends a turn"),
   ):
     silent.end_of_turn_ids = frozenset(ends)
-    texts = run_checks.texts(silent, config_lib.ExperimentConfig())
-    assert any(sentence in each for each in said(texts, level))
+    found = run_checks._prompt(silent, config)
+    assert any(sentence in each for each in said(found, level))
   monkeypatch.setattr(
     real_tokenizer, "token_texts", lambda: ["?"] * real_tokenizer.vocab_size
   )
-  assert any(
-    protocol.STOPS[0] in each and "not found" in each
-    for each in found(doctor.PROBLEM)
-  )
+  finding = run_checks._stops(real_tokenizer, protocol.STOPS)
+  assert finding.level == doctor.PROBLEM
+  assert protocol.STOPS[0] in finding.found
 
 
 # Who answers.
