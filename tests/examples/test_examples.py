@@ -133,7 +133,7 @@ def test_any_folder_is_evaluated_on_files(tmp_path, capsys):
     f"--passages={passages}",
     f"--output={tmp_path / 'out'}",
     *("--budgets", "0", "2"),
-    "--context=2048",
+    "--context=640",
     "--slots=4",
   ]
   evaluate_folder.main(flags)
