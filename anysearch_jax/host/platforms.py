@@ -11,8 +11,9 @@ if TYPE_CHECKING:
   import jax
 
 _DEV = pathlib.Path("/dev")
-# The packages that make JAX compute on a platform, and the device files that a
-# machine with such devices has. /dev/dxg is that of Windows' Linux.
+# By platform: the packages that make JAX compute on it, the device files of a
+# machine that has it (/dev/dxg is that of Windows' Linux), and the variable that
+# names the devices which a process may use.
 _PLUGINS = {
   "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
   "tpu": ("libtpu",),
@@ -21,9 +22,6 @@ _FILES = {
   "cuda": ("nvidia[0-9]*", "dxg"),
   "tpu": ("accel[0-9]*", "vfio/[0-9]*"),
 }
-# Names that JAX_PLATFORMS may have for a platform.
-_ALIASES = {"gpu": "cuda"}
-# By platform, the variable that names the devices which a process may use.
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
 
@@ -35,7 +33,7 @@ def expected() -> str:
   """
   named = os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip()
   if named:
-    return _ALIASES.get(named, named)
+    return "cuda" if named == "gpu" else named
   for platform in _PLUGINS:
     hidden = os.environ.get(_VISIBLE[platform], "0") in ("", "-1")
     if plugins(platform) and not hidden and has_device(platform):
