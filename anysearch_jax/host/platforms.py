@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 _DEV = pathlib.Path("/dev")
 # By platform: the packages that make JAX compute on it, the device files of a
-# machine that has it (/dev/dxg is that of Windows' Linux), and the variable that
-# names the devices which a process may use.
+# machine that has it (/dev/dxg is that of Windows' Linux), and the variable
+# that names the devices which a process may use.
 _PLUGINS = {
   "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
   "tpu": ("libtpu",),
