@@ -110,7 +110,7 @@ def define_flags() -> None:
     "Environment variable with the token that clients must have.",
   )
   for field in dataclasses.fields(dialects.Limits):
-    define = {
+    define: Any = {
       "int": flags.DEFINE_integer,
       "float": flags.DEFINE_float,
       "str": flags.DEFINE_string,
@@ -129,7 +129,8 @@ def main(argv) -> None:
   f = flags.FLAGS
   try:
     names = [field.name for field in dataclasses.fields(dialects.Limits)]
-    limits = dialects.Limits(**{name: f[name].value for name in names})
+    values: dict[str, Any] = {name: f[name].value for name in names}
+    limits = dialects.Limits(**values)
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   token = ""

@@ -96,9 +96,9 @@ class McpRetriever(requests_lib.OneByBatch):
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
-    named = {"tool": self._tool, "query": self._query, "k": self._k}
-    named |= {"kind": "mcp", "server": self._name, "arguments": self._fixed}
-    return named
+    named = {"kind": "mcp", "server": self._name, "tool": self._tool}
+    named |= {"query": self._query, "k": self._k}
+    return {**named, "arguments": self._fixed}
 
   def close(self) -> None:
     """Ends the connection, and the server if it is a program."""

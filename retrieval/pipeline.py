@@ -113,9 +113,9 @@ def optional(
         out = [*await requests_lib.answers(retriever, requests)]
     left = [i for i, x in enumerate(out) if isinstance(x, types.RetrievalError)]
     stage.own["left_out"] += len(left)
-    asked, others = [requests[i] for i in left], [()] * len(left)
+    others: Sequence[Answer] = [()] * len(left)
     if instead is not None and left:
-      others = await requests_lib.answers(instead, asked)
+      others = await requests_lib.answers(instead, [requests[i] for i in left])
     for i, answer in zip(left, others, strict=True):
       out[i] = answer
     return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -111,7 +112,7 @@ class Batcher:
     request = next(self._numbers)
     asked = [_Query(q, k, request, loop.create_future()) for q in queries]
     for query in asked:
-      query.answer.add_done_callback(lambda _, query=query: self._leave(query))
+      query.answer.add_done_callback(functools.partial(self._leave, query))
     self._line |= dict.fromkeys(asked)
     self._open |= {*asked}
     if asked and not self.busy and not self._starting:
@@ -137,7 +138,7 @@ class Batcher:
         )
     self._thread.shutdown(wait=False)
 
-  def _leave(self, query: _Query) -> None:
+  def _leave(self, query: _Query, answer: asyncio.Future) -> None:
     self._open.discard(query)
     self._line.pop(query, None)
 
