@@ -115,11 +115,7 @@ class PageReader(requests_lib.OneByBatch):
     try:
       async with asyncio.timeout_at(self.until() if until is None else until):
         page = await self._fetcher.fetch(address)
-        (
-          title,
-          found,
-          is_whole,
-        ) = await asyncio.get_running_loop().run_in_executor(
+        found = await asyncio.get_running_loop().run_in_executor(
           self._threads, text, page
         )
     except (fetching.PageError, TimeoutError) as error:
@@ -131,10 +127,11 @@ class PageReader(requests_lib.OneByBatch):
       self.counters[f"failed_{error.why}"] += 1
       raise error from None
     self.counters["read"] += 1
-    self.counters["large"] += not (page.is_whole and is_whole)
-    shown = cut(found, self._words)
-    self.counters["cut"] += shown != found
-    return types.Passage(page.url, f'"{title}"' if title else "", shown)
+    self.counters["large"] += not (page.is_whole and found.is_whole)
+    shown = cut(found.text, self._words)
+    self.counters["cut"] += shown != found.text
+    title = f'"{found.title}"' if found.title else ""
+    return types.Passage(page.url, title, shown)
 
   def until(self) -> float:
     """Returns the end of a deadline that begins now, in event-loop time."""
