@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import httpx2
 import pydantic
 
 from anysearch_jax import types
@@ -35,7 +34,6 @@ Answer = tuple[types.Passage, ...]
 
 # Queries that a server gets at a time.
 _BATCH = 256
-_ADVICE = "Is a retriever running there (launch.serve_retriever)?"
 # Statuses that concern the caller or the address, not a query.
 _ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
 # After this many failed calls of a batch, without any answer, stop bisecting:
@@ -73,12 +71,10 @@ class HttpRetriever(requests_lib.OneByBatch):
     batch: the most queries in one call.
     corpus: name of the corpus that the server searches; a request must name
       this corpus or none.
-    patience: deadlines and retries.
     token_variable: the environment variable with the server's bearer token;
       "" sends no token.
     largest: the most bytes of an answer.
-    transport: replaces the network, for tests.
-    clock: returns the seconds that the circuit breaker uses.
+    settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
     ValueError: the url is invalid or the token is missing.
@@ -94,22 +90,18 @@ class HttpRetriever(requests_lib.OneByBatch):
     *,
     batch: int = _BATCH,
     corpus: str = "",
-    patience: http_calls.Patience = http_calls.DEFAULT,
     token_variable: str = "",
     largest: int = 1 << 26,
-    transport: httpx2.AsyncBaseTransport | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
   ):
     self._route, self._caller = http_calls.at_address(
       url,
       "/retrieve",
       "retriever",
       key_variable=token_variable,
-      patience=patience,
-      advice=_ADVICE,
+      advice="Is a retriever running there (launch.serve_retriever)?",
       largest=largest,
-      transport=transport,
-      clock=clock,
+      **settings,
     )
     self.url = self._route.removesuffix("/retrieve")
     self._batch, self._corpus = batch, corpus

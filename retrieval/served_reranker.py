@@ -13,12 +13,10 @@ They answer in one of two ways:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import httpx2
 import pydantic
 
 from anysearch_jax import types
@@ -48,8 +46,7 @@ class ServedReranker:
       server has the format of text-embeddings-inference.
     batch: the most passages of a call.
     key_variable: environment variable with the bearer token; "": none is sent.
-    patience: deadlines and retries.
-    transport, clock: for tests.
+    settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
     ValueError: the url is invalid or the key is missing.
@@ -64,19 +61,15 @@ class ServedReranker:
     model: str = "",
     batch: int = BATCH,
     key_variable: str = "",
-    patience: http_calls.Patience = http_calls.DEFAULT,
-    transport: httpx2.AsyncBaseTransport | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
   ):
     self._url, self._caller = http_calls.at_address(
       url,
       "/rerank",
       "reranker",
       key_variable=key_variable,
-      patience=patience,
       advice="Is a reranker running there?",
-      transport=transport,
-      clock=clock,
+      **settings,
     )
     self._model, self._batch = model, batch
     self.counters: Counter[str] = self._caller.counters

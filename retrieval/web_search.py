@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import html
 import re
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -204,8 +203,8 @@ class WebRetriever(requests_lib.OneByBatch):
     address: address of a SearXNG server.
     engine: Google's search engine id (`cx`).
     corpus: name of the web as a corpus; a request must name it or none.
-    patience: deadlines and retries.
-    transport, clock: for tests.
+    transport: replaces the network, for tests.
+    settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
     ValueError: the kind is unknown, the key, the engine or the address is
@@ -224,9 +223,8 @@ class WebRetriever(requests_lib.OneByBatch):
     engine: str = "",
     address: str = "",
     corpus: str = "",
-    patience: http_calls.Patience = http_calls.DEFAULT,
     transport: httpx2.AsyncBaseTransport | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
   ):
     if kind not in SERVICES:
       raise ValueError(
@@ -265,7 +263,6 @@ class WebRetriever(requests_lib.OneByBatch):
       else:
         headers[self._service.header] = self._service.before + key
     self._caller = http_calls.Caller(
-      patience,
       secret=key,
       advice="Can this machine reach it?",
       headers=headers,
@@ -273,7 +270,7 @@ class WebRetriever(requests_lib.OneByBatch):
       price=price,
       proxies=True,
       transport=transport,
-      clock=clock,
+      **settings,
     )
     self.counters: Counter[str] = self._caller.counters
     self.close = self._caller.close

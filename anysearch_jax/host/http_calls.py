@@ -163,9 +163,9 @@ class Caller:
   """Makes HTTP calls to a service, in the loop of `host.loop`.
 
   Args:
-    patience: limits on the waiting.
     secret: the key; `redact` removes it from everything that is quoted.
     advice: last sentence of the error for an unreachable service.
+    patience: limits on the waiting.
     headers: sent with each call; None: those of a JSON request, with the key as
       a bearer token.
     largest: limit on the bytes of an answer.
@@ -182,10 +182,10 @@ class Caller:
 
   def __init__(
     self,
-    patience: Patience,
     *,
     secret: str,
     advice: str,
+    patience: Patience = DEFAULT,
     headers: dict[str, str] | None = None,
     largest: int = 1 << 24,
     again: tuple[int, ...] = BUSY,
@@ -436,10 +436,7 @@ class OpenAIEndpoint:
     url: of the server's interface (`http://host:8000/v1`), with or without
       `route`.
     route: such as `/completions`.
-    key_variable: environment variable with the key; "": no key.
-    patience: limits on the waiting.
-    advice: last sentence of the error for an unreachable server.
-    transport: replaces the network, for tests.
+    settings: `key_variable` and further arguments of `Caller`.
 
   Attributes:
     url: the address of the route.
@@ -448,25 +445,9 @@ class OpenAIEndpoint:
     ValueError: the url is invalid, or the key is missing.
   """
 
-  def __init__(
-    self,
-    url: str,
-    route: str,
-    *,
-    key_variable: str,
-    patience: Patience,
-    advice: str,
-    transport: httpx2.AsyncBaseTransport | None = None,
-  ):
+  def __init__(self, url: str, route: str, **settings: Any):
     self.url, self._caller = at_address(
-      url,
-      route,
-      "model",
-      key_variable=key_variable,
-      patience=patience,
-      advice=advice,
-      proxies=True,
-      transport=transport,
+      url, route, "model", proxies=True, **settings
     )
     self.close = self._caller.close
 

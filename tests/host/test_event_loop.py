@@ -110,9 +110,7 @@ def test_a_client_that_does_not_close_is_left_behind(monkeypatch):
 
   monkeypatch.setattr(http_calls, "_CLOSE_SECONDS", 0.1)
   monkeypatch.setattr(httpx2.AsyncClient, "aclose", hang)
-  caller = http_calls.Caller(
-    http_calls.DEFAULT, headers={}, secret="", advice="", largest=1
-  )
+  caller = http_calls.Caller(secret="", advice="")
   caller.close()
   caller.close()  # Once more does nothing.
   assert not ended

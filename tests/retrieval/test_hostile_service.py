@@ -18,7 +18,7 @@ from anysearch_jax.host import http_calls
 from retrieval import http_retriever
 from retrieval.service import dialects, service
 
-CALLER = http_calls.Caller(http_calls.DEFAULT, secret="key", advice="")
+CALLER = http_calls.Caller(secret="key", advice="")
 LIMITS = dialects.Limits(
   characters=200,
   max_topk=9,
