@@ -222,24 +222,6 @@ def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
       loading.named(item)
 
 
-def test_a_report_without_an_output_is_written_into_the_first_run(
-  tmp_path, monkeypatch, capsys
-):
-  here = tmp_path / "here"
-  here.mkdir()
-  monkeypatch.chdir(here)
-  runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
-  _command(*map(str, runs))
-  assert list(here.iterdir()) == []
-  assert not (runs[1] / "report").exists()
-  page = runs[0] / "report" / "report.html"
-  assert page.is_file()
-  assert capsys.readouterr().out.strip().endswith(str(page))
-  study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
-  _command(f"x={tmp_path / 'mine'}")
-  assert (tmp_path / "mine" / "report" / "report.html").is_file()
-
-
 def test_unwritable_report_ends_with_a_message(tmp_path):
   run = _run(tmp_path / "a", "plain")
   (run / "report").write_text("a file where the folder would be")
@@ -253,16 +235,24 @@ def _command(*arguments, **given):
     command.main(["report", *arguments])
 
 
-def test_the_command_takes_run_folders(tmp_path, capsys):
+def test_the_command_takes_run_folders_and_writes_into_the_first(
+  tmp_path, monkeypatch, capsys
+):
+  here = tmp_path / "here"
+  here.mkdir()
+  monkeypatch.chdir(here)
   runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
-  output = tmp_path / "out" / "r.html"
-  _command(str(runs[0]), f"γ=0={runs[1]}", output=str(output))
-  data = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+  _command(str(runs[0]), f"γ=0={runs[1]}")
+  assert list(here.iterdir()) == []
+  assert not (runs[1] / "report").exists()
+  page = runs[0] / "report" / "report.html"
+  assert page.is_file()
+  data = json.loads(page.with_name("report.json").read_text("utf-8"))
   assert [row["label"] for row in data["rows"]] == ["a", "γ=0"]
   assert data["training"] == ["a", "γ=0"]
   printed = capsys.readouterr().out.splitlines()
   assert printed[0].split()[:5] == ["measure", "row", "B", "=", "0"]
-  assert printed[-3:] == [data["verdict"], "", str(output)]
+  assert printed[-3:] == [data["verdict"], "", str(page)]
 
 
 @pytest.mark.parametrize(

@@ -245,15 +245,6 @@ def test_the_texts_of_the_environment_have_few_tokens():
   assert CODEC.hf.unk_token in pieces("unheard of")
 
 
-def test_the_template_frames_one_user_message():
-  text, ids = CODEC.render("budget 3 question")
-  assert text == "<|user|> budget 3 question <|end|> <|assistant|>"
-  assert CODEC.hf.convert_ids_to_tokens(ids) == text.split()
-  assert CODEC.end_of_turn_ids == {CODEC.hf.eos_token_id}
-  assert CODEC.hf.eos_token == "<|end|>"
-  assert set(CODEC.control_tokens) == set(world_tokenizer.CONTROL)
-
-
 def test_a_saved_tokenizer_is_reproducible_and_loads(tmp_path):
   world_tokenizer.build_tokenizer(WORLD).save_pretrained(tmp_path / "one")
   again = world_tokenizer.build_tokenizer(world_lib.World())
@@ -270,3 +261,9 @@ def test_a_saved_tokenizer_is_reproducible_and_loads(tmp_path):
   assert read.render("budget 3") == CODEC.render("budget 3")
   assert read.control_tokens == CODEC.control_tokens
   assert read.end_of_turn_ids == CODEC.end_of_turn_ids
+  # The template frames one user message.
+  text, ids = CODEC.render("budget 3 question")
+  assert text == "<|user|> budget 3 question <|end|> <|assistant|>"
+  assert CODEC.hf.convert_ids_to_tokens(ids) == text.split()
+  assert CODEC.end_of_turn_ids == {CODEC.hf.eos_token_id}
+  assert set(CODEC.control_tokens) == set(world_tokenizer.CONTROL)
