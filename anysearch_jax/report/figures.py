@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import html
 import io
-import pathlib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,23 +50,9 @@ _ALONE = {
   "var(--shade)": "#8080802e",
   **{f"var(--series-{i})": color for i, color in enumerate(COLORS)},
 }
-# Title and y label of a measure against the budget.
-_CURVES = {
-  "accuracy": ("Accuracy", "exact match"),
-  "searches": ("Searches made", "mean searches"),
-  "tp": ("Tool productivity", "correct / searches"),
-  "total_tokens": ("Tokens, written and read", "mean tokens"),
-  "regret": ("Regret to the optimum", "accuracy missed"),
-}
+_WORDS = study_lib.WORDS
+# Of the page's first figures.
 MAIN = ("accuracy", "searches")
-# Title and x label of what accuracy costs.
-_PRICES = {
-  "searches": ("searches", "mean searches"),
-  "total_tokens": ("tokens", "mean tokens, written and read"),
-  "cost": ("cost", "US dollars an episode"),
-}
-with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
-  _WORDS = tomllib.load(file)
 
 
 def _color(family: str, index: int) -> str:
@@ -231,7 +215,7 @@ def curves(
     trained: the largest budget of training.
     title: replaces the measure's own.
   """
-  own, y_label = _CURVES[measure]
+  own, y_label = _WORDS["curves"][measure]
   axes = _axes(title or own, "search budget B", y_label)
   against_budget(axes, measure, found, index, trained)
   return _svg(axes.figure, f"{name}-{measure}-{title}")
@@ -243,7 +227,7 @@ def prices(
 ) -> list[markupsafe.Markup]:
   """Draws accuracy over each price, with rings around the Pareto front."""
   drawn = []
-  for price, (title, x_label) in _PRICES.items():
+  for price, (title, x_label) in _WORDS["prices"].items():
     offers = metrics.pareto(found, price)
     if price == "cost" and not any(offer.price for offer in offers):
       continue
@@ -470,7 +454,9 @@ def _group(
     "trained": study.trained,
   }
   known = study_lib.know_optimum(rows)
-  others = [m for m in _CURVES if m not in MAIN and (known or m != "regret")]
+  others = [
+    m for m in _WORDS["curves"] if m not in MAIN and (known or m != "regret")
+  ]
   sets = {
     s: [row.curves[s] for row in rows if s in row.curves]
     for s in study_lib.datasets(rows)
@@ -504,7 +490,7 @@ def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
   index = {row.label: place for place, row in enumerate(rows)}
   whole = figure.Figure(figsize=(2 * _SIZE[0], _SIZE[1] + 0.4))
   for axes, measure in zip(whole.subplots(1, 2), MAIN, strict=True):
-    title, y_label = _CURVES[measure]
+    title, y_label = _WORDS["curves"][measure]
     _axes(title, "search budget B", y_label, axes)
     against_budget(axes, measure, measured, index, trained)
   named = [lines.Line2D([], [], **line_style(i)) for i in index.values()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,26 +22,8 @@ from anysearch_jax.evaluation import columns, comparison, inference, metrics
 _DRAWS = 40
 _LEVEL = 0.05  # Of a difference that the verdict calls resolved.
 _TOLD = 4  # Rows that the verdict names for each outcome, at most.
-# The paper's datasets, in its order, with the headings of its main table.
-NAMES = {
-  "nq": ("General QA", "NQ†"),
-  "triviaqa": ("General QA", "TriviaQA*"),
-  "popqa": ("General QA", "PopQA*"),
-  "hotpotqa": ("Multi-hop QA", "HotpotQA†"),
-  "2wikimultihopqa": ("Multi-hop QA", "2wiki*"),
-  "musique": ("Multi-hop QA", "MuSiQue*"),
-  "bamboogle": ("Multi-hop QA", "Bamboogle*"),
-}
-# Titles of the paper's ablations and of its comparison of systems; other groups
-# use their names as titles.
-GROUPS = {
-  "methods": "Compared systems",
-  "tool": "Tool reward",
-  "format": "Format reward",
-  "scaffold": "Scaffold",
-  "sampling": "Sampling strategy",
-  "phases": "Curriculum phases",
-}
+with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
+  WORDS = tomllib.load(file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +37,9 @@ class Training:
 
 def datasets(rows: Sequence[metrics.Row]) -> list[str]:
   """Returns the datasets that any row has, in the paper's order."""
+  known = WORDS["sets"]
   found = {dataset for row in rows for dataset, _ in row.cells}
-  return [name for name in NAMES if name in found] + sorted(found - set(NAMES))
+  return [name for name in known if name in found] + sorted(found - set(known))
 
 
 def budgets(rows: Sequence[metrics.Row]) -> list[int]:
@@ -141,7 +126,7 @@ def measure(
     rows: the first is the system under test; empty if nothing was evaluated
       yet, then the study is of the training runs only.
     training: the training runs of the rows.
-    groups: by label, the ablation that the row belongs to: a key of `GROUPS`,
+    groups: by label, the ablation that the row belongs to: one of report.toml,
       or any name. If empty, all rows are one group.
     prices: prices for costs; None keeps the costs recorded in the episodes.
     surfaces: by label, episodes under pairs of caps on searches and tokens.
@@ -231,7 +216,7 @@ def _groups(
   for title, together in members.items():
     name = re.sub(r"[^\w-]+", "_", title, flags=re.ASCII)[:40]
     name = f"{name}_{len(found)}" if name in found else name
-    found[name] = (GROUPS.get(title, title), together)
+    found[name] = (WORDS["groups"].get(title, title), together)
   return found
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import pathlib
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,8 +18,7 @@ from anysearch_jax.report import study as study_lib
 from anysearch_jax.report.study import Study
 from anysearch_jax.report.tables import Cell, Column, Table, make
 
-with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
-  _TABLES = tomllib.load(file)["tables"]
+_TABLES = study_lib.WORDS["tables"]
 _TIGHT = (4, 5, 6)  # Budgets of the paper's efficiency table.
 _USUAL = 5  # Budget of the paper's main, token and ablation tables.
 # Heading and decimals of a measure.
@@ -214,7 +211,7 @@ def _main(rows: _Rows) -> Table:
       *(
         Column(head, name, group, best=True)
         for name in sets
-        for group, head in [study_lib.NAMES.get(name, ("", name))]
+        for group, head in [study_lib.WORDS["sets"].get(name, ("", name))]
       ),
       Column("regret", "regret of all", optional=True),
       Column("Avg.", "mean of sets", best=True, optional=True),
