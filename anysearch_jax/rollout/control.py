@@ -67,11 +67,7 @@ class Rule:
 
 
 def seen(after: episode_state.Episode) -> Seen:
-  """Returns what is seen of an episode after its last turn.
-
-  Args:
-    after: the state that `episode.step` returned for the turn.
-  """
+  """Returns what is seen of an episode after its last turn was stepped."""
   last = after.chunks[-1]
   match after.request:
     case types.SearchRequest(query=query):
@@ -91,9 +87,7 @@ def seen(after: episode_state.Episode) -> Seen:
 def cap(tokens: int, max_generated: int) -> int:
   """Returns the cap on tokens that a rule sees, when it is fitted and used.
 
-  Args:
-    tokens: the cap of the budget, `budgets.UNCAPPED` without one.
-    max_generated: the limit of the configuration, which holds without one too.
+  `max_generated` is the configuration's limit, which holds without a cap too.
   """
   return min(tokens, max_generated)
 
@@ -212,12 +206,7 @@ def refuse(
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Answers a turn that searches as if its budget were used up.
 
-  Args:
-    asking: the episode that waits for the turn.
-    turn: the turn, which searches.
-
-  Returns:
-    As `step`. Where turns are the budget, the next turn must answer.
+  Where turns are the budget, the next turn must answer.
   """
   if asking.environment.turns_are_budget:
     return episode.land(episode.step(asking, turn)[0])
@@ -229,13 +218,8 @@ def again(
 ) -> tuple[episode_state.Episode, types.GenerateRequest] | None:
   """Asks for a turn once more; `turn` is discarded and remains charged.
 
-  Args:
-    waiting: the episode that waits for the turn.
-    turn: what was sampled.
-
-  Returns:
-    The episode with an address of its own, because its random numbers differ,
-    and the request. None if no token is left for it.
+  The episode gets an address of its own, because its random numbers differ.
+  None if no token is left for the turn.
   """
   asked = waiting.request
   assert isinstance(asked, types.GenerateRequest)

@@ -70,14 +70,9 @@ def start(
   """Opens an episode.
 
   Args:
-    question: what is asked.
-    budget: what is assigned; a number is one of searches, >= 0. With 0 the
-      policy answers without a search.
-    scaffold: whether the environment states the budget before every turn
-      (Phase I).
+    question, budget, config, codec: as in `prompt`; `config` has limits too.
+    scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
-    config: limits and environment.
-    codec: the text side of the policy's tokenizer.
 
   Returns:
     The episode and its first request. The request is a turn, or `Done` if the
@@ -111,9 +106,6 @@ def step(
   Args:
     episode: as returned by the last `start` or `step`.
     event: the answer to its request, or `Failure`.
-
-  Returns:
-    The next episode and its request.
 
   Raises:
     ValueError: the event does not answer the request, or a generation breaks

@@ -43,13 +43,8 @@ class Chunk:
 def call_tokens(turn: Chunk, opens: str, codec: types.TextCodec) -> int:
   """Returns the number of last tokens of a turn that hold its call.
 
-  Args:
-    turn: a turn that ends with a call.
-    opens: the opening mark of the call; its last occurrence counts.
-    codec: decodes the tokens.
-
-  Returns:
-    The fewest last tokens whose text has the mark; all without one.
+  They are the fewest whose text has the opening mark `opens`, of which the last
+  occurrence counts; all without one.
   """
 
   def has(count: int) -> bool:

@@ -176,12 +176,7 @@ class Turn:
   def ended(
     self, tokenizer: tokenizer_lib.Tokenizer, version: int
   ) -> types.Generation | None:
-    """Returns the finished turn, or None if it must sample more tokens.
-
-    Args:
-      tokenizer: decodes the turn to look for a stop text.
-      version: of the weights that sampled.
-    """
+    """Returns the finished turn, or None if it must sample more tokens."""
     if not self.halts[self.context[-1]] and self.left > 0:
       return None
     ids = tuple(self.context[-len(self.logps) :])
