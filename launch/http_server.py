@@ -40,8 +40,6 @@ _ACCEPTED = 8
 _POLL = 0.05
 # Seconds within which a client must read its answer.
 _READING = 60
-
-
 # Descriptors reserved for files opened later and connections just accepted.
 _SPARE = 32
 _FEWEST = 8

@@ -188,11 +188,12 @@ class BatchingRetriever:
           f"Found {len(found)} answers to {len(batch)} queries, expected one "
           "for each."
         )
-    except asyncio.CancelledError:  # By the last waiter, or by the retriever.
-      found = [gone] * len(batch)
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
       found = [error] * len(batch)
+    # Cancelled by the last waiter, by the retriever, or as the process ends.
+    except BaseException:
+      found = [gone] * len(batch)
     for query, answer in zip(batch, found, strict=True):
       self._settle(query, answer, failed=answer is not gone)
     self._count(len(batch), time.perf_counter() - started)
