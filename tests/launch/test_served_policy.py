@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -22,28 +24,52 @@ from launch import http_server, serve
 CONFIG = "--config=configs/quickstart.py"
 
 
+# An SGLang server, as tests/rollout/test_sglang_real.py says, with this policy.
+SGLANG = os.environ.get("ANYSEARCH_SGLANG_URL", "")
+POLICY = "configs/graded_world_policy"
+
+
+@contextlib.contextmanager
+def serving(*flags, log=None):
+  """Yields the address of a served policy; it ends by SIGTERM with status 0."""
+  command = [sys.executable, "-m", "launch.serve", CONFIG, "--port=0"]
+  process = subprocess.Popen(
+    [*command, "--threads=1", *flags],
+    stdout=subprocess.PIPE,
+    stderr=log,
+    text=True,
+  )
+  try:
+    greeting = process.stdout.readline()
+    yield re.search(r" at (http://\S+)$", greeting.strip())[1]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+  finally:
+    process.kill()
+    process.wait(60)
+    process.stdout.close()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-  """A served warm start; it ends by SIGTERM with status 0."""
+  """A served warm start and its log."""
   log = tmp_path_factory.mktemp("serve") / "log"
-  with open(log, "w") as written:
-    process = subprocess.Popen(
-      [sys.executable, "-m", "launch.serve", CONFIG, "--port=0", "--threads=1"],
-      stdout=subprocess.PIPE,
-      stderr=written,
-      text=True,
+  with open(log, "w") as written, serving(log=written) as url:
+    yield url, log
+
+
+def asked(client, questions):
+  """Asks questions and returns the searches that were made."""
+  searches = 0
+  for question in questions:
+    response = client.responses.create(
+      model="quickstart", input=question, max_tool_calls=3
     )
-    try:
-      line = process.stdout.readline()
-      found = re.search(r"http://\S+", line)
-      assert found, f"{line}{log.read_text()}"
-      yield found[0], process, log
-      process.send_signal(signal.SIGTERM)
-      assert process.wait(60) == 0
-    finally:
-      process.kill()
-      process.wait(60)
-      process.stdout.close()
+    assert response.status == "completed" and response.output_text
+    calls = [i for i in response.output if i.type == "web_search_call"]
+    assert len(calls) == response.usage.searches <= 3
+    searches += len(calls)
+  return searches
 
 
 def pages_used(url):
@@ -52,28 +78,57 @@ def pages_used(url):
 
 
 def test_examples_can_be_asked_through_the_official_client(server):
-  url, _, log = server
+  url, log = server
   examples = httpx2.get(f"{url}/examples").json()
   assert len(examples) >= 5
   client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-  for question in examples[:2]:
-    response = client.responses.create(
-      model="quickstart", input=question, max_tool_calls=3
-    )
-    assert response.status == "completed" and response.output_text
-    calls = [i for i in response.output if i.type == "web_search_call"]
-    assert len(calls) == response.usage.searches <= 3
+  asked(client, examples[:2])
   last = json.loads(log.read_text().splitlines()[-1])
   assert last["status"] == 200 and last["route"] == "responses"
   assert "question" not in last
 
 
+@pytest.mark.skipif(not SGLANG, reason="no server; set ANYSEARCH_SGLANG_URL")
+@pytest.mark.parametrize("how", ["sglang", "openai"])
+def test_policy_that_a_server_samples_answers_both_apis(how):
+  folder = httpx2.get(f"{SGLANG}/model_info", trust_env=False).json()
+  if not folder["tokenizer_path"].endswith(POLICY):
+    pytest.skip(f"the server has another policy than {POLICY}")
+  listed = httpx2.get(f"{SGLANG}/v1/models", trust_env=False).json()
+  model = listed["data"][0]["id"]
+  flags = {
+    "sglang": [f"--sglang={SGLANG}"],
+    "openai": [f"--openai={SGLANG}/v1", f"--openai_model={model}"],
+  }[how]
+  with serving(f"--hf={POLICY}", *flags) as url:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    examples = httpx2.get(f"{url}/examples").json()[:4]
+    assert asked(client, examples)
+
+    def greedy(seed):
+      found = client.chat.completions.create(
+        model="quickstart@2",
+        messages=[{"role": "user", "content": examples[1]}],
+        temperature=0,
+        seed=seed,
+      )
+      return found.choices[0].message
+
+    assert greedy(1) == greedy(2)
+    told = list(
+      client.responses.create(
+        model="quickstart", input=examples[0], stream=True
+      )
+    )
+  assert told[-1].type == "response.completed"
+
+
 def test_temperature_of_a_request_is_honoured(server):
   """Greedy answers do not depend on the seed."""
-  url, _, _ = server
+  url, _ = server
   question = httpx2.get(f"{url}/examples").json()[3]
 
-  def asked(seed, temperature):
+  def said(seed, temperature):
     body = {"input": question, "max_tool_calls": 2, "seed": seed}
     found = httpx2.post(
       f"{url}/v1/responses", json=body | {"temperature": temperature}
@@ -82,12 +137,12 @@ def test_temperature_of_a_request_is_honoured(server):
       item.get("content") or item["action"]["query"] for item in found["output"]
     ]
 
-  assert asked(1, 0) == asked(2, 0)
-  assert len({str(asked(seed, 2)) for seed in range(4)}) > 1
+  assert said(1, 0) == said(2, 0)
+  assert len({str(said(seed, 2)) for seed in range(4)}) > 1
 
 
 def test_pages_of_clients_that_left_are_free_within_a_second(server):
-  url, _, _ = server
+  url, _ = server
   examples = httpx2.get(f"{url}/examples").json()
   port = int(url.rpartition(":")[2])
 
