@@ -254,8 +254,7 @@ def run(
   flags.DEFINE_list("worker", [], "A part of the bench; internal.")
 
   def command(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-      raise launch_flags.app.UsageError(f"Unexpected argument {argv[1]!r}.")
+    del argv
     if flags.FLAGS.worker:
       name, *arguments = flags.FLAGS.worker
       print(json.dumps((workers or {})[name](*arguments)))
@@ -265,7 +264,7 @@ def run(
       text = json.dumps(numbers, indent=2) + "\n"
       pathlib.Path(flags.FLAGS.json).write_text(text)
 
-  launch_flags.run(command)
+  launch_flags.run(command, sentences=False)
 
 
 def worker_command(name: str, *arguments: object) -> list[str]:

@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from launch import flags as launch_flags
 from launch import jax_setup, progress
@@ -103,8 +103,7 @@ def define_flags() -> None:
 
 
 def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  del argv
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms

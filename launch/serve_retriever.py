@@ -124,8 +124,7 @@ def define_flags() -> None:
 
 
 def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  del argv
   f = flags.FLAGS
   try:
     names = [field.name for field in dataclasses.fields(dialects.Limits)]
