@@ -27,12 +27,19 @@ from anysearch_jax.world import world as world_lib
 from bench import harness, policies, train_step
 from bench.first_gpu import engine, running
 from configs import quickstart, qwen3_4b
+from launch import flags as launch_flags
 from launch import shipped
 
 _POLICY = "Qwen3-4B"
 _STEPS = 3
 _MICRO_BATCHES = 2
 _ROLLOUTS = 4
+# Of a rehearsal of the quickstart.
+_FEWER = (
+  *("questions=2", "group=2", "curriculum.steps_per_rollout=1"),
+  *("engine.lanes=(4,)", "batch.row_lengths=(576,)"),
+  "batch.micro_batch_tokens=576",
+)
 _WORD = re.compile(r"\w+")
 
 
@@ -165,7 +172,7 @@ def small(notes: running.Notes) -> None:
   """Trains the quickstart's policy twice: do the bits repeat?"""
   config, count = quickstart.get_config(), _ROLLOUTS
   if notes.rehearse:
-    config, count = _fewer(config), 1
+    config, count = launch_flags.override(config, _FEWER), 1
   first, second = (_small(config, count) for _ in range(2))
   notes.add({f"rollout {i}": figures for i, figures in enumerate(first)})
   bits = [[figures["bits"] for figures in run] for run in (first, second)]
@@ -193,19 +200,6 @@ def _small(
     retriever=WordOverlap(world),
   )
   return [loop.rollout() for _ in range(rollouts)]
-
-
-def _fewer(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
-  return dataclasses.replace(
-    config,
-    questions=2,
-    group=2,
-    curriculum=dataclasses.replace(config.curriculum, steps_per_rollout=1),
-    engine=dataclasses.replace(config.engine, lanes=(4,)),
-    batch=dataclasses.replace(
-      config.batch, row_lengths=(576,), micro_batch_tokens=576
-    ),
-  )
 
 
 def colocated(notes: running.Notes, *, policy: str) -> None:
@@ -236,30 +230,23 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
 def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
   """Returns a rollout of 160 trajectories of at most 2,048 tokens."""
   config = qwen3_4b.get_config("lora80")
-  context, generated = (1024, 24) if rehearse else (4096, 512)
+  context, generated, group = (1024, 24, 2) if rehearse else (4096, 512, 5)
   slots, lanes, questions = (4, 4, 1) if rehearse else (160, 128, 32)
-  return dataclasses.replace(
+  tokens = context if rehearse else 4 * context
+  return launch_flags.override(
     config,
-    questions=questions,
-    group=2 if rehearse else 5,
-    curriculum=dataclasses.replace(config.curriculum, steps_per_rollout=1),
-    episode=dataclasses.replace(
-      config.episode, max_generated=generated, max_context=context
-    ),
-    engine=dataclasses.replace(
-      config.engine,
-      slots=slots,
-      max_context=context,
-      kv_tokens=slots * context if rehearse else 1 << 17,
-      lanes=(lanes,),
-      prefill_lanes=2 if rehearse else config.engine.prefill_lanes,
-    ),
-    batch=dataclasses.replace(
-      config.batch,
-      row_lengths=(context,),
-      micro_batch_tokens=context if rehearse else 4 * context,
-      max_micro_batches=2 * questions,
-    ),
+    [
+      *(f"questions={questions}", f"group={group}"),
+      "curriculum.steps_per_rollout=1",
+      f"episode.max_generated={generated}",
+      *(f"episode.max_context={context}", f"engine.max_context={context}"),
+      *(f"engine.slots={slots}", f"engine.lanes=({lanes},)"),
+      f"engine.kv_tokens={slots * context if rehearse else 1 << 17}",
+      f"engine.prefill_lanes={2 if rehearse else config.engine.prefill_lanes}",
+      f"batch.row_lengths=({context},)",
+      f"batch.micro_batch_tokens={tokens}",
+      f"batch.max_micro_batches={2 * questions}",
+    ],
   )
 
 
@@ -280,7 +267,22 @@ def step(
     rows: rows of a micro-batch.
     profile: whether to trace one more step.
   """
-  config = _config(lora=lora, remat=remat, rows=rows, rehearse=notes.rehearse)
+  config = qwen3_4b.get_config("lora80" if lora else "")
+  row = 128 if notes.rehearse else config.batch.row_lengths[-1]
+  config = dataclasses.replace(
+    launch_flags.override(
+      config,
+      [
+        # Without a KL term there is no reference beside the masters.
+        "objective.kl_coefficient=0",
+        *(f"batch.row_lengths=({row},)", f"batch.remat={remat}"),
+        f"batch.micro_batch_tokens={rows * row}",
+        f"batch.max_micro_batches={_MICRO_BATCHES}",
+      ],
+    ),
+    mesh=config_lib.MeshConfig(),
+    pipeline=config_lib.PipelineConfig(),
+  )
   a = engine.architecture(_POLICY, rehearse=notes.rehearse)
   count = engine.parameters(a)
   # Masters, two moments and gradients; or the frozen base.
@@ -307,27 +309,6 @@ def step(
     with jax.profiler.trace(str(notes.traces)):
       took_traced = harness.seconds(ours)
     notes.add({"traced step, s": took_traced, "trace": str(notes.traces)})
-
-
-def _config(
-  *, lora: bool, remat: str, rows: int, rehearse: bool
-) -> config_lib.ExperimentConfig:
-  config = qwen3_4b.get_config("lora80" if lora else "")
-  row = 128 if rehearse else config.batch.row_lengths[-1]
-  return dataclasses.replace(
-    config,
-    mesh=config_lib.MeshConfig(),
-    pipeline=config_lib.PipelineConfig(),
-    # Without a KL term there is no reference beside the masters.
-    objective=dataclasses.replace(config.objective, kl_coefficient=0.0),
-    batch=dataclasses.replace(
-      config.batch,
-      row_lengths=(row,),
-      micro_batch_tokens=rows * row,
-      max_micro_batches=_MICRO_BATCHES,
-      remat=remat,
-    ),
-  )
 
 
 def _planned(compiled: Any) -> dict[str, float]:
