@@ -23,6 +23,9 @@ from retrieval import analysis
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
+_ANSWERS = 65536  # That are cached; the least recently used is evicted.
+
+
 class LexicalRetriever:
   """Answers searches by BM25 over titles and texts, with one index per corpus.
 
@@ -37,7 +40,6 @@ class LexicalRetriever:
     title_weight: int = 3,
     k1: float = 1.5,
     b: float = 0.75,
-    cache_size: int = 65536,
   ):
     """Stores the corpora; builds no index yet.
 
@@ -47,13 +49,12 @@ class LexicalRetriever:
       title_weight: how often a word of the title counts, so that a passage
         about a thing ranks above passages that mention it.
       k1, b: saturation and length normalisation of BM25.
-      cache_size: number of cached answers; the least recently used is evicted.
     """
     self._corpora = corpora
     self._title_weight = title_weight
     self._parameters = {"k1": k1, "b": b}
     self._index = functools.cache(self._build_index)
-    self._cached = functools.lru_cache(cache_size)(self._rank)
+    self._cached = functools.lru_cache(_ANSWERS)(self._rank)
     self._pages = functools.cache(self._build_pages)
 
   async def search(
@@ -120,10 +121,6 @@ class LexicalRetriever:
       "passages": count,
       "sha256": digest.hexdigest(),
     }
-
-  def cache_info(self):
-    """Returns statistics of the cached answers; see `functools.lru_cache`."""
-    return self._cached.cache_info()
 
   def _rank(self, query: str, k: int, corpus: str) -> tuple[types.Passage, ...]:
     if k < 1:

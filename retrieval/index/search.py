@@ -139,17 +139,12 @@ class SearchIndex:
         f"The index has {index.count} rows, the corpus {len(corpus)} passages; "
         "expected one row a passage, in the same order."
       )
-    self._corpus, self._index = corpus, index
+    self.corpus, self._index = corpus, index
     self.identity = identity
     self._model = model
 
   def __len__(self) -> int:
-    return len(self._corpus)
-
-  @property
-  def corpus(self) -> passages.Corpus:
-    """The corpus that is searched."""
-    return self._corpus
+    return len(self.corpus)
 
   @property
   def described(self) -> dict[str, Any]:
@@ -167,7 +162,7 @@ class SearchIndex:
       "index_type": self._index.type,
       "index_metric": self._index.metric,
       "index_size": self._index.count,
-      "corpus_size": len(self._corpus),
+      "corpus_size": len(self.corpus),
     }
 
   def search(
@@ -190,7 +185,7 @@ class SearchIndex:
       tuple(
         types.Passage(p.id, p.title, p.text, float(score))
         for p, score in zip(
-          map(self._corpus.__getitem__, hits.rows.tolist()),
+          map(self.corpus.__getitem__, hits.rows.tolist()),
           hits.scores,
           strict=True,
         )
@@ -204,15 +199,10 @@ class SearchIndex:
 
 
 class LocalRetriever(requests_lib.OneByBatch):
-  """Searches an index on another thread; usable from any event loop.
+  """Searches an index on another thread; usable from any event loop."""
 
-  Args:
-    searching: the search over the index.
-    corpus: name of its corpus; a request must name this corpus or none.
-  """
-
-  def __init__(self, searching: SearchIndex, *, corpus: str = ""):
-    self._searching, self._corpus = searching, corpus
+  def __init__(self, searching: SearchIndex):
+    self._searching = searching
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
@@ -222,7 +212,7 @@ class LocalRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, self._corpus)
+    requests_lib.check(requests, "")
     found: list[Answer] = [()] * len(requests)
     for k in sorted({request.k for request in requests}):
       slots = [i for i, request in enumerate(requests) if request.k == k]

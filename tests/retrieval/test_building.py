@@ -340,10 +340,12 @@ def test_who_builds_an_index_beside_another_waits_and_then_says_so(
   assert building.build(source, folder, building.Settings("bm25"))
 
 
-def test_an_index_of_an_earlier_kind_is_refused(tmp_path):
+@pytest.mark.parametrize(
+  "earlier", [{"kind": "faiss_flat"}, {"dtype": "int8"}, {"rows": "0a1b"}]
+)
+def test_an_index_of_an_earlier_version_is_refused(tmp_path, earlier):
   make(tmp_path)
   path = tmp_path / "index" / "index.json"
-  identity = json.loads(path.read_text())
-  path.write_text(json.dumps(identity | {"kind": "faiss_flat"}))
-  with pytest.raises(ValueError, match=r"'faiss_flat' is an earlier.*build it"):
+  path.write_text(json.dumps(json.loads(path.read_text()) | earlier))
+  with pytest.raises(ValueError, match="is an earlier version's.*build it"):
     opening.open_index(tmp_path / "index", encoder=cases.Encoder())

@@ -115,17 +115,6 @@ def test_a_corpus_is_read_once_when_first_searched():
   assert read == ["one", "two"]
 
 
-def test_cached_answers_have_a_limit():
-  found = retriever("kel: born tovi", "mar: born seat", cache_size=2)
-  first = found.lookup("kel", 1)
-  assert found.lookup("kel", 1) is first
-  assert ids(found.lookup("born", 2)) == ["0", "1"]
-  assert ids(found.lookup("born", 1)) == ["0"]
-  found.lookup("kel", 1)
-  info = found.cache_info()
-  assert (info.hits, info.misses, info.currsize) == (1, 4, 2)
-
-
 def test_invalid_requests_raise_with_a_message():
   with pytest.raises(ValueError, match="no corpus 'wiki'; there are: ''"):
     retriever("kel: born").lookup("kel", 3, "wiki")
