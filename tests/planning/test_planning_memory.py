@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import compilation, planner, programs, targets
+from anysearch_jax.planning import compilation, programs, targets
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -79,16 +79,35 @@ def test_what_is_freed_or_in_host_memory_is_not_held():
 @pytest.mark.parametrize("name", ["h100:4", "a100:4", "v5p:2x2x1"])
 def test_compilers_find_the_arguments_that_are_counted_by_hand(name):
   planned.need(name)
-  made = planner.make(planned.CONFIG, planned.A, targets.parse(name))
-  for part in made.parts:
-    # Small arrays, such as the count of micro-batches, are padded.
-    kinds = sum(part.kinds.values())
-    assert part.arguments == pytest.approx(kinds, rel=0.05)
-    assert part.total >= part.peak >= part.arguments
-  train = made.parts[0]
-  assert train.peak >= train.arguments + train.gradients
+  target = targets.parse(name)
+  mesh = planned.mesh(targets.devices(target), 2, 2)
+  # Shards of whole tiles of a TPU, which pads what is narrower.
+  w, m, v = state = (array(mesh, "fsdp", "tensor", shape=(256, 512)),) * 3
+  batch = array(mesh, "fsdp", shape=(64, 256))
+
+  def step(state, batch):
+    w, m, v = state
+    g = jax.grad(lambda w: jnp.sum(jnp.sin(batch @ w)))(w)
+    return w - m / (1 + v), 0.9 * m + g, 0.9 * v + g * g
+
+  donating = jax.jit(
+    step,
+    donate_argnums=0,
+    out_shardings=jax.tree.map(lambda x: x.sharding, state),
+  )
+  kinds = {"masters": w, "moments": (m, v), "batch": batch}
+  train = programs.Program("p", donating, (state, batch), {}, 64, 1, kinds)
+  part = compilation.measure(train, [train], target)
+  assert part.kinds == {
+    "masters": 256 * 512,
+    "moments": 2 * 256 * 512,
+    "batch": 64 * 256 * 2,
+  }
+  assert part.arguments == pytest.approx(sum(part.kinds.values()), rel=1e-3)
   # The whole state is donated: no output has a buffer of its own.
-  assert train.peak < train.arguments + train.temporary + train.gradients
+  assert part.peak < part.arguments + part.temporary + part.kinds["masters"]
+  assert part.total == part.peak >= part.arguments
+  assert part.tokens_per_second == pytest.approx(64 / part.predicted.total)
 
 
 def test_a_program_that_the_tpu_compiler_refuses_does_not_fit():
