@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import re
@@ -76,18 +75,15 @@ def test_tokens_are_told_while_a_turn_is_sampled(agent):
   assert sum(isinstance(e, events.Found) for e in told) == reply.searches <= 3
 
 
-def output(capsys, *arguments):
-  with commands.defined(ask):
-    ask.main(
-      launch_flags._parse_argv(
-        ["ask", "--config=configs/quickstart.py", *arguments]
-      )
-    )
-  return capsys.readouterr().out
+def output(*arguments):
+  _, printed = commands.printed(
+    ask, "--config=configs/quickstart.py", *arguments
+  )
+  return printed
 
 
-def test_one_question_in_a_pipe_is_plain_text(capsys):
-  said = output(capsys, "--budget=3", QUESTION)
+def test_one_question_in_a_pipe_is_plain_text():
+  said = output("--budget=3", QUESTION)
   lines = said.splitlines()
   assert lines[0] == "3 searches left"
   assert any(line.startswith("search 1: ") for line in lines)
@@ -101,7 +97,7 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
   monkeypatch.setattr(
     "sys.stdin", io.StringIO(f"{QUESTION}\n\nzzzz \udcff ?\n")
   )
-  said = output(capsys, "--json", "--compare=0,3")
+  said = output("--json", "--compare=0,3")
   rows = [json.loads(line) for line in said.splitlines()]
   assert [(row["question"], row["budget"]) for row in rows] == [
     (QUESTION, 0),
@@ -114,28 +110,29 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
     assert row["searches"] <= row["budget"]
 
 
-def test_budget_may_cap_tokens(capsys):
+def test_budget_may_cap_tokens():
   (row,) = map(
     json.loads,
-    output(capsys, "--json", "--budget=tokens=40", QUESTION).splitlines(),
+    output("--json", "--budget=tokens=40", QUESTION).splitlines(),
   )
   assert (row["budget"], row["caps"]) == (None, {"tokens": 40})
   assert row["tokens"] <= 40
-  said = output(capsys, "--budget=searches=2,tokens=40", QUESTION)
+  said = output("--budget=searches=2,tokens=40", QUESTION)
   assert "2 searches left" in said
 
 
-def test_budgets_are_shown_side_by_side(capsys):
-  said = output(capsys, "--compare=0,1,3", QUESTION)
+def test_budgets_are_shown_side_by_side():
+  said = output("--compare=0,1,3", QUESTION)
   header = re.findall(r"\d+|budget", said.splitlines()[1])
   assert header == ["budget", "0", "1", "3"]
   assert "answer" in said and "searches" in said
 
 
 def test_words_that_the_policy_cannot_read_are_named(capsys):
-  with contextlib.redirect_stderr(io.StringIO()) as told:
-    output(capsys, "--budget=0", "Who founded IBM ?")
-  said = told.getvalue()
+  flags = ["ask", "--config=configs/quickstart.py", "--budget=0"]
+  with commands.defined(ask):
+    ask.main(launch_flags._parse_argv([*flags, "Who founded IBM ?"]))
+  said = capsys.readouterr().err
   assert "'Who'" in said and "'IBM'" in said
   assert QUESTION not in said and "for example" in said
 

@@ -64,7 +64,7 @@ def run(tmp_path_factory):
     small_run.CONFIG,
     policy=str(root / "base"),
     curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum, total_steps=4, phase1_steps=4
+      small_run.CONFIG.curriculum, total_steps=2, phase1_steps=0
     ),
   )
   small_run.train(root / "run", made, config)

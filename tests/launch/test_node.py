@@ -316,6 +316,7 @@ def test_a_configuration_that_cannot_run_starts_nothing(
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_on_a_cpu_it_trains(tmp_path):
   output = tmp_path / "run"
   ended, said = command(make(tmp_path), f"--output={output}", "--cache=")

@@ -9,7 +9,6 @@ import fake_openai
 import pytest
 
 from launch import ask, evaluate, http_server, serve
-from launch import flags as launch_flags
 
 QUESTION = "gebos employer founder ?"
 CONFIG = "--config=configs/quickstart.py"
@@ -25,20 +24,18 @@ def said(body):
 
 
 def run(command, *arguments):
-  with commands.defined(command):
-    command.main(
-      launch_flags._parse_argv(["command", CONFIG, "--cache=", *arguments])
-    )
+  ended, printed = commands.printed(command, CONFIG, "--cache=", *arguments)
+  assert ended == 0, ended
+  return printed.splitlines()
 
 
 def flags_of(server, model="mine"):
   return f"--openai={server.url}", f"--openai_model={model}"
 
 
-def test_one_question_to_a_model_elsewhere(capsys):
+def test_one_question_to_a_model_elsewhere():
   with fake_openai.served(said) as server:
-    run(ask, *flags_of(server), "--budget=1", QUESTION)
-  lines = capsys.readouterr().out.splitlines()
+    lines = run(ask, *flags_of(server), "--budget=1", QUESTION)
   assert "search 1: gebos employer" in lines and "answer: mupun" in lines
 
 
