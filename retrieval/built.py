@@ -189,7 +189,9 @@ def build(
     for start in range(done, len(corpus), table.batch):
       rows = range(start, min(start + table.batch, len(corpus)))
       some = [corpus[row] for row in rows]
-      kept = [filters_lib.of_row(corpus, row, fields) for row in rows]
+      kept: list[dict[str, str]] = [{}] * len(rows)
+      if fields:
+        kept = [filters_lib.of_row(corpus, row, fields) for row in rows]
       encoded: Any = [None] * len(rows)
       if encoder is not None:
         encoded = encoder.passages([passage.contents for passage in some])

@@ -243,15 +243,7 @@ def _run_one(
   limit: float,
   flags: str,
 ) -> Result:
-  """Runs a stage in a process; returns what it found until its end.
-
-  Args:
-    stage: the stage.
-    folder: of the results.
-    command: of the process.
-    limit: its seconds.
-    flags: that are added to XLA_FLAGS.
-  """
+  """Runs a stage in a process; returns what it found until its end."""
   notes = _notes(folder, stage.name)
   notes.unlink(missing_ok=True)
   flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()

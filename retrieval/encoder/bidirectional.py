@@ -456,14 +456,9 @@ def _attention(
 
   Scores are `[B, N, keys, queries]`, because XLA does not vectorise reductions
   over the last axis on CPUs. The division by the sum comes last, because it
-  then costs H divisions for each query instead of T.
-
-  Args:
-    w: weights of the layer.
-    a: the architecture.
-    x: `[D, B * T]`.
-    mask: bool, `[B, 1, T, 1]` or `[B, 1, T, T]`: the keys that a query sees.
-    turns: the result of `_rotary`; None: positions are in `x`.
+  then costs H divisions for each query instead of T. `mask` says which keys a
+  query sees, bool `[B, 1, T, 1]` or `[B, 1, T, T]`; `turns` are of `_rotary`,
+  None where positions are in `x`, `[D, B * T]`.
   """
   b, t = mask.shape[0], mask.shape[2]
   if "qkv" in w:

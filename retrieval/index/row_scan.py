@@ -235,15 +235,10 @@ def _found(
   n: int,
   every: faiss.IDSelector | None,
 ) -> Best:
-  """Returns FAISS's best `n` rows of an array.
+  """Returns FAISS's best `n` rows of `[N, dim]`, numbered from `first`.
 
-  Args:
-    vectors: float32 `[Q, dim]`.
-    first: number of the first row.
-    rows: float32 `[N, dim]`.
-    n: at least 1.
-    every: selects all rows, and makes FAISS loop over them; None: FAISS
-      computes a matrix product.
+  `every` selects all rows, which makes FAISS loop over them; without it FAISS
+  computes a matrix product.
   """
   n = min(n, len(rows))
   scores = np.empty((len(vectors), n), np.float32)

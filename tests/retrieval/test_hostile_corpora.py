@@ -56,7 +56,7 @@ def passage_of(line):
 
 
 @hostile.cases("a corpus")
-@hypothesis.given(hostile.tapes(150))
+@hypothesis.given(hostile.tapes(80))
 def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
   zipped, skip = tape.pick(("", ".gz")), tape.pick((True, False))
   source = folder / f"corpus.jsonl{zipped}"
@@ -83,7 +83,7 @@ def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
 
 
 @hostile.cases("a prepared corpus that was damaged")
-@hypothesis.given(hostile.tapes(60))
+@hypothesis.given(hostile.tapes(40))
 def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
   source, made = folder / "plain.jsonl", folder / "plain"
   source.write_bytes(CORPUS)
