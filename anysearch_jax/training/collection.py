@@ -4,10 +4,9 @@ Every random draw is addressed by rollout, question and sample, so it does not
 matter which process plays which question.
 
 With `pipeline.extra_groups` a rollout plays that many more questions than it
-keeps, and cancels the slowest groups (stragglers). Their questions count as
-used: every rollout has its own range of the stream, so the next one begins at
-the same question whatever the timing. Cancelling is biased against long
-episodes.
+keeps, and cancels the slowest groups (stragglers), which is biased against long
+episodes. Their questions count as used, so the next rollout begins at the same
+question whatever the timing.
 
 Rollouts that are played and not trained on travel as values: processes send
 each other groups, and checkpoints store rollouts. Tokens are concatenated into
@@ -113,13 +112,7 @@ class Collector:
     assignment: curriculum.Assignment,
     scope: loop.Scope,
   ) -> RolloutBatch:
-    """Plays the questions of one rollout.
-
-    Args:
-      rollout: its number.
-      assignment: a budget for each question, and which prompt to use.
-      scope: plays the episodes, and stops them.
-    """
+    """Plays the questions of one rollout; `scope` stops its episodes."""
     scaffold = bool(assignment.scaffold)
     assignments = [
       driver.Assignment(i, self.stream.question(rollout, i), budget, scaffold)
@@ -338,11 +331,9 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
 def unpack(
   stored: StoredRollouts, question: Callable[[int, int], types.Question]
 ) -> list[RolloutBatch]:
-  """Restores the rollouts that `pack` serialized.
+  """Restores rollouts that `pack` serialized.
 
-  Args:
-    stored: the result of `pack`, maybe after a round trip through JSON.
-    question: returns the question at (rollout, index in the rollout).
+  `question` returns the question at (rollout, index in the rollout).
   """
   arrays = {name: np.asarray(x) for name, x in stored.tokens.items()}
   start = 0

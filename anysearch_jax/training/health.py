@@ -44,12 +44,8 @@ def outage(
 ) -> str:
   """Returns why a rollout must not be trained on, or "" if it may be.
 
-  Args:
-    rollout: its number.
-    collected: its episodes.
-    stream: gives the size of a rollout.
-    max_failed: `watch.max_failed`, the largest share of failed episodes. A
-      rollout that failures left without a group must not be trained on either.
+  At most a share `max_failed` of its episodes may have failed, and a group must
+  be left. `stream` gives the size of a rollout.
   """
   groups = stream.per_rollout + collected.resampled
   played = (groups - collected.stragglers) * stream.samples
@@ -119,10 +115,8 @@ class HealthMonitor:
   ) -> None:
     """Checks the metrics of an optimizer step of a rollout.
 
-    Args:
-      rollout: its number.
-      values: metrics of the step.
-      dump: writes the rollout's trajectories and returns their path.
+    If they are not finite, `dump` writes the rollout's trajectories and returns
+    their path.
 
     Raises:
       NotFiniteError: this was the last of `watch.bad_steps` non-finite steps in

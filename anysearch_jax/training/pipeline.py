@@ -100,11 +100,9 @@ class Pipeline:
   ) -> None:
     """Queues all rollouts that this version of the weights samples.
 
-    Args:
-      version: number of rollouts that were trained on.
-      published: returns the weights; only called if a rollout is queued and the
-        engine does not have them.
-      before: called after that with the first rollout, before it is queued.
+    Version v is that after training on v rollouts. `published` returns the
+    weights; it is only called if a rollout is queued and the engine does not
+    have them. `before` is called after that with the first rollout.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:

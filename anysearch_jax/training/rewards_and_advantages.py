@@ -200,9 +200,7 @@ def batches(
   Args:
     experience: the rollout.
     count: number of batches, which divides that of the trajectories.
-    config: shapes of the batches.
-    multiple: a micro-batch has a multiple of this number of rows.
-    rewards: whether to pack the tokens' rewards too, for a critic.
+    config, multiple, rewards: see `batching.pack`.
   """
   each = experience.valid.size // count
   return [
@@ -326,8 +324,8 @@ def reward_metrics(
     method: of the run.
     samples: number of trajectories of a group.
     max_budget: largest budget of the run.
-    traced: whether the reward is only traced; JAX may be unable to trace a
-      reward function of the user's, which is called instead.
+    traced: whether the reward is only traced; one of the user's is called,
+      because JAX may be unable to trace it.
 
   Raises:
     plugins.PluginError: the user's function cannot be used.
@@ -389,13 +387,8 @@ def measure(
 ) -> tuple[dict[Place, Mapping[str, float]], dict[Place, str]]:
   """Measures trajectories that did not fail.
 
-  If `measure` is asynchronous, the first process asks and the others get its
-  results, because a server may answer two processes differently.
-
-  Args:
-    method: what is trained.
-    trajectories: by place.
-    run: runs a coroutine.
+  If `measure` is asynchronous, `run` runs it in the first process, and the
+  others get its results: a server may answer two processes differently.
 
   Returns:
     The values of each trajectory that was measured, and why each other one
