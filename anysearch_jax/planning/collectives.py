@@ -119,7 +119,9 @@ class _Module:
     for i in self.computations[name].values():
       for kind, new in self._of_instruction(name, i).items():
         old = sums.get(kind, Traffic(0, 0.0))
-        sums[kind] = Traffic(*map(sum, zip(old, new)))
+        sums[kind] = Traffic(
+          old.operations + new.operations, old.bytes + new.bytes
+        )
     return sums
 
   def _of_instruction(self, within: str, i: _Instruction) -> dict[str, Traffic]:

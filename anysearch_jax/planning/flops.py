@@ -97,7 +97,9 @@ def _equation(
   equation: Any, trips: int, inner: int, segment: int | None
 ) -> int:
   name, params = equation.primitive.name, equation.params
-  shapes = [getattr(x.aval, "shape", ()) for x in equation.invars[:2]]
+  shapes: list[Any] = [
+    getattr(x.aval, "shape", ()) for x in equation.invars[:2]
+  ]
   if name == "dot_general":
     (contracted, _), _ = params["dimension_numbers"]
     depth = math.prod(shapes[0][axis] for axis in contracted)
