@@ -151,22 +151,6 @@ def test_a_step_with_a_refused_program_is_not_predicted():
   assert _predicted([*PARTS, planned.part(predicted=None)]) is None
 
 
-def test_what_leaves_the_device_is_stated():
-  def said(async_level=0, offload="none", **engine):
-    config = dataclasses.replace(
-      CONFIG,
-      engine=dataclasses.replace(ENGINE, **engine),
-      pipeline=config_lib.PipelineConfig(async_level, offload=offload),
-    )
-    return " ".join(whole_step.sentences(config, EPISODES))
-
-  assert "engine.free_kv_while_training" in said()
-  assert "free_kv" not in said(free_kv_while_training=False)
-  assert "free_kv" not in said(async_level=1)
-  assert "pipeline.offload" not in said()
-  assert "pipeline.offload=moments" in said(offload="moments")
-
-
 def test_episodes_fill_the_micro_batches_that_there_are():
   config = dataclasses.replace(
     CONFIG,

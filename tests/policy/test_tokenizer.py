@@ -99,11 +99,8 @@ def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, value):
   "name",
   [
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",
-    "config.json",
   ],
 )
 def test_file_without_a_json_object_is_refused_by_name(
