@@ -122,7 +122,7 @@ def demonstrate(
     rng=rng,
   )
   turns = expert.turns()
-  state, request = aj.episode.start(
+  state = aj.episode.start(
     question,
     budget=budget,
     scaffold=scaffold,
@@ -134,7 +134,7 @@ def demonstrate(
   marks: list[tuple[int, str]] = []
   asked = 0  # The position from which on the episode asked for its answer.
   event: aj.episode_state.Retrieved | aj.Generation
-  while not isinstance(request, aj.episode_state.Done):
+  while not isinstance(request := state.request, aj.episode_state.Done):
     if isinstance(request, aj.SearchRequest):
       passages = setting.search(request.query, request.k, request.corpus)
       event = aj.episode_state.Retrieved(tuple(passages))
@@ -150,7 +150,7 @@ def demonstrate(
       ]
       cut = len(words) < len(turn.words)
       event = _generation(words, setting.codec, cut=cut)
-    state, request = aj.episode.step(state, event)
+    state = aj.episode.step(state, event)
   trajectory = request.trajectory
   weights = (trajectory.authors == aj.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight

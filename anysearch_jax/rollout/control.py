@@ -129,7 +129,7 @@ def _load(name: str) -> Rule:
 
 def step(
   waiting: episode_state.Episode, event: episode_state.Event | None
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Advances an episode as `episode.step` does, and lets its rule decide.
 
   Args:
@@ -137,35 +137,33 @@ def step(
     event: the answer to its request; None if its time is over.
 
   Returns:
-    The next episode and its request. Its address differs from that of `waiting`
-    while an answer is sampled again; the caller releases the old one.
+    The next episode. Its address differs from that of `waiting` while an answer
+    is sampled again; the caller releases the old one.
   """
   rule = of(waiting.config)
   if waiting.answered is not None and rule is not None:
     return _sampled_again(waiting, event, waiting.answered, rule.tries)
   if event is None:
     return episode.land(waiting)
-  after, request = episode.step(waiting, event)
+  after = episode.step(waiting, event)
   if rule is None or waiting.landing or waiting.stopped:
-    return after, request
+    return after
   if not isinstance(event, types.Generation):
-    return after, request
+    return after
   limit = cap(after.caps.tokens, after.config.max_generated)
-  if isinstance(request, types.SearchRequest):
-    if rule.searches(ASK, seen(after), limit):
-      return after, request
-    return refuse(waiting, event)
-  if (
-    isinstance(request, episode_state.Done)
-    and request.trajectory.outcome is types.Outcome.ANSWERED
-    and after.left > 0
-    and rule.searches(ANSWER, seen(after), limit)
-    and rule.tries
-    and (redo := again(waiting, event))
-  ):
-    state, request = redo
-    return dataclasses.replace(state, answered=after), request
-  return after, request
+  match after.request:
+    case types.SearchRequest():
+      if not rule.searches(ASK, seen(after), limit):
+        return refuse(waiting, event)
+    case episode_state.Done(types.Trajectory(outcome=types.Outcome.ANSWERED)):
+      if (
+        after.left > 0
+        and rule.searches(ANSWER, seen(after), limit)
+        and rule.tries
+        and (redo := again(waiting, event))
+      ):
+        return dataclasses.replace(redo, answered=after)
+  return after
 
 
 def _sampled_again(
@@ -173,13 +171,13 @@ def _sampled_again(
   event: episode_state.Event | None,
   answered: episode_state.Episode,
   tries: int,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Takes a turn that searches; tries again, or keeps the answer otherwise."""
   spent = waiting
   if isinstance(event, types.Generation):
-    after, request = episode.step(waiting, event)
-    if isinstance(request, types.SearchRequest):
-      return dataclasses.replace(after, answered=None), request
+    after = episode.step(waiting, event)
+    if isinstance(after.request, types.SearchRequest):
+      return dataclasses.replace(after, answered=None)
     redo = again(waiting, event)
     made = waiting.address.attempt - answered.address.attempt
     if redo is not None and made < 2 * tries:
@@ -198,24 +196,24 @@ def _sampled_again(
       seconds=spent.elapsed if is_timed else trajectory.seconds,
     )
   )
-  return dataclasses.replace(answered, request=done), done
+  return dataclasses.replace(answered, request=done)
 
 
 def refuse(
   asking: episode_state.Episode, turn: types.Generation
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Answers a turn that searches as if its budget were used up.
 
   Where turns are the budget, the next turn must answer.
   """
   if asking.environment.turns_are_budget:
-    return episode.land(episode.step(asking, turn)[0])
+    return episode.land(episode.step(asking, turn))
   return episode.step(dataclasses.replace(asking, stopped=True), turn)
 
 
 def again(
   waiting: episode_state.Episode, turn: types.Generation
-) -> tuple[episode_state.Episode, types.GenerateRequest] | None:
+) -> episode_state.Episode | None:
   """Asks for a turn once more; `turn` is discarded and remains charged.
 
   The episode gets an address of its own, because its random numbers differ.
@@ -230,7 +228,7 @@ def again(
   # Groups are sampled as attempts 0 and 1.
   address = waiting.address._replace(attempt=waiting.address.attempt + 2)
   request = dataclasses.replace(asked, address=address, max_tokens=most)
-  return dataclasses.replace(redo, address=address, request=request), request
+  return dataclasses.replace(redo, address=address, request=request)
 
 
 def _without(

@@ -233,13 +233,15 @@ async def run_episode(
       clock = asyncio.get_running_loop().time
       started = clock() if started is None else started
       try:
-        state, request = await _off_loop(len(question.text), begin)
+        state = await _off_loop(len(question.text), begin)
         seconds = min(deadline, state.caps.seconds)
         while True:
           if watch is not None:
             watch(state)
+          request = state.request
           if isinstance(request, episode_state.Done):
             return request.trajectory
+          assert request is not None  # It is only inside `start`.
           until = started + seconds * (1.0 if state.landing else LANDING)
           with inflight.waiting(request):
             event = await answer(request, parts, until=until)
@@ -249,7 +251,7 @@ async def run_episode(
           if isinstance(event, episode_state.Retrieved):
             length = sum(len(p.title) + len(p.text) for p in event.passages)
           step = functools.partial(control.step, state, event)
-          state, request = await _off_loop(length, step)
+          state = await _off_loop(length, step)
           if state.address != address:  # A rule has a turn sampled again.
             parts.engine.release(address)
             address = state.address

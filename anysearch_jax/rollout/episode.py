@@ -1,9 +1,9 @@
 """The episode as a pure state machine (the paper's section "Method").
 
-`start` and `step` return the next state and the one request that the episode
-waits for. The caller, which has an engine and a retriever, answers the request
-with an event. Nothing here waits or draws random numbers: equal events give
-equal episodes.
+`start` and `step` return the next state, whose `request` is the one thing that
+the episode waits for. The caller, which has an engine and a retriever, answers
+the request with an event. Nothing here waits or draws random numbers: equal
+events give equal episodes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def start(
   address: types.Address,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Opens an episode.
 
   Args:
@@ -75,8 +75,8 @@ def start(
     address: identifies the episode and its random numbers.
 
   Returns:
-    The episode and its first request. The request is a turn, or `Done` if the
-    prompt leaves no room for one (truncated, with no token recorded).
+    The episode. Its first request is a turn, or `Done` if the prompt leaves no
+    room for one (truncated, with no token recorded).
 
   Raises:
     ValueError: the environment is unknown, the budget is negative, or it is
@@ -100,7 +100,7 @@ def start(
 
 def step(
   episode: episode_state.Episode, event: episode_state.Event
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Advances an episode by the event that answers its request.
 
   Args:
@@ -145,7 +145,7 @@ def step(
 
 def land(
   episode: episode_state.Episode,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Asks for the answer now; what the episode waited for is not recorded.
 
   The environment's `over_budget` line asks, and one more turn may answer. A
@@ -153,7 +153,7 @@ def land(
   lands by itself, see `episode_state`.
 
   Returns:
-    As `start`. The request is `Done` if the episode was landed before.
+    The episode. Its request is `Done` if it was landed before.
   """
   if episode.landing:
     return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
@@ -166,7 +166,7 @@ def land(
 
 def _land_before(
   episode: episode_state.Episode, told: episode_state.Episode
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Asks for the answer before the passages by which `told` is longer.
 
   So the answer follows the passages directly, as other turns do. A policy may
@@ -182,7 +182,7 @@ def _land_before(
 
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Records a turn and carries out its action."""
   sampled = len(generation.token_ids)
   known = (len(generation.logps), len(generation.versions))
@@ -217,7 +217,7 @@ def _after_turn(
       elif env.repeated and query in episode.queries:
         line = env.repeated
       else:
-        return _wait(episode, _call(episode, query, env.tool(tool)))
+        return _call(episode, query, env.tool(tool))
     case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
       return _finish(episode, types.Outcome.INVALID)
     case _:
@@ -241,9 +241,10 @@ def _after_turn(
 
 def _call(
   episode: episode_state.Episode, argument: str, tool: tools.Tool
-) -> types.SearchRequest:
+) -> episode_state.Episode:
+  """Requests a call of a tool."""
   said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
-  return types.SearchRequest(
+  request = types.SearchRequest(
     tool.target(argument, episode.observations),
     episode.config.top_k if tool.results is None else tool.results,
     episode.question.corpus,
@@ -252,11 +253,12 @@ def _call(
       episode.address, episode.turns - 1, episode.question, "".join(said)
     ),
   )
+  return dataclasses.replace(episode, request=request)
 
 
 def _answered(
   episode: episode_state.Episode,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Ends an episode with its answer, or asks the policy to verify the answer.
 
   The verification is skipped if no search or no token is left.
@@ -274,7 +276,7 @@ def _after_verification(
   episode: episode_state.Episode,
   generation: types.Generation,
   verification: spec.Verification,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Accepts an answer after its verification, or continues the episode."""
   episode = dataclasses.replace(episode, verifying=False)
   if verification.accepted(generation.text) or episode.full:
@@ -286,7 +288,7 @@ def _next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
   shown: tuple[types.Passage, ...] | None = None,
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Records `chunks` and requests a turn, or truncates if there is no room.
 
   On truncation `chunks` are dropped, with the passages `shown` in them. So a
@@ -318,7 +320,7 @@ def _next_turn(
     max_tokens=most if most is not None and most > 0 else asking.most_tokens,
     stop=asking.environment.stops,
   )
-  return _wait(asking, request)
+  return dataclasses.replace(asking, request=request)
 
 
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
@@ -344,15 +346,9 @@ def _given(
   )
 
 
-def _wait(
-  episode: episode_state.Episode, request: episode_state.Request
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  return dataclasses.replace(episode, request=request), request
-
-
 def _finish(
   episode: episode_state.Episode, outcome: types.Outcome, reason: str = ""
-) -> tuple[episode_state.Episode, episode_state.Request]:
+) -> episode_state.Episode:
   """Ends the episode with its trajectory."""
   done = episode_state.Done(episode.trajectory(outcome, reason))
-  return _wait(episode, done)
+  return dataclasses.replace(episode, request=done)

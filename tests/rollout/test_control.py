@@ -164,7 +164,7 @@ def test_rule_keeps_no_room_besides(tmp_path):
 
 def test_what_is_seen_of_an_episode():
   config = config_lib.EpisodeConfig(max_generated=900, max_context=5000)
-  state, _ = episode.start(
+  state = episode.start(
     types.Question("q", "Q?", ()),
     budget=budgets.Budget(searches=3, tokens=300),
     scaffold=False,
@@ -175,7 +175,7 @@ def test_what_is_seen_of_an_episode():
   written = 0
   for query, repeated in (("a", 0), ("b", 0), ("a", 1)):
     turn = scripted.turn(state.request, scripted.search(query))
-    state, request = episode.step(state, turn)
+    state = episode.step(state, turn)
     written += len(turn.token_ids)
     found = control.seen(state)
     assert found[:3] == (state.used, 3 - state.used, written)
@@ -184,8 +184,8 @@ def test_what_is_seen_of_an_episode():
     mean = sum(turn.logps) / len(turn.logps)
     assert found.logp == pytest.approx(mean, abs=1e-5)
     assert control.cap(state.caps.tokens, 4096) == 300
-    assert isinstance(request, types.SearchRequest)
-    state, _ = episode.step(state, episode.episode_state.Retrieved(()))
+    assert isinstance(state.request, types.SearchRequest)
+    state = episode.step(state, episode.episode_state.Retrieved(()))
 
 
 @pytest.mark.parametrize(

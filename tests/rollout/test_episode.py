@@ -169,8 +169,9 @@ def test_event_that_does_not_answer_the_request_is_refused():
     ValueError, match=r"Found a Retrieved while .* waits on a"
   ):
     play(episode_state.Retrieved(()))
-  state, request = begin(budget=0)
-  over, _ = episode.step(state, scripted.turn(request, answer("a")))
-  for event in (episode_state.Failure("late"), scripted.turn(request, "again")):
+  state = begin(budget=0)
+  said = scripted.turn(state.request, answer("a"))
+  over = episode.step(state, said)
+  for event in (episode_state.Failure("late"), said):
     with pytest.raises(ValueError, match="waits on a Done"):
       episode.step(over, event)

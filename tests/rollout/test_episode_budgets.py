@@ -224,10 +224,10 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
     answer_room=room,
     max_context=length_of_prompt() + context,
   )
-  state, request = begin(config=config, budget=budget, scaffold=scaffold)
+  state = begin(config=config, budget=budget, scaffold=scaffold)
   script = iter(turns)
   landed_with = None
-  while not isinstance(request, episode_state.Done):
+  while not isinstance(request := state.request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
       event = episode_state.Retrieved((EMMA,))
     else:
@@ -235,7 +235,7 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
         landed_with = request.max_tokens
       text = answer("J") if state.landing else next(script, "z" * 999)
       event = scripted.turn(request, text)
-    state, request = episode.step(state, event)
+    state = episode.step(state, event)
   trajectory = request.trajectory
   assert trajectory.searches <= searches
   assert trajectory.generated_tokens <= min(tokens, config.max_generated)
@@ -369,22 +369,17 @@ def test_episode_that_ends_in_time_is_as_without_the_room():
 
 @pytest.mark.parametrize("searching", [False, True])
 def test_landing_replaces_the_turn_or_search_that_was_waited_for(searching):
-  state, request = begin()
+  state = begin()
   if searching:
-    state, _ = episode.step(state, scripted.turn(request, search("a")))
-  state, request = episode.land(state)
-  assert CODEC.decode(request.token_ids).endswith(LINE)
-  state, request = episode.step(state, scripted.turn(request, answer("Jane")))
-  assert request.trajectory.outcome is types.Outcome.ANSWERED
-  assert request.trajectory.searches == 0
-
-
-def test_second_landing_ends_the_episode():
-  state, _ = begin()
-  state, _ = episode.land(state)
-  _, request = episode.land(state)
-  assert isinstance(request, episode_state.Done)
-  assert request.trajectory.outcome is types.Outcome.TRUNCATED
+    state = episode.step(state, scripted.turn(state.request, search("a")))
+  state = episode.land(state)
+  assert CODEC.decode(state.request.token_ids).endswith(LINE)
+  answered = episode.step(state, scripted.turn(state.request, answer("Jane")))
+  assert answered.request.trajectory.outcome is types.Outcome.ANSWERED
+  assert answered.request.trajectory.searches == 0
+  # A second landing ends the episode.
+  ended = episode.land(state).request.trajectory
+  assert ended.outcome is types.Outcome.TRUNCATED
 
 
 def test_a_search_that_uses_the_last_token_is_charged_then_truncated():

@@ -51,7 +51,7 @@ def play(
   sample=scripted.turn,
 ):
   """Plays an episode with turns and search results, both repeated endlessly."""
-  state, request = episode.start(
+  state = episode.start(
     types.Question("q", text, (hostile.GOLD,)),
     budget=budget,
     scaffold=scaffold,
@@ -60,12 +60,12 @@ def play(
     codec=codec,
   )
   sampled, queries = [], []
-  while not isinstance(request, episode_state.Done):
+  while not isinstance(request := state.request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
       event = episode_state.Retrieved(tuple(found[len(queries) % len(found)]))
       queries.append(request.query)
     else:
       event = sample(request, said[request.turn % len(said)])
       sampled.append(event)
-    state, request = episode.step(state, event)
+    state = episode.step(state, event)
   return Played(request.trajectory, sampled, queries)

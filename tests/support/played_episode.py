@@ -35,9 +35,9 @@ def play(*turns, hits=(), **kwargs):
 
   Returns the trajectory and every request that was answered.
   """
-  state, request = begin(**kwargs)
+  state = begin(**kwargs)
   script, asked = iter(turns), []
-  while not isinstance(request, episode_state.Done):
+  while not isinstance(request := state.request, episode_state.Done):
     asked.append(request)
     if isinstance(request, types.SearchRequest):
       event = (
@@ -49,7 +49,7 @@ def play(*turns, hits=(), **kwargs):
       event = next(script)
       if isinstance(event, str):
         event = scripted.turn(request, event)
-    state, request = episode.step(state, event)
+    state = episode.step(state, event)
   assert next(script, None) is None, "The episode ended before its script."
   return request.trajectory, asked
 
