@@ -357,25 +357,8 @@ def _mcp(c: config_lib.RetrievalConfig) -> Any:
     from retrieval import mcp_tool
   except ModuleNotFoundError as error:
     raise _missing("MCP tools need", error, "serve") from None
-  from anysearch_jax.host import http_calls
-
-  token = c.key_variable and http_calls.secret_in(
-    c.key_variable, "the token of the MCP server"
-  )
-  variables = {
-    name: http_calls.secret_in(name, "a value for the MCP server")
-    for name in c.mcp.variables
-  }
   return mcp_tool.McpRetriever(
-    c.url or c.mcp.command,
-    token=token,
-    variables=variables,
-    tool=c.mcp.tool,
-    query=c.mcp.query,
-    k=c.mcp.k,
-    arguments=json.loads(c.mcp.arguments or "{}"),
-    price=c.price,
-    deadline=c.mcp.deadline,
+    c.url, c.mcp, key_variable=c.key_variable, price=c.price
   )
 
 

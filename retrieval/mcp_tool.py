@@ -42,36 +42,33 @@ class McpRetriever(requests_lib.OneByBatch):
   died is started again, or connected to again. The SDK bounds no message.
 
   Args:
-    server: its address, or its program and arguments.
-    token: sent to an address as a bearer token.
-    variables: environment variables of a program besides the SDK's few.
-    tool, query, k, arguments, deadline: see `config.McpConfig`.
+    url: address of the server; "": it is a program, `settings.command`.
+    settings: a `config.McpConfig`.
+    key_variable: environment variable with the bearer token of an address.
     price: cost of one call; `counters["cost"]` is the sum.
 
   Raises:
-    ValueError: the tool is missing, or has other arguments.
+    ValueError: the tool is missing, or has other arguments; or a key is.
     RetrievalError: the server cannot be reached.
   """
 
   def __init__(
-    self,
-    server: str | Sequence[str],
-    *,
-    token: str = "",
-    variables: Mapping[str, str] | None = None,
-    tool: str = "",
-    query: str = "query",
-    k: str = "",
-    arguments: Mapping[str, Any] | None = None,
-    price: float = 0.0,
-    deadline: float = 30.0,
+    self, url: str, settings: Any, *, key_variable: str = "", price: float = 0.0
   ):
-    self._server, self._variables = server, dict(variables or {})
+    token = key_variable and http_calls.secret_in(
+      key_variable, "the token of the MCP server"
+    )
+    # What a program gets besides the SDK's few.
+    self._variables = {
+      name: http_calls.secret_in(name, "a value for the MCP server")
+      for name in settings.variables
+    }
+    self._url, self._command, self._price = url, settings.command, price
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     self._http = httpx2.AsyncClient(headers=headers, timeout=300.0)
-    self._tool, self._query, self._k = tool, query, k
-    self._fixed, self._price = dict(arguments or {}), price
-    self._deadline = deadline
+    self._tool, self._query, self._k = settings.tool, settings.query, settings.k
+    self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
+    self._deadline = settings.deadline
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
@@ -167,12 +164,12 @@ class McpRetriever(requests_lib.OneByBatch):
     """Returns the connection, or a new one."""
     if self._connection is None:
       self.counters["connections"] += 1
-      if isinstance(self._server, str):
+      if self._url:
         transport: Any = streamable_http.streamable_http_client(
-          self._server, http_client=self._http
+          self._url, http_client=self._http
         )
       else:
-        program, *rest = self._server
+        program, *rest = self._command
         parameters = stdio.StdioServerParameters(
           command=program, args=rest, env=self._variables
         )

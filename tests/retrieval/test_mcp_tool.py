@@ -87,8 +87,8 @@ def test_texts_are_passages_and_an_image_is_none(url):
     ({"tool": "clock"}, r"found the arguments \['query'\].*: none"),
     ({"tool": "both"}, r"\['query'\].*\(required: query, index"),
     ({"k": "words"}, "'words'.* search_query, max_results"),
-    ({"arguments": {"x": 1}}, r"'max_results', 'x'\]"),
-    ({"arguments": {"search_query": 1}}, "each once"),
+    ({"arguments": '{"x": 1}'}, r"'max_results', 'x'\]"),
+    ({"arguments": '{"search_query": 1}'}, "each once"),
   ],
 )
 def test_a_tool_that_does_not_fit_is_refused_with_what_there_is(

@@ -18,6 +18,7 @@ import pytest
 tool_lib = pytest.importorskip(
   "retrieval.mcp_tool", reason="needs the extra [serve]"
 )
+from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
@@ -62,9 +63,12 @@ def url():
   process.wait(10)
 
 
-def opened(server, **settings):
+def opened(server, price=0.0, **settings):
   """Returns a tool of a server, `search_documents` unless one is given."""
   given = {"tool": "search_documents", "deadline": 90.0}
   if "tool" not in settings:
     given |= {"query": "search_query", "k": "max_results"}
-  return tool_lib.McpRetriever(server, **given | settings)
+  url = server if isinstance(server, str) else ""
+  command = () if url else server
+  made = config_lib.McpConfig(command=command, **given | settings)
+  return tool_lib.McpRetriever(url, made, price=price)
