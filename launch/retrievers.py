@@ -337,17 +337,11 @@ def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
     ValueError: a package is missing, or a value is invalid.
   """
   try:
-    from retrieval.web_pages import fetching, pages
+    from retrieval.web_pages import pages
   except ModuleNotFoundError as error:
     raise _missing("Pages of the web need", error, "web") from None
-  limits = fetching.Limits(
-    deadline=c.deadline,
-    largest=c.largest,
-    agent=c.agent,
-    allowed=c.allow_private,
-  )
   try:
-    return pages.PageReader(limits, words=words)
+    return pages.PageReader(c, words=words)
   except ValueError as error:
     raise ValueError(f"retrieval.pages.allow_private: {error}") from None
 

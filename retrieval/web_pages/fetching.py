@@ -20,6 +20,7 @@ import ssl
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import httpx2
 import protego
@@ -200,26 +201,7 @@ _CONNECT_SECONDS = 5.0
 # Addresses of a host that are tried.
 _TRIED = 3
 _LONGEST_URL = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Limits on fetching a page.
-
-  deadline: seconds for all of it: robots.txt, redirects, body and text.
-  redirects: the most redirects that are followed.
-  largest: bytes of a page that are read, after decompression; of a larger page
-    the beginning is taken.
-  agent: the User-Agent, and the name that robots.txt knows the fetcher by.
-  allowed: networks that pages may be fetched from although they are not public,
-    such as `10.0.0.0/8`.
-  """
-
-  deadline: float = 15.0
-  redirects: int = 5
-  largest: int = 2_000_000
-  agent: str = "anysearch_jax"
-  allowed: tuple[str, ...] = ()
+_REDIRECTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,24 +232,24 @@ class Fetcher:
   the environment are not used.
 
   Args:
-    limits: see `Limits`.
+    settings: a `config.PagesConfig`.
     resolve, transport, clock: for tests.
   """
 
   def __init__(
     self,
-    limits: Limits,
+    settings: Any,
     *,
     resolve: Resolve = resolve,
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._limits, self._resolve = limits, resolve
-    self._allowed = networks(limits.allowed)
+    self._settings, self._resolve = settings, resolve
+    self._allowed = networks(settings.allow_private)
     self._transport = transport
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
-    self._robots = Robots(limits.agent, self._robots_file, clock=clock)
+    self._robots = Robots(settings.agent, self._robots_file, clock=clock)
 
   async def fetch(self, address: str) -> Fetched:
     """Returns a page that robots.txt allows; the caller limits the time.
@@ -283,7 +265,7 @@ class Fetcher:
         "address",
       )
     page = await self._follow(
-      parse(address), self._limits.largest, check=self._robots.check
+      parse(address), self._settings.largest, check=self._robots.check
     )
     if page.status != 200:
       raise PageError(f"{page.url} answers with HTTP {page.status}.", "status")
@@ -315,7 +297,7 @@ class Fetcher:
       check: called with each url before it is asked for.
       kinds: content types whose bodies are read; empty: all.
     """
-    for _ in range(self._limits.redirects + 1):
+    for _ in range(_REDIRECTS + 1):
       # The address first: a refused host is not asked for its robots.txt.
       hosts = await checked(url, self._allowed, self._resolve)
       if check is not None:
@@ -331,7 +313,7 @@ class Fetcher:
         ) from None
       url = parse(str(target))
     raise PageError(
-      f"{url}: found more than {self._limits.redirects} redirects.", "redirects"
+      f"{url}: found more than {_REDIRECTS} redirects.", "redirects"
     )
 
   async def _get(
@@ -364,14 +346,16 @@ class Fetcher:
         transport=self._transport,
         verify=self._certificates,
         trust_env=False,
-        timeout=httpx2.Timeout(self._limits.deadline, connect=_CONNECT_SECONDS),
+        timeout=httpx2.Timeout(
+          self._settings.deadline, connect=_CONNECT_SECONDS
+        ),
       ) as client,
       client.stream(
         "GET",
         url.copy_with(host=host),
         headers={
           "Host": url.netloc.decode("ascii"),
-          "User-Agent": self._limits.agent,
+          "User-Agent": self._settings.agent,
           "Accept": "text/html, application/xhtml+xml, text/plain;q=0.9",
           "Accept-Encoding": "gzip, deflate",
         },

@@ -64,7 +64,7 @@ class PageReader(requests_lib.OneByBatch):
   fails no episode.
 
   Args:
-    limits: of a fetch.
+    settings: a `config.PagesConfig`.
     words: the most words of a text.
     corpus: name of the web as a corpus; a request must name it or none.
     fetcher: for tests.
@@ -76,14 +76,14 @@ class PageReader(requests_lib.OneByBatch):
 
   def __init__(
     self,
-    limits: fetching.Limits,
+    settings: Any,
     *,
     words: int,
     corpus: str = "",
     fetcher: fetching.Fetcher | None = None,
   ):
-    self._limits, self._words, self._corpus = limits, words, corpus
-    self._fetcher = fetcher or fetching.Fetcher(limits)
+    self._settings, self._words, self._corpus = settings, words, corpus
+    self._fetcher = fetcher or fetching.Fetcher(settings)
     self._threads = concurrent.futures.ThreadPoolExecutor(
       _THREADS, thread_name_prefix="pages"
     )
@@ -94,8 +94,8 @@ class PageReader(requests_lib.OneByBatch):
     return {
       "kind": "pages",
       "words": self._words,
-      "largest": self._limits.largest,
-      "agent": self._limits.agent,
+      "largest": self._settings.largest,
+      "agent": self._settings.agent,
     }
 
   async def read(
@@ -135,7 +135,7 @@ class PageReader(requests_lib.OneByBatch):
 
   def until(self) -> float:
     """Returns the end of a deadline that begins now, in event-loop time."""
-    return asyncio.get_running_loop().time() + self._limits.deadline
+    return asyncio.get_running_loop().time() + self._settings.deadline
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

@@ -21,10 +21,13 @@ pages_lib = pytest.importorskip(
 )
 from lxml import html  # noqa: E402
 
+from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 from retrieval.web_pages import fetching  # noqa: E402
 
-LIMITS = fetching.Limits(deadline=5.0, allowed=(f"{web_site.HOST}/32",))
+LIMITS = config_lib.PagesConfig(
+  deadline=5.0, allow_private=(f"{web_site.HOST}/32",)
+)
 SHORT = dataclasses.replace(LIMITS, deadline=0.5)
 
 

@@ -23,7 +23,6 @@ from launch import retrievers  # noqa: E402
 from retrieval import web_search  # noqa: E402
 from retrieval.web_pages import fetching  # noqa: E402
 
-LIMITS = fetching.Limits(deadline=5.0, allowed=(f"{web_site.HOST}/32",))
 PAGES = config_lib.PagesConfig(
   deadline=5.0, allow_private=(f"{web_site.HOST}/32",)
 )
@@ -56,7 +55,7 @@ def engine_of(site, *paths):
 
 
 def test_a_tool_gets_the_page_or_a_sentence(site):
-  reader = pages_lib.PageReader(LIMITS, words=5)
+  reader = pages_lib.PageReader(PAGES, words=5)
   paths = ("/a\ud800", "/pdf", "/none")
   page, pdf, none, odd = ask(
     reader, *(f" {site.origin}{path}\n" for path in paths), "Emma", tool="fetch"
@@ -76,7 +75,7 @@ def test_first_results_show_their_pages_and_others_their_snippets(site):
   engine_of(site, "/a", "/pdf", "/a?again")
   made = pages_lib.SearchWithPages(
     web_search.WebRetriever("searxng", price=0.25, address=site.origin),
-    pages_lib.PageReader(LIMITS, words=50),
+    pages_lib.PageReader(PAGES, words=50),
     first=2,
   )
   (found,) = ask(made, "q")
@@ -96,7 +95,7 @@ def test_first_results_show_their_pages_and_others_their_snippets(site):
 def test_pages_of_a_search_share_one_deadline(site):
   site.pages["/slow"] = web_site.silent(site)
   engine_of(site, "/slow", "/a", "/slow")
-  limits = dataclasses.replace(LIMITS, deadline=1.0)
+  limits = dataclasses.replace(PAGES, deadline=1.0)
   made = pages_lib.SearchWithPages(
     web_search.WebRetriever("searxng", price=0, address=site.origin),
     pages_lib.PageReader(limits, words=50),
@@ -209,7 +208,7 @@ def test_certificates_are_of_the_name_and_not_of_the_address(
     return [web_site.HOST]
 
   def fetch(host):
-    fetcher = fetching.Fetcher(LIMITS, resolve=resolve)
+    fetcher = fetching.Fetcher(PAGES, resolve=resolve)
     url = httpx2.URL(f"https://{host}:{site.port}/a")
     return asyncio.run(fetcher.fetch(str(url)))
 
