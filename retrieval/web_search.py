@@ -202,7 +202,6 @@ class WebRetriever(requests_lib.OneByBatch):
       TAVILY_API_KEY. SearXNG has none.
     address: address of a SearXNG server.
     engine: Google's search engine id (`cx`).
-    corpus: name of the web as a corpus; a request must name it or none.
     transport: replaces the network, for tests.
     settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
@@ -222,7 +221,6 @@ class WebRetriever(requests_lib.OneByBatch):
     key_variable: str = "",
     engine: str = "",
     address: str = "",
-    corpus: str = "",
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
   ):
@@ -252,7 +250,7 @@ class WebRetriever(requests_lib.OneByBatch):
     if not 0 <= price < float("inf"):
       raise ValueError(f"price: found {price}, expected 0 or more for a call.")
     self._kind, self._service = kind, SERVICES[kind]
-    self._engine, self._corpus = engine, corpus
+    self._engine = engine
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
     headers, key = {"Accept": "application/json"}, ""
@@ -288,7 +286,7 @@ class WebRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, self._corpus)
+    requests_lib.check(requests, "")
     until = self._caller.until()
     self.counters["queries"] += len(requests)
     return await asyncio.gather(*(self._ask(each, until) for each in requests))

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 
@@ -24,36 +24,8 @@ _VARIANT = 1 << 40
 _TURN = 1 << 20
 
 
-class TextModel(Protocol):
-  """Completes prompts.
-
-  counters: `calls`, `input_tokens` and `output_tokens`, as far as known.
-  """
-
-  counters: Counter[str]
-
-  async def complete(
-    self, prompt: str, *, address: types.Address, turn: int
-  ) -> str:
-    """Returns the model's reply to one user message.
-
-    Args:
-      prompt: any text.
-      address, turn: of the episode that waits for the reply. They determine the
-        random numbers, which differ from the episode's own.
-
-    Raises:
-      types.EngineError, types.RetrievalError: the model gave no reply in time.
-    """
-    ...
-
-  def identity(self) -> dict[str, Any]:
-    """Returns JSON values that identify the model."""
-    ...
-
-
 class EngineModel:
-  """A `TextModel` that uses an engine of the run, with its sampling settings.
+  """A model that is an engine of the run, with its sampling settings.
 
   The episode that asks is first released from the engine, and is prefilled
   again at its next turn. An episode therefore never holds two slots. Otherwise
@@ -79,7 +51,17 @@ class EngineModel:
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
-    """See `TextModel`; a prompt too long for the engine raises EngineError."""
+    """Returns the model's reply to one user message.
+
+    Args:
+      prompt: any text.
+      address, turn: of the episode that waits for the reply. They determine the
+        random numbers, which differ from the episode's own.
+
+    Raises:
+      types.EngineError: the model gave no reply in time, or the prompt is too
+        long for the engine.
+    """
     if self._attached is None:
       raise RuntimeError(
         "The retriever asks the policy's engine and was given none; expected "
@@ -116,7 +98,7 @@ class EngineModel:
 
 
 class EndpointModel:
-  """A `TextModel` that asks a server; it can be used from any event loop.
+  """A model of a server; it can be used from any event loop.
 
   Args:
     url: of the server's interface (`http://host:8000/v1`), with or without
@@ -157,7 +139,7 @@ class EndpointModel:
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
-    """See `TextModel`."""
+    """See `EngineModel.complete`; raises RetrievalError."""
     c = self._config
     self.counters["calls"] += 1
     text, usage = await self._endpoint.chat(
@@ -184,6 +166,10 @@ class EndpointModel:
       "top_p": c.top_p,
       "max_tokens": c.max_tokens,
     }
+
+
+# Both count `calls`, `input_tokens` and `output_tokens`, as far as known.
+TextModel = EngineModel | EndpointModel
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:

@@ -66,7 +66,6 @@ class PageReader(requests_lib.OneByBatch):
   Args:
     settings: a `config.PagesConfig`.
     words: the most words of a text.
-    corpus: name of the web as a corpus; a request must name it or none.
     fetcher: for tests.
 
   `counters` has the `pages` that were asked for, how many of them were `read`,
@@ -79,10 +78,9 @@ class PageReader(requests_lib.OneByBatch):
     settings: Any,
     *,
     words: int,
-    corpus: str = "",
     fetcher: fetching.Fetcher | None = None,
   ):
-    self._settings, self._words, self._corpus = settings, words, corpus
+    self._settings, self._words = settings, words
     self._fetcher = fetcher or fetching.Fetcher(settings)
     self._threads = concurrent.futures.ThreadPoolExecutor(
       _THREADS, thread_name_prefix="pages"
@@ -145,7 +143,7 @@ class PageReader(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, self._corpus)
+    requests_lib.check(requests, "")
     slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(request: types.SearchRequest) -> Answer | Exception:
