@@ -204,7 +204,12 @@ class Learner:
     batches = []
     for i, batch in enumerate(once):
       own = i == 0 and self._first_is_old
-      placed = self.placement.batch(_with_own(batch) if own else batch)
+      if own:
+        batch = tuple(
+          rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
+          for rows in batch
+        )
+      placed = self.placement.batch(batch)
       scored = self._scored and not own
       batches.append(self._with_old_logp(placed) if scored else placed)
     if self._estimator is not None:
@@ -257,14 +262,6 @@ class Learner:
     return tuple(
       rows._replace(old_logp=logp) for rows, logp in zip(batch, scores)
     )
-
-
-def _with_own(batch: batching.HostBatch) -> batching.HostBatch:
-  """Returns a batch whose old log-probs are those of its own step."""
-  return tuple(
-    rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
-    for rows in batch
-  )
 
 
 class Phases:

@@ -237,7 +237,12 @@ class Trainer:
     config, rollouts = self._config, self._config.curriculum.rollouts
     with (
       contextlib.closing(self._engine),
-      self._writer() as writer,
+      # The context is None except on process 0.
+      (
+        metrics.Writer(self._folder.path)
+        if processes.is_main()
+        else contextlib.nullcontext()
+      ) as writer,
       checkpoint.Checkpoints(
         self._checkpoints,
         config=config_settings.to_dict(config),
@@ -288,12 +293,6 @@ class Trainer:
       dtype=config.checkpoint.export_dtype,
     )
     return True
-
-  def _writer(self) -> contextlib.AbstractContextManager:
-    """Returns the metrics writer; the context is None except on process 0."""
-    if processes.is_main():
-      return metrics.Writer(self._folder.path)
-    return contextlib.nullcontext()
 
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline

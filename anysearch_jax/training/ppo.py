@@ -100,11 +100,22 @@ class Estimator:
         lambda rows: _values(critic, reference, a, rows, compute), batch
       )
 
-    def estimate(batch, values, reference_logp):
-      return tuple(
-        _estimated(*parts, config)
-        for parts in zip(batch, values, reference_logp)
+    def of_rows(rows, value, reference_logp):
+      reward = rows.reward
+      if config.reward_kl:
+        reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
+      return ppo.gae(
+        reward,
+        value,
+        rows.weight > 0,
+        rows.segment_ids,
+        gamma=config.gamma,
+        lam=config.lam,
       )
+
+    def estimate(batch, values, reference_logp):
+      """Returns advantage and return of each token."""
+      return tuple(map(of_rows, batch, values, reference_logp))
 
     self.value = jax.jit(value, out_shardings=sharding)
     self._reference_logp = train_step.make_scorer(
@@ -169,27 +180,6 @@ def _values(
   tokens, _, positions, segment_ids = rows.inputs
   return values(
     critic, reference, a, tokens, positions, segment_ids, compute=compute
-  )
-
-
-def _estimated(
-  rows: batching.Rows[jax.Array],
-  value: jax.Array,
-  reference_logp: jax.Array,
-  config: config_lib.CriticConfig,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns advantage and return of each token."""
-  reward = rows.reward
-  assert reward is not None  # The batch was packed with rewards.
-  if config.reward_kl:
-    reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
-  return ppo.gae(
-    reward,
-    value,
-    rows.weight > 0,
-    rows.segment_ids,
-    gamma=config.gamma,
-    lam=config.lam,
   )
 
 
