@@ -18,6 +18,12 @@ from launch import flags as launch_flags
 from launch import parts
 
 CONFIG = config_lib.ExperimentConfig()
+# Flags that set more than the setting, or less of it.
+_SHORT = {
+  "method.name": "--method",
+  "reward.function": "--reward",
+  "search.tools": "--config.search.tools=TOOL",
+}
 
 
 def define_flags() -> None:
@@ -48,8 +54,8 @@ def main(argv: Sequence[str]) -> None:
     print()
   if not argv[1:]:
     print("One of your own is `module:NAME` or `path/to/file.py:NAME`:")
-    for flag, what in parts.OWN.values():
-      print(f"  {flag}: {what}")
+    for setting, what in parts.OWN.items():
+      print(f"  {_SHORT.get(setting, f'--config.{setting}')}: {what}")
     print(
       "  --scripted: a function (config, source), which returns an engine and "
       "its codec"

@@ -132,31 +132,16 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
   return noted
 
 
-# What users can write themselves, as `module:NAME` or `file.py:NAME`: the flag
-# or the setting, and what the name has to be.
+# What users can write themselves, as `module:NAME` or `file.py:NAME`: the
+# setting, and what the name has to be.
 OWN = {
-  "method.name": ("--method", "a system, anysearch_jax.Method(...)"),
-  "reward.function": ("--reward", "a function (outcomes, config)"),
-  "episode.control": (
-    "--config.episode.control",
-    "a rule that steers searching, anysearch_jax.control.Rule(...)",
-  ),
-  "method.judge": (
-    "--config.method.judge",
-    "a function (trajectory), which returns the system's measures",
-  ),
-  "retrieval.kind": (
-    "--config.retrieval.kind",
-    "a function (config), which returns a retriever",
-  ),
-  "search.tools": (
-    "--config.search.tools=TOOL",
-    "a function (config), which returns a tool's retriever",
-  ),
-  "data.source": (
-    "--config.data.source",
-    "a function (split), which returns questions",
-  ),
+  "method.name": "a system, anysearch_jax.Method(...)",
+  "reward.function": "a function (outcomes, config)",
+  "episode.control": "a rule that steers, anysearch_jax.control.Rule(...)",
+  "method.judge": "a function (trajectory), which returns a system's measures",
+  "retrieval.kind": "a function (config), which returns a retriever",
+  "search.tools": "a function (config), which returns a tool's retriever",
+  "data.source": "a function (split), which returns questions",
 }
 
 
@@ -174,7 +159,7 @@ def own(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
     for key, name in names.items():
       if plugins.is_name(name):
         loaded = plugins.load(
-          name, setting=key, expected=OWN[setting][1], fits=lambda _: True
+          name, setting=key, expected=OWN[setting], fits=lambda _: True
         )
         found[key] = {"name": name, "sha256": loaded.sha256}
   return found
