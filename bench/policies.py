@@ -1,10 +1,11 @@
-"""Random weights of a policy's shape, and rollouts that benches time.
+"""What benches time of policies: rollouts, decode calls and train steps.
 
 Imports JAX: import it after `jax_setup.configure`.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,19 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf, sharding, table
+from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
+from anysearch_jax.training import (
+  batching,
+  optimizers,
+  placement,
+  throughput,
+  train_step,
+)
 
 _BUDGETS = 5
 
@@ -223,3 +231,147 @@ class Decoder:
     a = self.a
     numbers = self.rows * context * a.layers * 2 * a.kv_heads * a.head_dim
     return numbers * self.dtype.itemsize
+
+
+def train_examples(
+  *, row: int, vocab: int, tokens: int
+) -> list[batching.Example]:
+  """Makes trajectories of a half, a quarter or an eighth of a row.
+
+  They fill rows exactly: `tokens` tokens in all, a multiple of an eighth of a
+  row, need as many positions, and a side that pads has little padding.
+  """
+  rng, out, left = np.random.default_rng(0), [], tokens
+  while left:
+    size = row >> int(rng.integers(1, 4))
+    while size > left:
+      size //= 2
+    left -= size
+    out.append((size, rng.integers(0, vocab, size + 1)))
+  return [
+    batching.Example(
+      ids.astype(np.int32),
+      np.full(size + 1, 1 / (size * len(out)), np.float32) * (ids >= 0),
+      np.full(size + 1, -np.log(vocab), np.float32),
+      float(rng.normal()),
+    )
+    for size, ids in out
+  ]
+
+
+class TrainStep:
+  """The Trainer's step over random weights, made on the devices that train.
+
+  Args:
+    config: the whole configuration, as the loop's builder takes it.
+    a: the policy's architecture, without adapters.
+    trajectories: of a step.
+    params: weights to start from; by default random ones.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    a: architecture_lib.Architecture,
+    trajectories: Sequence[batching.Example],
+    *,
+    params: decoder.Params | None = None,
+  ):
+    self.a = a = lora.attach(a, config.lora)
+    self.placed = placed = placement.Placement.of(
+      a, config.mesh, dtype=config.compute_dtype
+    )
+    tx = optimizers.adamw(a, config.optimizer)
+    shardings = train_step.shardings(a, tx, placed.trainer)
+    compute = placement.compute(
+      a,
+      config.batch,
+      placed.trainer,
+      dtype=config.compute_dtype,
+      sequence_parallel=config.mesh.sequence_parallel,
+    )
+    self.attention = compute.attention
+    trained = (
+      random_weights(
+        table.trainable_rows(a), dtype="float32", where=shardings.params
+      )
+      if params is None
+      else jax.device_put(params, shardings.params)
+    )
+    self.reference = None
+    if a.lora is not None or config.objective.kl_coefficient:
+      base = sharding.shardings(a.without_lora(), placed.trainer)
+      dtype = config.lora.base_dtype if a.lora else config.compute_dtype
+      self.reference = (
+        random_weights(table.base_rows(a), dtype=dtype, where=base)
+        if params is None
+        else placed.frozen(params)
+      )
+    self.state = train_step.init(trained, tx, shardings)
+    self.packed = batching.pack(
+      trajectories, config=config.batch, multiple=placed.row_multiple
+    )
+    self.batch = placed.batch(self.packed)
+    self.step: Any = train_step.make(
+      train_step.grpo_loss(
+        a,
+        config.objective,
+        temperature=config.sampling.temperature,
+        compute=compute,
+      ),
+      tx,
+      shardings,
+    )
+
+  def __call__(self) -> float:
+    """Takes one step, waits for it, and returns its loss."""
+    self.state, metrics = self.step(self.state, self.reference, self.batch)
+    jax.block_until_ready(self.state)
+    return float(metrics["loss/total"])
+
+
+def describe_step(
+  ours: TrainStep,
+  seconds: Sequence[float],
+  first: float,
+  *,
+  peak_tflops: float = 0.0,
+) -> dict[str, Any]:
+  """Returns the numbers of a run and the physical limits to compare with.
+
+  Args:
+    ours: the step.
+    seconds: of the timed steps.
+    first: seconds of the first step, which compiles.
+    peak_tflops: of one device, where its kind is not known.
+  """
+  work = throughput.count([ours.packed])
+  flops = throughput.model_flops(
+    ours.a, work, forwards=int(ours.reference is not None)
+  )
+  devices = list(ours.placed.trainer.devices.flat)
+  median = statistics.median(seconds)
+  out: dict[str, Any] = {
+    "device": devices[0].device_kind,
+    "devices": len(devices),
+    "parameters": weights.count(table.rows(ours.a)),
+    "trained": weights.count(table.trainable_rows(ours.a)),
+    "attention": ours.attention,
+    "tokens": work.tokens,
+    "first call, s": first,
+    "step, s": median,
+    "fastest, s": min(seconds),
+    "slowest, s": max(seconds),
+    "model TFLOP a step": flops / 1e12,
+    "model TFLOP/s": flops / median / 1e12,
+    "programs compiled": throughput.programs(ours.step),
+  }
+  out |= throughput.metrics(work, flops, seconds=median, devices=devices)
+  if peak_tflops:
+    out["train/mfu"] = flops / median / 1e12 / peak_tflops / len(devices)
+  if "train/mfu" in out:
+    out["limit by FLOPs, s"] = median * out["train/mfu"]
+  # Per step, masters and moments are read and written, gradients are read.
+  state = sum(x.nbytes for x in jax.tree.leaves(ours.state))
+  out["optimizer's least traffic, GB"] = (2 * state + state / 3) / 1e9
+  return out | throughput.memory(devices)

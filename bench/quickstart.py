@@ -34,7 +34,7 @@ def main() -> dict[str, object]:
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import kv_store
   from anysearch_jax.training import rewards_and_advantages, throughput
-  from bench import policies, torch_peer, train_step
+  from bench import policies, torch_peer
   from launch import world_source
 
   torch.set_num_threads(threads or torch.get_num_threads())
@@ -75,7 +75,7 @@ def main() -> dict[str, object]:
   )
   examples = rewards_and_advantages.examples(scored)
   size = sum(len(e.token_ids) for e in examples)
-  step = train_step.Ours(
+  step = policies.TrainStep(
     config, policy.architecture, examples, params=policy.params
   )
   sides: dict[str, Callable[[], object]] = {

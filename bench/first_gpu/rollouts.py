@@ -24,7 +24,7 @@ from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from anysearch_jax.world import world as world_lib
-from bench import harness, policies, train_step
+from bench import harness, policies
 from bench.first_gpu import engine, running
 from configs import quickstart, qwen3_4b
 from launch import flags as launch_flags
@@ -287,18 +287,18 @@ def step(
   count = engine.parameters(a)
   # Masters, two moments and gradients; or the frozen base.
   engine.need(2 * count if lora else 16 * count)
-  work = train_step.examples(
+  work = policies.train_examples(
     row=config.batch.row_lengths[-1],
     vocab=a.vocab_size,
     tokens=_MICRO_BATCHES * config.batch.micro_batch_tokens,
   )
-  ours = train_step.Ours(config, a, work)
+  ours = policies.TrainStep(config, a, work)
   arguments = (ours.state, ours.reference, ours.batch)
   compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
   notes.add({"compile, s": took.seconds} | _planned(compiled))
   first = harness.seconds(ours)
   seconds = [harness.seconds(ours) for _ in range(_STEPS)]
-  found = train_step.describe(ours, seconds, first)
+  found = policies.describe_step(ours, seconds, first)
   trained = found["trained"]
   # Forward and activations' gradients cost 4 N, gradients of weights 2 T.
   flops = (4 * count + 2 * trained) * found["tokens"]

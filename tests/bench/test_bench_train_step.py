@@ -14,6 +14,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.training import batching, throughput
+from bench import policies
 from bench import train_step as bench
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def test_trajectories_fill_the_rows_that_run(tokens):
       row_lengths=(256,), micro_batch_tokens=256, max_micro_batches=10
     )
   )
-  work = bench.examples(row=256, vocab=64, tokens=tokens)
+  work = policies.train_examples(row=256, vocab=64, tokens=tokens)
   (rows,) = packed = batching.pack(work, config=config.batch)
   assert throughput.count([packed]).tokens == tokens
   assert rows.used == math.ceil(tokens / 256)

@@ -195,12 +195,6 @@ def test_a_setting_that_an_index_does_not_have_is_refused(tmp_path):
   settings = building.Settings("faiss_file", faiss_file=file, search=8)
   with pytest.raises(ValueError, match="found 8 for a IndexFlat"):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
-  settings = building.Settings("flat", search=8)
-  with pytest.raises(ValueError, match="for kind faiss_file only"):
-    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
-  settings = building.Settings("bm25", vectors=("x",))
-  with pytest.raises(ValueError, match="for kind flat only"):
-    building.build(source, tmp_path / "i", settings)
 
 
 def test_ids_are_rows_in_any_order_and_no_others(tmp_path):
