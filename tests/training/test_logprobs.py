@@ -8,31 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_policy
 
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.training import logprobs
 
-A = architecture_lib.Architecture(
-  "qwen2",
-  vocab_size=37,
-  d_model=16,
-  layers=1,
-  heads=2,
-  kv_heads=1,
-  head_dim=8,
-  mlp_dim=24,
-)
+A = small_policy.architecture(vocab_size=37)
 B, T = 2, 12
 
 
 @pytest.fixture(scope="module")
 def params():
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(p + 0.3 * rng.normal(size=p.shape), jnp.float32),
-    decoder.initialize(A, 0),
-  )
+  return small_policy.noisy(decoder.initialize(A, 0), 0, 0.3)
 
 
 @pytest.fixture(scope="module")
