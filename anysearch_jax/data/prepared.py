@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from anysearch_jax import types
 from anysearch_jax.data import dataset_iterator, formats, preparing
+from anysearch_jax.environment import official_scoring
 from anysearch_jax.host import json_files, plugins
 
 MANIFEST = "manifest.json"
@@ -34,12 +35,6 @@ SCHEMA = pa.schema(
     pa.field("hops", pa.int32()),
     pa.field("metadata", pa.string(), nullable=False),  # JSON.
   ]
-)
-
-# The paper's datasets, in the order of its tables.
-DATASETS = (
-  *("nq", "triviaqa", "popqa"),
-  *("hotpotqa", "2wikimultihopqa", "musique", "bamboogle"),
 )
 
 _VERSION = 1
@@ -229,7 +224,7 @@ class Prepared:
       split: name of the split; "": test or dev.
     """
     there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
-    ordered = [*DATASETS, *(name for name in there if name not in DATASETS)]
+    ordered = dict.fromkeys((*official_scoring.DATASETS, *there))
     return [d for d in ordered if self._evaluation_name(d, split)]
 
   def _evaluation_name(self, dataset: str, split: str) -> str | None:

@@ -169,3 +169,5 @@ _RULES = {
   "musique": _by_words(scoring.normalize_answer, _empty),
   "bamboogle": _SQUAD,
 }
+# The paper's datasets, in the order of its tables.
+DATASETS = tuple(_RULES)

@@ -44,10 +44,6 @@ _REQUIRED: dict[str, tuple[type, ...]] = {
 }
 _KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
-# The paper's order; other datasets follow in alphabetical order.
-SETS = tuple(
-  "nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle".split()
-)
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
 NONE = -1  # Hops or kind of a question that does not record them.
@@ -77,7 +73,7 @@ class Columns:
 
   Attributes:
     ids: `[N]`, ids of the questions, ascending.
-    datasets: names of the datasets, those of SETS first.
+    datasets: names of the datasets, those of the paper first.
     dataset_of: int `[N]`, index in `datasets` of each question.
     runs: names of the trainings whose policies played the episodes.
     values: the columns, `[P]` each, which are attributes too:
@@ -247,9 +243,10 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
     ),
     _TYPE,
   )
+  known = official_scoring.DATASETS
   names = sorted(
     set(sets.values()),
-    key=lambda s: (SETS.index(s) if s in SETS else len(SETS), s),
+    key=lambda s: (known.index(s) if s in known else len(known), s),
   )
   order = sorted(index)
   # Renumber questions from first appearance to id order, so that the order of

@@ -34,6 +34,7 @@ from scipy import optimize, special
 
 CONFIDENCE = 0.95
 POWER = 0.8  # Of the smallest detectable effect.
+_TAIL = (1 - CONFIDENCE) / 2
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SMALLEST = 1e-15  # P values are at least this.
 
@@ -262,6 +263,10 @@ def _weighted(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
   return found
 
 
+# Variance and degrees of freedom of each part of a number's error.
+Parts = tuple[tuple[float, float], ...]
+
+
 class Variance(NamedTuple):
   """The variance of S numbers and its parts; float `[S]` each.
 
@@ -283,16 +288,8 @@ class Variance(NamedTuple):
     """The variance: at least that of these trainings on other questions."""
     return self.questions + self.trainings
 
-  def reach(self, tail: float) -> np.ndarray:
-    """Returns the half-width of an interval with `tail` on each side."""
-    questions = special.stdtrit(self.of_questions, tail)
-    trainings = special.stdtrit(self.of_trainings, tail)
-    return np.sqrt(
-      questions**2 * self.questions + trainings**2 * self.trainings
-    )
-
-  def parts(self) -> list[tuple[tuple[float, float], ...]]:
-    """Returns the parts of each number's error, see `Effect`."""
+  def parts(self) -> list[Parts]:
+    """Returns the parts of each number's error."""
     each = self.questions, self.of_questions, self.trainings, self.of_trainings
     rows = np.stack(each, axis=1).tolist()
     return [((a, b), (c, d)) for a, b, c, d in rows]
@@ -363,24 +360,23 @@ def _satterthwaite(
   return np.where(squares > 0, found, max(freedom))
 
 
+def reach(parts: Parts, tail: float) -> float:
+  """Returns the half-width of an interval with `tail` on each side."""
+  squares = (np.square(special.stdtrit(df, tail)) * v for v, df in parts)
+  return math.sqrt(sum(squares))
+
+
 @dataclasses.dataclass(frozen=True)
 class Effect:
   """A number with what is known about it.
 
   Attributes:
     estimate: the value and its 95 % interval.
-    parts: variance and degrees of freedom of each part of the error; empty
-      without an interval.
+    parts: of the error; empty without an interval.
   """
 
   estimate: Estimate
-  parts: tuple[tuple[float, float], ...] = ()
-
-  def reach(self, tail: float) -> float:
-    """Returns the half-width of an interval with `tail` on each side."""
-    return math.sqrt(
-      sum(special.stdtrit(df, tail) ** 2 * v for v, df in self.parts)
-    )
+  parts: Parts = ()
 
   @property
   def detectable(self) -> float | None:
@@ -390,7 +386,7 @@ class Effect:
     """
     if not self.parts:
       return None
-    return self.reach((1 - CONFIDENCE) / 2) + self.reach(1 - POWER)
+    return reach(self.parts, _TAIL) + reach(self.parts, 1 - POWER)
 
   @property
   def p(self) -> float | None:
@@ -400,11 +396,11 @@ class Effect:
     gap = abs(self.estimate.value)
     if not gap:
       return 1.0
-    if self.reach(_SMALLEST) <= gap:
-      return 2 * _SMALLEST if self.reach(0.25) else 0.0
+    if reach(self.parts, _SMALLEST) <= gap:
+      return 2 * _SMALLEST if reach(self.parts, 0.25) else 0.0
     return 2 * math.exp(
       optimize.brentq(
-        lambda log: self.reach(math.exp(log)) - gap,
+        lambda log: reach(self.parts, math.exp(log)) - gap,
         math.log(_SMALLEST),
         math.log(0.5),
       )
@@ -416,13 +412,10 @@ UNKNOWN = Effect(NOTHING)
 
 def effects(found: Linear) -> list[Effect]:
   """Returns numbers without bounds, such as means and differences."""
-  spread = variance(found)
-  reach = spread.reach((1 - CONFIDENCE) / 2)
   return [
     _effect(value, value - half, value + half, parts)
-    for value, half, parts in zip(
-      found.value, reach, spread.parts(), strict=True
-    )
+    for value, parts in zip(found.value, variance(found).parts(), strict=True)
+    for half in [reach(parts, _TAIL)]
   ]
 
 
@@ -440,11 +433,10 @@ def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
   """
   closed = tuple(np.zeros_like(part) for part in found.answer)
   spread = variance(dataclasses.replace(found, answer=closed, answers=closed))
-  reach = spread.reach((1 - CONFIDENCE) / 2)
   count = sum(len(scores) for scores in found.question)
   out = []
-  for place, (value, total, half, parts) in enumerate(
-    zip(found.value, spread.total, reach, spread.parts(), strict=True)
+  for place, (value, total, parts) in enumerate(
+    zip(found.value, spread.total, spread.parts(), strict=True)
   ):
     if np.isnan(value) or (np.isnan(total) and len(found.question) > 1):
       out.append(_effect(value, np.nan, np.nan, parts))
@@ -454,19 +446,14 @@ def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
     if independent > 1e-12 and total > 0:
       # The jackknife's variance of one trial a question is p (1 - p) / (n - 1).
       n = independent / total * count / max(count - 1, 1)
-      at = half / total**0.5
+      at = reach(parts, _TAIL) / total**0.5
     if trials is not None and n >= trials[place] * (1 - 1e-9):
       n, at = float(trials[place]), _NORMAL
     out.append(_effect(value, *score(value, n, at), parts))
   return out
 
 
-def _effect(
-  value: float,
-  low: float,
-  high: float,
-  parts: tuple[tuple[float, float], ...],
-) -> Effect:
+def _effect(value: float, low: float, high: float, parts: Parts) -> Effect:
   if np.isnan(value):
     return UNKNOWN
   if np.isnan(low):

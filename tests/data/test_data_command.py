@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 
 from anysearch_jax.data import prepared
+from anysearch_jax.environment import official_scoring
 from launch import prepare_data
 
 _COMMIT = "87aab18c372ee7714a7288c7d660423c7ee96dde"
@@ -110,7 +111,7 @@ def test_folder_input_gives_the_papers_setup(run, tmp_path, layout):
   assert set(opened.names) == {*prepare_data.PAPER, "train"}
   assert opened.manifest["mixed"] == {"hotpotqa": 2, "nq": 2}
   asked = [q.metadata["dataset"] for q in opened.evaluation_questions()]
-  assert list(dict.fromkeys(asked)) == list(prepared.DATASETS)
+  assert list(dict.fromkeys(asked)) == list(official_scoring.DATASETS)
   assert len(asked) == 13
   run(f"--folder={folder}", f"--output={tmp_path / 'all'}", "--sets=all")
   assert {"squad_dev", "nq_dev"} < set(

@@ -188,7 +188,7 @@ def test_crossed_trainings_have_the_variance_of_their_mean_squares():
     asked**2 * ms_question / size + trained**2 * (ms_run - ms_rest) / size
   )
   assert effect.estimate.high - grand == pytest.approx(half)
-  assert effect.reach(0.025) == pytest.approx(half)
+  assert inference.reach(effect.parts, 0.025) == pytest.approx(half)
 
 
 def test_p_value_is_where_the_interval_reaches_zero():
@@ -196,7 +196,8 @@ def test_p_value_is_where_the_interval_reaches_zero():
   (found,) = inference.effects(
     inference.ratios(y, np.ones_like(y), runs=tuple("abc"))
   )
-  assert found.reach(found.p / 2) == pytest.approx(found.estimate.value)
+  half = inference.reach(found.parts, found.p / 2)
+  assert half == pytest.approx(found.estimate.value)
   assert (found.p < 0.05) == (found.estimate.low > 0)
 
 
