@@ -14,9 +14,27 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import question_files
 
 from anysearch_jax.data import files, formats, preparing
+
+
+def write_lines(path, rows):
+  opener = gzip.open if path.suffix == ".gz" else open
+  with opener(path, "wt", encoding="utf-8") as file:
+    file.writelines(json.dumps(row) + "\n" for row in rows)
+  return path
+
+
+def rows_of(*questions):
+  return [
+    {"id": f"q{i}", "question": question, "golden_answers": ["x"]}
+    for i, question in enumerate(questions)
+  ]
+
+
+def prepare(*sources, **settings):
+  inputs = [preparing.Input(*source) for source in sources]
+  return preparing.prepare(inputs, preparing.Settings(**settings))[0]
 
 
 @pytest.mark.parametrize(
@@ -50,13 +68,13 @@ def test_answers_that_normalise_to_nothing_are_removed():
 
 
 def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
-  train = question_files.rows_of("who a", "Who A?", "in dev?", "unanswered")
+  train = rows_of("who a", "Who A?", "in dev?", "unanswered")
   train[1]["golden_answers"] = ["y", "*"]
   train[3]["golden_answers"] = ["*", "the"]
-  dev = question_files.rows_of("In DEV", "b")
-  parts = question_files.prepare(
-    (question_files.write_lines(tmp_path / "t.jsonl", train), "nq", "train"),
-    (question_files.write_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
+  dev = rows_of("In DEV", "b")
+  parts = prepare(
+    (write_lines(tmp_path / "t.jsonl", train), "nq", "train"),
+    (write_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
   )
   nq, hotpot = parts["nq_train"], parts["hotpotqa_dev"]
   assert nq.read == 4 and hotpot.read == 2
@@ -72,13 +90,11 @@ def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
 
 
 def test_evaluation_set_keeps_its_published_questions(tmp_path):
-  rows = question_files.rows_of(
-    "What is Easy Living?", "What is easy living", "unmatched"
-  )
+  rows = rows_of("What is Easy Living?", "What is easy living", "unmatched")
   rows[1]["golden_answers"] = ["y"]
   rows[2]["golden_answers"] = ["The", "*", " "]
-  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
-  parts = question_files.prepare(
+  path = write_lines(tmp_path / "a.jsonl", rows)
+  parts = prepare(
     (path, "popqa", "test"), (path, "popqa", "dev"), (path, "nq", "train")
   )
   for name in ("popqa_test", "popqa_dev"):
@@ -111,15 +127,9 @@ def test_evaluation_set_keeps_its_published_questions(tmp_path):
   ],
 )
 def test_leak_is_found_despite_spelling(tmp_path, asked, held):
-  train = question_files.write_lines(
-    tmp_path / "t.jsonl", question_files.rows_of(asked, "another")
-  )
-  test = question_files.write_lines(
-    tmp_path / "e.jsonl", question_files.rows_of(held)
-  )
-  part = question_files.prepare((train, "nq", "train"), (test, "nq", "test"))[
-    "nq_train"
-  ]
+  train = write_lines(tmp_path / "t.jsonl", rows_of(asked, "another"))
+  test = write_lines(tmp_path / "e.jsonl", rows_of(held))
+  part = prepare((train, "nq", "train"), (test, "nq", "test"))["nq_train"]
   assert [e.question for e in part.entries] == ["another?"]
   assert part.dropped == {"in an evaluation split": 1}
   inputs = [preparing.Input(train, "nq", "train")]
@@ -128,21 +138,21 @@ def test_leak_is_found_despite_spelling(tmp_path, asked, held):
 
 
 def test_control_characters_are_spaces_and_counted(tmp_path):
-  rows = question_files.rows_of("who\x07wrote \x1bEmma", "fine")
+  rows = rows_of("who\x07wrote \x1bEmma", "fine")
   rows[1]["golden_answers"] = ["Jane\x7fAusten"]
-  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
-  part = question_files.prepare((path, "nq", "dev"))["nq_dev"]
+  path = write_lines(tmp_path / "a.jsonl", rows)
+  part = prepare((path, "nq", "dev"))["nq_dev"]
   assert [e.question for e in part.entries] == ["who wrote Emma?", "fine?"]
   assert part.entries[1].golden_answers == ("Jane Austen",)
   assert part.mended == {"control characters": 2}
 
 
 def test_official_scorer_accepts_entity_aliases(tmp_path):
-  rows = question_files.rows_of("b", "c", "d")
+  rows = rows_of("b", "c", "d")
   for row, id_ in zip(rows, ("Q30", "Q1", None)):
     row["metadata"] = {"answer_id": id_}
-  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
-  names = question_files.write_lines(
+  path = write_lines(tmp_path / "a.jsonl", rows)
+  names = write_lines(
     tmp_path / "id_aliases.json",
     [{"Q_id": "Q30", "aliases": ["USA", "x"], "demonyms": ["American"]}],
   )
@@ -192,8 +202,8 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
   ]
   named = {f"{r[0]}_{r[1]}" for r in rows}
   with tempfile.TemporaryDirectory() as folder:
-    path = question_files.write_lines(Path(folder) / "a.jsonl", values)
-    parts = question_files.prepare(
+    path = write_lines(Path(folder) / "a.jsonl", values)
+    parts = prepare(
       (path,), skip_malformed=True, limits=dict.fromkeys(named, limit)
     )
   assert sum(part.read for part in parts.values()) == len(rows)
@@ -219,14 +229,10 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
 
 
 def test_smaller_limit_keeps_a_subset(tmp_path):
-  path = question_files.write_lines(
-    tmp_path / "a.jsonl", question_files.rows_of(*map(str, range(50)))
-  )
+  path = write_lines(tmp_path / "a.jsonl", rows_of(*map(str, range(50))))
 
   def kept(limit):
-    parts = question_files.prepare(
-      (path, "nq", "train"), limits={"nq_train": limit}
-    )
+    parts = prepare((path, "nq", "train"), limits={"nq_train": limit})
     return [e.id for e in parts["nq_train"].entries]
 
   few, many, whole = kept(10), kept(30), kept(99)
@@ -238,18 +244,14 @@ def test_smaller_limit_keeps_a_subset(tmp_path):
   with pytest.raises(
     ValueError, match="A limit of nq_dev: expected .*nq_train"
   ):
-    question_files.prepare((path, "nq", "train"), limits={"nq_dev": 3})
+    prepare((path, "nq", "train"), limits={"nq_dev": 3})
 
 
 def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
-  a = question_files.write_lines(
-    tmp_path / "a.jsonl", question_files.rows_of(*(f"a{i}" for i in range(30)))
-  )
-  b = question_files.write_lines(
-    tmp_path / "b.jsonl", question_files.rows_of(*(f"b{i}" for i in range(10)))
-  )
+  a = write_lines(tmp_path / "a.jsonl", rows_of(*(f"a{i}" for i in range(30))))
+  b = write_lines(tmp_path / "b.jsonl", rows_of(*(f"b{i}" for i in range(10))))
   sources = ((a, "nq", "train"), (b, "hotpotqa", "train"), (b, "popqa", "test"))
-  parts = question_files.prepare(*sources[:2])
+  parts = prepare(*sources[:2])
 
   def mixed(seed):
     settings = preparing.Settings(mix=("nq", "hotpotqa"), seed=seed)
@@ -261,7 +263,7 @@ def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
   datasets = "".join(id_[0] for id_ in mixed(1))
   assert "h" in datasets[:20] and "h" in datasets[20:]
   # All questions of popqa are held out, so none of hotpotqa remains.
-  parts = question_files.prepare(*sources)
+  parts = prepare(*sources)
   with pytest.raises(ValueError, match=r"mix.*hotpotqa.*nq"):
     preparing.mix(parts, preparing.Settings(mix=("nq", "hotpotqa")))
 
@@ -280,51 +282,45 @@ def test_rows_may_name_dataset_and_split_by_aliases(tmp_path):
     )
   ]
   pq.write_table(pa.Table.from_pylist(rows), path)
-  parts = question_files.prepare((path,))
+  parts = prepare((path,))
   assert list(parts) == ["2wikimultihopqa_dev", "nq_train", "triviaqa_test"]
   assert parts["nq_train"].entries[0].id == "nq/train_0"
 
 
 def test_a_file_of_another_dataset_is_refused(tmp_path):
-  rows = question_files.rows_of("b")
+  rows = rows_of("b")
   rows[0]["metadata"] = {"dataset": "hotpotqa", "split": "test"}
-  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
+  path = write_lines(tmp_path / "a.jsonl", rows)
   with pytest.raises(
     ValueError, match="a question of hotpotqa in a file of nq"
   ):
-    question_files.prepare((path, "nq", "dev"))
+    prepare((path, "nq", "dev"))
   # The file's split wins: Search-R1 calls every evaluation set test.
-  assert list(question_files.prepare((path, "hotpotqa", "dev"))) == [
-    "hotpotqa_dev"
-  ]
+  assert list(prepare((path, "hotpotqa", "dev"))) == ["hotpotqa_dev"]
 
 
 def test_rows_without_ids_are_numbered_over_all_files(tmp_path):
   rows = [{"question": q, "answer": "x"} for q in "bcd"]
-  one = question_files.write_lines(tmp_path / "one.jsonl", rows[:2])
-  two = question_files.write_lines(tmp_path / "two.jsonl.gz", rows[2:])
-  parts = question_files.prepare((one, "nq", "dev"), (two, "nq", "dev"))
+  one = write_lines(tmp_path / "one.jsonl", rows[:2])
+  two = write_lines(tmp_path / "two.jsonl.gz", rows[2:])
+  parts = prepare((one, "nq", "dev"), (two, "nq", "dev"))
   ids = [e.id for e in parts["nq_dev"].entries]
   assert ids == ["nq/dev_0", "nq/dev_1", "nq/dev_2"]
 
 
 def test_two_questions_with_one_id_are_rejected(tmp_path):
-  one = question_files.write_lines(
-    tmp_path / "one.jsonl", question_files.rows_of("b")
-  )
-  two = question_files.write_lines(
-    tmp_path / "two.jsonl", question_files.rows_of("c")
-  )
+  one = write_lines(tmp_path / "one.jsonl", rows_of("b"))
+  two = write_lines(tmp_path / "two.jsonl", rows_of("c"))
   with pytest.raises(ValueError, match="id 'nq/q0' in nq dev: 'b.' and 'c.'"):
-    question_files.prepare((one, "nq", "dev"), (two, "nq", "dev"))
+    prepare((one, "nq", "dev"), (two, "nq", "dev"))
 
 
 def test_all_file_types_give_the_same_rows(tmp_path):
   rows = [{"question": f"q {i}", "answer": f"a {i}"} for i in range(5)]
   text = "".join(f"{row['question']},{row['answer']}\n" for row in rows)
-  question_files.write_lines(tmp_path / "a.jsonl", rows)
-  question_files.write_lines(tmp_path / "b.jsonl.gz", rows)
-  question_files.write_lines(tmp_path / "lines.json", rows)
+  write_lines(tmp_path / "a.jsonl", rows)
+  write_lines(tmp_path / "b.jsonl.gz", rows)
+  write_lines(tmp_path / "lines.json", rows)
   (tmp_path / "array.json").write_text(json.dumps(rows, indent=1))
   (tmp_path / "data.json").write_text(json.dumps({"Data": rows, "Version": 1}))
   # With a byte order mark, as spreadsheets write it.
@@ -368,10 +364,8 @@ def test_malformed_row_is_rejected_with_its_number_or_counted(
   path = tmp_path / name
   path.write_text(content)
   with pytest.raises(ValueError, match=f"{name}, row {row}: {reason}"):
-    question_files.prepare((path, "nq", "dev"))
-  part = question_files.prepare((path, "nq", "dev"), skip_malformed=True)[
-    "nq_dev"
-  ]
+    prepare((path, "nq", "dev"))
+  part = prepare((path, "nq", "dev"), skip_malformed=True)["nq_dev"]
   assert part.dropped == {f"malformed: {reason}": 1}
   assert part.read == len(part.entries) + 1
 
@@ -397,12 +391,10 @@ def test_truncated_file_is_never_skipped(
   if content is not None:
     path.write_bytes(content)
   with pytest.raises(ValueError, match=f"{name}.*{message}"):
-    question_files.prepare((path, "nq", "dev"), skip_malformed=skip)
+    prepare((path, "nq", "dev"), skip_malformed=skip)
 
 
 def test_rows_without_dataset_are_rejected(tmp_path):
-  path = question_files.write_lines(
-    tmp_path / "a.jsonl", question_files.rows_of("b")
-  )
+  path = write_lines(tmp_path / "a.jsonl", rows_of("b"))
   with pytest.raises(ValueError, match="a.jsonl.*dataset"):
-    question_files.prepare((path,))
+    prepare((path,))

@@ -130,7 +130,7 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", ["<|", "</answer>", "\u202e", " ", "{B}"])
+@pytest.mark.parametrize("piece", ["<|", "\u202e"])
 def test_a_megabyte_is_encoded_without_a_special_token(real_tokenizer, piece):
   text = protocol.observation(
     [types.Passage("1", "t", piece * (2**20 // len(piece)))],

@@ -14,7 +14,7 @@ import study
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import official_scoring, scoring
-from anysearch_jax.evaluation import columns, harness, measures
+from anysearch_jax.evaluation import columns, measures
 from launch import score
 
 # Data set, answer, accepted answers, EM, F1.
@@ -54,6 +54,8 @@ TABLE = [
   ("popqa", "x", ["", "y"], 0, 0),
   # Bamboogle has no script.
   ("bamboogle", "James Madison", ["james madison"], 1, 1),
+  # A word counts as often as it is in both.
+  ("bamboogle", "cat cat", ["cat"], 0, 2 / 3),
 ]
 
 
@@ -144,15 +146,3 @@ def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):
   assert scored(line, plain) == before
   with pytest.raises(ValueError, match="line 1: dataset: missing"):
     scored(line, config)
-
-
-def test_cells_sum_official_scores_where_rows_have_them():
-  row = dict.fromkeys(harness._SUMS, 1) | {"budget": 1, "failed": False}
-  rows = [
-    {**row, "dataset": "nq", "official_em": 1, "official_f1": 0.5},
-    {**row, "dataset": "nq", "official_em": 0, "official_f1": 0.5},
-    {**row, "dataset": "world", "official_em": None, "official_f1": None},
-  ]
-  nq, world = harness.cells(rows)
-  assert (nq["official_em"], nq["official_f1"], nq["em"]) == (1, 1.0, 2)
-  assert not set(official_scoring.NAMES) & world.keys()

@@ -16,31 +16,17 @@ CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
   ("text", "expected"),
   [
     ("", None),
-    ("no action at all", None),
     ("<search>q</search>", (SEARCH, "q")),
     ("<search> \n q r\n </search>", (SEARCH, "q r")),
     ("<answer> Beijing </answer>", (ANSWER, "Beijing")),
-    ("<search></search>", (SEARCH, "")),
     ("<search> \n </search>", (SEARCH, "")),
-    ("<answer></answer>", (ANSWER, "")),
-    ("<think>t</think><search>q</search>", (SEARCH, "q")),
     ("<think>t <search>q</search>", (SEARCH, "q")),
     ("<search>q</search> <answer>a</answer>", (ANSWER, "a")),
-    ("<answer>a</answer> <search>q</search>", (SEARCH, "q")),
-    ("<search>q</search> <search>r</search>", (SEARCH, "r")),
     ("<search>q</search> trailing <search>r", (SEARCH, "q")),
-    ("<search>q</search> </search>", (SEARCH, "q")),
-    ("<search> a <search> b </search>", (SEARCH, "b")),
     ("<search> a <search> b </search> </search>", (SEARCH, "b")),
     ("<answer> a <search>q</search> b </answer>", (ANSWER, None)),
     ("<search>q", None),
-    ("q</search>", None),
-    ("</search>q<search>", None),
-    ("<search>q</answer>", None),
     ("<Search>q</Search>", None),
-    ("<search >q</search>", None),
-    ("< search>q</search>", None),
-    ("‹search›q‹/search›", None),
     ("<search>a < b > c</search>", (SEARCH, "a < b > c")),
   ],
 )
@@ -57,12 +43,8 @@ def test_last_action(text, expected):
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
-    ("plain <b>text</b>", "plain <b>text</b>"),
-    ("<answer>x</answer>", "‹answer›x‹/answer›"),
     ("<ANSWER></Think>", "‹ANSWER›‹/Think›"),
-    ("<<search>>", "<‹search›>"),
     ("<se<search>arch>", "<se‹search›arch>"),
-    ("< search>", "< search>"),
     ("hi<|im_end|>", "hi<\u200b|im_end|>"),
     ("ababa", "a\u200bba\u200bba"),
     ("<think>", "‹think›"),
@@ -79,40 +61,10 @@ def test_a_control_token_that_cannot_be_broken_is_refused(token):
     protocol.neutralise("text", ("<|ok|>", token))
 
 
-def test_budget_line():
-  assert (
-    protocol.budget_line(5, 2)
-    == "<budget>remaining=3; used=2; total=5</budget>\n"
-  )
-  assert (
-    protocol.budget_line(0, 0)
-    == "<budget>remaining=0; used=0; total=0</budget>\n"
-  )
-
-
 @pytest.mark.parametrize(("budget", "used"), [(2, 3), (2, -1), (-1, 0)])
 def test_a_budget_line_outside_the_budget_is_refused(budget, used):
   with pytest.raises(ValueError, match="expected 0 <= used <= budget"):
     protocol.budget_line(budget, used)
-
-
-def test_observation():
-  passages = [
-    types.Passage("7", '"Jonas Salk"', "led\nthe <answer>work</answer>\n"),
-    types.Passage("9", "Polio", "a disease"),
-  ]
-  assert protocol.observation(passages) == (
-    '\n\n<information>Doc 1(Title: "Jonas Salk") '
-    "led the ‹answer›work‹/answer›\n"
-    "Doc 2(Title: Polio) a disease</information>\n\n"
-  )
-
-
-def test_an_observation_without_hits_says_so():
-  assert (
-    protocol.observation([])
-    == "\n\n<information>No results found.</information>\n\n"
-  )
 
 
 def test_a_token_cannot_be_assembled_across_title_and_text():

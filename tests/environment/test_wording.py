@@ -131,21 +131,6 @@ def test_the_papers_prompts_are_verbatim(text, length, digest):
   assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
-def test_render_fills_both_slots():
-  world = prompts.PROMPTS["world"]
-  assert (
-    prompts.render(world.scaffold, budget=3, question="kelmar river ?")
-    == "guide budget 3 question kelmar river ?"
-  )
-  assert (
-    prompts.render(world.plain, budget=0, question="kelmar river ?")
-    == "budget 0 question kelmar river ?"
-  )
-  rendered = prompts.render(PAPER.plain, budget=8, question="Who?")
-  assert "a total of 8 searches" in rendered
-  assert rendered.endswith("Now, answer the following question:\nWho?")
-
-
 def test_a_negative_budget_is_refused():
   with pytest.raises(ValueError, match=r"budget of -1 searches; expected 0"):
     prompts.render(PAPER.plain, budget=-1, question="Who?")

@@ -88,22 +88,6 @@ def test_pairs_equal_a_naive_join():
     ]
 
 
-def test_pairing_narrows_the_interval():
-  rng = np.random.default_rng(0)
-  hard = rng.random(400) < 0.5
-  nudge = rng.random(400) < 0.05
-  ours = {
-    f"q{i}": (int(not h or n), 1) for i, (h, n) in enumerate(zip(hard, nudge))
-  }
-  theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
-  line, _ = comparison.compare(
-    comparison.pair(_row("a", ours), _row("b", theirs))
-  )
-  assert line.difference.above()
-  # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
-  assert line.difference.high - line.difference.low < 0.07
-
-
 def _rows(*labels, sets=("nq",), **size):
   rows = []
   for place, label in enumerate(labels):

@@ -249,13 +249,16 @@ def test_official_scores_are_summed_even_if_the_first_episode_failed():
     )
     return {"dataset": "nq", "budget": 1, "failed": failed, **sums, **scores}
 
-  (cell,) = harness.cells(
+  none = {"official_em": None, "official_f1": None}
+  cell, world = harness.cells(
     [
-      row(True, official_em=None, official_f1=None),
+      row(True, **none),
       row(False, official_em=1, official_f1=0.5),
       row(False, official_em=1, official_f1=1.0),
+      row(False, **none) | {"dataset": "world"},
     ]
   )
+  assert not none.keys() & world.keys()
   assert (cell["n"], cell["failed"]) == (2, 1)
   assert (cell["official_em"], cell["official_f1"]) == (2, 1.5)
 

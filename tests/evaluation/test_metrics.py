@@ -99,22 +99,6 @@ def test_knowledge_of_a_policy_that_searches_what_it_lacks():
   assert metrics.knowledge(plain.columns) == {}
 
 
-def test_curve_points_equal_cells():
-  row = study.row("a", questions=40, budgets=(0, 2, 5, 7), seeds=(1, 2))
-  cells = point_values.by_budget(row.columns)
-  assert list(row.curve.points) == [0, 2, 5, 7]
-  for budget, point in row.curve.points.items():
-    cell = cells[budget]
-    assert point.n == cell.n
-    assert point.accuracy.value == pytest.approx(cell.accuracy)
-    assert point.searches.value == pytest.approx(cell.searches)
-    assert point.accuracy.low < cell.accuracy < point.accuracy.high
-    assert point.cost == (None, None, None)
-  assert row.curve.points[0].tp == (None, None, None)
-  with pytest.raises(AttributeError, match="expected a measure"):
-    _ = row.whole.unknown
-
-
 def test_the_area_is_by_trapezoids_over_uneven_budgets():
   curve = study.row("a", questions=30, budgets=(0, 1, 5)).curve
   a, b, c = (p.accuracy.value for p in curve.points.values())

@@ -14,8 +14,6 @@ from anysearch_jax import types
 from anysearch_jax.generative_retrieval import refining, text_model
 from anysearch_jax.methods import search_o1, systems
 from anysearch_jax.rollout import searching
-from anysearch_jax.rollout.jax_engine import engine as engine_lib
-from anysearch_jax.training import loop
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_retrieval
 from launch import retrievers
@@ -219,21 +217,3 @@ def test_world_refiner_keeps_only_requested_facts():
             )
             emptied += 1
   assert kept > 50 and emptied > 50
-
-
-def test_training_uses_its_engine_for_the_second_call(tmp_path):
-  given = []
-
-  class Policy(scripted.Retriever):
-    def attach(self, engine, codec):
-      given.append((engine, codec))
-
-  parts = small_run.parts() | {
-    "retriever": searching.BatchingRetriever(Policy(), SEARCH)
-  }
-  folder = tmp_path / "run"
-  folder.mkdir()
-  loop.Trainer(small_run.CONFIG, folder=folder, **parts)
-  ((engine, codec),) = given
-  assert isinstance(engine, engine_lib.JaxEngine)
-  assert codec is parts["policy"].tokenizer

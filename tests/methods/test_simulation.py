@@ -319,21 +319,3 @@ def test_training_searches_in_the_policy_and_is_never_noisy(preset):
     for rollout in range(8)
     for q in range(20)
   )
-
-
-def test_the_policys_calls_are_no_part_of_the_episode():
-  """They sample at an address of their own, with the run's engine."""
-  engine = scripted.Engine(
-    lambda request: "<think>x</think><answer>tol</answer>"
-  )
-  model = text_model.EngineModel(
-    config_lib.TextModelConfig(max_tokens=200), stop=("</answer>",)
-  )
-  prompt = systems.environment("search_r1_world").plain
-  simulator = world_retrieval.SelfSimulator(model, prompt=prompt)
-  simulator.attach(engine, scripted.CODEC)
-  (passage,) = ask(simulator)
-  assert passage.text == "mayor tol"
-  (request,) = engine.requests
-  assert request.address.variant != 0
-  assert model.counters["calls"] == 1

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
 import pytest
-import scripted
 import spoken
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import stepsearch
-from anysearch_jax.world import expert_policy
-from anysearch_jax.world import world as world_lib
-from retrieval import lexical
 
 CONFIG = config_methods.StepSearchConfig()
 # Gain minus redundancy, with a scale of 1.
@@ -144,39 +138,6 @@ def test_similarities_equal_scikit_learn(texts, plain):
     table[1:] @ table[0],
     atol=1e-12,
   )
-
-
-def test_world_expert_reaches_the_maximum_gain():
-  world = world_lib.World()
-  questions = world_lib.with_evidence(world, world.questions("train", 20, 0))
-  engine, codec = expert_policy.named("everything", world)
-  for place, question in enumerate(questions):
-    played = scripted.play(
-      engine,
-      lexical.LexicalRetriever(world.corpus),
-      config_lib.EpisodeConfig(prompts="world"),
-      budget=20,
-      question=question,
-      place=place,
-      codec=codec,
-    )
-    assert stepsearch.measure(played) == {"search_keys": 1}
-    out = stepsearch.steps(played, BARE)
-    shown = [each.documents for each in played.observations]
-    before = itertools.accumulate(
-      ({d.id for d in found} for found in shown),
-      set.union,
-      initial=set(),
-    )
-    again = [
-      len([d for d in found if d.id in seen]) / len(found)
-      for seen, found in zip(before, shown)
-    ]
-    assert out.shape == (played.searches,)
-    gains = out + again
-    assert (gains > -1e-6).all()
-    # Every gold passage was shown, word for word.
-    assert gains.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_question_without_evidence_is_rejected():

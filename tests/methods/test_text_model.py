@@ -181,20 +181,3 @@ def test_invalid_reply_fails_with_a_message(
     complete(asked)
   assert sentence in str(raised.value)
   assert KEY not in str(raised.value)
-
-
-def test_draws_are_uniform_functions_of_the_address():
-  drawn = [
-    text_model.uniform(types.Address(r, q, s), t, "x")
-    for r in range(5)
-    for q in range(20)
-    for s in range(5)
-    for t in range(4)
-  ]
-  assert len(set(drawn)) == len(drawn)
-  for cut in (0.1, 0.5, 0.9):
-    share = sum(d < cut for d in drawn) / len(drawn)
-    # The tolerance is four standard deviations.
-    assert abs(share - cut) < 4 * (cut * (1 - cut) / len(drawn)) ** 0.5
-  again = text_model.uniform(types.Address(0, 0, 0, variant=9), 0, "x")
-  assert again == drawn[0]
