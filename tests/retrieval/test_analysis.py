@@ -65,14 +65,6 @@ def test_terms_of_a_language(language, text, terms):
   assert analyzer(text) == terms  # From memory.
 
 
-def test_words_that_are_kept_are_bounded(monkeypatch):
-  monkeypatch.setattr(analysis, "_KEPT", 3)
-  analyzer = analysis.Analyzer("english")
-  for i in range(20):
-    assert analyzer(f"words{i} running") == [f"words{i}", "run"]
-    assert len(analyzer._kept) <= 3
-
-
 def test_an_unknown_language_is_refused():
   with pytest.raises(ValueError, match="found 'klingon', expected one of"):
     analysis.Analyzer("klingon")

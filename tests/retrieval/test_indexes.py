@@ -190,17 +190,6 @@ def test_a_search_leaves_the_threads_of_faiss_as_they_were():
     faiss.omp_set_num_threads(before)
 
 
-def test_an_error_on_a_thread_is_raised():
-  scan = row_scan.RowScan([(0, units(9))], DIM)
-
-  def fail(item):
-    raise IndexError(f"no {item}")
-
-  with pytest.raises(IndexError, match="no "):
-    scan._map(fail, [1, 2, 3])
-  assert scan._map(str, [1, 2, 3]) == ["1", "2", "3"]
-
-
 # Shards.
 
 

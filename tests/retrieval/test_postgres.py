@@ -173,11 +173,6 @@ def test_invalid_settings_of_a_search_are_refused(
     retriever_of(pool, table, **values)
 
 
-def test_an_index_of_vectors_that_is_not_known_is_refused(pool, corpus):
-  with pytest.raises(ValueError, match="expected flat or hnsw"):
-    build(pool, "t", corpus, encoder=cases.Encoder(), vectors="ivf")
-
-
 def test_two_builders_of_one_table_are_refused(pool, tmp_path, monkeypatch):
   corpus = prepared(tmp_path / "t", [("t", f"word n{i}") for i in range(50)])
   monkeypatch.setattr(postgres.Table, "batch", 20)
@@ -188,6 +183,8 @@ def test_two_builders_of_one_table_are_refused(pool, tmp_path, monkeypatch):
 
   with pytest.raises(ValueError, match="duplicate key.*Build it again"):
     build(pool, "two", corpus, on_rows=build_too)
+  with pytest.raises(ValueError, match="expected flat or hnsw"):
+    build(pool, "t", corpus, encoder=cases.Encoder(), vectors="ivf")
 
 
 @with_vectors
