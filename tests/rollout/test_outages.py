@@ -11,37 +11,257 @@ import asyncio
 import collections
 import dataclasses
 import itertools
+import pathlib
 import threading
 import time
-import zlib
+from typing import Any
 
-import drills
 import fake_sglang
 import faulty_retriever
+import jax
+import numpy as np
 import pytest
 import scripted
 import scripted_runs as runs
 import sglang_engines
+import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.rollout.jax_engine import kv_device, kv_store
 from anysearch_jax.rollout.sglang import server as sglang_server
-from anysearch_jax.training import health
+from anysearch_jax.training import (
+  batching,
+  health,
+  learner,
+  loop,
+  rewards_and_advantages,
+  validation,
+)
+from anysearch_jax.world import world as world_lib
+from retrieval import lexical
 
-CONFIG, PATIENT, CORPUS = drills.CONFIG, drills.PATIENT, drills.CORPUS
+CORPUS = "snapshot-0"
+# As `small_run`'s, for a policy that searches.
+CONFIG = dataclasses.replace(
+  small_run.CONFIG,
+  group=3,
+  save_every=4,
+  optimizer=config_lib.OptimizerConfig(learning_rate=3e-4),
+  reward=config_lib.RewardConfig(length_limit=40, length_tolerance=40),
+  # Windows so long that they forget nothing during a run.
+  curriculum=dataclasses.replace(small_run.CONFIG.curriculum, window=64),
+  episode=config_lib.EpisodeConfig(
+    prompts="world", max_generated=120, max_context=190
+  ),
+  engine=dataclasses.replace(
+    small_run.CONFIG.engine, slots=12, max_context=192, lanes=(12,)
+  ),
+  batch=config_lib.BatchConfig(
+    row_lengths=(192,), micro_batch_tokens=384, max_micro_batches=12
+  ),
+)
+# Continues despite failures, as long as there is something to learn from.
+PATIENT = dataclasses.replace(
+  CONFIG, watch=config_lib.WatchConfig(max_failed=1.0)
+)
+
+_run_episode = driver.run_episode
+
+
+def with_deadlines(config, **seconds):
+  return dataclasses.replace(
+    config, episode=dataclasses.replace(config.episode, **seconds)
+  )
+
+
+class Learner(learner.Learner):
+  """The real learner; learners of equal policies share a compiled step."""
+
+  _compiled: dict[Any, Any] = {}
+
+  def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
+    super().__init__(config, policy)
+    self._step = self._compiled.setdefault(self.architecture, self._step)
+
+
+class Drill:
+  """A run of the real engine and learner.
+
+  Args:
+    folder: folder of the run.
+    config: configuration of the run.
+    **parts: arguments of the trainer, except the folder.
+
+  Attributes:
+    questions: the questions of the run.
+    played: every episode that ended, kept or not, in any order.
+    learnt: for each rollout its groups and the batches made from them.
+    moved: for each optimizer step whether it changed the weights or the
+      optimizer's state.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    config: config_lib.ExperimentConfig,
+    **parts: Any,
+  ):
+    self.folder, self.config, self._parts = folder, config, parts
+    self.questions = parts["questions"]
+    self.played: list[types.Trajectory] = []
+    self.learnt: list[tuple[list, list[batching.TrainBatch]]] = []
+    self.moved: list[bool] = []
+
+  def run(self, on_event=lambda event: None) -> Drill:
+    drill = self
+
+    class Watched(Learner):
+      def pack(self, scored):
+        packed = super().pack(scored)
+        drill.learnt.append((scored.groups, packed))
+        return packed
+
+      def steps(self, packed):
+        before = _copies(self.state)
+        for values in super().steps(packed):
+          after = _copies(self.state)
+          drill.moved.append(any(map(np.any, map(np.not_equal, before, after))))
+          before = after
+          yield values
+
+    self.folder.mkdir(exist_ok=True)
+    validation.validate(self.config)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(learner, "Learner", Watched)
+      patch.setattr(driver, "run_episode", self._played)
+      loop.Trainer(self.config, folder=self.folder, **self._parts).run(on_event)
+    return self
+
+  async def _played(self, *args, **kwargs) -> types.Trajectory:
+    self.played.append(await _run_episode(*args, **kwargs))
+    return self.played[-1]
+
+  def policy(self) -> list[np.ndarray]:
+    """Returns the weights that the run exported."""
+    return jax.tree.leaves(hf.load(self.folder / "policy").params)
+
+  def metrics(self) -> list[dict[str, float]]:
+    """Returns a record per rollout, without values that depend on timing."""
+    return [
+      {n: x for n, x in r.items() if not n.startswith(("search/", "engine/"))}
+      for r in runs.metrics(self.folder)
+    ]
+
+  def failed(self) -> list[types.Trajectory]:
+    return [t for t in self.played if t.failed]
+
+  def same(self, other: Drill) -> None:
+    """Asserts that metrics and weights equal another run's to the bit."""
+    assert self.metrics() == other.metrics()
+    for ours, theirs in zip(self.policy(), other.policy(), strict=True):
+      np.testing.assert_array_equal(ours, theirs)
+
+  def check_bits(self) -> None:
+    """Compares the weights with a learner that saw only valid episodes.
+
+    That learner gets each group without its failed members. The comparison is
+    exact if such a group has two valid members, because a sum of two terms does
+    not depend on their order.
+    """
+    c = self.config
+    alone = Learner(c, self._parts["policy"])
+    for groups, packed in self.learnt:
+      found = {}
+      for q, group in enumerate(groups):
+        valid = _valid(group)
+        if valid:
+          scored = rewards_and_advantages.score(
+            [types.Group(group.question, group.budget, group.scaffold, valid)],
+            np.asarray([group.budget], np.int32),
+            samples=len(valid),
+            method=systems.trained(c),
+            objective=c.objective,
+          )
+          found |= dict(
+            zip(_places(q, group), zip(valid, scored.advantages[0]))
+          )
+      batches = [
+        batching.pack(
+          [
+            batching.Example(t.token_ids, weight, t.logps, float(advantage))
+            for (t, advantage), weight in _weighed(step)
+          ],
+          config=c.batch,
+        )
+        for step in self._cut(found, len(packed))
+      ]
+      assert [v["finite"] for v in alone.steps(batches)] == [1] * len(packed)
+    for ours, theirs in zip(
+      self.policy(), jax.tree.leaves(alone.params()), strict=True
+    ):
+      np.testing.assert_array_equal(ours, theirs)
+
+  def _cut(self, found, steps):
+    """Divides values among optimizer steps, by their place."""
+    size = self.config.questions * self.config.group // steps
+    for start in range(0, steps * size, size):
+      places = [
+        divmod(i, self.config.group) for i in range(start, start + size)
+      ]
+      yield [found[place] for place in places if place in found]
+
+
+def _copies(tree: Any) -> list[np.ndarray]:
+  """Copies arrays, because the next step donates them."""
+  return [np.array(x) for x in jax.tree.leaves(tree)]
+
+
+def _valid(group: types.Group | None) -> tuple[types.Trajectory, ...]:
+  return tuple(t for t in group.trajectories if not t.failed) if group else ()
+
+
+def _places(q: int, group: types.Group | None) -> list[tuple[int, int]]:
+  return [(q, t.address.sample) for t in _valid(group)]
+
+
+def _weighed(step):
+  """Returns the trajectories of a step, each with its tokens' weights."""
+  for t, advantage in step:
+    by_model = t.authors == types.Author.MODEL
+    weight = by_model / (by_model.sum() * len(step))
+    yield (t, advantage), weight.astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def parts():
-  return drills.parts()
+  """Returns the shipped policy, and questions that make it search.
+
+  They are about one corpus, and their episodes are short.
+  """
+  world = world_lib.World()
+  folder = pathlib.Path(__file__).parents[2] / "configs/graded_world_policy"
+  return {
+    "policy": hf.load(folder),
+    "questions": [
+      q
+      for q in world.questions("train", 3000, 0)
+      if q.corpus == CORPUS
+      and q.metadata["min_searches"] in (1, 2)
+      and q.metadata["hops"] <= 2
+    ],
+    "retriever": lexical.LexicalRetriever(world.corpus),
+  }
 
 
 @pytest.fixture(scope="module", autouse=True)
 def undisturbed(parts, tmp_path_factory):
   """A run without faults; it also compiles programs before deadlines matter."""
-  return drills.Drill(tmp_path_factory.mktemp("run"), CONFIG, **parts).run()
+  return Drill(tmp_path_factory.mktemp("run"), CONFIG, **parts).run()
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +297,9 @@ def expected(parts, victims, tmp_path_factory):
   """The run in which a scripted retriever fails the victims' queries."""
   gone = scripted.Retriever(error=types.RetrievalError("The index is gone."))
   retriever = Parted(parts["retriever"], victims, gone)
-  drill = drills.Drill(
+  drill = Drill(
     tmp_path_factory.mktemp("run"), CONFIG, **parts | {"retriever": retriever}
   ).run()
-  drill.check()
   drill.check_bits()
   return drill
 
@@ -104,7 +323,7 @@ def drill(parts, server, tmp_path):
 
     def make(config=CONFIG, retriever=asking):
       given = parts | {"retriever": retriever}
-      return drills.Drill(tmp_path / "run", config, **given)
+      return Drill(tmp_path / "run", config, **given)
 
     make.asking = asking
     yield make
@@ -135,24 +354,9 @@ def test_http_faults_give_the_same_run_as_scripted_failures(
 ):
   server.fault, server.hits = fault, victims.__contains__
   seconds = 2.5 if fault == "hangs" else 60.0
-  drill = drill(drills.with_deadlines(CONFIG, search_deadline=seconds)).run()
+  drill = drill(with_deadlines(CONFIG, search_deadline=seconds)).run()
   check_reasons(drill, victims, faulty_retriever.FAULTS[fault])
   drill.same(expected)
-
-
-@pytest.mark.slow
-def test_refused_connections_give_the_same_run_as_scripted_failures(
-  drill, victims, expected
-):
-  with faulty_retriever.connect(
-    faulty_retriever.nobody(), CORPUS, batch=1, **ENDLESS
-  ) as nobody:
-    drill = drill(retriever=Parted(drill.asking, victims, nobody)).run()
-  check_reasons(drill, victims, REFUSED)
-  drill.same(expected)
-
-
-REFUSED = "met ConnectError: All connection attempts failed. Is a retriever"
 
 
 def check_reasons(drill, victims, met):
@@ -165,47 +369,19 @@ def check_reasons(drill, victims, met):
       assert any(f"The search for {q!r} failed: " in t.reason for q in victims)
 
 
-def test_run_survives_half_of_the_answers_missing(drill, server):
-  server.fault = "broken"
-  server.hits = lambda query: zlib.crc32(query.encode()) % 2 == 0
-  drill = drill(runs.at_level(1, PATIENT)).run()
-  assert 0.2 < len(drill.failed()) / len(drill.played) < 0.9
-  for t in drill.played:
-    assert not any(map(server.hits, t.queries))
-  drill.check()
-  drill.check_bits()
-
-
-@pytest.mark.parametrize(
-  "fault",
-  [
-    "refused",
-    *(
-      pytest.param(fault, marks=pytest.mark.slow)
-      for fault in faulty_retriever.FAULTS
-    ),
-  ],
-)
 def test_too_many_failed_searches_stop_the_run_with_the_cause(
-  fault, parts, server, tmp_path
+  parts, server, tmp_path
 ):
   """Searches are batched here, as they are in production."""
-  server.fault = fault
-  if fault == "refused":
-    server.stop()
-  seconds = 0.5 if fault == "hangs" else 60.0
+  server.stop()
   with faulty_retriever.connect(server.url, CORPUS, batch=256) as asking:
-    drill = drills.Drill(
-      tmp_path,
-      drills.with_deadlines(CONFIG, search_deadline=seconds),
-      **parts | {"retriever": asking},
-    )
+    drill = Drill(tmp_path, CONFIG, **parts | {"retriever": asking})
     with pytest.raises(health.FailedEpisodesError) as raised:
       drill.run()
   sentence = str(raised.value)
   assert sentence.startswith(f"Rollout 0: {len(drill.failed())} of ")
   assert "failed, more than watch.max_failed, 0.5; " in sentence
-  assert (faulty_retriever.FAULTS | {"refused": REFUSED})[fault] in sentence
+  assert "met ConnectError: All connection attempts failed. Is a" in sentence
   assert not drill.moved
   assert not (tmp_path / "metrics.jsonl").read_text()
 
@@ -254,8 +430,8 @@ def test_groups_with_failed_turns_are_resampled_once_then_dropped(
       await asyncio.sleep(3600)
 
   faults(monkeypatch, of_turn)
-  config = drills.with_deadlines(CONFIG, turn_deadline=3.0)
-  drill = drills.Drill(tmp_path, config, **parts).run()
+  config = with_deadlines(CONFIG, turn_deadline=3.0)
+  drill = Drill(tmp_path, config, **parts).run()
   first, second, *others = drill.metrics()
   found = [
     [
@@ -270,7 +446,6 @@ def test_groups_with_failed_turns_are_resampled_once_then_dropped(
     "Turn 0 failed: The server answered 503 three times.",
     "Turn 0 failed: no answer within 3 seconds.",
   }
-  drill.check()
   drill.check_bits()
 
 
@@ -284,8 +459,7 @@ def test_optimizer_step_without_episodes_changes_no_weights(
       raise types.EngineError("Out of reach.")
 
   faults(monkeypatch, of_turn)
-  drill = drills.Drill(tmp_path, PATIENT, **parts).run()
-  drill.check()
+  drill = Drill(tmp_path, PATIENT, **parts).run()
   lengths = [
     [sum(int(rows.used) for rows in batch) > 0 for batch in packed]
     for _, packed in drill.learnt
@@ -304,9 +478,7 @@ def test_a_device_that_hangs_stops_the_run(parts, tmp_path, monkeypatch):
   monkeypatch.setattr(kv_store, "decode", hang)
   # Shortens the wait for a running call whose result is no longer needed.
   monkeypatch.setattr(kv_device.KvDevice.drain, "__defaults__", (0.1,))
-  drill = drills.Drill(
-    tmp_path, drills.with_deadlines(CONFIG, turn_deadline=0.5), **parts
-  )
+  drill = Drill(tmp_path, with_deadlines(CONFIG, turn_deadline=0.5), **parts)
   sentence = (
     "24 of 24 episodes failed.* Turn 0 failed: no answer within 0.5 sec"
   )
@@ -325,13 +497,13 @@ def test_device_error_is_a_bug_and_not_an_outage(
     raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
   with monkeypatch.context() as patch:
-    drill = drills.Drill(tmp_path, config, **parts)
+    drill = Drill(tmp_path, config, **parts)
     with pytest.raises(ExceptionGroup) as raised:
       drill.run(lambda event: patch.setattr(kv_store, "decode", broken))
   assert raised.group_contains(RuntimeError, match="RESOURCE_EXHAUSTED")
   assert not drill.failed()
   assert len(drill.moved) == 2
-  drills.Drill(tmp_path, config, **parts).run().same(undisturbed)
+  Drill(tmp_path, config, **parts).run().same(undisturbed)
 
 
 SERVED = dataclasses.replace(
@@ -372,7 +544,7 @@ def served(sampler, tmp_path, monkeypatch):
     sglang = config_lib.SglangConfig(
       urls=(sampler.url,), weights=str(tmp_path / "ram"), **settings
     )
-    return drills.Drill(
+    return Drill(
       tmp_path / "run",
       runs.at_level(level, SERVED, sglang=sglang, save_every=2),
       policy=sglang_engines.policy(),
@@ -385,10 +557,7 @@ def served(sampler, tmp_path, monkeypatch):
   return make
 
 
-@pytest.mark.parametrize(
-  "fault", ["broken", pytest.param("hangs", marks=pytest.mark.slow)]
-)
-def test_unanswered_turns_fail_their_episodes(fault, served, sampler):
+def test_unanswered_turns_fail_their_episodes(served, sampler):
   generate = sampler._generate
 
   def faulty(body):
@@ -396,30 +565,23 @@ def test_unanswered_turns_fail_their_episodes(fault, served, sampler):
     text = fake_sglang.tokenizer().decode(body["input_ids"]).partition("<")[0]
     if not text.endswith(" ccc"):
       return generate(body)
-    if fault == "hangs":
-      sampler._released.wait(60)
     return 500, {"error": {"message": "The scheduler is gone."}}
 
   sampler._generate = faulty
-  drill = served(deadline=2.0 if fault == "hangs" else 60.0).run()
-  met = {
-    "broken": "HTTP 500: The scheduler is gone.",
-    "hangs": "no turn within 2 seconds",
-  }
+  drill = served().run()
   assert len(drill.failed()) == 4
   for t in drill.failed():
-    assert t.address.question == 2 and met[fault] in t.reason
+    assert t.address.question == 2
+    assert "HTTP 500: The scheduler is gone." in t.reason
   first, *others = drill.metrics()
   assert (first["rollout/failed"], first["rollout/dropped_groups"]) == (4, 1)
   assert [r["rollout/failed"] for r in others] == [0, 0, 0]
   # The rewards in other groups differ, so training changes the weights.
   assert first["policy/advantage_share"] > 0
-  drill.check()
   drill.check_bits()
 
 
-@pytest.mark.parametrize("level", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_run_resumes_when_its_server_is_back(level, served, sampler):
+def test_a_run_resumes_when_its_server_is_back(served, sampler):
   """The server is down during rollout 2, which checkpoint 2 then contains."""
   generate = sampler._generate
 
@@ -430,20 +592,13 @@ def test_a_run_resumes_when_its_server_is_back(level, served, sampler):
 
   sampler._generate = down
   with pytest.raises(health.FailedEpisodesError, match="Rollout 2: 16 of 16"):
-    served(level, retries=0).run()
+    served(level=1, retries=0).run()
   sampler._generate = generate
-  records = served(level, retries=0).run().metrics()
+  records = served(level=1, retries=0).run().metrics()
   assert [r["rollout"] for r in records] == [0, 1, 2, 3]
   assert [r["rollout/failed"] for r in records] == [0] * 4
-  assert [r["policy/staleness_max"] for r in records] == [0, level, 0, level]
-  assert records[-1]["run/failed_rollouts"] == level
-
-
-def test_server_lost_between_rollouts_is_named_in_the_error(served, sampler):
-  drill = served(retries=0, wait=0.1)
-  with pytest.raises(types.EngineError, match="Is an SGLang server running"):
-    drill.run(lambda event: sampler.__exit__())
-  assert len(drill.moved) == 2
+  assert [r["policy/staleness_max"] for r in records] == [0, 1, 0, 1]
+  assert records[-1]["run/failed_rollouts"] == 1
 
 
 def test_a_server_that_is_killed_and_started_again_loses_nothing(
@@ -468,7 +623,6 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing(
   assert not drill.failed()
   assert [r["rollout/failed"] for r in drill.metrics()] == [0] * 4
   assert all(r["policy/staleness_max"] <= 1 for r in drill.metrics())
-  drill.check()
   counted = runs.metrics(drill.folder)[-1]
   assert counted["engine/server_down"] == 1
   assert counted["engine/server_up"] == 1

@@ -20,8 +20,6 @@ FAULTS = {
   "broken": "/retrieve: HTTP 500: The index is broken.",
   "dies": "the last met RemoteProtocolError",
   "html": "found '<html>",
-  "shape": 'expected a hit such as {"document"',
-  "half": "answers', expected",
   "hangs": "no answer within",
 }
 
@@ -36,15 +34,13 @@ class Server:
   Attributes:
     url: address of the server.
     fault: the fault of calls with a query for which `hits` is true: one of
-      `FAULTS`, or "empty", an answer without passages.
-    asked: queries in the order of their arrival.
+      `FAULTS`.
   """
 
   def __init__(self, lexical, corpus: str):
     self._lexical, self._corpus = lexical, corpus
     self.fault = ""
     self.hits: Callable[[str], bool] = lambda query: True
-    self.asked: list[str] = []
     self._freed = threading.Event()
     self.url = nobody()
 
@@ -73,7 +69,6 @@ class Server:
   def answer(self, body: dict) -> tuple[int, str] | None:
     """Returns a status and a text; None closes the connection."""
     queries = body["queries"]
-    self.asked += queries
     result = [self._found(query, body["topk"]) for query in queries]
     fault = self.fault if any(map(self.hits, queries)) else ""
     match fault:
@@ -83,15 +78,9 @@ class Server:
         return None
       case "html":
         return 200, "<html>Bad gateway</html>"
-      case "shape":
-        result = [[{"document": {"text": "x"}, "score": 1.0}]] * len(queries)
-      case "half":
-        result = result[: len(queries) // 2]
       case "hangs":
         self._freed.wait(60)
         return None
-      case "empty":
-        result = [[]] * len(queries)
     return 200, json.dumps({"result": result})
 
   def _found(self, query: str, k: int) -> list[dict]:
