@@ -48,19 +48,11 @@ def run_groups(given, engine, retriever=None, **kwargs):
 
 
 def run_episode(engine, retriever=None, **limits):
-  return asyncio.run(
-    driver.run_episode(
-      types.Question("id", "Question?", ("a",)),
-      driver.EpisodeParts(
-        engine=engine,
-        retriever=retriever or scripted.Retriever(HITS),
-        config=dataclasses.replace(CONFIG, **limits),
-        codec=CODEC,
-      ),
-      budget=1,
-      scaffold=False,
-      address=types.Address(0, 1, 2),
-    )
+  return scripted.play(
+    engine,
+    retriever or scripted.Retriever(HITS),
+    dataclasses.replace(CONFIG, **limits),
+    budget=1,
   )
 
 
@@ -78,28 +70,22 @@ def test_episode_asks_the_engine_and_the_retriever():
   assert trajectory.outcome is types.Outcome.ANSWERED
   assert retriever.requests == [types.SearchRequest("q1", k=3)]
   assert "Doc 1(Title: T1) text" in trajectory.spans[1].text
-  assert engine.released == [types.Address(0, 1, 2)]
+  assert engine.released == [types.Address(0, 0, 0)]
   scripted.check_alignment(trajectory)
 
 
-def test_groups_and_samples_come_in_order():
+def test_groups_come_in_order_whatever_the_finishing_order():
   given = assignments()
   rollout = run_groups(given, scripted.Engine(script))
   assert rollout[1:4] == (0, 0, 0)
-  assert len(rollout.groups) == 3
   for assignment, group in zip(given, rollout.groups, strict=True):
-    assert group.question is assignment.question
-    assert group.budget == assignment.budget
-    assert group.scaffold == assignment.scaffold
     for sample, trajectory in enumerate(group.trajectories):
       assert trajectory.address == types.Address(4, assignment.index, sample)
-      assert trajectory.question is assignment.question
-      assert trajectory.budget == assignment.budget
-      assert trajectory.scaffold == assignment.scaffold
-
-
-def test_result_does_not_depend_on_finishing_order():
-  expected = values(run_groups(assignments(), scripted.Engine(script)))
+      for each in group, trajectory:
+        assert each.question is assignment.question
+        assert each.budget == assignment.budget
+        assert each.scaffold == assignment.scaffold
+  expected = values(rollout)
   for seed in range(3):
     engine = scripted.Engine(script, seconds=scripted.shuffled_seconds(seed))
     assert values(run_groups(assignments(), engine)) == expected
@@ -119,25 +105,20 @@ def failing(*addresses):
   return engine_script
 
 
-def test_one_failed_sample_leaves_its_group_and_others_intact():
-  rollout = run_groups(assignments(), scripted.Engine(failing((11, 1, 0))))
-  assert rollout[1:4] == (0, 0, 1)
-  outcomes = [t.outcome for t in rollout.groups[1].trajectories]
-  assert outcomes == ["answered", "failed", "answered"]
-  assert rollout.groups[1].trajectories[1].reason == (
-    "Turn 0 failed: The server answered 503 three times."
-  )
-
-
 def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
-  engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
+  engine = scripted.Engine(failing((10, 1, 0), (11, 0, 0), (11, 2, 0)))
   rollout = run_groups(assignments(), engine)
-  assert rollout[1:4] == (0, 1, 2)
+  assert rollout[1:4] == (0, 1, 3)
   attempts = [
     [trajectory.address.attempt for trajectory in group.trajectories]
     for group in rollout.groups
   ]
   assert attempts == [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
+  outcomes = [t.outcome for t in rollout.groups[0].trajectories]
+  assert outcomes == ["answered", "failed", "answered"]
+  assert rollout.groups[0].trajectories[1].reason == (
+    "Turn 0 failed: The server answered 503 three times."
+  )
   assert not any(t.failed for t in rollout.groups[1].trajectories)
 
 
@@ -150,34 +131,42 @@ def test_group_that_fails_twice_is_dropped_and_counted():
   assert [group.question.id for group in rollout.groups] == ["id0", "id2"]
 
 
-@pytest.mark.parametrize("error", [types.RetrievalError, types.EngineError])
-def test_failing_retriever(error):
-  retriever = scripted.Retriever(error=error("The index is gone."))
-  trajectory = run_episode(scripted.Engine([search("q1")]), retriever)
+@pytest.mark.parametrize(
+  ("engine", "retriever", "limits", "reason"),
+  [
+    (
+      {"script": [search("q1")]},
+      {"error": types.RetrievalError("The index is gone.")},
+      {},
+      "The search for 'q1' failed: The index is gone.",
+    ),
+    (  # A generative retriever asks an engine.
+      {"script": [search("q1")]},
+      {"error": types.EngineError("The index is gone.")},
+      {},
+      "The search for 'q1' failed: The index is gone.",
+    ),
+    (
+      {"script": [answer("a")], "seconds": lambda: 60.0},
+      {},
+      {"turn_deadline": 0.01},
+      "Turn 0 failed: no answer within 0.01 seconds.",
+    ),
+    (
+      {"script": [search("q1")]},
+      {"seconds": 60.0},
+      {"search_deadline": 0.01},
+      "The search for 'q1' failed: no answer within 0.01 seconds.",
+    ),
+  ],
+)
+def test_outage_fails_the_episode(engine, retriever, limits, reason):
+  engine = scripted.Engine(**engine)
+  trajectory = run_episode(engine, scripted.Retriever(**retriever), **limits)
   assert trajectory.outcome is types.Outcome.FAILED
-  assert trajectory.reason == "The search for 'q1' failed: The index is gone."
-  assert trajectory.searches == 0
-
-
-def test_engine_deadline_fails_the_episode():
-  engine = scripted.Engine([answer("a")], seconds=lambda: 60.0)
-  trajectory = run_episode(engine, turn_deadline=0.01)
-  assert trajectory.outcome is types.Outcome.FAILED
-  assert trajectory.reason == "Turn 0 failed: no answer within 0.01 seconds."
+  assert (trajectory.reason, trajectory.searches) == (reason, 0)
   assert engine.running == 0
-  assert engine.released == [types.Address(0, 1, 2)]
-
-
-def test_retriever_deadline_fails_the_episode():
-  trajectory = run_episode(
-    scripted.Engine([search("q1")]),
-    scripted.Retriever(seconds=60.0),
-    search_deadline=0.01,
-  )
-  assert trajectory.outcome is types.Outcome.FAILED
-  assert trajectory.reason == (
-    "The search for 'q1' failed: no answer within 0.01 seconds."
-  )
+  assert engine.released == [types.Address(0, 0, 0)]
 
 
 def test_every_address_is_released_once_and_one_sample_makes_a_group():
@@ -298,36 +287,19 @@ def test_event_loop_runs_while_a_long_observation_is_encoded(room):
   assert found.outcome is ends[room]
 
 
-QUESTION = types.Question("id", "Question?", ("a",))
-
-
 def turn(sample, number=0):
   address = types.Address(3, 5, sample)
   return types.GenerateRequest(address, number, (1,), 9, ())
 
 
-def a_search(query):
-  return types.SearchRequest(query, 3)
-
-
 @pytest.fixture
-def clock():
-  return fake_retriever.Clock()
+def waits():
+  """Returns a function that begins a wait and returns one that ends it.
 
-
-@pytest.fixture
-def said():
-  return []
-
-
-@pytest.fixture
-def inflight(clock, said):
-  return driver.InFlight(60.0, warn=said.append, clock=clock)
-
-
-@pytest.fixture
-def waits(inflight):
-  """Returns a function that begins a wait and returns one that ends it."""
+  Its attributes are what is in flight, a clock, and the warnings.
+  """
+  clock, said = fake_retriever.Clock(), []
+  inflight = driver.InFlight(60.0, warn=said.append, clock=clock)
   with contextlib.ExitStack() as all_of_them:
 
     def begin(request):
@@ -335,122 +307,66 @@ def waits(inflight):
       wait.enter_context(inflight.waiting(request))
       return wait.close
 
+    begin.inflight, begin.clock, begin.said = inflight, clock, said
     yield begin
 
 
-def test_requests_in_flight_are_counted_by_kind(inflight, waits, clock, said):
+def test_requests_in_flight_are_counted_by_kind(waits):
   waits(types.Address(3, 9, 0))
   waits(types.Address(3, 9, 1))
-  clock.now += 6
-  waits(a_search("\x1b" + 99 * "x"))
+  waits.clock.now += 6
+  waits(types.SearchRequest("\x1b" + 99 * "x", 3))
   ended = waits(turn(0))
-  clock.now += 5
+  waits.clock.now += 5
   waits(turn(2, number=1))
   waits(turn(3))
   ended()
-  clock.now += 60
-  inflight.look()
-  assert said == [
+  waits.clock.now += 60
+  waits.inflight.look()
+  assert waits.said == [
     "Nothing moved for 60 s; in flight: 2 waiting for a turn (longest 60 s), "
     "1 waiting for a search (longest 65 s), 2 waiting for a place (longest "
     "71 s). The oldest: the search for '\\x1b" + 79 * "x" + "'...."
   ]
 
 
-@pytest.mark.parametrize(
-  "kind", [turn(0), a_search("q"), types.Address(0, 0, 0)]
-)
-def test_every_end_counts_as_progress(kind, inflight, waits, clock, said):
+def test_every_end_is_progress_and_warnings_come_at_doubling_intervals(waits):
   waits(turn(1))
-  for _ in range(5):
+  for kind in turn(0), types.SearchRequest("q", 3), types.Address(0, 0, 0):
     end = waits(kind)
-    clock.now += 59
-    assert inflight.look() == 1.0
+    waits.clock.now += 59
+    assert waits.inflight.look() == 1.0
     end()
     # The next warning is due 60 seconds from here.
-    assert inflight.look() == 60.0
-  assert not said
-
-
-def test_warning_repeats_with_doubling_intervals(inflight, waits, clock, said):
-  end = waits(turn(0))
-  start, told = clock.now, []
+    assert waits.inflight.look() == 60.0
+  assert not waits.said
+  start, told = waits.clock.now, []
   for _ in range(1200):
-    clock.now += 1
-    before = len(said)
-    inflight.look()
-    told += [clock.now - start] * (len(said) - before)
+    waits.clock.now += 1
+    before = len(waits.said)
+    waits.inflight.look()
+    told += [waits.clock.now - start] * (len(waits.said) - before)
   assert told == [60, 120, 240, 480, 960]
-  end()
-  waits(a_search("q"))
-  clock.now += 60
-  inflight.look()
-  assert said[-1].startswith("Nothing moved for 60 s; in flight: 1 waiting for")
 
 
-class Stuck:
-  """Blocks searches and the turns of sample 1 until a warning is logged.
+def test_hanging_rollout_is_told_of_and_goes_on():
+  free, said = asyncio.Event(), []
 
-  on_wait: called with the number of blocked requests.
-  """
+  def warn(sentence):
+    said.append(sentence)
+    free.set()
 
-  def __init__(self, on_wait=lambda count: None):
-    self._engine = scripted.Engine(searches_first)
-    self._on_wait, self._waiting = on_wait, 0
-    self._free = asyncio.Event()
-    self.said = []
+  class Stuck(scripted.Engine):
+    async def generate(self, request):
+      await free.wait()
+      return await super().generate(request)
 
-  def warn(self, sentence):
-    self.said.append(sentence)
-    self._free.set()
-
-  async def wait(self):
-    self._waiting += 1
-    self._on_wait(self._waiting)
-    await self._free.wait()
-
-  async def generate(self, request):
-    if request.address.sample == 1:
-      await self.wait()
-    return await self._engine.generate(request)
-
-  async def search(self, request):
-    await self.wait()
-    return ()
-
-  def release(self, address):
-    self._engine.release(address)
-
-
-def searches_first(request):
-  return scripted.answer("a") if request.turn else scripted.search("q")
-
-
-def test_hanging_rollout_reports_what_it_waits_for(clock):
-  def pass_time(waiting):
-    clock.now += 60 * (waiting == 3)
-
-  stuck = Stuck(pass_time)
-  played = asyncio.run(
-    driver.run_groups(
-      [driver.Assignment(5, QUESTION, 1, False)],
-      driver.EpisodeParts(
-        engine=stuck,
-        retriever=stuck,
-        config=CONFIG,
-        codec=scripted.CODEC,
-      ),
-      group=4,
-      rollout=3,
-      max_concurrency=3,
-      inflight=driver.InFlight(0.01, warn=stuck.warn, clock=clock),
-    )
+  rollout = run_groups(
+    assignments(),
+    Stuck(script),
+    max_concurrency=2,
+    inflight=driver.InFlight(0.01, warn=warn),
   )
-  # Two episodes search and one has its turn; the last starts a minute later.
-  assert stuck.said[0] == (
-    "Nothing moved for 60 s; in flight: 1 waiting for a turn (longest 60 s), "
-    "2 waiting for a search (longest 60 s), 1 waiting for a place (longest "
-    "0 s). The oldest: the search for 'q'."
-  )
-  (group,) = played.groups
-  assert [t.outcome for t in group.trajectories] == ["answered"] * 4
+  assert "2 waiting for a turn" in said[0]
+  assert "7 waiting for a place" in said[0]
+  assert len(rollout.groups) == 3 and rollout.failed == 0
