@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 
@@ -11,7 +10,6 @@ import hypothesis.strategies as st
 import pytest
 import scripted
 from played_episode import (
-  ADDRESS,
   CONFIG,
   EMMA,
   FOUND,
@@ -29,19 +27,10 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts, records
 from anysearch_jax.environment import tools as tools_lib
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode, episode_state, searching
+from anysearch_jax.rollout import episode, episode_state, searching
 
 LINE = prompts.PROMPTS["paper"].over_budget
 PRICES = budgets.Prices(search=5.0, input=0.2, output=1.0)
-
-
-def test_budget_of_searches_is_the_number():
-  turns = (search("a"), search("b"), search("c"), answer("Jane"))
-  for scaffold in (False, True):
-    number, _ = play(*turns, budget=2, scaffold=scaffold)
-    value, _ = play(*turns, budget=budgets.of(2), scaffold=scaffold)
-    assert scripted.as_value(number) == scripted.as_value(value)
-    assert number.violation
 
 
 def test_tokens_end_with_a_question_for_the_answer():
@@ -144,25 +133,6 @@ def test_dollars_pay_for_searches_and_tokens():
   assert records.dollars(trajectory) <= budget.dollars
 
 
-def test_tool_with_a_price_of_its_own_is_charged_by_it(monkeypatch):
-  dear = tools_lib.Tool("dear", "<dear>", "</dear>", price=20.0)
-  env = prompts.PROMPTS["paper"].with_tools(dear)
-  monkeypatch.setitem(systems.ENVIRONMENTS, "priced", env)
-  config = dataclasses.replace(CONFIG, prompts="priced")
-  turns = ("<dear>a</dear>", search("b"), "<dear>c</dear>", answer("Jane"))
-  # Two cents pay for one dear call; then a search is paid for, a dear one not.
-  budget = budgets.Budget(
-    dollars=0.03, prices=budgets.Prices(search=5.0, output=1.0)
-  )
-  trajectory, asked = play(*turns, budget=budget, config=config)
-  assert [each.tool for each in trajectory.observations] == ["dear", "search"]
-  assert trajectory.violation
-  assert records.dollars(trajectory) == pytest.approx(
-    0.025 + trajectory.generated_tokens * 1e-6
-  )
-  assert budgets.from_record(trajectory.caps.record()) == trajectory.caps
-
-
 def test_dollars_without_a_price_are_refused():
   with pytest.raises(ValueError, match="0.5 dollars where nothing has a price"):
     begin(budget=budgets.parse("dollars=0.5"))
@@ -252,24 +222,19 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
     assert trajectory.reason
 
 
-def _run(script, *, seconds, searching=0.0):
-  engine = scripted.Engine(script, seconds=lambda: 0.0)
-  parts = driver.EpisodeParts(
-    engine, scripted.Retriever(seconds=searching), CONFIG, CODEC
-  )
-  return asyncio.run(
-    driver.run_episode(
-      QUESTION,
-      parts,
-      budget=budgets.Budget(searches=3, seconds=seconds),
-      scaffold=False,
-      address=ADDRESS,
-    )
+def run(engine, retriever, seconds):
+  return scripted.play(
+    engine,
+    retriever,
+    CONFIG,
+    budget=budgets.Budget(searches=3, seconds=seconds),
+    question=QUESTION,
   )
 
 
 def test_search_that_takes_too_long_is_followed_by_the_answer():
-  trajectory = _run([search("a"), answer("Jane")], seconds=0.6, searching=30.0)
+  engine = scripted.Engine([search("a"), answer("Jane")])
+  trajectory = run(engine, scripted.Retriever(seconds=30.0), 0.6)
   assert trajectory.outcome is types.Outcome.ANSWERED
   assert trajectory.searches == 0
   assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
@@ -277,39 +242,10 @@ def test_search_that_takes_too_long_is_followed_by_the_answer():
 
 
 def test_engine_that_never_returns_is_truncated_in_time():
-  class Stuck(scripted.Engine):
-    async def generate(self, request):
-      await asyncio.sleep(60)
-
-  parts = driver.EpisodeParts(Stuck([]), scripted.Retriever(), CONFIG, CODEC)
-  trajectory = asyncio.run(
-    driver.run_episode(
-      QUESTION,
-      parts,
-      budget=budgets.parse("seconds=0.2"),
-      scaffold=False,
-      address=ADDRESS,
-    )
-  )
+  engine = scripted.Engine([""], seconds=lambda: 60.0)
+  trajectory = run(engine, scripted.Retriever(), 0.2)
   assert trajectory.outcome is types.Outcome.TRUNCATED
   assert trajectory.seconds < 5
-
-
-def test_groups_and_trajectories_carry_the_budget():
-  engine = scripted.Engine(lambda request: answer("Jane"))
-  parts = driver.EpisodeParts(engine, scripted.Retriever(), CONFIG, CODEC)
-  budget = budgets.parse("searches=2,tokens=90")
-  played = asyncio.run(
-    driver.run_groups(
-      [driver.Assignment(0, QUESTION, budget, False)],
-      parts,
-      group=2,
-      rollout=0,
-    )
-  )
-  (group,) = played.groups
-  assert (group.budget, group.caps.tokens) == (2, 90)
-  assert {records.assigned(t) for t in group.trajectories} == {budget}
 
 
 ROOM = 40
@@ -359,14 +295,6 @@ def test_no_answer_after_the_line_is_truncated_with_a_reason(last):
   assert not searches(asked)
 
 
-def test_episode_that_ends_in_time_is_as_without_the_room():
-  turns = (search("a"), answer("Jane"))
-  plain, _ = play(*turns, hits=(EMMA,))
-  kept, _ = play(*turns, hits=(EMMA,), config=landing())
-  assert kept.token_ids.tolist() == plain.token_ids.tolist()
-  assert transcript(kept) == transcript(plain)
-
-
 @pytest.mark.parametrize("searching", [False, True])
 def test_landing_replaces_the_turn_or_search_that_was_waited_for(searching):
   state = begin()
@@ -394,26 +322,14 @@ def test_a_search_that_uses_the_last_token_is_charged_then_truncated():
 
 def test_over_budget_search_at_the_limit_is_truncated_and_a_violation():
   said = tuple(CODEC.encode(search("a")))
-  event = types.Generation(
-    said,
-    (-1.0,) * len(said),
-    search("a"),
-    types.Finish.LENGTH,
-    (0,) * len(said),
+  logps, versions = (-1.0,) * len(said), (0,) * len(said)
+  trajectory, asked = play(
+    types.Generation(said, logps, search("a"), types.Finish.LENGTH, versions),
+    budget=0,
   )
-  trajectory, asked = play(event, budget=0)
   assert trajectory.outcome is types.Outcome.TRUNCATED
   assert trajectory.violation and not searches(asked)
   assert "The engine stopped turn 0 at" in trajectory.reason
-
-
-def test_context_limits_a_turn():
-  config = dataclasses.replace(CONFIG, max_context=length_of_prompt() + 5)
-  trajectory, asked = play("x" * 50, config=config)
-  assert asked[0].max_tokens == 5
-  assert len(trajectory.token_ids) == config.max_context
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_context" in trajectory.reason
 
 
 @pytest.mark.parametrize("room", [0, 1])
@@ -459,37 +375,6 @@ def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
     play(event)
 
 
-TOOL_PRICES = budgets.Prices(tools=(("search", 30.0), ("cheap", 10.0)))
-CHEAP_TOOL = tools_lib.Tool("cheap", "<cheap>", "</cheap>")
-TOOL_HITS = {"a b": (types.Passage("1", "a", "b c"),)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_tools():
-  env = prompts.PROMPTS["world"].with_tools(CHEAP_TOOL)
-  systems.ENVIRONMENTS["two_prices"] = env
-  yield
-  del systems.ENVIRONMENTS["two_prices"]
-
-
-def play_for(turns, cents, *, hits=TOOL_HITS):
-  found = scripted.Retriever(hits)
-  return asyncio.run(
-    driver.run_episode(
-      QUESTION,
-      driver.EpisodeParts(
-        scripted.Engine(turns),
-        searching.Toolbox({"search": found, "cheap": found}),
-        config_lib.EpisodeConfig(prompts="two_prices"),
-        CODEC,
-      ),
-      budget=budgets.Budget(dollars=cents / 100, prices=TOOL_PRICES),
-      scaffold=False,
-      address=types.Address(0, 0, 0),
-    )
-  )
-
-
 def think(action):
   return f"<think> x ; </think> {action}"
 
@@ -497,25 +382,6 @@ def think(action):
 CHEAP = think("<cheap> a b </cheap>")
 DEAR = think("<search> a b </search>")
 SAID = think("<answer> c </answer>")
-
-
-@pytest.mark.parametrize(
-  "turns, cents, spent, tools, violation",
-  [
-    ([DEAR, SAID], 3, 0.03, ["search"], False),
-    ([CHEAP, DEAR, SAID], 4, 0.04, ["cheap", "search"], False),
-    # 2 cents do not pay for the dear one, and still pay for the cheap one.
-    ([DEAR, CHEAP, SAID], 2, 0.01, ["cheap"], True),
-    ([CHEAP, CHEAP, CHEAP, SAID], 2, 0.02, ["cheap", "cheap"], True),
-    ([SAID], 1, 0.0, [], False),
-  ],
-)
-def test_calls_are_charged_by_their_tool(turns, cents, spent, tools, violation):
-  found = play_for(turns, cents)
-  assert records.dollars(found) == pytest.approx(spent, abs=1e-15)
-  assert [each.tool for each in found.observations] == tools
-  assert found.violation is violation
-  assert found.outcome is types.Outcome.ANSWERED
 
 
 @hypothesis.settings(max_examples=60)
@@ -527,14 +393,30 @@ def test_calls_are_charged_by_their_tool(turns, cents, spent, tools, violation):
   st.integers(1, 20),
   st.lists(st.tuples(st.text(max_size=9), st.text(max_size=30)), max_size=3),
 )
-def test_no_episode_spends_more_than_its_cents(turns, cents, shown):
-  """Whatever the retriever returns, and to the last affordable cent."""
-  hits = {"a b": tuple(types.Passage("i", *each) for each in shown)}
-  found = play_for([*turns, *[SAID] * 20], cents, hits=hits)
+def test_calls_are_charged_by_their_tool_to_the_last_cent(turns, cents, shown):
+  """Whatever the retriever returns."""
+  env = prompts.PROMPTS["world"].with_tools(
+    tools_lib.Tool("cheap", "<cheap>", "</cheap>", price=10.0)
+  )
+  found = scripted.Retriever(
+    {"a b": tuple(types.Passage("i", *each) for each in shown)}
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(systems.ENVIRONMENTS, "two_prices", env)
+    found = scripted.play(
+      scripted.Engine([*turns, *[SAID] * 20]),
+      searching.Toolbox({"search": found, "cheap": found}),
+      config_lib.EpisodeConfig(prompts="two_prices"),
+      budget=budgets.Budget(
+        dollars=cents / 100, prices=budgets.Prices(search=30.0)
+      ),
+    )
   made = [each.tool for each in found.observations]
   cost = sum({"cheap": 1, "search": 3}[tool] for tool in made)
   assert cost <= cents
   assert records.dollars(found) <= cents / 100
+  assert records.dollars(found) == pytest.approx(cost / 100, abs=1e-15)
+  assert budgets.from_record(found.caps.record()) == found.caps
   # What was affordable was carried out.
   left, expected, bad = cents, [], 0
   for text in turns:
