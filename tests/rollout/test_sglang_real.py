@@ -1,6 +1,9 @@
-"""The engines over HTTP against a running SGLang server; skipped without one.
+"""The engines over HTTP against a real SGLang server: recorded, or running.
 
-A server with a small model and float32 weights is enough, also on a CPU:
+Without a server, the engine meets the exchanges in `tests/golden/sglang`, which
+SGLang 0.5.23 gave on a CPU. If the engine now sends a different request, the
+recording has no answer to it. A server with a small model and float32 weights
+is enough, also on a CPU:
 
     python -m tests.support.sglang_chains MODEL_DIR TOKENIZER_DIR
     python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 ...
@@ -9,7 +12,7 @@ A server with a small model and float32 weights is enough, also on a CPU:
 
 The first command makes a model with random weights and a real tokenizer. No
 other process may use the server meanwhile. With ANYSEARCH_SGLANG_RECORD=1 the
-test records the exchanges in `tests/golden/sglang` again.
+exchanges are recorded again.
 """
 
 from __future__ import annotations
@@ -31,27 +34,227 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
+from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout import completions
 from anysearch_jax.rollout.sglang import engine as sglang
+from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
+from bench import random_models
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
 _KEPT = ("version", "weight_version", "context_length", "max_req_input_len")
-if not _URL:
-  pytest.skip(
-    "no SGLang server; set ANYSEARCH_SGLANG_URL to one that was started as "
-    "tests/rollout/test_sglang_real.py says",
-    allow_module_level=True,
-  )
+_VOCAB, _WIDTH = 151_936, 64  # Of the model.
+# Ids of the model's tokenizer (Qwen2.5's).
+_IDS = {"x": 87, "<": 27, "/": 14, "se": 325, "arch": 1113, ">": 29, "y": 88}
+_IDS |= {"</": 522, "answer": 9217, ">\n\n": 1339, "z": 89, " end": 835}
+_IDS |= {"q": 80, "<|im_end|>": 151_645}
+
+running = pytest.mark.skipif(
+  not _URL, reason="no SGLang server; set ANYSEARCH_SGLANG_URL as said above"
+)
+
+
+class _Tokenizer:
+  end_of_turn_ids = frozenset([151_643, 151_645])
+
+  def encode(self, text):
+    return [_IDS[text]]
+
+  def decode(self, ids):
+    texts = {i: text for text, i in _IDS.items() if i < 151_643}
+    return "".join(texts.get(i, "") for i in ids)
 
 
 @pytest.fixture(scope="module")
-def policy():
-  """The policy in the server's model folder."""
-  info = httpx2.get(f"{_URL}/model_info", trust_env=False).json()
-  return hf.load(info["tokenizer_path"])
+def policy(tmp_path_factory):
+  """The policy in the server's model folder, or one with its vocabulary."""
+  if _URL:
+    info = httpx2.get(f"{_URL}/model_info", trust_env=False).json()
+    return hf.load(info["tokenizer_path"])
+  folder = tmp_path_factory.mktemp("policy")
+  a = architecture_lib.Architecture(
+    family="qwen2",
+    vocab_size=_VOCAB,
+    d_model=2,
+    layers=1,
+    heads=1,
+    kv_heads=1,
+    head_dim=2,
+    mlp_dim=2,
+    qkv_bias=True,
+  )
+  config = architecture_lib.to_hf(a, dtype="float32", eos_token_id=[151_645])
+  (folder / "config.json").write_text(json.dumps(config))
+  return hf.Policy(random_models.params(a), a, _Tokenizer(), folder)
+
+
+@pytest.fixture
+def start(policy, monkeypatch, tmp_path):
+  """Returns a function that makes an engine; its exchanges are in a file.
+
+  A running server's are written there, others are read.
+  """
+  engines, noted = [], []
+  monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
+
+  def make(name="", params=None, temperature=1.0):
+    if _URL:
+      noted.append((name, []))
+      hook = functools.partial(_note, noted[-1][1])
+      network = {"event_hooks": {"response": [hook]}}
+      config = config_lib.SglangConfig(urls=(_URL,))
+      params = sglang_chains.params(policy) if params is None else params
+    else:
+      answer = functools.partial(_replayed, _exchanges(name))
+      network = {"transport": httpx2.MockTransport(answer)}
+      config = config_lib.SglangConfig(weights=str(tmp_path))
+    client = functools.partial(httpx2.AsyncClient, **network)
+    with monkeypatch.context() as patch:
+      patch.setattr(sglang_server.httpx2, "AsyncClient", client)
+      engines.append(
+        sglang.SglangEngine(
+          policy if params is None else policy._replace(params=params),
+          config=config,
+          sampling=config_lib.SamplingConfig(temperature=temperature),
+          dtype=jnp.float32,
+        )
+      )
+    return engines[-1]
+
+  yield make
+  for engine in engines:
+    engine.close()
+  for name, exchanges in noted:
+    if name and os.environ.get("ANYSEARCH_SGLANG_RECORD"):
+      text = json.dumps(exchanges, indent=1, ensure_ascii=False)
+      (_DATA / f"{name}.json").write_text(text + "\n")
+
+
+def _asked(request):
+  """Returns the body of a request, without machine-specific values."""
+  body = json.loads(request.content or b"{}")
+  return {k: v for k, v in body.items() if k not in ("rid", "model_path")}
+
+
+async def _note(exchanges, response):
+  content, path = await response.aread(), response.request.url.path
+  try:
+    reply = json.loads(content)
+  except ValueError:
+    reply = content.decode()
+  if path in ("/model_info", "/server_info"):
+    reply = {key: reply[key] for key in _KEPT if key in reply}
+  exchanges.append(
+    {
+      "method": response.request.method,
+      "path": path,
+      "body": _asked(response.request),
+      "status": response.status_code,
+      "reply": reply,
+    }
+  )
+
+
+def _replayed(left, request):
+  asked = (request.method, request.url.path, _asked(request))
+  found = next(
+    each
+    for each in left
+    if (each["method"], each["path"], each["body"]) == asked
+  )
+  left.remove(found)
+  reply = found["reply"]
+  content = reply if isinstance(reply, str) else json.dumps(reply)
+  return httpx2.Response(found["status"], content=content)
+
+
+def _exchanges(name):
+  return json.loads((_DATA / f"{name}.json").read_text())
+
+
+def _check_turns(engine, policy):
+  sglang_chains.check_turns(
+    sglang_chains.turns(engine, policy.tokenizer),
+    policy.tokenizer,
+    width=_WIDTH,
+    vocab_size=_VOCAB,
+  )
+
+
+def test_turns_end_at_their_stop_text(policy, start):
+  engine = start("turns")
+  assert engine.max_context == 1017
+  _check_turns(engine, policy)
+  assert engine.counters["sampled_tokens"] == 5 + 3 + 2 + 12
+  assert engine.counters["dropped_tokens"] == 0
+
+
+def test_errors_quote_the_server(policy, start):
+  engine = start("refusals")
+  (server,) = engine._servers
+  for body, message in sglang_chains.REFUSED:
+    with pytest.raises(types.EngineError, match=message):
+      loop.run(server.generate(body))
+  with pytest.raises(types.EngineError, match="400: Failed to get weights"):
+    loop.run(
+      server.load(sglang_server.Weights(pathlib.Path("/nowhere"), "other", 30))
+    )
+  _check_turns(engine, policy)
+
+
+def test_a_server_with_other_weights_gets_the_present_ones(policy, start):
+  engine = start("restart")
+  _rename_weights()
+  _check_turns(engine, policy)
+  assert engine.counters["server_catching_up"] == 1
+  assert engine.counters["failovers"] == 1
+  _rename_weights()
+  # It names other weights, and is left out.
+  assert engine.scores((5, 6, 7)) == {}
+
+
+def _rename_weights():
+  """Makes a running server name its weights as if it had been restarted."""
+  if _URL:
+    httpx2.post(
+      f"{_URL}/update_weight_version",
+      json={"new_version": "default"},
+      trust_env=False,
+    ).raise_for_status()
+
+
+def _read(name):
+  """Reads the first turn of a recording; returns it and the server's reply."""
+  found = next(e for e in _exchanges(name) if e["path"] == "/generate")
+  reply = found["reply"]
+  return reply, functools.partial(
+    sglang_reply.read,
+    reply,
+    prompt=len(found["body"]["input_ids"]),
+    most=120,
+    vocab_size=_VOCAB,
+    versions={"recorded.0-0": 0, "recorded.1-1": 1},
+  )
+
+
+def test_tokens_on_both_sides_of_an_update_have_their_own_version():
+  reply, read = _read("update")
+  found = read()
+  assert len(found.ids) == len(found.logps) == len(found.versions) == 120
+  assert list(found.ids) == reply["output_ids"]
+  (before, _) = reply["meta_info"]["weight_versions"]
+  assert 0 < before["end"] < 120
+  expected = np.arange(120) >= before["end"]
+  np.testing.assert_array_equal(found.versions, expected)
+  assert max(found.logps) < 0
+
+
+def test_abort_is_recognised_in_a_recorded_reply():
+  _, read = _read("abort")
+  with pytest.raises(types.EngineError, match="was aborted: Aborted"):
+    read()
 
 
 @pytest.fixture(scope="module")
@@ -68,71 +271,13 @@ def random_params(policy):
   return make(1), make(2)
 
 
-@pytest.fixture
-def make_engine(policy):
-  engines = []
-
-  def make(params, *, temperature=1.0, dtype=jnp.float32, **config):
-    engines.append(
-      sglang.SglangEngine(
-        policy._replace(params=params),
-        config=config_lib.SglangConfig(**{"urls": (_URL,)} | config),
-        sampling=config_lib.SamplingConfig(temperature=temperature),
-        dtype=dtype,
-      )
-    )
-    return engines[-1]
-
-  yield make
-  for engine in engines:
-    engine.close()
-
-
-@pytest.fixture
-def recorded(monkeypatch, request):
-  """Records the HTTP exchanges of a test in a file."""
-  exchanges = []
-  ask = sglang_server.Server._ask
-
-  async def record(self, method, path, body, deadline):
-    sent = []
-
-    def noted():
-      sent.append(body())
-      return sent[-1]
-
-    response = await ask(self, method, path, body and noted, deadline)
-    exchanges.append(
-      _exchange(method, path, sent[-1] if sent else None, response)
-    )
-    return response
-
-  monkeypatch.setattr(sglang_server.Server, "_ask", record)
-  monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
-  yield exchanges
-  if os.environ.get("ANYSEARCH_SGLANG_RECORD"):
-    _DATA.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(exchanges, indent=1, ensure_ascii=False)
-    (_DATA / f"{request.param}.json").write_text(text + "\n")
-
-
-@pytest.mark.parametrize("recorded", ["turns"], indirect=True)
-def test_turns_end_at_their_stop_text(policy, make_engine, recorded):
-  engine = make_engine(sglang_chains.params(policy))
-  sglang_chains.check_turns(
-    sglang_chains.turns(engine, policy.tokenizer),
-    policy.tokenizer,
-    width=policy.architecture.d_model,
-    vocab_size=policy.architecture.vocab_size,
-  )
-
-
+@running
 def test_log_probs_equal_ours_at_the_sampling_temperature(
-  policy, make_engine, random_params
+  policy, start, random_params
 ):
   context = _context(policy)
   for temperature in (1.0, 0.7):
-    engine = make_engine(random_params[0], temperature=temperature)
+    engine = start(params=random_params[0], temperature=temperature)
     for generation in _sample(engine, context, samples=4, most=20):
       row = (*context, *generation.token_ids)
       ours = _ours(policy, random_params[0], row, temperature)
@@ -142,13 +287,21 @@ def test_log_probs_equal_ours_at_the_sampling_temperature(
       assert set(generation.versions) == {0}
 
 
-@pytest.mark.parametrize("recorded", ["update"], indirect=True)
+@running
 def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
-  policy, make_engine, random_params, recorded
+  policy, start, random_params
 ):
   first, second = random_params
-  engine, context = make_engine(first), _context(policy)
-  generation = _update_meanwhile(engine, second, context)
+  engine, context = start("update", first), _context(policy)
+
+  async def update_meanwhile():
+    request = sglang_chains.request(context, 120)
+    turn = asyncio.create_task(engine.generate(request))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(engine.set_params, second, 1)
+    return await turn
+
+  generation = asyncio.run(update_meanwhile())
   assert sorted(generation.versions) == list(generation.versions)
   assert set(generation.versions) == {0, 1}
   of_first = generation.versions.count(0)
@@ -165,43 +318,10 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   np.testing.assert_allclose(next_turn.logps, ours[len(row) - 1 :], atol=1e-3)
 
 
-@pytest.mark.parametrize("recorded", ["refusals"], indirect=True)
-def test_errors_quote_the_server(policy, make_engine, recorded):
-  engine = make_engine(sglang_chains.params(policy))
-  (server,) = engine._servers
-  for body, message in sglang_chains.REFUSED:
-    with pytest.raises(types.EngineError, match=message):
-      loop.run(server.generate(body))
-  with pytest.raises(types.EngineError, match="Failed to get weights iterator"):
-    loop.run(
-      server.load(sglang_server.Weights(pathlib.Path("/nowhere"), "other", 30))
-    )
-  assert len(sglang_chains.turns(engine, policy.tokenizer)) == len(
-    sglang_chains.CHAINS
-  )
-
-
-@pytest.mark.parametrize("recorded", ["restart"], indirect=True)
-def test_a_server_with_other_weights_gets_the_present_ones(
-  policy, make_engine, recorded
-):
-  engine = make_engine(sglang_chains.params(policy))
-  _post("/update_weight_version", {"new_version": "default"})
-  sglang_chains.check_turns(
-    sglang_chains.turns(engine, policy.tokenizer),
-    policy.tokenizer,
-    width=policy.architecture.d_model,
-    vocab_size=policy.architecture.vocab_size,
-  )
-  assert engine.counters["server_catching_up"] == 1
-  _post("/update_weight_version", {"new_version": "default"})
-  # It names other weights, and is left out.
-  assert engine.scores((5, 6, 7)) == {}
-
-
+@running
 @pytest.mark.parametrize("local", [True, False])
-def test_text_completions_of_the_server_end_alike(policy, make_engine, local):
-  make_engine(sglang_chains.params(policy))  # Loads the weights.
+def test_text_completions_of_the_server_end_alike(policy, start, local):
+  start()  # Loads the weights.
   listed = httpx2.get(f"{_URL}/v1/models", trust_env=False).json()
   codec = policy.tokenizer if local else completions.PlainText()
   engine = completions.CompletionsEngine(
@@ -242,20 +362,6 @@ def _sample(engine, context, *, samples, most):
   return asyncio.run(run())
 
 
-def _update_meanwhile(engine, params, context):
-  """Returns a turn during which version 1 of the weights is set."""
-
-  async def run():
-    turn = asyncio.create_task(
-      engine.generate(sglang_chains.request(context, 120))
-    )
-    await asyncio.sleep(0.5)
-    await asyncio.to_thread(engine.set_params, params, 1)
-    return await turn
-
-  return asyncio.run(run())
-
-
 def _context(policy):
   return tuple(policy.tokenizer.encode("Who wrote the song of the sea, and?"))
 
@@ -263,46 +369,14 @@ def _context(policy):
 def _ours(policy, params, row, temperature=1.0):
   """Returns log-probabilities of all tokens but the first, by our decoder."""
   tokens = np.asarray([row])
-  positions = np.arange(len(row))[None]
-  row_of = _compiled(policy.architecture)
-  logits = row_of(params, tokens, positions, np.ones_like(tokens))[0]
+  hidden = decoder.forward(
+    params,
+    policy.architecture,
+    tokens,
+    np.arange(len(row))[None],
+    np.ones_like(tokens),
+    compute=decoder.Compute(jnp.float32),
+  )
+  logits = decoder.logits(params, hidden)[0]
   logps = jax.nn.log_softmax(logits / temperature)
   return np.asarray(logps[np.arange(len(row) - 1), tokens[0, 1:]])
-
-
-@functools.cache
-def _compiled(architecture):
-  def run(params, *row):
-    hidden = decoder.forward(
-      params, architecture, *row, compute=decoder.Compute(jnp.float32)
-    )
-    return decoder.logits(params, hidden)
-
-  return jax.jit(run)
-
-
-def _post(path, body):
-  response = httpx2.post(_URL + path, json=body, trust_env=False, timeout=120)
-  assert response.status_code == 200, response.text
-
-
-def _exchange(method, path, body, response):
-  """Returns an exchange to replay in tests, without machine-specific values."""
-  try:
-    reply = response.json()
-  except ValueError:
-    reply = response.text
-  if path in ("/model_info", "/server_info"):
-    reply = {key: reply[key] for key in _KEPT if key in reply}
-  body = {
-    key: value
-    for key, value in (body or {}).items()
-    if key not in ("rid", "model_path")
-  }
-  return {
-    "method": method,
-    "path": path,
-    "body": body,
-    "status": response.status_code,
-    "reply": reply,
-  }
