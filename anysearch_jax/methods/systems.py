@@ -48,6 +48,7 @@ WORDINGS: dict[str, wording.Wording] = {
   for each in METHODS.values()
   for name, words in each.wordings.items()
 }
+"""The texts that a prompt file may replace, by environment."""
 
 
 def get(name: str) -> method.Method:
