@@ -73,19 +73,22 @@ def spent_and_caps(
   return spent, caps
 
 
+def passages(found: Iterable[types.Passage]) -> list[dict[str, str]]:
+  """Returns passages as JSON values, without their scores."""
+  return [{"id": p.id, "title": p.title, "text": p.text} for p in found]
+
+
 def observation_values(
   found: Sequence[types.Observation],
 ) -> list[dict[str, Any]]:
-  """Returns observations as JSON values, without the passages' scores."""
+  """Returns observations as JSON values."""
   return [
     {
       "tool": each.tool,
       "argument": each.argument,
       "turn": each.turn,
       "tokens": each.tokens,
-      "passages": [
-        {"id": p.id, "title": p.title, "text": p.text} for p in each.passages
-      ],
+      "passages": passages(each.passages),
     }
     for each in found
   ]

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import hashlib
 import heapq
-import json
 import math
 import pathlib
 import re
@@ -21,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.evaluation import journal
 
 Episode = Mapping[str, Any]
 
@@ -348,11 +347,7 @@ def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
     ValueError: a line is not a JSON object, or a key is missing or its value
       has the wrong type.
   """
-  for number, line in enumerate(lines, start=1):
-    if not line.strip():
-      continue
-    where = f"{source}, line {number}"
-    episode = _decode(line, where)
+  for where, episode in journal.parse(lines, source=source):
     if missing := [key for key in _REQUIRED if key not in episode]:
       raise ValueError(
         f"{where}: the episode lacks {', '.join(missing)}; evaluate this row "
@@ -366,27 +361,6 @@ def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
           "again with this version."
         )
     yield episode
-
-
-def _decode(line: str | bytes, where: str) -> Episode:
-  try:
-    episode = orjson.loads(line)
-  except orjson.JSONDecodeError:
-    # orjson rejects an unpaired surrogate, which a model may emit; json does
-    # not.
-    try:
-      episode = json.loads(line)
-    except (ValueError, RecursionError) as error:
-      raise ValueError(
-        f"{where}: found text that is not JSON ({error}); "
-        "expected one episode a line. Evaluate this row again."
-      ) from error
-  if not isinstance(episode, dict):
-    raise ValueError(
-      f"{where}: found {type(episode).__name__}, expected a JSON object. "
-      "Evaluate this row again."
-    )
-  return episode
 
 
 class Sample:

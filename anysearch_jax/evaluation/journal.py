@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 
+from anysearch_jax.config import settings
 from anysearch_jax.host import disk, json_files
 
 Row = Mapping[str, Any]
@@ -129,17 +131,48 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       "evaluation. Run the evaluation first, or correct the path."
     )
   with path.open("rb") as file:
-    for number, line in enumerate(file, start=1):
-      try:
-        row = json.loads(line)
-        if not isinstance(row, dict):
-          raise ValueError(f"{type(row).__name__}, no object")
-      except (ValueError, RecursionError) as error:
-        raise ValueError(
-          f"{path}, line {number}: found text that is not JSON of a row "
-          f"({error}). Play the evaluation again into a new folder."
-        ) from error
+    for _, row in parse(file, source=str(path)):
       yield row
+
+
+def parse(
+  lines: Iterable[str | bytes], *, source: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields where a line is, for messages, and its JSON object.
+
+  Args:
+    lines: one object each; blank lines are skipped.
+    source: name of the file in messages.
+
+  Raises:
+    ValueError: a line is not a JSON object.
+  """
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    where = f"{source}, line {number}"
+    try:
+      row = _decoded(line)
+    except (ValueError, RecursionError) as error:
+      raise ValueError(
+        f"{where}: found text that is not JSON ({error}); "
+        "expected one episode a line. Evaluate this row again."
+      ) from error
+    if not isinstance(row, dict):
+      raise ValueError(
+        f"{where}: found {type(row).__name__}, expected a JSON object. "
+        "Evaluate this row again."
+      )
+    yield where, row
+
+
+def _decoded(line: str | bytes) -> Any:
+  try:
+    return orjson.loads(line)
+  except orjson.JSONDecodeError:
+    # orjson rejects an unpaired surrogate, which a model may emit; json does
+    # not.
+    return json.loads(line)
 
 
 def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -160,18 +193,14 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     if not path.is_file():
       disk.write_whole(path, text)
     elif path.read_text() != text:
-      found, expected = json_files.read(path), json.loads(text)
-      raise ValueError(
-        f"{path}: {_difference(found, expected)}; {folder} holds the results "
-        "of other settings. Name another folder, or remove it."
+      found, expected = (
+        dict(settings.leaves(each))
+        for each in (json_files.read(path), json.loads(text))
       )
-
-
-def _difference(found: Any, expected: Any, path: str = "") -> str:
-  """Describes the first value that differs."""
-  if isinstance(found, dict) and isinstance(expected, dict):
-    for key in [*expected, *found]:
-      if found.get(key) != expected.get(key):
-        inner = f"{path}.{key}" if path else key
-        return _difference(found.get(key), expected.get(key), inner)
-  return f"{path or 'it'} is {found!r} there and {expected!r} now"
+      for key in expected | found:
+        if found.get(key) != expected.get(key):
+          raise ValueError(
+            f"{path}: {key} is {found.get(key)!r} there and "
+            f"{expected.get(key)!r} now; {folder} holds the results of other "
+            "settings. Name another folder, or remove it."
+          )

@@ -208,7 +208,7 @@ class Service:
     with self._call():
       agent = await self._loaded()
       found = await agent.search_async(query, k=k)
-    return Found(passages=[Passage(**_values(passage)) for passage in found])
+    return Found(passages=[Passage(**each) for each in records.passages(found)])
 
   async def trajectory(self, name: str) -> str:
     reply = self._replies.get(name)
@@ -226,7 +226,7 @@ class Service:
         **records.trajectory(played),
         "reason": reply.reason,
         "seconds": round(reply.seconds, 3),
-        "documents": [list(map(_values, found)) for found in reply.documents],
+        "documents": list(map(records.passages, reply.documents)),
       }
     )
 
@@ -244,8 +244,10 @@ class Service:
       tokens=reply.tokens,
       seconds=round(reply.seconds, 3),
       queries=[
-        Query(query=query, sources=[Source(**_values(p)) for p in passages])
-        for query, passages in zip(
+        Query(
+          query=query, sources=[Source(**p) for p in records.passages(found)]
+        )
+        for query, found in zip(
           reply.trajectory.queries, reply.documents, strict=True
         )
       ],
@@ -288,10 +290,6 @@ class Service:
       raise ToolError(str(error)) from error
     finally:
       self._under_way -= 1
-
-
-def _values(passage: types.Passage) -> dict[str, str]:
-  return {"id": passage.id, "title": passage.title, "text": passage.text}
 
 
 def _instructions(examples: Sequence[types.Question]) -> str:

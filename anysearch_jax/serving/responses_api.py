@@ -15,6 +15,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.environment import records
 from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
@@ -82,11 +83,6 @@ def _turns(found: Any) -> list[tuple[str, str]]:
     text = fields.text_of(item.get("content"), "input", _TEXTS)
     turns.append((item["role"], text))
   return turns
-
-
-def shown(passages: Iterable[types.Passage]) -> list[dict[str, str]]:
-  """Returns passages as JSON values."""
-  return [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
 
 
 def source(passage: types.Passage) -> str:
@@ -224,7 +220,7 @@ class Writer:
       {"type": "url", "url": url} for url, _ in sources
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = shown(passage for _, passage in sources)
+    item["results"] = records.passages(passage for _, passage in sources)
     yield self._part("response.web_search_call.completed", indexed=False)
     yield self._item("response.output_item.done", item)
 
@@ -355,5 +351,5 @@ def told(reply: events.Reply) -> dict[str, Any]:
     "outcome": str(reply.outcome),
     "reason": reply.reason,
     "seconds": round(reply.seconds, 3),
-    "documents": [shown(found) for found in reply.documents],
+    "documents": list(map(records.passages, reply.documents)),
   }
