@@ -71,13 +71,6 @@ class Passage:
     return f"{self.title}\n{self.text}"
 
 
-class Document(NamedTuple):
-  """The identity of a passage that a search showed."""
-
-  id: str
-  title: str
-
-
 class Observation(NamedTuple):
   """What a charged call of a tool showed.
 
@@ -93,11 +86,6 @@ class Observation(NamedTuple):
   turn: int
   passages: tuple[Passage, ...] = ()
   tokens: int = 0
-
-  @property
-  def documents(self) -> tuple[Document, ...]:
-    """The identities of the passages."""
-    return tuple(Document(p.id, p.title) for p in self.passages)
 
 
 @dataclasses.dataclass(frozen=True)

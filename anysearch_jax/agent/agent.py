@@ -152,12 +152,9 @@ class Agent:
     self._places = asyncio.Semaphore(slots)
     self._numbers = itertools.count()
     self._process = os.getpid()
-    self._ended = False
     self._close: Callable[[], None] | None = close
     self._scope = loop.Scope(
-      lambda: ClosedError(
-        "The agent was closed before the answer; load another one."
-      )
+      lambda: ClosedError("The agent is closed; load another one.")
     )
 
   @classmethod
@@ -360,7 +357,6 @@ class Agent:
 
   def end_questions(self) -> None:
     """Refuses new questions, and ends those under way with a `ClosedError`."""
-    self._ended = True
     self._scope.stop()
 
   def close(self) -> None:
@@ -372,7 +368,6 @@ class Agent:
     close, self._close = self._close, None
     if close is None or os.getpid() != self._process:
       return
-    self._ended = True
     loop.ended(self._scope.stop())
     close()
 
@@ -389,9 +384,6 @@ class Agent:
       raise ClosedError(
         "The agent was made in another process; load one in this process."
       )
-    if self._ended:
-      coroutine.close()
-      raise ClosedError("The agent is closed; load another one.")
     return loop.Work(coroutine, self._scope)
 
   def _question(self, question: str | types.Question) -> types.Question:

@@ -36,8 +36,8 @@ from anysearch_jax.algorithms import grpo
 
 # A trajectory's question and its sample.
 Place = tuple[int, int]
-# What was shown before a turn: the documents of each call.
-_Point = tuple[tuple[types.Document, ...], ...]
+# What was shown before a turn: id and title of each call's passages.
+_Point = tuple[tuple[tuple[str, str], ...], ...]
 
 
 def of_turns(
@@ -176,7 +176,10 @@ def against_others(
 
 def _points(trajectory: types.Trajectory) -> list[_Point]:
   """Returns where a trajectory stood before each turn, `[searches + 1]`."""
-  shown = tuple(o.documents for o in trajectory.observations)
+  shown = tuple(
+    tuple((p.id, p.title) for p in each.passages)
+    for each in trajectory.observations
+  )
   return [shown[:t] for t in range(trajectory.searches + 1)]
 
 

@@ -168,9 +168,8 @@ def test_search_o1_episode_reads_refined_text():
   shown = played.spans[1].text
   assert search_o1.RESULT[0] + "T7 came first." in shown
   assert "first\n" not in shown and last not in shown
-  assert tuple(o.documents for o in played.observations) == (
-    (types.Document("7+8", ""),),
-  )
+  (observation,) = played.observations
+  assert [(p.id, p.title) for p in observation.passages] == [("7+8", "")]
   # The next turn sends the whole context again: its cache was released.
   contexts = [r.token_ids for r in engine.requests if r.turn < 1 << 20]
   assert contexts[1][: len(contexts[0])] == contexts[0]

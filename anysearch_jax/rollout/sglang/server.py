@@ -100,7 +100,7 @@ class Server:
     await self.version()
     # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
-    await self.tell("GET", "/health")
+    await self._ask("GET", "/health", None, self._patience)
     longest = (await self.get("/server_info")).get("max_req_input_len")
     if type(longest) is not int:
       raise self.error(
@@ -127,8 +127,26 @@ class Server:
       UnansweredError: the server could not be reached, or was restarted.
       types.EngineError: it did not load the weights.
     """
+    deadline = weights.deadline
     try:
-      done = await self._load(weights)
+      # Running requests wait and continue with the new weights.
+      mode = {"mode": "in_place"}
+      await self.post("/pause_generation", mode, deadline=deadline)
+      done = await self.post(
+        "/update_weights_from_disk",
+        {
+          "model_path": str(weights.path),
+          "weight_version": weights.name,
+          # With running requests, it would fail after the weights changed.
+          "flush_cache": False,
+        },
+        deadline=deadline,
+      )
+      # This succeeds only if no request is running. Otherwise prefixes of the
+      # old weights remain until they are evicted, but are never matched again:
+      # requests contain the weights' name (`extra_key`).
+      with contextlib.suppress(types.EngineError):
+        await self._ask("POST", "/flush_cache", None, self._patience)
     except BaseException:
       # A server that stays paused would block all later requests and runs.
       with contextlib.suppress(types.EngineError):
@@ -145,29 +163,6 @@ class Server:
     )
     # The server may have been restarted since.
     raise UnansweredError(str(error)) if loaded else error
-
-  async def _load(self, weights: Weights) -> Json:
-    """Pauses the server and loads weights; returns the server's answer."""
-    seconds = weights.deadline
-    # Running requests wait and continue with the new weights.
-    mode = {"mode": "in_place"}
-    await self.post("/pause_generation", mode, deadline=seconds)
-    done = await self.post(
-      "/update_weights_from_disk",
-      {
-        "model_path": str(weights.path),
-        "weight_version": weights.name,
-        # With running requests, flushing would fail after the weights changed.
-        "flush_cache": False,
-      },
-      deadline=seconds,
-    )
-    # This succeeds only if no request is running. Otherwise prefixes of the old
-    # weights remain until they are evicted, but are never matched again:
-    # requests contain the weights' name (`extra_key`).
-    with contextlib.suppress(types.EngineError):
-      await self.tell("POST", "/flush_cache")
-    return done
 
   async def score(
     self, token_ids: Sequence[int], *, name: str, deadline: float
@@ -207,10 +202,6 @@ class Server:
     seconds = deadline or self._patience
     return self._object(await self._ask("POST", path, lambda: body, seconds))
 
-  async def tell(self, method: str, path: str) -> None:
-    """Sends a request and checks only its status."""
-    self._check(await self._ask(method, path, None, self._patience))
-
   async def generate(self, body: Json) -> Json:
     """Generates; aborts every try that the server may still be working on.
 
@@ -229,6 +220,10 @@ class Server:
     try:
       response = await self._ask("POST", "/generate", request, None)
       waiting.pop()
+    except types.EngineError as error:
+      if not isinstance(error, UnansweredError):
+        waiting.pop()  # It was refused.
+      raise
     finally:
       self.tasks.discard(mine)
       for rid in waiting:
@@ -251,7 +246,7 @@ class Server:
     body: Callable[[], Json] | None,
     deadline: float | None,
   ) -> httpx2.Response:
-    """Sends a request until the server accepts it, and returns the response."""
+    """Sends a request until the server accepts it, and returns its answer."""
     url = self.url + path
     try:
       async with asyncio.timeout(deadline):
@@ -267,9 +262,12 @@ class Server:
             met = self._redact.quote(str(error), _LONGEST)
             met = f"{type(error).__name__}: {met}".rstrip(": ")
             continue
-          if response.status_code not in _BUSY:
+          if response.status_code == 200:
             return response
-          met = f"HTTP {response.status_code}: {self._message(response)}"
+          said = http_calls.message(response.content, self._redact)
+          met = f"HTTP {response.status_code}: {said}"
+          if response.status_code not in _BUSY:
+            raise types.EngineError(f"{url}: {met}")
     except TimeoutError:
       raise UnansweredError(
         f"{url}: no answer within {deadline:g} seconds."
@@ -283,19 +281,8 @@ class Server:
       "SGLang server running there (launch/serve_sglang.sh)?"
     )
 
-  def _check(self, response: httpx2.Response) -> None:
-    if response.status_code != 200:
-      raise types.EngineError(
-        f"{response.url}: HTTP {response.status_code}: "
-        f"{self._message(response)}"
-      )
-
-  def _message(self, response: httpx2.Response) -> str:
-    return http_calls.message(response.content, self._redact)
-
   def _object(self, response: httpx2.Response) -> Json:
     """Returns the JSON object in a response."""
-    self._check(response)
     try:
       value = json.loads(self._redact.scrub(response.content))
     except (ValueError, RecursionError):
