@@ -245,8 +245,7 @@ class RetrievalConfig:
   """Folder of the index's encoder, if it has moved; of the encoder of a
   collection or table."""
   url: str = placement("")
-  """Address of the server (also of SearXNG); of several, commas divide shards
-  and `|` replicas."""
+  """Address of the server (also of SearXNG)."""
   web: str = placement("")
   """`serper`, `serpapi`, `google`, `brave`, `tavily` or `searxng`."""
   engine: str = placement("")
