@@ -16,7 +16,7 @@ KINDS = {
   "lexical": ("", ""),
   "index": ("index", "encoder"),
   "http": ("url", "key_variable"),
-  "web": ("web", "url engine price key_variable pages.first"),
+  "web": ("web", "url price key_variable pages.first"),
   "milvus": ("milvus", "collection encoder ranking filter key_variable"),
   "postgres": (
     "postgres",

@@ -319,7 +319,6 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
     c.web,
     price=c.price,
     key_variable=c.key_variable,
-    engine=c.engine,
     address=c.url,
   )
   if not c.pages.first:

@@ -1,9 +1,8 @@
-"""Live web search: Serper, SerpAPI, Google, Brave, Tavily, SearXNG.
+"""Live web search: Serper, SerpAPI, Brave, Tavily, SearXNG.
 
 Passages are the titles and snippets that the service returns. No page is
 fetched and no redirect is followed, so search results cannot decide where a
-request goes. Google's API accepts no new customers and ends on January 1, 2027.
-`SERVICES` is what each service expects and answers.
+request goes. `SERVICES` is what each service expects and answers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Service:
   """The API of one service.
 
   Attributes:
-    request: maps query, k and search engine to arguments of httpx2's `request`.
+    request: maps query and k to arguments of httpx2's `request`.
     results: keys to the list of results in a reply, separated by dots.
     most: the most passages of one call.
     url: address of the API; "": the caller names it.
@@ -49,7 +48,7 @@ class Service:
     words, characters: the most words and characters of a query.
   """
 
-  request: Callable[[str, int, str], Json]
+  request: Callable[[str, int], Json]
   results: str
   most: int
   url: str = ""
@@ -104,25 +103,16 @@ SERVICES = {
     header="X-API-KEY",
     most=10,  # More than 10 cost twice as much.
     method="POST",
-    request=lambda query, k, _: _post(q=query, num=k),
+    request=lambda query, k: _post(q=query, num=k),
     results="organic",
     is_reply=lambda reply: "searchParameters" in reply,
-  ),
-  "google": Service(
-    url="https://www.googleapis.com/customsearch/v1",
-    variable="GOOGLE_API_KEY",
-    header="X-Goog-Api-Key",
-    most=10,
-    request=lambda query, k, engine: _get(q=query, cx=engine, num=k),
-    results="items",
-    is_reply=lambda reply: reply.get("kind") == "customsearch#search",
   ),
   "brave": Service(
     url="https://api.search.brave.com/res/v1/web/search",
     variable="BRAVE_API_KEY",
     header="X-Subscription-Token",
     most=20,
-    request=lambda query, k, _: _get(
+    request=lambda query, k: _get(
       q=query, count=k, text_decorations="false", result_filter="web"
     ),
     results="web.results",
@@ -140,7 +130,7 @@ SERVICES = {
     most=20,
     method="POST",
     # An advanced search costs twice as much.
-    request=lambda query, k, _: _post(
+    request=lambda query, k: _post(
       query=query, max_results=k, search_depth="basic"
     ),
     results="results",
@@ -153,14 +143,14 @@ SERVICES = {
     variable="SERPAPI_API_KEY",
     parameter="api_key",
     most=10,  # Of a page of Google's results; `num` has no effect any more.
-    request=lambda query, k, _: _get(engine="google", q=query),
+    request=lambda query, k: _get(engine="google", q=query),
     results="organic_results",
     is_reply=lambda reply: _serpapi_status(reply) == "Success",
     failed=_serpapi_error,
   ),
   "searxng": Service(
     most=20,  # Of a page of results.
-    request=lambda query, k, _: _get(q=query, format="json"),
+    request=lambda query, k: _get(q=query, format="json"),
     results="results",
     link="url",
     snippet="content",
@@ -195,19 +185,18 @@ class WebRetriever(requests_lib.OneByBatch):
   returns nothing and costs nothing.
 
   Args:
-    kind: "serper", "serpapi", "google", "brave", "tavily" or "searxng".
+    kind: "serper", "serpapi", "brave", "tavily" or "searxng".
     price: cost of one call; `counters["cost"]` is the sum.
     key_variable: the environment variable with the key; "" is the default:
-      SERPER_API_KEY, SERPAPI_API_KEY, GOOGLE_API_KEY, BRAVE_API_KEY or
-      TAVILY_API_KEY. SearXNG has none.
+      SERPER_API_KEY, SERPAPI_API_KEY, BRAVE_API_KEY or TAVILY_API_KEY.
+      SearXNG has none.
     address: address of a SearXNG server.
-    engine: Google's search engine id (`cx`).
     transport: replaces the network, for tests.
     settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
-    ValueError: the kind is unknown, the key, the engine or the address is
-      missing, or the price is negative.
+    ValueError: the kind is unknown, the key or the address is missing, or the
+      price is negative.
 
   `counters` has the counters of `http_calls.Caller`, the `queries`, and the
   `cost` of all calls that were answered, even if the answer was malformed.
@@ -219,7 +208,6 @@ class WebRetriever(requests_lib.OneByBatch):
     *,
     price: float,
     key_variable: str = "",
-    engine: str = "",
     address: str = "",
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
@@ -227,11 +215,6 @@ class WebRetriever(requests_lib.OneByBatch):
     if kind not in SERVICES:
       raise ValueError(
         f"kind: found {kind!r}, expected one of {', '.join(SERVICES)}."
-      )
-    if bool(engine) != (kind == "google"):
-      raise ValueError(
-        f"engine: found {engine!r}; expected the id of a search engine (cx) "
-        "for google and none for others."
       )
     if bool(address) != (kind == "searxng"):
       raise ValueError(
@@ -250,7 +233,6 @@ class WebRetriever(requests_lib.OneByBatch):
     if not 0 <= price < float("inf"):
       raise ValueError(f"price: found {price}, expected 0 or more for a call.")
     self._kind, self._service = kind, SERVICES[kind]
-    self._engine = engine
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
     headers, key = {"Accept": "application/json"}, ""
@@ -296,7 +278,7 @@ class WebRetriever(requests_lib.OneByBatch):
     named = {"kind": "web", "service": self._kind}
     if not self._service.url:
       named["address"] = self._url
-    return named | ({"engine": self._engine} if self._engine else {})
+    return named
 
   async def _ask(
     self, request: types.SearchRequest, until: float
@@ -315,7 +297,7 @@ class WebRetriever(requests_lib.OneByBatch):
         until=until,
         # For the circuit breaker, failures of one query count only once.
         counted=query not in self._suspects,
-        **service.request(query, k, self._engine),
+        **service.request(query, k),
       )
       self._suspects.clear()
       return answer

@@ -247,9 +247,7 @@ class RetrievalConfig:
   url: str = placement("")
   """Address of the server (also of SearXNG)."""
   web: str = placement("")
-  """`serper`, `serpapi`, `google`, `brave`, `tavily` or `searxng`."""
-  engine: str = placement("")
-  """Id of the Google engine."""
+  """`serper`, `serpapi`, `brave`, `tavily` or `searxng`."""
   milvus: str = placement("")
   """Address of a Milvus server, or a file of Milvus Lite."""
   collection: str = placement("")
