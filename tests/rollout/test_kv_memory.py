@@ -23,21 +23,14 @@ def filled(pool, tokens):
   return pages
 
 
-def test_whole_pages_of_a_common_prefix_are_shared():
-  pool = kv_memory.PagePool(10, SIZE)
-  first = filled(pool, (1, 2, 3, 4, 5))
-  assert pool.shared((1, 2, 3, 4, 9)) == (first[:2], None, False)
-  assert pool.shared((1, 2, 3)) == (first[:1], None, False)
-  # Equal tokens after a different prefix are not shared.
-  assert pool.shared((3, 4, 1, 2)) == ([], None, False)
-
-
 def test_partial_last_page_is_found_only_for_the_same_prompt():
   pool = kv_memory.PagePool(10, SIZE)
   first = filled(pool, (1, 2, 3, 4, 5))
   assert pool.shared((1, 2, 3, 4, 5)) == (first[:2], first[2], False)
   # A prompt that continues after these tokens has a different page for them.
   assert pool.shared((1, 2, 3, 4, 5, 6)) == (first[:2], None, False)
+  # Nor are equal tokens after a different prefix shared.
+  assert pool.shared((3, 4, 1, 2)) == ([], None, False)
   # The page can be found until it is allocated again.
   pool.drop(first)
   assert pool.shared((1, 2, 3, 4, 5)).last == first[2]
@@ -68,14 +61,6 @@ def test_least_recently_used_pages_are_reallocated_first():
   assert pool.take(1) == old[1:]
   assert pool.shared((1, 2, 3, 4)) == (old[:1], None, False)
   assert pool.shared((5, 6, 7, 8)) == (new, None, False)
-
-
-def test_forget_all_forgets_every_prompt():
-  pool = kv_memory.PagePool(5, SIZE)
-  pool.drop(filled(pool, (1, 2, 3, 4)))
-  pool.forget_all()
-  assert pool.shared((1, 2, 3, 4)) == ([], None, False)
-  assert pool.free == 4
 
 
 @hypothesis.given(st.data())

@@ -69,12 +69,6 @@ def test_restrictions_keep_the_likeliest_and_logps_ignore_them(kwargs, kept):
   np.testing.assert_allclose(logps, np.log(P)[tokens], atol=1e-6)
 
 
-def test_temperature_zero_is_greedy_with_logps_at_temperature_one():
-  counts, _, logps = draw(temperature=0.0)
-  assert counts[0] == DRAWS
-  np.testing.assert_allclose(logps, np.log(P[0]), atol=1e-6)
-
-
 def test_rows_of_one_call_are_drawn_by_their_own_settings():
   """A row draws what it draws in a call whose rows all have its settings."""
   configs = [
@@ -107,19 +101,12 @@ def test_an_unrestricted_draw_is_that_of_jax():
   np.testing.assert_array_equal(tokens, expected)
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_noise_is_that_of_jax_to_the_bit(jit):
+def test_noise_is_that_of_jax_to_the_bit():
   keys = jax.random.split(jax.random.key(12), 300)
-  ours, library = (
-    jax.vmap(functools.partial(f, size))
-    for f, size in (
-      (lambda size, key: sampling.gumbel(key, size), 1001),
-      (lambda size, key: jax.random.gumbel(key, (size,)), 1001),
-    )
-  )
-  if jit:
-    ours, library = jax.jit(ours), jax.jit(library)
-  np.testing.assert_array_equal(ours(keys), library(keys))
+  expected = jax.vmap(lambda key: jax.random.gumbel(key, (1001,)))(keys)
+  ours = jax.vmap(lambda key: sampling.gumbel(key, 1001))
+  for noise in ours, jax.jit(ours):
+    np.testing.assert_array_equal(noise(keys), expected)
 
 
 def test_another_prng_draws_its_own_noise():
@@ -134,9 +121,11 @@ def test_ties_go_to_the_first_token_and_no_draw_leaves_the_vocabulary():
   logits = jnp.array([[1.0, 2.0, 2.0], [jnp.nan, 0.0, 1.0]])
   one = functools.partial(sampling.sample, restricted=False)
   keys = jax.random.split(jax.random.key(0), 2)
-  tokens, _ = jax.jit(jax.vmap(one))(logits, keys, rows)
+  tokens, found = jax.jit(jax.vmap(one))(logits, keys, rows)
   assert tokens[0] == 1
   assert 0 <= tokens[1] < 3
+  # Log-probabilities are those at temperature 1.
+  np.testing.assert_allclose(found[0], jax.nn.log_softmax(logits[0])[1])
 
 
 @pytest.mark.parametrize(
@@ -150,12 +139,10 @@ def test_training_refuses_what_changes_the_distribution(kwargs):
 
 
 def test_key_of_an_address_is_successive_fold_ins():
-  seed, keys = jax.random.key(7), set()
-  for address in ((), (5,), (3, 1, 4, 1, 5), (1, 2), (2, 1), (1, 2, 0), (1,)):
+  seed = jax.random.key(7)
+  for address in ((), (5,), (3, 1, 4, 1, 5), (2, 1)):
     expected = functools.reduce(jax.random.fold_in, address, seed)
     numbers = jnp.asarray(address, jnp.uint32)
     for fold in (sampling.address_key, jax.jit(sampling.address_key)):
       found = jax.random.key_data(fold(seed, numbers))
       np.testing.assert_array_equal(found, jax.random.key_data(expected))
-    keys.add(tuple(np.asarray(found).tolist()))
-  assert len(keys) == 7

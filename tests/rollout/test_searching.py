@@ -111,27 +111,6 @@ def listed(answers):
   return [list(answer) for answer in answers]
 
 
-# Searches, how long each query takes, and the sizes of batch and concurrency.
-DRAWN = {
-  "asked": st.lists(
-    st.tuples(
-      st.builds(
-        types.SearchRequest,
-        st.sampled_from("abcdef"),
-        st.integers(1, 2),
-        st.sampled_from(["", "corpus"]),
-      ),
-      st.integers(0, 6),  # The round in which it starts.
-      st.integers(0, 12),  # Rounds until it is cancelled, if it is.
-    ),
-    min_size=1,
-    max_size=30,
-  ),
-  "latencies": st.fixed_dictionaries({q: st.integers(0, 8) for q in "abcdef"}),
-  "sizes": st.tuples(st.integers(1, 5), st.integers(1, 3)),
-}
-
-
 def test_one_event_loop_iteration_is_one_batch_in_order():
   inner = Many()
   requests = [ask(q) for q in "dbcab"]
@@ -165,14 +144,7 @@ def test_queries_that_wait_for_a_call_form_one_batch():
   assert [len(call) for call in inner.calls] == [1, 9]
 
 
-def test_empty_answer_is_cached():
-  inner = scripted.Retriever()
-  ret = searcher(inner)
-  assert run(ret, ask("a")) == run(ret, ask("a")) == [()]
-  assert len(inner.requests) == 1
-
-
-def test_least_recently_used_answer_is_evicted():
+def test_answers_of_another_identity_or_used_least_recently_are_not_kept():
   inner = Many()
   ret = searcher(inner, cache=2)
   for query in "abaca":
@@ -180,17 +152,9 @@ def test_least_recently_used_answer_is_evicted():
   assert [r.query for r in inner.asked] == list("abc")
   run(ret, ask("b"))
   assert [r.query for r in inner.asked] == list("abcb")
-
-
-def test_changed_identity_ignores_cached_answers():
-  inner = Many()
-  ret = searcher(inner, identity="2018")
-  run(ret, ask("a"))
-  ret.identity = "2019"
-  run(ret, ask("a"))
-  ret.identity = "2018"
-  run(ret, ask("a"))
-  assert len(inner.asked) == 2
+  ret.identity = "another index"
+  run(ret, ask("b"))
+  assert len(inner.asked) == 5
 
 
 def test_long_passages_and_answers_are_cut_and_counted():
@@ -238,7 +202,23 @@ def test_metrics_are_counts_and_shares():
 @KINDS
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
-  **DRAWN,
+  asked=st.lists(
+    st.tuples(
+      st.builds(
+        types.SearchRequest,
+        st.sampled_from("abcdef"),
+        st.integers(1, 2),
+        st.sampled_from(["", "corpus"]),
+      ),
+      st.integers(0, 6),  # The round in which it starts.
+      st.integers(0, 12),  # Rounds until it is cancelled, if it is.
+    ),
+    min_size=1,
+    max_size=30,
+  ),
+  # How long each query takes.
+  latencies=st.fixed_dictionaries({q: st.integers(0, 8) for q in "abcdef"}),
+  sizes=st.tuples(st.integers(1, 5), st.integers(1, 3)),
   failing=st.sets(st.sampled_from("abc")),
   impatient=st.sets(st.integers(0, 29)),
   cache=st.sampled_from((0, 1, 2, 99)),
@@ -298,47 +278,35 @@ def test_each_search_gets_its_own_answer_whatever_others_do(
     assert Counter(inner.asked) == Counter({request for request, *_ in asked})
 
 
-@KINDS
-def test_failure_affects_only_its_query_and_is_not_cached(kind):
-  broken = {"b"}
-  inner = kind(failing=lambda request: request.query in broken)
-  ret = searcher(inner)
-  a, *failed, c = run(ret, *map(ask, "abbc"))
-  assert [list(a), list(c)] == [truth(ask("a")), truth(ask("c"))]
-  for error in failed:
-    assert isinstance(error, types.RetrievalError)
-    assert str(error) == "No b."
-  assert ret.counters["failures"] == 1
-  broken.clear()
-  assert listed(run(ret, ask("b"))) == [truth(ask("b"))]
+class Down(Many):
+  async def search_many(self, requests):
+    await super().search_many(requests)
+    raise ValueError("A bug.")
+
+
+class Short(Many):
+  async def search_many(self, requests):
+    return (await super().search_many(requests))[1:]
 
 
 @pytest.mark.parametrize(
-  "error", [types.RetrievalError("Down."), ValueError("A bug.")]
+  ("inner", "lost", "said"),
+  [
+    (One(failing=lambda request: request.query == "b"), "b", "No b."),
+    (Many(failing=lambda request: request.query == "b"), "b", "No b."),
+    (Down(), "abc", "A bug."),  # Of all queries of the call.
+    (Short(), "abc", "Found 2 answers to 3 queries"),
+  ],
 )
-def test_a_call_that_fails_fails_all_of_its_queries(error):
-  class Down(Many):
-    async def search_many(self, requests):
-      await super().search_many(requests)
-      raise error
-
-  inner = Down()
-  ret = searcher(inner, batch=2)
-  assert run(ret, *map(ask, "abc")) == [error] * 3
-  assert ret.counters["failures"] == 3
-  # The failure is not cached.
-  run(ret, ask("a"))
-  assert len(inner.asked) == 4
-
-
-def test_a_wrong_number_of_answers_is_a_failure():
-  class Short(Many):
-    async def search_many(self, requests):
-      return (await super().search_many(requests))[1:]
-
-  errors = run(searcher(Short()), *map(ask, "ab"))
-  assert {type(error) for error in errors} == {types.RetrievalError}
-  assert "Found 1 answers to 2 queries" in str(errors[0])
+def test_failure_is_raised_in_its_waiters_and_not_cached(inner, lost, said):
+  ret = searcher(inner)
+  for again in (1, 2):
+    for query, found in zip("abbc", run(ret, *map(ask, "abbc")), strict=True):
+      if query in lost:
+        assert isinstance(found, Exception) and said in str(found)
+      else:
+        assert list(found) == truth(ask(query))
+    assert ret.counters["failures"] == again * len(lost)
 
 
 @KINDS
@@ -422,17 +390,3 @@ def test_search_during_a_cancellation_starts_a_new_call():
   assert loop.run(play()) == [truth(ask("a"))] * 2
   assert len(inner.calls) == 2
   assert ret.counters["deduplicated"] == 1
-
-
-def test_query_without_waiters_is_not_sent():
-  inner = Many(lambda request: 20)
-  ret = searcher(inner, concurrency=1, batch=1)
-
-  async def play():
-    tasks = [asyncio.create_task(ret.search(ask(q))) for q in "abc"]
-    await rounds(5)
-    tasks[1].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-  loop.run(play())
-  assert [r.query for r in inner.asked] == ["a", "c"]

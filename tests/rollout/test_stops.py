@@ -6,7 +6,6 @@ import asyncio
 
 import hypothesis
 import numpy as np
-import pytest
 import small_engine
 from hypothesis import strategies as st
 
@@ -28,27 +27,6 @@ def request(stop):
 
 def cut(text, stop=STOPS):
   return request(stop).cut(text)
-
-
-@pytest.mark.parametrize(
-  ("text", "halts"),
-  [
-    (">", True),
-    (">\n", True),
-    ("</search>", True),
-    ("h>", True),
-    ("wer>.", True),
-    ("/search>x", True),
-    ("x</search>y", True),
-    ("</search", False),
-    (" >", False),
-    ("x>", False),
-    ("<search>", False),
-    ("", False),
-  ],
-)
-def test_token_halts_if_it_could_complete_a_stop(text, halts):
-  assert halting([text])[0] == halts
 
 
 def test_end_of_turn_tokens_halt_and_the_padded_vocabulary_does_not():
@@ -84,21 +62,6 @@ def test_no_other_token_halts(text):
     stop in stop[:i] + text for stop in STOPS for i in range(len(stop))
   )
   assert halting([text])[0] == could_complete
-
-
-@pytest.mark.parametrize(
-  ("text", "expected"),
-  [
-    ("", None),
-    ("a</search", None),
-    ("a</search>\n b", "a</search>"),
-    ("a</answer>b</search>", "a</answer>"),
-    ("a</search></search>", "a</search>"),
-    ("</Search>", None),
-  ],
-)
-def test_cut_keeps_the_first_stop_whole(text, expected):
-  assert cut(text) == expected
 
 
 def test_sets_of_stop_texts_that_share_a_bit_halt_at_the_tokens_of_each():
