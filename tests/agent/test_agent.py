@@ -21,16 +21,6 @@ from anysearch_jax.agent import events
 from anysearch_jax.environment import prompts
 
 
-def test_reply_has_answer_searches_documents_and_tokens():
-  with make() as agent:
-    reply = agent.ask("Who wrote Emma?", budget=2)
-  assert reply.answer == "Jane" and reply.reason == ""
-  assert reply.outcome is types.Outcome.ANSWERED
-  assert reply.searches == 1 and reply.documents == ((EMMA,),)
-  assert reply.tokens == len("".join(ANSWERED))
-  assert reply.trajectory.question.text == "Who wrote Emma?"
-
-
 def test_events_come_in_order_and_end_with_the_reply():
   with make() as agent:
     told = list(agent.stream("Who wrote Emma?", budget=2))
@@ -43,21 +33,29 @@ def test_events_come_in_order_and_end_with_the_reply():
     events.Thinking("known"),
   ]
   assert isinstance(told[-1], events.Answer) and told[-1].text == "Jane"
+  reply = told[-1].reply
+  assert (reply.reason, reply.outcome) == ("", types.Outcome.ANSWERED)
+  assert reply.searches == 1 and reply.documents == ((EMMA,),)
+  assert reply.tokens == len("".join(ANSWERED))
+  assert reply.trajectory.question.text == "Who wrote Emma?"
 
 
-def test_episode_without_an_answer_says_why():
-  with make(["nothing", "again", "no"]) as agent:
-    reply = agent.ask("Who?", budget=0)
-  assert reply.answer is None
-  assert reply.outcome is types.Outcome.INVALID and "answer" in reply.reason
-
-
-def test_unavailable_retriever_is_a_reason_and_no_exception():
-  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
-  with make(retriever=broken) as agent:
+@pytest.mark.parametrize(
+  ("given", "outcome", "reason"),
+  [
+    ({"script": ["nothing", "again", "no"]}, "invalid", "answer"),
+    (
+      {"retriever": scripted.Retriever(error=types.RetrievalError("Down."))},
+      "failed",
+      "Down.",
+    ),
+  ],
+)
+def test_episode_without_an_answer_says_why(given, outcome, reason):
+  with make(**given) as agent:
     reply = agent.ask("Who?", budget=1)
-  assert reply.answer is None and reply.outcome is types.Outcome.FAILED
-  assert "It is down." in reply.reason
+  assert reply.answer is None
+  assert reply.outcome == outcome and reason in reply.reason
 
 
 def test_many_questions_have_replies_by_question_and_budget():
@@ -91,33 +89,26 @@ def test_threads_and_event_loops_share_one_agent():
   assert len(engine.released) == 16
 
 
-def test_caller_is_told_the_events_in_the_agents_thread():
+def test_caller_is_told_in_the_agents_thread_and_may_end_the_episode():
   told, threads = [], set()
 
   def tell(event):
     told.append(event)
     threads.add(threading.current_thread().name)
 
-  with make() as agent:
+  def enough(event):
+    if isinstance(event, events.Searching):
+      raise ZeroDivisionError
+
+  retriever = scripted.Retriever({"emma": [EMMA]})
+  with make(retriever=retriever) as agent:
+    with pytest.raises(ZeroDivisionError):
+      asyncio.run(agent.ask_async("Who?", budget=1, tell=enough))
+    assert not retriever.requests and len(agent.engine.released) == 1
     reply = asyncio.run(agent.ask_async("Who?", budget=1, tell=tell))
     expected = list(agent.stream("Who?", budget=1))
   assert told[:-1] == expected[:-1]
   assert told[-1] == events.Answer(reply) and threads == {"event loop"}
-
-
-def test_exception_of_a_listener_ends_the_episode_before_the_search():
-  class EnoughError(Exception):
-    pass
-
-  def tell(event):
-    if isinstance(event, events.Searching):
-      raise EnoughError
-
-  retriever = scripted.Retriever()
-  with make(retriever=retriever) as agent:
-    with pytest.raises(EnoughError):
-      asyncio.run(agent.ask_async("Who?", budget=1, tell=tell))
-    assert not retriever.requests and len(agent.engine.released) == 1
 
 
 @pytest.mark.parametrize("kept", [0, 100])
@@ -161,14 +152,9 @@ def test_long_question_does_not_hold_up_the_others():
 
   question = "Who? " * 4000
 
-  agent = agent_lib.Agent(
-    scripted.Engine(ANSWERED),
-    Slow(),
-    scripted.Retriever({"emma": [EMMA]}),
-    config=dataclasses.replace(CONFIG, max_context=50_000),
-    slots=4,
-  )
-  with agent:
+  with make(
+    codec=Slow(), config=dataclasses.replace(CONFIG, max_context=50_000)
+  ) as agent:
     asyncio.run(searched(agent))
 
 

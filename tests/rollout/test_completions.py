@@ -78,22 +78,6 @@ def test_request_carries_prompt_limits_key_and_seed(monkeypatch):
   }
 
 
-def test_a_request_may_name_its_own_sampling():
-  ids = tuple(PLAIN.encode("Who?"))
-  request = types.GenerateRequest(
-    ADDRESS, 0, ids, 9, STOP, temperature=0.0, top_k=5
-  )
-  with (
-    fake_openai.served(completion("yes")) as server,
-    engine_at(
-      server.url, sampling={"temperature": 0.7, "top_p": 0.9}
-    ) as engine,
-  ):
-    asyncio.run(engine.generate(request))
-    _, _, body = server.asked[0]
-  assert (body["temperature"], body["top_p"], body["top_k"]) == (0.0, 0.9, 5)
-
-
 @pytest.mark.parametrize(
   ("reply", "text", "finish"),
   [
@@ -161,16 +145,6 @@ def test_invalid_reply_is_an_engine_error(reply, status, sentence, monkeypatch):
   ):
     generate(engine)
   assert sentence in str(raised.value) and KEY not in str(raised.value)
-
-
-def test_busy_server_is_asked_again():
-  replies = [(503, b"loading"), (429, b"slow down"), (200, completion("yes"))]
-  with (
-    fake_openai.served(lambda body: replies.pop(0)) as server,
-    engine_at(server.url) as engine,
-  ):
-    assert generate(engine).text == "yes"
-  assert len(server.asked) == 3
 
 
 def test_unreachable_server_fails_within_the_deadline():

@@ -84,46 +84,28 @@ def test_sampled_log_probabilities_equal_those_of_a_full_forward(
     small_engine.assert_scored(params, context, placed)
 
 
-def test_a_prompt_is_prefilled_once_for_its_group(params):
+def test_prompts_share_their_common_prefix(params, played):
   engine = _engine(params)
-  _play(engine, [(0, s) for s in range(5)])
+  group = [(0, sample) for sample in range(5)]
+  assert _play(engine, group) == {key: played[key] for key in group}
   # All 18 tokens but the last, including the half-filled last page.
   assert engine.counters["shared_tokens"] == 4 * 18
   assert engine.counters["discarded_tokens"] == 0
-  once = _engine(params)
-  _play(once, [(0, 0)])
-  again = engine.counters["prefilled_tokens"], once.counters["prefilled_tokens"]
-  assert again[0] == 5 * again[1] - 4 * 18
-
-
-def test_prompts_share_their_common_prefix(params):
-  engine = _engine(params)
-
-  async def turn(question, prompt):
-    request = types.GenerateRequest(
-      types.Address(0, question, 0), 0, prompt, 4, protocol.STOPS
-    )
-    return await engine.generate(request)
-
   common = tuple(range(8, 22))
-  prompts = [(*common, 30 + q, *range(22, 28)) for q in range(4)]
-
-  async def run():
-    together = await asyncio.gather(*(turn(*x) for x in enumerate(prompts)))
-    shared = engine.counters["shared_tokens"]
-    for question in range(4):
-      engine.release(types.Address(0, question, 0))
-    # Released prompts can be shared until their pages are allocated again.
-    later = await turn(0, prompts[0])
-    engine.release(types.Address(0, 0, 0))
-    return together, shared, later
-
-  together, shared, later = asyncio.run(run())
-  assert shared == 3 * 12
-  assert engine.counters["shared_tokens"] == 3 * 12 + 20
-  assert later == together[0]
+  requests = [
+    types.GenerateRequest(
+      types.Address(0, q, 0), 0, (*common, 30 + q, *range(22, 28)), 4, ()
+    )
+    for q in range(4)
+  ]
   engine = _engine(params)
-  assert asyncio.run(turn(1, prompts[1])) == together[1]
+  together = _generate(engine, *requests)
+  assert engine.counters["shared_tokens"] == 3 * 12
+  # Released prompts can be shared until their pages are allocated again.
+  assert _generate(engine, requests[0]) == together[:1]
+  assert engine.counters["shared_tokens"] == 3 * 12 + 20
+  engine = _engine(params)
+  assert _generate(engine, requests[1]) == together[1:2]
   assert engine.counters["shared_tokens"] == 0
 
 

@@ -18,10 +18,17 @@ CONFIG = config_lib.EpisodeConfig(max_generated=500, max_context=5000)
 ANSWERED = (search("emma"), answer("Jane"))
 
 
-def make(script=ANSWERED, *, retriever=None, engine=None, **kwargs):
+def make(
+  script=ANSWERED,
+  *,
+  retriever=None,
+  engine=None,
+  codec=scripted.CODEC,
+  **kwargs,
+):
   return agent_lib.Agent(
     engine or scripted.Engine(script),
-    scripted.CODEC,
+    codec,
     retriever or scripted.Retriever({"emma": [EMMA]}),
     **{"config": CONFIG, "slots": 4} | kwargs,
   )
