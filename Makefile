@@ -42,7 +42,8 @@ test-all: $(VENV)/.test-ready
 	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
 
 bench: $(VENV)/.test-ready
-	JAX_PLATFORMS=cpu $(BIN)/python -m bench.quickstart
+	JAX_PLATFORMS=cpu $(BIN)/python -m bench.rollout --threads=1
+	JAX_PLATFORMS=cpu $(BIN)/python -m bench.train_step --threads=1
 
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check --fix .

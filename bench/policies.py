@@ -17,10 +17,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf, lora, sharding, table
+from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.rollout import driver
-from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
@@ -97,15 +96,6 @@ def trajectories(rollout: driver.Rollout) -> list[types.Trajectory]:
 def generated(rollout: driver.Rollout) -> int:
   """Returns the number of sampled tokens of a rollout."""
   return sum(t.generated_tokens for t in trajectories(rollout))
-
-
-def local_engine(
-  policy: hf.Policy,
-  engine: config_lib.EngineConfig,
-  sampling: config_lib.SamplingConfig,
-) -> engine_lib.JaxEngine:
-  """Returns the in-process engine with a policy of `hf.load`."""
-  return engine_lib.JaxEngine(policy, config=engine, sampling=sampling, seed=0)
 
 
 def prepared(

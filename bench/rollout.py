@@ -90,6 +90,7 @@ def main() -> list[dict[str, object]]:
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
+  from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from bench import policies
   from launch import world_source
 
@@ -101,7 +102,9 @@ def main() -> list[dict[str, object]]:
   shapes = dataclasses.replace(
     config.engine, slots=f.slots, lanes=tuple(map(int, f.lanes))
   )
-  ours = policies.local_engine(policy, shapes, config.sampling)
+  ours = engine_lib.JaxEngine(
+    policy, config=shapes, sampling=config.sampling, seed=0
+  )
   engines: dict[str, types.Engine] = {"a": ours, "b": ours}
   if f.torch:
     import torch

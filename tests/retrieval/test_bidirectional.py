@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_encoders
 import safetensors.numpy
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from bench import random_encoders
 from retrieval.encoder import bidirectional
 from retrieval.encoder import encoder as encoder_lib
 from retrieval.encoder import models as models_lib
@@ -383,7 +383,7 @@ TINY = {
 def tiny(tmp_path):
   """A folder and its architecture."""
   folder = tmp_path / "model"
-  return folder, random_encoders.make("minilm", folder, **TINY)
+  return folder, random_encoders.make(folder, **TINY)
 
 
 def change_weights(folder, change):
@@ -395,7 +395,7 @@ def change_weights(folder, change):
 def test_names_may_have_a_prefix_a_pooler_and_buffers(tiny, tmp_path):
   folder, a = tiny
   plain = load(folder, a)
-  random_encoders.make("minilm", tmp_path / "other", prefix="bert.", **TINY)
+  random_encoders.make(tmp_path / "other", prefix="bert.", **TINY)
 
   def add(tensors):
     assert all(name.startswith("bert.") for name in tensors)

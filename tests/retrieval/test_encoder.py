@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_encoders
 import safetensors.numpy
 import tokenizers
 
-from bench import random_encoders
 from retrieval.encoder import encoder as encoder_lib
 
 TINY = {
@@ -35,7 +35,7 @@ TEXTS = [
 
 
 def make(folder: pathlib.Path, **sizes) -> pathlib.Path:
-  random_encoders.make("minilm", folder, **TINY | sizes)
+  random_encoders.make(folder, **TINY | sizes)
   return folder
 
 
@@ -68,7 +68,7 @@ def test_vectors_are_those_of_torch_and_its_tokenizer(torch, tmp_path):
   import transformers
 
   folder = tmp_path / "e5-small-v2"  # Prefixes follow from the name.
-  random_encoders.make("e5-small", folder, num_hidden_layers=2)
+  random_encoders.make(folder, num_hidden_layers=2)
   encoder = encoder_lib.Encoder.load(folder)
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   model = transformers.AutoModel.from_pretrained(

@@ -7,8 +7,8 @@ import pathlib
 import shutil
 
 import pytest
+import random_encoders
 
-from bench import random_encoders
 from retrieval.encoder import encoder as encoder_lib
 from retrieval.encoder import encoder_settings
 
@@ -17,7 +17,6 @@ from retrieval.encoder import encoder_settings
 def folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp("encoders") / "tiny"
   random_encoders.make(
-    "minilm",
     folder,
     hidden_size=32,
     num_attention_heads=2,

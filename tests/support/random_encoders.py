@@ -1,4 +1,4 @@
-"""Random BERT encoders of real shapes, in Hugging Face folders.
+"""Random BERT encoders in Hugging Face folders.
 
 Every value is random, including biases and norm scales, and large enough that a
 wrong position, mask or layout changes the vectors.
@@ -17,26 +17,11 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
 from retrieval.encoder import bidirectional
 
-# Settings of the real models.
-CASES: dict[str, dict[str, Any]] = {
-  "bert-base": {
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-  },
-  "e5-small": {
-    "hidden_size": 384,
-    "num_attention_heads": 12,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-  },
-  "minilm": {
-    "hidden_size": 384,
-    "num_attention_heads": 12,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-  },
+# Of E5's and MiniLM's small models.
+_SIZES = {
+  "hidden_size": 384,
+  "num_attention_heads": 12,
+  "intermediate_size": 1536,
 }
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 _WORDS = 4000
@@ -76,33 +61,26 @@ def texts(count: int, *, seed: int = 0, mean: float = 100) -> list[str]:
 
 
 def make(
-  case: str,
-  folder: pathlib.Path,
-  *,
-  seed: int = 0,
-  prefix: str = "",
-  **sizes: Any,
+  folder: pathlib.Path, *, prefix: str = "", **sizes: Any
 ) -> bidirectional.Architecture:
-  """Saves a float32 model of a case with its tokenizer; needs no torch.
+  """Saves a float32 model with its tokenizer; needs no torch.
 
   Args:
-    case: a key of `CASES`.
     folder: folder of the model; created if missing.
-    seed: seed of the weights.
     prefix: prefix of the names in the file.
-    **sizes: settings of the configuration that override the case's.
+    **sizes: settings of the configuration.
   """
   tokens = vocabulary()
   settings: dict[str, Any] = {
     "architectures": ["BertModel"],
     "vocab_size": len(tokens) + 7,
   }
-  config = transformers.BertConfig(**settings | CASES[case] | sizes)
+  config = transformers.BertConfig(**settings | _SIZES | sizes)
   config.save_pretrained(folder)
   # A name of some releases: in others it is the same class as `BertTokenizer`.
   transformers.BertTokenizerFast(tokens).save_pretrained(folder)
   a = bidirectional.from_hf(config.to_dict())
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
 
   def leaf(row: weights.Weight) -> np.ndarray:
     noise = rng.standard_normal(row.shape, np.float32)
