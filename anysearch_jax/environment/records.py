@@ -47,32 +47,6 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
   )
 
 
-def spent_and_caps(
-  trajectories: Mapping[tuple[int, int], types.Trajectory],
-  shape: tuple[int, int],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Returns what groups spent and could spend, in units besides searches.
-
-  Args:
-    trajectories: by question and sample.
-    shape: number of questions and of samples.
-
-  Returns:
-    By unit: float32 `[Q, G]`, what was spent, and `[Q]`, the caps, infinite
-    without one.
-  """
-  units = ("tokens", "dollars", "seconds")
-  spent = {unit: np.zeros(shape, np.float32) for unit in units}
-  caps = {unit: np.full(shape[0], np.inf, np.float32) for unit in units}
-  for place, t in trajectories.items():
-    spent["tokens"][place] = t.written_tokens
-    spent["dollars"][place] = dollars(t) if t.caps.prices else 0
-    spent["seconds"][place] = t.seconds
-    for unit, cap in t.caps.caps:
-      caps[unit][place[0]] = cap
-  return spent, caps
-
-
 def passages(found: Iterable[types.Passage]) -> list[dict[str, str]]:
   """Returns passages as JSON values, without their scores."""
   return [{"id": p.id, "title": p.title, "text": p.text} for p in found]

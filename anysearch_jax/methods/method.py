@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -20,7 +20,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import scoring, spec, wording
+from anysearch_jax.environment import records, scoring, spec, wording
 
 
 class Progress(NamedTuple):
@@ -85,6 +85,78 @@ class Outcomes(NamedTuple):
   caps: Mapping[str, chex.Array] = {}
   answers: np.ndarray | None = None
   trajectories: np.ndarray | None = None
+
+
+def outcomes_of(
+  trajectories: Mapping[tuple[int, int], types.Trajectory],
+  verdicts: Mapping[tuple[int, int], scoring.Verdict],
+  measured: Mapping[tuple[int, int], Mapping[str, float]],
+  *,
+  budgets: np.ndarray,
+  samples: int,
+  measures: Sequence[str],
+  progress: Progress = BEGINNING,
+) -> Outcomes:
+  """Returns what rewards see of a rollout, arrays `[Q, samples]`.
+
+  Args:
+    trajectories: the valid ones, by question and sample.
+    verdicts: of each trajectory.
+    measured: the values of `measures` of each trajectory.
+    budgets: int `[Q]`, the assigned budgets.
+    samples: number of trajectories of a group.
+    measures: names of the values.
+    progress: how far the training is.
+  """
+
+  def table(
+    dtype: type, value: Callable[[tuple[int, int]], Any], empty: Any = 0
+  ) -> np.ndarray:
+    array: np.ndarray = np.full((len(budgets), samples), empty, dtype)
+    for place in trajectories:
+      array[place] = value(place)
+    return array
+
+  def dollars(place: tuple[int, int]) -> float:
+    t = trajectories[place]
+    return records.dollars(t) if t.caps.prices else 0
+
+  units = ("tokens", "dollars", "seconds")
+  caps = {unit: np.full(len(budgets), np.inf, np.float32) for unit in units}
+  for (question, _), t in trajectories.items():
+    for unit, cap in t.caps.caps:
+      caps[unit][question] = cap
+  return Outcomes(
+    em=table(np.int32, lambda p: verdicts[p].em),
+    f1=table(
+      np.float32,
+      lambda p: scoring.f1(
+        verdicts[p].answer, trajectories[p].question.golden_answers
+      ),
+    ),
+    format=table(np.int32, lambda p: verdicts[p].format or 0),
+    answered=table(bool, lambda p: verdicts[p].answer is not None),
+    generated_tokens=table(
+      np.int32, lambda p: trajectories[p].generated_tokens
+    ),
+    searches=table(np.int32, lambda p: trajectories[p].searches),
+    violation=table(bool, lambda p: trajectories[p].violation),
+    budget=budgets,
+    valid=table(bool, lambda p: True),
+    measures={
+      name: table(np.float32, lambda p: measured[p][name])  # noqa: B023
+      for name in measures
+    },
+    progress=progress,
+    spent={
+      "tokens": table(np.float32, lambda p: trajectories[p].written_tokens),
+      "dollars": table(np.float32, dollars),
+      "seconds": table(np.float32, lambda p: trajectories[p].seconds),
+    },
+    caps=caps,
+    answers=table(object, lambda p: verdicts[p].answer, None),
+    trajectories=table(object, lambda p: trajectories[p], None),
+  )
 
 
 # (outcomes, constants) -> float32 arrays `[..., G]` by name.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, scoring
 from anysearch_jax.host import plugins
 from anysearch_jax.methods import method
 
@@ -176,36 +176,25 @@ def trial(
     budget: budget of both questions.
     measures: names of `outcomes.measures`.
   """
-  shape = (2, group)
-  valid = np.zeros(shape, bool)
-  valid[0, : max(1, group - 1)] = True
-  searches = np.where(valid, np.arange(group) % (budget + 1), 0)
-  right = valid & (np.arange(group) % 2 == 0)
-  answers, trajectories = (np.full(shape, None, object) for _ in range(2))
-  for q, g in np.argwhere(valid):
-    answers[q, g] = "here" if right[q, g] else "there"
-    trajectories[q, g] = _trajectory(
-      types.Address(0, int(q), int(g)),
-      answers[q, g],
-      searches=int(searches[q, g]),
+  trajectories, verdicts, measured = {}, {}, {}
+  for g in range(max(1, group - 1)):
+    right = g % 2 == 0
+    answer = "here" if right else "there"
+    trajectories[0, g] = _trajectory(
+      types.Address(0, 0, g),
+      answer,
+      searches=g % (budget + 1),
       budget=budget,
     )
-  units = ("tokens", "dollars", "seconds")
-  return method.Outcomes(
-    em=right.astype(np.int32),
-    f1=right.astype(np.float32),
-    format=valid.astype(np.int32),
-    answered=valid,
-    generated_tokens=np.where(valid, 4, 0).astype(np.int32),
-    searches=searches.astype(np.int32),
-    violation=np.zeros(shape, bool),
-    budget=np.full(2, budget, np.int32),
-    valid=valid,
-    measures={name: np.zeros(shape, np.float32) for name in measures},
-    spent={unit: np.zeros(shape, np.float32) for unit in units},
-    caps={unit: np.full(2, np.inf, np.float32) for unit in units},
-    answers=answers,
-    trajectories=trajectories,
+    verdicts[0, g] = scoring.Verdict(answer, int(right), 1)
+    measured[0, g] = dict.fromkeys(measures, 0.0)
+  return method.outcomes_of(
+    trajectories,
+    verdicts,
+    measured,
+    budgets=np.full(2, budget, np.int32),
+    samples=group,
+    measures=measures,
   )
 
 

@@ -99,9 +99,15 @@ def score(
     place: method.environment.judge(trajectory)
     for place, trajectory in trajectories.items()
   }
-  outcomes = _outcomes(
-    trajectories, verdicts, values, budgets, samples, method.measures
-  )._replace(progress=progress)
+  outcomes = method_lib.outcomes_of(
+    trajectories,
+    verdicts,
+    values,
+    budgets=budgets,
+    samples=samples,
+    measures=method.measures,
+    progress=progress,
+  )
   rewards = method.reward(outcomes)
   advantages = None
   if not objective.has_critic:
@@ -132,55 +138,6 @@ def score(
     advantages=advantages,
     reduction=objective.reduction,
     unmeasured=tuple(reasons.values()),
-  )
-
-
-def _outcomes(
-  trajectories: Mapping[Place, types.Trajectory],
-  verdicts: Mapping[Place, scoring.Verdict],
-  measured: Mapping[Place, Mapping[str, float]],
-  budgets: np.ndarray,
-  samples: int,
-  measures: Sequence[str],
-) -> method_lib.Outcomes:
-  """Returns what rewards see of valid trajectories, arrays `[Q, samples]`."""
-
-  def table(
-    dtype: type, value: Callable[[Place], Any], empty: Any = 0
-  ) -> np.ndarray:
-    array: np.ndarray = np.full((len(budgets), samples), empty, dtype)
-    for place in trajectories:
-      array[place] = value(place)
-    return array
-
-  spent, caps = records_lib.spent_and_caps(
-    trajectories, (len(budgets), samples)
-  )
-  return method_lib.Outcomes(
-    em=table(np.int32, lambda p: verdicts[p].em),
-    f1=table(
-      np.float32,
-      lambda p: scoring.f1(
-        verdicts[p].answer, trajectories[p].question.golden_answers
-      ),
-    ),
-    format=table(np.int32, lambda p: verdicts[p].format or 0),
-    answered=table(bool, lambda p: verdicts[p].answer is not None),
-    generated_tokens=table(
-      np.int32, lambda p: trajectories[p].generated_tokens
-    ),
-    searches=table(np.int32, lambda p: trajectories[p].searches),
-    violation=table(bool, lambda p: trajectories[p].violation),
-    budget=budgets,
-    valid=table(bool, lambda p: True),
-    measures={
-      name: table(np.float32, lambda p: measured[p][name])  # noqa: B023
-      for name in measures
-    },
-    spent=spent,
-    caps=caps,
-    answers=table(object, lambda p: verdicts[p].answer, None),
-    trajectories=table(object, lambda p: trajectories[p], None),
   )
 
 
