@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
   return tmp_path_factory.mktemp("hostile")
 
 
-@hostile.cases("any row is a question or malformed")
+@hostile.cases(6_000)
 @hypothesis.given(hostile.tapes(100))
 def test_any_row_is_a_question_or_malformed(tape):
   row = tape.pick(ROWS)
@@ -77,7 +77,7 @@ def parsed(line):
   return value if isinstance(value, dict) else None
 
 
-@hostile.cases("a file of questions")
+@hostile.cases(2_500)
 @hypothesis.given(hostile.tapes(150))
 def test_question_file_round_trips(folder, tape):
   suffix = tape.pick((".jsonl", ".json", ".csv", ".tsv"))
@@ -128,7 +128,7 @@ WRITTEN = {
 }
 
 
-@hostile.cases("a damaged file of questions")
+@hostile.cases(1_500)
 @hypothesis.given(hostile.tapes(100))
 def test_damaged_question_file_is_read_or_rejected(folder, tape):
   kind = tape.pick([*WRITTEN])
@@ -149,7 +149,7 @@ def test_damaged_question_file_is_read_or_rejected(folder, tape):
     assert str(path) in str(error)
 
 
-@hostile.cases("a file of questions that was cut")
+@hostile.cases(1_000)
 @hypothesis.given(hostile.tapes(20))
 def test_rows_of_a_truncated_file_are_unchanged(folder, tape):
   kind = tape.pick([*WRITTEN])

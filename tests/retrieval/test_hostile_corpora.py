@@ -55,7 +55,7 @@ def passage_of(line):
   )
 
 
-@hostile.cases("a corpus")
+@hostile.cases(1_200)
 @hypothesis.given(hostile.tapes(80))
 def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
   zipped, skip = tape.pick(("", ".gz")), tape.pick((True, False))
@@ -82,7 +82,7 @@ def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
     assert found == [each for each in expected if each is not None]
 
 
-@hostile.cases("a prepared corpus that was damaged")
+@hostile.cases(700)
 @hypothesis.given(hostile.tapes(40))
 def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
   source, made = folder / "plain.jsonl", folder / "plain"
@@ -123,7 +123,7 @@ def logged(tape):
   return key, tuple(found)
 
 
-@hostile.cases("a log of answers")
+@hostile.cases(500)
 @hypothesis.given(hostile.tapes(100))
 def test_a_log_gives_the_answers_that_it_was_given(folder, tape):
   answers = dict(tape.some(lambda: logged(tape), 2, least=1))
@@ -157,7 +157,7 @@ def small(folder):
   return path.read_bytes(), answers
 
 
-@hostile.cases("a log that was damaged")
+@hostile.cases(500)
 @hypothesis.given(hostile.tapes(40))
 def test_a_damaged_log_gives_its_own_answers_or_none(folder, small, tape):
   data, answers = small

@@ -54,7 +54,7 @@ def body(tape):
   return tape.pick((data, data, tape.damage(data), tape.raw()))
 
 
-@hostile.cases("any body is a request or a sentence")
+@hostile.cases(10_000)
 @hypothesis.given(hostile.tapes(120))
 def test_any_body_is_a_request_or_an_error(tape):
   data = body(tape)
@@ -87,7 +87,7 @@ def contents(value):
   return [each for part in inner for each in contents(part)]
 
 
-@hostile.cases("any answer of a service is a value or a sentence")
+@hostile.cases(8_000)
 @hypothesis.given(hostile.tapes(80))
 def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   values = {tape.pick(WORDS): tape.value() for _ in range(2)}
@@ -141,7 +141,7 @@ def test_hostile_documents_come_through_the_wire():
 
   with asyncio.Runner() as loop:
 
-    @hostile.cases("hostile documents come through the wire")
+    @hostile.cases(2_500)
     @hypothesis.given(hostile.tapes(100))
     def through(tape):
       search.told = tape.some(lambda: passage(tape), 3)
@@ -195,7 +195,7 @@ def test_hostile_headers_are_answered(caplog):
   met = set()
   with asyncio.Runner() as loop:
 
-    @hostile.cases("hostile headers are answered")
+    @hostile.cases(2_500)
     @hypothesis.given(hostile.tapes(120))
     def answered(tape):
       def header():

@@ -77,7 +77,7 @@ def check_environment(text, budget, used):
   return True
 
 
-@hostile.cases("an episode keeps its books")
+@hostile.cases(5_000)
 @hypothesis.given(hostile.tapes(120))
 def test_hostile_episode_has_consistent_authors_and_counts(tape):
   budget, scaffold = tape.below(4), tape.pick((False, True))
@@ -119,7 +119,7 @@ def verdict_of(played, scaffold):
   return verdict, said, [each.text for each in played.sampled]
 
 
-@hostile.cases("what documents say changes no verdict")
+@hostile.cases(4_000)
 @hypothesis.given(hostile.tapes(120))
 def test_verdict_does_not_depend_on_document_texts(tape):
   budget, scaffold = tape.below(4), tape.pick((False, True))
@@ -171,7 +171,7 @@ def test_real_tokenizers_never_mix_authors(real_tokenizer):
   def control(ids):
     return [i for i in ids if i in special]
 
-  @hostile.cases("real tokenizers keep the authors apart")
+  @hostile.cases(250)
   @hypothesis.given(hostile.tapes(120))
   def keep(tape):
     budget, scaffold = tape.below(3), tape.pick((False, True))

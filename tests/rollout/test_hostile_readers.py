@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 EPISODE = study.row("a", questions=1, budgets=(2,)).episodes[0]
 
 
-@hostile.cases("a line of episodes")
+@hostile.cases(6_000)
 @hypothesis.given(hostile.tapes(100))
 def test_line_is_a_valid_episode_or_refused(tape):
   value = tape.pick((EPISODE, EPISODE, EPISODE, tape.value()))
@@ -52,7 +52,7 @@ def test_line_is_a_valid_episode_or_refused(tape):
   assert len(sample.episodes()) == min(2, len(found))
 
 
-@hostile.cases("an episode is read as it was written")
+@hostile.cases(1_500)
 @hypothesis.given(hostile.tapes(120))
 def test_episode_round_trips_through_its_file(folder, tape):
   budget = tape.below(3)
@@ -78,7 +78,7 @@ def test_episode_round_trips_through_its_file(folder, tape):
   ]
 
 
-@hostile.cases("a journal that was damaged")
+@hostile.cases(1_500)
 @hypothesis.given(hostile.tapes(80))
 def test_damaged_journal_has_only_written_rows_or_is_refused(folder, tape):
   path = folder / "journal.jsonl"
@@ -107,7 +107,7 @@ def test_damaged_journal_has_only_written_rows_or_is_refused(folder, tape):
     assert str(path) in str(error)
 
 
-@hostile.cases("a JSON file")
+@hostile.cases(1_500)
 @hypothesis.given(hostile.tapes(80))
 def test_a_json_file_is_an_object_or_refused(folder, tape):
   path = folder / "object.json"
@@ -136,7 +136,7 @@ TENSORS = safetensors.numpy.save(
 INDEX = json.dumps({"weight_map": {"a": "x.safetensors"}}).encode()
 
 
-@hostile.cases("headers of tensors")
+@hostile.cases(1_000)
 @hypothesis.given(hostile.tapes(60))
 def test_headers_of_tensors_are_read_or_refused(tmp_path_factory, tape):
   folder = tmp_path_factory.getbasetemp()

@@ -1,8 +1,7 @@
 """Hostile texts (prompt injection, broken encodings) for the hostile tests.
 
-`CASES` has the number of draws of each property test in `make test-all`: more
-than 100,000 in all, counting a test that runs per tokenizer or per route once.
-`make test` draws one in 25. The draws are the same in every run.
+A property test says how many cases `make test-all` draws; `make test` draws one
+in 25. The draws are the same in every run.
 """
 
 from __future__ import annotations
@@ -20,48 +19,13 @@ T = TypeVar("T")
 # The answer that documents and questions pretend was given.
 GOLD = "Zanzibar"
 
-CASES = {
-  "an action is read as one pass over the tags reads it": 12_000,
-  "neutralised text holds nothing but text": 9_000,
-  "an observation is one block": 6_000,
-  "a question stays a question in its prompt": 6_000,
-  "no text from outside encodes to a special token": 1_000,
-  "an episode keeps its books": 5_000,
-  "what documents say changes no verdict": 4_000,
-  "real tokenizers keep the authors apart": 250,
-  "the answer is the model's last": 14_000,
-  "exact match is the official script's": 9_000,
-  "format is what a second reader says": 9_000,
-  "any body is a request or a sentence": 10_000,
-  "any answer of a service is a value or a sentence": 8_000,
-  "hostile documents come through the wire": 2_500,
-  "hostile headers are answered": 2_500,
-  "any row is a question or malformed": 6_000,
-  "a file of questions": 2_500,
-  "a damaged file of questions": 1_500,
-  "a file of questions that was cut": 1_000,
-  "a line of episodes": 6_000,
-  "an episode is read as it was written": 1_500,
-  "a journal that was damaged": 1_500,
-  "a JSON file": 1_500,
-  "a corpus": 1_200,
-  "a prepared corpus that was damaged": 700,
-  "a log of answers": 500,
-  "a log that was damaged": 500,
-  "headers of tensors": 1_000,
-}
-
-
 _SHARE = 1 if os.environ.get("ANYSEARCH_TEST_ALL") else 25
 
 
-def cases(name: str) -> hypothesis.settings:
-  """Returns settings with the number of cases, the same ones wherever it runs.
-
-  At least 20 are drawn.
-  """
+def cases(most: int) -> hypothesis.settings:
+  """Returns settings that draw `most` cases in `make test-all`."""
   return hypothesis.settings(
-    max_examples=max(CASES[name] // _SHARE, min(CASES[name], 20)),
+    max_examples=max(most // _SHARE, min(most, 20)),
     derandomize=True,
     database=None,
     deadline=None,
