@@ -92,11 +92,11 @@ def main() -> list[dict[str, object]]:
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from bench import policies
-  from launch import world_source
+  from launch import parts
 
   config = quickstart.get_config()
   config = dataclasses.replace(config, policy=f.policy or config.policy)
-  source = world_source.make(config.data, config.retrieval.kind)
+  source = parts.world_source(config.data, config.retrieval.kind)
   questions = source.questions("dev", f.questions, 0)
   policy = hf.load(config.policy)
   shapes = dataclasses.replace(

@@ -50,7 +50,7 @@ def agent_of(folder: str, *, torch: bool = False) -> agent_lib.Agent:
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import engines, searching
   from bench import torch_peer
-  from launch import world_source
+  from launch import parts
 
   config = loading.with_answer_room(quickstart.get_config())
   # Lanes of several numbers, because the load varies.
@@ -60,7 +60,7 @@ def agent_of(folder: str, *, torch: bool = False) -> agent_lib.Agent:
       config.engine, slots=_CLIENTS, lanes=(8, 16, 32)
     ),
   )
-  world = world_source.make(config.data, "lexical")
+  world = parts.world_source(config.data, "lexical")
   policy = hf.load(folder)
   engine: types.Engine = (
     torch_peer.TorchEngine(folder, policy.tokenizer)

@@ -6,16 +6,12 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
-from launch import policies, retrievers
-
-if TYPE_CHECKING:
-  from launch import world_source
-
+from launch import parts, policies, retrievers
 
 _CLOSING = 60.0  # Seconds.
 # Stands for the questions that nobody has asked yet.
@@ -33,7 +29,7 @@ class Prepared(NamedTuple):
 
   config: config_lib.ExperimentConfig
   chosen: policies.Chosen
-  source: world_source.WorldSource | None
+  source: parts.WorldSource | None
   examples: list[types.Question]
 
 
@@ -72,9 +68,7 @@ def prepare(
   validation.validate(config, trains=False, samples=chosen.local)
   source, known = None, list[types.Question]()
   if config.data.source == "world":
-    from launch import world_source
-
-    source = world_source.make(config.data, config.retrieval.kind)
+    source = parts.world_source(config.data, config.retrieval.kind)
     first: dict[str, types.Question] = {}
     for question in source.evaluation_questions():
       first.setdefault(question.text, question)

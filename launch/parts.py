@@ -14,10 +14,46 @@ from anysearch_jax.host import plugins
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.data import prepared
-  from launch import world_source
+  from anysearch_jax.world import world as world_lib
+  from retrieval import lexical
 
   # Where questions come from, and passages if it brings them.
-  Source = world_source.WorldSource | prepared.Prepared | prepared.OwnQuestions
+  Source = typing.Union[  # noqa: UP007  # `WorldSource` comes later.
+    "WorldSource", prepared.Prepared, prepared.OwnQuestions
+  ]
+
+
+class WorldSource(typing.NamedTuple):
+  """The generated world: its questions and its passages."""
+
+  world: world_lib.World
+  retriever: lexical.LexicalRetriever
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> Sequence[types.Question]:
+    """Returns the training stream: `count` questions of a split."""
+    return self.world.questions(split, count, seed)
+
+  def evaluation_questions(
+    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+  ) -> list[types.Question]:
+    """Returns evaluation questions; a smaller set is a prefix of a larger one.
+
+    Args:
+      datasets: "world" or nothing, because the world is the only dataset.
+      each: number of questions; 0 returns 1000 (600 of "dev").
+      split: a split of the world; "" is "held-out".
+
+    Raises:
+      ValueError: a dataset or the split is unknown.
+    """
+    if others := set(datasets) - {"world"}:
+      raise ValueError(
+        f"Dataset {min(others)!r}: data.source 'world' has only 'world'; "
+        "prepared ones need data.source=prepared and data.path."
+      )
+    return self.world.evaluation_questions(each, split or "held-out")
 
 
 def source(config: config_lib.ExperimentConfig) -> Source:
@@ -29,10 +65,7 @@ def source(config: config_lib.ExperimentConfig) -> Source:
   kind = config.retrieval.kind
   match config.data.source:
     case "world":
-      # Imported late, because its library computes with JAX at import.
-      from launch import world_source
-
-      return world_source.make(config.data, kind)
+      return world_source(config.data, kind)
     case "prepared":
       if not config.data.path:
         raise ValueError(
@@ -59,6 +92,33 @@ def source(config: config_lib.ExperimentConfig) -> Source:
       from anysearch_jax.data import prepared
 
       return prepared.OwnQuestions(other)
+
+
+def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
+  """Returns the generated world, for a retriever of the kind `retriever`.
+
+  Raises:
+    ValueError: another retriever or a folder is named.
+  """
+  if retriever != "lexical" and not plugins.is_name(retriever):
+    raise ValueError(
+      f"retrieval.kind: found {retriever!r} with data.source 'world', whose "
+      "questions are each of one of many small corpora that nothing else "
+      "holds; expected 'lexical', which searches them, or one of your own "
+      "(path/to/file.py:NAME). Others answer "
+      "prepared questions (data.source=prepared, data.path=FOLDER)."
+    )
+  if data.path:
+    raise ValueError(
+      f"data.path: found {data.path!r} with data.source 'world', which reads "
+      "no folder; expected data.source=prepared, or no path."
+    )
+  # Imported late, because they compute with JAX at import.
+  from anysearch_jax.world import world as world_lib
+  from retrieval import lexical
+
+  made = world_lib.World(data.world_seed)
+  return WorldSource(made, lexical.LexicalRetriever(made.corpus))
 
 
 def provenance(

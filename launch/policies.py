@@ -393,9 +393,7 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   from anysearch_jax.world import expert_policy
 
   if name.partition(":")[0] in expert_policy.NAMES:
-    from launch import world_source
-
-    if not isinstance(source, world_source.WorldSource):
+    if not isinstance(source, parts.WorldSource):
       raise ValueError(
         f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."

@@ -282,9 +282,8 @@ def _begin(
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:
     from anysearch_jax.world import world
-    from launch import world_source
 
-    if isinstance(source, world_source.WorldSource):
+    if isinstance(source, parts.WorldSource):
       questions = world.with_evidence(source.world, questions)
     evidence.check(dataset_iterator.distinct(questions))
   validation.check_prompts(

@@ -28,7 +28,6 @@ from anysearch_jax.rollout.sglang import server as sglang_server
 _KEYS = {
   "RETRIEVER_KEY": "s3cret-of-the-retriever",
   "SERVER_KEY": "s3cret-of-the-servers",
-  "WEB_KEY": "s3cret-of-the-web",
 }
 
 
@@ -196,35 +195,6 @@ def test_training_leaves_no_key_behind(world):
   assert done.returncode == 0, done.stderr
   assert asked
   assert (root / "train" / "policy" / "model.safetensors").is_file()
-  assert _shown(root) == {}
-
-
-@pytest.mark.slow
-def test_a_web_search_leaves_no_key_behind(world):
-  root, _, _ = world
-  done = _command(
-    root,
-    "evaluate",
-    "--cache=",
-    "--config.retrieval.kind=web",
-    "--config.retrieval.url=",
-    "--config.retrieval.web=serper",
-    "--config.retrieval.key_variable=WEB_KEY",
-  )
-  assert done.returncode == 0, done.stderr
-  rows = (root / "evaluate/episodes.jsonl").read_text()
-  assert "https://google.serper.dev/search" in rows  # The search was tried.
-  assert _shown(root) == {}
-
-
-@pytest.mark.slow
-def test_the_doctor_shows_no_key(world):
-  root, server, _ = world
-  key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"
-  server.faults["/health"] = [(401, {"error": {"message": key}})]
-  done = _command(root, "doctor")
-  assert "Bad key Bearer ..." in done.stdout
-  assert "Not for Bearer ... today." in done.stdout
   assert _shown(root) == {}
 
 

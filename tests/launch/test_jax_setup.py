@@ -29,11 +29,12 @@ print(json.dumps({"kept": bool(arenas), **os.environ}))
 """
 
 
-@functools.cache
-def configured(platform, devices="all", threads=0, **variables):
-  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+def python(code, *arguments, **variables):
+  """Runs code without settings of JAX, and returns what it printed."""
+  own = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
+  environment = {k: v for k, v in os.environ.items() if k not in own}
   done = subprocess.run(
-    [sys.executable, "-c", CODE, platform, devices, str(threads)],
+    [sys.executable, "-c", code, *arguments],
     env=environment | variables,
     capture_output=True,
     text=True,
@@ -41,7 +42,13 @@ def configured(platform, devices="all", threads=0, **variables):
     check=False,
   )
   assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout)
+  return done.stdout, done.stderr
+
+
+@functools.cache
+def configured(platform, devices="all", threads=0, **variables):
+  printed, _ = python(CODE, platform, devices, str(threads), **variables)
+  return json.loads(printed)
 
 
 @pytest.mark.parametrize(
@@ -63,15 +70,7 @@ def test_this_jaxlib_knows_every_flag():
   # XLA ends a process that names a flag it does not know.
   flags = {**jax_setup.XLA_FLAGS["cuda"], **jax_setup.ONE_THREAD}
   named = {"XLA_FLAGS": jax_setup.merged(flags, ""), "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run(
-    [sys.executable, "-c", "import jax; jax.devices()"],
-    env=os.environ | named,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
+  python("import jax; jax.devices()", **named)
 
 
 def test_devices_hide_the_other_accelerators():
@@ -93,14 +92,19 @@ names = [
 ]
 print(sum(name.startswith("tf_XLAEigen") for name in names))
 """
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-    capture_output=True,
-    text=True,
-    timeout=120,
-    check=True,
-  )
-  assert done.stdout.split() == ["1"]
+  printed, _ = python(code, JAX_PLATFORMS="cpu")
+  assert printed.split() == ["1"]
   assert configured("cpu", threads=1)["PJRT_NPROC"] == "1"
   assert "PJRT_NPROC" not in configured("cpu")
+
+
+def test_an_unusable_compilation_cache_gives_a_warning():
+  """Not even root can make a folder in /proc."""
+  code = (
+    "from launch import jax_setup\n"
+    "jax_setup.configure(threads=0, cache='/proc/nowhere')\n"
+    "import jax; print(jax.config.jax_compilation_cache_dir)\n"
+  )
+  printed, said = python(code)
+  assert printed == "None\n"
+  assert "found no place for compiled programs at /proc/nowhere" in said

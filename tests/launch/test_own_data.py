@@ -53,10 +53,3 @@ def test_index_of_the_page_finds_what_its_questions_need(played):
   (found,) = index.search(["Who founded the Orlan bakery?"], 3)
   assert found[0].title == "Orlan bakery"
   assert "Mira Tasse" in found[0].text
-
-
-def test_page_names_the_folders_of_its_configuration():
-  text = PAGE.read_text()
-  config = flags.load_config("configs/own_data.py")
-  for path in (config.policy, config.data.path, config.retrieval.index):
-    assert f"={path}\n" in text or f" {path}\n" in text, path

@@ -17,12 +17,7 @@ from anysearch_jax.methods import ssrl, systems, zerosearch
 from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_retrieval
-from launch import (
-  flags,
-  policies,
-  retrievers,
-  world_source,
-)
+from launch import flags, parts, policies, retrievers
 from retrieval import lexical
 
 WORLD = world_lib.World()
@@ -220,7 +215,7 @@ def config(**values):
 
 
 def test_evaluation_against_a_simulator_is_rejected():
-  source = world_source.WorldSource(WORLD, REAL)
+  source = parts.WorldSource(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
     policies.check(
       policies.Chosen("scripted", "expert"),

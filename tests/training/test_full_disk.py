@@ -9,7 +9,9 @@ import errno
 import functools
 import io
 import os
+import pathlib
 import shutil
+import struct
 import sys
 
 import commands
@@ -17,10 +19,11 @@ import disks
 import pytest
 import scripted_runs as runs
 from absl import logging
+from tensorboardX.proto import event_pb2
 
 from anysearch_jax.host import disk
 from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint, learner, loop
+from anysearch_jax.training import checkpoint, learner, loop, metrics
 from launch import evaluate, train
 
 CONFIG = """
@@ -223,3 +226,66 @@ def test_a_file_is_replaced_atomically(tmp_path):
   disk.write_whole(path, "new" * 100)
   assert path.read_text() == "new" * 100
   assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_export_on_a_full_disk_leaves_the_earlier_one(small_disk, parts):
+  policy = parts["policy"]
+  hf.save(small_disk / "policy", policy)
+  before = {f.name: f.read_bytes() for f in (small_disk / "policy").iterdir()}
+  size = sum(map(len, before.values()))
+  with (
+    disks.room(small_disk, size // 2),
+    pytest.raises(Exception, match="No space left"),
+  ):
+    hf.save(small_disk / "policy", policy)
+  after = {f.name: f.read_bytes() for f in (small_disk / "policy").iterdir()}
+  assert after == before
+  assert [path.name for path in small_disk.iterdir()] == ["policy"]
+
+
+# What a run writes beside its checkpoints.
+
+
+def test_incomplete_records_of_a_rollout_are_dropped(tmp_path):
+  def record(writer, rollout):
+    writer.write(
+      2 * rollout + 2,
+      {"rollout": rollout, "step": 2 * rollout + 2, "x": 0.5},
+      [{"y": 1.0}, {"y": 2.0}],
+    )
+
+  with metrics.Writer(tmp_path) as writer:
+    record(writer, 0)
+    record(writer, 1)
+  whole = [
+    (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "steps.jsonl")
+  ]
+  for name in ("metrics.jsonl", "steps.jsonl"):
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:-7])
+  with metrics.Writer(tmp_path) as writer:
+    writer.keep_before(1)
+    record(writer, 1)
+  assert whole == [
+    (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "steps.jsonl")
+  ]
+
+
+def _events(folder: pathlib.Path):
+  """Yields the records of TensorBoard's event files."""
+  for path in sorted(folder.iterdir()):
+    content = path.read_bytes()
+    while content:
+      (size,) = struct.unpack("<Q", content[:8])
+      yield event_pb2.Event.FromString(content[12 : 12 + size])
+      content = content[16 + size :]
+
+
+def test_tensorboard_gets_metrics_while_the_run_continues(tmp_path):
+  with metrics.Writer(tmp_path) as writer:
+    writer.write(2, {"rollout": 0, "reward/em": 0.25, "x": float("nan")}, [])
+    # The record can be read before the writer is closed.
+    first, found = _events(tmp_path / "tensorboard")
+  assert first.file_version == "brain.Event:2"
+  values = {v.tag: v.simple_value for v in found.summary.value}
+  assert (found.step, values) == (2, {"rollout": 0.0, "reward/em": 0.25})
