@@ -182,17 +182,8 @@ class Agent:
     """
     from anysearch_jax.agent import loading  # Imports JAX.
 
-    loaded = loading.load(policy, retriever=retriever, config=config)
-    return cls(
-      loaded.engine,
-      loaded.codec,
-      loaded.retriever,
-      config=loaded.config.episode,
-      slots=loaded.config.engine.slots,
-      corpus=corpus,
-      scaffold=loaded.config.evaluation.scaffold,
-      close=loaded.engine.close,
-    )
+    parts = loading.load(policy, retriever=retriever, config=config)
+    return cls(**parts, corpus=corpus)
 
   @property
   def examples(self) -> tuple[types.Question, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -22,22 +22,13 @@ _SLOTS = 16
 _SEED = 0  # The engine's own; the seed of a question is part of its address.
 
 
-class Loaded(NamedTuple):
-  """A policy with its engine, a retriever, and how both are used."""
-
-  engine: types.TrainableEngine
-  codec: types.TextCodec
-  retriever: types.Retriever
-  config: config_lib.ExperimentConfig
-
-
 def load(
   policy: str | os.PathLike,
   *,
   retriever: types.Retriever | str | os.PathLike,
   config: config_lib.ExperimentConfig | None,
-) -> Loaded:
-  """Loads a policy and opens a retriever; see `agent.Agent.load`."""
+) -> dict[str, Any]:
+  """Returns the arguments of an agent; see `agent.Agent.load`."""
   folder = pathlib.Path(policy)
   a, _ = hf.describe(folder)
   if config is None:
@@ -47,7 +38,15 @@ def load(
   mesh = sharding.rollout_mesh(config.mesh, a)
   loaded = hf.load(folder, mesh=mesh)
   engine = engines.make(loaded, config, seed=_SEED)
-  return Loaded(engine, loaded.tokenizer, searcher, config)
+  return {
+    "engine": engine,
+    "codec": loaded.tokenizer,
+    "retriever": searcher,
+    "config": config.episode,
+    "slots": config.engine.slots,
+    "scaffold": config.evaluation.scaffold,
+    "close": engine.close,
+  }
 
 
 def default_config(max_context: int) -> config_lib.ExperimentConfig:

@@ -208,7 +208,7 @@ def test_a_server_with_other_weights_gets_the_present_ones(policy, start):
   engine = start("restart")
   _rename_weights()
   _check_turns(engine, policy)
-  assert engine.counters["server_catching_up"] == 1
+  assert engine.counters["server_down"] == 1
   assert engine.counters["failovers"] == 1
   _rename_weights()
   # It names other weights, and is left out.

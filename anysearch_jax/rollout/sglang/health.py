@@ -2,14 +2,14 @@
 
 A server is
 
-    up           it answers and serves the current weights; turns go to it
-    suspect      it left a request unanswered; its health is checked, and new
-                 turns go to other servers
-    down         it failed that check too, or cannot be used: its turns move to
-                 other servers, and it is checked from time to time
-    catching up  it answers again but serves other weights, for example those of
-                 its own folder after a restart. It loads the current weights
-                 and is up once it serves them
+    up       it answers and serves the current weights; turns go to it
+    suspect  it left a request unanswered; its health is checked, and new
+             turns go to other servers
+    down     it failed that check too, serves other weights, or cannot be
+             used: its turns move to other servers, and it is checked from
+             time to time. One that answers again but serves other weights,
+             for example those of its own folder after a restart, loads the
+             current ones and is up once it serves them
 
 A turn depends only on its context. A lost turn is therefore sampled again from
 its beginning, by another server or by the same one after it recovers, and its
@@ -47,7 +47,6 @@ class State(enum.Enum):
   UP = "up"
   SUSPECT = "suspect"
   DOWN = "down"
-  CATCHING_UP = "catching up"
 
 
 class _Member:
@@ -282,7 +281,7 @@ class Fleet:
           )
         self._enter(
           member,
-          State.CATCHING_UP,
+          State.DOWN,
           f"it serves {found!r}, expected {weights.name!r}",
         )
         await server.load(weights)
