@@ -104,10 +104,10 @@ def _serve(side: str, folder: str, dim: str) -> None:
     _serve_plainly(corpus, vectors)
   encoder: Any = _Encoder(int(dim))
   scan = row_scan.RowScan([(0, vectors)], int(dim))
-  index = search.EncodedIndex(scan, encoder)
-  serve_retriever.serve(
-    search.SearchIndex(corpus, index, identity={"kind": "bench"}), port=0
+  index = search.SearchIndex(
+    corpus, scan, identity={"kind": "bench"}, encoder=encoder
   )
+  serve_retriever.serve(index, port=0)
 
 
 async def _measure(port: int) -> dict[str, float]:

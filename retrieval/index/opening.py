@@ -51,8 +51,8 @@ def open_index(
     )
   if verify:
     corpus.verify()
-  index: search.TextIndex
-  model = ""
+  index: search.TextIndex | search.VectorIndex
+  made, model = None, ""
   if identity["kind"] == "bm25":
     from retrieval.index import word_index
 
@@ -63,12 +63,13 @@ def open_index(
     if isinstance(encoder, str | os.PathLike):
       found = encoder
     model = found and encoder_settings.model_name(pathlib.Path(found))
-    index = search.EncodedIndex(
-      _vectors(folder, identity, devices=devices, verify=verify),
-      made,
-    )
+    index = _vectors(folder, identity, devices=devices, verify=verify)
   return search.SearchIndex(
-    corpus, index, identity=building.without_paths(identity), model=model
+    corpus,
+    index,
+    identity=building.without_paths(identity),
+    encoder=made,
+    model=model,
   )
 
 

@@ -61,7 +61,6 @@ class TextIndex(Protocol):
 
   count: int
   type: str
-  metric: str  # Name of the score, as the health check reports it.
 
   def search(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the best k rows for each query; thread-safe."""
@@ -86,52 +85,28 @@ class Encoder(Protocol):
     ...
 
 
-class EncodedIndex:
-  """A `TextIndex` that searches the vectors of queries.
-
-  Args:
-    index: the vectors of the passages.
-    encoder: encoder of queries.
-
-  Raises:
-    ValueError: index and encoder have vectors of other widths.
-  """
-
-  metric = "inner_product"
-
-  def __init__(self, index: VectorIndex, encoder: Encoder):
-    if encoder.dim != index.dim:
-      raise ValueError(
-        f"The index holds {index.dim}-dimensional vectors, the encoder makes "
-        f"{encoder.dim}-dimensional ones; use the encoder that built the index."
-      )
-    self._index, self._encoder = index, encoder
-    self.count, self.type = index.count, index.type
-
-  def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-    """See `TextIndex`."""
-    return self._index.search(self._encoder.queries(queries), k)
-
-
 class SearchIndex:
   """Answers queries with passages; thread-safe.
 
   Args:
     corpus: the passages; row i of the index is row i of the corpus.
     index: finds the rows.
+    encoder: makes the vectors by which a `VectorIndex` is searched; None for a
+      `TextIndex`.
     identity: JSON values; searches with equal values give equal answers.
     model: name of the index's encoder; "" if it has none.
 
   Raises:
-    ValueError: corpus and index do not fit together.
+    ValueError: corpus, index and encoder do not fit together.
   """
 
   def __init__(
     self,
     corpus: passages.Corpus,
-    index: TextIndex,
+    index: Any,
     *,
     identity: dict[str, Any],
+    encoder: Encoder | None = None,
     model: str = "",
   ):
     if index.count != len(corpus):
@@ -139,7 +114,12 @@ class SearchIndex:
         f"The index has {index.count} rows, the corpus {len(corpus)} passages; "
         "expected one row a passage, in the same order."
       )
-    self.corpus, self._index = corpus, index
+    if encoder is not None and encoder.dim != index.dim:
+      raise ValueError(
+        f"The index holds {index.dim}-dimensional vectors, the encoder makes "
+        f"{encoder.dim}-dimensional ones; use the encoder that built the index."
+      )
+    self.corpus, self._index, self._encoder = corpus, index, encoder
     self.identity = identity
     self._model = model
 
@@ -160,7 +140,7 @@ class SearchIndex:
       "backend": "e5-faiss-flat" if is_canonical else self.identity["kind"],
       "model": self._model,
       "index_type": self._index.type,
-      "index_metric": self._index.metric,
+      "index_metric": "inner_product" if self._encoder else "bm25",
       "index_size": self._index.count,
       "corpus_size": len(self.corpus),
     }
@@ -195,7 +175,10 @@ class SearchIndex:
 
   def hits(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the rows and scores that `search` would return as passages."""
-    return self._index.search(queries, k)
+    asked: Any = queries
+    if self._encoder is not None:
+      asked = self._encoder.queries(queries)
+    return self._index.search(asked, k)
 
 
 class LocalRetriever(requests_lib.OneByBatch):

@@ -42,7 +42,7 @@ class WordIndex:
     vectors.DamagedError: a file is missing or not as it was written.
   """
 
-  type, metric = "BM25", "bm25"
+  type = "BM25"
 
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)

@@ -62,6 +62,7 @@ def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
     index.corpus,
     index._index,
     identity=index.identity,
+    encoder=encoder,
     model="intfloat/e5-base-v2" if encoder else "",
   )
   found = named.described
@@ -287,15 +288,6 @@ def test_a_faiss_file_of_another_corpus_or_none_is_refused(tmp_path):
   (tmp_path / "user.index").unlink()
   with pytest.raises(vectors.DamagedError, match=r"user\.index"):
     opening.open_index(tmp_path / "index", encoder=cases.Encoder())
-
-
-def test_mismatched_parts_are_refused(tmp_path):
-  index, _ = make(tmp_path)
-  other = passages.prepare(
-    cases.write(tmp_path / "o.jsonl", 19), tmp_path / "o"
-  )
-  with pytest.raises(ValueError, match="20 rows, the corpus 19 passages"):
-    search.SearchIndex(other, index._index, identity={})
 
 
 def test_the_command_builds_and_says_what_is_wrong(tmp_path, capsys):

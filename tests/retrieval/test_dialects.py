@@ -31,6 +31,14 @@ FOUND = [(LIMA, CUSCO), ()]
 any_text = st.text(st.characters(exclude_categories=()))
 
 
+DOCUMENTS = [LIMA_DOCUMENT, CUSCO_DOCUMENT]
+MANY, ONE = dialects.ROUTES["/batch_search"], dialects.ROUTES["/search"]
+SCORED = [
+  {"document": LIMA_DOCUMENT, "score": 0.5},
+  {"document": CUSCO_DOCUMENT, "score": 0.25},
+]
+
+
 @pytest.mark.parametrize(
   "read, body, k, response",
   [
@@ -38,71 +46,37 @@ any_text = st.text(st.characters(exclude_categories=()))
       dialects.read_retrieve,
       {"queries": ["a", "b"], "topk": 2, "return_scores": True},
       2,
-      {
-        "result": [
-          [
-            {"document": LIMA_DOCUMENT, "score": 0.5},
-            {"document": CUSCO_DOCUMENT, "score": 0.25},
-          ],
-          [],
-        ]
-      },
+      {"result": [SCORED, []]},
     ),
     (
       dialects.read_retrieve,
       {"queries": ["a", "b"], "topk": 2},
       2,
-      {"result": [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []]},
+      {"result": [DOCUMENTS, []]},
     ),
+    (MANY, {"query": ["a", "b"], "top_n": 5}, 5, [DOCUMENTS, []]),
     (
-      dialects.ROUTES["/batch_search"],
-      {"query": ["a", "b"], "top_n": 5},
-      5,
-      [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []],
-    ),
-    (
-      dialects.ROUTES["/batch_search"],
+      MANY,
       {"query": ["a", "b"], "return_score": True},
       None,
-      [[[LIMA_DOCUMENT, CUSCO_DOCUMENT], []], [[0.5, 0.25], []]],
+      [[DOCUMENTS, []], [[0.5, 0.25], []]],
     ),
-  ],
-  ids=["Search-R1", "Search-R1 bare", "ReSearch", "ReSearch with scores"],
-)
-def test_requests_for_many_queries(read, body, k, response):
-  asked = read(body)
-  assert (asked.queries, asked.k) == (["a", "b"], k)
-  assert asked.respond(FOUND) == response
-
-
-@pytest.mark.parametrize(
-  "read, body, k, response",
-  [
+    # ZeroSearch's.
+    (dialects.read_retrieve, {"query": "a", "top_k": 4}, 4, DOCUMENTS),
+    (ONE, {"query": "a", "top_n": 4}, 4, DOCUMENTS),
     (
-      dialects.read_retrieve,
-      {"query": "a", "top_k": 4},
-      4,
-      [LIMA_DOCUMENT, CUSCO_DOCUMENT],
-    ),
-    (
-      dialects.ROUTES["/search"],
-      {"query": "a", "top_n": 4},
-      4,
-      [LIMA_DOCUMENT, CUSCO_DOCUMENT],
-    ),
-    (
-      dialects.ROUTES["/search"],
+      ONE,
       {"query": "a", "return_score": True},
       None,
-      [[LIMA_DOCUMENT, CUSCO_DOCUMENT], [0.5, 0.25]],
+      [DOCUMENTS, [0.5, 0.25]],
     ),
   ],
-  ids=["ZeroSearch", "ReSearch", "ReSearch with scores"],
 )
-def test_requests_for_one_query(read, body, k, response):
+def test_each_projects_requests_get_its_own_answer(read, body, k, response):
   asked = read(body)
-  assert (asked.queries, asked.k) == (["a"], k)
-  assert asked.respond(FOUND[:1]) == response
+  assert asked.k == k
+  assert asked.queries == body.get("queries", [*body.get("query", ())])
+  assert asked.respond(FOUND[: len(asked.queries)]) == response
 
 
 @pytest.mark.parametrize(

@@ -163,28 +163,6 @@ def test_any_text_has_a_unit_vector(encoder):
   assert encoder.queries([]).shape == (0, 64)
 
 
-def test_long_text_equals_its_beginning(folder):
-  encoder = encoder_lib.Encoder.load(folder, max_tokens=20)
-  words = random_encoders.words()
-  cut, whole, shorter = encoder.passages(
-    [" ".join(words[:n]) for n in (18, 400, 17)]
-  )
-  np.testing.assert_array_equal(cut, whole)
-  assert np.abs(cut - shorter).max() > 1e-4
-
-
-def test_prefixes_are_put_before_texts(encoder, folder):
-  prefixed = encoder_lib.Encoder.load(
-    folder, query_prefix="bada: ", passage_prefix="lika "
-  )
-  np.testing.assert_array_equal(
-    prefixed.queries(["mona"]), encoder.queries(["bada: mona"])
-  )
-  np.testing.assert_array_equal(
-    prefixed.passages(["mona"]), encoder.passages(["lika mona"])
-  )
-
-
 def test_devices_and_sizes_of_calls_change_no_more_than_rounding(
   encoder, folder
 ):

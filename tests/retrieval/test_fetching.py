@@ -19,7 +19,6 @@ import web_site
 pages_lib = pytest.importorskip(
   "retrieval.web_pages.pages", reason="needs the extra [web]"
 )
-from lxml import html  # noqa: E402
 
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
@@ -322,22 +321,6 @@ def test_of_a_large_page_the_first_elements_are_read():
   assert text_of(web_site.ARTICLE).is_whole
 
 
-@pytest.mark.parametrize(
-  ("most", "left"),
-  [
-    *((1, "0"), (3, "01234"), (6, "012345678"), (7, "01234567891011")),
-  ],
-)
-def test_what_is_cut_is_what_follows(most, left):
-  tree = html.fromstring(
-    "<div>0<a>1<b>2</b>3</a>4<i>5</i>6<p>7<q>8<s>9</s>10</q></p>11</div>"
-  )
-  assert pages_lib._cut(tree, most) == (most >= 7)
-  tags = ["div", "a", "b", "i", "p", "q", "s"]
-  assert [element.tag for element in tree.iter()] == tags[:most]
-  assert "".join(tree.itertext()) == left
-
-
 # Addresses that pages may be fetched from, by hand.
 
 
@@ -472,7 +455,3 @@ def test_what_is_no_address_of_a_page_is_refused(text):
   with pytest.raises(fetching.PageError) as caught:
     fetching.parse(text)
   assert "pw" not in str(caught.value)
-
-
-def test_a_fragment_is_not_sent():
-  assert str(fetching.parse("http://a.example/x#y")) == "http://a.example/x"

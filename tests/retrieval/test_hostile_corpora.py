@@ -114,33 +114,6 @@ def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
     assert [again[row] for row in range(len(again))] == expected
 
 
-def logged(tape):
-  """Draws a key and an answer of arbitrary texts."""
-  key = recording.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
-  found = tape.some(
-    lambda: types.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3
-  )
-  return key, tuple(found)
-
-
-@hostile.cases(500)
-@hypothesis.given(hostile.tapes(100))
-def test_a_log_gives_the_answers_that_it_was_given(folder, tape):
-  answers = dict(tape.some(lambda: logged(tape), 2, least=1))
-  log = recording.AnswerLog(folder / "any.sqlite", writable=True)
-  try:
-    held, _, _ = log.write([*answers.items()])
-    assert log.read([*answers]) == held
-    # The first answer to a key is the one that stays.
-    first = FIRST.setdefault
-    assert held == [first(key, answer) for key, answer in answers.items()]
-  finally:
-    log.close()
-
-
-FIRST: dict[recording.Key, recording.Answer] = {}
-
-
 @pytest.fixture(scope="module")
 def small(folder):
   """The bytes of a log, and the answers in it."""

@@ -54,39 +54,6 @@ def body(tape):
   return tape.pick((data, data, tape.damage(data), tape.raw()))
 
 
-@hostile.cases(10_000)
-@hypothesis.given(hostile.tapes(120))
-def test_any_body_is_a_request_or_an_error(tape):
-  data = body(tape)
-  read = tape.pick([*dialects.ROUTES.values()])
-  try:
-    asked = read(dialects.load(data))
-    k = LIMITS.check(asked)
-  except dialects.RequestError as error:
-    assert str(error).endswith((".", ").")) and len(str(error)) < 300
-    str(error).encode()
-    return
-  assert type(k) is int and 1 <= k <= 9
-  assert len(asked.queries) <= 3 and len(asked.queries) * k <= 20
-  for query in asked.queries:
-    assert query.strip() and len(query) <= 200
-    query.encode()
-  found = [tape.some(lambda: passage(tape), 2) for _ in asked.queries]
-  written = orjson.loads(dialects.dump(asked.respond(found)))
-  expected = [hostile.halved(p.contents) for some in found for p in some]
-  assert contents(written) == expected
-
-
-def contents(value):
-  """Returns the values of `contents` keys, in document order."""
-  if isinstance(value, dict) and "contents" in value:
-    return [value["contents"]]
-  inner = value.values() if isinstance(value, dict) else value
-  if not isinstance(value, dict | list):
-    return []
-  return [each for part in inner for each in contents(part)]
-
-
 @hostile.cases(8_000)
 @hypothesis.given(hostile.tapes(80))
 def test_any_answer_of_a_service_is_a_value_or_an_error(tape):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import pathlib
 import tracemalloc
 
-import hypothesis
 import pytest
 import retrieval_cases as cases
-from hypothesis import strategies as st
 
 from anysearch_jax import types
 from retrieval import passages
@@ -160,40 +156,3 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 
   peak(10)
   assert peak(20_000) < peak(2_000) + 1_000_000
-
-
-@hypothesis.given(
-  st.lists(
-    st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=1, max_size=5
-  )
-)
-@hypothesis.settings(max_examples=30, deadline=None)
-def test_any_text_comes_back(tmp_path_factory, texts):
-  folder = tmp_path_factory.mktemp("any")
-  kept = [
-    {"id": i, "contents": f'"{t}"\n{x}'}
-    for i, (t, x) in enumerate(texts)
-    if f'"{t}"'.partition("\n")[0].strip().strip('"') and x.strip()
-  ]
-  hypothesis.assume(kept)
-  source = folder / "corpus.jsonl.gz"
-  with gzip.open(source, "wt") as file:
-    file.writelines(json.dumps(values) + "\n" for values in kept)
-  corpus = passages.prepare(source, folder / "p", skip_malformed=True)
-  assert [c for c in corpus.contents(0, len(corpus))] == [
-    v["contents"] for v in kept
-  ]
-
-
-def test_the_real_corpus_is_read_whole(tmp_path):
-  data = pathlib.Path(
-    os.environ.get(
-      "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
-    )
-  )
-  source = data / "corpus.jsonl.gz"
-  if not source.is_file():
-    pytest.skip(f"no corpus {source}; set ANYSEARCH_DATA to its folder")
-  corpus = passages.prepare(source, tmp_path)
-  assert len(corpus) == 32_641
-  assert [corpus[i].id for i in (0, 32_640)] == ["0", "32640"]

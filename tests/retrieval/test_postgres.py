@@ -83,14 +83,6 @@ def search(retriever, *asked):
   return asyncio.run(retriever.search_many(asked))
 
 
-def test_more_of_the_words_rank_first(pool, built):
-  retriever = retriever_of(pool, built)
-  (answer,) = search(retriever, ask("passages and number n12 or n12", 400))
-  assert answer[0].id == "12" and len(answer) == 300
-  scores = [p.score for p in answer]
-  assert scores == sorted(scores, reverse=True)
-
-
 def test_odd_texts_are_stored_and_asked(pool, tmp_path):
   rows = [
     ("It's", "don't \\ ' quote"),

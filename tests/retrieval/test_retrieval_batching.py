@@ -57,21 +57,6 @@ def test_queries_that_arrive_during_a_search_are_the_next_search():
   assert play(scenario).calls == [(["first"], 1), (["b", "c", "d"], 1)]
 
 
-def test_a_request_larger_than_a_search_keeps_its_order():
-  async def scenario(batcher, search):
-    queries = list("abcdefgh")
-    large = batcher.submit(queries, 1)
-    small = batcher.submit(["z"], 1)
-    assert await large == [search.found(query, 1) for query in queries]
-    assert await small == [search.found("z", 1)]
-
-  assert [queries for queries, _ in play(scenario, batch=3).calls] == [
-    ["a", "b", "c"],
-    ["d", "e", "f"],
-    ["g", "h", "z"],
-  ]
-
-
 def test_equal_queries_are_searched_once_with_the_largest_k():
   async def scenario(batcher, search):
     wants = [(["a", "a"], 2), (["a"], 5), (["b"], 1)]
@@ -107,22 +92,6 @@ def test_batching_changes_no_answer(requests, batch, data):
   search = play(scenario, batch=batch, queue=200)
   for queries, _ in search.calls:
     assert 1 <= len(queries) <= batch and len(set(queries)) == len(queries)
-
-
-def test_rest_of_a_cancelled_request_is_not_searched():
-  async def scenario(batcher, search):
-    search.free.clear()
-    large = batcher.submit(["a", "b", "c", "d"], 1)
-    await asyncio.to_thread(search.wait_for_call)
-    assert batcher.waiting == 2
-    large.cancel()
-    await asyncio.sleep(0)
-    assert batcher.waiting == 0
-    search.free.set()
-    await batcher.submit(["z"], 1)
-
-  calls = play(scenario, batch=2).calls
-  assert [queries for queries, _ in calls] == [["a", "b"], ["z"]]
 
 
 @pytest.mark.parametrize(

@@ -117,16 +117,3 @@ def test_a_malformed_answer_fails_its_query(reply, sentence):
   made = reranker(lambda request: httpx2.Response(200, json=reply))
   (error,) = scores(made, ASKED[:1])
   assert isinstance(error, types.RetrievalError) and sentence in str(error)
-
-
-@pytest.mark.parametrize(
-  ("options", "sentence"),
-  [
-    ({"url": "ranker:8080"}, "url is invalid"),
-    ({"url": "http://a:b@ranker"}, "url is invalid"),
-    ({"url": "http://ranker", "key_variable": "NO_KEY"}, "NO_KEY is not set"),
-  ],
-)
-def test_invalid_settings_are_refused(options, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    served.ServedReranker(**options)

@@ -13,17 +13,6 @@ from retrieval.service import dialects
 ROUTES = list(dialects.ROUTES)
 
 
-def test_answers_come_in_the_order_of_the_queries_with_scores():
-  body = {"queries": ["b", "a", "b"], "topk": 2, "return_scores": True}
-  result = served.ask(body).json()["result"]
-  assert [[item["document"]["text"] for item in some] for some in result] == [
-    ["about b"] * 2,
-    ["about a"] * 2,
-    ["about b"] * 2,
-  ]
-  assert [item["score"] for item in result[0]] == [1.0, 0.5]
-
-
 @pytest.mark.parametrize(
   ("values", "request_", "sentence"),
   [

@@ -139,19 +139,6 @@ def test_passages_without_a_word_are_refused(tmp_path):
   assert word_index.WordIndex(tmp_path).count == 1
 
 
-def test_chinese_passages_are_found_by_their_words(tmp_path):
-  texts = [
-    '"北京大学"\n北京大学位于北京市海淀区。',
-    '"清华大学"\n清华大学也位于北京。',
-    '"猫"\n猫是一种动物。',
-  ]
-  word_index.write(tmp_path, texts)
-  index = word_index.WordIndex(tmp_path)
-  queries = ["海淀", "清华大学在哪里", "猫", "動物 动物"]
-  found = index.search(queries, 1)
-  assert [hits.rows.tolist() for hits in found] == [[0], [1], [2], [2]]
-
-
 # Mean share of the gold passages among the first 2 and 5 that Lucene 9.9 finds
 # with its EnglishAnalyzer and BM25Similarity(.9, .4).
 LUCENE = {
