@@ -125,7 +125,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   from anysearch_jax.methods import systems
   from anysearch_jax.world import world, world_retrieval
 
-  simulator: simulation.Simulator
+  simulator: Any
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
       world.World(config.data.world_seed),
@@ -157,7 +157,7 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   from anysearch_jax.methods import systems
   from anysearch_jax.world import world_retrieval
 
-  refiner: refining.Refiner
+  refiner: Any
   if config.retrieval.refined == "world":
     refiner = world_retrieval.WorldRefiner()
   else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -24,33 +24,20 @@ _LAST_STEPS = 4
 _BLANK = re.compile(r"\n\s*\n")
 
 
-class Refiner(Protocol):
-  """Condenses the passages of a search."""
-
-  async def refine(
-    self, request: types.SearchRequest, found: Sequence[types.Passage]
-  ) -> Sequence[types.Passage]:
-    """Returns the passages to show; raises EngineError or RetrievalError."""
-    ...
-
-  def identity(self) -> dict[str, Any]:
-    """Returns JSON values that identify the refiner."""
-    ...
-
-
 class RefiningRetriever:
   """A `types.Retriever` that refines the passages of another one.
 
   Args:
     retriever: finds passages; its searches are batched and cached.
-    refiner: condenses the passages of each search.
+    refiner: condenses the passages of each search: has `refine` and `identity`
+      as `ModelRefiner`.
     config: sizes of the retriever's batches and cache.
   """
 
   def __init__(
     self,
     retriever: Any,
-    refiner: Refiner,
+    refiner: Any,
     *,
     config: config_lib.SearchConfig,
   ):
@@ -114,7 +101,11 @@ class ModelRefiner:
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """Returns one passage, whose id joins the ids of the documents."""
+    """Returns one passage, whose id joins the ids of the documents.
+
+    Raises:
+      types.EngineError, types.RetrievalError: the model gave no reply.
+    """
     if not found:
       return (types.Passage("", "", self._nothing),)
     context = request.known_context()
@@ -138,7 +129,7 @@ class ModelRefiner:
     return (types.Passage(read, "", text or self._nothing),)
 
   def identity(self) -> dict[str, Any]:
-    """See `Refiner`."""
+    """Returns JSON values that identify the refiner."""
     return {**self._model.identity(), "texts": self._sha256}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
@@ -32,28 +32,12 @@ _DOCUMENT = re.compile(
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 
 
-class Simulator(Protocol):
-  """Generates passages."""
-
-  async def find(
-    self, request: types.SearchRequest, *, noisy: bool
-  ) -> Sequence[types.Passage]:
-    """Returns noisy or useful passages; raises EngineError or RetrievalError.
-
-    `request.context` has the question and its right answers.
-    """
-    ...
-
-  def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """Returns JSON values that identify the simulator."""
-    ...
-
-
 class SimulatedRetriever:
   """A `types.Retriever` that asks a simulator.
 
   Args:
-    simulator: generates the passages.
+    simulator: generates the passages: has `find` and `identity` as
+      `ModelSimulator`.
     config: the schedule of the noise.
     rollouts: number of rollouts of the run; the progress in the schedule is the
       share of them that is done, at most 1.
@@ -62,7 +46,7 @@ class SimulatedRetriever:
 
   def __init__(
     self,
-    simulator: Simulator,
+    simulator: Any,
     config: config_methods.ZeroSearchConfig,
     *,
     rollouts: int,
@@ -82,7 +66,7 @@ class SimulatedRetriever:
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Returns useful or noisy passages; raises as `Simulator.find`."""
+    """Returns useful or noisy passages; raises as the simulator."""
     context = request.known_context()
     found = await self._simulator.find(request, noisy=self.noisy(context))
     return tuple(found[: request.k])
@@ -129,7 +113,14 @@ class ModelSimulator:
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """See `Simulator`; a reply without a passage raises RetrievalError."""
+    """Returns noisy or useful passages.
+
+    `request.context` has the question and its right answers.
+
+    Raises:
+      types.EngineError, types.RetrievalError: the model gave no reply, or one
+        without a passage.
+    """
     context = request.known_context()
     kind = "noisy" if noisy else "useful"
     prompt = wording.fill(
@@ -151,7 +142,7 @@ class ModelSimulator:
     return found[: request.k]
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """See `Simulator`."""
+    """Returns JSON values that identify the simulator."""
     del corpora
     return {**self._model.identity(), "texts": self._texts.sha256}
 

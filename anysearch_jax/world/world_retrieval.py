@@ -17,7 +17,7 @@ _WORD = re.compile(r"\w+")
 
 
 class WorldSimulator:
-  """A `simulation.Simulator` of the generated world, without a model.
+  """A simulator of `simulation.SimulatedRetriever`, without a model.
 
   Useful passages are the world's own. In noisy ones, every entity of the text
   is replaced by another one of its kind that is no golden answer. The title is
@@ -35,7 +35,7 @@ class WorldSimulator:
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """See `simulation.Simulator`."""
+    """See `simulation.ModelSimulator`."""
     found = await self._retriever.search(request)
     if not noisy:
       return found
@@ -58,7 +58,7 @@ class WorldSimulator:
     return [misstated(passage) for passage in found]
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """See `simulation.Simulator`."""
+    """See `simulation.ModelSimulator`."""
     return {"kind": "world", "of": self._retriever.identity(corpora)}
 
   def _other(
@@ -77,7 +77,7 @@ class WorldSimulator:
 
 
 class SelfSimulator:
-  """A `simulation.Simulator` that asks the world's policy itself (SSRL).
+  """A simulator that asks the world's policy itself (SSRL).
 
   The policy is asked the query as a question without a search. The query's
   words and its answer are the one passage. Without an answer nothing is found.
@@ -97,7 +97,7 @@ class SelfSimulator:
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """See `simulation.Simulator`; `noisy` has no effect."""
+    """See `simulation.ModelSimulator`; `noisy` has no effect."""
     del noisy
     context = request.known_context()
     entity, *relation = request.query.split() or [""]
@@ -115,13 +115,13 @@ class SelfSimulator:
     return (types.Passage(f"self/{request.query}", entity, text),)
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """See `simulation.Simulator`."""
+    """See `simulation.ModelSimulator`."""
     del corpora
     return {"kind": "self", "of": self._model.identity()}
 
 
 class WorldRefiner:
-  """A `refining.Refiner` of the generated world, without a model.
+  """A refiner of `refining.RefiningRetriever` for the world, without a model.
 
   A passage is relevant if its title is a word of the query and its text has a
   word of it too. Other passages keep only the padding words, which state no
@@ -133,7 +133,7 @@ class WorldRefiner:
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """See `refining.Refiner`."""
+    """See `refining.ModelRefiner`."""
     asked = set(_WORD.findall(request.query.lower()))
 
     def helps(passage: types.Passage) -> bool:
@@ -147,5 +147,5 @@ class WorldRefiner:
     return [each if helps(each) else emptied(each) for each in found]
 
   def identity(self) -> dict[str, Any]:
-    """See `refining.Refiner`."""
+    """See `refining.ModelRefiner`."""
     return {"kind": "world"}
