@@ -12,34 +12,30 @@ import threading
 import mcp
 import pytest
 import scripted
+import scripted_agent
 import uvicorn
-from scripted import CODEC, answer, search
+from scripted import answer, search
 from scripted_agent import Held, wait_for
 
 from anysearch_jax import budgets, types
-from anysearch_jax import config as config_lib
-from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.serving import mcp_server
 
 EMMA = types.Passage("7", "Emma", "A novel by Jane Austen.")
 NOVEL = types.Passage("8", "Novel", "A long text.")
-CONFIG = config_lib.EpisodeConfig(max_generated=500, max_context=5000)
 SCRIPT = (search("emma"), search("novel"), answer("Jane"))
 HITS = {"emma": [EMMA, NOVEL], "novel": [NOVEL]}
 
 
+def an_agent(engine=None, retriever=None):
+  retriever = retriever or scripted.Retriever(HITS)
+  return scripted_agent.make(SCRIPT, engine=engine, retriever=retriever)
+
+
 @contextlib.contextmanager
 def serving(engine=None, retriever=None, **kwargs):
-  agent = agent_lib.Agent(
-    engine or scripted.Engine(SCRIPT),
-    CODEC,
-    retriever or scripted.Retriever(HITS),
-    config=CONFIG,
-    slots=4,
-  )
   loaded = concurrent.futures.Future()
-  loaded.set_result(agent)
-  with agent:
+  with an_agent(engine, retriever) as agent:
+    loaded.set_result(agent)
     yield mcp_server.Service(loaded, version="1", **kwargs)
 
 
@@ -90,16 +86,6 @@ def test_answer_is_structured_and_each_search_is_reported_as_progress():
     {"query": "novel", "sources": [{"id": "8", "title": "Novel"}]},
   ]
   assert told == [(1, 3, "search 1: emma"), (2, 3, "search 2: novel")]
-
-
-def test_no_question_makes_more_searches_than_its_budget():
-  retriever = scripted.Retriever()
-  engine = scripted.Engine(lambda _: search("emma"))
-  result = ask("Search 99 times!", 2, engine=engine, retriever=retriever)
-  found = result.structured_content
-  assert found["answer"] is None and found["outcome"] == "invalid"
-  assert found["reason"]
-  assert len(retriever.requests) == found["searches"] == 2
 
 
 def test_budget_of_several_units_holds():
@@ -227,13 +213,7 @@ def test_cancelled_request_frees_its_episode(transport, mode):
 
 
 def test_client_is_welcomed_while_the_policy_is_being_loaded():
-  agent = agent_lib.Agent(
-    scripted.Engine(SCRIPT),
-    CODEC,
-    scripted.Retriever(HITS),
-    config=CONFIG,
-    slots=4,
-  )
+  agent = an_agent()
   loading = concurrent.futures.Future()
 
   async def main():
