@@ -131,7 +131,7 @@ def with_mesh(
 
 def _plan(config: config_lib.ExperimentConfig):
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.planning import planner, search, targets, whole_step
+    from anysearch_jax.planning import planner, targets, whole_step
     from anysearch_jax.training import validation
 
   f = flags.FLAGS
@@ -144,7 +144,7 @@ def _plan(config: config_lib.ExperimentConfig):
   micro_batches = f.micro_batches
   say = functools.partial(print, file=sys.stderr, flush=True)
   if f.search:
-    found = search.best(
+    found = planner.best(
       config,
       a,
       target,

@@ -8,6 +8,5 @@
 * `collectives`: counts bytes between devices in compiled text.
 * `whole_step`: predicts a step with its sampling, for assumed episodes.
 * `plan`: the resulting values with a verdict, as text, Markdown and JSON.
-* `planner`: makes plans and suggests changes that would fit; `search`: compiles
-  candidates.
+* `planner`: makes plans, suggests changes that would fit, compiles candidates.
 """

@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -102,31 +102,15 @@ class Part:
     return self.traffic is not None and self.total <= target.capacity
 
 
-class Compiled(NamedTuple):
-  """A compiled program.
-
-  jaxpr: what was compiled. text: the optimized HLO. analysis: of its memory.
-  needed: bytes that a refused program needs, which has no text and no analysis.
-  errors: what the compiler wrote to standard error.
-  """
-
-  jaxpr: Any
-  text: str
-  analysis: Any
-  needed: int | None
-  errors: str
-
-
-def compile(program: programs_lib.Program, target: targets.Target) -> Compiled:
+def _compile(
+  program: programs_lib.Program, target: targets.Target
+) -> tuple[Any, str, Any, int | None, str]:
   """Compiles a program for devices that this machine need not have.
 
-  Args:
-    program: its abstract arguments are on devices of `targets.devices`.
-    target: the target of those devices.
-
-  Raises:
-    jax.errors.JaxRuntimeError: the compiler failed for another reason than
-      memory.
+  Returns:
+    The jaxpr, the optimized HLO, the analysis of its memory, the bytes that a
+    refused program needs (which has neither), and what the compiler wrote to
+    standard error.
   """
   platform = target.hardware.platform
   lowering: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -147,7 +131,7 @@ def compile(program: programs_lib.Program, target: targets.Target) -> Compiled:
     if needed is None:
       analysis = compiled.memory_analysis()
       text = _text(compiled, platform, folder)
-  return Compiled(traced.jaxpr, text, analysis, needed, errors.text)
+  return traced.jaxpr, text, analysis, needed, errors.text
 
 
 def _options(platform: str, folder: str) -> dict[str, Any]:
@@ -190,31 +174,31 @@ def measure(
   """Compiles and measures a program; `together` are all programs of the run.
 
   Raises:
-    jax.errors.JaxRuntimeError: as `compile` does.
+    jax.errors.JaxRuntimeError: the compiler failed for another reason than
+      memory.
   """
   started = time.monotonic()
-  compiled = compile(program, target)
+  jaxpr, text, analysis, needed, errors = _compile(program, target)
   platform, count = target.hardware.platform, len(devices(program))
-  work = flops.count(compiled.jaxpr, segment=program.segment, **program.loops)
+  work = flops.count(jaxpr, segment=program.segment, **program.loops)
   reads = program.args if program.reads is None else program.reads
   read = program.trips * on_device(reads)
   traffic = predicted = None
-  if compiled.needed is not None:
-    peak, arguments = compiled.needed, on_device(program.args)
+  if needed is not None:
+    peak, arguments = needed, on_device(program.args)
     temporary = peak - arguments
   else:
-    traffic = collectives.count(compiled.text, trips=program.trips)
+    traffic = collectives.count(text, trips=program.trips)
     predicted = targets.predict(
       target, flops=work / count, read=read, traffic=traffic
     )
-    found = compiled.analysis
-    arguments = found.argument_size_in_bytes
-    temporary = found.temp_size_in_bytes
-    peak = found.peak_memory_in_bytes
+    arguments = analysis.argument_size_in_bytes
+    temporary = analysis.temp_size_in_bytes
+    peak = analysis.peak_memory_in_bytes
     if platform == "cpu":
       # XLA's own figure excludes temporaries. It predicts no accelerator's: a
       # CPU's matrix products convert bfloat16 to float32.
-      outputs = found.output_size_in_bytes - found.alias_size_in_bytes
+      outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
       peak = arguments + outputs + temporary
   return Part(
     name=program.name,
@@ -230,9 +214,7 @@ def measure(
     traffic=traffic,
     predicted=predicted,
     flops=work,
-    replications=(
-      None if platform == "tpu" else compiled.errors.count(_REPLICATED)
-    ),
+    replications=(None if platform == "tpu" else errors.count(_REPLICATED)),
     seconds=time.monotonic() - started,
   )
 

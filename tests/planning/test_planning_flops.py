@@ -64,16 +64,6 @@ def test_loops_in_loops_multiply():
   assert count(f, (4, 8), (8, 8), n, trips=3) == 3 * 5 * product
 
 
-def test_a_gradient_is_the_forward_pass_and_two_products():
-  def f(w, x):
-    return jnp.sum(jnp.sin(x @ w))
-
-  product = 2 * 4 * 8 * 8
-  # Only the weight's gradient: that of x is not needed.
-  assert count(jax.grad(f), (8, 8), (4, 8)) == 2 * product
-  assert count(jax.grad(f, (0, 1)), (8, 8), (4, 8)) == 3 * product
-
-
 def test_recomputation_counts():
   def layer(x, w):
     return jnp.sin(jnp.sin(x @ w[0]) @ w[1])
@@ -115,22 +105,6 @@ def test_the_body_of_shard_map_runs_on_every_device(axes, times):
   assert count(cut, (8, 5), (5, 7)) == times * 2 * 8 * 5 * 7
 
 
-def test_a_custom_gradient_counts_what_it_computes():
-  @jax.custom_vjp
-  def f(x, w):
-    return x @ w
-
-  def backward(kept, g):
-    x, w = kept
-    return g @ w.T, x.T @ g + x.T @ g
-
-  f.defvjp(lambda x, w: (x @ w, (x, w)), backward)
-  product = 2 * 4 * 8 * 8
-  assert count(f, (4, 8), (8, 8)) == product
-  gradient = jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))
-  assert count(gradient, (4, 8), (8, 8)) == 4 * product
-
-
 def test_a_kernel_counts_its_body_for_each_block():
   def kernel(x, w, out):
     out[...] = x[...] @ w[...]
@@ -167,30 +141,6 @@ def tiles_with_scores(lengths, *, tiles_of, tile):
 
 def _tiles(mask, tile):
   return {tuple(score) for score in np.argwhere(mask) // tile}
-
-
-@pytest.mark.parametrize(
-  ("row", "segment", "lengths"),
-  [
-    (1024, 300, [300, 300, 300, 124]),
-    (640, 1000, [640]),
-    (512, 7, [7] * 73 + [1]),
-  ],
-)
-def test_cudnn_computes_the_tiles_of_each_segment(row, segment, lengths):
-  assert sum(lengths) == row
-  drawn = tiles_with_scores(lengths, tiles_of="segment", tile=flops.TILE)
-  assert flops.packed_scores(row, segment) == drawn
-
-
-@pytest.mark.parametrize(
-  ("lengths", "block"),
-  [([300, 300, 300, 124], 128), ([256] * 4, 256)],
-)
-def test_splash_computes_the_blocks_with_pairs_of_a_segment(lengths, block):
-  row, segment = sum(lengths), lengths[0]
-  drawn = tiles_with_scores(lengths, tiles_of="row", tile=block)
-  assert flops.splash_blocks(row, segment, block) * block**2 == drawn
 
 
 @pytest.mark.parametrize("length", [768, 1024])

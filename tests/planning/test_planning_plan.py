@@ -193,15 +193,6 @@ def test_old_log_probabilities_are_a_program_where_a_run_computes_them():
   assert "old log-probabilities" not in names(old_logp="engine")
 
 
-def test_text_markdown_and_json_have_the_phases_of_a_step(toy):
-  phases = ["prefill", "decode", "hand-over", "train step", "whole step"]
-  text = plan.text(toy[0]).split("seconds of a step")[1]
-  assert [line.split("  ")[0] for line in text.splitlines()[1:6]] == phases
-  assert "| whole step |" in plan.markdown(toy[0])
-  found = json.loads(plan.to_json(toy[0]))["step_seconds"]
-  assert list(found) == phases
-
-
 @pytest.mark.parametrize(
   ("changes", "trains", "samples"),
   [

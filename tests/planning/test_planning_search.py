@@ -6,9 +6,8 @@ import jax
 import planned
 import pytest
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
-from anysearch_jax.planning import compilation, programs, search, targets
+from anysearch_jax.planning import compilation, planner, programs, targets
 
 # A row keeps a share of its 4 GiB, in order of falling speed.
 KEEPS = {"none": 1, "dots": 1 / 2, "attention": 1 / 4, "full": 1 / 8}
@@ -57,7 +56,7 @@ def searched(monkeypatch):
     monkeypatch.setattr(programs, "programs", _programs)
     monkeypatch.setattr(compilation, "measure", measure)
     target = planned.on_cpu(monkeypatch, memory=int(2 * memory * hardware.GIB))
-    best = search.best(planned.CONFIG, planned.A, target, log=lines.append)
+    best = planner.best(planned.CONFIG, planned.A, target, log=lines.append)
     return best, tried, lines
 
   return run
@@ -95,15 +94,3 @@ def test_the_search_returns_none_if_nothing_fits(searched):
   assert best is None
   assert tried == []
   assert lines
-
-
-def test_meshes_are_all_shapes_over_the_same_devices():
-  found = search.meshes(config_lib.MeshConfig(fsdp=2, tensor=2))
-  assert sorted((m.data, m.fsdp, m.tensor) for m in found) == [
-    (1, 1, 4),
-    (1, 2, 2),
-    (1, 4, 1),
-    (2, 1, 2),
-    (2, 2, 1),
-    (4, 1, 1),
-  ]

@@ -83,23 +83,6 @@ def test_without_a_tokenizer_the_spans_are_shown():
     ]
 
 
-def test_json_cannot_close_its_script_element():
-  row = study.row("A", questions=2, budgets=(1,))
-  hostile = [
-    e
-    | {
-      "question": f"</script>{study.HOSTILE}",
-      "spans": [{"author": "model", "text": "<!--<script>"}],
-      "tokens": None,
-    }
-    for e in row.episodes
-  ]
-  data = trajectories.browsed([trajectories.Sample("A", hostile)])
-  text = trajectories.script(data)
-  assert not set("<>&") & set(text)
-  assert json.loads(text) == json.loads(json.dumps(data))
-
-
 def _pieces(*ids):
   """Returns the token texts of ids that are decoded as UTF-8 bytes."""
   return trajectories.token_texts(
@@ -153,14 +136,3 @@ def test_trajectories_are_chosen_by_rule():
   assert by_why["no search allowed (B = 0)"].episode["budget"] == 0
   assert by_why["a budget never trained"].episode["budget"] > 5
   assert by_why["tries to search beyond its budget"].episode["violation"]
-
-
-def test_adjacent_spans_of_one_author_are_joined():
-  spans = [
-    {"author": author, "text": text}
-    for author, text in (
-      ("model", "a"), ("model", "b"), ("environment", "c"), ("model", "d"),
-    )
-  ]  # fmt: skip
-  told = trajectories.authored({"spans": spans})
-  assert told == [("model", "ab"), ("environment", "c"), ("model", "d")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -92,13 +91,6 @@ class Page:
     """Emulates print on paper of a width until a page is opened again."""
     self._call("Emulation.setEmulatedMedia", media="print")
     self._size(width, 800)
-
-  def screenshot(self, path: pathlib.Path, *, whole: bool = False) -> None:
-    """Saves a screenshot of the viewport or, if `whole`, of the page."""
-    found = self._call(
-      "Page.captureScreenshot", captureBeyondViewport=whole, format="png"
-    )
-    path.write_bytes(base64.b64decode(found["data"]))
 
   def _call(self, method: str, **params: Any) -> dict[str, Any]:
     self._last += 1

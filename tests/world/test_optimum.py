@@ -62,22 +62,6 @@ def situation(decision, *relations, remaining=3, settled=()):
   return expert.Situation(decision, known, relations, remaining, settled)
 
 
-def test_one_fact_by_hand():
-  best = optimum.Optimum(WORLD)
-  known, twin = odds("river")
-  right, guess = 0.8, 1 / 24
-  # No search: trust memory, or guess.
-  expected = known * right + (1 - known) * guess
-  assert best.value(("river",), 0) == pytest.approx(expected)
-  # One: it finds the fact, half of it (a twin), or nothing.
-  one = 1 - MISS
-  expected = known * (one + MISS * right)
-  expected += (1 - known) * (one * (1 - twin / 2) + MISS * guess)
-  assert best.value(("river",), 1) == pytest.approx(expected)
-  # Three suffice for a miss and a twin.
-  assert best.value(("river",), 3) == pytest.approx(1)
-
-
 def test_decisions_by_hand():
   best = optimum.Optimum(WORLD)
   assert best(situation("known", "country")) == 0  # Always right.
@@ -169,22 +153,6 @@ def test_accuracy_of_one_fact_by_hand():
     assert [accuracy(question, b) for b in range(4)] == pytest.approx(
       [guess, guess, 0.5, 1]
     )
-
-
-def test_a_wrong_value_may_still_lead_to_the_right_answer():
-  """All objects of the first relation, each with its own memory."""
-  (question, *_) = of(2, known=False)
-  entity, first, second = question.text.split()[:3]
-  right = question.golden_answers[0]
-  chances = []
-  for value in WORLD.objects(first):
-    memory = WORLD.recall(value, second)
-    known = memory is not None
-    chances.append(
-      float(memory == right) if known else 1 / len(WORLD.objects(second))
-    )
-  assert entity in WORLD.index
-  assert accuracy(question, 0) == pytest.approx(np.mean(chances))
 
 
 @pytest.mark.parametrize(
