@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -129,35 +128,32 @@ def main(argv) -> None:
     )
     line.tick(done)
 
-  try:
-    corpus = pathlib.Path(f.corpus)
-    size = corpus.stat().st_size if corpus.is_file() else 0
-    encoder = _encoder(f)
-    if f.kind in databases.KINDS:
-      prepared = passages.prepare(
-        f.corpus, f.output, skip_malformed=f.skip_malformed
-      )
-      print(databases.build(f, prepared, encoder))
-      return
-    finished = building.build(
-      f.corpus,
-      f.output,
-      settings,
-      encoder=encoder,
-      process=f.process,
-      processes=f.processes,
-      on_bytes=lambda done: on("MB read", done >> 20, size >> 20),
-      on_rows=lambda done, of: on("passage", done, of),
+  corpus = pathlib.Path(f.corpus)
+  size = corpus.stat().st_size if corpus.is_file() else 0
+  encoder = _encoder(f)
+  if f.kind in databases.KINDS:
+    prepared = passages.prepare(
+      f.corpus, f.output, skip_malformed=f.skip_malformed
     )
-    if not finished:
-      print("other processes still encode; the last one ends the work")
-      return
-    index = opening.open_index(
-      f.output, encoder=encoder, devices=platforms.accelerators()
-    )
-    found = [_recall(index, path, k=f.topk) for path in f.questions]
-  except (OSError, ValueError) as error:
-    sys.exit(f"launch.build_index: {error}")
+    print(databases.build(f, prepared, encoder))
+    return
+  finished = building.build(
+    f.corpus,
+    f.output,
+    settings,
+    encoder=encoder,
+    process=f.process,
+    processes=f.processes,
+    on_bytes=lambda done: on("MB read", done >> 20, size >> 20),
+    on_rows=lambda done, of: on("passage", done, of),
+  )
+  if not finished:
+    print("other processes still encode; the last one ends the work")
+    return
+  index = opening.open_index(
+    f.output, encoder=encoder, devices=platforms.accelerators()
+  )
+  found = [_recall(index, path, k=f.topk) for path in f.questions]
   identity = index.identity
   print(
     f"{f.output}: {identity['kind']} over {len(index)} passages, identity "

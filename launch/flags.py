@@ -41,7 +41,12 @@ _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
 # What ends a command with a sentence and no traceback.
-_REFUSALS = (OSError, ValueError, types.EngineError)
+_REFUSALS = (
+  OSError,
+  ValueError,
+  types.EngineError,
+  types.RetrievalError,
+)
 
 
 def run(

@@ -263,8 +263,8 @@ def serve(
     grace: seconds for requests that are open when the server stops.
 
   Raises:
-    OSError: the server cannot listen at the address.
-    ValueError: the limit of open files of this process is too low.
+    ValueError: the server cannot listen at the address, or the limit of open
+      files of this process is too low.
   """
   most, descriptors = room(connections)
   guard = Guard(
@@ -289,22 +289,36 @@ def serve(
     # https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()
     gc.freeze()
-    shown = f"[{host}]" if ":" in host else host
-    port = opened.getsockname()[1]
     Server(
       config,
       service,
       grace=grace,
-      greeting=f"serving {named} at http://{shown}:{port}\n"
+      greeting=f"serving {named} at {address(opened)}\n"
       f"at most {most} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
     ).run(sockets=[opened])
 
 
 def listening(host: str, port: int) -> socket.socket:
-  """Returns a listening socket; port 0 takes any free one. Raises OSError."""
+  """Returns a listening socket; port 0 takes any free one.
+
+  Raises:
+    ValueError: the process cannot listen at the address.
+  """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+  try:
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+  except OSError as error:
+    raise ValueError(
+      f"cannot listen at {host}:{port} ({error}); name another --port or "
+      "--host."
+    ) from error
+
+
+def address(opened: socket.socket) -> str:
+  """Returns the URL of a listening socket."""
+  host, port, *_ = opened.getsockname()
+  return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

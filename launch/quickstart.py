@@ -148,11 +148,7 @@ def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
     *(f"--notes={notes}", f"--output={output}"),
   ]
   after = tuple(job.name for job in jobs)
-  # The notes contain all other commands, which were already shown.
-  quiet = ("--notes=",)
-  return Job(
-    "report", command, output, after, again=True, shows=True, quiet=quiet
-  )
+  return Job("report", command, output, after, reports=True)
 
 
 def define_flags() -> None:
@@ -192,9 +188,8 @@ class Job:
     after: names of the jobs that it needs.
     once: a file of another job; while others run, this one starts only when
       that file has content.
-    again: whether to run it even if the result exists.
-    shows: whether to print its output at the end.
-    quiet: prefixes of arguments that are left out of the displayed command.
+    reports: whether it runs again if its result exists, and its output is
+      printed at the end.
   """
 
   name: str
@@ -202,9 +197,7 @@ class Job:
   result: pathlib.Path
   after: tuple[str, ...] = ()
   once: pathlib.Path | None = None
-  again: bool = False
-  shows: bool = False
-  quiet: tuple[str, ...] = ()
+  reports: bool = False
 
   def held(self) -> bool:
     """Returns whether the file that it waits for is missing or empty."""
@@ -214,7 +207,8 @@ class Job:
 
   def shown(self) -> str:
     """Returns the command as a user would type it."""
-    brief = [a for a in self.command if not a.startswith(self.quiet or ("\0",))]
+    # The notes are all other commands, which were shown before.
+    brief = [a for a in self.command if not a.startswith("--notes=")]
     return shlex.join(["python", *brief])
 
 
@@ -237,20 +231,21 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     asked.set()
 
   logs.mkdir(parents=True, exist_ok=True)
-  done = {j.name for j in jobs if j.result.is_file() and not j.again}
+  done = {j.name for j in jobs if j.result.is_file() and not j.reports}
   if done:
     print(f"Results stand in {logs.parent}; remove it to start over.")
   for name in sorted(done):
     print(f"already there, not run again: {name}", flush=True)
+  reports = {job.name for job in jobs if job.reports}
   waiting = [job for job in jobs if job.name not in done]
-  running: dict[str, _Started] = {}
+  running: dict[str, supervisor.Running] = {}
   with stopping.heard(first, lambda number: urged.set()):
     try:
       while waiting or running:
         for job in [j for j in waiting if set(j.after) <= done]:
           if len(running) < at_once and not (running and job.held()):
             waiting.remove(job)
-            running[job.name] = _Started(job, logs)
+            running[job.name] = _started(job, logs)
         if not running:
           needed = {name for job in waiting for name in job.after} - done
           sys.exit(
@@ -258,46 +253,38 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
           )
         if asked.wait(_POLL):
           raise stopping.StoppedError(stopping.RESUME)
-        for name, each in list(running.items()):
-          if each.ended():
-            del running[name]
-            done.add(name)
+        for name in [n for n in running if _ended(running[n])]:
+          ended = running.pop(name)
+          done.add(name)
+          if name in reports:
+            print(ended.text(), flush=True)
     finally:
       supervisor.stop(list(running.values()), urged=urged.is_set)
 
 
-class _Started(supervisor.Child):
-  """A started job, whose progress is printed."""
+def _started(job: Job, logs: pathlib.Path) -> supervisor.Running:
+  print(f"\n[{job.name}] {job.shown()}", flush=True)
+  name = job.name.replace(" ", "-")  # Also of its log.
+  part = supervisor.Part(name, (sys.executable, *job.command))
+  return supervisor.Running(part, logs, every=_SHOW)
 
-  def __init__(self, job: Job, logs: pathlib.Path):
-    print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
-    log = logs / f"{job.name.replace(' ', '-')}.log"
-    super().__init__([sys.executable, *job.command], log)
-    self._job, self._shown = job, 0.0
 
-  def ended(self) -> bool:
-    """Prints progress; returns whether the job is done.
+def _ended(each: supervisor.Running) -> bool:
+  """Prints progress; returns whether a command is done.
 
-    Raises:
-      SystemExit: it failed or was stopped.
-    """
-    name, code = self._job.name, self.code
-    if code is None:
-      now = time.monotonic()
-      if now - self._shown >= _SHOW:
-        self._shown = now
-        last = "".join(self.tail(1)) or "setting up"
-        print(f"[{name}] {last}", flush=True)
-      return False
-    if code == stopping.RESUME:
-      stopping.say(f"[{name}] was stopped, and so are the others")
-      raise stopping.StoppedError(code)
-    if code:
-      sys.exit(f"[{name}] failed with code {code}:\n{self.text()[-3000:]}")
-    print(f"[{name}] done in {self.took}", flush=True)
-    if self._job.shows:
-      print(self.text(), flush=True)
-    return True
+  Raises:
+    SystemExit: it failed or was stopped.
+  """
+  if (code := each.code) is None:
+    each.show()
+    return False
+  if code == stopping.RESUME:
+    each.say("was stopped, and so are the others")
+    raise stopping.StoppedError(code)
+  if code:
+    sys.exit(str(each.failure(f"failed with code {code}")))
+  each.say(f"done in {each.took}")
+  return True
 
 
 if __name__ == "__main__":

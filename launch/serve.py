@@ -122,14 +122,8 @@ def _serve_http(
       "could spend its searches; expected --keys=FILE, or an address of this "
       "machine such as 127.0.0.1."
     )
-  try:
-    # Before the weights are read.
-    http_server.listening(f.host, port).close()
-  except OSError as error:
-    raise ValueError(
-      f"cannot listen at {f.host}:{port} ({error}); name another --port or "
-      "--host."
-    ) from error
+  # Before the weights are read.
+  http_server.listening(f.host, port).close()
   jax_setup.configure(threads=f.threads, cache=f.cache)
   log_requests()
   from launch import agents
@@ -318,7 +312,7 @@ def _serve_mcp_http(
   page cannot use the server through the browser of its reader.
 
   Raises:
-    OSError: the server cannot listen at the address.
+    ValueError: the server cannot listen at the address.
   """
   import uvicorn
 
@@ -345,9 +339,7 @@ def _serve_mcp_http(
       await self.service.drain(self.grace)
 
   with http_server.listening(host, port) as opened:
-    shown = f"[{host}]" if ":" in host else host
-    port = opened.getsockname()[1]
-    greeting = f"serving MCP at http://{shown}:{port}/mcp"
+    greeting = f"serving MCP at {http_server.address(opened)}/mcp"
     McpServer(config, service, grace=grace, greeting=greeting).run([opened])
 
 

@@ -32,7 +32,6 @@ from typing import Any
 
 from absl import app, flags
 
-from anysearch_jax import types
 from anysearch_jax.host import http_calls
 from launch import flags as launch_flags
 from launch import http_server, jax_setup
@@ -60,8 +59,7 @@ def serve(
     described: additional fields of `/health`.
 
   Raises:
-    OSError: the server cannot listen at the address.
-    ValueError: the limit of open files of this process is too low.
+    ValueError: as of `http_server.serve`.
   """
   limits = limits or dialects.Limits()
   made = service.create_app(
@@ -133,35 +131,24 @@ def main(argv) -> None:
     except ValueError as error:
       raise app.UsageError(f"--token_variable: {error}") from error
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
-  try:
-    index = _opened()
-    # A first search loads and compiles, so the first client need not wait.
-    index.search(["ready"], limits.topk)
-  except (ValueError, types.RetrievalError) as error:
-    sys.exit(f"launch.serve_retriever: {error}")
+  index = _opened()
+  # A first search loads and compiles, so the first client need not wait.
+  index.search(["ready"], limits.topk)
   if not token and not http_server.is_loopback(f.host):
     print(
       f"warning: --host={f.host} without --token_variable: whoever reaches "
       "this machine can search.",
       file=sys.stderr,
     )
-  try:
-    serve(
-      index,
-      host=f.host,
-      port=f.port,
-      limits=limits,
-      token=token,
-      grace=f.grace,
-      described=index.described,
-    )
-  except ValueError as error:
-    sys.exit(f"launch.serve_retriever: {error}")
-  except OSError as error:
-    sys.exit(
-      f"launch.serve_retriever: cannot listen at {f.host}:{f.port} ({error}); "
-      "name another --port or --host."
-    )
+  serve(
+    index,
+    host=f.host,
+    port=f.port,
+    limits=limits,
+    token=token,
+    grace=f.grace,
+    described=index.described,
+  )
 
 
 def _opened() -> Any:

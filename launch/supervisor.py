@@ -103,15 +103,15 @@ def run(
     failed; `stopping.RESUME` if a signal arrived before `main` was started.
   """
   logs.mkdir(parents=True, exist_ok=True)
-  serving: list[_Running] = []
-  mains: list[_Running] = []
+  serving: list[Running] = []
+  mains: list[Running] = []
   asked, urged = threading.Event(), threading.Event()
 
   def first(number: int) -> None:
     say(f"stopping everything on {signal.Signals(number).name}")
     asked.set()
 
-  def end(running: Sequence[_Running], limit: Callable[[Child], float]) -> None:
+  def end(running: Sequence[Running], limit: Callable[[Child], float]) -> None:
     def show() -> None:
       for each in running:
         each.show()
@@ -124,9 +124,9 @@ def run(
   with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
-        serving.append(_Running(part, logs, say, _PATIENCE))
+        serving.append(Running(part, logs, say, _PATIENCE))
       _await_health(serving, asked, deadline)
-      mains.append(_Running(main, logs, say, every))
+      mains.append(Running(main, logs, say, every))
       code = _await_end(mains[0], serving, asked)
     except PartError as error:
       say(str(error))
@@ -144,7 +144,7 @@ def run(
 
 
 def _await_health(
-  services: Sequence[_Running], asked: threading.Event, deadline: float
+  services: Sequence[Running], asked: threading.Event, deadline: float
 ) -> None:
   """Waits until all services have answered."""
   end = time.monotonic() + deadline
@@ -165,7 +165,7 @@ def _await_health(
 
 
 def _await_end(
-  main: _Running, services: list[_Running], asked: threading.Event
+  main: Running, services: list[Running], asked: threading.Event
 ) -> int:
   """Waits for the main command and returns its exit code.
 
@@ -186,7 +186,7 @@ def _await_end(
   return code
 
 
-def _check(services: Sequence[_Running], asked: threading.Event) -> None:
+def _check(services: Sequence[Running], asked: threading.Event) -> None:
   """Raises if a signal arrived or a service has ended."""
   if asked.is_set():
     raise _SignalError
@@ -344,7 +344,7 @@ def stop(
   return killed
 
 
-class _Running(Child):
+class Running(Child):
   """A started part, with the lines that are printed of it.
 
   Raises:
@@ -356,8 +356,8 @@ class _Running(Child):
     self,
     part: Part,
     logs: pathlib.Path,
-    say: Callable[[str], None],
-    every: float,
+    say: Callable[[str], None] = _print,
+    every: float = 2.0,
   ):
     self.part = part
     self.ready = threading.Event()
@@ -406,7 +406,7 @@ class _Running(Child):
   def failure(self, what: str) -> PartError:
     return PartError(f"[{self.part.name}] {self.with_log(what)}")
 
-  def again(self) -> _Running:
+  def again(self) -> Running:
     """Restarts the part after it ended, with one restart less."""
     left = self.part.restarts
     self.say(
@@ -415,7 +415,7 @@ class _Running(Child):
     )
     self.kill()  # Its children may still hold its port or GPUs.
     part = dataclasses.replace(self.part, restarts=left - 1)
-    return _Running(part, self.log.parent, self._said, self._every)
+    return Running(part, self.log.parent, self._said, self._every)
 
   def _await_health(self) -> None:
     # Ignore proxies of the environment: the service is on this machine.

@@ -157,13 +157,6 @@ def test_an_invalid_configuration_is_refused(part, values, sentence):
     validation.validate(changed(part, **values))
 
 
-def test_a_single_indivisible_row_length_is_refused():
-  config = changed("mesh", tensor=4, sequence_parallel=True)
-  batch = config_lib.BatchConfig(row_lengths=(32, 50, 128))
-  with pytest.raises(ValueError, match="found a row of 50 tokens"):
-    validation.validate(dataclasses.replace(config, batch=batch))
-
-
 @pytest.mark.parametrize(
   "method", [m for m in systems.METHODS.values() if m.reward]
 )

@@ -125,10 +125,6 @@ def test_a_file_system_without_locks_gives_a_warning(
     assert "has no locks (No locks available)" in caplog.text
 
 
-def test_the_lock_of_an_export_is_beside_its_folder(tmp_path):
-  assert run_lock.beside(tmp_path / "out") == tmp_path / "out.lock"
-
-
 @pytest.mark.parametrize(
   ("command", "arguments", "lock"),
   [

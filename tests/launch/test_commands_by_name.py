@@ -9,7 +9,6 @@ import sys
 import commands
 import pytest
 
-import anysearch_jax
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from launch import __main__ as by_name
@@ -78,13 +77,6 @@ def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
   assert "'korpus'" in done.stderr
 
 
-def test_version_is_the_packages(capsys, monkeypatch):
-  monkeypatch.setattr(sys, "argv", ["anysearch", "--version"])
-  by_name.main()
-  said = capsys.readouterr().out.split()
-  assert said == ["anysearch", anysearch_jax.__version__]
-
-
 def test_list_names_systems_environments_and_every_setting():
   _, listing = commands.printed(launch_list)
   for name in ("search_r1", "bats_plan", "build_index", "file.py:NAME"):
@@ -148,18 +140,3 @@ def test_a_training_by_hand_keeps_out_of_the_quickstarts_folder():
   folder = flags.run_folder(config, None)
   assert folder == pathlib.Path(f"runs/quickstart-{config.seed}")
   assert flags.run_folder(config, "runs/x") == pathlib.Path("runs/x")
-
-
-def test_commands_do_not_mention_that_torch_is_missing():
-  """transformers warns on import, once in each process of a quickstart."""
-  done = subprocess.run(
-    [
-      *(sys.executable, "-c"),
-      "import sys, launch; sys.modules['torch'] = None; import transformers",
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert "PyTorch" not in done.stdout + done.stderr

@@ -136,18 +136,6 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
   held.set()
 
 
-def test_every_finding_is_one_line():
-  finding = doctor.warning("a\nb", "c")
-  assert list(doctor.lines("name", [finding])) == [
-    "warning  name        a b",
-    " " * 21 + "c",
-  ]
-  sizes = [999, 1500, 12.34e9, 1234e9]
-  assert [doctor.size(count) for count in sizes] == [
-    *("999 B", "1.5 KB", "12.3 GB", "1,234.0 GB")
-  ]
-
-
 # The machine.
 
 

@@ -118,7 +118,7 @@ def test_job_waits_for_a_file_while_others_run(job, run, tmp_path):
 
 
 def test_finished_job_runs_again_only_if_it_says_so(job, run, tmp_path, capsys):
-  jobs = [job("a", "sys.exit(3)"), job("report", "print('anew')", again=True)]
+  jobs = [job("a", "sys.exit(3)"), job("report", "print('anew')", reports=True)]
   for each in jobs:
     each.result.touch()
   run(*jobs)

@@ -241,15 +241,6 @@ def test_the_configuration_changes_the_weights(tmp_path):
   assert line["trajectories"][0]["total"] == pytest.approx(2.15)
 
 
-def test_group_sizes_share_compilations():
-  score._compiled.cache_clear()
-  for size in range(1, 9):
-    lines = group(*[trajectory()] * size)
-    parsed = score.parse_group(json.dumps(lines).encode())
-    assert len(score.score_group(parsed, CONFIG)) == size
-  assert score._compiled()._cache_size() == 4
-
-
 def _without(key):
   return {name: value for name, value in group().items() if name != key}
 
@@ -312,15 +303,6 @@ def test_malformed_line_is_reported_with_its_number(tmp_path, line, expected):
   assert "line 2: " in message and expected in message
   assert message.endswith(".") and len(message) < 400
   assert os.listdir(tmp_path) == ["in.jsonl"]
-
-
-def test_existing_output_survives_a_failure(tmp_path):
-  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-  source.write_text("{}\n")
-  target.write_text("older\n")
-  with pytest.raises(ValueError, match="line 1"):
-    score.score_file(source, target, CONFIG)
-  assert target.read_text() == "older\n"
 
 
 def test_the_command_scores_a_file_or_exits_with_2(tmp_path, capsys):
