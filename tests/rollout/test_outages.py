@@ -557,30 +557,6 @@ def served(sampler, tmp_path, monkeypatch):
   return make
 
 
-def test_unanswered_turns_fail_their_episodes(served, sampler):
-  generate = sampler._generate
-
-  def faulty(body):
-    """Fails only for the third question, whose prompt ends with " ccc"."""
-    text = fake_sglang.tokenizer().decode(body["input_ids"]).partition("<")[0]
-    if not text.endswith(" ccc"):
-      return generate(body)
-    return 500, {"error": {"message": "The scheduler is gone."}}
-
-  sampler._generate = faulty
-  drill = served().run()
-  assert len(drill.failed()) == 4
-  for t in drill.failed():
-    assert t.address.question == 2
-    assert "HTTP 500: The scheduler is gone." in t.reason
-  first, *others = drill.metrics()
-  assert (first["rollout/failed"], first["rollout/dropped_groups"]) == (4, 1)
-  assert [r["rollout/failed"] for r in others] == [0, 0, 0]
-  # The rewards in other groups differ, so training changes the weights.
-  assert first["policy/advantage_share"] > 0
-  drill.check_bits()
-
-
 def test_a_run_resumes_when_its_server_is_back(served, sampler):
   """The server is down during rollout 2, which checkpoint 2 then contains."""
   generate = sampler._generate
