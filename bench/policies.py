@@ -268,18 +268,10 @@ class TrainStep:
     params: decoder.Params | None = None,
   ):
     self.a = a = lora.attach(a, config.lora)
-    self.placed = placed = placement.Placement.of(
-      a, config.mesh, dtype=config.compute_dtype
-    )
+    self.placed = placed = placement.Placement.of(a, config)
     tx = optimizers.adamw(a, config.optimizer)
     shardings = train_step.shardings(a, tx, placed.trainer)
-    compute = placement.compute(
-      a,
-      config.batch,
-      placed.trainer,
-      dtype=config.compute_dtype,
-      sequence_parallel=config.mesh.sequence_parallel,
-    )
+    compute = placement.compute(a, config, placed.trainer)
     self.attention = compute.attention
     trained = (
       random_weights(

@@ -235,9 +235,7 @@ def check(
     a, codec = describe(dataclasses.replace(config, policy=folder))
     if config.engine.kind != "sglang":
       jax_setup.refuse_cpu(a, allow=allow_cpu)
-    placement.check_playing(
-      a, config.mesh, engine=config.engine, dtype=config.compute_dtype
-    )
+    placement.check_playing(a, config)
   validation.check_prompts(
     questions,
     codec,

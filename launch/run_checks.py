@@ -126,14 +126,7 @@ class Checks:
           "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
         )
       return ok(f"{wanted} of {here} devices train")
-    placement.check(
-      self._policy[0],
-      m,
-      lora_config=config.lora,
-      batch=config.batch,
-      engine=config.engine,
-      dtype=config.compute_dtype,
-    )
+    placement.check(self._policy[0], config)
     return ok(
       f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
     )

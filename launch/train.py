@@ -182,9 +182,9 @@ def _trainer(
   import jax
 
   from anysearch_jax.host import processes, run_lock
-  from anysearch_jax.policy import hf, lora
+  from anysearch_jax.policy import hf, lora, sharding
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import loop, placement
+  from anysearch_jax.training import loop
 
   validation.validate(config, processes=jax.process_count())
   count = config.curriculum.rollouts * config.questions_per_rollout
@@ -204,7 +204,7 @@ def _trainer(
     config,
     policy=hf.load(
       config.policy,
-      mesh=placement.training_mesh(config.mesh),
+      mesh=sharding.training_mesh(config.mesh),
       dtype=lora.base_dtype(config.lora),
     ),
     questions=questions,
@@ -270,14 +270,7 @@ def _begin(
 
   a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=allow_cpu)
-  placement.check(
-    a,
-    config.mesh,
-    lora_config=config.lora,
-    batch=config.batch,
-    engine=config.engine,
-    dtype=config.compute_dtype,
-  )
+  placement.check(a, config)
   source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:

@@ -100,9 +100,7 @@ def programs(
     ValueError: the mesh does not suit the devices or the policy.
   """
   a = lora.attach(a, config.lora)
-  placed = placement.Placement.of(
-    a, config.mesh, dtype=config.compute_dtype, devices=devices
-  )
+  placed = placement.Placement.of(a, config, devices)
   base_dtype = placed.dtype if a.lora is None else config.lora.base_dtype
   # What a run takes off the devices while it trains and while it samples.
   freed: frozenset[str] = frozenset()
@@ -133,13 +131,7 @@ def _training(
   critic = config.critic if objective.has_critic else None
   scored: dict[str, Any] = {
     "temperature": config.sampling.temperature,
-    "compute": placement.compute(
-      a,
-      config.batch,
-      placed.trainer,
-      dtype=config.compute_dtype,
-      sequence_parallel=config.mesh.sequence_parallel,
-    ),
+    "compute": placement.compute(a, config, placed.trainer),
   }
   # The KL reference or frozen base, as `learner.Learner` keeps it.
   reference = None

@@ -86,8 +86,24 @@ def training_mesh(
       devices; indices then refer to the devices of each process.
 
   Raises:
-    ValueError: the number of devices does not match the axes.
+    ValueError: the devices do not exist, their number does not match the axes,
+      or a process has none in the mesh.
   """
+  made = _training_mesh(config, devices)
+  taking_part = {device.process_index for device in made.devices.flat}
+  idle = set(range(jax.process_count())) - taking_part
+  if idle and devices is None:
+    raise ValueError(
+      f"mesh: data x fsdp x tensor = {made.size} devices leave out process "
+      f"{min(idle)} of {jax.process_count()}; expected all "
+      f"{jax.device_count()}, or some of each process by mesh.trainer."
+    )
+  return made
+
+
+def _training_mesh(
+  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None
+) -> jax.sharding.Mesh:
   axes = {name: getattr(config, name) for name in AXES}
   if not config.trainer:
     return mesh(**axes, devices=devices)

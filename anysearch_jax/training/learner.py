@@ -44,16 +44,8 @@ class Learner:
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
     self._config = config
     self.architecture = a = lora.attach(policy.architecture, config.lora)
-    self.placement = placed = placement.Placement.of(
-      a, config.mesh, dtype=config.compute_dtype
-    )
-    compute = placement.compute(
-      a,
-      config.batch,
-      placed.trainer,
-      dtype=config.compute_dtype,
-      sequence_parallel=config.mesh.sequence_parallel,
-    )
+    self.placement = placed = placement.Placement.of(a, config)
+    compute = placement.compute(a, config, placed.trainer)
     critic = config.critic if config.objective.has_critic else None
     tx = optimizers.adamw(
       a,

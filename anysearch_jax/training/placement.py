@@ -51,21 +51,19 @@ class Placement:
   def of(
     cls,
     a: architecture_lib.Architecture,
-    config: config_lib.MeshConfig,
-    *,
-    dtype: str,
+    config: config_lib.ExperimentConfig,
     devices: Sequence[jax.Device] | None = None,
   ) -> Placement:
-    """Returns the placement of a policy on `devices`, by default all.
+    """Returns the placement of a run's policy on `devices`, by default all.
 
     Raises:
       ValueError: a device does not exist, the policy does not divide over the
         mesh, or a process has no device in the training mesh.
     """
-    trainer = training_mesh(config, devices)
-    rollout = sharding.rollout_mesh(config, a, devices)
+    trainer = sharding.training_mesh(config.mesh, devices)
+    rollout = sharding.rollout_mesh(config.mesh, a, devices)
     sharding.validate(a, trainer)
-    return cls(a, jnp.dtype(dtype), trainer, rollout)
+    return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
 
   @property
   def row_multiple(self) -> int:
@@ -128,119 +126,72 @@ class Placement:
 
 
 def check(
-  a: architecture_lib.Architecture,
-  config: config_lib.MeshConfig,
-  *,
-  lora_config: config_lib.LoraConfig,
-  batch: config_lib.BatchConfig,
-  engine: config_lib.EngineConfig,
-  dtype: str,
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
   """Checks that the devices can train and sample, before weights are read.
 
   Args:
     a: the architecture, without adapters.
-    config: the meshes.
-    lora_config: the adapters.
-    batch: row lengths and attention of training.
-    engine: the engine that samples.
-    dtype: of computation.
+    config: the whole configuration.
 
   Raises:
     ValueError: see `Placement.of`, `compute` and `check_playing`.
   """
-  a = lora.attach(a, lora_config)
-  compute(
-    a,
-    batch,
-    Placement.of(a, config, dtype=dtype).trainer,
-    dtype=dtype,
-    sequence_parallel=config.sequence_parallel,
-  )
-  check_playing(a, config, engine=engine, dtype=dtype)
+  a = lora.attach(a, config.lora)
+  compute(a, config, Placement.of(a, config).trainer)
+  check_playing(a, config)
 
 
 def check_playing(
-  a: architecture_lib.Architecture,
-  config: config_lib.MeshConfig,
-  *,
-  engine: config_lib.EngineConfig,
-  dtype: str,
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
   """Checks that the devices can sample.
 
   Raises:
     ValueError: a device does not exist, or cannot run the engine as configured.
   """
-  mesh = sharding.rollout_mesh(config, a)
-  if engine.kind == "jax":
-    kv_memory.validate(engine, shards=mesh.shape["data"])
-    kv_store.make_model(engine, a, mesh, dtype=dtype)
-
-
-def training_mesh(
-  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
-) -> jax.sharding.Mesh:
-  """Returns `sharding.training_mesh`, which must have devices of every process.
-
-  Raises:
-    ValueError: the devices do not exist, or a process has none in the mesh.
-  """
-  mesh = sharding.training_mesh(config, devices)
-  taking_part = {device.process_index for device in mesh.devices.flat}
-  idle = set(range(jax.process_count())) - taking_part
-  if idle and devices is None:
-    raise ValueError(
-      f"mesh: data x fsdp x tensor = {mesh.size} devices leave out process "
-      f"{min(idle)} of {jax.process_count()}; expected all "
-      f"{jax.device_count()}, or some of each process by mesh.trainer."
-    )
-  return mesh
+  mesh = sharding.rollout_mesh(config.mesh, a)
+  if config.engine.kind == "jax":
+    kv_memory.validate(config.engine, shards=mesh.shape["data"])
+    kv_store.make_model(config.engine, a, mesh, dtype=config.compute_dtype)
 
 
 def compute(
   a: architecture_lib.Architecture,
-  config: config_lib.BatchConfig,
+  config: config_lib.ExperimentConfig,
   mesh: jax.sharding.Mesh,
-  *,
-  dtype: str,
-  sequence_parallel: bool,
 ) -> decoder.Compute:
-  """Returns numerics and layout of the policy's forward pass on a mesh.
-
-  Args:
-    a: the architecture.
-    config: row lengths, attention and rematerialization.
-    mesh: the training mesh.
-    dtype: of computation.
-    sequence_parallel: whether positions are sharded between blocks.
+  """Returns numerics and layout of the policy's forward pass on its mesh.
 
   Raises:
     ValueError: the attention that `batch.attention` names cannot run there.
   """
+  batch, dtype = config.batch, config.compute_dtype
   device = mesh.devices.flat[0]
   capability = getattr(device, "compute_capability", None)
   attention = {
     self_attention.choose(
-      config.attention,
+      batch.attention,
       platform=device.platform,
       head_dim=a.head_dim,
       dtype=dtype,
       length=length,
       compute_capability=None if capability is None else float(capability),
     )
-    for length in config.row_lengths
+    for length in batch.row_lengths
   }
   return decoder.Compute(
     dtype=jnp.dtype(dtype),
-    remat=config.remat,
+    remat=batch.remat,
     # If one row length needs XLA's attention, all row lengths use it.
     attention="xla" if "xla" in attention else attention.pop(),
-    attention_chunk=config.attention_chunk,
-    max_segments=config.max_segments,
-    logprob_chunk=config.logprob_chunk,
+    attention_chunk=batch.attention_chunk,
+    max_segments=batch.max_segments,
+    logprob_chunk=batch.logprob_chunk,
     layout=(
-      None if mesh.size == 1 else sharding.Layout(mesh, sequence_parallel)
+      None
+      if mesh.size == 1
+      else sharding.Layout(mesh, config.mesh.sequence_parallel)
     ),
   )
 

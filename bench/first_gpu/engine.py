@@ -296,10 +296,11 @@ def _trained(
   mesh = sharding.mesh()
   compute = placement.compute(
     a,
-    config_lib.BatchConfig(row_lengths=(tokens.shape[1],)),
+    config_lib.ExperimentConfig(
+      compute_dtype=dtype,
+      batch=config_lib.BatchConfig(row_lengths=(tokens.shape[1],)),
+    ),
     mesh,
-    dtype=dtype,
-    sequence_parallel=False,
   )
   # Devices multiply float32 in fewer bits unless told otherwise.
   with jax.default_matmul_precision(

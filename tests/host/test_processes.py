@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, processes
-from anysearch_jax.training import placement
+from anysearch_jax.policy import sharding
 
 
 def test_a_lone_process_calls_through():
@@ -193,8 +193,8 @@ def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
 def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with pytest.raises(ValueError, match="leave out process 1 of 2; expected"):
-    placement.training_mesh(config_lib.MeshConfig(fsdp=2))
+    sharding.training_mesh(config_lib.MeshConfig(fsdp=2))
   # The planner passes its own devices, so no process is left out.
   devices = jax.devices()
-  mesh = placement.training_mesh(config_lib.MeshConfig(fsdp=2), devices)
+  mesh = sharding.training_mesh(config_lib.MeshConfig(fsdp=2), devices)
   assert mesh.size == 2

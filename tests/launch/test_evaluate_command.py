@@ -149,13 +149,9 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
   )
   a = sglang_engines.policy().architecture
   with pytest.raises(ValueError, match="device 41"):
-    placement.check_playing(
-      a, config.mesh, engine=config.engine, dtype=config.compute_dtype
-    )
+    placement.check_playing(a, config)
   found = policies.served(config, urls if by_flag else ())
-  placement.check_playing(
-    a, found.mesh, engine=found.engine, dtype=found.compute_dtype
-  )
+  placement.check_playing(a, found)
   assert sharding.rollout_mesh(found.mesh, a).size == 1
   assert found.engine.kind == "sglang"
   assert not by_flag or found.sglang.urls == urls

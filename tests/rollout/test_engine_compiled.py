@@ -69,9 +69,8 @@ def compiled(target_name, family, adapted, name):
   adapters = config_lib.LoraConfig(rank=16 if adapted else 0)
   placed = placement.Placement.of(
     lora.attach(a, adapters),
-    config_lib.MeshConfig(fsdp=len(devices)),
-    dtype="bfloat16",
-    devices=devices,
+    config_lib.ExperimentConfig(mesh=config_lib.MeshConfig(fsdp=len(devices))),
+    devices,
   )
   found = programs.sampling(
     ENGINE, config_lib.SamplingConfig(), placed, "bfloat16"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scripted_runs as runs
 import small_run
+from spoken import group, of_authors
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -33,7 +34,7 @@ def test_published_weights_outlive_the_next_step(rank, parts):
   made = learner.Learner(config, parts["policy"])
   published = made.published()
   before = jax.tree.map(jnp.copy, made.state.params)
-  packed = made.pack(_scored(parts, config))
+  packed = made.pack(_scored(config))
   given_away = jax.tree.leaves(made.state.params)
   assert [values["finite"] for values in made.steps(packed)] == [1, 1]
   assert all(x.is_deleted() for x in given_away)
@@ -46,31 +47,23 @@ def test_published_weights_outlive_the_next_step(rank, parts):
   )
 
 
-def _scored(parts, config):
+def _scored(config):
   """Returns a scored rollout of answers; half of them are too long."""
-  groups = []
-  for q in range(4):
-    question, members = parts["questions"][q], []
-    for g in range(2):
-      n = 4 + 40 * g
-      members.append(
-        types.Trajectory(
-          types.Address(0, q, g),
-          question,
-          budget=1,
-          scaffold=False,
-          token_ids=np.arange(1, n + 1, dtype=np.int32),
-          authors=np.asarray([0] + [1] * (n - 1), np.int8),
-          logps=np.full(n, -3, np.float32),
-          versions=np.zeros(n, np.int32),
-          spans=(),
-          searches=0,
-          queries=(),
-          violation=False,
+  prompt, model, _ = types.Author
+  groups = [
+    group(
+      *(
+        of_authors(
+          q,
+          g,
+          [prompt] + [model] * (3 + 40 * g),
           outcome=types.Outcome.INVALID,
         )
+        for g in range(2)
       )
-    groups.append(types.Group(question, 1, False, tuple(members)))
+    )
+    for q in range(4)
+  ]
   return rewards_and_advantages.score(
     groups,
     np.ones(4, np.int32),

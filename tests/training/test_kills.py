@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -18,16 +19,12 @@ from anysearch_jax.training import checkpoint
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests" / "support"
-# A run advances at most one rollout between kills, so this number of rollouts
-# suffices for all kills.
-TRAINING_KILLS = 2 * ["turn"] + 3 * ["optimize"] + 2 * ["check"]
-EVALUATION_KILLS = ["turn", "row", "row"]
-ROLLOUTS = len(TRAINING_KILLS) + 1
-LEVELS = (0, 1)
-# Events in one process before the kill, and seconds from the event to the kill.
-MOST = {"turn": 24, "optimize": 3, "check": 1, "row": 12}
-LATER = {"turn": 0.02, "optimize": 0.1, "check": 0.4, "row": 0.0}
+DEADLINE = 300
+# Lines of a file after which a command is killed, within a second.
+KILLS = {
+  "train": ("metrics.jsonl", (0, 1, 3, 5)),
+  "evaluate": ("episodes.partial.jsonl", (5, 40)),
+}
 SMALL = [
   "questions=4",
   "group=3",
@@ -35,7 +32,7 @@ SMALL = [
   "curriculum.max_budget=3",
   "curriculum.steps_per_rollout=2",
   "curriculum.phase1_steps=6",
-  f"curriculum.total_steps={2 * ROLLOUTS}",
+  "curriculum.total_steps=16",
   "engine.slots=12",
   "batch.row_lengths=576",
   "batch.micro_batch_tokens=576",
@@ -47,71 +44,37 @@ SMALL = [
 PASSING = ("time/", "compile/", "search/", "train/tokens_per_second")
 
 
-@pytest.fixture(scope="module")
-def server():
-  path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+def start(cache, command, output, *arguments, kill_after=None):
+  """Runs a command to its end, or kills it after so many lines of its file."""
   process = subprocess.Popen(
-    [sys.executable, str(TESTS / "killing.py")],
+    [
+      *(sys.executable, "-m", f"launch.{command}", "--threads=1"),
+      *("--config=configs/quickstart.py", f"--cache={cache}"),
+      *(f"--config.{value}" for value in SMALL),
+      *(f"--output={output}", *arguments),
+    ],
     cwd=ROOT,
     # One device, as for a user; the other tests simulate eight.
-    env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
+    env=os.environ | {"XLA_FLAGS": ""},
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
     text=True,
   )
-  yield process
-  process.kill()
-  process.wait(120)
-
-
-@pytest.fixture(scope="module")
-def start(server, tmp_path_factory):
-  """Starts a command with `argv` and kills it there; returns the outcome."""
-  cache = tmp_path_factory.mktemp("compiled")
-
-  def obey(command, *argv, kill=None):
-    small = [f"--config.{value}" for value in SMALL]
-    argv = [command, "--config=configs/quickstart.py", *small, *argv]
-    argv += ["--threads=1", f"--cache={cache}"]
-    print(json.dumps({"argv": argv, "kill": kill}), file=server.stdin)
-    server.stdin.flush()
-    return json.loads(server.stdout.readline())
-
-  return obey
-
-
-def train(start, folder, level, kill=None):
-  return start(
-    "train",
-    f"--config.pipeline.async_level={level}",
-    f"--output={folder}",
-    kill=kill,
+  if kill_after is not None:
+    written = output / KILLS[command][0]
+    end = time.monotonic() + DEADLINE
+    while (
+      not written.is_file() or written.read_bytes().count(b"\n") < kill_after
+    ):
+      assert process.poll() is None, process.stderr.read()
+      assert time.monotonic() < end
+      time.sleep(0.01)
+    time.sleep(random.Random(f"{output} {kill_after}").random() * 0.5)
+    process.kill()
+  _, said = process.communicate(timeout=DEADLINE)
+  assert process.returncode == (0 if kill_after is None else -signal.SIGKILL), (
+    said
   )
-
-
-def evaluate(start, folder, kill=None):
-  return start(
-    "evaluate",
-    f"--hf={folder / 'policy'}",
-    f"--output={folder / 'evaluation'}",
-    kill=kill,
-  )
-
-
-def done(outcome):
-  assert outcome["code"] == 0, outcome["said"]
-
-
-def killed(outcome):
-  assert outcome["code"] == -signal.SIGKILL, outcome["said"]
-
-
-def moments(events, seed):
-  """Returns when to kill: once at every event, in random order and delay."""
-  drawn = random.Random(seed)
-  events = drawn.sample(events, len(events))
-  for event in events:
-    yield [event, drawn.randint(1, MOST[event]), drawn.uniform(0, LATER[event])]
 
 
 def lines(path):
@@ -152,19 +115,23 @@ def same(ours, theirs):
   assert progress[0] == progress[1]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_run_that_is_killed_ten_times_ends_on_the_same_bits(
-  level, start, tmp_path
-):
+@pytest.mark.parametrize("level", [0, 1])
+def test_commands_that_are_killed_end_on_the_same_bits(level, tmp_path):
   whole, broken = tmp_path / "whole", tmp_path / "broken"
-  done(train(start, whole, level))
-  done(evaluate(start, whole))
-  for kill in moments(TRAINING_KILLS, f"training {level}"):
-    killed(train(start, broken, level, kill))
-  done(train(start, broken, level))
-  for kill in moments(EVALUATION_KILLS, f"evaluation {level}"):
-    killed(evaluate(start, broken, kill))
-  done(evaluate(start, broken))
+  for folder in (whole, broken):
+    for command, output, *arguments in (
+      ("train", folder, f"--config.pipeline.async_level={level}"),
+      ("evaluate", folder / "evaluation", f"--hf={folder / 'policy'}"),
+    ):
+      kills = KILLS[command][1] if folder == broken else ()
+      for kill_after in (*kills, None):
+        start(
+          tmp_path / "compiled",
+          command,
+          output,
+          *arguments,
+          kill_after=kill_after,
+        )
   same(broken, whole)
   # The test is only meaningful if the run learned and searched.
   steps = lines(whole / "steps.jsonl")

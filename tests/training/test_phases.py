@@ -124,8 +124,7 @@ def test_phases_take_turns_only_on_shared_devices_and_in_order(parts):
   def turns(async_level=0, **mesh):
     placed = placement.Placement.of(
       parts["policy"].architecture,
-      config_lib.MeshConfig(**mesh),
-      dtype="float32",
+      config_lib.ExperimentConfig(mesh=config_lib.MeshConfig(**mesh)),
     )
     return placement.take_turns(placed, async_level=async_level)
 

@@ -47,6 +47,8 @@ def changed(values, config=small_run.CONFIG):
       {"lora.rank": 2, "lora.targets": ("q", "embed")},
       "found q, embed; expected some of q, k, v",
     ),
+    ({"lora.rank": 4, "lora.targets": ()}, "lora.targets: found none"),
+    ({"lora.targets": ("q", "v", "q")}, "found q, v, q; .*each once"),
     ({"group": 1}, "group: found 1, expected at least 2"),
     ({"questions": 3, "group": 3}, "9 trajectories do not divide into 2"),
     ({"sampling.top_p": 0.9}, "top_p 0.9, top_k 0; training needs"),
@@ -182,14 +184,7 @@ def test_several_processes_cannot_sample_ahead():
 )
 def test_configurations_that_devices_cannot_run_are_refused(values, sentence):
   def check(config):
-    placement.check(
-      random_models.architecture("qwen2-tied"),
-      config.mesh,
-      lora_config=config.lora,
-      batch=config.batch,
-      engine=config.engine,
-      dtype=config.compute_dtype,
-    )
+    placement.check(random_models.architecture("qwen2-tied"), config)
 
   check(small_run.CONFIG)
   with pytest.raises(ValueError, match=sentence):
