@@ -32,97 +32,51 @@ LLAMA3 = {
 ROPES = [
   None,
   {},
-  {"rope_type": "default"},
   {"type": "default", "factor": 2.0},
   {"rope_type": "default", "rope_theta": 1e3},
   {"rope_type": "default", "partial_rotary_factor": 0.5},
-  {"rope_type": "default", "partial_rotary_factor": 1.0},
-  {"rope_type": "default", "mrope_section": [2, 1, 1]},
-  {"rope_type": "linear", "factor": 2.0},
   {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
-  {"full_attention": {"rope_type": "default", "rope_theta": 1e3}},
   LLAMA3,
   {k: v for k, v in LLAMA3.items() if not k.startswith("original")},
   {k: v for k, v in LLAMA3.items() if k != "rope_theta"},
   LLAMA3 | {"low_freq_factor": 8.0},
-  LLAMA3 | {"low_freq_factor": 4.0},
   LLAMA3 | {"factor": 0.5},
-  LLAMA3 | {"high_freq_factor": None},
-]
-LAYERS = [
-  ["full_attention"] * 2,
-  ["full_attention", "sliding_attention"],
-  ["sliding_attention"] * 2,
-  ["chunked_attention"] * 2,
-  ["full_attention"],
-  ["attention"] * 2,
-  [],
 ]
 # Valid and nearly valid values by key.
 VALUES = {
-  "architectures": [
-    [],
-    ["Qwen2ForCausalLM"],
-    ["Qwen3ForCausalLM"],
-    ["LlamaForCausalLM"],
-    ["MistralForCausalLM"],
-    ["LlamaForCausalLM", "Qwen2ForCausalLM"],
-  ],
-  "model_type": ["qwen2", "qwen3", "llama", "mistral", "qwen2_moe", ""],
-  "hidden_act": ["swish", "gelu", "relu", "silu", "SiLU"],
+  "architectures": [[], ["Qwen2ForCausalLM"], ["LlamaForCausalLM"]],
+  "model_type": ["qwen2", "qwen3", "llama", "mistral", ""],
+  "hidden_act": ["swish", "gelu", "silu", "SiLU"],
   "rms_norm_eps": [1e-2, 1e-5, 0.0, 1],
-  "rope_theta": [1e3, 1e4, 500000, 0, -1.0],
+  "rope_theta": [1e3, 500000, 0, -1.0],
   "rope_scaling": ROPES,
   "rope_parameters": ROPES,
-  "layer_types": LAYERS,
-  "sliding_window": [1, 8, 0, -1, 4096],
+  "layer_types": [
+    ["full_attention"] * 2,
+    ["full_attention", "sliding_attention"],
+    ["full_attention"],
+  ],
+  "sliding_window": [8, 0, -1, 4096],
   "use_sliding_window": [True, False],
-  "max_window_layers": [0, 1, 2, 28, -1],
+  "max_window_layers": [0, 1, 28, -1],
   "num_attention_heads": [2, 8, 3],
   "num_key_value_heads": [1, 4, 3],
   "num_hidden_layers": [1, 3],
   "head_dim": [8, 16, 4, 7],
   "hidden_size": [16, 64],
-  "intermediate_size": [24],
   "vocab_size": [61, 72, 60],
-  "max_position_embeddings": [8, 16, 4096],
+  "max_position_embeddings": [8, 4096],
   "original_max_position_embeddings": [8, 512],
-  "partial_rotary_factor": [0.5, 1.0, 1],
+  "partial_rotary_factor": [0.5, 1.0],
   "is_causal": [False, True, None],
-  "per_layer_config": [{}, {"0": {"rms_norm_eps": 0.5}}],
   "attention_bias": [True],
   "mlp_bias": [True],
   "tie_word_embeddings": [True, False],
-  "attention_dropout": [0.5],
-  "attention_chunk_size": [4],
-  "transformers_weights": ["other.safetensors"],
-  "auto_map": [{}, {"AutoModelForCausalLM": "modeling_x.X"}],
   "quantization_config": [{"quant_method": "fp8"}, {}],
-  "dtype": ["float16", "bfloat16"],
-  "torch_dtype": ["bfloat16"],
   "eos_token_id": [3, [3, 4]],
-  "is_encoder_decoder": [True, False],
-  "tie_encoder_decoder": [True],
-  "add_cross_attention": [True, False],
-  "kv_sharing_modes": [["shared", "shared"]],
-  "logit_scale": [0.5],
-  "attn_implementation": ["eager"],
-  "use_mrope": [True, False],
-  "rope_interleaved": [True, False],
   "num_experts": [4],
-  "temperature": [0.5],
 }
-# Regressions: each of these once loaded and computed something different from
-# transformers. They are tried first.
-KNOWN = [
-  {"is_causal": False},
-  {"is_causal": None},
-  {"model_type": "qwen2"},
-  {"model_type": "qwen3"},
-  {"model_type": "llama"},
-  {"rope_scaling": LLAMA3 | {"low_freq_factor": 8.0}},
-]
-ANY = [None, True, False, 0, 1, -1, 2, 0.5, "", "x", [], {}, float("nan")]
+ANY = [None, True, 0, -1, 0.5, "", "x", [], {}, float("nan")]
 
 
 class Family:
@@ -142,12 +96,8 @@ class Family:
     # Most configurations that load have the same architecture.
     self._logits = functools.lru_cache(maxsize=None)(self._of_architecture)
 
-  def case(self, number):
-    if number < len(KNOWN):
-      return self.dialects[0] | KNOWN[number]
-    return self._mutated(np.random.default_rng([1, number]))
-
-  def _mutated(self, rng):
+  def mutated(self, number):
+    rng = np.random.default_rng([1, number])
     config = copy.deepcopy(self.dialects[rng.integers(2)])
     for _ in range(rng.integers(1, 4)):
       key = str(rng.choice([*VALUES, *config]))
@@ -195,8 +145,8 @@ def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
 ):
   transformers.logging.set_verbosity_error()
   family, found = Family(case, tmp_path), collections.Counter()
-  for number in range(len(KNOWN) + CASES):
-    config = family.case(number)
+  for number in range(CASES):
+    config = family.mutated(number)
     family.write(config)
     try:
       ours = family.ours()
@@ -213,5 +163,4 @@ def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
     np.testing.assert_allclose(
       ours, theirs, rtol=0, atol=1e-4, err_msg=f"case {number}: {config}"
     )
-  print(case, dict(found))
   assert found["agree"] and found["refused"]

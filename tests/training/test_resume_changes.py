@@ -7,59 +7,14 @@ import json
 import pathlib
 
 import commands
-import fake_sglang
 import pytest
-import scripted
 import scripted_runs as runs
-import sglang_engines
 import small_run
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.policy import hf
-from anysearch_jax.training import loop
 from launch import flags, node, train
 
 TESTS = pathlib.Path(__file__).parents[1] / "support"
-
-
-def test_the_real_learner_applies_a_change_of_learning(parts, tmp_path):
-  objective = config_lib.ObjectiveConfig(old_logp="trainer", kl_coefficient=0.0)
-  small_run.train(tmp_path, parts, rollouts=2)
-  config = dataclasses.replace(small_run.CONFIG, objective=objective)
-  loop.Trainer(config, folder=tmp_path, allow_changes=True, **parts).run()
-  assert len(runs.metrics(tmp_path)) == 4
-
-
-@pytest.mark.slow
-def test_a_run_resumes_with_another_engine(tmp_path):
-  """The run samples in this process first, then with an SGLang server."""
-  given = {
-    "policy": sglang_engines.policy(),
-    "questions": [types.Question(str(i), "c", ("b",)) for i in range(16)],
-    "retriever": scripted.Retriever(),
-  }
-  config = dataclasses.replace(
-    small_run.CONFIG,
-    episode=config_lib.EpisodeConfig(
-      prompts="world", max_generated=20, max_context=112
-    ),
-  )
-  small_run.train(tmp_path, given, config, rollouts=2)
-  with fake_sglang.Server(
-    lambda context: fake_sglang.ids(*"<", "answer", *">b", "</answer>")
-  ) as server:
-    served = dataclasses.replace(
-      config,
-      engine=dataclasses.replace(config.engine, kind="sglang"),
-      sglang=config_lib.SglangConfig(
-        urls=(server.url,), weights=str(tmp_path / "ram")
-      ),
-    )
-    small_run.train(tmp_path, given, served)
-  records = runs.metrics(tmp_path)
-  assert [r["rollout"] for r in records] == [0, 1, 2, 3]
-  assert [r["rollout/failed"] for r in records] == [0] * 4
 
 
 CONFIG = """

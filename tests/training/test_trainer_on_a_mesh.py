@@ -19,10 +19,6 @@ FULL = dataclasses.replace(
   small_run.CONFIG,
   curriculum=dataclasses.replace(small_run.CONFIG.curriculum, total_steps=6),
 )
-ADAPTED = dataclasses.replace(
-  FULL,
-  lora=config_lib.LoraConfig(rank=2, alpha=6.0, targets=("q", "o", "down")),
-)
 APART = config_lib.MeshConfig(
   fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
 )
@@ -130,11 +126,3 @@ def test_a_run_resumes_on_its_mesh_to_the_same_bits(apart, unfinished, parts):
 def test_a_run_resumes_on_another_mesh(alone, unfinished, parts):
   train(unfinished, parts, FULL, TOGETHER)
   assert_same_run(unfinished, alone)
-
-
-@pytest.mark.slow
-def test_adapters_on_a_mesh_are_those_of_one_device(parts, tmp_path):
-  folders = [tmp_path / "mesh", tmp_path / "alone"]
-  for folder, mesh in zip(folders, (TOGETHER, config_lib.MeshConfig())):
-    train(folder, parts, ADAPTED, mesh)
-  assert_same_run(*folders)
