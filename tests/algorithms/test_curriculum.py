@@ -13,14 +13,44 @@ import numpy as np
 import oracles
 import pytest
 from absl.testing import parameterized
-from curriculum_states import CONFIG, at, held, outcomes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum
 
+CONFIG = config_lib.CurriculumConfig()
 PROBABILITIES = curriculum.probabilities.__wrapped__
+
+
+def at(step, *, config=CONFIG, accuracies=None, seed=0):
+  """Returns a state at `step` with full windows of these accuracies."""
+  state = curriculum.init(config, seed)._replace(step=jnp.int32(step))
+  if accuracies is None:
+    return state
+  right = np.rint(np.array(accuracies) * config.window)
+  windows = np.arange(config.window) < right[:, None]
+  return state._replace(
+    windows=jnp.asarray(windows, jnp.int8),
+    counts=jnp.full(config.max_budget, config.window, jnp.int32),
+  )
+
+
+def held(state, budget):
+  """Returns a level's window from its ring buffer, oldest first."""
+  ring = np.asarray(state.windows)[budget - 1]
+  count = int(state.counts[budget - 1])
+  first = max(count - len(ring), 0)
+  return [int(ring[i % len(ring)]) for i in range(first, count)]
+
+
+def outcomes(rng, size, *, levels=5):
+  """Draws budgets (some without a window), correctness and validity."""
+  return (
+    rng.integers(-1, levels + 3, size).astype(np.int32),
+    rng.integers(0, 2, size).astype(np.int32),
+    rng.random(size) < 0.8,
+  )
 
 
 class ProbabilitiesTest(chex.TestCase):
@@ -255,19 +285,6 @@ def test_invalid_outcomes_are_inert(seed):
     ),
     curriculum.record(state, budgets, em, valid, config=SMALL),
   )
-
-
-def test_record_takes_any_number_type():
-  budgets, em, valid = outcomes(np.random.default_rng(0), 24, levels=3)
-  state = at(0, config=SMALL)
-  expected = curriculum.record(state, budgets, em, valid, config=SMALL)
-  floats = em.astype(np.float32)
-  chex.assert_trees_all_equal(
-    curriculum.record(state, budgets.astype(int), floats, valid, config=SMALL),
-    expected,
-  )
-  with pytest.raises(AssertionError):
-    curriculum.record(state, budgets, em[:-1], valid, config=SMALL)
 
 
 # Budgets in other units than searches.

@@ -96,10 +96,20 @@ class CompositeTest(chex.TestCase):
     ("adaptive", False, False, 0.02),
     ("fixed", False, True, 0.0),
     ("off", True, False, 0.1),
+    ("off", True, True, 0.0),
   )
   def test_equations(self, gamma_mode, use_abs, use_rel, charge):
     config = config_lib.RewardConfig(
-      gamma_mode=gamma_mode, use_abs=use_abs, use_rel=use_rel, charge=charge
+      gamma_mode=gamma_mode,
+      use_abs=use_abs,
+      use_rel=use_rel,
+      charge=charge,
+      # Others than the defaults, which the table has.
+      alpha=2.0,
+      beta=3.0,
+      delta=5.0,
+      gamma_max=7.0,
+      gamma_fixed=0.25,
     )
     composite = self.variant(PLAIN, static_argnames="config")
     rng = np.random.default_rng(0)
@@ -127,48 +137,6 @@ class CompositeTest(chex.TestCase):
     )
 
 
-def test_other_weights():
-  config = config_lib.RewardConfig(
-    alpha=2, beta=3, delta=5, gamma_max=7, length_limit=10, length_tolerance=10
-  )
-  out = one_group(
-    [1, 0], [1, 1], budget=2, generated_tokens=[15, 30], config=config
-  )
-  # gamma = 3.5; the only right trajectory has r_abs 0.5 and r_rel 1.
-  np.testing.assert_allclose(
-    out.total, [2 + 3 - 5 * 0.5 + 3.5 * 0.5, 3 - 5], rtol=1e-6
-  )
-
-
-BOTH = [0.75, 0.25, 0, 0]
-
-
-@pytest.mark.parametrize(
-  "changes, gamma, tool",
-  [
-    ({}, 0.225, BOTH),
-    ({"gamma_max": 0.6}, 0.45, BOTH),
-    ({"gamma_mode": "fixed"}, 0.3, BOTH),
-    ({"gamma_mode": "fixed", "gamma_fixed": 0.15}, 0.15, BOTH),
-    ({"gamma_mode": "off"}, 0, BOTH),
-    ({"use_abs": False}, 0.225, [1, 0.5, 0, 0]),
-    ({"use_rel": False}, 0.225, [0.75, 0.5, 0.25, 0]),
-    ({"use_abs": False, "use_rel": False}, 0.225, [1, 1, 1, 0]),
-  ],
-)
-def test_switches_of_the_tool_reward(changes, gamma, tool):
-  config = config_lib.RewardConfig(**changes)
-  out = one_group([1, 1, 1, 0], [1, 2, 3, 0], budget=4, config=config)
-  np.testing.assert_allclose(out.gamma, gamma, rtol=1e-6)
-  np.testing.assert_allclose(out.tool, tool, atol=1e-6)
-  np.testing.assert_allclose(out.r_abs, [0.75, 0.5, 0.25, 0], atol=1e-6)
-  np.testing.assert_allclose(out.r_rel, [1, 0.5, 0, 0], atol=1e-6)
-  accuracy = 0.5 * np.array([1, 1, 1, 0])
-  np.testing.assert_allclose(
-    out.total, accuracy + 0.15 + gamma * np.array(tool), atol=1e-6
-  )
-
-
 @pytest.mark.parametrize(
   ("changes", "sentence"),
   [
@@ -180,35 +148,6 @@ def test_unknown_modes_are_refused(changes, sentence):
   config = config_lib.RewardConfig(**changes)
   with pytest.raises(ValueError, match=sentence):
     one_group([1], [0], budget=1, config=config)
-
-
-def test_shapes_are_checked():
-  with pytest.raises(AssertionError):
-    one_group([1, 0], [0], budget=1)
-  with pytest.raises(AssertionError):
-    one_group([1, 0], [0, 1], budget=[1, 1])
-  with pytest.raises(AssertionError):
-    one_group([1, 0], [0, 1], budget=1, valid=[1, 1])
-
-
-def test_composite_accepts_any_number_type_and_leading_axes():
-  arguments = random_groups(np.random.default_rng(1), 6, 5)
-  expected = rewards.composite(*arguments, config=CONFIG)
-  *numbers, valid = arguments
-  floats = (np.asarray(x, np.float32) for x in numbers)
-  chex.assert_trees_all_equal(
-    rewards.composite(*floats, valid, config=CONFIG), expected
-  )
-  chex.assert_trees_all_equal(
-    jax.vmap(lambda *a: rewards.composite(*a, config=CONFIG))(*arguments),
-    expected,
-  )
-  folded = [x.reshape(2, 3, *x.shape[1:]) for x in arguments]
-  out = rewards.composite(*folded, config=CONFIG)
-  chex.assert_shape([out.gamma, out.total], [(2, 3), (2, 3, 5)])
-  chex.assert_trees_all_equal(
-    jax.tree.map(lambda x: x.reshape(6, *x.shape[2:]), out), expected
-  )
 
 
 @pytest.mark.parametrize("group", [3, 33])

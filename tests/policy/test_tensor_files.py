@@ -128,30 +128,6 @@ def test_read_block_equals_slicing_the_whole(row, data):
   )
 
 
-@pytest.mark.parametrize(
-  ("block", "asked"),
-  [
-    # The file's matrix is [heads * head_dim, model]; ours [model, heads,
-    # head_dim] of sizes 6, 2 and 4.
-    (np.s_[0:6, 0:2, 0:4], np.s_[0:8, 0:6]),
-    (np.s_[2:4, 0:2, 0:4], np.s_[0:8, 2:4]),
-    (np.s_[0:6, 1:2, 0:4], np.s_[4:8, 0:6]),
-    (np.s_[3:6, 0:1, 0:4], np.s_[0:4, 3:6]),
-    # head_dim is the inner part of its file axis, so whole heads are read.
-    (np.s_[0:6, 1:2, 1:3], np.s_[4:8, 0:6]),
-  ],
-)
-def test_read_block_reads_only_what_it_needs(block, asked):
-  seen = []
-
-  def read(cuts):
-    seen.append(cuts)
-    return np.zeros((8, 6))[cuts]
-
-  MATRIX.read_block(block, read)
-  assert seen == [asked]
-
-
 def test_initial_values_follow_the_table_and_the_seed():
   rows = ROWS
   params = weights.initialize(rows, 1)
@@ -182,22 +158,6 @@ def test_tensors_are_named_layer_by_layer():
     ("head", 0),
   ]
   assert weights.count(rows) == 6 + 2 * 48 + 2 * 48 + 6
-
-
-def test_axes_are_sharded_only_if_the_mesh_divides_them():
-  mesh = jax.make_mesh((3, 2), ("fsdp", "tensor"))
-  rules = {
-    "layers": None,
-    "model": "fsdp",
-    "heads": "tensor",
-    "head_dim": None,
-  }
-  found = weights.shardings(ROWS, mesh, rules)
-  assert found["layers"]["q"].spec == jax.P(None, "fsdp", "tensor", None)
-  assert found["norm"].spec == jax.P(None)
-  odd = dataclasses.replace(MATRIX, shape=(2, 7, 3, 4))
-  found = weights.shardings([odd], mesh, rules)
-  assert found["layers"]["q"].spec == jax.P(None, None, None, None)
 
 
 EXTRA = {"extra": np.zeros(3, np.float32)}

@@ -1,4 +1,4 @@
-"""Tests that a stopped run resumes to the same results as an unstopped one."""
+"""Tests that runs stop and resume: the same results, or changed settings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 
+import commands
 import pytest
+import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, learner, loop
-from launch import stopping
+from launch import flags, node, stopping, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 300
@@ -125,31 +127,32 @@ def test_a_run_stopped_between_epochs_ends_on_the_same_bits(parts, tmp_path):
 # The command.
 
 CONFIG = """
-import dataclasses, pathlib, sys
-sys.path.insert(0, {tests!r})
+import dataclasses, sys
+sys.path.insert(0, {support!r})
 import small_run
 
 def get_config():
-  c = small_run.CONFIG
-  return dataclasses.replace(
-    c,
-    policy={policy!r},
-    save_every=1000,
-    curriculum=dataclasses.replace(c.curriculum, total_steps=4000),
-  )
+  return dataclasses.replace(small_run.CONFIG, policy={policy!r})
 """
 
 
-def test_a_stopped_command_saves_and_reports_it(parts, tmp_path):
+@pytest.fixture
+def config_file(parts, tmp_path):
   hf.save(tmp_path / "start", parts["policy"])
-  tests, policy = ROOT / "tests" / "support", tmp_path / "start"
-  config, folder = tmp_path / "small.py", tmp_path / "run"
-  config.write_text(CONFIG.format(tests=str(tests), policy=str(policy)))
+  path, support = tmp_path / "small.py", str(ROOT / "tests" / "support")
+  policy = str(tmp_path / "start")
+  path.write_text(CONFIG.format(support=support, policy=policy))
+  return path
+
+
+def test_a_stopped_command_saves_and_reports_it(config_file, tmp_path):
+  folder = tmp_path / "run"
   process = subprocess.Popen(
     [
       # As in a terminal, also if the tests run without one.
       *("env", "--default-signal=INT", sys.executable, "-m", "launch.train"),
-      *(f"--config={config}", f"--output={folder}", "--threads=1"),
+      *(f"--config={config_file}", f"--output={folder}", "--threads=1"),
+      *("--config.save_every=1000", "--config.curriculum.total_steps=4000"),
     ],
     cwd=ROOT,
     stdout=subprocess.DEVNULL,
@@ -171,3 +174,82 @@ def test_a_stopped_command_saves_and_reports_it(parts, tmp_path):
   assert 0 < stopping.patience(said.splitlines()) < DEADLINE
   done = [json.loads(line)["rollout"] for line in written.open()]
   assert saved == len(done) and done == list(range(saved))
+
+
+# Settings that differ from the checkpoint's.
+
+
+def said(command, *arguments, capfd):
+  """Returns a command's standard error, or the error that ended it."""
+  with commands.defined(command):
+    try:
+      argv = flags._parse_argv(["command", "--cache=", *arguments])
+      flags.called(command.main, argv)
+    except SystemExit as ended:
+      return str(ended.code)
+  return capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_resumes_on_another_mesh_and_notes_what_changed(
+  config_file, tmp_path, capfd
+):
+  folder = tmp_path / "run"
+  config = flags.load_config(str(config_file))
+  world = train.parts.source(config)
+  small_run.train(
+    folder,
+    {
+      "policy": hf.load(config.policy),
+      "questions": world.questions("train", 16, config.seed),
+      "retriever": world.retriever,
+    },
+    config,
+    rollouts=2,
+  )
+  given = [f"--config={config_file}", f"--output={folder}"]
+  moved = [*given, "--config.mesh.data=2", "--config.engine.slots=4"]
+  learns = [*moved, "--config.optimizer.learning_rate=0.002"]
+  sentence = said(train, *learns, capfd=capfd)
+  assert "optimizer.learning_rate 0.001 -> 0.002" in sentence
+  assert "--allow_changes" in sentence
+  assert len(runs.metrics(folder)) == 2
+  # The refused start did not hide the run's configuration.
+  stored = json.loads((folder / "config.json").read_text())
+  assert stored["optimizer"]["learning_rate"] == 0.002
+  told = said(train, *learns, "--allow_changes", capfd=capfd)
+  assert (
+    "changed from rollout 2 on: optimizer.learning_rate 0.001 -> 0.002 "
+    "(learning), engine.slots 8 -> 4 (placement), mesh.data 1 -> 2 (placement)"
+  ) in told
+  assert [r["rollout"] for r in runs.metrics(folder)] == [0, 1, 2, 3]
+  (change,) = json.loads((folder / "provenance.json").read_text())["changes"]
+  assert change == {
+    "rollout": 2,
+    "settings": {
+      "optimizer.learning_rate": [0.001, 0.002],
+      "engine.slots": [8, 4],
+      "mesh.data": [1, 2],
+    },
+  }
+
+
+def test_a_node_refuses_before_it_starts_a_server(config_file, tmp_path, capfd):
+  folder = tmp_path / "run"
+  folder.mkdir()
+  config = flags.load_config(str(config_file))
+  train.run_history.check(folder, config, allow=False)  # There is no run.
+  stored = dataclasses.asdict(config)
+  (folder / "config.json").write_text(json.dumps(stored))
+  given = [f"--config={config_file}", f"--output={folder}", "--dry_run"]
+  for setting, sentence in (
+    ("seed=7", "seed 42 -> 7"),
+    ("reward.alpha=0.1", "reward.alpha 0.5 -> 0.1"),
+  ):
+    assert sentence in said(node, *given, f"--config.{setting}", capfd=capfd)
+  free = "--config.pipeline.async_level=1"
+  assert said(node, *given, free, capfd=capfd) == ""
+  learns = [*given, "--config.reward.alpha=0.1", "--allow_changes"]
+  with commands.defined(node):
+    node.main(flags._parse_argv(["command", *learns]))
+  assert "--allow_changes=True" in capfd.readouterr().out
