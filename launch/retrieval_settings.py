@@ -98,7 +98,8 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
       "shown; expected one without. Put the password into an environment "
       "variable, and name it by retrieval.key_variable."
     )
-  urls = [("url", c.url)] if c.url else []
+  # Several addresses are shards and their replicas.
+  urls = [("url", url.strip()) for url in re.split(r"[,|]", c.url) if c.url]
   models = [("simulated", c.simulated), ("refined", c.refined)]
   urls += [model for model in models if _is_url(model[1])]
   variables = [

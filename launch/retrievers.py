@@ -309,7 +309,7 @@ def _index(c: config_lib.RetrievalConfig) -> Any:
 def _http(c: config_lib.RetrievalConfig) -> Any:
   from retrieval import http_retriever
 
-  return http_retriever.HttpRetriever(c.url, token_variable=c.key_variable)
+  return http_retriever.opened(c.url, token_variable=c.key_variable)
 
 
 def _web(c: config_lib.RetrievalConfig) -> Any:

@@ -245,7 +245,8 @@ class RetrievalConfig:
   """Folder of the index's encoder, if it has moved; of the encoder of a
   collection or table."""
   url: str = placement("")
-  """Address of the server (also of SearXNG)."""
+  """Address of the server (also of SearXNG); of several, commas divide shards
+  and `|` replicas."""
   web: str = placement("")
   """`serper`, `serpapi`, `brave`, `tavily` or `searxng`."""
   milvus: str = placement("")

@@ -28,6 +28,7 @@ _AXIS = "rows"
 
 def open_flat(
   shards: vectors_lib.Shards,
+  part: tuple[int, int] | None = None,
   *,
   devices: Sequence[jax.Device] | None = None,
   block: int = 32768,
@@ -36,6 +37,8 @@ def open_flat(
 
   Args:
     shards: the shards.
+    part: the first shard that is searched, and the one after the last; None:
+      all shards.
     devices: devices that hold the vectors; None: a CPU scores them, float32
       ones where they are in their files.
     block: number of rows that are scored at a time.
@@ -43,14 +46,15 @@ def open_flat(
   Raises:
     vectors.DamagedError: a file is missing or not as it was written.
   """
-  for shard in range(len(shards)):
+  numbers = range(*(part or (0, len(shards))))
+  for shard in numbers:
     shards.check(shard, read=False)
-  pieces = [(shards.span(i)[0], shards.rows(i)) for i in range(len(shards))]
+  pieces = [(shards.span(shard)[0], shards.rows(shard)) for shard in numbers]
   if devices is None and shards.dtype == "float32":
     # FAISS is not needed where accelerators hold the vectors.
     from retrieval.index import row_scan
 
-    return row_scan.RowScan(pieces, shards.dim)
+    return row_scan.RowScan(pieces, shards.dim, shards.count)
   return _Held(shards, pieces, devices or [platforms.cpu()], block)
 
 
@@ -68,7 +72,9 @@ class _Held:
     # FAISS has no index of these answers for vectors that are stored rounded.
     is_exact = shards.dtype == "float32"
     self.type = "IndexFlatIP" if is_exact else f"Flat ({shards.dtype})"
-    each = -(-self.count // len(devices))
+    self._first = pieces[0][0]
+    self._here = sum(len(rows) for _, rows in pieces)
+    each = -(-self._here // len(devices))
     block = min(block, each)
     each = -(-each // block) * block
     mesh = jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
@@ -79,6 +85,7 @@ class _Held:
       start, stop, _ = index[0].indices(shape[0])
       made = np.zeros((stop - start, self.dim), pieces[0][1].dtype)
       for at, rows in pieces:
+        at -= self._first
         low, high = max(start, at), min(stop, at + len(rows))
         if low < high:
           made[low - start : high - start] = rows[low - at : high - at]
@@ -89,7 +96,7 @@ class _Held:
       held,
       values=jax.make_array_from_callback(shape, cut, piece),
       mesh=mesh,
-      count=self.count,
+      count=self._here,
       each=each,
       block=block,
     )
@@ -97,14 +104,14 @@ class _Held:
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
     vectors = search_lib.checked(vectors, self.dim)
-    k, out = min(k, self.count), []
+    k, out = min(k, self._here), []
     for start in range(0, len(vectors), _QUERIES[-1]):
       some = vectors[start : start + _QUERIES[-1]]
       width = next(n for n in _QUERIES if n >= len(some))
       padded = np.zeros((width, self.dim), np.float32)
       padded[: len(some)] = some
       scores, rows = jax.device_get(self._search(padded, k=k))
-      rows = rows.astype(np.int64)
+      rows = rows.astype(np.int64) + self._first
       for s, r in zip(scores[: len(some)], rows[: len(some)], strict=True):
         kept = np.isfinite(s)
         out.append(search_lib.Hits(r[kept], s[kept]))

@@ -100,6 +100,7 @@ MODEL = config_lib.TextModelConfig
     ({"table": "t"}, "expected it with kind postgres only"),
     ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
     ({"kind": "web", "web": "serper", "url": "http://a"}, "none for others"),
+    ({"kind": "http", "url": "http://a,"}, "url: found '', expected"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
     ({"log": "gone.sqlite", "log_mode": "strict"}, "log: "),
     ({"log": "x.sqlite", "log_mode": "write"}, "log_mode: found 'write'"),
