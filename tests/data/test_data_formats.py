@@ -20,12 +20,10 @@ def test_each_format_is_recognised_and_read(name):
   ("value", "expected"),
   [
     (["a", "b"], ("a", "b")),
-    (("a",), ("a",)),
     (np.array(["a", "b"], object), ("a", "b")),
     ("a", ("a",)),
     ("a<|answer_split|>b", ("a", "b")),
     ([1912, 3.5], ("1912", "3.5")),
-    (35, ("35",)),
     ([], ()),
     (None, ()),
     # Answers that contain brackets and quotes themselves.
@@ -42,7 +40,6 @@ def test_answers_may_be_list_array_or_string(value, expected):
   ("value", "expected"),
   [
     ("['x', 'y']", ("x", "y")),
-    ('["x", "y"]', ("x", "y")),
     (" [ 'x' ] ", ("x",)),
     # NumPy's output without commas, which Python would parse as "xy".
     ("['x' 'y']", ("x", "y")),
@@ -71,12 +68,9 @@ def test_year_written_as_float_by_pandas_is_an_integer():
   ("value", "message"),
   [
     ([float("nan")], "an answer that is nan"),
-    (float("nan"), "an answer that is nan"),
-    (["x", float("inf")], "an answer that is inf"),
     (["x", None], "an answer that is a NoneType"),
     ("['x', nan]", "missing in the text of a list"),
     ("[NaN]", "an answer that is nan"),
-    ("['x', None]", "missing in the text of a list"),
     ('["x", null]', "an answer that is a NoneType"),
     ("['x', 'y", "the text of a list or object"),
     ("['x' and 'y']", "the text of a list or object"),

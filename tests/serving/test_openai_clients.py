@@ -393,10 +393,8 @@ def test_both_apis_pass_a_requests_own_sampling_to_the_engine(asked, expected):
   assert response.top_p == asked.get("top_p", 1)
 
 
-@pytest.mark.parametrize(
-  "stop, expected", [([" 18", "Aus"], "Jane "), ("?", "Jane Austen, 1815")]
-)
-def test_answer_is_cut_before_the_first_stop_text(stop, expected):
+def test_answer_is_cut_before_the_first_stop_text():
+  stop, expected = [" 18", "Aus"], "Jane "
   _, chat = drawn(
     lambda c: c.chat.completions.create(model="tiny", **CHAT, stop=stop)
   )
