@@ -317,3 +317,15 @@ def test_a_freed_cache_is_allocated_again_with_the_same_results():
   assert engine.free_cache() == (12 * 38 + 1) * 4 * 2 * 2 * 2 * 8 * 4
   assert engine.free_cache() == 0
   assert _play(engine, order) == first
+
+
+def test_calls_compile_once_wherever_the_weights_were():
+  programs = kv_store.prefill, kv_store.decode
+  before = [program._cache_size() for program in programs]
+  # No other engine has these shapes, and these weights are on no mesh.
+  engine = _engine(small_engine.params(), slots=11, decode_steps=3)
+  order = [(question, sample) for question in range(2) for sample in range(3)]
+  for _ in range(2):
+    _play(engine, order)
+  after = [program._cache_size() for program in programs]
+  assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1]

@@ -531,4 +531,4 @@ def test_bug_in_a_health_check_is_raised(serve, monkeypatch):
   server.kill()
   with pytest.raises(ZeroDivisionError):
     engines.turn(engine)
-  engine._fleet.stop()
+  loop.run(engine._fleet.stop())

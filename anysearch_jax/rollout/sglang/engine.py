@@ -192,7 +192,7 @@ class SglangEngine:
 
   def close(self) -> None:
     """Closes the connections and removes the weights."""
-    self._fleet.stop()
+    loop.run(self._fleet.stop())
     self._drop(self._fleet.present(None))
     loop.run(sglang_server.close(self._client, self._servers))
 

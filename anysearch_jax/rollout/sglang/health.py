@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 # Seconds between checks of a server that is up and has turns. They are needed
 # because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
+_STOP_SECONDS = 5.0
 # How often a turn is moved: the turn itself may be what crashes the servers.
 _MOVES = 3
 
@@ -68,7 +69,7 @@ class _Member:
 
 
 class Fleet:
-  """The servers of a run; all methods but `stop` run in their client's loop.
+  """The servers of a run; its methods run in their client's event loop.
 
   Args:
     servers: the servers.
@@ -112,10 +113,12 @@ class Fleet:
       task.add_done_callback(lambda _: self._tell())
     return self._max_context
 
-  def stop(self) -> None:
-    """Stops the health checks; may be called from any thread."""
+  async def stop(self) -> None:
+    """Stops the health checks; one that loads weights resumes its server."""
     for task in self._watching:
-      task.get_loop().call_soon_threadsafe(task.cancel)
+      task.cancel()
+    if self._watching:
+      await asyncio.wait(self._watching, timeout=_STOP_SECONDS)
     self._watching = []
 
   async def ask(
