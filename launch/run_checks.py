@@ -323,7 +323,7 @@ def device_memory() -> int | None:
 
 async def _server(server: sglang_server.Server, max_context: int) -> Finding:
   start = time.monotonic()
-  await server.tell("GET", "/health")
+  await server.healthy()
   took = time.monotonic() - start
   info = await server.get("/server_info")
   version = await server.version()

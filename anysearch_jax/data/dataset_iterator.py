@@ -76,10 +76,10 @@ def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:
     `epoch`, the number of whole passes; `key` of a stream; `position` in the
     epoch; and `of`, the number of different questions.
   """
-  streamed = isinstance(questions, Stream)
-  of = len(questions.rows if streamed else questions)
+  of, key = len(questions), {}
+  if isinstance(questions, Stream):
+    of, key = len(questions.rows), {"key": questions.key}
   epoch, position = divmod(taken, of)
-  key = {"key": questions.key} if streamed else {}
   return {"epoch": epoch, **key, "position": position, "of": of}
 
 

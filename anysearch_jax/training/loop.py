@@ -282,7 +282,7 @@ class Trainer:
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
-            writer.write(values["step"], values, steps)
+            writer.write(int(values["step"]), values, steps)
           self._save_if_due(sampled, values, checkpoints, ahead)
           on_event(Event(rollout, rollouts, values))
     self._folder.export(

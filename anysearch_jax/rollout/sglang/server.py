@@ -100,7 +100,7 @@ class Server:
     await self.version()
     # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
-    await self._ask("GET", "/health", None, self._patience)
+    await self.healthy()
     longest = (await self.get("/server_info")).get("max_req_input_len")
     if type(longest) is not int:
       raise self.error(
@@ -108,6 +108,10 @@ class Server:
         "longest prompt; expected a server of launch/requirements-sglang.txt."
       )
     return longest - 1  # Prompts are shorter than this number.
+
+  async def healthy(self) -> None:
+    """Checks that the server answers."""
+    await self._ask("GET", "/health", None, self._patience)
 
   async def version(self) -> str:
     """Returns the name of the weights that the server reports."""
