@@ -70,15 +70,11 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
     "search",
     "fetch",
   ]
-
-
-def test_one_tool_that_fails_leaves_the_other():
+  # One tool that fails leaves the other.
   down = scripted.Retriever(error=types.RetrievalError("down"))
-  box = searching.Toolbox({"search": down, "fetch": scripted.Retriever()})
-  failed, found = asyncio.run(
-    box.search_many([types.SearchRequest("a", 1), fetch("b")])
-  )
-  assert isinstance(failed, types.RetrievalError) and found == ()
+  box = searching.Toolbox({"search": down, "fetch": pages})
+  failed, found = asyncio.run(box.search_many([asked, fetch("Emma", 3)]))
+  assert isinstance(failed, types.RetrievalError) and found == PAGE
 
 
 def test_unknown_tools_and_answers_of_one_episode_are_refused():
