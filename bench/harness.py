@@ -3,7 +3,10 @@
 A bench is a module with a `main` that returns its numbers:
 
     def main():
-      found = harness.timed_in_turns({"ours": f, "theirs": g}, rounds=5)
+      sides = {"ours": f, "theirs": g}
+      found = harness.in_turns(
+        sides, lambda side: {"seconds": harness.seconds(sides[side])}, rounds=5
+      )
       print(found.ratio("seconds", "theirs", "ours"))
       return found.each
 
@@ -146,15 +149,6 @@ def in_turns(
   names = list(sides)
   return Rounds(
     [{name: measure(name) for name in names} for _ in range(rounds)]
-  )
-
-
-def timed_in_turns(
-  sides: Mapping[str, Callable[[], object]], *, rounds: int
-) -> Rounds:
-  """Times each side once a round; the numbers are those of `Timing`."""
-  return in_turns(
-    sides, lambda name: timed(sides[name])[1]._asdict(), rounds=rounds
   )
 
 

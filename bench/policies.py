@@ -256,7 +256,6 @@ class TrainStep:
     config: the whole configuration, as the loop's builder takes it.
     a: the policy's architecture, without adapters.
     trajectories: of a step.
-    params: weights to start from; by default random ones.
   """
 
   def __init__(
@@ -264,8 +263,6 @@ class TrainStep:
     config: config_lib.ExperimentConfig,
     a: architecture_lib.Architecture,
     trajectories: Sequence[batching.Example],
-    *,
-    params: decoder.Params | None = None,
   ):
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(a, config)
@@ -273,21 +270,15 @@ class TrainStep:
     shardings = train_step.shardings(a, tx, placed.trainer)
     compute = placement.compute(a, config, placed.trainer)
     self.attention = compute.attention
-    trained = (
-      random_weights(
-        table.trainable_rows(a), dtype="float32", where=shardings.params
-      )
-      if params is None
-      else jax.device_put(params, shardings.params)
+    trained = random_weights(
+      table.trainable_rows(a), dtype="float32", where=shardings.params
     )
     self.reference = None
     if a.lora is not None or config.objective.kl_coefficient:
       base = sharding.shardings(a.without_lora(), placed.trainer)
       dtype = config.lora.base_dtype if a.lora else config.compute_dtype
-      self.reference = (
-        random_weights(table.base_rows(a), dtype=dtype, where=base)
-        if params is None
-        else placed.frozen(params)
+      self.reference = random_weights(
+        table.base_rows(a), dtype=dtype, where=base
       )
     self.state = train_step.init(trained, tx, shardings)
     self.packed = batching.pack(

@@ -1,21 +1,18 @@
-"""The same policy in torch: transformers `generate` per turn, eager training.
+"""The same policy in torch: transformers `generate` per turn.
 
 This is what a short script over transformers would do. Pending turns are
 left-padded and generated as one batch, with the whole context computed again
-every turn. Training is padded forward and backward passes in eager mode.
+every turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import transformers
 
 from anysearch_jax import types
-from anysearch_jax.training import batching
 
 
 class TorchEngine:
@@ -95,67 +92,3 @@ class TorchEngine:
           (0,) * len(new),
         )
       )
-
-
-def step(
-  model: torch.nn.Module,
-  reference: torch.nn.Module,
-  examples: Sequence[batching.Example],
-  *,
-  learning_rate: float,
-  rows: int,
-) -> Callable[[], float]:
-  """Returns a function that takes an eager GRPO step over padded rows."""
-  adam = torch.optim.AdamW(
-    model.train().parameters(),
-    lr=learning_rate,
-    betas=(0.9, 0.98),
-    weight_decay=0.01,
-  )
-  return lambda: _step(model, reference, adam, examples, rows)
-
-
-def _step(
-  model: torch.nn.Module,
-  reference: torch.nn.Module,
-  optimizer: torch.optim.Optimizer,
-  examples: Sequence[batching.Example],
-  rows: int,
-) -> float:
-  optimizer.zero_grad()
-  ordered = sorted(examples, key=lambda e: -len(e.token_ids))
-  total = 0.0
-  for start in range(0, len(ordered), rows):
-    part = ordered[start : start + rows]
-    longest = max(len(e.token_ids) for e in part)
-    ids = torch.zeros(len(part), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    behaviour, weight = torch.zeros(2, len(part), longest)
-    advantage = torch.zeros(len(part), 1)
-    for i, example in enumerate(part):
-      n = len(example.token_ids)
-      ids[i, :n] = torch.from_numpy(np.asarray(example.token_ids)).long()
-      mask[i, :n] = 1
-      behaviour[i, :n] = torch.from_numpy(np.asarray(example.logps))
-      weight[i, :n] = torch.from_numpy(np.asarray(example.weights))
-      advantage[i] = example.advantage
-    logp = _logp(model, ids, mask)
-    with torch.no_grad():
-      reference_logp = _logp(reference, ids, mask)
-    ratio = torch.exp(logp - behaviour[:, 1:])
-    surrogate = torch.minimum(
-      ratio * advantage, ratio.clamp(0.8, 1.28) * advantage
-    )
-    gap = reference_logp - logp
-    kl = torch.exp(gap) - gap - 1
-    loss = (weight[:, 1:] * (0.001 * kl - surrogate)).sum()
-    loss.backward()
-    total += loss.item()
-  torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-  optimizer.step()
-  return total
-
-
-def _logp(model, ids, mask):
-  logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-  return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]

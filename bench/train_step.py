@@ -1,8 +1,7 @@
 r"""Measures a train step's time, tokens per second and model FLOPs utilisation.
 
     python -m bench.train_step
-        on a CPU: a Qwen2-shaped policy of 19 M parameters beside torch eager,
-        in turns in one run
+        on a CPU: a Qwen2-shaped policy of 19 M parameters
     python -m bench.train_step --config=configs/qwen3_4b.py \
         --shape=configs/shapes/Qwen3-4B.json --config.mesh.fsdp=1 \
         --config.mesh.tensor=1 --config.mesh.sequence_parallel=false \
@@ -23,31 +22,18 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import statistics
-import tempfile
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import json_files
-from bench import harness
+from bench import decode, harness
 from launch import flags as launch_flags
 from launch import jax_setup
 
 if TYPE_CHECKING:
   from anysearch_jax.policy import architecture as architecture_lib
-
-# About 19 M parameters, so that a CPU can train them in float32.
-_SMALL = {
-  "hidden_size": 384,
-  "intermediate_size": 1024,
-  "num_hidden_layers": 8,
-  "num_attention_heads": 6,
-  "num_key_value_heads": 2,
-  "vocab_size": 8192,
-}
 
 
 def small() -> config_lib.ExperimentConfig:
@@ -61,54 +47,7 @@ def small() -> config_lib.ExperimentConfig:
   )
 
 
-def beside_torch(
-  config: config_lib.ExperimentConfig, *, steps: int
-) -> dict[str, Any]:
-  """Measures our step and torch's in turns, on equal weights and examples."""
-  import torch
-  import transformers
-
-  from anysearch_jax.policy import hf
-  from bench import policies, random_models, torch_peer
-
-  with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
-    random_models.make("qwen2", folder, **_SMALL)
-    policy = hf.load(folder)
-    work = policies.train_examples(
-      row=config.batch.row_lengths[-1],
-      vocab=_SMALL["vocab_size"],
-      tokens=2 * config.batch.micro_batch_tokens,
-    )
-    ours = policies.TrainStep(
-      config, policy.architecture, work, params=policy.params
-    )
-    model, frozen = (
-      transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32
-      )
-      for _ in range(2)
-    )
-  theirs = torch_peer.step(
-    model, frozen.eval(), work, learning_rate=1e-6, rows=4
-  )
-  sides: dict[str, Callable[[], float]]
-  sides = {"ours": ours, "torch eager": theirs}
-  first = {name: harness.timed(side) for name, side in sides.items()}
-  found = harness.timed_in_turns(sides, rounds=steps)
-  seconds = found.values("ours", "seconds")
-  out = policies.describe_step(ours, seconds, first["ours"][1].seconds)
-  for name, (loss, took) in first.items():
-    out[f"{name}: first loss"] = loss
-    out[f"{name}: first call, s"] = took.seconds
-    out[f"{name}: step, s"] = found.medians(name)["seconds"]
-  ratios = sorted(found.ratios("seconds", "torch eager", "ours"))
-  out["torch eager / ours"] = statistics.median(ratios)
-  out["torch eager / ours, each"] = " ".join(f"{r:.2f}" for r in ratios)
-  return out
-
-
-def alone(
+def measure(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   f: flags.FlagValues,
@@ -139,13 +78,10 @@ def main() -> dict[str, Any]:
     else launch_flags.read_config()
   )
   jax_setup.configure(threads=f.threads, cache=f.cache)
-  if f.shape:
-    from anysearch_jax.policy import architecture
+  from anysearch_jax.policy import architecture
 
-    shape = json_files.read(pathlib.Path(f.shape))
-    out = alone(config, architecture.from_hf(shape), f)
-  else:
-    out = beside_torch(config, steps=f.steps)
+  shape = json_files.read(pathlib.Path(f.shape)) if f.shape else decode.SMALL
+  out = measure(config, architecture.from_hf(shape), f)
   harness.print_numbers(out)
   return out
 
@@ -153,11 +89,11 @@ def main() -> dict[str, Any]:
 if __name__ == "__main__":
   launch_flags.define_config(required=False)
   launch_flags.define_process()
-  flags.DEFINE_integer("steps", 5, "Timed steps (of each side).")
+  flags.DEFINE_integer("steps", 5, "Timed steps.")
   flags.DEFINE_string(
     "shape",
     None,
-    "config.json of the policy; default: a small one beside torch.",
+    "config.json of the policy; default: a small one.",
   )
   flags.DEFINE_integer("micro_batches", 4, "Of each step.")
   flags.DEFINE_float(
