@@ -8,11 +8,11 @@ import pathlib
 
 import jax
 import pytest
+import random_models
 import transformers
 
 from anysearch_jax.policy import hf, sharding, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from bench import random_models
 
 # One of each family; the others run with `make test-all`.
 _QUICK = ("qwen2", "qwen3-biased", "llama-tied")

@@ -13,10 +13,10 @@ import os
 
 import numpy as np
 import pytest
+import random_models
 import transformers
 
 from anysearch_jax.policy import decoder, hf
-from bench import random_models
 
 CASES = int(os.environ.get("ANYSEARCH_CONFIG_CASES", "10"))
 CONTEXT = 48  # Longer than the original context of Llama's scaled RoPE.

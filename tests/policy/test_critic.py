@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf, lora, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import ppo
-from bench import random_models
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied"])

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
-from bench import random_models
 
 ADAPTED = dataclasses.replace(
   random_models.architecture("qwen3"),

@@ -9,11 +9,11 @@ import types
 import jax
 import numpy as np
 import pytest
+import random_models
 import safetensors.numpy
 
 from anysearch_jax.policy import hf, table, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from bench import random_models
 
 
 @pytest.fixture

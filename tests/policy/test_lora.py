@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 import safetensors.numpy
 import transformers
 
@@ -17,7 +18,6 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from bench import random_models
 
 ALL = architecture_lib.Lora(
   rank=4, alpha=6.0, targets=config_lib.LoraConfig().targets

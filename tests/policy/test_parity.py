@@ -7,10 +7,10 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 import transformers
 
 from anysearch_jax.policy import decoder, hf
-from bench import random_models
 
 pairs = pytest.importorskip(
   "pairs",

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, serving, sharding, table
-from bench import random_models
 
 ADAPTED = architecture_lib.Lora(
   rank=2, alpha=4.0, targets=config_lib.LoraConfig().targets

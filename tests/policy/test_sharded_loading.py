@@ -12,6 +12,7 @@ import numpy as np
 import packed_rows
 import planned
 import pytest
+import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
@@ -26,7 +27,6 @@ from anysearch_jax.policy import (
 )
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from bench import random_models
 
 # No mesh axis divides the 61 rows of the embedding.
 SIZES = {

@@ -7,11 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
+import random_models
 import safetensors.numpy
 import tokenizers
 from tokenizers import processors
 
-from bench import random_models
 from retrieval.encoder import encoder as encoder_lib
 
 TEXTS = ["w5", "w1 w2 w3", " ".join(f"w{i % 50}" for i in range(90)), ""]

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 import sglang_chains
 
 from anysearch_jax import config as config_lib
@@ -40,7 +41,6 @@ from anysearch_jax.rollout import completions
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-from bench import random_models
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"

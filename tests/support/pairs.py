@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import random_models
 import torch
 
 from anysearch_jax.policy import decoder, hf, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import logprobs
-from bench import random_models
 
 
 class Pair:

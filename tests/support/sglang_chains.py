@@ -101,7 +101,7 @@ def params(policy):
 
 
 def _make(model, tokenizer):
-  from bench import random_models
+  import random_models
 
   random_models.make(
     "qwen2",

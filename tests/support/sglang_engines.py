@@ -6,6 +6,7 @@ import asyncio
 
 import fake_sglang
 import pytest
+import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -14,7 +15,6 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
-from bench import random_models
 
 PROMPT = fake_sglang.ids("a", "b", "c", "a", "b")
 SPACE = fake_sglang.ids(" ")[0]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_models
 import scripted_runs as runs
 
 from anysearch_jax import config as config_lib
@@ -18,7 +19,6 @@ from anysearch_jax.algorithms import grpo
 from anysearch_jax.planning import flops
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.training import batching, metrics, throughput, timeline
-from bench import random_models
 
 # Work, model FLOPs and speed, against counts by hand and of the jaxpr.
 

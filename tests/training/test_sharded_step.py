@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding
 from anysearch_jax.training import batching, train_step
-from bench import random_models
 
 FAMILIES = ("qwen2", "qwen3-tied", "llama")
 # (data, fsdp, tensor, sequence parallelism).

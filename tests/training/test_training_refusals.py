@@ -6,11 +6,11 @@ import dataclasses
 import re
 
 import pytest
+import random_models
 import scripted_runs as runs
 import small_run
 
 from anysearch_jax.training import placement, validation
-from bench import random_models
 
 PPO = {"objective.advantage": "gae"}
 # `curriculum` as the paper's: 100 steps of five levels, then 400.
