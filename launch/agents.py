@@ -13,7 +13,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
 from launch import parts, policies, retrievers
 
-_CLOSING = 60.0  # Seconds.
 # Stands for the questions that nobody has asked yet.
 _SHORTEST = types.Question("?", "?", ())
 
@@ -120,23 +119,13 @@ def loading_agent(
   found: concurrent.futures.Future[agent_lib.Agent] = (
     concurrent.futures.Future()
   )
-  ends = threading.Event()
+  with contextlib.ExitStack() as held:
 
-  def hold() -> None:
-    try:
-      with loaded(prepared) as agent:
-        found.set_result(agent)
-        ends.wait()
-    except BaseException as error:
-      if found.done():
-        raise
-      found.set_exception(error)
+    def load() -> None:
+      try:
+        found.set_result(held.enter_context(loaded(prepared)))
+      except BaseException as error:
+        found.set_exception(error)
 
-  thread = threading.Thread(target=hold, name="loading", daemon=True)
-  thread.start()
-  try:
+    threading.Thread(target=load, name="loading", daemon=True).start()
     yield found
-  finally:
-    ends.set()
-    if found.done():
-      thread.join(_CLOSING)

@@ -128,14 +128,6 @@ def test_preset_fits_its_gpu_and_its_longest_trajectories(preset):
     assert config.engine.kv_tokens >= 256 * 1024
 
 
-def test_full_preset_trains_every_weight_at_the_papers_rate():
-  full = flags.load_config("configs/one_gpu.py:qwen3_4b-full141")
-  adapters = flags.load_config("configs/one_gpu.py:qwen3_4b-141")
-  assert (full.lora.rank, adapters.lora.rank) == (0, 32)
-  assert full.optimizer.learning_rate == 1e-6
-  assert adapters.optimizer.learning_rate == 1e-5
-
-
 # Engines: their chunks and their lanes.
 
 

@@ -104,8 +104,14 @@ finally:
     ("train", "sead=1", "unknown key 'sead'"),
     ("train", "group=3", "48 trajectories do not divide"),
     ("evaluate", "objective.kl_estimator=k4", "found 'k4'"),
-    ("serve", "retrieval.price=1", "retrieval.price: found 1.0"),
-    ("score", "reward.alpha=-1", "reward.alpha: found -1.0"),
+    pytest.param(
+      *("serve", "retrieval.price=1", "retrieval.price: found 1.0"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      *("score", "reward.alpha=-1", "reward.alpha: found -1.0"),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_a_wrong_value_is_refused_before_the_library_is_imported(
