@@ -72,66 +72,11 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
     ),
     (
       "objective",
-      {"reduction": "mean"},
-      "objective.reduction: found 'mean', expected one of sequence-mean, "
-      "token-mean.",
-    ),
-    (
-      "objective",
-      {"normalize": "std"},
-      "objective.normalize: found 'std', expected one of group, batch, none.",
-    ),
-    (
-      "objective",
-      {"old_logp": "vllm"},
-      "objective.old_logp: found 'vllm', expected one of engine, trainer.",
-    ),
-    (
-      "objective",
-      {"old_logp": "trainer", "importance_cap": -1.0},
-      "objective.importance_cap: found -1.0, expected at least 0.",
-    ),
-    (
-      "objective",
-      {"old_logp": "trainer", "importance_cap": float("nan")},
-      "objective.importance_cap: found nan, expected at least 0.",
-    ),
-    (
-      "objective",
       {"importance_cap": 2.0},
       "objective.importance_cap: found 2.0 with old_logp 'engine'",
     ),
-    (
-      "batch",
-      {"remat": "all"},
-      "batch.remat: found 'all', expected one of none",
-    ),
-    (
-      "batch",
-      {"attention": "flash"},
-      "batch.attention: found 'flash', expected one of auto",
-    ),
     ("batch", {"row_lengths": ()}, "batch.row_lengths: found ()"),
     ("batch", {"row_lengths": (128, 128)}, "expected ascending numbers"),
-    (
-      "batch",
-      {"row_lengths": (0, 128)},
-      "row_lengths[0]: found 0, expected at",
-    ),
-    *(
-      ("batch", {name: 0}, f"batch.{name}: found 0, expected at least 1.")
-      for name in (
-        "micro_batch_tokens",
-        "max_micro_batches",
-        "max_segments",
-        "attention_chunk",
-        "logprob_chunk",
-      )
-    ),
-    *(
-      ("mesh", {name: 0}, f"mesh.{name}: found 0, expected at least 1.")
-      for name in ("data", "fsdp", "tensor")
-    ),
     (
       "mesh",
       {"tensor": 3, "sequence_parallel": True},
@@ -143,7 +88,6 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
       {"fsdp": 2, "trainer": (1, 1)},
       "mesh.trainer: found (1, 1), expected each once.",
     ),
-    ("mesh", {"rollout": (-1,)}, "rollout[0]: found -1, expected at least 0."),
     (
       "mesh",
       {"data": 2, "fsdp": 2, "trainer": (0, 1, 2)},
