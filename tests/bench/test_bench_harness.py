@@ -50,14 +50,6 @@ def test_sides_take_turns_and_ratios_are_those_of_rounds():
   assert str(ratio) == "2.25x [1.50, 2.50]"
 
 
-def test_cells_of_a_table_are_aligned(capsys):
-  table = harness.Table("what", "ours", "ratio", first=8, least=8)
-  table.row("rollout", 1234.5678, "2.00x")
-  head, row = capsys.readouterr().out.splitlines()
-  assert head == "what        ours   ratio"
-  assert row == "rollout     1235   2.00x"
-
-
 def test_a_bench_runs_its_worker_and_keeps_its_numbers(tmp_path):
   (tmp_path / "tiny_bench.py").write_text(BENCH)
   out = tmp_path / "out.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import sys
@@ -11,10 +10,8 @@ import numpy as np
 import packed_rows
 import pytest
 
-from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.world import world as world_lib
-from bench.first_gpu import engine, machine, rollouts, running
+from bench.first_gpu import engine, machine, running
 
 _WRITES = """
 import json, pathlib
@@ -129,23 +126,6 @@ def test_the_table_has_every_figure():
   assert ["TFLOP/s", "7"] in lines
 
 
-def test_highlights_relate_stages_to_the_measured_peak():
-  found = running.highlights(
-    {
-      "peaks": {"training bfloat16": {"TFLOP/s": 600.0}},
-      "step": {"TFLOP/s by 6 N": 300.0},
-      "decode": {
-        "32 rows": {"tokens/s": 1000.0, "share of the limit": 0.9},
-        "128 rows": {"tokens/s": 3000.0, "share of the limit": 0.5},
-        "256 rows": {"skipped": "needs 99 GiB"},
-      },
-    }
-  )
-  step, decode = found
-  assert step.startswith("step: 300 TFLOP/s") and "50%" in step
-  assert "3,000 tokens/s (128 rows), 50%" in decode
-
-
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
   (tmp_path / "stages").mkdir()
   notes = running.Notes(tmp_path, "x", rehearse=True)
@@ -186,19 +166,6 @@ def test_some_words_search_and_some_answer():
   ids = words.encode("what is word7 and word7")
   assert ids[2] == ids[4] and all(0 < i < 512 for i in ids)
   assert words.decode([3, 4]) == texts[3] + texts[4]
-
-
-def test_overlap_finds_the_passage_that_has_the_words():
-  world = world_lib.World()
-  (question,) = world.questions("train", 1, 0)
-  wanted = world.corpus(question.corpus)[7]
-  found = asyncio.run(
-    rollouts.WordOverlap(world).search(
-      types.SearchRequest(wanted.contents, 3, question.corpus)
-    )
-  )
-  assert found[0] == wanted
-  assert len(found) == 3
 
 
 @pytest.mark.parametrize(

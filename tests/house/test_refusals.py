@@ -35,18 +35,12 @@ def refused(command, folder, flags, *more):
     # Numbers that mean nothing.
     ("seed=-1", "seed: found -1, expected 0 to 2^32 - 1."),
     ("group=1", "group: found 1, expected at least 2: an advantage is a"),
-    ("reward.alpha=1e999", "reward.alpha: found inf, expected a finite number"),
-    ("objective.advantage_epsilon=0", "found 0.0, expected above 0."),
     ("optimizer.b1=1", "optimizer.b1: found 1.0, expected 0 to below 1."),
-    ("sampling.top_p=2", "found 2.0, expected above 0, at most 1."),
     ("engine.lanes=32,16", "engine.lanes: found (32, 16), expected numbers"),
     ("engine.kv_tokens=100", "engine.kv_tokens: found 100 in 1 parts, which"),
-    ("watch.max_failed=2", "found 2.0, expected a share, 0 to 1."),
     ("evaluation.budgets=0,-1", "evaluation.budgets[1]: found -1, expected at"),
     # Names of nothing.
     ("reward.gamma_mode=on", "reward.gamma_mode: found 'on', expected one of"),
-    ("episode.prompts=none", "episode.prompts: found 'none', expected one of"),
-    ("engine.attention=flash", "engine.attention: found 'flash', expected one"),
     ("name=../../outside", "name: found '../../outside', expected the name of"),
     ("policy=", "policy: found nothing, expected a Hugging Face folder"),
     ("policy=configs", "configs: no config.json; expected a Hugging Face fol"),
@@ -90,7 +84,6 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
   ("flags", "sentence"),
   [
     ("method.otc.form=dpo", "method.otc.form: found 'dpo', expected one of"),
-    ("method.zerosearch.noise_end=3", "found 3.0, expected a share, 0 to 1."),
     ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
     (
       "checkpoint.keep_best=1 checkpoint.best_metric=em",

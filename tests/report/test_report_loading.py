@@ -208,20 +208,6 @@ def test_folder_names_may_contain_separators(
     assert found == (label, tuple(map(pathlib.Path, folders)))
 
 
-def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
-  names = "lr=1+b=2", "lr=1", "lr=2"
-  for name in names:
-    (tmp_path / name).mkdir()
-  monkeypatch.chdir(tmp_path)
-  for name in names:
-    assert loading.named(name) == ("", (pathlib.Path(name),))
-  seeds = pathlib.Path("lr=1"), pathlib.Path("lr=2")
-  assert loading.named("lr=1+lr=2") == ("", seeds)
-  for item in ("", "A=", "A=+lr=1", "lr=1+", "lr=3", "A=lr=1+lr=3"):
-    with pytest.raises(ValueError, match="found no such folder; expected fo"):
-      loading.named(item)
-
-
 def test_unwritable_report_ends_with_a_message(tmp_path):
   run = _run(tmp_path / "a", "plain")
   (run / "report").write_text("a file where the folder would be")
