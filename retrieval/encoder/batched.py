@@ -63,22 +63,17 @@ class Shapes(NamedTuple):
     return min(self.query_rows if few else many, fit)
 
 
-def shapes(
-  devices: Sequence[jax.Device], max_tokens: int, batch_tokens: int | None
-) -> Shapes:
+def shapes(devices: Sequence[jax.Device], max_tokens: int) -> Shapes:
   """Returns the shapes that suit the devices.
 
   Args:
     devices: devices over which the rows of a call are sharded.
     max_tokens: the most tokens of a text.
-    batch_tokens: tokens of a call for passages on each device; None: a default
-      for the kind of device.
   """
   # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
   step, rows, tokens = 32, 32, _DEVICE_TOKENS
   if devices[0].platform == "cpu":
     step, rows, tokens = 8, max(2, _CORES), _CORE_TOKENS * max(2, _CORES)
-  tokens = tokens if batch_tokens is None else batch_tokens
   return Shapes(step, rows, tokens * len(devices), max_tokens)
 
 

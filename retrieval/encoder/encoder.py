@@ -63,7 +63,6 @@ class Encoder:
     max_tokens: int | None = None,
     dtype: Any = None,
     devices: Sequence[jax.Device] | None = None,
-    batch_tokens: int | None = None,
   ) -> Encoder:
     """Loads a folder: E5, BGE, gte-modernbert, Qwen3-Embedding and others.
 
@@ -79,8 +78,6 @@ class Encoder:
         None: bfloat16 on accelerators, float32 on CPUs.
       devices: devices over which rows are sharded, each with all weights; None:
         one CPU device, because accelerators are for the policy.
-      batch_tokens: tokens of a call for passages on each device; None: a
-        default for the kind of device.
 
     Raises:
       ValueError: a file or a setting is missing or not supported; the message
@@ -115,7 +112,7 @@ class Encoder:
         model.load(folder, sharding=whole, dtype=dtype),
         dim=model.dim,
         mesh=mesh,
-        shapes=batched.shapes(devices, settings.max_tokens, batch_tokens),
+        shapes=batched.shapes(devices, settings.max_tokens),
       ),
       tokenizer,
       settings,
@@ -134,7 +131,7 @@ class Encoder:
     cls,
     identity: Mapping[str, Any],
     folder: str | os.PathLike | None = None,
-    **options: Any,
+    devices: Sequence[jax.Device] | None = None,
   ) -> Encoder:
     """Loads an encoder with the settings of another one.
 
@@ -143,7 +140,7 @@ class Encoder:
     Args:
       identity: identity of the other encoder.
       folder: folder to load; None: the folder of the other encoder.
-      **options: `devices` and `batch_tokens` of `load`.
+      devices: see `load`.
 
     Raises:
       ValueError: as for `load`.
@@ -152,7 +149,7 @@ class Encoder:
     return cls.load(
       identity["folder"] if folder is None else folder,
       **{name: identity[name] for name in said},
-      **options,
+      devices=devices,
     )
 
   def identity(self) -> dict[str, Any]:
@@ -173,10 +170,6 @@ class Encoder:
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns vectors of passages, as `queries` does, in larger calls."""
     return self._encode(texts, self.settings.passage_prefix, few=False)
-
-  def programs(self) -> int:
-    """Returns the number of compiled programs, one for each shape of call."""
-    return self._model.programs()
 
   def _encode(
     self, texts: Sequence[str], prefix: str, *, few: bool
