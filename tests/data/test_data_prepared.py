@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,8 +13,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import prepared, preparing
 from launch import parts
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _entry(dataset, split, number, **values):
@@ -206,32 +202,18 @@ def test_smaller_evaluation_is_a_subset_of_a_larger_one(tmp_path):
     opened.evaluation_questions(("hotpotqa",))
 
 
-_KILLED = """
-import os, pathlib, sys
-from anysearch_jax.data import prepared, preparing
-entry = preparing.Entry("nq/0", "q?", ("x",), "nq", "dev", None, "{}")
-write, count = pathlib.Path.write_bytes, [0]
-def killed(self, content):
-  count[0] += 1
-  if count[0] == 2:
-    write(self, bytes(content)[:9])
-    os._exit(9)
-  return write(self, content)
-pathlib.Path.write_bytes = killed
-parts = {n: preparing.Part([entry], read=1) for n in ("nq_dev", "nq_test")}
-prepared.write(pathlib.Path(sys.argv[1]), parts, [], {})
-"""
+def test_an_interrupted_writer_leaves_no_folder(tmp_path, monkeypatch):
+  write = pathlib.Path.write_bytes
 
+  def interrupted(path, content):
+    if path.name.startswith("popqa"):
+      raise KeyboardInterrupt
+    return write(path, content)
 
-def test_a_killed_writer_leaves_no_folder(tmp_path):
-  folder = tmp_path / "qa"
-  killed = subprocess.run(
-    [sys.executable, "-c", _KILLED, str(folder)], cwd=_ROOT, check=False
-  )
-  assert killed.returncode == 9
-  assert not folder.exists() and list(tmp_path.iterdir())
-  assert len(_write(folder, nq_test=3).evaluation_questions()) == 3
-  assert [path.name for path in tmp_path.iterdir()] == ["qa"]
+  monkeypatch.setattr(pathlib.Path, "write_bytes", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    _write(tmp_path / "qa", nq_test=3, popqa_test=1)
+  assert not list(tmp_path.iterdir())
 
 
 def _config(**values):
