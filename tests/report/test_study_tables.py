@@ -297,17 +297,10 @@ def test_regret_by_hand_with_its_interval():
   assert found.low == pytest.approx(0.1 - reach)  # Below 0, and not cut there.
   assert found.high == pytest.approx(0.1 + reach)
   assert found.low < 0
-
-
-def test_an_unknown_optimum_is_no_regret():
-  table = study.row("A", questions=6, budgets=(2,)).columns
-  assert measures.estimates(table, ("regret",))["regret"].value is None
-  # Where some questions have none, the others count.
-  best = np.full((6, 1), np.nan)
-  best[0] = 1.0
-  half = table.with_optimum(best, [2])
-  found = measures.estimates(half, ("regret",))["regret"]
-  assert found.value == 1 - table.em[0]
+  # Where some questions have no optimum, the others count.
+  best[1:] = np.nan
+  half = columns.of(episodes).with_optimum(best[:, None], [2])
+  assert measures.estimates(half, ("regret",))["regret"].value == 1 - em[0]
 
 
 def test_regret_is_shown_by_budget_pooled_and_in_the_papers_tables(
