@@ -177,15 +177,6 @@ def test_a_small_case_by_hand():
   np.testing.assert_array_equal(rows.behaviour_logp[0], np.negative(weight))
 
 
-@pytest.mark.parametrize(
-  ("length", "multiple", "rows"),
-  [(8, 1, 5), (8, 2, 4), (8, 8, 8), (20, 1, 2), (41, 3, 3)],
-)
-def test_rows_of_a_micro_batch_by_hand(length, multiple, rows):
-  # For 40 tokens; the minimum is one row for each device.
-  assert CONFIG.rows(length, multiple) == rows
-
-
 def test_short_sequences_fill_the_free_space_of_long_rows():
   # One micro-batch of two rows of 20: 17 leaves 3, the second row is empty.
   short, long = batching.pack(examples([18, 4, 9, 9]), config=CONFIG)

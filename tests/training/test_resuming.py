@@ -88,22 +88,6 @@ def test_a_reward_in_stages_sees_the_same_progress_after_a_resume(
   assert sorted({*seen}) == list(range(runs.ROLLOUTS))
 
 
-def test_a_flipped_bit_in_pending_rollouts_is_found(
-  finished, parts, tmp_path, scripted, caplog
-):
-  folder = tmp_path / "run"
-  runs.run(folder, parts, runs.at_level(1), kill=4)
-  tokens = folder / "checkpoints" / "4" / "tokens"
-  files = (path for path in tokens.rglob("*") if path.is_file())
-  file = max(files, key=lambda path: path.stat().st_size)
-  content = bytearray(file.read_bytes())
-  content[len(content) // 2] ^= 1
-  file.write_bytes(content)
-  runs.run(folder, parts, runs.at_level(1))
-  assert str(file) in caplog.text
-  assert runs.left(folder) == runs.left(finished(1)[0])
-
-
 def test_pending_rollouts_survive_a_round_trip():
   """Through JSON, with a dropped group and a failed trajectory."""
   whole = of_authors(
