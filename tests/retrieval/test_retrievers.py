@@ -49,11 +49,6 @@ def test_an_index_answers_episodes(folder):
     ask(made, "n7", corpus="other")
 
 
-def test_without_an_entry_the_questions_own_passages_are_searched():
-  own = object()
-  assert retrievers.make(config(), own) is own
-
-
 def test_a_run_is_repeated_from_its_log_with_no_retriever(folder, tmp_path):
   log = str(tmp_path / "answers.sqlite")
   recorded = retrievers.make(
