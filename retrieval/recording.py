@@ -149,6 +149,10 @@ class AnswerLog:
         found.append(_text(row[0]))
       return found
 
+  def __len__(self) -> int:
+    with self._transaction("DEFERRED"):
+      return self._db.execute("SELECT count(*) FROM answers").fetchone()[0]
+
   def close(self) -> None:
     with self._lock:
       self._db.close()
