@@ -139,6 +139,25 @@ def test_every_batch_has_the_rows_and_scores_of_float64(tmp_path, k):
     assert [h.scores.tolist() for h in found] == scores.tolist()
 
 
+def test_scores_do_not_depend_on_the_batch_or_on_the_other_rows():
+  x, queries = units(2500), units(40, seed=1)
+  expected = row_scan.RowScan([(0, x)], DIM).search(queries, 5)
+  for cuts in ((0, 2500), (0, 1, 900, 2500)):
+    parts = [
+      row_scan.RowScan([(a, x[a:b])], DIM)
+      for a, b in zip(cuts, cuts[1:], strict=False)
+    ]
+    for batch in (1, 3, 7):
+      for i in range(0, 40, batch):
+        found = [part.search(queries[i : i + batch], 5) for part in parts]
+        for whole, some in zip(expected[i:], zip(*found, strict=True)):
+          scores = np.concatenate([hits.scores for hits in some])
+          rows = np.concatenate([hits.rows for hits in some])
+          best = np.lexsort((rows, -scores))[:5]
+          assert rows[best].tolist() == whole.rows.tolist()
+          assert scores[best].tolist() == whole.scores.tolist()
+
+
 def test_rows_within_the_rounding_of_float32_are_ranked_by_float64():
   rng = np.random.default_rng(0)
   x = np.repeat(units(1), 500, axis=0)
