@@ -36,7 +36,7 @@ test-research: $(VENV)/.test-ready
 	$(PYTEST) research/tests
 
 # Every property test with all its cases, every family, mesh, fault and kill.
-test-all: $(VENV)/.test-ready
+test-all: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
