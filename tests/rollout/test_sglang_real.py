@@ -5,7 +5,7 @@ SGLang 0.5.23 gave on a CPU. If the engine now sends a different request, the
 recording has no answer to it. A server with a small model and float32 weights
 is enough, also on a CPU:
 
-    python -m tests.support.sglang_chains MODEL_DIR TOKENIZER_DIR
+    python tests/support/sglang_chains.py MODEL_DIR TOKENIZER_DIR
     python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 ...
     ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
         tests/rollout/test_sglang_real.py

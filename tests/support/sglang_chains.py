@@ -3,7 +3,7 @@
 As a command it makes a model to start a server on, of random weights and with
 the tokenizer of another folder:
 
-    python -m tests.support.sglang_chains MODEL TOKENIZER
+    python tests/support/sglang_chains.py MODEL TOKENIZER
 """
 
 from __future__ import annotations
