@@ -97,8 +97,8 @@ def test_address_of_a_server_is_searched(index):
     )
     thread.start()
     try:
-      port = listening.getsockname()[1]
-      assert found(f"http://127.0.0.1:{port}") == found(index)
+      url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+      assert found(url) == found(f"{url}|{url}") == found(index)
     finally:
       server.should_exit = True
       thread.join(20)
