@@ -36,8 +36,8 @@ _WORLD = "quickstart"
 # verl's, on which all of these systems are built.
 _KL = 0.001
 _CRITIC_CLIP = 0.5
-# Systems with a critic, and its learning rate in units of the policy's.
-_CRITICS = {"search_r1_ppo": 10.0, "stepsearch": 1.0}
+# The learning rate of Search-R1's critic, in units of the policy's.
+_CRITIC_RATE = 10.0
 # By group of the configuration, the values of some settings.
 _Settings = Mapping[str, Mapping[str, Any]]
 
@@ -181,8 +181,8 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   )
   if recipe:
     return _original(config, _RECIPES[name])
-  if ratio := _CRITICS.get(name):
-    rate = ratio * config.optimizer.learning_rate
+  if name == "search_r1_ppo":
+    rate = _CRITIC_RATE * config.optimizer.learning_rate
     return _with(
       config,
       {"objective": {"advantage": "gae"}, "critic": {"learning_rate": rate}},

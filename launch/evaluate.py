@@ -55,7 +55,6 @@ def define_flags() -> None:
     "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
-  launch_flags.define_method()
   launch_flags.define_process()
 
 

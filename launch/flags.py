@@ -140,7 +140,6 @@ def define_training() -> None:
   define_config()
   define_output()
   define_process()
-  define_method()
   define_allow_cpu()
   flags.DEFINE_string(
     "reward",
@@ -168,25 +167,21 @@ def run_folder(
 
 
 def define_config(*, required: bool = True) -> None:
-  """Defines `--config`; call at import, before `run`."""
+  """Defines `--config` and `--method`; call at import, before `run`."""
   flags.DEFINE_string(
     "config", None, "Python file with get_config() -> ExperimentConfig."
   )
   flags.DEFINE_multi_string(
     "set_config", [], "Overrides, as --config.<path>=<value> gives them."
   )
-  if required:
-    flags.mark_flag_as_required("config")
-
-
-def define_method() -> None:
-  """Defines `--method`, for the commands that train or play."""
   flags.DEFINE_string(
     "method",
     None,
     "A system: a shipped one, or module:NAME or path/to/file.py:NAME of one of "
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
+  if required:
+    flags.mark_flag_as_required("config")
 
 
 def read_config() -> config_lib.ExperimentConfig:
@@ -201,16 +196,27 @@ def read_config() -> config_lib.ExperimentConfig:
       if flags.FLAGS.config is not None
       else config_lib.ExperimentConfig()
     )
-    if "method" in flags.FLAGS and flags.FLAGS.method is not None:
+    if flags.FLAGS.method is not None:
       from anysearch_jax.methods import systems  # Imports JAX.
 
       config = systems.select(config, flags.FLAGS.method)
-    config = override(config, flags.FLAGS.set_config)
+    was, config = config, override(config, flags.FLAGS.set_config)
+    _refuse_a_name_alone(was.method.name, config.method.name)
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))
+
+
+def _refuse_a_name_alone(was: str, name: str) -> None:
+  if name != was:
+    raise ValueError(
+      f"--config.method.name: found {name!r}, which would train with the "
+      f"schedule and the settings of {was!r}; expected --method={name} with a "
+      f"configuration of AnySearch, or --config=configs/methods.py:{name} if "
+      "the system is the project's."
+    )
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:

@@ -81,10 +81,13 @@ WORDINGS = {
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Selects PPO (a critic's advantages) with a fixed budget."""
+  """Selects PPO with a fixed budget; the critic learns as the policy does."""
   config = method.fixed_budget(config)
+  rate = config.optimizer.learning_rate
   return dataclasses.replace(
-    config, objective=dataclasses.replace(config.objective, advantage="gae")
+    config,
+    objective=dataclasses.replace(config.objective, advantage="gae"),
+    critic=dataclasses.replace(config.critic, learning_rate=rate),
   )
 
 

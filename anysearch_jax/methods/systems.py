@@ -87,9 +87,20 @@ def select(
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration that trains a system, in its environment.
 
+  Args:
+    config: one of AnySearch. Another system's settings would remain, because
+      a system's `train` changes only what differs from AnySearch.
+    name: the system.
+
   Raises:
-    ValueError: no system has this name.
+    ValueError: no system has this name, or `config` is of another system.
   """
+  if config.method.name != anysearch.METHOD.name:
+    raise ValueError(
+      f"--method={name}: found a configuration with the schedule and the "
+      f"settings of {config.method.name!r}; expected one of AnySearch, such as "
+      "--config=configs/quickstart.py, or no --method."
+    )
   world = config.data.source == "world"
   prompts = prompts_of(name)[-1 if world else 0]
   named = dataclasses.replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import source_tree
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.host import json_files
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import validation
-from configs import paper
+from configs import methods, paper
 from launch import flags
 
 DEFAULT = config_lib.ExperimentConfig()
@@ -151,7 +153,7 @@ class Command:
   define_flags = staticmethod(flags.define_config)
 
   def main(self, argv):
-    config = flags.read_config()
+    self.config = config = flags.read_config()
     self.read = config.name, config.seed, config.batch.row_lengths, argv[1:]
 
 
@@ -175,11 +177,36 @@ def test_a_command_reads_overrides_from_its_command_line(tmp_path):
     ("--config=", "--config=: found no such file"),
     ("--config.sead=7", "--config.sead: unknown key 'sead'"),
     ("--sead=7", "Unknown command line flag 'sead'"),
+    # A name alone would keep AnySearch's schedule.
+    ("--config.method.name=search_r1", "expected --method=search_r1 with"),
   ],
 )
 def test_unknown_flag_is_refused(tmp_path, argument, sentence):
   said = run(tmp_path, argument)
   assert sentence in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", sorted(systems.METHODS))
+def test_a_system_by_name_is_its_preset(name):
+  command = Command()
+  arguments = ("--config=configs/quickstart.py", f"--method={name}")
+  commands.run(command, *arguments, f"--config.method.name={name}")
+  expected = methods.get_config(name)
+  found = dataclasses.replace(command.config, name=expected.name)
+  assert found == dataclasses.replace(expected, policy=found.policy)
+
+
+def test_a_system_does_not_inherit_from_another(tmp_path):
+  named = CONFIG_FILE.replace(
+    "name=", "method=config.MethodConfig('otc'), name="
+  )
+  (tmp_path / "own.py").write_text(named)
+  command = Command()
+  own = f"--config={tmp_path / 'own.py'}"
+  commands.run(command, own, "--config.method.name=otc")
+  assert command.config.method.name == "otc"
+  for flag in ("--method=anysearch", "--config.method.name=anysearch"):
+    assert "settings of 'otc'" in commands.run(command, own, flag)
 
 
 def listed(text):
