@@ -7,8 +7,8 @@ r"""Builds an index over a corpus of passages.
 Kinds: `bm25`; `flat`, exact search over the vectors of an encoder, on a CPU or
 on accelerators; `faiss_file`, an existing index (for example Search-R1's
 e5_Flat.index), named by --faiss_file together with the encoder that made it;
-`milvus` and `postgres`, a collection or a table in the database at --address
-(docs/data.md), beside which --output has the line offsets of the corpus.
+`milvus`, a collection at --address (docs/data.md), beside which --output has
+the line offsets of the corpus.
 The corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
 format), or of `id`, `title` and `text`.
 
@@ -41,7 +41,7 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "kind",
     "bm25",
-    ["bm25", "flat", "faiss_file", "milvus", "postgres"],
+    ["bm25", "flat", "faiss_file", "milvus"],
     "See the module.",
   )
   flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
@@ -88,11 +88,11 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "skip_malformed", False, "Leave out lines that are no passage."
   )
-  flags.DEFINE_string("address", "", "Of a database, without a password.")
-  flags.DEFINE_string("table", "passages", "Or collection, in a database.")
-  flags.DEFINE_string("graph", "", "Of vectors in a database: hnsw; Milvus's.")
-  flags.DEFINE_list("fields", [], "In a database: of the rows, for filters.")
-  flags.DEFINE_string("key_variable", None, "Variable with a database's key.")
+  flags.DEFINE_string("address", "", "Of Milvus: a server, or a file.db.")
+  flags.DEFINE_string("collection", "passages", "Its name in Milvus.")
+  flags.DEFINE_string("graph", "", "Of vectors in Milvus, such as hnsw.")
+  flags.DEFINE_list("fields", [], "In Milvus: of the rows, for filters.")
+  flags.DEFINE_string("key_variable", None, "Variable with Milvus's key.")
   flags.DEFINE_list("questions", [], "Files whose recall is printed.")
   flags.DEFINE_integer("topk", 3, "Passages of a question.", 1)
   flags.DEFINE_integer("process", 0, "Number of this process, from 0.", 0)
@@ -131,7 +131,7 @@ def main(argv) -> None:
   corpus = pathlib.Path(f.corpus)
   size = corpus.stat().st_size if corpus.is_file() else 0
   encoder = _encoder(f)
-  if f.kind in databases.KINDS:
+  if f.kind == "milvus":
     prepared = passages.prepare(
       f.corpus, f.output, skip_malformed=f.skip_malformed
     )

@@ -1,64 +1,54 @@
-"""Opens and fills databases of passages that others run."""
+"""Opens and fills collections of Milvus."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from launch import progress
 
 if TYPE_CHECKING:
-  from retrieval import built
-
-KINDS = ("milvus", "postgres")
+  from retrieval import milvus
 
 
-def make(c: config_lib.RetrievalConfig) -> tuple[types.BatchRetriever, Any]:
-  """Returns the retriever of a database, and its identity.
+def make(c: config_lib.RetrievalConfig) -> milvus.MilvusRetriever:
+  """Returns the retriever of a collection.
 
   Args:
-    c: of a kind among `KINDS`.
+    c: of the kind `milvus`.
 
   Raises:
-    ValueError: the database cannot be opened, or a setting is invalid.
+    ValueError: the collection cannot be opened, or a setting is invalid.
   """
-  from retrieval import built, filters
+  name = c.collection or "passages"
+  collection = _collection(c.milvus, name, c.key_variable)
+  from retrieval import filters, milvus
 
-  table = _table(
-    c.kind,
-    c.milvus or c.postgres,
-    c.collection or c.table or "passages",
-    c.key_variable,
-    **({"ef_search": c.ef_search} if c.kind == "postgres" else {}),
-  )
   encoder = None
   if c.ranking in ("dense", "hybrid"):
-    named = table.described().get("encoder")
+    named = collection.described().get("encoder")
     if not c.encoder or named is None:
       raise ValueError(
         f"retrieval.encoder: found {c.encoder!r} for ranking {c.ranking} of "
         f"{'vectors' if named else 'no vectors'}; expected the folder of the "
-        f"encoder that launch.build_index --kind={c.kind} had."
+        "encoder that launch.build_index --kind=milvus had."
       )
     from retrieval.encoder import encoder as encoder_lib
 
     encoder = encoder_lib.Encoder.like(named, c.encoder)
-  made = built.DatabaseRetriever(
-    table,
+  return milvus.MilvusRetriever(
+    collection,
     ranking=c.ranking,
     encoder=encoder,
     filters=filters.parse(c.filter),
   )
-  return made, made.identity()
 
 
 def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
-  """Fills a collection or a table; returns a line that says so.
+  """Fills a collection; returns a line that says so.
 
   Args:
     f: the flags of launch.build_index.
@@ -66,16 +56,16 @@ def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
     encoder: encoder of passages; None: words only.
 
   Raises:
-    ValueError: a setting is invalid, or the database cannot be filled.
+    ValueError: a setting is invalid, or the collection cannot be filled.
   """
   if not f.address:
-    raise ValueError(f"--address: expected where {f.kind} is.")
-  from retrieval import built
+    raise ValueError("--address: expected where Milvus is.")
+  collection = _collection(f.address, f.collection, f.key_variable or "")
+  from retrieval import milvus
 
-  table = _table(f.kind, f.address, f.table, f.key_variable or "")
   line = progress.Line(len(corpus), unit="passage", clock=time.monotonic)
-  built.build(
-    table,
+  milvus.build(
+    collection,
     corpus,
     encoder=encoder,
     language=f.language,
@@ -83,38 +73,27 @@ def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
     fields=f.fields,
     on_rows=lambda done, of: line.tick(done),
   )
-  table.close()
-  return f"{f.kind}: {f.table} of {len(corpus)} passages"
+  collection.client.close()
+  return f"milvus: {f.collection} of {len(corpus)} passages"
 
 
-def _table(
-  kind: str, address: str, name: str, variable: str, **options: Any
-) -> built.Table:
-  """Returns the collection or table at an address.
+def _collection(address: str, name: str, variable: str) -> milvus.Collection:
+  """Returns the collection at an address.
 
   Raises:
     ValueError: a package or a key is missing, or there is no server.
   """
-  module: Any
   try:
-    if kind == "milvus":
-      from retrieval import milvus as module
-    else:
-      from retrieval import postgres as module
+    from retrieval import milvus
   except ImportError as error:
     raise ValueError(
-      f"{kind} needs a package that is missing ({error}); run pip install -e "
-      f"'.[{kind}]'."
+      f"milvus needs a package that is missing ({error}); run pip install -e "
+      "'.[milvus]'."
     ) from None
   key = ""
   if variable:
     # Imported late: a run without a service needs no HTTP.
-    from anysearch_jax.host import redaction
+    from anysearch_jax.host import http_calls
 
-    redaction.check_variable(variable, f"The variable with {kind}'s key")
-    if not (key := os.environ.get(variable, "")):
-      raise ValueError(f"{variable} is not set; expected {kind}'s key in it.")
-  try:
-    return module.Table(module.connect(address, key=key), name, **options)
-  except types.RetrievalError as error:
-    raise ValueError(f"retrieval.{kind}: {error}") from None
+    key = http_calls.secret_in(variable, "Milvus's key")
+  return milvus.Collection(address, name, key=key)

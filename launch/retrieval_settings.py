@@ -18,17 +18,12 @@ KINDS = {
   "http": ("url", "key_variable"),
   "web": ("web", "url price key_variable pages.first"),
   "milvus": ("milvus", "collection encoder ranking filter key_variable"),
-  "postgres": (
-    "postgres",
-    "table ef_search encoder ranking filter key_variable",
-  ),
   "mcp": ("", "mcp url price key_variable"),
 }
 _OF = {
   kind: {name for name in (needed, *others.split()) if name}
   for kind, (needed, others) in KINDS.items()
 }
-_PASSWORD = re.compile(r"password\s*=|://[^@?]*:[^@?]*@", re.IGNORECASE)
 _DEFAULTS = config_lib.RetrievalConfig()
 
 
@@ -92,12 +87,6 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   Raises:
     ValueError: a URL or a variable name is invalid; no key is shown.
   """
-  if _PASSWORD.search(c.postgres):
-    raise ValueError(
-      "retrieval.postgres: found an address with a password, which is not "
-      "shown; expected one without. Put the password into an environment "
-      "variable, and name it by retrieval.key_variable."
-    )
   # Several addresses are shards and their replicas.
   urls = [("url", url.strip()) for url in re.split(r"[,|]", c.url) if c.url]
   models = [("simulated", c.simulated), ("refined", c.refined)]

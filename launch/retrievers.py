@@ -203,8 +203,6 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
     return _logged(c, c.log, lexical, identity)
   if plugins.is_name(c.kind):
     return _logged(c, c.log, *own(c.kind, config, setting="retrieval.kind"))
-  if c.kind in databases.KINDS:
-    return _logged(c, c.log, *databases.make(c))
   try:
     return _logged(c, c.log, _OPEN[c.kind](c))
   except types.RetrievalError as error:
@@ -362,4 +360,10 @@ def _missing(what: str, error: Exception, extra: str) -> ValueError:
   )
 
 
-_OPEN = {"index": _index, "http": _http, "web": _web, "mcp": _mcp}
+_OPEN = {
+  "index": _index,
+  "http": _http,
+  "web": _web,
+  "milvus": databases.make,
+  "mcp": _mcp,
+}

@@ -60,7 +60,7 @@ def check(filters: Filters, built: Mapping[str, Any], where: str) -> None:
 
   Args:
     filters: see `parse`.
-    built: the identity of the table or collection.
+    built: the identity of the collection.
     where: its name, for the message.
 
   Raises:

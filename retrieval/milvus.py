@@ -4,112 +4,120 @@ The address of a file (`passages.db`) opens Milvus Lite in this process, the
 address of a server (`http://host:19530`) a server or cluster of any size. A
 collection holds ids, titles and texts, a BM25 index of the contents' terms (as
 `analysis` makes them, so that a file and a server find the same), and, if an
-encoder made it, vectors.
+encoder made it, vectors. It notes its description: the JSON values from which
+it was built. A run checks what it needs of them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pymilvus
 
 from anysearch_jax import types
 from anysearch_jax.host import redaction
-from retrieval import analysis
-from retrieval import built as built_lib
+from retrieval import analysis, passages
 from retrieval import filters as filters_lib
+from retrieval import requests as requests_lib
+from retrieval.index import search as search_lib
+
+RANKINGS = ("bm25", "dense", "hybrid")
+Answer = tuple[types.Passage, ...]
 
 # What is stored of a passage.
 _FIELDS = ["id", "title", "text"]
 _LONGEST = 65_535  # Bytes of a VARCHAR.
+_BATCH = 512  # Passages of an insertion.
 # Milvus Lite keeps no description, but properties.
 _PROPERTY = "anysearch.identity"
 _NAME = re.compile(r"[A-Za-z_]\w{0,254}", re.ASCII)
+# Saturation and length normalisation, those of the index of words.
+_BASIS = {"k1": 1.2, "b": 0.75}
 # The constant of reciprocal rank fusion, and how many rows are fused.
 _CONSTANT, _DEPTH = 60, 100
+_LITE = logging.getLogger("milvus_lite.server_manager")
 
 
-def connect(
-  address: str, *, key: str = "", timeout: float = 30.0
-) -> pymilvus.MilvusClient:
-  """Returns a client of a server, or of a file of Milvus Lite.
-
-  Raises:
-    ValueError: the address is invalid, or Milvus cannot be reached there.
-  """
-  if not address.endswith(".db") and not redaction.is_address(address):
-    raise ValueError(
-      f"milvus: found {redaction.shown(address)}, expected the address of a "
-      "server, such as http://127.0.0.1:19530, or a file that ends in .db."
-    )
-  try:
-    return pymilvus.MilvusClient(address, token=key, timeout=timeout)
-  except Exception as error:
-    raise ValueError(
-      f"milvus: cannot open {address} ({built_lib.said(error, key)}). A file "
-      "needs milvus-lite (the extra [milvus])."
-    ) from None
-
-
-class Table(built_lib.Table):
-  """A `built.Table` of Milvus.
+class Collection:
+  """A collection, whether it is there or not.
 
   Args:
-    client: see `connect`.
+    address: of a server, or a file of Milvus Lite.
     name: the collection's.
-    key: the server's token.
+    key: the server's token, which messages leave out.
     timeout: seconds that a search may take.
+
+  Raises:
+    ValueError: the address or the name is invalid, or Milvus cannot be reached.
   """
 
-  kind, noun, rankings = "milvus", "collection", ("bm25", "dense", "hybrid")
-  errors, in_batches = (pymilvus.MilvusException,), True
-  batch = 512
-  # Saturation and length normalisation, those of the index of words.
-  basis = {"k1": 1.2, "b": 0.75}
-
   def __init__(
-    self,
-    client: pymilvus.MilvusClient,
-    name: str,
-    *,
-    key: str = "",
-    timeout: float = 30.0,
+    self, address: str, name: str, *, key: str = "", timeout: float = 30.0
   ):
+    if not address.endswith(".db") and not redaction.is_address(address):
+      raise ValueError(
+        f"milvus: found {redaction.shown(address)}, expected the address of a "
+        "server, such as http://127.0.0.1:19530, or a file that ends in .db."
+      )
     if not _NAME.fullmatch(name):
       raise ValueError(
         f"collection: found {name!r}, expected letters, digits and _."
       )
-    self._client, self.name, self.key = client, name, key
-    self._timeout = timeout
+    self.client = _opened(address, key, timeout)
+    self.name, self._key, self._timeout = name, key, timeout
+
+  def __str__(self) -> str:
+    return f"collection {self.name}"
 
   def noted(self) -> dict[str, Any]:
-    if not self._client.has_collection(self.name):
+    """Returns the description; {} if the collection is missing.
+
+    Raises:
+      ValueError: another program made the collection.
+    """
+    if not self.client.has_collection(self.name):
       return {}
-    found = self._client.describe_collection(self.name)
+    found = self.client.describe_collection(self.name)
     try:
       return json.loads(found["description"] or found["properties"][_PROPERTY])
     except (KeyError, ValueError):
       raise ValueError(
         f"{self}: found one that launch.build_index did not make; name another "
-        "one by --table, or drop it."
+        "one by --collection, or drop it."
       ) from None
 
+  def described(self) -> dict[str, Any]:
+    """Returns the description of a finished collection, or ValueError."""
+    built = self.noted()
+    if not built or self.count() != built["corpus"]["passages"]:
+      raise ValueError(
+        f"{self}: found none that is finished; build it, or finish it, by "
+        "launch.build_index --kind=milvus."
+      )
+    return built
+
   def count(self) -> int:
-    self._client.load_collection(self.name)
-    (found,) = self._client.query(
+    """Returns the number of passages."""
+    self.client.load_collection(self.name)
+    (found,) = self.client.query(
       self.name, output_fields=["count(*)"], consistency_level="Strong"
     )
     return found["count(*)"]
 
-  def is_finished(self, built: built_lib.Built) -> bool:
-    return self.count() == built["corpus"]["passages"]
+  def failure(self, error: Exception) -> str:
+    """Returns what the client raised, in one line and without the key."""
+    return f"milvus, {self}: {_said(error, self._key)}"
 
-  def create(self, built: built_lib.Built) -> None:
-    analysis.shared(built["language"])  # Refuses unknown ones.
-    client, kinds = self._client, pymilvus.DataType
+  def create(self, built: Mapping[str, Any]) -> None:
+    """Creates the empty collection and notes its description."""
+    client, kinds = self.client, pymilvus.DataType
     text = json.dumps(built, sort_keys=True)
     schema = client.create_schema(auto_id=False, description=text)
     schema.add_field("row", kinds.INT64, is_primary=True)
@@ -149,10 +157,16 @@ class Table(built_lib.Table):
       client.alter_collection_properties(self.name, {_PROPERTY: text})
 
   def insert(
-    self, built: built_lib.Built, rows: Sequence[built_lib.Row]
+    self,
+    built: Mapping[str, Any],
+    corpus: passages.Corpus,
+    rows: range,
+    encoder: search_lib.Encoder | None,
   ) -> None:
+    """Inserts rows with what the description says that they have."""
     analyze, data = analysis.shared(built["language"]), []
-    for row, passage, fields, vector in rows:
+    some = [corpus[row] for row in rows]
+    for row, passage in zip(rows, some, strict=True):
       values: dict[str, Any] = {n: getattr(passage, n) for n in _FIELDS}
       values["terms"] = " ".join(analyze(passage.contents))
       longest = max(len(value.encode()) for value in values.values())
@@ -162,38 +176,49 @@ class Table(built_lib.Table):
           f"at most {_LONGEST}."
         )
       if "fields" in built:
-        values["fields"] = fields
-      if "encoder" in built:
-        values["dense"] = vector.tolist()
+        values["fields"] = filters_lib.of_row(corpus, row, built["fields"])
       data.append({"row": row} | values)
+    if encoder is not None:
+      made = encoder.passages([passage.contents for passage in some])
+      for values, vector in zip(data, made.tolist(), strict=True):
+        values["dense"] = vector
     # A part that a killed build left is written again.
-    self._client.upsert(self.name, data)
-
-  def finish(self, built: built_lib.Built) -> None:
-    self._client.load_collection(self.name)
+    self.client.upsert(self.name, data)
 
   def find(
-    self, built: built_lib.Built, asked: built_lib.Asked
-  ) -> list[built_lib.Answer]:
+    self,
+    built: Mapping[str, Any],
+    texts: Sequence[str],
+    vectors: Any,
+    k: int,
+    *,
+    ranking: str,
+    filters: filters_lib.Filters,
+  ) -> list[Answer]:
+    """Returns the best k passages of each query; thread-safe.
+
+    Args:
+      built: the description.
+      texts: queries with a word in them and without lone surrogates.
+      vectors: the vector of each, float32; None if words are ranked alone.
+      k: the most passages of a query.
+      ranking: one of `RANKINGS`.
+      filters: values that fields of the passages may have, see `filters.parse`.
+    """
     analyze = analysis.shared(built["language"])
     data: dict[str, list[Any]] = {
-      "words": [" ".join(analyze(text)) for text in asked.texts]
+      "words": [" ".join(analyze(text)) for text in texts]
     }
-    if asked.ranking != "bm25":
-      data["dense"] = [vector.tolist() for vector in asked.vectors]
-    condition = _condition(asked.filters)
-    options = {
-      "output_fields": _FIELDS,
-      "timeout": self._timeout,
-      "limit": asked.k,
-    }
-    if asked.ranking == "hybrid":
-      most = asked.k + _DEPTH
-      found = self._client.hybrid_search(
+    if ranking != "bm25":
+      data["dense"] = [vector.tolist() for vector in vectors]
+    condition = _condition(filters)
+    options = {"output_fields": _FIELDS, "timeout": self._timeout, "limit": k}
+    if ranking == "hybrid":
+      found = self.client.hybrid_search(
         self.name,
         [
           pymilvus.AnnSearchRequest(
-            some, field, {}, limit=most, expr=condition or None
+            some, field, {}, limit=k + _DEPTH, expr=condition or None
           )
           for field, some in data.items()
         ],
@@ -202,11 +227,11 @@ class Table(built_lib.Table):
       )
     else:
       field, some = data.popitem()
-      found = self._client.search(
+      found = self.client.search(
         self.name, data=some, anns_field=field, filter=condition, **options
       )
     # Milvus Lite returns BM25's scores with a minus.
-    sign = -1 if asked.ranking == "bm25" else 1
+    sign = -1 if ranking == "bm25" else 1
     return [
       tuple(
         types.Passage(
@@ -218,8 +243,202 @@ class Table(built_lib.Table):
       for hits in found
     ]
 
-  def close(self) -> None:
-    self._client.close()
+
+def build(
+  collection: Collection,
+  corpus: passages.Corpus,
+  *,
+  encoder: search_lib.Encoder | None = None,
+  language: str = analysis.DEFAULT,
+  vectors: str = "flat",
+  fields: Sequence[str] = (),
+  on_rows: Callable[[int, int], None] = lambda done, of: None,
+) -> None:
+  """Fills a collection, or resumes filling it.
+
+  Args:
+    collection: created if missing.
+    corpus: the passages; row i has the primary key i.
+    encoder: encoder of passages; None: words only.
+    language: language of the passages, one of `analysis.LANGUAGES`.
+    vectors: how Milvus indexes vectors: `flat` is exact; `hnsw` is a graph, and
+      there are others.
+    fields: other fields of the corpus's rows, for filters.
+    on_rows: called with the rows inserted so far and all rows.
+
+  Raises:
+    ValueError: a setting is invalid, the collection was built from other
+      values, or Milvus cannot have it.
+  """
+  filters_lib.check_fields(corpus, fields)
+  analysis.shared(language)  # Refuses unknown ones.
+  built: dict[str, Any] = {
+    **_BASIS,
+    "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
+    "language": language,
+  }
+  if encoder is not None:
+    built |= {"encoder": _named(encoder), "vectors": vectors}
+  if fields:
+    built |= {"fields": sorted(fields)}
+  try:
+    there = collection.noted()
+    if not there:
+      collection.create(built)
+    elif there != built:
+      raise ValueError(
+        f"{collection}: found one that was built from {there}, expected "
+        f"{built}; name another one by --collection, or drop this one."
+      )
+    if (done := collection.count()) < len(corpus):
+      done -= done % _BATCH
+    on_rows(done, len(corpus))
+    for start in range(done, len(corpus), _BATCH):
+      rows = range(start, min(start + _BATCH, len(corpus)))
+      collection.insert(built, corpus, rows, encoder)
+      on_rows(rows.stop, len(corpus))
+  except pymilvus.MilvusException as error:
+    raise ValueError(
+      f"{collection.failure(error)} Build it again to resume."
+    ) from None
+
+
+class MilvusRetriever(requests_lib.OneByBatch):
+  """Searches a finished collection on threads; usable from any event loop.
+
+  Args:
+    collection: a collection that `build` finished.
+    ranking: one of `RANKINGS`: by words; by vectors; both fused by reciprocal
+      rank. "": by words.
+    encoder: the encoder that built the collection; None for words.
+    filters: values that fields of the passages may have, see `filters.parse`.
+
+  Raises:
+    ValueError: the collection is not finished, the ranking or a field is
+      unknown, there are no vectors, or another encoder made them.
+
+  `counters` has the `queries` and the `failures`.
+  """
+
+  def __init__(
+    self,
+    collection: Collection,
+    *,
+    ranking: str = "",
+    encoder: search_lib.Encoder | None = None,
+    filters: filters_lib.Filters | None = None,
+  ):
+    self._ranking, self._filters = ranking or "bm25", filters or {}
+    if self._ranking not in RANKINGS:
+      raise ValueError(
+        f"ranking: found {ranking!r}, expected one of {', '.join(RANKINGS)}."
+      )
+    self._collection, self._built = collection, collection.described()
+    filters_lib.check(self._filters, self._built, str(collection))
+    self._encoder = None if self._ranking == "bm25" else encoder
+    if self._ranking != "bm25":
+      expected, given = self._built.get("encoder"), encoder and _named(encoder)
+      if expected is None or given != expected:
+        raise ValueError(
+          f"ranking {ranking}: found the encoder {given}, expected the one of "
+          f"{collection}, {expected}."
+        )
+    self.counters: Counter[str] = Counter()
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Answer | Exception]:
+    """Returns the passages of each request, or its `RetrievalError`.
+
+    A blank query has no passages.
+
+    Raises:
+      ValueError: a request is invalid, see `requests.check`.
+    """
+    requests_lib.check(requests, "")
+    calls: dict[int, list[int]] = {}
+    for i, request in enumerate(requests):
+      if request.query.strip():
+        calls.setdefault(request.k, []).append(i)
+    found: list[Answer | Exception] = [()] * len(requests)
+
+    async def answer(k: int, slots: list[int]) -> None:
+      # Lone surrogates cannot be sent.
+      queries = (requests[i].query for i in slots)
+      texts = [query.encode(errors="replace").decode() for query in queries]
+      answers = await asyncio.to_thread(self._answers, texts, k)
+      for i, each in zip(slots, answers, strict=True):
+        found[i] = each
+
+    await asyncio.gather(*(answer(k, slots) for k, slots in calls.items()))
+    self.counters["queries"] += len(found)
+    self.counters["failures"] += sum(isinstance(x, Exception) for x in found)
+    return found
+
+  def _answers(
+    self, texts: Sequence[str], k: int
+  ) -> Sequence[Answer | Exception]:
+    encoder = self._encoder
+    vectors = None if encoder is None else encoder.queries(texts)
+    try:
+      return self._collection.find(
+        self._built,
+        *(texts, vectors, k),
+        ranking=self._ranking,
+        filters=self._filters,
+      )
+    except pymilvus.MilvusException as error:
+      failure = self._collection.failure(error)
+      return [types.RetrievalError(failure)] * len(texts)
+
+  def identity(self) -> dict[str, Any]:
+    """Returns JSON values that identify the answers, with their hash."""
+    values: dict[str, Any] = {"kind": "milvus", "ranking": self._ranking}
+    values |= self._built
+    if self._filters:
+      values |= {"filter": {k: list(v) for k, v in self._filters.items()}}
+    canonical = json.dumps(values, sort_keys=True).encode()
+    return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+
+
+class _Reason(logging.Filter):
+  """Keeps why Milvus Lite cannot open a file, which it only logs."""
+
+  error: BaseException | None = None
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    self.error = (record.exc_info or (None, None))[1] or self.error
+    return record.exc_info is None
+
+
+def _opened(address: str, key: str, timeout: float) -> pymilvus.MilvusClient:
+  """Returns a client of a server, or of a file of Milvus Lite."""
+  reason = _Reason()
+  _LITE.addFilter(reason)
+  try:
+    return pymilvus.MilvusClient(address, token=key, timeout=timeout)
+  except Exception as error:
+    why = _said(reason.error or error, key)
+    if isinstance(getattr(reason.error, "__cause__", None), BlockingIOError):
+      why = (
+        "another process has it open, and a file serves one at a time; end "
+        "that process, or start a Milvus server for several."
+      )
+    raise ValueError(f"milvus: cannot open {address}: {why}") from None
+  finally:
+    _LITE.removeFilter(reason)
+
+
+def _said(error: BaseException, key: str) -> str:
+  """Returns an error's words in one line, without the key."""
+  text = getattr(error, "message", "") or str(error) or type(error).__name__
+  return redaction.Redactor(key).quote(" ".join(str(text).split()), 300)
+
+
+def _named(encoder: search_lib.Encoder) -> dict[str, Any]:
+  """Returns what identifies an encoder, wherever its folder is."""
+  values = {k: v for k, v in encoder.identity().items() if k != "folder"}
+  return {"dim": encoder.dim} | values
 
 
 def _condition(filters: filters_lib.Filters) -> str:

@@ -235,15 +235,15 @@ class RetrievalConfig:
   kind: str = placement("lexical")
   """`lexical`, BM25 over the passages that the questions come with; `index`, a
   folder of launch.build_index; `http`, a server of Search-R1's protocol; `web`,
-  a search engine; `milvus`, a collection of launch.build_index; `postgres`, a
-  table of launch.build_index; `mcp`, a tool of a Model Context Protocol
-  server; otherwise `module:NAME` or `path/to/file.py:NAME`, a function of yours
-  that is given the configuration and returns a retriever."""
+  a search engine; `milvus`, a collection of launch.build_index; `mcp`, a tool
+  of a Model Context Protocol server; otherwise `module:NAME` or
+  `path/to/file.py:NAME`, a function of yours that is given the configuration
+  and returns a retriever."""
   index: str = placement("")
   """Folder of the index."""
   encoder: str = placement("")
   """Folder of the index's encoder, if it has moved; of the encoder of a
-  collection or table."""
+  collection."""
   url: str = placement("")
   """Address of the server (also of SearXNG); of several, commas divide shards
   and `|` replicas."""
@@ -253,17 +253,10 @@ class RetrievalConfig:
   """Address of a Milvus server, or a file of Milvus Lite."""
   collection: str = placement("")
   """Name of the collection; "": `passages`."""
-  postgres: str = placement("")
-  """Address of a PostgreSQL database without a password, such as
-  `postgresql://user@host/database`."""
-  table: str = placement("")
-  """Name of its table; "": `passages`."""
-  ef_search: int = placement(0, at_least(0))
-  """Candidates of a search of a graph (`hnsw`) there; 0: 40."""
   ranking: str = placement("")
-  """`dense`, `hybrid`, or "": by words, of Milvus and PostgreSQL."""
+  """`dense`, `hybrid`, or "": by words, of Milvus."""
   filter: str = placement("")
-  """Which passages Milvus or PostgreSQL may find, as JSON: for each field a
+  """Which passages Milvus may find, as JSON: for each field a
   value or a list of them, such as `{"source": ["wiki", "news"]}`; "": all."""
   price: float = placement(0.0, at_least(0))
   """US dollars per search on the web, or call of an MCP tool."""

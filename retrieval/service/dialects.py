@@ -230,7 +230,7 @@ def load(body: bytes) -> Mapping[str, Any]:
       raise RequestError(
         f"{key}: found {_kind(value[key])}, expected none; this service "
         "searches the whole corpus. A run filters by retrieval.filter, with a "
-        "table of PostgreSQL or a collection of Milvus."
+        "collection of Milvus."
       )
   return value
 

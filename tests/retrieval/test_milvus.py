@@ -1,21 +1,20 @@
-"""Databases of passages: what Milvus and PostgreSQL find, filter and refuse."""
+"""Collections of Milvus: what they find, filter and refuse."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-import types as types_lib
+import subprocess
+import sys
 
 import commands
 import numpy as np
-import postgres_server
 import pytest
 import retrieval_cases as cases
 
 from anysearch_jax import config, types
 from launch import build_index, retrieval_settings, retrievers
-from retrieval import built as built_lib
 from retrieval import filters, passages
 
 SOURCES = ("wiki", "news", 'a "b" c', "it's")
@@ -49,48 +48,41 @@ def corpus(tmp_path_factory):
   return prepared(tmp_path_factory.mktemp("corpus"), rows)
 
 
-@pytest.fixture(scope="module", params=["postgres", "milvus"])
-def database(request, tmp_path_factory):
-  """The address of a database, `table(name)`, and whether it has vectors."""
-  if request.param == "milvus":
-    pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
-    lib = pytest.importorskip("retrieval.milvus")
-    address = str(tmp_path_factory.mktemp("milvus") / "f.db")
-    opened = lib.connect(address)
-    table = lambda name: lib.Table(opened, name)  # noqa: E731
-    yield types_lib.SimpleNamespace(address=address, table=table, vectors=True)
-    opened.close()
-    return
-  pytest.importorskip("psycopg_pool", reason="needs the extra [postgres]")
-  pytest.importorskip("pgvector", reason="needs the extra [postgres]")
-  from retrieval import postgres as lib
-
-  running = postgres_server.running()
-  address = next(running).address()
-  with lib.connect(address) as opened:
-    yield types_lib.SimpleNamespace(
-      address=address,
-      table=lambda name: lib.Table(opened, name),
-      vectors=postgres_server.programs()[1],
-    )
-  running.close()
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+  """A file of Milvus Lite."""
+  pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+  return str(tmp_path_factory.mktemp("milvus") / "f.db")
 
 
 @pytest.fixture(scope="module")
-def make(database, corpus):
-  """Makes retrievers of a table of the corpus, by their ranking."""
-  table = database.table("filled")
-  encoder = cases.Encoder() if database.vectors else None
-  built_lib.build(table, corpus, encoder=encoder, fields=["year", "source"])
+def collection(address):
+  """Opens collections by their names."""
+  return lambda name: milvus().Collection(address, name)
+
+
+@pytest.fixture(scope="module")
+def filled(collection, corpus):
+  made = collection("filled")
+  milvus().build(
+    made, corpus, encoder=cases.Encoder(), fields=["year", "source"]
+  )
+  return made
+
+
+@pytest.fixture(scope="module")
+def make(filled):
+  """Makes retrievers of the collection of the corpus, by their ranking."""
 
   def of(ranking="", **values):
-    if ranking and not database.vectors:
-      pytest.skip("needs pgvector on the server")
-    values = {"encoder": encoder} | values
-    return built_lib.DatabaseRetriever(table, ranking=ranking, **values)
+    values = {"encoder": cases.Encoder()} | values
+    return milvus().MilvusRetriever(filled, ranking=ranking, **values)
 
-  of.table = table
   return of
+
+
+def milvus():
+  return pytest.importorskip("retrieval.milvus")
 
 
 def ask(retriever, *queries, k=3):
@@ -161,10 +153,10 @@ def test_searches_find_what_a_filter_allows(make, corpus, chosen):
     np.testing.assert_allclose([p.score for p in answer], each[best], atol=1e-5)
 
 
-def test_odd_values_of_fields_are_found(database, tmp_path):
+def test_odd_values_of_fields_are_found(collection, tmp_path):
   corpus = prepared(tmp_path, [{"text": "water", "\u00f6dd": v} for v in ODD])
-  table = database.table("odd")
-  built_lib.build(table, corpus, fields=["\u00f6dd"])
+  table = collection("odd")
+  milvus().build(table, corpus, fields=["\u00f6dd"])
   for text, row in (
     ('{"\u00f6dd": "a\\u0000b"}', 0),
     ('{"\u00f6dd": "c\\ud800d"}', 1),
@@ -173,7 +165,7 @@ def test_odd_values_of_fields_are_found(database, tmp_path):
     ('{"\u00f6dd": 0.5}', 3),
     (json.dumps({"\u00f6dd": ODD[-1]}), 4),
   ):
-    made = built_lib.DatabaseRetriever(table, filters=filters.parse(text))
+    made = milvus().MilvusRetriever(table, filters=filters.parse(text))
     assert ids(made, "water", 9)[0] == row, text
 
 
@@ -190,31 +182,31 @@ def test_an_identity_names_corpus_encoder_ranking_and_filter(make, corpus):
 # Builds.
 
 
-def test_a_build_that_stopped_resumes(database, corpus, monkeypatch):
+def test_a_build_that_stopped_resumes(collection, corpus, monkeypatch):
   class Dying(cases.Encoder):
     def passages(self, texts):
       if self.encoded >= 150:
         raise KeyboardInterrupt
       return super().passages(texts)
 
-  if not database.vectors:
-    pytest.skip("needs pgvector on the server")
-  table = database.table("resumed")
-  monkeypatch.setattr(type(table), "batch", 75)
+  table = collection("resumed")
+  monkeypatch.setattr(milvus(), "_BATCH", 75)
   with pytest.raises(KeyboardInterrupt):
-    built_lib.build(table, corpus, encoder=Dying())
+    milvus().build(table, corpus, encoder=Dying())
   with pytest.raises(ValueError, match="or finish it, by launch.build_index"):
-    built_lib.DatabaseRetriever(table)
+    milvus().MilvusRetriever(table)
   encoder, told = cases.Encoder(), []
   for _ in range(2):  # The second one changes nothing.
-    built_lib.build(
+    milvus().build(
       table, corpus, encoder=encoder, on_rows=lambda *a: told.append(a)
     )
   assert [done for done, _ in told] == [150, 225, 300, 375, 400, 400]
   assert encoder.encoded == 250 and table.count() == 400
 
 
-def test_other_values_of_a_build_are_refused(database, make, corpus, tmp_path):
+def test_other_values_of_a_build_are_refused(
+  collection, filled, corpus, tmp_path
+):
   other = prepared(tmp_path, [{"text": "word"}])
   for corpus_, values, sentence in (
     (other, {}, "name another"),
@@ -222,11 +214,11 @@ def test_other_values_of_a_build_are_refused(database, make, corpus, tmp_path):
     (corpus, {"fields": ["gone"]}, "no passage with the field 'gone'"),
   ):
     with pytest.raises(ValueError, match=sentence):
-      built_lib.build(make.table, corpus_, encoder=cases.Encoder(), **values)
+      milvus().build(filled, corpus_, encoder=cases.Encoder(), **values)
   with pytest.raises(ValueError, match="klingon"):
-    built_lib.build(database.table("t"), corpus, language="klingon")
+    milvus().build(collection("t"), corpus, language="klingon")
   with pytest.raises(ValueError, match="expected .*letters"):
-    database.table("a b")
+    collection("a b")
 
 
 @pytest.mark.parametrize(
@@ -243,40 +235,56 @@ def test_invalid_settings_of_a_search_are_refused(make, values, sentence):
     make(**values)
 
 
-def test_a_table_that_is_missing_is_refused(database):
+def test_a_table_that_is_missing_is_refused(collection):
   with pytest.raises(ValueError, match="that is finished; build it"):
-    built_lib.DatabaseRetriever(database.table("gone"))
+    milvus().MilvusRetriever(collection("gone"))
 
 
-def test_a_table_of_another_corpus_or_none_fails_searches(database, tmp_path):
-  table = database.table("moved")
-  built_lib.build(table, prepared(tmp_path / "a", [{"text": "word"}]))
-  retriever = built_lib.DatabaseRetriever(table)
-  if table.kind == "milvus":
-    table._client.drop_collection("moved")
-  else:
-    with table._pool.connection() as connection:
-      connection.execute("DROP TABLE moved")
-    built_lib.build(table, prepared(tmp_path / "b", [{"text": "word b"}]))
+def test_a_collection_that_is_dropped_fails_searches(collection, tmp_path):
+  table = collection("moved")
+  milvus().build(table, prepared(tmp_path, [{"text": "word"}]))
+  retriever = milvus().MilvusRetriever(table)
+  table.client.drop_collection("moved")
   found = ask(retriever, "a word", "word")
   assert all(isinstance(each, types.RetrievalError) for each in found)
   assert retriever.counters == {"queries": 2, "failures": 2}
 
 
-def test_the_command_builds_what_a_run_searches(database, tmp_path):
-  kind = database.table("x").kind
-  source = cases.write(tmp_path / "c.jsonl", 50)
-  address = database.address.replace("f.db", "g.db")
-  assert not commands.run(
-    *(build_index, f"--kind={kind}", f"--corpus={source}", "--cache="),
-    *(f"--address={address}", f"--output={tmp_path}", "--table=commanded"),
+def test_a_file_that_another_process_has_open_is_named(tmp_path):
+  milvus()
+  program = (
+    "import sys; from retrieval import milvus\n"
+    "try: milvus.Collection(sys.argv[1], 'a')\n"
+    "except ValueError as error: print(error)"
   )
-  name = {"milvus": "collection", "postgres": "table"}[kind]
-  c = config.RetrievalConfig(kind=kind, **{kind: address, name: "commanded"})
+  address = str(tmp_path / "held.db")
+  milvus().Collection(address, "a")
+  found = subprocess.run(
+    [sys.executable, "-c", program, address],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert "another process has it open" in found.stdout
+  assert found.stderr == ""  # No traceback of Milvus Lite either.
+  (tmp_path / "none.db").write_text("no folder")
+  with pytest.raises(ValueError, match="cannot open .*none.db: .*File exists"):
+    milvus().Collection(str(tmp_path / "none.db"), "a")
+
+
+def test_the_command_builds_what_a_run_searches(address, tmp_path):
+  source = cases.write(tmp_path / "c.jsonl", 50)
+  address = address.replace("f.db", "g.db")
+  assert not commands.run(
+    *(build_index, "--kind=milvus", f"--corpus={source}", "--cache="),
+    *(f"--address={address}", f"--output={tmp_path}", "--collection=made"),
+  )
+  c = config.RetrievalConfig(kind="milvus", milvus=address, collection="made")
   found = retrievers.make(config.ExperimentConfig(retrieval=c), None)
   assert ids(found, "number n7", 1) == [7]
   identity = found.identity()["identity"]
-  assert identity["kind"] == kind and len(identity["corpus"]["sha256"]) == 64
+  assert identity["kind"] == "milvus"
+  assert len(identity["corpus"]["sha256"]) == 64
   dense = dataclasses.replace(c, ranking="dense")
   with pytest.raises(ValueError, match="of no vectors; .*--kind=.* had"):
     retrievers.make(config.ExperimentConfig(retrieval=dense), None)
@@ -320,5 +328,5 @@ def test_a_field_that_is_no_text_stops_the_build(tmp_path):
 
 def test_retrievers_that_cannot_filter_refuse():
   c = config.RetrievalConfig(kind="http", filter='{"a": "b"}', url="http://h")
-  with pytest.raises(ValueError, match="with kind milvus or postgres only"):
+  with pytest.raises(ValueError, match="with kind milvus only"):
     retrieval_settings.validate(c)
