@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -178,18 +179,22 @@ def observation(
   Args:
     passages: the hits in rank order; may be empty.
     control_tokens: see `neutralise`.
-    layout: format string of a passage, with `rank`, `title` and `text`.
+    layout: format string of a passage, with `rank`, `title` and `text`. Without
+      a title, one that names it gives way to `Doc {rank}: {text}`; the corpora
+      of the systems' authors have titles.
     begins, ends: marks of the block.
 
   Returns:
     The block between blank lines, with one neutralised passage per line.
   """
-  lines = (
-    layout.format(
-      rank=rank, title=_one_line(passage.title), text=_one_line(passage.text)
-    )
-    for rank, passage in enumerate(passages, 1)
-  )
+
+  def line(rank: int, passage: types.Passage) -> str:
+    title, text = map(_one_line, (passage.title, passage.text))
+    untitled = not title.strip('" ') and "Title: " in layout
+    form = "Doc {rank}: {text}" if untitled else layout
+    return form.format(rank=rank, title=title, text=text)
+
+  lines = itertools.starmap(line, enumerate(passages, 1))
   # The whole is neutralised at once, because a tag or control token could be
   # assembled across the boundaries of title, text and layout.
   content = neutralise("\n".join(lines).rstrip(), control_tokens)

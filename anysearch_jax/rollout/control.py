@@ -221,13 +221,15 @@ def again(
   """
   asked = waiting.request
   assert isinstance(asked, types.GenerateRequest)
-  redo = _without(waiting, turn)
+  redo = episode.restated(_without(waiting, turn))
   most = min(asked.max_tokens, redo.most_tokens)
   if most <= 0:
     return None
   # Groups are sampled as attempts 0 and 1.
   address = waiting.address._replace(attempt=waiting.address.attempt + 2)
-  request = dataclasses.replace(asked, address=address, max_tokens=most)
+  request = dataclasses.replace(
+    asked, address=address, max_tokens=most, token_ids=redo.context
+  )
   return dataclasses.replace(redo, address=address, request=request)
 
 

@@ -221,6 +221,8 @@ async def run_episode(
     outside.enter_context(inflight.waiting(address))
     async with gate:
       outside.close()
+      clock = asyncio.get_running_loop().time
+      started = clock() if started is None else started
       begin = functools.partial(
         episode.start,
         question,
@@ -229,9 +231,8 @@ async def run_episode(
         address=address,
         config=parts.config,
         codec=parts.codec,
+        elapsed=clock() - started,
       )
-      clock = asyncio.get_running_loop().time
-      started = clock() if started is None else started
       try:
         state = await _off_loop(len(question.text), begin)
         seconds = min(deadline, state.caps.seconds)

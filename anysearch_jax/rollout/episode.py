@@ -9,7 +9,7 @@ events give equal episodes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -66,6 +66,7 @@ def start(
   address: types.Address,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
+  elapsed: float = 0.0,
 ) -> episode_state.Episode:
   """Opens an episode.
 
@@ -73,6 +74,7 @@ def start(
     question, budget, config, codec: as in `prompt`; `config` has limits too.
     scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
+    elapsed: seconds that have passed; they count if seconds are capped.
 
   Returns:
     The episode. Its first request is a turn, or `Done` if the prompt leaves no
@@ -94,6 +96,7 @@ def start(
     config,
     codec,
     caps=caps.beyond_searches,
+    elapsed=elapsed if caps.seconds < math.inf else 0.0,
   )
   return _next_turn(episode, _given(types.Author.PROMPT, text, ids))
 
@@ -307,20 +310,30 @@ def _next_turn(
     asking = dataclasses.replace(told, chunks=(*told.chunks, line))
   if episode.chunks and asking.is_spent:
     if not asking.reads_all:
+      if shown is None:  # An empty notice: its turn was whole, not cut.
+        empty = _given(types.Author.ENVIRONMENT, "", [])
+        episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))
       return land(episode)
     return land(told) if shown is None else _land_before(episode, told)
   most = asking.before_landing
   if reason := asking.full:
     return _finish(episode, types.Outcome.TRUNCATED, reason)
-  ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)
   request = types.GenerateRequest(
     address=asking.address,
     turn=asking.turns,
-    token_ids=tuple(ids),
+    token_ids=asking.context,
     max_tokens=most if most is not None and most > 0 else asking.most_tokens,
     stop=asking.environment.stops,
   )
   return dataclasses.replace(asking, request=request)
+
+
+def restated(episode: episode_state.Episode) -> episode_state.Episode:
+  """Returns an episode before a turn, with what is left stated anew."""
+  if not episode.scaffold:
+    return episode
+  line = _written(episode, episode.budget_line)
+  return dataclasses.replace(episode, chunks=(*episode.chunks[:-1], line))
 
 
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:

@@ -162,12 +162,7 @@ class Episode:
   def left(self) -> int:
     """Number of searches that the budget still allows."""
     lost = self.bad_turns if self.environment.turns_are_budget else 0
-    return self.allowed - self.used - lost
-
-  @property
-  def allowed(self) -> int:
-    """The budget, or what is used of it if no more may be used."""
-    return self.used if self.stopped else self.budget
+    return 0 if self.stopped else self.budget - self.used - lost
 
   @property
   def turn_lengths(self) -> list[int]:
@@ -179,6 +174,12 @@ class Episode:
   def turns(self) -> int:
     """Number of turns that the model has taken."""
     return len(self.turn_lengths)
+
+  @property
+  def context(self) -> tuple[int, ...]:
+    """The tokens that the next turn reads."""
+    ids = (chunk.token_ids for chunk in self.chunks)
+    return tuple(itertools.chain.from_iterable(ids))
 
   @property
   def tokens(self) -> int:
@@ -204,7 +205,10 @@ class Episode:
   def budget_line(self) -> str:
     """The text before the next turn while the scaffold is on."""
     env = self.environment
-    line = env.before_turn(self.allowed, self.used)
+    # After a refusal the budget is stated as used up.
+    ended = self.stopped and self.budget < budgets.UNCAPPED
+    made = self.budget if ended else self.used
+    line = env.before_turn(self.budget, made)
     if not self.caps.units or not env.states_caps:
       return line
     used = {

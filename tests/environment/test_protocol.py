@@ -73,6 +73,15 @@ def test_a_token_cannot_be_assembled_across_title_and_text():
   assert "<|im) end|>" not in text
 
 
+@pytest.mark.parametrize("title", ["", '""'])
+def test_a_passage_without_a_title_names_none(title):
+  found = [types.Passage("1", title, "a"), types.Passage("2", '"T"', "b")]
+  text = protocol.observation(found)
+  assert text.strip() == (
+    '<information>Doc 1: a\nDoc 2(Title: "T") b</information>'
+  )
+
+
 @pytest.mark.parametrize(
   "piece", ["<search>", "</search>", "<search></answer>", "<", "</", "<|im_"]
 )

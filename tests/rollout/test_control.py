@@ -31,7 +31,7 @@ def written(folder, ask=None, answer=None, tries=2):
   return f"{path}:rule"
 
 
-def play(script, rule="", budget=2, **limits):
+def play(script, rule="", budget=2, scaffold=False, **limits):
   """Plays an episode; `script` is of an engine, or is the engine."""
   is_engine = isinstance(script, scripted.Engine)
   engine = script if is_engine else scripted.Engine(script)
@@ -40,6 +40,7 @@ def play(script, rule="", budget=2, **limits):
     scripted.Retriever(HITS),
     config_lib.EpisodeConfig(control=rule, **LIMITS | limits),
     budget=budget,
+    scaffold=scaffold,
   )
   # The engine forgets every address that it was asked for.
   assert {r.address for r in engine.requests} <= set(engine.released)
@@ -94,6 +95,27 @@ def test_replaced_answer_is_charged(tmp_path):
   )
   prices = budgets.Prices(output=1e6)
   assert records.dollars(found, prices) == found.written_tokens
+
+
+def test_stated_budget_is_that_of_now(tmp_path):
+  """The scaffold states what discarded turns and a refusal left."""
+
+  def stated(*arguments, **budget):
+    budget = budgets.Budget(**budget)
+    _, engine = play(*arguments, budget=budget, scaffold=True)
+    blocks = (context(r).rpartition("<budget>")[2] for r in engine.requests)
+    return [block.partition("</budget>")[0] for block in blocks]
+
+  used, answer = "remaining=1; used=0; total=1", len(scripted.answer("y"))
+  always = written(tmp_path, answer=ALWAYS)
+  assert stated(hesitant, always, searches=1, tokens=400)[:3] == [
+    f"{used} ; tokens remaining={400 - n}; used={n}; total=400"
+    for n in (0, answer, 2 * answer)
+  ]
+  never = written(tmp_path, ask=NEVER)
+  refused = stated(asks_until_refused, never, searches=2)
+  assert refused[1] == "remaining=0; used=2; total=2"
+  assert stated(asks_until_refused, never, tokens=400)[1].startswith("used=0 ;")
 
 
 def test_answer_that_never_asks_is_kept(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import time
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,9 +18,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts, protocol, records
-from anysearch_jax.environment import tools as tools_lib
-from anysearch_jax.methods import systems
-from anysearch_jax.rollout import episode, episode_state, searching
+from anysearch_jax.rollout import episode, episode_state
 
 ADDRESS = types.Address(rollout=3, question=1, sample=2)
 QUESTION = types.Question("q1", "Who wrote Emma?", ("Jane Austen",), "wiki")
@@ -313,6 +312,15 @@ def test_being_asked_costs_no_format_but_a_refused_search_does(scaffold):
   )
   assert "E " + LINE in transcript(later) and later.searches == 1
   assert judge(later).format == 1
+  # So does a whole turn without an action, whose notice has no room.
+  asking = {"budget": cut.caps, "scaffold": scaffold}
+  read = len(begin(**asking).request.token_ids) + len(LINE)
+  read += len(cut.spans[0].text) if scaffold else 0
+  short = dataclasses.replace(config, max_context=read + 46)
+  whole, _ = play("Hm.", turns[1], config=short, **asking)
+  assert "E " + LINE in transcript(whole)
+  assert "E " + NO_ACTION not in transcript(whole)
+  assert judge(whole).format == 0 and judge(whole).answer == "J"
   # A search beyond the budget gets the same line.
   refused = played(*turns, budget=budgets.Budget(searches=0, tokens=400))
   assert "E " + LINE in transcript(refused)
@@ -448,6 +456,25 @@ def test_search_that_takes_too_long_is_followed_by_the_answer():
   assert 0.4 < trajectory.seconds < 5
 
 
+def test_seconds_pass_while_the_prompt_is_made_and_before():
+  class Slow(scripted.Codec):
+    def render(self, content):
+      time.sleep(0.1)
+      return super().render(content)
+
+  found = scripted.play(
+    scripted.Engine([answer("Jane")]),
+    scripted.Retriever(),
+    CONFIG,
+    budget=budgets.Budget(searches=3, seconds=9),
+    started=time.monotonic() - 2,  # It waited for a place.
+    scaffold=True,
+    codec=Slow(),
+  )
+  assert 2.1 < found.seconds < 9
+  assert "used=2." in found.spans[0].text
+
+
 def test_engine_that_never_returns_is_truncated_in_time():
   engine = scripted.Engine([""], seconds=lambda: 60.0)
   trajectory = run(engine, scripted.Retriever(), 0.2)
@@ -565,59 +592,3 @@ def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
   )
   with pytest.raises(ValueError, match=f"returned {ids} tokens, {logps}"):
     play(event)
-
-
-def think(action):
-  return f"<think> x ; </think> {action}"
-
-
-CHEAP = think("<cheap> a b </cheap>")
-DEAR = think("<search> a b </search>")
-SAID = think("<answer> c </answer>")
-
-
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(
-  st.lists(
-    st.sampled_from([CHEAP, DEAR, "Hm.", think("<cheap> </cheap>")]),
-    max_size=14,
-  ),
-  st.integers(1, 20),
-  st.lists(st.tuples(st.text(max_size=9), st.text(max_size=30)), max_size=3),
-)
-def test_calls_are_charged_by_their_tool_to_the_last_cent(turns, cents, shown):
-  """Whatever the retriever returns."""
-  env = prompts.PROMPTS["world"].with_tools(
-    tools_lib.Tool("cheap", "<cheap>", "</cheap>", price=10.0)
-  )
-  found = scripted.Retriever(
-    {"a b": tuple(types.Passage("i", *each) for each in shown)}
-  )
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(systems.ENVIRONMENTS, "two_prices", env)
-    found = scripted.play(
-      scripted.Engine([*turns, *[SAID] * 20]),
-      searching.Toolbox({"search": found, "cheap": found}),
-      config_lib.EpisodeConfig(prompts="two_prices"),
-      budget=budgets.Budget(
-        dollars=cents / 100, prices=budgets.Prices(search=30.0)
-      ),
-    )
-  made = [each.tool for each in found.observations]
-  cost = sum({"cheap": 1, "search": 3}[tool] for tool in made)
-  assert cost <= cents
-  assert records.dollars(found) <= cents / 100
-  assert records.dollars(found) == pytest.approx(cost / 100, abs=1e-15)
-  assert budgets.from_record(found.caps.record()) == found.caps
-  # What was affordable was carried out.
-  left, expected, bad = cents, [], 0
-  for text in turns:
-    price = {CHEAP: 1, DEAR: 3}.get(text)
-    if price is None or price > left:
-      bad += 1
-      if bad > 2:
-        break
-      continue
-    left -= price
-    expected.append("cheap" if price == 1 else "search")
-  assert made == expected

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import scripted
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import (
+  prompts,
   protocol,
   records,
   scoring,
@@ -234,3 +237,59 @@ def test_format_with_pages_by_hand(changed, calls, searches, expected):
     spans, budget=2, searches=searches, scaffold=False, calls=calls
   )
   assert found == expected
+
+
+def think(action):
+  return f"<think> x ; </think> {action}"
+
+
+CHEAP = think("<cheap> a b </cheap>")
+DEAR = think("<search> a b </search>")
+SAID = think("<answer> c </answer>")
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+  st.lists(
+    st.sampled_from([CHEAP, DEAR, "Hm.", think("<cheap> </cheap>")]),
+    max_size=14,
+  ),
+  st.integers(1, 20),
+  st.lists(st.tuples(st.text(max_size=9), st.text(max_size=30)), max_size=3),
+)
+def test_calls_are_charged_by_their_tool_to_the_last_cent(turns, cents, shown):
+  """Whatever the retriever returns."""
+  env = prompts.PROMPTS["world"].with_tools(
+    tools.Tool("cheap", "<cheap>", "</cheap>", price=10.0)
+  )
+  found = scripted.Retriever(
+    {"a b": tuple(types.Passage("i", *each) for each in shown)}
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(systems.ENVIRONMENTS, "two_prices", env)
+    found = scripted.play(
+      scripted.Engine([*turns, *[SAID] * 20]),
+      searching.Toolbox({"search": found, "cheap": found}),
+      config_lib.EpisodeConfig(prompts="two_prices"),
+      budget=budgets.Budget(
+        dollars=cents / 100, prices=budgets.Prices(search=30.0)
+      ),
+    )
+  made = [each.tool for each in found.observations]
+  cost = sum({"cheap": 1, "search": 3}[tool] for tool in made)
+  assert cost <= cents
+  assert records.dollars(found) <= cents / 100
+  assert records.dollars(found) == pytest.approx(cost / 100, abs=1e-15)
+  assert budgets.from_record(found.caps.record()) == found.caps
+  # What was affordable was carried out.
+  left, expected, bad = cents, [], 0
+  for text in turns:
+    price = {CHEAP: 1, DEAR: 3}.get(text)
+    if price is None or price > left:
+      bad += 1
+      if bad > 2:
+        break
+      continue
+    left -= price
+    expected.append("cheap" if price == 1 else "search")
+  assert made == expected
