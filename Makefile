@@ -4,35 +4,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # `make setup LOCK=` takes the newest versions that requirements.txt allows.
-LOCK ?= requirements.lock
-LOCKED := $(if $(LOCK),--constraint $(LOCK))
+LOCK ?= locked
+# Extras of pyproject.toml to install besides: `make setup EXTRAS='serve cuda13'`.
+EXTRAS ?=
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+COMMA := ,
+# Marks what is installed in .venv.
+READY := $(VENV)/$(subst $(SPACE),-,ready $(sort $(EXTRAS)))
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Installs the project with the extras $(1). pip compares every file with the
+# locked hashes, and takes no package that the locks do not name.
+ifeq ($(LOCK),)
+install = $(PIP) --editable '.[$(subst $(SPACE),$(COMMA),$(strip $(1)))]'
+else
+install = $(PIP) --require-hashes --requirement requirements.lock \
+	  $(foreach extra,$(1),--requirement locks/$(extra).lock) && \
+	$(PIP) --no-deps --no-build-isolation --editable .
+endif
 
 .PHONY: setup quickstart quickstart-full serve test test-all test-research bench lint types docs lock clean
 
-setup: $(VENV)/.run-ready
+setup: $(READY)
 	@echo 'set up; now: . $(BIN)/activate'
 
-quickstart: $(VENV)/.run-ready
+quickstart: $(READY)
 	$(BIN)/python -m launch.quickstart
 
-quickstart-full: $(VENV)/.run-ready
+quickstart-full: $(READY)
 	$(BIN)/python -m launch.quickstart --full --output=runs/quickstart-full
 
-serve: $(VENV)/.run-ready
+serve: $(READY)
 	$(BIN)/python -m launch.serve --config=configs/quickstart.py \
 	  $(if $(wildcard runs/quickstart/anysearch-42/policy/config.json),--hf=runs/quickstart/anysearch-42/policy)
 
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n $(or $(WORKERS),auto) \
 	--dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.test-ready
+test: $(READY)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m 'not slow' tests
 
 # Of the project's own studies, which no user needs.
-test-research: $(VENV)/.test-ready
+test-research: $(READY)-test
 	$(PYTEST) research/tests
 
 # Every property test with all its cases, every family, mesh, fault and kill.
@@ -41,47 +57,36 @@ test-all: types
 	$(BIN)/ruff format --check .
 	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
 
-bench: $(VENV)/.test-ready
+bench: $(READY)-test
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.rollout --threads=1
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.train_step --threads=1
 
-lint: $(VENV)/.test-ready
+lint: $(READY)-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(VENV)/.test-ready
+types: $(READY)-test
 	$(BIN)/mypy
 
 # The site of docs/, in site/.
-docs: $(VENV)/.docs-ready
+docs: $(READY)-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The newest versions that requirements.txt and the extras allow become the locked
-# ones, which each extra shares with those before it. Nothing is installed. Run the
-# tests with them before you commit the file.
-EXTRAS := test milvus docs plan tpu cuda13 cuda12
+# Locks what requirements.txt and the extras allow, with hashes: the versions of
+# the lock that is there, or the newest (`make lock UPGRADE=--upgrade`). The lock
+# of an extra has what requirements.lock lacks. Run the tests before you commit.
 lock: $(VENV)/bin/python
-	sed -n '/^#/p' requirements.lock > requirements.lock.writing
-	for extra in $(EXTRAS); do \
-	  $(PIP) --dry-run --ignore-installed --report $(VENV)/lock.json \
-	    --constraint requirements.lock.writing ".[$$extra]" && \
-	  $(BIN)/python -c "$$MERGE" || exit 1; done
-	mv requirements.lock.writing requirements.lock
+	$(PIP) uv
+	$(COMPILE) --output-file requirements.lock
+	for extra in serve web milvus test docs plan tpu cuda13 cuda12; do \
+	  $(COMPILE) --extra $$extra --constraint requirements.lock \
+	    $$(sed -n 's/^\([^ ;]*\)==[^;]*$$/--no-emit-package \1/p' requirements.lock) \
+	    --output-file locks/$$extra.lock || exit 1; done
 
-define MERGE
-import json
-report = json.load(open("$(VENV)/lock.json"))
-lines = open("requirements.lock.writing").read().splitlines()
-comments = [line for line in lines if line.startswith("#")]
-found = {line for line in lines if not line.startswith("#")}
-for package in report["install"]:
-  name, version = (package["metadata"][x] for x in ("name", "version"))
-  if name != "anysearch_jax":
-    found.add(name + "==" + version)
-lines = comments + sorted(found, key=str.lower)
-open("requirements.lock.writing", "w").write("\n".join(lines) + "\n")
-endef
-export MERGE
+# setuptools builds the project when it is installed.
+COMPILE = echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - \
+	  --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' $(UPGRADE)
 
 clean:
 	rm -rf $(VENV) site .jax_cache
@@ -90,14 +95,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-ready: requirements.txt pyproject.toml $(LOCK) $(VENV)/bin/python
-	$(PIP) --editable . $(LOCKED)
+$(READY): requirements.txt pyproject.toml requirements.lock $(wildcard locks/*) $(VENV)/bin/python
+	$(call install,$(EXTRAS))
 	touch $@
 
-$(VENV)/.test-ready: $(VENV)/.run-ready
-	$(PIP) --editable '.[test]' $(LOCKED)
+$(READY)-test: $(READY)
+	$(call install,test $(EXTRAS))
+	$(PIP) --editable '.[oracles]'
 	touch $@
 
-$(VENV)/.docs-ready: $(VENV)/.run-ready
-	$(PIP) --editable '.[docs]' $(LOCKED)
+$(READY)-docs: $(READY)
+	$(call install,docs)
 	touch $@
