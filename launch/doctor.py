@@ -326,8 +326,8 @@ def devices() -> Iterator[Finding]:
       yield warning(
         f"this machine has a {platform.upper()} device, and JAX computes on "
         f"the CPU ({_refusal(platform)})",
-        f"pip install -e '.[{extra}]' --constraint requirements.lock, and see "
-        "that JAX_PLATFORMS is not set (docs/training.md).",
+        f"Run `make setup EXTRAS={extra}` in a checkout, and see that "
+        "JAX_PLATFORMS is not set (docs/training.md).",
       )
 
 

@@ -26,6 +26,7 @@ if not os.environ.get("ANYSEARCH_TEST_ALL"):
 import functools
 import gc
 import pathlib
+import re
 import signal
 
 import hypothesis
@@ -88,6 +89,23 @@ def pytest_collection_finish() -> None:
   gc.collect()
   gc.freeze()
   gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+  """Fails a run in which a test was skipped that must not be.
+
+  `ANYSEARCH_MAY_SKIP`: regular expression of the reasons that are accepted.
+  """
+  accepted = os.environ.get("ANYSEARCH_MAY_SKIP")
+  terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+  if accepted is None or terminal is None:  # The latter: a worker.
+    return
+  reasons = {report.longrepr[2] for report in terminal.stats.get("skipped", ())}
+  if missed := [x for x in reasons if not re.search(accepted, x)]:
+    terminal.section("Skipped, but not in the list of .ci/run")
+    terminal.line("\n".join(sorted(missed)))
+    session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
 
 
 @pytest.fixture(scope="session")
