@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
+import time
 
 import fake_sglang
 import jax
@@ -295,6 +297,7 @@ def test_server_is_resumed_after_any_update_failure(serve, path, fault):
   engine, server = serve(fake_sglang.ids("<end>"), wait=60)
   patient = engine._config
   engine._config = dataclasses.replace(patient, deadline=0.3)
+  engine._servers[0]._patience = 0.3
   server.faults[path] = [fault] * 2
   asked = len(server.bodies("/continue_generation"))
   if isinstance(fault, str):  # The server counts as unavailable and is retried.
@@ -380,7 +383,8 @@ def test_a_server_that_restarts_while_it_is_handed_weights_gets_them_again(
   serve,
 ):
   engine, server = serve(SAID, wait=60)
-  server.faults["/model_info"] = [lambda reply: {"weight_version": "default"}]
+  restarted = {"weight_version": "default"}
+  server.faults["/model_info"] = [None, lambda reply: restarted]
   engine.set_params(engines.policy().params, 1)
   assert engine.counters["server_down"] == 1
   assert engines.turn(engine).versions == (1, 1)
@@ -475,6 +479,25 @@ def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
   assert engines.turn(engine, question=0).text == "b"
   assert len(second.bodies("/generate")) == 1
   assert engine.counters["server_down"] == 1
+
+
+def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
+  """It accepts connections and never answers, like a stopped process."""
+  monkeypatch.setattr(health, "_ANSWER_SECONDS", 0.2, raising=False)
+  engine, first, second = serve(SAID, count=2, wait=60)
+  engine._servers[0]._patience = 3.0
+  first.faults = collections.defaultdict(lambda: ["hang"] * 99)
+  began = time.monotonic()
+  for version in (1, 2, 3):
+    assert engine.scores(engines.PROMPT).keys() == {second.url}
+    engine.set_params(engines.policy().params, version)
+  assert time.monotonic() - began < 2.5
+  assert engine.counters["server_down"] == 1
+  first.faults.default_factory = list
+  first.faults.clear()
+  asyncio.run(_until(_is(engine, 0, health.State.UP)))
+  assert first.version == second.version
+  assert engine.scores(engines.PROMPT).keys() == {first.url, second.url}
 
 
 def test_server_that_does_not_load_the_weights_is_not_used(serve):

@@ -11,7 +11,6 @@ Sampling does not follow `types.Address`: it differs from run to run.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import contextlib
 import functools
@@ -32,9 +31,6 @@ from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-
-# Time for one forward pass of a short prompt, queued behind running requests.
-_SCORING_SECONDS = 60.0
 
 
 class SglangEngine:
@@ -157,36 +153,17 @@ class SglangEngine:
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns log-probabilities by server, see `ScoringEngine`.
 
-    A server that cannot score is left out and counted as `unscored`. Such a
-    server samples nothing that counts either: it is unavailable, or its replies
-    name other weights and are refused.
+    A server that is down or cannot score is left out and counted as `unscored`.
+    Nothing that such a server samples counts either: it samples no turns, or
+    its replies name other weights and are refused.
     """
     self._check_ids(token_ids)
     name = self._handed[self._current][0]
-
-    async def ask() -> list[list[float] | BaseException]:
-      return await asyncio.gather(
-        *(
-          server.score(
-            token_ids,
-            name=name,
-            deadline=min(self._config.deadline, _SCORING_SECONDS),
-          )
-          for server in self._servers
-        ),
-        return_exceptions=True,
+    scores = processes.on_main(
+      lambda: loop.run(
+        self._fleet.scores(token_ids, name=name, deadline=self._config.deadline)
       )
-
-    def found() -> dict[str, list[float]]:
-      out = {}
-      for server, scores in zip(self._servers, loop.run(ask())):
-        if isinstance(scores, list):
-          out[server.url] = scores
-        elif not isinstance(scores, types.EngineError):
-          raise scores
-      return out
-
-    scores = processes.on_main(found)
+    )
     self.counters["unscored"] += len(self._servers) - len(scores)
     return scores
 

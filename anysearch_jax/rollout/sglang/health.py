@@ -38,6 +38,10 @@ _log = logging.getLogger(__name__)
 # because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
 _STOP_SECONDS = 5.0
+# A server names its weights at once, without waiting for its running requests.
+_ANSWER_SECONDS = 10.0
+# Time for one forward pass of a short prompt, queued behind running requests.
+_SCORING_SECONDS = 60.0
 # How often a turn is moved: the turn itself may be what crashes the servers.
 _MOVES = 3
 
@@ -55,7 +59,7 @@ class _Member:
 
   reason: why the server is not up.
   turns: the deadlines of its running turns.
-  looking: lock for its health checks and for loading weights.
+  loading: lock for loading weights.
   doubted: event that starts a check immediately.
   """
 
@@ -64,7 +68,7 @@ class _Member:
     self.state = State.UP
     self.reason = ""
     self.turns: set[asyncio.Timeout] = set()
-    self.looking = asyncio.Lock()
+    self.loading = asyncio.Lock()
     self.doubted = asyncio.Event()
 
 
@@ -164,14 +168,14 @@ class Fleet:
       self._counters["failovers"] += 1
 
   async def hold(self) -> None:
-    """Suspends health checks and their weight loading until `release`."""
+    """Suspends the weight loading of health checks until `release`."""
     for member in self._members:
-      await member.looking.acquire()
+      await member.loading.acquire()
 
   async def release(self) -> None:
     """Resumes what `hold` suspended."""
     for member in self._members:
-      member.looking.release()
+      member.loading.release()
 
   def present(
     self, weights: sglang_server.Weights | None
@@ -181,16 +185,16 @@ class Fleet:
     return before
 
   async def hand_over(self, weights: sglang_server.Weights) -> None:
-    """Loads the weights of `present` into all servers that are not down.
+    """Loads the weights of `present` into all servers that answer.
 
-    The caller has called `hold`. A server that cannot be reached goes down and
-    gets the weights when it is back.
+    The caller has called `hold`. Every other server goes down and gets the
+    weights when it is back.
 
     Raises:
       types.EngineError: a server did not load the weights or serves others; the
         message says what each server serves.
     """
-    members = [m for m in self._members if m.state is not State.DOWN]
+    members = await self._answering()
     outcomes = await asyncio.gather(
       *(member.server.load(weights) for member in members),
       return_exceptions=True,
@@ -208,6 +212,48 @@ class Fleet:
     for member, outcome in zip(members, outcomes, strict=True):
       state = State.DOWN if outcome else State.UP
       self._enter(member, state, str(outcome or ""))
+
+  async def scores(
+    self, token_ids: Sequence[int], *, name: str, deadline: float
+  ) -> dict[str, list[float]]:
+    """Returns the log-probabilities of all servers that answer, by their url.
+
+    See `Server.score`; a server that serves other weights is left out.
+    """
+    members = await self._answering()
+    deadline = min(deadline, _SCORING_SECONDS)
+    outcomes = await asyncio.gather(
+      *(
+        m.server.score(token_ids, name=name, deadline=deadline) for m in members
+      ),
+      return_exceptions=True,
+    )
+    scores = {}
+    for member, outcome in zip(members, outcomes, strict=True):
+      if isinstance(outcome, list):
+        scores[member.server.url] = outcome
+      elif isinstance(outcome, sglang_server.UnansweredError):
+        self._enter(member, State.DOWN, str(outcome))
+      elif not isinstance(outcome, types.EngineError):
+        raise outcome
+    return scores
+
+  async def _answering(self) -> list[_Member]:
+    """Returns the servers that are not down and answer within seconds.
+
+    A server that does not answer goes down. A frozen server thereby costs these
+    seconds once, not in every rollout.
+    """
+
+    async def check(member: _Member) -> None:
+      try:
+        await member.server.version(_ANSWER_SECONDS)
+      except sglang_server.UnansweredError as error:
+        self._enter(member, State.DOWN, str(error))
+
+    members = [m for m in self._members if m.state is not State.DOWN]
+    await asyncio.gather(*map(check, members))
+    return [m for m in members if m.state is not State.DOWN]
 
   async def up(self) -> list[_Member]:
     """Returns the servers that are up, as soon as at least one is.
@@ -258,8 +304,7 @@ class Fleet:
       member.doubted.clear()
       if member.state is State.UP and not member.turns:
         continue
-      async with member.looking:
-        await self._look(member)
+      await self._look(member)
       tries = 0 if member.state is State.UP else tries + 1
 
   async def _look(self, member: _Member) -> None:
@@ -276,19 +321,23 @@ class Fleet:
             f"expected {self._max_context}; start it as it was."
           )
       found = await server.version()
-      if found != weights.name:
-        if sglang_server.of_another_run(found, self._run):
-          raise server.error(
-            f"another run handed it weights {found!r}; give each run servers "
-            "of its own."
+      # Not before: a hand-over must not wait for a server that never answers.
+      async with member.loading:
+        if self._present is not weights:
+          return  # The run has handed over others meanwhile.
+        if found != weights.name:
+          if sglang_server.of_another_run(found, self._run):
+            raise server.error(
+              f"another run handed it weights {found!r}; give each run servers "
+              "of its own."
+            )
+          self._enter(
+            member,
+            State.DOWN,
+            f"it serves {found!r}, expected {weights.name!r}",
           )
-        self._enter(
-          member,
-          State.DOWN,
-          f"it serves {found!r}, expected {weights.name!r}",
-        )
-        await server.load(weights)
-      self._enter(member, State.UP)
+          await server.load(weights)
+        self._enter(member, State.UP)
     except types.EngineError as error:
       up = member.state is State.UP
       self._enter(member, State.SUSPECT if up else State.DOWN, str(error))

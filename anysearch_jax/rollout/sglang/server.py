@@ -113,9 +113,10 @@ class Server:
     """Checks that the server answers."""
     await self._ask("GET", "/health", None, self._patience)
 
-  async def version(self) -> str:
-    """Returns the name of the weights that the server reports."""
-    info = await self.get("/model_info")
+  async def version(self, seconds: float = _CONTROL_SECONDS) -> str:
+    """Returns the name of the weights that the server reports in time."""
+    patience = min(seconds, self._patience)
+    info = self._object(await self._ask("GET", "/model_info", None, patience))
     found = info.get("weight_version")
     if not isinstance(found, str):
       raise self.error(
@@ -135,7 +136,7 @@ class Server:
     try:
       # Running requests wait and continue with the new weights.
       mode = {"mode": "in_place"}
-      await self.post("/pause_generation", mode, deadline=deadline)
+      await self.post("/pause_generation", mode)
       done = await self.post(
         "/update_weights_from_disk",
         {
@@ -187,7 +188,7 @@ class Server:
       async with asyncio.timeout(deadline):
         reply = await self.generate(body)
     except TimeoutError:
-      raise types.EngineError(
+      raise UnansweredError(
         f"{self.url}: no scores within {deadline:g} seconds."
       ) from None
     try:
