@@ -318,7 +318,8 @@ def _tuned(
       f"expected {len(corpus)} of {encoder.dim}, one row a passage, of the "
       "encoder's dimension."
     )
-  sample = map(corpus.__getitem__, vectors.sample(len(corpus)))
+  rows = vectors.sample(len(corpus))
+  sample = [corpus[row] for row in rows]
   queries = encoder.queries([p.title.strip('"') or p.text[:80] for p in sample])
   if faiss_file.parameter(index.index):
     found = faiss_file.tune(index.index, queries, settings.search)
@@ -330,6 +331,15 @@ def _tuned(
     raise ValueError(
       f"faiss_file: found id {last}, expected ids that are row numbers, from 0 "
       f"to {len(corpus) - 1}."
+    )
+  made = encoder.passages([passage.contents for passage in sample])
+  alike = faiss_file.agreement(index.index, rows, made)
+  if alike < faiss_file.ALIKE:
+    raise ValueError(
+      f"{settings.faiss_file}: found the encoder's vectors in {alike:.0%} of "
+      f"{len(rows)} sampled rows, expected them in {faiss_file.ALIKE:.0%}. The "
+      "file, the corpus or the encoder (its pooling and prefix too) is another "
+      "one, or the rows are in another order."
     )
   return identity
 

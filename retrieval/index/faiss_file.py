@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import faiss
@@ -19,6 +20,9 @@ from retrieval.index import vectors as vectors_lib
 
 # A search is good if it finds this share of the first 10 of the whole file.
 LEAST, _K = 0.95, 10
+# A row is as expected up to this relative distance, a cosine of .98, and an
+# index if this share of a sample is.
+_APART, ALIKE = 0.2, 0.75
 # Candidates of a graph that stand for the whole of it, and FAISS's default.
 _MOST_OF_GRAPHS, _LEAST_OF_GRAPHS = 4096, 16
 
@@ -143,6 +147,51 @@ def tune(index: Any, queries: np.ndarray, value: int = 0) -> Search:
     if recall >= LEAST:
       break
   return Search(parameter(index), each, recall)
+
+
+def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:
+  """Returns the share of rows that hold these vectors, as the index keeps them.
+
+  A vector goes through the index's own code (none, or a quantizer's) and is
+  compared with what the row has. An index that gives no row back is searched:
+  a row counts if it is among the first 10 of its own vector.
+
+  Args:
+    index: an index whose ids are row numbers.
+    rows: distinct rows.
+    vectors: what should be in each row, float32 `[rows, dim]`.
+  """
+  code = _searched(index)
+  if hasattr(code, "storage"):  # Of a graph.
+    code = faiss.downcast_index(code.storage)
+  try:
+    stored = _stored(index, rows)
+    expected = code.sa_decode(code.sa_encode(vectors))
+  except (RuntimeError, IndexError):
+    found = index.search(vectors, _K)[1]
+    return float(np.mean((found == np.asarray(rows)[:, None]).any(1)))
+  apart = np.linalg.norm(stored - expected, axis=1)
+  return float(np.mean(apart < _APART * np.linalg.norm(expected, axis=1)))
+
+
+def _stored(index: Any, rows: Sequence[int]) -> np.ndarray:
+  """Returns the vectors of rows, float32 `[rows, dim]`.
+
+  Raises:
+    RuntimeError, IndexError: the index gives none back, or has no such row.
+  """
+  index = faiss.downcast_index(index)
+  if isinstance(index, faiss.IndexIDMap):
+    ids = faiss.vector_to_array(index.id_map)
+    places = [int(np.flatnonzero(ids == row)[0]) for row in rows]
+    return _stored(index.index, places)
+  lists: Any = faiss.try_extract_index_ivf(index)
+  if lists is not None:
+    # FAISS 1.15 crashes here.
+    if "FastScan" in type(faiss.downcast_index(lists)).__name__:
+      raise RuntimeError("The codes of FastScan cannot be read back.")
+    lists.make_direct_map()
+  return np.stack([index.reconstruct(row) for row in rows])
 
 
 def _recall(found: np.ndarray, exact: np.ndarray) -> float:

@@ -215,6 +215,27 @@ def test_ids_are_rows_in_any_order_and_no_others(tmp_path):
     building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
 
 
+# The last two give no vectors back, so they are searched.
+@pytest.mark.parametrize(
+  "factory",
+  ["Flat", "IVF8,Flat", "HNSW8", "PQ4x4", "IVF8,PQ4x4fs", "PCA12,HNSW8"],
+)
+def test_rows_of_another_order_or_encoder_are_refused(tmp_path, factory):
+  source, x = of_passages(tmp_path, 300)
+
+  def build(name, rows):
+    file = file_of(tmp_path, factory, rows)
+    settings = building.Settings("faiss_file", faiss_file=file)
+    encoder = cases.Encoder()
+    return building.build(source, tmp_path / name, settings, encoder=encoder)
+
+  # An encoder in bfloat16 makes slightly other vectors.
+  assert build("right", x + 0.002 * units(300, seed=3))
+  for name, wrong in (("reversed", x[::-1].copy()), ("other", units(300))):
+    with pytest.raises(ValueError, match="in [0-9]+% of 64 sampled rows, exp"):
+      build(name, wrong)
+
+
 def test_empty_slots_of_faiss_are_dropped(tmp_path):
   file_of(tmp_path, "IVF2,Flat", units(100))
   index = faiss.read_index(str(tmp_path / "their.index"))
