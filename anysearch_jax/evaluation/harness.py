@@ -85,7 +85,8 @@ def evaluate(
     on_done: called with (episodes done, episodes in total).
 
   Returns:
-    The cost and the savings of this call, see docs/evaluation.md.
+    `episodes` and `cells` of the whole evaluation; `last_start` has the cost
+    and the savings of this call alone, see docs/evaluation.md.
 
   Raises:
     ValueError: the evaluation is invalid, or the folder cannot be used.
@@ -102,10 +103,12 @@ def evaluate(
       rows.finish()
   return {
     "episodes": len(grid),
-    "played": played,
-    "seconds": time.monotonic() - started,
-    "slots": playing.slots,
-    **savings(player.engine, retriever),
+    "last_start": {
+      "played": played,
+      "seconds": time.monotonic() - started,
+      "slots": playing.slots,
+      **savings(player.engine, retriever),
+    },
     "cells": cells(journal.read(folder / EPISODES)),
   }
 

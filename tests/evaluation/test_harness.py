@@ -78,7 +78,7 @@ def test_every_cell_is_played_once_in_file_order(parts, tmp_path):
   for row in rows:
     assert row["searches"] == len(row["observations"]) <= row["budget"]
     assert not row["scaffold"]
-  assert summary["played"] == summary["episodes"] == 12
+  assert summary["last_start"]["played"] == summary["episodes"] == 12
   for cell in summary["cells"]:
     mine = [row for row in rows if row["budget"] == cell["budget"]]
     assert cell["n"] == len(mine) == 6
@@ -177,7 +177,9 @@ def test_finished_episodes_are_not_played_again(tmp_path):
     on_done=lambda done, total: ticks.append(done),
   )
   assert text == expected
-  assert summary["played"] == len(player.engine.requests) == 30 - (kept - 1)
+  assert summary["episodes"] == sum(cell["n"] for cell in summary["cells"])
+  played = summary["last_start"]["played"]
+  assert played == len(player.engine.requests) == 30 - (kept - 1)
   assert ticks == list(range(kept, 31))
   assert not partial.exists()
 

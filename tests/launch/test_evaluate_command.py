@@ -204,15 +204,16 @@ def test_commands_play_resume_and_refuse(tmp_path):
   ]
   summary = json.loads((out / "summary.json").read_text())
   searches = sum(row["searches"] for row in found)
-  assert summary["search"]["searches"] == searches > 0
-  assert summary["shares"]["searches"] == pytest.approx(
-    1 - summary["search"]["batched_queries"] / searches
+  counted = summary["last_start"]
+  assert counted["search"]["searches"] == searches > 0
+  assert counted["shares"]["searches"] == pytest.approx(
+    1 - counted["search"]["batched_queries"] / searches
   )
   # A kill before the last file leaves nothing to play.
   (out / "summary.json").unlink()
   assert commands.run(evaluate, *flags, "--seeds=2") == ""
   again = json.loads((out / "summary.json").read_text())
-  assert again["played"] == 0
+  assert (again["last_start"]["played"], again["episodes"]) == (0, 36)
   assert again["cells"] == summary["cells"]
   for flag, said in (
     # Another configuration is another evaluation.
