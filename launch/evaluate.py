@@ -1,7 +1,7 @@
 r"""Evaluates a policy under several budgets on held-out questions.
 
     python -m launch.evaluate --config=configs/quickstart.py \
-        --hf=runs/quickstart/anysearch/policy --budgets=0..8 --seeds=3 \
+        --hf=runs/quickstart/anysearch-42/policy --budgets=0..8 --seeds=3 \
         --output=runs/quickstart/anysearch/evaluation/plain
 
 Plays all questions with all budgets and seeds in one pass. Writes

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pathlib
 import re
+import shlex
 
+import commands
 import pytest
+from absl import flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
+from launch import flags as launch_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [
@@ -100,6 +105,42 @@ def test_configuration_values_exist(page):
     for name in path.split("."):
       assert name in {f.name for f in dataclasses.fields(node)}, path
       node = getattr(node, name)
+
+
+MADE = re.compile(r"--(?:output|local-dir)[= ](\S+)")
+# What the project's commands make; `runs/x` is any run of the reader's.
+READ = re.compile(r"(?:^|[=+,])((?:runs|data|indexes)/(?!\w\b)[^@+,\s]*)", re.M)
+
+
+class Parsing:
+  """A command that reads its flags and its configuration, and ends."""
+
+  def __init__(self, module):
+    self.define_flags = module.define_flags
+
+  def main(self, argv):
+    if "config" in flags.FLAGS and flags.FLAGS.config != "FILE":
+      launch_flags.read_config()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_start_and_an_earlier_one_made_what_they_read(
+  page, monkeypatch
+):
+  monkeypatch.chdir(ROOT)
+  text, made = page.read_text().replace("\\\n", " "), set()
+  for line in re.findall(r"^ {4}(.+)$", text, re.MULTILINE):
+    module = re.search(r"-m (launch\.\w+) ", line)
+    if module and "--help" not in line:
+      _, *given = shlex.split(line[module.start(1) :], comments=True)
+      command = Parsing(importlib.import_module(module[1]))
+      assert commands.run(command, *given) == "", line
+      for path in READ.findall("\n".join(given)):
+        parents = {path, *map(str, pathlib.Path(path).parents)}
+        assert f"--output={path}" in given or parents & made, (path, line)
+    made |= {*MADE.findall(line)}
+    if "make quickstart" in line:
+      made.add("runs/quickstart")
 
 
 def test_python_of_the_readme_plays_within_its_budgets(monkeypatch, capsys):
