@@ -101,6 +101,17 @@ def called(
     sys.exit(f"{name}: {error}")
 
 
+def define_listening() -> None:
+  """Defines the flags of the services that listen for HTTP."""
+  flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
+  flags.DEFINE_list(
+    "hosts", [], "Its other names, such as a proxy's; needed without keys."
+  )
+  flags.DEFINE_float(
+    "grace", 30, "Seconds for what is open when it is stopped.", 0
+  )
+
+
 def define_process() -> None:
   """Defines `--threads` and `--cache`, for `jax_setup.configure`."""
   flags.DEFINE_integer(

@@ -7,7 +7,8 @@ clients that it stops. A second signal ends it at once.
 uvicorn waits without limit for the rest of a request's headers and for a client
 to read its answer. A few hundred connections with half a request could use up
 all file descriptors of the process and so keep other clients out. `Guard` gives
-each wait a deadline, and limits the connections.
+each wait a deadline, and limits the connections. `OwnPages` keeps the web pages
+of others out.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import contextlib
 import gc
 import ipaddress
 import os
+import re
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
+from starlette import datastructures, responses
 from uvicorn.protocols.http import httptools_impl
 
 from launch import stopping
@@ -40,6 +43,12 @@ _ACCEPTED = 8
 _POLL = 0.05
 # Seconds within which a client must read its answer.
 _READING = 60
+# What is read and dropped of a body after its answer. Many clients send all of
+# a body before they read, and a close with unread bytes resets the connection,
+# which destroys the answer: nginx calls this its lingering close.
+_LINGER_SECONDS = 30
+_LINGER_BYTES = 2**28
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
 # Descriptors reserved for files opened later and connections just accepted.
 _SPARE = 32
 _FEWEST = 8
@@ -145,11 +154,14 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     super().__init__(**server)
     self._guard = guard
     self._deadline: asyncio.TimerHandle | None = None
+    self._keep_alive = True  # Whether the request and uvicorn allow it.
+    self.lingers: int | None = None  # Bytes that are still read and dropped.
 
   def connection_made(  # type: ignore[override]  # As uvicorn declares it.
     self, transport: asyncio.Transport
   ) -> None:
     super().connection_made(transport)
+    self.transport = _Transport(transport, self)  # type: ignore[assignment]
     guard = self._guard
     if len(self.connections) > guard.most:
       longest = next(iter(guard.waiting), None)
@@ -168,6 +180,11 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
+    if self.lingers is not None:
+      self.lingers -= len(data)
+      if self.lingers < 0:
+        self.end("request")
+      return
     if self._deadline is None:  # The first byte of a new request.
       self._end_after(self._guard.headers, "headers")
     super().data_received(data)
@@ -175,10 +192,32 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
   def on_headers_complete(self) -> None:
     self._end_after(self._guard.request, "request")
     super().on_headers_complete()
+    # An answer before the end of the body closes the connection: a client that
+    # waits for "100 Continue" then sends no body, but perhaps a next request.
+    self._keep_alive = self.cycle.keep_alive
+    self.cycle.keep_alive = False
 
   def on_message_complete(self) -> None:
     self._guard.waiting.pop(self, None)
     super().on_message_complete()
+    self.cycle.keep_alive = self._keep_alive
+
+  def shutdown(self) -> None:
+    self._keep_alive = False
+    super().shutdown()
+
+  def close(self, transport: asyncio.Transport) -> None:
+    """Closes the connection once the client has sent the body it began."""
+    cycle = self.cycle
+    if self.lingers is None and cycle and cycle.response_complete:
+      if cycle.more_body and not transport.is_closing():
+        self._end_after(_LINGER_SECONDS, "request")
+        self._guard.waiting[self] = None
+        self.lingers = _LINGER_BYTES
+        transport.write_eof()
+        self.flow.resume_reading()
+        return
+    transport.close()
 
   def on_response_complete(self) -> None:
     super().on_response_complete()
@@ -207,6 +246,117 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     if self._deadline is not None:
       self._deadline.cancel()
       self._deadline = None
+
+
+class _Transport:
+  """uvicorn's transport, whose `close` is the protocol's."""
+
+  def __init__(self, transport: asyncio.Transport, protocol: _Protocol):
+    self._transport, self._protocol = transport, protocol
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._transport, name)
+
+  def is_closing(self) -> bool:
+    return self._protocol.lingers is not None or self._transport.is_closing()
+
+  def close(self) -> None:
+    self._protocol.close(self._transport)
+
+
+class OwnPages:
+  """Refuses the requests that web pages of others can have a browser send.
+
+  Such a request has the page's Origin, or, after DNS rebinding, the page's name
+  as its Host. A service whose clients need a key does not need this, because
+  those pages have none.
+
+  Args:
+    app: answers all other requests.
+    host: the address that the server listens at. One that only this machine
+      reaches has loopback names only. Others also have every IP address and
+      name without a dot, which no page of the internet has.
+    names: further names of the server; pages there may ask it.
+
+  Raises:
+    ValueError: one of the names cannot be one.
+  """
+
+  def __init__(self, app: Any, host: str, names: Sequence[str] = ()):
+    self._app, self._outside = app, not is_loopback(host)
+    self._given = {_name(name) for name in names}
+    if "" in self._given:
+      raise ValueError(
+        f"--hosts: found {','.join(names)!r}, expected names such as "
+        "search.example.com, without http://, separated by commas."
+      )
+    self._own = {host.lower()} | self._given
+    if self._outside:
+      self._own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    app = self._app
+    if scope["type"] == "http" and (refused := self._refusal(scope)):
+      status, said = refused
+      # Clients of the one service read `detail`, of the other `error`.
+      error = {"message": said, "type": "invalid_request_error"}
+      error |= dict.fromkeys(("param", "code"))
+      app = responses.JSONResponse({"detail": said, "error": error}, status)
+    await app(scope, receive, send)
+
+  def _refusal(self, scope: Any) -> tuple[int, str] | None:
+    """Returns status and sentence for a request that is refused."""
+    headers = datastructures.Headers(scope=scope)
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    host = ",".join(hosts).lower()
+    # Health checks of HTTP/1.0 have none; browsers always have one.
+    if (hosts or scope["http_version"] != "1.0") and not self._is_own(host):
+      return 421, (
+        f"Host: found {host[:80]!r}, which is no name of this service. Ask it "
+        "at the address that it printed when it started, or start it with "
+        f"--hosts={_name(host) or 'NAME'}."
+      )
+    for origin in origins:
+      page = origin.lower().partition("://")[2]
+      if (not page or page != host) and _name(page) not in self._given:
+        return 403, (
+          f"Origin: found {origin[:80]!r}, expected no page, or one of this "
+          "service. If it is behind a proxy, start it with "
+          f"--hosts={_name(page) or 'NAME'}."
+        )
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    by_page = origins or "site" in headers.get("sec-fetch-site", "").lower()
+    if by_page and scope["method"] == "POST" and kind != "application/json":
+      return 415, (
+        f"Content-Type: found {kind[:80]!r} from a page, expected "
+        "application/json."
+      )
+    return None
+
+  def _is_own(self, host: str) -> bool:
+    name = _name(host)
+    if name in self._own or is_loopback(name):
+      return True
+    outer = name and ("." not in name or _address(name) is not None)
+    return self._outside and bool(outer)
+
+
+def _name(host: str) -> str:
+  """Returns the name or address in a Host header, "" if it has none."""
+  found = _HOST.fullmatch(host.lower())
+  if not found:
+    return ""
+  name = found[1] or found[2].removesuffix(".")
+  return str(_address(name) or name)
+
+
+def _address(
+  name: str,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+  try:
+    return ipaddress.ip_address(name)
+  except ValueError:
+    return None
 
 
 def room(wanted: int) -> tuple[int, int]:
@@ -247,6 +397,8 @@ def serve(
   headers: float,
   request: float,
   grace: float,
+  hosts: Sequence[str] = (),
+  locked: bool = False,
 ) -> None:
   """Serves until a signal arrives; see the module.
 
@@ -261,11 +413,14 @@ def serve(
     headers: seconds that a request's headers may take.
     request: seconds that a request may take after them.
     grace: seconds for requests that are open when the server stops.
+    hosts: further names of the server, see `OwnPages`.
+    locked: whether every client needs a key.
 
   Raises:
-    ValueError: the server cannot listen at the address, or the limit of open
-      files of this process is too low.
+    ValueError: the server cannot listen at the address, a name cannot be one,
+      or the limit of open files of this process is too low.
   """
+  own = OwnPages(app, host, hosts)
   most, descriptors = room(connections)
   guard = Guard(
     most,
@@ -274,7 +429,7 @@ def serve(
     on_closed=service.on_closed,
   )
   config = uvicorn.Config(
-    app,
+    app if locked else own,
     http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
     ws="none",
     backlog=_ACCEPTED,
@@ -323,7 +478,5 @@ def address(opened: socket.socket) -> str:
 
 def is_loopback(host: str) -> bool:
   """Returns whether only this machine reaches an address."""
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return host == "localhost"
+  found = _address(host)
+  return host == "localhost" if found is None else found.is_loopback

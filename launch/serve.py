@@ -53,7 +53,6 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   policies.define_flags()
-  flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
   flags.DEFINE_integer(
     "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535
   )
@@ -84,9 +83,7 @@ def define_flags() -> None:
     "new_key", None, "Adds a key of this name to --keys, prints it, and ends."
   )
   flags.DEFINE_bool("log_questions", False, "Whether the log has their texts.")
-  flags.DEFINE_float(
-    "grace", 30, "Seconds for what is open when it is stopped.", 0
-  )
+  launch_flags.define_listening()
   launch_flags.define_process()
 
 
@@ -166,6 +163,8 @@ def _serve_http(
       headers=10,
       request=deadline,
       grace=f.grace,
+      hosts=f.hosts,
+      locked=guard is not None,
     )
 
 
@@ -215,10 +214,11 @@ def _serve_mcp(
 ) -> None:
   """Serves MCP clients over standard input and output, or over HTTP."""
   f = flags.FLAGS
-  host = f.host
-  if f.http and host not in ("127.0.0.1", "::1", "localhost"):
+  from launch import http_server
+
+  if f.http and not http_server.is_loopback(f.host):
     raise app.UsageError(
-      f"--host={host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
+      f"--host={f.host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
       "the server can ask, because MCP over HTTP has no keys here."
     )
   try:
@@ -250,8 +250,7 @@ def _serve_mcp(
     )
     if stdout is None:
       agent.result()
-      port = 8401 if f.port is None else f.port
-      _serve_mcp_http(service, host=host, port=port, grace=f.grace)
+      _serve_mcp_http(service)
     else:
       _serve_stdio(service, stdout, agent)
 
@@ -303,25 +302,31 @@ def _serve_stdio(
     os.dup2(2, 1)
 
 
-def _serve_mcp_http(
-  service: mcp_server.Service, *, host: str, port: int, grace: float
-) -> None:
+def _serve_mcp_http(service: mcp_server.Service) -> None:
   """Serves streamable HTTP until a signal arrives.
-
-  Requests whose Host or Origin is not this machine are refused, so that a web
-  page cannot use the server through the browser of its reader.
 
   Raises:
     ValueError: the server cannot listen at the address.
   """
   import uvicorn
+  from mcp.server import transport_security
 
   from launch import http_server
 
+  f = flags.FLAGS
   # Its only error is that it ends the streams that clients keep open.
   logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
   config = uvicorn.Config(
-    service.server.streamable_http_app(host=host),
+    http_server.OwnPages(
+      service.server.streamable_http_app(
+        # Its own check of Host and Origin knows no --hosts.
+        transport_security=transport_security.TransportSecuritySettings(
+          enable_dns_rebinding_protection=False
+        )
+      ),
+      f.host,
+      f.hosts,
+    ),
     ws="none",
     log_config=None,
     access_log=False,
@@ -338,9 +343,10 @@ def _serve_mcp_http(
         server.close()
       await self.service.drain(self.grace)
 
-  with http_server.listening(host, port) as opened:
+  port = 8401 if f.port is None else f.port
+  with http_server.listening(f.host, port) as opened:
     greeting = f"serving MCP at {http_server.address(opened)}/mcp"
-    McpServer(config, service, grace=grace, greeting=greeting).run([opened])
+    McpServer(config, service, grace=f.grace, greeting=greeting).run([opened])
 
 
 def _main(argv: Sequence[str]) -> None:

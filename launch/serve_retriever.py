@@ -27,7 +27,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -46,6 +46,7 @@ def serve(
   limits: dialects.Limits | None = None,
   token: str = "",
   grace: float = 30.0,
+  hosts: Sequence[str] = (),
   described: Mapping[str, Any] | None = None,
 ) -> None:
   """Serves until a signal arrives; see the module.
@@ -56,6 +57,7 @@ def serve(
     limits: limits of requests and of the queue; None: the defaults.
     token: token that clients must send; "" admits all clients.
     grace: seconds for requests that are open when the server stops.
+    hosts: further names of the server, see `http_server.OwnPages`.
     described: additional fields of `/health`.
 
   Raises:
@@ -76,6 +78,8 @@ def serve(
     headers=limits.headers,
     request=limits.deadline,
     grace=grace,
+    hosts=hosts,
+    locked=bool(token),
   )
   if running.batcher.busy:
     # A search still runs though no request waits for it. Its thread cannot be
@@ -100,7 +104,6 @@ def define_flags() -> None:
     "parts' addresses, separated by commas.",
   )
   flags.DEFINE_bool("verify", False, "Read all of the index and its hashes.")
-  flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
   flags.DEFINE_integer("port", 8000, "0: any free one.", 0, 65535)
   flags.DEFINE_string(
     "token_variable",
@@ -114,9 +117,7 @@ def define_flags() -> None:
       "str": flags.DEFINE_string,
     }[str(field.type)]
     define(field.name, field.default, field.metadata["help"])
-  flags.DEFINE_float(
-    "grace", 30, "Seconds for what is open when it is stopped.", 0
-  )
+  launch_flags.define_listening()
   launch_flags.define_devices()
   launch_flags.define_process()
 
@@ -153,6 +154,7 @@ def main(argv) -> None:
     limits=limits,
     token=token,
     grace=f.grace,
+    hosts=f.hosts,
     described=index.described,
   )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,22 @@ class RequestError(Exception):
         "code": self.code,
       }
     }
+
+
+def new_id() -> str:
+  """Returns the id of a request, by which its client and the log name it."""
+  return f"req_{uuid.uuid4().hex}"
+
+
+def unavailable(request: str) -> str:
+  """Returns what a client is told if the engine or the retriever failed.
+
+  Their errors have internal addresses and replies; these go to the log.
+  """
+  return (
+    "The model or the search service did not answer; try again later. The "
+    f"service's log has the cause of {request}."
+  )
 
 
 def refuse(param: str, found: object, expected: str) -> RequestError:

@@ -24,13 +24,13 @@ import pathlib
 import re
 import secrets
 import sqlite3
+import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from anysearch_jax import budgets
+from anysearch_jax import budgets, types
 from anysearch_jax.agent import events
 from anysearch_jax.config import settings
 from anysearch_jax.host import disk
@@ -216,15 +216,19 @@ class Guard:
         retry_after=1,
       )
     day = self._now().date().isoformat()
-    self._check(key, searches, tokens)
-    self._charge(key, day, searches, tokens)
+    with self._rows:
+      # Locks the file for other processes until the charge is committed.
+      self._rows.execute("BEGIN IMMEDIATE")
+      self._check(key, searches, tokens)
+      self._charge(key, day, searches, tokens)
     self._running[key.name] += 1
     try:
       yield
     finally:
       self._running[key.name] -= 1
       n, written = used()
-      self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
+      with self._rows:
+        self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
 
   def used(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
@@ -260,13 +264,12 @@ class Guard:
     return max(1, int((midnight - now).total_seconds()))
 
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
-    with self._rows:
-      self._rows.execute(
-        "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
-        "SET searches = searches + excluded.searches, "
-        "tokens = tokens + excluded.tokens",
-        (key.name, day, searches, tokens),
-      )
+    self._rows.execute(
+      "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
+      "SET searches = searches + excluded.searches, "
+      "tokens = tokens + excluded.tokens",
+      (key.name, day, searches, tokens),
+    )
 
 
 def _hash(key: str) -> str:
@@ -292,7 +295,7 @@ class Account:
   """
 
   route: str
-  id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
+  id: str = dataclasses.field(default_factory=fields.new_id)
   key: str = ""
   asked: fields.Asked | None = None
   replies: list[events.Reply] = dataclasses.field(default_factory=list)
@@ -305,6 +308,7 @@ class Account:
     default_factory=contextlib.ExitStack
   )
   _ended: bool = False
+  _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
   def tell(self, event: events.Event) -> None:
     """Counts what an event costs, before it is made.
@@ -313,20 +317,21 @@ class Account:
       EndedError: the request has ended, and what it used was read. Nothing may
         be used after that, so the episode ends here.
     """
-    match event:
-      case events.Budget(used=0):
-        self.begun += 1
-      case events.Searching():
-        self.searches += 1
-      case events.Answer(reply):
-        self.replies.append(reply)
-    # After counting: `close` marks the end before it reads the counts.
-    if self._ended:
-      raise EndedError
+    with self._lock:
+      if self._ended:
+        raise EndedError
+      match event:
+        case events.Budget(used=0):
+          self.begun += 1
+        case events.Searching():
+          self.searches += 1
+        case events.Answer(reply):
+          self.replies.append(reply)
 
   def close(self) -> None:
     """Ends the request; what it used is final."""
-    self._ended = True
+    with self._lock:
+      self._ended = True
     self.ends.close()
 
   def used(self) -> tuple[int, int]:
@@ -338,6 +343,12 @@ class Account:
     cut = self.begun - len(replies)
     most = self.asked.max_tokens if self.asked else 0
     return self.searches, sum(r.tokens for r in replies) + cut * most
+
+  @property
+  def failures(self) -> list[str]:
+    """Why the engine or the retriever failed, for the log only."""
+    failed = types.Outcome.FAILED
+    return [r.reason for r in self.replies if r.outcome is failed]
 
   def line(
     self, status: int, seconds: float, with_question: bool
@@ -354,6 +365,8 @@ class Account:
       "tokens": sum(reply.tokens for reply in self.replies),
       "outcomes": [str(reply.outcome) for reply in self.replies],
     }
+    if failures := self.failures:
+      values["failures"] = failures
     if with_question and self.asked:
       values["question"] = self.asked.question
     return values

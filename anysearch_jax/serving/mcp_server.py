@@ -13,6 +13,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import logging
+import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,9 @@ from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import records
+from anysearch_jax.serving import fields
 
+_log = logging.getLogger(__name__)
 _URI = "anysearch://trajectories/"
 _MOST_PASSAGES = 100
 _EXAMPLES = 5
@@ -175,6 +179,7 @@ class Service:
     ],
     context: Context,
   ) -> Answered:
+    _check_text("question", question)
     allowed = self._allowed(budget)
     searches = budgets.of(allowed).searches
     with self._call():
@@ -202,6 +207,7 @@ class Service:
       int | None, pydantic.Field(description="Largest number of passages.")
     ] = None,
   ) -> Found:
+    _check_text("query", query)
     k = self._passages if k is None else k
     if not 1 <= k <= _MOST_PASSAGES:
       raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
@@ -233,6 +239,8 @@ class Service:
   def _answered(self, reply: events.Reply) -> Answered:
     """Keeps a reply and returns what its caller gets of it."""
     name = secrets.token_hex(16)
+    if reply.outcome is types.Outcome.FAILED:
+      reply = dataclasses.replace(reply, reason=_logged(reply.reason))
     self._replies[name] = reply
     while len(self._replies) > self._kept:
       del self._replies[next(iter(self._replies))]
@@ -261,6 +269,8 @@ class Service:
     if isinstance(budget, str):
       try:
         assigned = budgets.parse(budget, self._prices)
+        if assigned.dollars < math.inf and not self._prices:
+          raise ValueError("found dollars, but nothing here has a price.")
       except ValueError as error:
         raise ToolError(f"budget: {error}") from error
       if "searches" not in assigned.units:
@@ -280,16 +290,24 @@ class Service:
     self._under_way += 1
     try:
       yield
-    except (
-      ValueError,
-      types.EngineError,
-      types.RetrievalError,
-      agent_lib.BusyError,
-      agent_lib.ClosedError,
-    ) as error:
+    except (agent_lib.BusyError, agent_lib.ClosedError) as error:
       raise ToolError(str(error)) from error
+    except (types.EngineError, types.RetrievalError) as error:
+      raise ToolError(_logged(str(error))) from error
     finally:
       self._under_way -= 1
+
+
+def _check_text(name: str, text: str) -> None:
+  if not text.strip():
+    raise ToolError(f"{name}: found no text, expected some.")
+
+
+def _logged(reason: str) -> str:
+  """Logs why a call failed and returns what its caller is told."""
+  request = fields.new_id()
+  _log.warning("%s: %s", request, reason)
+  return fields.unavailable(request)
 
 
 def _instructions(examples: Sequence[types.Question]) -> str:

@@ -51,11 +51,13 @@ from anysearch_jax.serving import (
 )
 
 _log = logging.getLogger(__name__)
-FAILED = fields.RequestError(500, "The server failed; its log says more.")
 STOPPING = fields.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
 )
 HEARTBEAT_SECONDS = 15.0
+# The header with a request's id, which errors and the log name; also the key of
+# the ASGI scope.
+_ID = "x-request-id"
 _EXAMPLES = 100
 # The names of an API in metrics; how it reads a request, and writes answers.
 _APIS = {"responses": responses_api, "chat": chat_api}
@@ -166,6 +168,7 @@ class Service:
     """Answers a request to one of the two APIs."""
     api = _APIS[route]
     with self._account(route) as account:
+      request.scope[_ID] = account.id
       if self.draining:
         raise STOPPING
       key = self._key(request)
@@ -173,9 +176,11 @@ class Service:
       asked = api.read(await wire.read(request), self._served)
       self._begin(account, key, asked)
       writer = api.Writer(asked, self._served)
+      headers = {_ID: account.id}
       if asked.stream:
         return wire.EventStream(
           self._chunks(writer, account, asked),
+          headers,
           on_end=lambda complete: self._close(
             account, account.status if complete else 499
           ),
@@ -183,12 +188,14 @@ class Service:
       told = await wire.unless_gone(
         request.receive, self._collect(account, asked)
       )
-      for reply in account.replies:
-        if reply.outcome is types.Outcome.FAILED:  # Clients then try again.
-          raise fields.RequestError(
-            503, reply.reason, code="unavailable", retry_after=1
-          )
-      return wire.respond(writer.collected(told))
+      if account.failures:  # Clients then try again.
+        raise fields.RequestError(
+          503,
+          fields.unavailable(account.id),
+          code="unavailable",
+          retry_after=1,
+        )
+      return wire.respond(writer.collected(told), headers=headers)
 
   async def _chunks(
     self,
@@ -295,8 +302,7 @@ class Service:
     except agent_lib.ClosedError as error:
       raise STOPPING from error
     except Exception as error:
-      _log.error("A question was not answered.", exc_info=error)
-      raise FAILED from error
+      raise _failed(account.id, error) from error
     finally:
       for each in asking:
         each.cancel()
@@ -318,8 +324,13 @@ class Service:
     if isinstance(event, events.Answer):
       self._metrics.ended(event.reply)
     account.tell(event)
+    if isinstance(event, events.Searching):
+      self._metrics.searches.inc()
     if isinstance(event, events.Answer) and account.asked:
       event = _cut(event, account.asked.stop)
+      if event.reply.outcome is types.Outcome.FAILED:
+        said = fields.unavailable(account.id)
+        event = events.Answer(dataclasses.replace(event.reply, reason=said))
     tell(index, event)
 
   @contextlib.contextmanager
@@ -410,8 +421,9 @@ def create_app(service: Service) -> applications.Starlette:
   paths = ", ".join(route.path for route in routes)
 
   async def refused(
-    _: requests.Request, error: Exception
+    request: requests.Request, error: Exception
   ) -> responses_lib.Response:
+    name = request.scope.get(_ID) or fields.new_id()
     headers: Mapping[str, str] | None = None
     if isinstance(error, exceptions.HTTPException):
       headers = error.headers
@@ -419,15 +431,24 @@ def create_app(service: Service) -> applications.Starlette:
         error.status_code, f"{error.detail}; expected one of {paths}."
       )
     elif not isinstance(error, fields.RequestError):
-      _log.error("A request was not answered.", exc_info=error)
-      error = FAILED
-    return wire.respond(error.body(), error.status, headers or error.headers)
+      error = _failed(name, error)
+    return wire.respond(
+      error.body(), error.status, {**(headers or error.headers), _ID: name}
+    )
 
   return applications.Starlette(
     routes=routes,
     exception_handlers=dict.fromkeys(
       (fields.RequestError, exceptions.HTTPException, Exception), refused
     ),
+  )
+
+
+def _failed(request: str, error: Exception) -> fields.RequestError:
+  """Logs a bug and returns what the client is told of it."""
+  _log.error("%s was not answered.", request, exc_info=error)
+  return fields.RequestError(
+    500, f"The server failed; its log says more of {request}."
   )
 
 

@@ -66,8 +66,11 @@ class Metrics:
     self._outcomes = counter(
       "episodes", "Episodes that ended, by their outcome.", "outcome"
     )
+    self.searches = counter(
+      "searches", "Searches that keys are charged for, when they begin."
+    )
     self._searches = histogram(
-      "episode_searches", "Searches of an episode.", _COUNTS
+      "episode_searches", "Searches of an episode that ended.", _COUNTS
     )
     self._tokens = counter("tokens", "Tokens that the policy wrote.")
     self._turns = counter("turns", "Turns of the policy.")

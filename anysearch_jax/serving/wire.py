@@ -32,15 +32,20 @@ HEARTBEAT = b": still working\n\n"
 
 async def read(request: requests.Request) -> Any:
   """Returns the JSON of a request's body."""
+  too_large = fields.RequestError(
+    413, f"The request has more than {_BODY} bytes; send less."
+  )
+  length = request.headers.get("content-length", "")
+  # As a float, because Python limits the digits of an int that it parses.
+  if length.isdecimal() and float(length) > _BODY:
+    raise too_large
   body = bytearray()
   try:
     async with asyncio.timeout(_BODY_SECONDS):
       async for part in request.stream():
         body += part
         if len(body) > _BODY:
-          raise fields.RequestError(
-            413, f"The request has more than {_BODY} bytes; send less."
-          )
+          raise too_large
   except requests.ClientDisconnect as error:
     raise fields.RequestError(499, "The client left.") from error
   except TimeoutError as error:
@@ -86,15 +91,24 @@ class EventStream(responses.StreamingResponse):
 
   Args:
     chunks: are closed in both cases.
+    headers: of the response, besides those of every stream.
     on_end: called once, with whether all chunks were sent.
   """
 
   def __init__(
-    self, chunks: AsyncGenerator[bytes], *, on_end: Callable[[bool], None]
+    self,
+    chunks: AsyncGenerator[bytes],
+    headers: Mapping[str, str],
+    *,
+    on_end: Callable[[bool], None],
   ):
     super().__init__(
       chunks,
-      headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+      headers={
+        "cache-control": "no-store",
+        "x-accel-buffering": "no",
+        **headers,
+      },
       media_type="text/event-stream",
     )
     self._chunks, self._on_end = chunks, on_end

@@ -191,12 +191,11 @@ class Batcher:
       return self._search(batch)
     except BaseException as error:  # The next search may still succeed.
       failed = dialects.RequestError(
-        f"The search failed ({type(error).__name__}); the server's log says "
-        "more.",
-        500,
+        f"The search failed ({type(error).__name__}).", 500
       )
       if len(requests) == 1:
         _log.exception("A search failed.")
+        failed.__cause__ = error
         return [failed] * len(batch)
     # Skip requests that were cancelled or have already failed.
     return [

@@ -20,6 +20,7 @@ import functools
 import hmac
 import logging
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -163,13 +164,20 @@ class Service:
   ) -> responses.Response:
     """Answers a request; errors become responses too."""
     start = time.monotonic()
+    name = f"req_{uuid.uuid4().hex}"
     try:
       response = _json(await self._answer(read, request))
-    except dialects.RequestError as refused:
+    except Exception as error:
+      refused = error
+      if not isinstance(refused, dialects.RequestError):
+        refused = dialects.RequestError("The server failed.", 500)
+      if refused.status == 500:  # Its cause may name internal addresses.
+        cause = refused.__cause__ or error
+        _log.error("%s failed: %r", name, cause, exc_info=cause is error)
+        said = f"{refused} The server's log says more of {name}."
+        refused = dialects.RequestError(said, 500)
       response = _refusal(refused)
-    except Exception:
-      _log.exception("A request failed.")
-      response = _json({"detail": "The server failed; its log says more."}, 500)
+    response.headers["x-request-id"] = name
     took = time.monotonic() - start
     status = str(response.status_code)
     self._metrics["requests"].labels(route, status).inc()
