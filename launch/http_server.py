@@ -398,7 +398,6 @@ def serve(
   request: float,
   grace: float,
   hosts: Sequence[str] = (),
-  locked: bool = False,
 ) -> None:
   """Serves until a signal arrives; see the module.
 
@@ -406,7 +405,7 @@ def serve(
     app: the ASGI app.
     service: what it serves: `drain(seconds)` refuses new requests from now on
       and ends within `seconds`; `on_closed(reason)` counts a connection that
-      was closed early.
+      was closed early; `locked` says whether every client needs a key.
     named: what the first line of output says is served.
     host, port: the address to listen at; port 0 takes any free port.
     connections: the most at a time; fewer if the process may open fewer files.
@@ -414,7 +413,6 @@ def serve(
     request: seconds that a request may take after them.
     grace: seconds for requests that are open when the server stops.
     hosts: further names of the server, see `OwnPages`.
-    locked: whether every client needs a key.
 
   Raises:
     ValueError: the server cannot listen at the address, a name cannot be one,
@@ -429,7 +427,7 @@ def serve(
     on_closed=service.on_closed,
   )
   config = uvicorn.Config(
-    app if locked else own,
+    app if service.locked else own,
     http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
     ws="none",
     backlog=_ACCEPTED,

@@ -164,7 +164,6 @@ def _serve_http(
       request=deadline,
       grace=f.grace,
       hosts=f.hosts,
-      locked=guard is not None,
     )
 
 

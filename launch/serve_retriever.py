@@ -79,7 +79,6 @@ def serve(
     request=limits.deadline,
     grace=grace,
     hosts=hosts,
-    locked=bool(token),
   )
   if running.batcher.busy:
     # A search still runs though no request waits for it. Its thread cannot be

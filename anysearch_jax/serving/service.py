@@ -91,6 +91,7 @@ class Service:
     log_questions: whether the log holds the texts of questions.
 
   Attributes:
+    locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
 
@@ -112,6 +113,7 @@ class Service:
     )
     self._log_questions = log_questions
     self._running = 0
+    self.locked = guard is not None
     self.draining = False
 
   def drain(self, seconds: float) -> None:
@@ -135,7 +137,7 @@ class Service:
       "slots": self._agent.slots,
       "running": self._running,
       "max_budget": self._served.max_budget,
-      "keys": self._guard is not None,
+      "keys": self.locked,
     }
     return wire.respond(values, 503 if self.draining else 200)
 

@@ -72,6 +72,7 @@ class Service:
   """The shared state of an app's routes.
 
   Attributes:
+    locked: whether every client needs a token.
     draining: whether the service is about to stop.
     batcher: runs the searches.
   """
@@ -85,7 +86,7 @@ class Service:
   ):
     self._search, self._limits = search, limits
     self._described = described
-    self._token = token.encode()
+    self._token, self.locked = token.encode(), bool(token)
     self._registry = prometheus_client.CollectorRegistry()
     mine: Any = {"namespace": "retrieval", "registry": self._registry}
     self._metrics: dict[str, Any] = {

@@ -14,7 +14,7 @@ import sys
 import threading
 
 import commands
-import httpx2
+import foreign_pages
 import mcp
 import pytest
 
@@ -134,10 +134,7 @@ def test_official_client_talks_over_http_and_a_signal_ends_the_server():
   greeting = process.stdout.readline()
   url = re.search(r"http://127\.0\.0\.1:\d+/mcp", greeting)[0]
   check(*asyncio.run(asyncio.wait_for(used(url), 60)))
-  foreign = httpx2.post(
-    url, json={}, headers={"Host": "rebound.example"}, timeout=10
-  )
-  assert foreign.status_code == 421
+  foreign_pages.check(url, "/mcp", metrics="/mcp")
   process.send_signal(signal.SIGTERM)
   assert process.wait(20) == 0
 

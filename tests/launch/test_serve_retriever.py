@@ -14,8 +14,11 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import commands
+import foreign_pages
 import held_search
 import httpx2
 import pytest
@@ -174,7 +177,42 @@ def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
     answered = 'retrieval_requests_total{route="/retrieve",status="200"}'
     assert f"{answered} {64 * 3 + 2}.0" in lines
     assert not any("status=" in line and '"200"' not in line for line in lines)
+    foreign_pages.check(url, "/retrieve")
     assert stopped(process) == 0
+
+
+@pytest.mark.parametrize(
+  ("host", "names", "asked", "admitted"),
+  [
+    ("0.0.0.0", (), "10.0.0.7:8000", True),
+    ("0.0.0.0", (), "[fd00::7]:8000", True),
+    ("0.0.0.0", (), "gpu-17:8000", True),
+    ("0.0.0.0", (), socket.getfqdn(), True),
+    ("node.example", (), "Node.Example:80", True),
+    ("0.0.0.0", (), "gpu-17.example:8000", False),
+    (
+      "0.0.0.0",
+      ("x", "GPU-17.cluster.example."),
+      "gpu-17.cluster.example",
+      True,
+    ),
+    ("127.0.0.1", ("search.example",), "search.example:443", True),
+    ("127.0.0.1", ("search.example",), "x.search.example", False),
+  ],
+)
+def test_name_of_a_service_without_a_token(host, names, asked, admitted):
+  app = http_server.OwnPages(service.create_app(Patient()), host, names)
+
+  async def status(**headers):
+    async with served.client_of(app, headers=headers) as client:
+      return await client.post("/retrieve", json=ASK)
+
+  found = asyncio.run(status(host=asked, origin=f"https://{asked}"))
+  assert found.status_code == (200 if admitted else 421), found.text
+  said = "start it with --hosts=" + asked.partition(":")[0]
+  assert admitted or said in found.json()["error"]["message"]
+  page = asyncio.run(status(host="127.0.0.1", origin="https://search.example"))
+  assert page.status_code == (200 if "search.example" in names else 403)
 
 
 def test_the_token_comes_from_the_environment(index, monkeypatch):
@@ -245,6 +283,7 @@ def test_a_search_beyond_the_grace_is_cut_off():
     (["--index=not_there"], "found no finished index"),
     (["--retriever=a.py:b"], "expected either --index=FOLDER or --retriever"),
     (["--port={taken}"], "name another --port"),
+    (["--hosts=http://a.example"], "--hosts: found 'http://a.example'"),
   ],
 )
 def test_invalid_server_is_refused(index, flags, sentence):
@@ -391,6 +430,31 @@ def test_server_with_only_busy_connections_refuses_with_503():
       thread.join(60)
     assert reasons == ["full"]
     assert ask(address).status_code == 200
+
+
+def test_client_that_sends_a_large_body_before_it_reads_gets_its_413():
+  with serving() as (address, reasons, _):
+    url = "http://{}:{}/retrieve".format(*address)
+    for _ in range(3):
+      with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, bytes(50 << 20), timeout=60)
+      assert refused.value.code == 413
+      assert "more than 16777216 bytes" in refused.value.read().decode()
+    assert not reasons
+
+
+@pytest.mark.parametrize("limit", ["_LINGER_SECONDS", "_LINGER_BYTES"])
+def test_body_that_does_not_end_is_dropped_after_a_while(monkeypatch, limit):
+  """Its client waits for "100 Continue", so that another request may follow."""
+  monkeypatch.setattr(http_server, limit, 0.2)
+  head = HALF + b"Length: 50000000\r\nExpect: 100-continue\r\n\r\n"
+  with serving() as (address, reasons, _):
+    with half_open(address, 1, head) as (connection,):
+      said = connection.makefile("rb").read()
+      assert said.startswith(b"HTTP/1.1 413 ") and b"connection: close" in said
+      if limit == "_LINGER_BYTES":
+        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+      assert waits_until(lambda: reasons == ["request"], 5)
 
 
 def ask_raw(address):

@@ -14,6 +14,7 @@ import sys
 import time
 
 import commands
+import foreign_pages
 import httpx2
 import openai
 import pytest
@@ -88,6 +89,10 @@ def test_examples_can_be_asked_through_the_official_client(server):
   assert "question" not in last
 
 
+def test_page_of_somebody_else_asks_nothing(server):
+  foreign_pages.check(server[0], "/v1/responses")
+
+
 @pytest.mark.skipif(not SGLANG, reason="no server; set ANYSEARCH_SGLANG_URL")
 @pytest.mark.parametrize("how", ["sglang", "openai"])
 def test_policy_that_a_server_samples_answers_both_apis(how):
@@ -149,7 +154,8 @@ def test_pages_of_clients_that_left_are_free_within_a_second(server):
   def hang_up(question):
     body = json.dumps({"input": question, "stream": True}).encode()
     head = (
-      f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+      "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\n"
+      f"content-length: {len(body)}"
     )
     with socket.create_connection(
       ("127.0.0.1", port), timeout=10
@@ -189,6 +195,8 @@ from {http_server.__name__} import serve
 app, go, state = fastapi.FastAPI(), asyncio.Event(), [0, False]
 
 class Service:
+  locked = False
+
   def drain(self, seconds):
     state[1] = True
 

@@ -29,7 +29,7 @@ def hang_up(url, body, *, key="", seconds=0.1):
   port = int(url.rpartition(":")[2])
   text = json.dumps(body).encode()
   head = (
-    "POST /v1/responses HTTP/1.1\r\nhost: x\r\n"
+    "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\n"
     f"authorization: Bearer {key}\r\ncontent-length: {len(text)}\r\n\r\n"
   )
   with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
@@ -225,6 +225,25 @@ def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_outage_is_explained_in_the_log_only(caplog, stream, path):
+  caplog.set_level(logging.INFO, "anysearch_jax.serving.service")
+  secret = "http://10.9.8.7:8000 answered 500: /srv/secret"
+  broken = scripted.Retriever(error=types.RetrievalError(secret))
+  body = {"messages": [{"role": "user", "content": "Who?"}], "stream": stream}
+  if path == "responses":
+    body = QUESTION | {"stream": stream}
+  with served(retriever=broken) as (url, _):
+    found = httpx2.post(f"{url}/v1/{path}", json=body)
+  assert found.status_code == (200 if stream else 503)
+  name = found.headers["x-request-id"]
+  assert f"log has the cause of {name}." in found.text
+  assert not any(word in found.text for word in ("10.9.8.7", "500", "secret"))
+  (line,) = (json.loads(r.message) for r in caplog.records if name in r.message)
+  assert secret in line["failures"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_question_that_outlasts_the_grace_is_told_that_the_service_stops(
   stream,
 ):
@@ -407,8 +426,11 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
       found = list(pool.map(ask, range(42)))
     assert found[::3] == ["Jane"] * 14
     wait_for(lambda: service._running == 0)
+    header = {"authorization": f"Bearer {key}"}
+    metrics = httpx2.get(f"{url}/metrics", headers=header).text
   (known,) = guard.keys
   searches, tokens = guard.used(known)
+  assert f"anysearch_searches_total {searches}.0" in metrics
   assert 14 * 3 <= len(retriever.requests) <= searches <= 42 * 5
   assert tokens <= 42 * 2000
   guard.close()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import pathlib
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -139,6 +142,44 @@ def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
   assert guard.used(ALICE) == (0, 0)
   clock[0] = NOON
   assert guard.used(ALICE) == (2, 1)
+
+
+RACE = """
+import sys
+import test_keys
+from anysearch_jax.serving import fields, keys
+
+names = [keys.Key(f"{n}", searches_a_day=1) for n in range(100)]
+guard = keys.Guard(tuple(names), sys.argv[1])
+print(flush=True)
+sys.stdin.readline()
+charged = 0
+for key in names:
+  try:
+    with test_keys.admitted(guard, key):
+      charged += 1
+  except fields.RequestError:
+    pass
+print(charged)
+"""
+
+
+def test_processes_that_race_charge_a_key_no_more_than_its_day(tmp_path):
+  command = (sys.executable, "-c", RACE, str(tmp_path / "used"))
+  racing = [
+    subprocess.Popen(
+      command,
+      cwd=pathlib.Path(__file__).parent,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    for _ in range(3)
+  ]
+  for each in racing:
+    each.stdout.readline()
+  charged = [int(each.communicate("\n", 60)[0]) for each in racing]
+  assert sum(charged) == 100
 
 
 def test_budget_above_the_keys_is_refused(guard):

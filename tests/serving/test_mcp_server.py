@@ -164,6 +164,23 @@ def test_trajectory_is_a_resource_until_enough_others_were_kept():
   assert uris[0].startswith(templates[0].uri_template.partition("{")[0])
 
 
+def test_outage_is_explained_in_the_log_only(caplog):
+  secret = "http://10.9.8.7:8000 answered 500: /srv/secret"
+  broken = scripted.Retriever(error=types.RetrievalError(secret))
+
+  async def scenario(client):
+    found = await client.call_tool("search", {"query": "emma"})
+    asked = await client.call_tool("answer", {"question": "?", "budget": 2})
+    read = await client.read_resource(asked.structured_content["trajectory"])
+    return found.content[0].text, asked.content[0].text, read.contents[0].text
+
+  for said in play(scenario, retriever=broken):
+    assert "10.9.8.7" not in said and "secret" not in said
+    name = said.partition("log has the cause of ")[2].partition(".")[0]
+    assert f"{name}: " in caplog.text
+  assert caplog.text.count(secret) >= 2
+
+
 @contextlib.contextmanager
 def over_http(service):
   """Yields the URL of a service that a thread serves."""

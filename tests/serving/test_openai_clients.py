@@ -336,15 +336,16 @@ def test_outage_is_503_and_in_a_stream_a_failed_response():
   with served(retriever=broken) as (url, _):
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     with pytest.raises(
-      openai.InternalServerError, match="It is down."
+      openai.InternalServerError, match="did not answer"
     ) as found:
       client.responses.create(model="tiny", input="Who?")
     assert found.value.status_code == 503
+    assert found.value.request_id in str(found.value)
     told = list(
       client.responses.create(model="tiny", input="Who?", stream=True)
     )
     assert told[-1].type == "response.failed"
-    assert "It is down." in told[-1].response.error.message
+    assert "did not answer" in told[-1].response.error.message
     calls = [i for i in told[-1].response.output if i.type == "web_search_call"]
     assert [call.status for call in calls] == ["failed"]
 

@@ -16,6 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.serving import fields, keys, service
+from launch import http_server
 
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
 CONFIG = config_lib.EpisodeConfig(max_generated=2000, max_context=9000)
@@ -59,9 +60,17 @@ def served(
   with agent:
     made = service.Service(agent, served, **kwargs)
     with socket.create_server(("127.0.0.1", 0)) as listening:
+      app = service.create_app(made)
+      guard = http_server.Guard(
+        99, headers=60, request=60, on_closed=made.on_closed
+      )
       server = uvicorn.Server(
         uvicorn.Config(
-          service.create_app(made), log_config=None, timeout_graceful_shutdown=5
+          app if made.locked else http_server.OwnPages(app, "127.0.0.1"),
+          http=guard.protocol,
+          ws="none",
+          log_config=None,
+          timeout_graceful_shutdown=5,
         )
       )
       thread = threading.Thread(

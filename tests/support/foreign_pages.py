@@ -1,0 +1,63 @@
+"""Requests that web pages of others have a browser send to a service."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+BODY = b"{}"
+_JSON = ("Content-Type", "application/json")
+_PLAIN = ("Content-Type", "text/plain")
+_EVIL = "rebound.example"
+
+
+def status(address, path, *headers, method="POST"):
+  """Returns the status and body of a request with exactly these headers."""
+  host, port = address
+  connection = http.client.HTTPConnection(host, port, timeout=30)
+  connection.putrequest(method, path, skip_host=True)
+  for name, value in (*headers, ("Content-Length", str(len(BODY)))):
+    connection.putheader(name, value)
+  connection.endheaders(BODY)
+  response = connection.getresponse()
+  found = response.status, response.read().decode()
+  connection.close()
+  return found
+
+
+def check(url, path, metrics="/metrics"):
+  """Checks that a service without keys refuses them, and nothing else."""
+  host, port = url.removeprefix("http://").split("/")[0].split(":")
+  own = f"{host}:{port}"
+  for name in (own, "LOCALHOST.:9999", "localhost", "[::1]:80", "[0:0::1]"):
+    page = f"http://{name}"
+    for headers in ((_PLAIN,), (_JSON, ("Origin", page))):
+      found, said = status((host, port), path, ("Host", name), *headers)
+      assert found not in (403, 415, 421), (name, said)
+  for names in (
+    *([_EVIL], [f"{_EVIL}:{port}"], [f"localhost.{_EVIL}"], ["10.0.0.7"]),
+    *([f"127.0.0.1.{_EVIL}"], [f"{own}@{_EVIL}"], [f"{_EVIL}@{own}"], [""]),
+    *([own, _EVIL], [_EVIL, own], [own, own], [f"{own},{_EVIL}"], ["[x]"], []),
+  ):
+    hosts = [("Host", name) for name in names]
+    for method, where in (("OPTIONS", "/"), ("GET", metrics), ("POST", path)):
+      found, said = status((host, port), where, *hosts, _JSON, method=method)
+      assert found == 421, (names, said)
+  assert (
+    "--hosts=NAME" in json.loads(status((host, port), path, _JSON)[1])["detail"]
+  )
+  for page in (
+    *(f"http://{_EVIL}", "null", "", f"http://localhost:{port}", "file://"),
+    *(f"http://{own}.{_EVIL}", f"http://{own}@{_EVIL}", f"http://{host}:1"),
+  ):
+    for kind in (_JSON, _PLAIN):
+      sent = ("Host", own), ("Origin", page), ("X-Forwarded-Host", _EVIL), kind
+      for method in ("POST", "OPTIONS"):
+        found, said = status((host, port), path, *sent, method=method)
+        assert found == 403 and "Origin: found" in said, (page, found, said)
+  for headers in (
+    [("Sec-Fetch-Site", "cross-site")],
+    [("Sec-Fetch-Site", "same-site"), _PLAIN],
+    [("Origin", f"http://{own}"), _PLAIN],
+  ):
+    assert status((host, port), path, ("Host", own), *headers)[0] == 415
