@@ -178,7 +178,10 @@ def test_processes_that_race_charge_a_key_no_more_than_its_day(tmp_path):
   ]
   for each in racing:
     each.stdout.readline()
-  charged = [int(each.communicate("\n", 60)[0]) for each in racing]
+  for each in racing:
+    each.stdin.write("\n")
+    each.stdin.flush()
+  charged = [int(each.communicate(timeout=60)[0]) for each in racing]
   assert sum(charged) == 100
 
 
