@@ -50,7 +50,7 @@ T = TypeVar("T")
 _LAST = 2000  # Characters of a failed process's errors.
 _COPIES = 7
 _POST = (
-  b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+  b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
   b"content-length: %d\r\n\r\n%b"
 )
 

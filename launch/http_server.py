@@ -43,9 +43,9 @@ _ACCEPTED = 8
 _POLL = 0.05
 # Seconds within which a client must read its answer.
 _READING = 60
-# What is read and dropped of a body after its answer. Many clients send all of
-# a body before they read, and a close with unread bytes resets the connection,
-# which destroys the answer: nginx calls this its lingering close.
+# What is read and dropped of a body after its answer, as in nginx's lingering
+# close. Many clients send all of a body before they read, and a close with
+# unread bytes resets the connection, which destroys the answer.
 _LINGER_SECONDS = 30
 _LINGER_BYTES = 2**28
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
@@ -268,14 +268,13 @@ class OwnPages:
   """Refuses the requests that web pages of others can have a browser send.
 
   Such a request has the page's Origin, or, after DNS rebinding, the page's name
-  as its Host. A service whose clients need a key does not need this, because
-  those pages have none.
+  as its Host. A service that needs a key needs no such check.
 
   Args:
     app: answers all other requests.
-    host: the address that the server listens at. One that only this machine
-      reaches has loopback names only. Others also have every IP address and
-      name without a dot, which no page of the internet has.
+    host: the address that the server listens at. If other machines reach it,
+      Host may also be any address or name without a dot, because no page that
+      rebinds its name can have one.
     names: further names of the server; pages there may ask it.
 
   Raises:
@@ -283,14 +282,14 @@ class OwnPages:
   """
 
   def __init__(self, app: Any, host: str, names: Sequence[str] = ()):
-    self._app, self._outside = app, not is_loopback(host)
-    self._given = {_name(name) for name in names}
+    self._app, self._given = app, {_name(name) for name in names}
     if "" in self._given:
       raise ValueError(
         f"--hosts: found {','.join(names)!r}, expected names such as "
         "search.example.com, without http://, separated by commas."
       )
-    self._own = {host.lower()} | self._given
+    self._own = {host.lower(), *self._given}
+    self._outside = not is_loopback(host)
     if self._outside:
       self._own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
@@ -298,65 +297,48 @@ class OwnPages:
     app = self._app
     if scope["type"] == "http" and (refused := self._refusal(scope)):
       status, said = refused
-      # Clients of the one service read `detail`, of the other `error`.
+      # Clients of the retriever read `detail`, those of OpenAI's APIs `error`.
       error = {"message": said, "type": "invalid_request_error"}
-      error |= dict.fromkeys(("param", "code"))
       app = responses.JSONResponse({"detail": said, "error": error}, status)
     await app(scope, receive, send)
 
   def _refusal(self, scope: Any) -> tuple[int, str] | None:
-    """Returns status and sentence for a request that is refused."""
+    """Returns status and sentence of a refused request."""
     headers = datastructures.Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     host = ",".join(hosts).lower()
-    # Health checks of HTTP/1.0 have none; browsers always have one.
+    # Browsers always send one; health checks in HTTP/1.0 need not.
     if (hosts or scope["http_version"] != "1.0") and not self._is_own(host):
-      return 421, (
-        f"Host: found {host[:80]!r}, which is no name of this service. Ask it "
-        "at the address that it printed when it started, or start it with "
-        f"--hosts={_name(host) or 'NAME'}."
-      )
+      return 421, _foreign("Host", host)
     for origin in origins:
       page = origin.lower().partition("://")[2]
       if (not page or page != host) and _name(page) not in self._given:
-        return 403, (
-          f"Origin: found {origin[:80]!r}, expected no page, or one of this "
-          "service. If it is behind a proxy, start it with "
-          f"--hosts={_name(page) or 'NAME'}."
-        )
+        return 403, _foreign("Origin", page)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     by_page = origins or "site" in headers.get("sec-fetch-site", "").lower()
     if by_page and scope["method"] == "POST" and kind != "application/json":
-      return 415, (
-        f"Content-Type: found {kind[:80]!r} from a page, expected "
-        "application/json."
-      )
+      return 415, f"Content-Type: found {kind!r}, expected application/json."
     return None
 
   def _is_own(self, host: str) -> bool:
-    name = _name(host)
-    if name in self._own or is_loopback(name):
+    if not (name := _name(host)):
+      return False
+    if self._outside and ("." not in name or name.replace(".", "").isdigit()):
       return True
-    outer = name and ("." not in name or _address(name) is not None)
-    return self._outside and bool(outer)
+    return name in self._own or is_loopback(name)
 
 
 def _name(host: str) -> str:
   """Returns the name or address in a Host header, "" if it has none."""
   found = _HOST.fullmatch(host.lower())
-  if not found:
-    return ""
-  name = found[1] or found[2].removesuffix(".")
-  return str(_address(name) or name)
+  return found[1] or found[2].removesuffix(".") if found else ""
 
 
-def _address(
-  name: str,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-  try:
-    return ipaddress.ip_address(name)
-  except ValueError:
-    return None
+def _foreign(header: str, found: str) -> str:
+  return (
+    f"{header}: found {found[:80]!r}, expected an address of this service. If "
+    f"it is one, start the service with --hosts={_name(found) or 'NAME'}."
+  )
 
 
 def room(wanted: int) -> tuple[int, int]:
@@ -391,12 +373,12 @@ def serve(
   service: Any,
   *,
   named: str,
-  host: str,
   port: int,
   connections: int,
   headers: float,
   request: float,
-  grace: float,
+  host: str = "127.0.0.1",
+  grace: float = 30.0,
   hosts: Sequence[str] = (),
 ) -> None:
   """Serves until a signal arrives; see the module.
@@ -418,7 +400,6 @@ def serve(
     ValueError: the server cannot listen at the address, a name cannot be one,
       or the limit of open files of this process is too low.
   """
-  own = OwnPages(app, host, hosts)
   most, descriptors = room(connections)
   guard = Guard(
     most,
@@ -427,7 +408,7 @@ def serve(
     on_closed=service.on_closed,
   )
   config = uvicorn.Config(
-    app if service.locked else own,
+    app if service.locked else OwnPages(app, host, hosts),
     http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
     ws="none",
     backlog=_ACCEPTED,
@@ -476,5 +457,7 @@ def address(opened: socket.socket) -> str:
 
 def is_loopback(host: str) -> bool:
   """Returns whether only this machine reaches an address."""
-  found = _address(host)
-  return host == "localhost" if found is None else found.is_loopback
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return host == "localhost"

@@ -167,20 +167,17 @@ def _serve_http(
     )
 
 
-@contextlib.contextmanager
-def _guard(path: str | None) -> Iterator[keys_lib.Guard | None]:
-  """Yields the guard of a file of keys; None without one."""
+def _guard(
+  path: str | None,
+) -> contextlib.AbstractContextManager[keys_lib.Guard | None]:
+  """Returns the guard of a file of keys; None without one."""
   from anysearch_jax.serving import keys
 
   if path is None:
-    yield None
-    return
+    return contextlib.nullcontext()
   file = pathlib.Path(path)
-  guard = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
-  try:
-    yield guard
-  finally:
-    guard.close()
+  used = file.with_suffix(".usage.sqlite")
+  return contextlib.closing(keys.Guard(keys.read(file), used))
 
 
 def _add_key() -> None:
@@ -308,7 +305,6 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
     ValueError: the server cannot listen at the address.
   """
   import uvicorn
-  from mcp.server import transport_security
 
   from launch import http_server
 
@@ -317,12 +313,8 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
   logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
   config = uvicorn.Config(
     http_server.OwnPages(
-      service.server.streamable_http_app(
-        # Its own check of Host and Origin knows no --hosts.
-        transport_security=transport_security.TransportSecuritySettings(
-          enable_dns_rebinding_protection=False
-        )
-      ),
+      # Without a host it leaves Host and Origin to us.
+      service.server.streamable_http_app(host=""),
       f.host,
       f.hosts,
     ),

@@ -27,7 +27,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
@@ -41,24 +41,19 @@ from retrieval.service import dialects, service
 def serve(
   search: service.Search,
   *,
-  host: str = "127.0.0.1",
-  port: int = 8000,
   limits: dialects.Limits | None = None,
   token: str = "",
-  grace: float = 30.0,
-  hosts: Sequence[str] = (),
   described: Mapping[str, Any] | None = None,
+  **listening: Any,
 ) -> None:
   """Serves until a signal arrives; see the module.
 
   Args:
     search: the index that answers.
-    host, port: the address to listen at; port 0 takes any free port.
     limits: limits of requests and of the queue; None: the defaults.
     token: token that clients must send; "" admits all clients.
-    grace: seconds for requests that are open when the server stops.
-    hosts: further names of the server, see `http_server.OwnPages`.
     described: additional fields of `/health`.
+    listening: host, port, grace and hosts, as of `http_server.serve`.
 
   Raises:
     ValueError: as of `http_server.serve`.
@@ -72,13 +67,10 @@ def serve(
     made,
     running,
     named=f"{len(search)} passages",
-    host=host,
-    port=port,
     connections=limits.connections,
     headers=limits.headers,
     request=limits.deadline,
-    grace=grace,
-    hosts=hosts,
+    **listening,
   )
   if running.batcher.busy:
     # A search still runs though no request waits for it. Its thread cannot be

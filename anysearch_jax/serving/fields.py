@@ -77,10 +77,7 @@ def new_id() -> str:
 
 
 def unavailable(request: str) -> str:
-  """Returns what a client is told if the engine or the retriever failed.
-
-  Their errors have internal addresses and replies; these go to the log.
-  """
+  """Returns what is told instead of an error with internal addresses."""
   return (
     "The model or the search service did not answer; try again later. The "
     f"service's log has the cause of {request}."

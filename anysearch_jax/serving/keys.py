@@ -217,7 +217,7 @@ class Guard:
       )
     day = self._now().date().isoformat()
     with self._rows:
-      # Locks the file for other processes until the charge is committed.
+      # No other process charges between the check and the charge.
       self._rows.execute("BEGIN IMMEDIATE")
       self._check(key, searches, tokens)
       self._charge(key, day, searches, tokens)
@@ -227,8 +227,7 @@ class Guard:
     finally:
       self._running[key.name] -= 1
       n, written = used()
-      with self._rows:
-        self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
+      self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
 
   def used(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
@@ -264,12 +263,13 @@ class Guard:
     return max(1, int((midnight - now).total_seconds()))
 
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
-    self._rows.execute(
-      "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
-      "SET searches = searches + excluded.searches, "
-      "tokens = tokens + excluded.tokens",
-      (key.name, day, searches, tokens),
-    )
+    with self._rows:
+      self._rows.execute(
+        "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
+        "SET searches = searches + excluded.searches, "
+        "tokens = tokens + excluded.tokens",
+        (key.name, day, searches, tokens),
+      )
 
 
 def _hash(key: str) -> str:
@@ -364,9 +364,8 @@ class Account:
       "searches": self.searches,
       "tokens": sum(reply.tokens for reply in self.replies),
       "outcomes": [str(reply.outcome) for reply in self.replies],
+      "failures": self.failures,
     }
-    if failures := self.failures:
-      values["failures"] = failures
     if with_question and self.asked:
       values["question"] = self.asked.question
     return values

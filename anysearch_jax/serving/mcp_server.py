@@ -179,10 +179,9 @@ class Service:
     ],
     context: Context,
   ) -> Answered:
-    _check_text("question", question)
     allowed = self._allowed(budget)
     searches = budgets.of(allowed).searches
-    with self._call():
+    with self._call(question=question):
       agent = await self._loaded()
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.
@@ -207,11 +206,10 @@ class Service:
       int | None, pydantic.Field(description="Largest number of passages.")
     ] = None,
   ) -> Found:
-    _check_text("query", query)
     k = self._passages if k is None else k
     if not 1 <= k <= _MOST_PASSAGES:
       raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
-    with self._call():
+    with self._call(query=query):
       agent = await self._loaded()
       found = await agent.search_async(query, k=k)
     return Found(passages=[Passage(**each) for each in records.passages(found)])
@@ -285,8 +283,11 @@ class Service:
     return await asyncio.shield(asyncio.wrap_future(self._agent))
 
   @contextlib.contextmanager
-  def _call(self) -> Iterator[None]:
+  def _call(self, **texts: str) -> Iterator[None]:
     """Counts a call; turns what its caller can act on into an error result."""
+    for name, text in texts.items():
+      if not text.strip():
+        raise ToolError(f"{name}: found no text, expected some.")
     self._under_way += 1
     try:
       yield
@@ -296,11 +297,6 @@ class Service:
       raise ToolError(_logged(str(error))) from error
     finally:
       self._under_way -= 1
-
-
-def _check_text(name: str, text: str) -> None:
-  if not text.strip():
-    raise ToolError(f"{name}: found no text, expected some.")
 
 
 def _logged(reason: str) -> str:

@@ -55,8 +55,7 @@ STOPPING = fields.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
 )
 HEARTBEAT_SECONDS = 15.0
-# The header with a request's id, which errors and the log name; also the key of
-# the ASGI scope.
+# The header with a request's id, which errors and the log name.
 _ID = "x-request-id"
 _EXAMPLES = 100
 # The names of an API in metrics; how it reads a request, and writes answers.
@@ -178,26 +177,26 @@ class Service:
       asked = api.read(await wire.read(request), self._served)
       self._begin(account, key, asked)
       writer = api.Writer(asked, self._served)
-      headers = {_ID: account.id}
+      response: responses_lib.Response
       if asked.stream:
-        return wire.EventStream(
+        response = wire.EventStream(
           self._chunks(writer, account, asked),
-          headers,
           on_end=lambda complete: self._close(
             account, account.status if complete else 499
           ),
         )
-      told = await wire.unless_gone(
-        request.receive, self._collect(account, asked)
-      )
-      if account.failures:  # Clients then try again.
-        raise fields.RequestError(
-          503,
-          fields.unavailable(account.id),
-          code="unavailable",
-          retry_after=1,
+      else:
+        told = await wire.unless_gone(
+          request.receive, self._collect(account, asked)
         )
-      return wire.respond(writer.collected(told), headers=headers)
+        if account.failures:  # Clients then try again.
+          said = fields.unavailable(account.id)
+          raise fields.RequestError(
+            503, said, code="unavailable", retry_after=1
+          )
+        response = wire.respond(writer.collected(told))
+      response.headers[_ID] = account.id
+      return response
 
   async def _chunks(
     self,
@@ -425,7 +424,7 @@ def create_app(service: Service) -> applications.Starlette:
   async def refused(
     request: requests.Request, error: Exception
   ) -> responses_lib.Response:
-    name = request.scope.get(_ID) or fields.new_id()
+    name = request.scope.get(_ID, "")
     headers: Mapping[str, str] | None = None
     if isinstance(error, exceptions.HTTPException):
       headers = error.headers
@@ -434,9 +433,8 @@ def create_app(service: Service) -> applications.Starlette:
       )
     elif not isinstance(error, fields.RequestError):
       error = _failed(name, error)
-    return wire.respond(
-      error.body(), error.status, {**(headers or error.headers), _ID: name}
-    )
+    headers = {**(headers or error.headers), **({_ID: name} if name else {})}
+    return wire.respond(error.body(), error.status, headers)
 
   return applications.Starlette(
     routes=routes,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import prometheus_client
 
@@ -27,50 +29,34 @@ class Metrics:
     self, slots: int, pages: Callable[[], tuple[int, int]] | None = None
   ):
     self.registry = prometheus_client.CollectorRegistry()
-
-    def counter(name: str, sentence: str, *labels: str):
-      return prometheus_client.Counter(
-        f"anysearch_{name}", sentence, labels, registry=self.registry
-      )
-
-    def gauge(name: str, sentence: str):
-      return prometheus_client.Gauge(
-        f"anysearch_{name}", sentence, registry=self.registry
-      )
-
-    def histogram(name: str, sentence: str, buckets: Sequence, *labels: str):
-      return prometheus_client.Histogram(
-        f"anysearch_{name}",
-        sentence,
-        labels,
-        buckets=buckets,
-        registry=self.registry,
-      )
-
+    mine: Any = {"namespace": "anysearch", "registry": self.registry}
+    counter = functools.partial(prometheus_client.Counter, **mine)
+    gauge = functools.partial(prometheus_client.Gauge, **mine)
+    histogram = functools.partial(prometheus_client.Histogram, **mine)
     self._requests = counter(
       "requests",
       "Requests that were answered; 499: the client left.",
-      *("route", "status"),
+      ("route", "status"),
     )
     self._seconds = histogram(
       "request_seconds",
       "From the headers of a request to the end of its answer.",
-      _SECONDS,
-      "route",
+      ("route",),
+      buckets=_SECONDS,
     )
     self.first_event = histogram(
       "first_event_seconds",
       "From a question to the first piece of reasoning, search or answer.",
-      _SECONDS,
+      buckets=_SECONDS,
     )
     self._outcomes = counter(
-      "episodes", "Episodes that ended, by their outcome.", "outcome"
+      "episodes", "Episodes that ended, by their outcome.", ("outcome",)
     )
     self.searches = counter(
-      "searches", "Searches that keys are charged for, when they begin."
+      "searches", "Searches that were charged, also of clients that left."
     )
     self._searches = histogram(
-      "episode_searches", "Searches of an episode that ended.", _COUNTS
+      "episode_searches", "Searches of an ended episode.", buckets=_COUNTS
     )
     self._tokens = counter("tokens", "Tokens that the policy wrote.")
     self._turns = counter("turns", "Turns of the policy.")

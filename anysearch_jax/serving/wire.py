@@ -91,24 +91,15 @@ class EventStream(responses.StreamingResponse):
 
   Args:
     chunks: are closed in both cases.
-    headers: of the response, besides those of every stream.
     on_end: called once, with whether all chunks were sent.
   """
 
   def __init__(
-    self,
-    chunks: AsyncGenerator[bytes],
-    headers: Mapping[str, str],
-    *,
-    on_end: Callable[[bool], None],
+    self, chunks: AsyncGenerator[bytes], *, on_end: Callable[[bool], None]
   ):
     super().__init__(
       chunks,
-      headers={
-        "cache-control": "no-store",
-        "x-accel-buffering": "no",
-        **headers,
-      },
+      headers={"cache-control": "no-store", "x-accel-buffering": "no"},
       media_type="text/event-stream",
     )
     self._chunks, self._on_end = chunks, on_end

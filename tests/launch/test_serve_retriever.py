@@ -187,15 +187,9 @@ def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
     ("0.0.0.0", (), "10.0.0.7:8000", True),
     ("0.0.0.0", (), "[fd00::7]:8000", True),
     ("0.0.0.0", (), "gpu-17:8000", True),
-    ("0.0.0.0", (), socket.getfqdn(), True),
     ("node.example", (), "Node.Example:80", True),
     ("0.0.0.0", (), "gpu-17.example:8000", False),
-    (
-      "0.0.0.0",
-      ("x", "GPU-17.cluster.example."),
-      "gpu-17.cluster.example",
-      True,
-    ),
+    ("0.0.0.0", ("x", "GPU-17.example."), "gpu-17.example", True),
     ("127.0.0.1", ("search.example",), "search.example:443", True),
     ("127.0.0.1", ("search.example",), "x.search.example", False),
   ],
@@ -203,16 +197,14 @@ def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
 def test_name_of_a_service_without_a_token(host, names, asked, admitted):
   app = http_server.OwnPages(service.create_app(Patient()), host, names)
 
-  async def status(**headers):
+  async def status(asked, page):
+    headers = {"host": asked, "origin": f"https://{page}"}
     async with served.client_of(app, headers=headers) as client:
-      return await client.post("/retrieve", json=ASK)
+      return (await client.post("/retrieve", json=ASK)).status_code
 
-  found = asyncio.run(status(host=asked, origin=f"https://{asked}"))
-  assert found.status_code == (200 if admitted else 421), found.text
-  said = "start it with --hosts=" + asked.partition(":")[0]
-  assert admitted or said in found.json()["error"]["message"]
-  page = asyncio.run(status(host="127.0.0.1", origin="https://search.example"))
-  assert page.status_code == (200 if "search.example" in names else 403)
+  assert asyncio.run(status(asked, asked)) == (200 if admitted else 421)
+  expected = 200 if "search.example" in names else 403
+  assert asyncio.run(status("127.0.0.1", "search.example")) == expected
 
 
 def test_the_token_comes_from_the_environment(index, monkeypatch):

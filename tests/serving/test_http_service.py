@@ -241,6 +241,11 @@ def test_outage_is_explained_in_the_log_only(caplog, stream, path):
   assert not any(word in found.text for word in ("10.9.8.7", "500", "secret"))
   (line,) = (json.loads(r.message) for r in caplog.records if name in r.message)
   assert secret in line["failures"][0]
+  if path == "responses" and stream:
+    told = told_by(found.text)[-1]
+    assert told["type"] == "response.failed"
+    (call,) = (i for i in told["response"]["output"] if "search" in i["type"])
+    assert call["status"] == "failed"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,8 +13,6 @@ import scripted
 from scripted import CODEC, answer, search
 from served_agent import SERVED, served
 
-from anysearch_jax import types
-
 
 @pytest.fixture(scope="module")
 def client():
@@ -329,25 +327,6 @@ def test_tokens_that_run_out_are_incomplete():
       model="tiny", max_completion_tokens=50, **CHAT
     )
     assert completion.choices[0].finish_reason == "length"
-
-
-def test_outage_is_503_and_in_a_stream_a_failed_response():
-  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
-  with served(retriever=broken) as (url, _):
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    with pytest.raises(
-      openai.InternalServerError, match="did not answer"
-    ) as found:
-      client.responses.create(model="tiny", input="Who?")
-    assert found.value.status_code == 503
-    assert found.value.request_id in str(found.value)
-    told = list(
-      client.responses.create(model="tiny", input="Who?", stream=True)
-    )
-    assert told[-1].type == "response.failed"
-    assert "did not answer" in told[-1].response.error.message
-    calls = [i for i in told[-1].response.output if i.type == "web_search_call"]
-    assert [call.status for call in calls] == ["failed"]
 
 
 def test_budget_of_several_units_holds_and_is_told(client):
