@@ -30,9 +30,9 @@ class Metrics:
   ):
     self.registry = prometheus_client.CollectorRegistry()
     mine: Any = {"namespace": "anysearch", "registry": self.registry}
-    counter = functools.partial(prometheus_client.Counter, **mine)
-    gauge = functools.partial(prometheus_client.Gauge, **mine)
-    histogram = functools.partial(prometheus_client.Histogram, **mine)
+    counter: Any = functools.partial(prometheus_client.Counter, **mine)
+    gauge: Any = functools.partial(prometheus_client.Gauge, **mine)
+    histogram: Any = functools.partial(prometheus_client.Histogram, **mine)
     self._requests = counter(
       "requests",
       "Requests that were answered; 499: the client left.",
