@@ -11,7 +11,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 COMMA := ,
 # Marks what is installed in .venv.
-READY := $(VENV)/$(subst $(SPACE),-,ready $(sort $(EXTRAS)))
+READY := $(VENV)/$(subst $(SPACE),-,$(strip ready $(sort $(EXTRAS))))
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Installs the project with the extras $(1). pip compares every file with the
