@@ -102,7 +102,7 @@ class Part:
     return self.traffic is not None and self.total <= target.capacity
 
 
-def _compile(
+def compiled(
   program: programs_lib.Program, target: targets.Target
 ) -> tuple[Any, str, Any, int | None, str]:
   """Compiles a program for devices that this machine need not have.
@@ -123,14 +123,14 @@ def _compile(
     with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
-        compiled = lowered.compile(compiler_options=_options(platform, folder))
+        found = lowered.compile(compiler_options=_options(platform, folder))
       except jax.errors.JaxRuntimeError as error:
         needed = refused_bytes(str(error))
         if needed is None:
           raise
     if needed is None:
-      analysis = compiled.memory_analysis()
-      text = _text(compiled, platform, folder)
+      analysis = found.memory_analysis()
+      text = _text(found, platform, folder)
   return traced.jaxpr, text, analysis, needed, errors.text
 
 
@@ -178,7 +178,7 @@ def measure(
       memory.
   """
   started = time.monotonic()
-  jaxpr, text, analysis, needed, errors = _compile(program, target)
+  jaxpr, text, analysis, needed, errors = compiled(program, target)
   platform, count = target.hardware.platform, len(devices(program))
   work = flops.count(jaxpr, segment=program.segment, **program.loops)
   reads = program.args if program.reads is None else program.reads

@@ -76,14 +76,13 @@ def compiled(target_name, family, adapted, name):
     ENGINE, config_lib.SamplingConfig(), placed, "bfloat16"
   )
   (program,) = (each for each in found if each.name == name)
-  report = compilation.compile(program, target)
+  _, text, analysis, _, _ = compilation.compiled(program, target)
   sizes = weights(a, placed.rollout)
   pages = {
     math.prod(x.sharding.shard_shape(x.shape))
     for x in jax.tree.leaves(program.kinds["KV cache"])
   }
-  temporary = report.analysis.temp_size_in_bytes
-  return report.text, temporary, sizes, pages
+  return text, analysis.temp_size_in_bytes, sizes, pages
 
 
 def weights(a, mesh):
