@@ -69,7 +69,7 @@ def serve(
     named=f"{len(search)} passages",
     connections=limits.connections,
     headers=limits.headers,
-    request=limits.deadline,
+    request=limits.seconds(limits.queries),
     **listening,
   )
   if running.batcher.busy:

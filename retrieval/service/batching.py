@@ -48,6 +48,7 @@ class Batcher:
     batch: the most distinct queries in a search.
     queue: the most queries that may wait.
     on_search: called on the thread with a search's queries and seconds.
+    on_late: called with the queries of a request that got no passages in time.
   """
 
   def __init__(
@@ -57,9 +58,10 @@ class Batcher:
     batch: int,
     queue: int,
     on_search: Callable[[int, float], None] = lambda queries, seconds: None,
+    on_late: Callable[[int], None] = lambda queries: None,
   ):
     self._ask, self._batch, self._queue = search, batch, queue
-    self._on_search = on_search
+    self._on_search, self._on_late = on_search, on_late
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
     # Queries that wait in order, and all without an answer.
     self._line: dict[_Query, None] = {}
@@ -84,8 +86,12 @@ class Batcher:
     """Seconds since the running search began; 0 if no search runs."""
     return 0.0 if self._begun is None else time.monotonic() - self._begun
 
-  def submit(self, queries: Sequence[str], k: int) -> asyncio.Future:
+  def submit(
+    self, queries: Sequence[str], k: int, end: float | None = None
+  ) -> asyncio.Future:
     """Queues a request; the future gets its passages.
+
+    At `end`, a time of the loop, queries without an answer get no passages.
 
     It fails with status 500 if its search does, and with 503 if this is closed.
     Cancelling it removes the waiting queries from the queue.
@@ -122,6 +128,9 @@ class Batcher:
     found = asyncio.gather(*(query.answer for query in asked))
     # Ends all of a request that failed or was cancelled.
     found.add_done_callback(lambda _: [q.answer.cancel() for q in asked])
+    if end is not None:
+      timer = loop.call_at(end, self._give_up, asked)
+      found.add_done_callback(lambda _: timer.cancel())
     return found
 
   def close(self) -> None:
@@ -137,6 +146,12 @@ class Batcher:
           )
         )
     self._thread.shutdown(wait=False)
+
+  def _give_up(self, asked: Sequence[_Query]) -> None:
+    late = [query for query in asked if not query.answer.done()]
+    for query in late:
+      query.answer.set_result(())
+    self._on_late(len(late))
 
   def _leave(self, query: _Query, answer: asyncio.Future) -> None:
     self._open.discard(query)

@@ -79,12 +79,18 @@ class Limits:
   queue: int = _limit(16384, "The most queries that may wait; others get 429.")
   batch: int = _limit(128, "The most queries in a search.")
   deadline: float = _limit(30.0, "Seconds from a request to its answer.")
+  # Search-R1's client posts up to 2,560 queries at once.
+  per_query: float = _limit(0.2, "More of them for each further query.")
   connections: int = _limit(4096, "The most at a time, if there is room.")
   headers: float = _limit(10.0, "Seconds that a request's headers may take.")
   # Clients like Search-R1's read "result" of every response; the AnySearch
   # authors' server refuses such requests.
   blank: str = _limit(
     "empty", "empty: a blank query has no passages; or reject."
+  )
+  # Search-R1's client ends its run at any answer without "result".
+  late: str = _limit(
+    "reject", "reject: 504 at the deadline; or partial: what is there by then."
   )
   # As encoders do.
   long: str = _limit("cut", "cut: the beginning of a query counts; or reject.")
@@ -103,12 +109,18 @@ class Limits:
           f"{name}: found {getattr(self, name)}, expected {least} "
           f"({getattr(self, least)}) or more."
         )
-    for name, other in (("blank", "empty"), ("long", "cut")):
+    for name, other in (
+      *(("blank", "empty"), ("late", "partial"), ("long", "cut")),
+    ):
       if getattr(self, name) not in ("reject", other):
         raise ValueError(
           f"{name}: found {getattr(self, name)!r}, expected 'reject' or "
           f"{other!r}."
         )
+
+  def seconds(self, queries: int) -> float:
+    """Returns the seconds that a request with so many queries may take."""
+    return self.deadline + self.per_query * max(0, queries - 1)
 
   def check(self, asked: Asked) -> int:
     """Checks a request and returns the number of passages for each query.

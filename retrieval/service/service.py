@@ -9,7 +9,7 @@
 Errors are `{"detail": sentence}`: 401 wrong token, 408 body too slow, 413 body
 too large, 422 invalid request or beyond a limit, 429 queue full (try again
 after `Retry-After` seconds), 500 search failed, 503 service stops, 504 deadline
-passed.
+passed (it grows with the queries of a request).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _COUNTERS = {
   "requests": "Requests that were answered; 499: the client left.",
   "queries": "Queries of requests that were read.",
   "blank_queries": "Queries without a letter, which got no passages.",
+  "late_queries": "Queries that got no passages because time was over.",
   "cut_queries": "Queries of which only the beginning was searched.",
   "closed_connections": "Connections that were closed early: their headers or "
   "their request took too long, another took their place, or none was left.",
@@ -109,12 +110,17 @@ class Service:
       batch=limits.batch,
       queue=limits.queue,
       on_search=self._on_search,
+      on_late=self._on_late,
     )
     self.draining = False
 
   def _on_search(self, queries: int, seconds: float) -> None:
     self._metrics["search_queries"].observe(queries)
     self._metrics["search_seconds"].observe(seconds)
+
+  def _on_late(self, queries: int) -> None:
+    self._metrics["late_queries"].inc(queries)
+    _log.warning("%d queries of a request got no passages in time.", queries)
 
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early, by its reason."""
@@ -200,15 +206,16 @@ class Service:
   async def _answer(
     self, read: dialects.Read, request: requests.Request
   ) -> Any:
-    end = asyncio.get_running_loop().time() + self._limits.deadline
+    begun = asyncio.get_running_loop().time()
     self._authorize(request)
-    body = await self._body(request, end)
+    body = await self._body(request, begun + self._limits.deadline)
     asked = read(dialects.load(body))
     k = self._limits.check(asked)
     most = self._limits.characters
     # Longer queries get here only if the limits say to cut them.
     cut = [query[:most] for query in asked.queries]
     queries = [query for query in cut if query.strip()]
+    end = begun + self._limits.seconds(len(queries))
     for name, count in (
       ("queries", len(cut)),
       ("blank_queries", len(cut) - len(queries)),
@@ -246,25 +253,27 @@ class Service:
   async def _found(
     self, request: requests.Request, queries: list[str], k: int, end: float
   ) -> list[batching.Answer]:
-    found = self.batcher.submit(queries, k)
+    is_partial = self._limits.late == "partial"
+    found = self.batcher.submit(queries, k, end if is_partial else None)
+    left = end - asyncio.get_running_loop().time()
     # After the body, the only message to receive is that the client left.
     gone = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait(
         (found, gone),
-        timeout=end - asyncio.get_running_loop().time(),
+        timeout=None if is_partial else left,
         return_when=asyncio.FIRST_COMPLETED,
       )
       if found.done():
         return found.result()
     finally:
       found.cancel()
-      left = not gone.cancel()
-    if left:
+      is_gone = not gone.cancel()
+    if is_gone:
       raise dialects.RequestError(*_GONE)
     raise dialects.RequestError(
-      f"No answer within {self._limits.deadline:g} seconds; send fewer "
-      "queries, or try again later.",
+      f"No answer within {self._limits.seconds(len(queries)):g} seconds; try "
+      "again later, or give each query more (--per_query).",
       504,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import held_search
 import pytest
@@ -228,6 +229,51 @@ def test_late_answer_is_an_error_and_the_next_is_not():
     return await client.post("/retrieve", json=body)
 
   assert served.play(scenario, deadline=0.5).status_code == 200
+
+
+async def as_search_r1(client, queries):
+  """Asks and reads as Search-R1's `batch_search` does."""
+  body = {"queries": queries, "topk": 3, "return_scores": True}
+  results = (await client.post("/retrieve", json=body)).json()["result"]
+  texts = []
+  for result in results:
+    text = ""
+    for i, item in enumerate(result):
+      title, *rest = item["document"]["contents"].split("\n")
+      text += f"Doc {i + 1}(Title: {title}) {' '.join(rest)}\n"
+    texts.append(text)
+  return texts
+
+
+class Slow(held_search.HeldSearch):
+  def search(self, queries, k):
+    time.sleep(0.02 * len(queries))
+    return super().search(queries, k)
+
+
+def test_a_deadline_grows_with_the_queries_of_a_request():
+  async def scenario(client, search):
+    return await as_search_r1(client, [f"q{i}" for i in range(30)])
+
+  values = {"deadline": 0.2, "per_query": 0.3, "batch": 4}
+  texts = served.play(scenario, search=Slow(), **values)
+  assert [f"about q{i}\n" in text for i, text in enumerate(texts)] == [
+    True
+  ] * 30
+
+
+def test_a_late_request_gets_what_is_there_if_the_service_may():
+  async def scenario(client, search):
+    texts = await as_search_r1(client, [f"q{i}" for i in range(60)])
+    metrics = (await client.get("/metrics")).text
+    return texts, metrics, await as_search_r1(client, ["later"])
+
+  values = {"deadline": 0.3, "per_query": 0.001, "batch": 4, "late": "partial"}
+  texts, metrics, later = served.play(scenario, search=Slow(), **values)
+  found = sum(bool(text) for text in texts)
+  assert 0 < found < 60 and texts[found:] == [""] * (60 - found)
+  assert f"retrieval_late_queries_total {60 - found}.0" in metrics
+  assert "about later" in later[0]
 
 
 def test_failing_index_is_an_error_and_the_server_continues():
