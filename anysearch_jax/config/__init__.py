@@ -71,7 +71,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
-  """Supervised demonstrations before reinforcement learning (world only)."""
+  """The policies that `research.warm_start` makes for the generated world."""
 
   steps: int = placement(2000, at_least(1))
   """Optimizer steps."""

@@ -356,11 +356,15 @@ def _compared(
   sets = [None, *(first.datasets if several else ())]
   keys = itertools.product(sets, (None, *first.budgets), names)
   by_set = {None: pairs} | pairs.by_dataset()
+  counts = {
+    (dataset, budget): _counts(by_set[dataset], budget)
+    for dataset, budget in itertools.product(sets, (None, *first.budgets))
+  }
   lines = []
   for place, ((dataset, budget, name), effect) in enumerate(
     zip(keys, effects, strict=True)
   ):
-    n, asked, mcnemar = _counts(by_set[dataset], budget)
+    n, asked, mcnemar = counts[dataset, budget]
     p = effect.p if p_flipped is None else _defined(p_flipped[place])
     lines.append(
       Difference(

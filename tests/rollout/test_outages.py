@@ -187,9 +187,8 @@ class Drill:
             method=systems.trained(c),
             objective=c.objective,
           )
-          found |= dict(
-            zip(_places(q, group), zip(valid, scored.advantages[0]))
-          )
+          places = [(q, t.address.sample) for t in valid]
+          found |= dict(zip(places, zip(valid, scored.advantages[0])))
       batches = [
         batching.pack(
           [
@@ -223,10 +222,6 @@ def _copies(tree: Any) -> list[np.ndarray]:
 
 def _valid(group: types.Group | None) -> tuple[types.Trajectory, ...]:
   return tuple(t for t in group.trajectories if not t.failed) if group else ()
-
-
-def _places(q: int, group: types.Group | None) -> list[tuple[int, int]]:
-  return [(q, t.address.sample) for t in _valid(group)]
 
 
 def _weighed(step):
