@@ -93,7 +93,6 @@ def serve(folder: str) -> dict[str, float]:
       service.create_app(running),
       running,
       named="a bench",
-      host="127.0.0.1",
       port=0,
       connections=1024,
       headers=10,

@@ -309,11 +309,11 @@ class OwnPages:
     host = ",".join(hosts).lower()
     # Browsers always send one; health checks in HTTP/1.0 need not.
     if (hosts or scope["http_version"] != "1.0") and not self._is_own(host):
-      return 421, _foreign("Host", host)
+      return 421, _foreign("Host", host, _name(host))
     for origin in origins:
       page = origin.lower().partition("://")[2]
       if (not page or page != host) and _name(page) not in self._given:
-        return 403, _foreign("Origin", page)
+        return 403, _foreign("Origin", origin, _name(page))
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     by_page = origins or "site" in headers.get("sec-fetch-site", "").lower()
     if by_page and scope["method"] == "POST" and kind != "application/json":
@@ -334,10 +334,10 @@ def _name(host: str) -> str:
   return found[1] or found[2].removesuffix(".") if found else ""
 
 
-def _foreign(header: str, found: str) -> str:
+def _foreign(header: str, found: str, name: str) -> str:
   return (
     f"{header}: found {found[:80]!r}, expected an address of this service. If "
-    f"it is one, start the service with --hosts={_name(found) or 'NAME'}."
+    f"it is one, start the service with --hosts={name or 'NAME'}."
   )
 
 

@@ -39,7 +39,7 @@ from absl import app, flags
 import anysearch_jax
 from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
-from launch import jax_setup, policies, stopping
+from launch import http_server, jax_setup, policies, stopping
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -111,8 +111,6 @@ def _serve_http(
   f = flags.FLAGS
   port = 8400 if f.port is None else f.port
   deadline = f.deadline or 120.0
-  from launch import http_server
-
   if not f.keys and not http_server.is_loopback(f.host):
     raise app.UsageError(
       f"--host={f.host}: found no --keys, so whoever reaches this machine "
@@ -210,8 +208,6 @@ def _serve_mcp(
 ) -> None:
   """Serves MCP clients over standard input and output, or over HTTP."""
   f = flags.FLAGS
-  from launch import http_server
-
   if f.http and not http_server.is_loopback(f.host):
     raise app.UsageError(
       f"--host={f.host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
@@ -306,8 +302,6 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
   """
   import uvicorn
 
-  from launch import http_server
-
   f = flags.FLAGS
   # Its only error is that it ends the streams that clients keep open.
   logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -318,6 +312,10 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
       f.host,
       f.hosts,
     ),
+    # A call may take as long as it likes.
+    http=http_server.Guard(  # type: ignore[arg-type]  # uvicorn only calls it.
+      f.connections, headers=10, request=1e9, on_closed=lambda reason: None
+    ).protocol,
     ws="none",
     log_config=None,
     access_log=False,

@@ -226,7 +226,10 @@ def test_the_token_comes_from_the_environment(index, monkeypatch):
 
 
 async def ask_and_stop(process, url, count):
-  """Sends SIGTERM while requests are open; returns responses and exit code."""
+  """Sends SIGTERM while requests are open; returns responses and exit code.
+
+  New clients are told until then that it stops.
+  """
   async with httpx2.AsyncClient(timeout=60) as client:
     body = {"queries": ["a"], "topk": 1}
     asked = [
@@ -239,13 +242,15 @@ async def ask_and_stop(process, url, count):
         (await watcher.get(f"{url}/metrics")).text
       ):
         await asyncio.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+      process.send_signal(signal.SIGTERM)
+      while (await asyncio.to_thread(httpx2.get, f"{url}/health")).is_success:
+        await asyncio.sleep(0.01)
     responses = await asyncio.gather(*asked)
   code = await asyncio.to_thread(process.wait, 60)
   return responses, code
 
 
-def test_stopped_server_answers_open_requests():
+def test_stopped_server_answers_open_requests_and_says_that_it_stops():
   with started("-c", SLOW, 1.5, 60) as (process, url):
     responses, code = asyncio.run(ask_and_stop(process, url, 8))
     assert [response.status_code for response in responses] == [200] * 8
@@ -256,7 +261,7 @@ def test_stopped_server_answers_open_requests():
 
 
 def test_a_search_beyond_the_grace_is_cut_off():
-  with started("-c", SLOW, 120, 0.3) as (process, url):
+  with started("-c", SLOW, 120, 0.6) as (process, url):
     responses, code = asyncio.run(ask_and_stop(process, url, 3))
     for response in responses:
       assert response.status_code == 503

@@ -20,7 +20,7 @@ import openai
 import pytest
 from served_agent import wait_for
 
-from launch import http_server, serve
+from launch import serve
 
 CONFIG = "--config=configs/quickstart.py"
 
@@ -168,57 +168,6 @@ def test_pages_of_clients_that_left_are_free_within_a_second(server):
   start = time.monotonic()
   wait_for(lambda: pages_used(url) == 0)
   assert time.monotonic() - start < 5  # One second on a quiet machine.
-
-
-def test_server_that_stops_tells_new_clients_until_the_old_are_answered():
-  """In another process, because signals go to the main thread."""
-  with subprocess.Popen(
-    [sys.executable, "-c", _SLOW], stdout=subprocess.PIPE, text=True
-  ) as process:
-    url = re.search(r"http://\S+", process.stdout.readline())[0]
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-      asked = pool.submit(httpx2.get, f"{url}/slow", timeout=60)
-      wait_for(lambda: httpx2.get(f"{url}/health").json() == [1, False])
-      process.send_signal(signal.SIGTERM)
-      wait_for(lambda: httpx2.get(f"{url}/health").json() == [1, True])
-      assert not asked.done()
-      httpx2.get(f"{url}/go")
-      assert asked.result(10).status_code == 200
-    assert process.wait(10) == 0
-    process.stdout.close()
-
-
-_SLOW = f"""
-import asyncio, fastapi
-from {http_server.__name__} import serve
-
-app, go, state = fastapi.FastAPI(), asyncio.Event(), [0, False]
-
-class Service:
-  locked = False
-
-  def drain(self, seconds):
-    state[1] = True
-
-  def on_closed(self, reason):
-    pass
-
-@app.get("/slow")
-async def slow():
-  state[0] += 1
-  await go.wait()
-
-@app.get("/go")
-async def now():
-  go.set()
-
-@app.get("/health")
-async def health():
-  return state
-
-serve(app, Service(), named="x", host="127.0.0.1", port=0, connections=99,
-      headers=10, request=60, grace=60)
-"""
 
 
 @pytest.mark.parametrize(
