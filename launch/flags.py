@@ -211,23 +211,19 @@ def read_config() -> config_lib.ExperimentConfig:
       from anysearch_jax.methods import systems  # Imports JAX.
 
       config = systems.select(config, flags.FLAGS.method)
-    was, config = config, override(config, flags.FLAGS.set_config)
-    _refuse_a_name_alone(was.method.name, config.method.name)
+    was, config = config.method.name, override(config, flags.FLAGS.set_config)
+    if (name := config.method.name) != was:
+      raise ValueError(
+        f"--config.method.name: found {name!r}, which would train with the "
+        f"schedule and the settings of {was!r}; expected --method={name} with "
+        f"a configuration of AnySearch, or --config=configs/methods.py:{name} "
+        "if the system is the project's."
+      )
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))
-
-
-def _refuse_a_name_alone(was: str, name: str) -> None:
-  if name != was:
-    raise ValueError(
-      f"--config.method.name: found {name!r}, which would train with the "
-      f"schedule and the settings of {was!r}; expected --method={name} with a "
-      f"configuration of AnySearch, or --config=configs/methods.py:{name} if "
-      "the system is the project's."
-    )
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:

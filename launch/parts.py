@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -134,6 +134,7 @@ def provenance(
       "split": config.data.split,
       **hashed(questions),
     },
+    "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
     "own": own(config),
@@ -145,13 +146,31 @@ def provenance(
   }
 
 
-def hashed(questions: Sequence[types.Question]) -> dict[str, object]:
+def _texts(q: types.Question) -> Sequence[typing.Any]:
+  return q.id, q.text, *q.golden_answers
+
+
+def hashed(
+  questions: Sequence[types.Question],
+  of: Callable[[types.Question], Sequence[typing.Any]] = _texts,
+) -> dict[str, object]:
   """Returns the number of questions, and the hash of their texts."""
   digest = hashlib.sha256()
   for q in questions:
-    text = json.dumps([q.id, q.text, *q.golden_answers])
-    digest.update(text.encode() + b"\n")
+    digest.update(json.dumps(of(q)).encode() + b"\n")
   return {"count": len(questions), "sha256": digest.hexdigest()}
+
+
+def _evidence(
+  method: str, questions: Sequence[types.Question]
+) -> dict[str, object] | None:
+  """Returns the hash of what a system's rewards of searches compare with."""
+  from anysearch_jax.data import evidence
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  if systems.get(method).steps is None:
+    return None
+  return hashed(questions, lambda q: evidence.of_metadata(q.metadata))
 
 
 def world(data: config_lib.DataConfig) -> dict[str, object] | None:

@@ -21,7 +21,7 @@ _CONFIG, _PROVENANCE = "config.json", "provenance.json"
 # A run cannot resume with another policy, other questions or other texts.
 # Another retriever is only a change of learning, because its identity may
 # change although the corpus is the same, for example with the server's address.
-_IDENTITY = ("policy", "questions", "prompts")
+_IDENTITY = ("policy", "questions", "prompts", "evidence")
 
 
 def begin(
@@ -130,7 +130,7 @@ def _sources(
   """
   found = []
   for name in (*_IDENTITY, "retriever", "own"):
-    if name == "prompts" and name not in noted:
+    if name in ("prompts", "evidence") and name not in noted:
       continue  # The run is older than this entry.
     old, new = (
       dict(config_settings.leaves(json.loads(json.dumps({name: p.get(name)}))))

@@ -87,13 +87,9 @@ def select(
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration that trains a system, in its environment.
 
-  Args:
-    config: one of AnySearch. Another system's settings would remain, because
-      a system's `train` changes only what differs from AnySearch.
-    name: the system.
-
   Raises:
-    ValueError: no system has this name, or `config` is of another system.
+    ValueError: no system has this name, or the configuration is not of
+      AnySearch: what another system set would remain.
   """
   if config.method.name != anysearch.METHOD.name:
     raise ValueError(

@@ -112,15 +112,10 @@ MADE = re.compile(r"--(?:output|local-dir)[= ](\S+)")
 READ = re.compile(r"(?:^|[=+,])((?:runs|data|indexes)/(?!\w\b)[^@+,\s]*)", re.M)
 
 
-class Parsing:
-  """A command that reads its flags and its configuration, and ends."""
-
-  def __init__(self, module):
-    self.define_flags = module.define_flags
-
-  def main(self, argv):
-    if "config" in flags.FLAGS and flags.FLAGS.config != "FILE":
-      launch_flags.read_config()
+def parsed(argv):
+  """Reads the configuration of a command, and ends."""
+  if "config" in flags.FLAGS and flags.FLAGS.config != "FILE":
+    launch_flags.read_config()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -133,7 +128,8 @@ def test_commands_start_and_an_earlier_one_made_what_they_read(
     module = re.search(r"-m (launch\.\w+) ", line)
     if module and "--help" not in line:
       _, *given = shlex.split(line[module.start(1) :], comments=True)
-      command = Parsing(importlib.import_module(module[1]))
+      command = importlib.import_module(module[1])
+      monkeypatch.setattr(command, "main", parsed)
       assert commands.run(command, *given) == "", line
       for path in READ.findall("\n".join(given)):
         parents = {path, *map(str, pathlib.Path(path).parents)}

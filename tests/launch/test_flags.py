@@ -108,12 +108,6 @@ def test_invalid_configuration_file_is_refused(tmp_path, name, text, sentence):
     flags.load_config(str(tmp_path / name))
 
 
-def test_unknown_preset_is_refused():
-  sentence = "preset 'all', expected one of questions, lora"
-  with pytest.raises(ValueError, match=sentence):
-    flags.load_config("configs/qwen3_4b.py:all")
-
-
 @pytest.mark.parametrize(
   ("policy", "parameters"),
   [

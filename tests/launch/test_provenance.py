@@ -35,6 +35,16 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
     other = parts.provenance(CONFIG, source.retriever, others)
     assert other["questions"]["sha256"] != noted["questions"]["sha256"]
+  # Rewards of single searches compare with a question's evidence.
+  method = config_lib.MethodConfig("stepsearch")
+  config = dataclasses.replace(CONFIG, method=method)
+  changed = [dataclasses.replace(questions[0], metadata={"search_keys": ["a"]})]
+  one, two = (
+    parts.provenance(config, source.retriever, asked)
+    for asked in (questions[:1], changed)
+  )
+  assert one["questions"] == two["questions"] and noted["evidence"] is None
+  assert one["evidence"] != two["evidence"]
   data = config_lib.DataConfig(world_seed=1)
   config = dataclasses.replace(CONFIG, data=data)
   retriever = parts.source(config).retriever
