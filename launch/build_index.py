@@ -146,6 +146,7 @@ def main(argv) -> None:
     processes=f.processes,
     on_bytes=lambda done: on("MB read", done >> 20, size >> 20),
     on_rows=lambda done, of: on("passage", done, of),
+    on_plan=print,
   )
   if not finished:
     print("other processes still encode; the last one ends the work")

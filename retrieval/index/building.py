@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,8 @@ from retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
+# Bytes of an index of words by byte of its corpus, at most.
+_WORDS = 0.25
 # Seconds to wait for another builder's lock, and between attempts.
 _PATIENCE, _POLL = 6 * 3600.0, 0.2
 
@@ -82,6 +85,7 @@ def build(
   processes: int = 1,
   on_bytes: Callable[[int], None] = lambda done: None,
   on_rows: Callable[[int, int], None] = lambda done, of: None,
+  on_plan: Callable[[str], None] = lambda line: None,
 ) -> bool:
   """Builds an index, or resumes building it.
 
@@ -94,13 +98,15 @@ def build(
       that build together.
     on_bytes: called with the bytes of the corpus read so far.
     on_rows: called with the rows encoded so far and all rows of this process.
+    on_plan: called with what the index takes, before it is built.
 
   Returns:
     Whether the index is finished; False if other processes still encode.
 
   Raises:
     OtherIndexError: the folder has another corpus, encoder or setting.
-    ValueError: the settings are invalid, or the corpus cannot be read.
+    ValueError: the settings are invalid, the corpus cannot be read, or the disk
+      has too little space.
   """
   _validate(settings, encoder, process, processes)
   folder = pathlib.Path(folder)
@@ -116,8 +122,12 @@ def build(
     _begin(folder, identity)
   if (folder / BUILT).is_file():
     return True
+  shards = None
   if encoder is not None and settings.kind != "faiss_file":
     shards = shards_of(folder, identity)
+  if settings.kind != "faiss_file":
+    on_plan(_planned(folder, corpus, shards))
+  if encoder is not None and shards is not None:
     make = vectors.encoded(corpus, encoder)
     if settings.vectors:
       file = vectors.FlatFile(settings.vectors)
@@ -129,6 +139,34 @@ def build(
     if not (folder / BUILT).is_file():
       _finish(folder, corpus, settings, identity, encoder)
   return True
+
+
+def _planned(
+  folder: pathlib.Path, corpus: passages.Corpus, shards: vectors.Shards | None
+) -> str:
+  """Returns a line: what the index takes, and what the disk has.
+
+  Raises:
+    ValueError: the disk has too little space.
+  """
+  if shards is None:
+    size = _WORDS * corpus.info["bytes"]
+    more = 2 * size  # Segments are merged into new ones.
+  else:
+    each = shards.dim * (4 if shards.dtype == "float32" else 2)
+    rows = [shards.span(i) for i in range(len(shards)) if not shards.written(i)]
+    size, more = len(corpus) * each, sum(b - a for a, b in rows) * each
+  free = shutil.disk_usage(folder).free
+  line = (
+    f"{folder}: the index takes {size / 1e9:.1f} GB, which searches need in "
+    f"memory to be fast; {more / 1e9:.1f} GB are to be written"
+  )
+  if more > free:
+    raise ValueError(
+      f"{line}, found {free / 1e9:.1f} GB free; expected more. Free some, or "
+      "name a folder on another disk; --dtype=bfloat16 halves vectors."
+    )
+  return line
 
 
 def shards_of(

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import commands
 import faiss
+import numpy as np
 import pytest
 import retrieval_cases as cases
 
@@ -275,6 +277,31 @@ def test_damage_of_an_index_is_refused(tmp_path):
   os.truncate(tmp_path / "c.jsonl", 300)
   with pytest.raises(passages.CorpusError, match="not the one that was"):
     opening.open_index(folder, encoder=encoder)
+
+
+def test_a_disk_without_the_space_is_refused_before_encoding(
+  tmp_path, monkeypatch
+):
+  source, encoder, told = cases.write(tmp_path / "c"), cases.Encoder(), []
+  of = building.Settings("flat", dtype="bfloat16", shard=8)
+
+  def build(free):
+    usage = lambda path: types.SimpleNamespace(free=free)  # noqa: E731
+    monkeypatch.setattr(building.shutil, "disk_usage", usage)
+    return building.build(
+      source, tmp_path / "i", of, encoder=encoder, on_plan=told.append
+    )
+
+  needed = 20 * 16 * 2
+  with pytest.raises(ValueError, match="found 0.0 GB free; expected more"):
+    build(needed - 1)
+  assert not told and encoder.encoded == 0
+  assert build(needed) and len(told) == 1
+  (tmp_path / "i" / "index.json").unlink()
+  (tmp_path / "i" / "vectors" / "vectors-00000.json").unlink()
+  assert build(8 * 16 * 2)  # What is there needs no more.
+  files = (tmp_path / "i" / "vectors").glob("*.npy")
+  assert sum(np.load(file).nbytes for file in files) == needed
 
 
 def test_a_faiss_file_of_another_corpus_or_none_is_refused(tmp_path):
