@@ -158,11 +158,3 @@ def test_which_changes_a_run_may_resume_with(assignments, free, allowed):
     for change in changed if sentence else ():
       named = change.path in sentence
       assert named == (change.kind != Kind.PLACEMENT)
-
-
-def test_a_refusal_names_every_setting_that_never_changes():
-  config = dataclasses.replace(CONFIG, seed=1, questions=2, group=3)
-  sentence = config_settings.refusal(
-    config_settings.changes(stored(), config), allow=True
-  )
-  assert "seed 42 -> 1, questions 512 -> 2, group 5 -> 3" in sentence
