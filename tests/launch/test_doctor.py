@@ -182,7 +182,7 @@ def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
   found = list(doctor.devices())
   assert [each.level for each in found] == [doctor.OK, doctor.WARNING]
   assert "has a CUDA device" in found[1].found
-  assert ".[cuda13]" in found[1].todo
+  assert "EXTRAS=cuda13" in found[1].todo
   monkeypatch.setattr(platforms, "plugins", lambda name: [name])
   monkeypatch.setattr(doctor, "_START", "raise OSError('no libcuda')")
   doctor._refusal.cache_clear()
