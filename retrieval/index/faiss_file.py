@@ -28,7 +28,7 @@ _MOST_OF_GRAPHS, _LEAST_OF_GRAPHS = 4096, 16
 
 
 class FaissFile:
-  """A `search.VectorIndex` over a FAISS file of any kind.
+  """A `search.Index` over a FAISS file of any kind.
 
   Args:
     path: path of the file.
@@ -61,7 +61,7 @@ class FaissFile:
     self.type = type(self.index).__name__
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
-    """See `search.VectorIndex`."""
+    """See `search.Index`."""
     out = []
     found = self.index.search(search_lib.checked(vectors, self.dim), k)
     for scores, rows in zip(*found, strict=True):

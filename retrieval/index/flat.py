@@ -32,7 +32,7 @@ def open_flat(
   *,
   devices: Sequence[jax.Device] | None = None,
   block: int = 32768,
-) -> search_lib.VectorIndex:
+) -> search_lib.Index:
   """Opens exact search over the shards of a folder.
 
   Args:
@@ -102,7 +102,7 @@ class _Held:
     )
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
-    """See `search.VectorIndex`."""
+    """See `search.Index`."""
     vectors = search_lib.checked(vectors, self.dim)
     k, out = min(k, self._here), []
     for start in range(0, len(vectors), _QUERIES[-1]):

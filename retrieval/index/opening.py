@@ -55,7 +55,7 @@ def open_index(
     )
   if verify:
     corpus.verify()
-  index: search.TextIndex | search.VectorIndex
+  index: search.Index
   made, model = None, ""
   if identity["kind"] == "bm25":
     from retrieval.index import word_index
@@ -128,7 +128,7 @@ def _vectors(
   devices: Sequence[Any] | None,
   verify: bool,
   part: tuple[int, int] | None,
-) -> search.VectorIndex:
+) -> search.Index:
   if identity["kind"] == "flat":
     from retrieval.index import flat
 

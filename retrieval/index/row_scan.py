@@ -61,7 +61,7 @@ class Best(NamedTuple):
 
 
 class RowScan:
-  """A `search.VectorIndex` over rows in memory or in memory-mapped files.
+  """A `search.Index` over rows in memory or in memory-mapped files.
 
   Args:
     arrays: the number of the first row, and consecutive rows as a float32
@@ -94,7 +94,7 @@ class RowScan:
     self._threads = futures.ThreadPoolExecutor(max(1, cores - 1), "scan")
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
-    """Returns the best `k` rows of each query; see `search.VectorIndex`.
+    """Returns the best `k` rows of each query; see `search.Index`.
 
     The score is the inner product, rounded to float32.
     """

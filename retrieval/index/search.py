@@ -44,26 +44,20 @@ def checked(vectors: np.ndarray, dim: int) -> np.ndarray:
   return vectors
 
 
-class VectorIndex(Protocol):
-  """Exact search by inner product."""
+class Index(Protocol):
+  """Search by the texts of queries, or of vectors by inner product.
+
+  An index of vectors has their width as `dim` too.
+  """
 
   count: int  # Number of rows.
-  dim: int
   type: str  # FAISS's name for such an index.
 
-  def search(self, vectors: np.ndarray, k: int) -> list[Hits]:
-    """Returns the best k rows for each of float32 `[Q, dim]`; thread-safe."""
-    ...
+  def search(self, queries: Any, k: int) -> list[Hits]:
+    """Returns the best k rows for each of some texts, or of float32 `[Q, dim]`.
 
-
-class TextIndex(Protocol):
-  """Search by the text of a query."""
-
-  count: int
-  type: str
-
-  def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-    """Returns the best k rows for each query; thread-safe."""
+    Thread-safe.
+    """
     ...
 
 
@@ -91,8 +85,8 @@ class SearchIndex:
   Args:
     corpus: the passages; row i of the index is row i of the corpus.
     index: finds the rows.
-    encoder: makes the vectors by which a `VectorIndex` is searched; None for a
-      `TextIndex`.
+    encoder: makes the vectors by which the index is searched; None if the
+      index is searched by texts.
     identity: JSON values; searches with equal values give equal answers.
     model: name of the index's encoder; "" if it has none.
 

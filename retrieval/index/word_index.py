@@ -33,7 +33,7 @@ _SAMPLED, _BEGINNING = 64, 200
 
 
 class WordIndex:
-  """A `search.TextIndex` over a folder that `write` made.
+  """A `search.Index` over a folder that `write` made.
 
   Args:
     folder: the folder.
@@ -85,7 +85,7 @@ class WordIndex:
     self._threads = futures.ThreadPoolExecutor(os.cpu_count(), "words")
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
-    """Returns rows that share a word with the query; see `search.TextIndex`."""
+    """Returns rows that share a word with the query; see `search.Index`."""
     if len(queries) == 1:
       return [self._rank(queries[0], k)]
     return list(self._threads.map(lambda query: self._rank(query, k), queries))
