@@ -353,15 +353,12 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
 
 def _print_config() -> None:
   """Prints the values of the configuration that was named before `--help`."""
-  name = flags.FLAGS["config"].value
+  flags.FLAGS.mark_as_parsed()
   try:
-    config = override(
-      load_config(name) if name else config_lib.ExperimentConfig(),
-      flags.FLAGS["set_config"].value or (),
-    )
-  except ValueError as error:
+    config = read_config()
+  except app.UsageError as error:
     _refuse(error)
-  print(help_text(config, name or "the paper"))
+  print(help_text(config, flags.FLAGS.config or "the paper"))
 
 
 def help_text(config: Any, source: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -146,18 +146,12 @@ def provenance(
   }
 
 
-def _texts(q: types.Question) -> Sequence[typing.Any]:
-  return q.id, q.text, *q.golden_answers
-
-
-def hashed(
-  questions: Sequence[types.Question],
-  of: Callable[[types.Question], Sequence[typing.Any]] = _texts,
-) -> dict[str, object]:
+def hashed(questions: Sequence[types.Question]) -> dict[str, object]:
   """Returns the number of questions, and the hash of their texts."""
   digest = hashlib.sha256()
   for q in questions:
-    digest.update(json.dumps(of(q)).encode() + b"\n")
+    text = json.dumps([q.id, q.text, *q.golden_answers])
+    digest.update(text.encode() + b"\n")
   return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
@@ -170,7 +164,10 @@ def _evidence(
 
   if systems.get(method).steps is None:
     return None
-  return hashed(questions, lambda q: evidence.of_metadata(q.metadata))
+  digest = hashlib.sha256()
+  for q in questions:
+    digest.update(json.dumps(evidence.of_metadata(q.metadata)).encode())
+  return {"sha256": digest.hexdigest()}
 
 
 def world(data: config_lib.DataConfig) -> dict[str, object] | None:

@@ -354,17 +354,14 @@ def _compared(
   between = _between(sides, names, pools)
   p_flipped = flipped.ravel() if flipped is not None else None
   sets = [None, *(first.datasets if several else ())]
-  keys = itertools.product(sets, (None, *first.budgets), names)
   by_set = {None: pairs} | pairs.by_dataset()
-  counts = {
-    (dataset, budget): _counts(by_set[dataset], budget)
+  cells = [
+    (dataset, budget, *_counts(by_set[dataset], budget))
     for dataset, budget in itertools.product(sets, (None, *first.budgets))
-  }
+  ]
   lines = []
-  for place, ((dataset, budget, name), effect) in enumerate(
-    zip(keys, effects, strict=True)
-  ):
-    n, asked, mcnemar = counts[dataset, budget]
+  for place, (cell, name) in enumerate(itertools.product(cells, names)):
+    (dataset, budget, n, asked, mcnemar), effect = cell, effects[place]
     p = effect.p if p_flipped is None else _defined(p_flipped[place])
     lines.append(
       Difference(

@@ -93,9 +93,8 @@ def select(
   """
   if config.method.name != anysearch.METHOD.name:
     raise ValueError(
-      f"--method={name}: found a configuration with the schedule and the "
-      f"settings of {config.method.name!r}; expected one of AnySearch, such as "
-      "--config=configs/quickstart.py, or no --method."
+      f"--method={name}: found the settings of {config.method.name!r}, "
+      "expected those of AnySearch, as in configs/quickstart.py."
     )
   world = config.data.source == "world"
   prompts = prompts_of(name)[-1 if world else 0]
