@@ -27,15 +27,8 @@ def make(c: config_lib.RetrievalConfig) -> milvus.MilvusRetriever:
   collection = _collection(c.milvus, name, c.key_variable)
   from retrieval import filters, milvus
 
-  encoder = None
-  if c.ranking in ("dense", "hybrid"):
-    named = collection.described().get("encoder")
-    if not c.encoder or named is None:
-      raise ValueError(
-        f"retrieval.encoder: found {c.encoder!r} for ranking {c.ranking} of "
-        f"{'vectors' if named else 'no vectors'}; expected the folder of the "
-        "encoder that launch.build_index --kind=milvus had."
-      )
+  encoder, named = None, collection.described().get("encoder")
+  if c.ranking in ("dense", "hybrid") and c.encoder and named:
     from retrieval.encoder import encoder as encoder_lib
 
     encoder = encoder_lib.Encoder.like(named, c.encoder)

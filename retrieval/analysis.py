@@ -114,7 +114,8 @@ class Analyzer:
       parts = _UNSPACED.split(word)
       out = []
       for i, part in enumerate(parts):
-        out += _characters_and_pairs(part) if i % 2 else self._spaced(part)
+        pairs = [part[at : at + 2] for at in range(len(part) - 1)]
+        out += [*part, *pairs] if i % 2 else self._spaced(part)
       return out
     return self._spaced(word)
 
@@ -131,7 +132,3 @@ class Analyzer:
 def shared(language: str) -> Analyzer:
   """Returns the process's analyzer of a language; see `Analyzer`."""
   return Analyzer(language)
-
-
-def _characters_and_pairs(run: str) -> list[str]:
-  return [*run, *(run[i : i + 2] for i in range(len(run) - 1))]

@@ -341,7 +341,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
       if expected is None or given != expected:
         raise ValueError(
           f"ranking {ranking}: found the encoder {given}, expected the one of "
-          f"{collection}, {expected}."
+          f"{collection}, {expected}; name its folder in retrieval.encoder."
         )
     self.counters: Counter[str] = Counter()
 
