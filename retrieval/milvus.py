@@ -29,7 +29,6 @@ from retrieval import requests as requests_lib
 from retrieval.index import search as search_lib
 
 RANKINGS = ("bm25", "dense", "hybrid")
-Answer = tuple[types.Passage, ...]
 
 # What is stored of a passage.
 _FIELDS = ["id", "title", "text"]
@@ -194,7 +193,7 @@ class Collection:
     *,
     ranking: str,
     filters: filters_lib.Filters,
-  ) -> list[Answer]:
+  ) -> list[search_lib.Answer]:
     """Returns the best k passages of each query; thread-safe.
 
     Args:
@@ -347,7 +346,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
+  ) -> list[search_lib.Answer | Exception]:
     """Returns the passages of each request, or its `RetrievalError`.
 
     A blank query has no passages.
@@ -360,7 +359,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
     for i, request in enumerate(requests):
       if request.query.strip():
         calls.setdefault(request.k, []).append(i)
-    found: list[Answer | Exception] = [()] * len(requests)
+    found: list[search_lib.Answer | Exception] = [()] * len(requests)
 
     async def answer(k: int, slots: list[int]) -> None:
       # Lone surrogates cannot be sent.
@@ -377,7 +376,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
 
   def _answers(
     self, texts: Sequence[str], k: int
-  ) -> Sequence[Answer | Exception]:
+  ) -> Sequence[search_lib.Answer | Exception]:
     encoder = self._encoder
     vectors = None if encoder is None else encoder.queries(texts)
     try:

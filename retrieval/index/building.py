@@ -122,12 +122,11 @@ def build(
     _begin(folder, identity)
   if (folder / BUILT).is_file():
     return True
-  shards = None
-  if encoder is not None and settings.kind != "faiss_file":
+  if settings.kind == "bm25":
+    on_plan(_planned(folder, corpus, None))
+  elif encoder is not None and settings.kind == "flat":
     shards = shards_of(folder, identity)
-  if settings.kind != "faiss_file":
     on_plan(_planned(folder, corpus, shards))
-  if encoder is not None and shards is not None:
     make = vectors.encoded(corpus, encoder)
     if settings.vectors:
       file = vectors.FlatFile(settings.vectors)

@@ -109,9 +109,8 @@ class Limits:
           f"{name}: found {getattr(self, name)}, expected {least} "
           f"({getattr(self, least)}) or more."
         )
-    for name, other in (
-      *(("blank", "empty"), ("late", "partial"), ("long", "cut")),
-    ):
+    others = {"blank": "empty", "late": "partial", "long": "cut"}
+    for name, other in others.items():
       if getattr(self, name) not in ("reject", other):
         raise ValueError(
           f"{name}: found {getattr(self, name)!r}, expected 'reject' or "
