@@ -112,7 +112,7 @@ class Analyzer:
     if not word.isascii() and _UNSPACED.search(word):
       # Every second part is of a script without spaces.
       parts = _UNSPACED.split(word)
-      out = []
+      out: list[str] = []
       for i, part in enumerate(parts):
         pairs = [part[at : at + 2] for at in range(len(part) - 1)]
         out += [*part, *pairs] if i % 2 else self._spaced(part)
