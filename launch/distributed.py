@@ -13,20 +13,24 @@ must share the run folder (a shared file system) and each needs the policy.
 During training, a signal to any process stops all of them before the next
 rollout, with one checkpoint. An error that a process finds before training or
 while sampling ends all processes with the same message. A process that fails
-anywhere else exits at once, without waiting for the others; the others exit
-when their next collective with it fails, or when JAX has missed its heartbeat,
-after 100 seconds.
+anywhere else exits at once, without waiting for the others. These exit with 75
+and name the process that is missing, when their next collective with it fails
+or after `--heartbeat` seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import os
+import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from absl import app, flags
 
@@ -35,6 +39,9 @@ from launch import stopping
 # Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
 # process without naming what it waited for.
 _GRACE = 60
+_BEAT = 1.0  # Seconds between a process's signs of life.
+# Seconds of silence after which a process is missing, once something failed.
+_SILENT = 6.0
 
 
 class Address(NamedTuple):
@@ -57,6 +64,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer(
     "connect_timeout", 300, "Seconds to wait for the others.", lower_bound=1
+  )
+  flags.DEFINE_integer(
+    "heartbeat",
+    100,
+    "Seconds after which a process that does not answer has left the run.",
+    lower_bound=20,  # JAX ends a process after half of it, after `_SILENT`.
   )
 
 
@@ -99,6 +112,7 @@ def connect() -> None:
       # The three values suffice, so JAX need not detect a cluster.
       cluster_detection_method="deactivate" if where else None,
       initialization_timeout=f.connect_timeout + _GRACE,
+      heartbeat_timeout_seconds=f.heartbeat,
     )
   except (ValueError, RuntimeError) as error:
     sys.exit(
@@ -144,31 +158,140 @@ def address(
 
 
 @contextlib.contextmanager
-def leaves_at_once() -> Iterator[None]:
+def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
   """Exits at once if this process fails in a way that the others do not know.
 
   An orderly exit would wait at a barrier for the others, while they wait for
-  this process in a collective.
+  this process in a collective. If another process is missing, the exit code is
+  `stopping.RESUME`.
+
+  Args:
+    saved: returns a sentence that says from where the run resumes.
   """
+  # JAX offers its key-value store nowhere else.
+  from jax._src import distributed as jax_distributed
+
+  state = jax_distributed.global_state
+  if state.client is None:
+    yield
+    return
+  peers = _Peers(state.client, state.process_id, state.num_processes, saved)
   try:
     yield
+    peers.code = 0
   except (Exception, SystemExit) as error:
-    import jax  # `connect` has initialised it by now.
-
     code = error.code if isinstance(error, SystemExit) else 1
     # All processes agreed on this stop and exit together.
-    agreed = code == stopping.RESUME and not isinstance(
-      error, stopping.StoppedError
-    )
-    if jax.process_count() == 1 or agreed:
+    if code == stopping.RESUME and not isinstance(error, stopping.StoppedError):
+      peers.code = code
       raise
-    if not isinstance(error, SystemExit):
+    if _is_of_jax(error):
+      peers.leave_without_missing()
+    if isinstance(error, stopping.StoppedError):
+      stopping.say(f"stopped. {saved()}")
+    elif not isinstance(error, SystemExit):
       traceback.print_exc()
     elif isinstance(code, str):
       print(code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
+  finally:
+    peers.stop()
+
+
+class _Peers:
+  """Knows which other processes live, and leaves if one does not.
+
+  When a process is missing, a collective raises here or waits forever. In the
+  second case JAX aborts the process after `--heartbeat` seconds, at once if the
+  missing process is the first one, which has the key-value store. Its callback
+  for that cannot be used from Python (it throws `std::bad_cast`), so this class
+  handles the abort's signal. An abort for any other reason goes its way.
+
+  Args:
+    client: of JAX's key-value store.
+    process: this process.
+    processes: how many there are.
+    saved: returns a sentence that says from where the run resumes.
+
+  Attributes:
+    code: the exit code, once it is decided; an abort does not change it.
+  """
+
+  def __init__(
+    self, client: Any, process: int, processes: int, saved: Callable[[], str]
+  ):
+    self.code: int | None = None
+    self._client, self._own, self._saved = client, process, saved
+    self._answered = time.monotonic()
+    self._seen = {
+      other: ("", self._answered)
+      for other in range(processes)
+      if other != process
+    }
+    self._stopped = threading.Event()
+    self._thread = threading.Thread(target=self._beat, daemon=True)
+    self._thread.start()
+    # Python would only note the signal, and the process would end before it
+    # could act.
+    self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
+    ctypes.CDLL(None).signal(signal.SIGABRT, self._handler)
+
+  def stop(self) -> None:
+    """Ends the signs of life; the interpreter must not end during a call."""
+    self._stopped.set()
+    self._thread.join(_SILENT)
+
+  def leave_without_missing(self) -> None:
+    """Exits with a sentence if a process is missing; else returns in time."""
+    for _ in range(int(2 * _SILENT / _BEAT)):
+      if missing := self._missing():
+        names = " and ".join(map(str, missing))
+        stopping.say(
+          f"launch: found no sign of life of process {names}, which ended, is "
+          f"stopped or out of reach. {self._saved()}"
+        )
+        sys.stdout.flush()
+        os._exit(stopping.RESUME)
+      time.sleep(_BEAT)
+
+  def _on_abort(self, number: int) -> None:
+    if self.code is not None:
+      os._exit(self.code)
+    self.leave_without_missing()
+
+  def _beat(self) -> None:
+    for count in itertools.count():
+      with contextlib.suppress(Exception):  # Then `_answered` becomes old.
+        self._client.key_value_set(
+          f"alive/{self._own}", str(count), allow_overwrite=True
+        )
+        found = dict(self._client.key_value_dir_get("alive/"))
+        self._answered = time.monotonic()
+        for other, (before, _) in self._seen.items():
+          if (beat := found.get(f"alive/{other}", before)) != before:
+            self._seen[other] = beat, self._answered
+      if self._stopped.wait(_BEAT):
+        return
+
+  def _missing(self) -> list[int]:
+    silent = [
+      other
+      for other, (_, at) in self._seen.items()
+      if self._answered - at > _SILENT
+    ]
+    unanswered = time.monotonic() - self._answered > _SILENT
+    return silent or [0] * unanswered
+
+
+def _is_of_jax(error: BaseException | None) -> bool:
+  """Returns whether JAX raised this error or one that led to it."""
+  import jax
+
+  while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+    error = error.__cause__ or error.__context__
+  return error is not None
 
 
 def _others(where: Address | None) -> str:

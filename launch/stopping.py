@@ -3,12 +3,13 @@
 SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) stop a command, and so
 does a closed output pipe (`| head`). The command prints a line at once, even
 while it compiles, and then saves what it needs. It exits with `RESUME` if the
-same command resumes. A second signal ends it at once. A signal that was ignored
-when the command started stays ignored (`nohup`).
+same command resumes. A second signal ends it at once, with the same exit code.
+A signal that was ignored when the command started stays ignored (`nohup`).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import io
@@ -49,15 +50,20 @@ def _nothing(number: int, frame: Any) -> None:
   """Does nothing; the listening thread acts on the signal."""
 
 
-def _end_at_once(number: int) -> None:
+def _end_at_once(number: int, code: int) -> None:
   say(f"ended at once on a second {signal.Signals(number).name}")
-  os._exit(128 + number)
+  os._exit(code)
+
+
+def _heeded() -> list[signal.Signals]:
+  """Returns the signals that were not ignored when the command started."""
+  return [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def heard(
   first: Callable[[int], None],
-  again: Callable[[int], None] = _end_at_once,
+  again: Callable[[int], None] = lambda number: None,
   *,
   handler: Callable[[int, Any], None] = _nothing,
 ) -> Iterator[None]:
@@ -75,7 +81,7 @@ def heard(
   """
   listening, telling = socket.socketpair()
   telling.setblocking(False)
-  heeded = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+  heeded = _heeded()
 
   def listen() -> None:
     asked = None
@@ -106,6 +112,8 @@ def heard(
 def command(*, resumes: bool) -> Iterator[None]:
   """Raises `StoppedError` in the main thread when a signal asks to stop.
 
+  A signal that arrives later, until the process ends, keeps the exit code.
+
   Args:
     resumes: whether the same command resumes.
 
@@ -113,20 +121,42 @@ def command(*, resumes: bool) -> Iterator[None]:
     StoppedError: with exit code `RESUME`, or 128 + signal if not `resumes`.
   """
   asked: list[int] = []
+  code: int | None = None
+
+  def code_of(number: int) -> int:
+    return RESUME if resumes else 128 + number
 
   def stop(number: int, frame: Any) -> None:
     if not asked:
       asked.append(number)
-      raise StoppedError(RESUME if resumes else 128 + number)
+      raise StoppedError(code_of(number))
+
+  def end(number: int, frame: Any) -> None:
+    os._exit(code_of(number) if code is None else code)
 
   keep_output()
   # asyncio would log an error for a task that ends with this exception.
   logging.get_absl_handler().addFilter(
     lambda record: not record.exc_info or record.exc_info[0] is not StoppedError
   )
+  # `heard` restores this handler. Python restores the default one after its
+  # exit functions, of which this is the last because it is the first here.
+  for number in _heeded():
+    signal.signal(number, end)
+    atexit.register(signal.signal, number, signal.SIG_IGN)
   try:
-    with heard(_say_stopping, handler=stop):
-      yield
+    with heard(
+      _say_stopping,
+      lambda number: _end_at_once(number, code_of(number)),
+      handler=stop,
+    ):
+      try:
+        yield
+        code = 0
+      except BaseException as error:
+        found = error.code if isinstance(error, SystemExit) else 1
+        code = found if isinstance(found, int) else 1
+        raise
   except StoppedError:
     say("stopped; the same command resumes" if resumes else "stopped")
     raise
@@ -137,22 +167,22 @@ def command(*, resumes: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saving(
-  stop: Callable[[], None], seconds: Callable[[], float]
+  stop: Callable[[], None],
+  seconds: Callable[[], float],
+  saved: Callable[[], str] = lambda: "The same command resumes.",
 ) -> Iterator[None]:
   """Calls `stop` on a signal; the code inside then saves and returns.
 
   Args:
     stop: asks the code inside to save and return; called on another thread.
     seconds: returns how long that may take; after it the process exits.
+    saved: returns a sentence that says from where the command resumes.
   """
   allowed = 0.0
   timer: threading.Timer | None = None
 
   def give_up() -> None:
-    say(
-      f"no checkpoint within {allowed:.0f} s (--grace); the same command "
-      "resumes from the last one"
-    )
+    say(f"no checkpoint within {allowed:.0f} s (--grace). {saved()}")
     os._exit(RESUME)
 
   def ask(number: int) -> None:
@@ -165,7 +195,7 @@ def saving(
     timer.start()
 
   try:
-    with heard(ask):
+    with heard(ask, lambda number: _end_at_once(number, RESUME)):
       yield
   finally:
     if timer is not None:

@@ -23,6 +23,7 @@ Several hosts can train one policy together, see `launch/distributed.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -106,18 +107,30 @@ def main(argv: Sequence[str]) -> None:
     )
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   distributed.connect()
-  with distributed.leaves_at_once(), contextlib.ExitStack() as held:
-    _main(config, held)
+  folder = launch_flags.run_folder(config, flags.FLAGS.output)
+  saved = functools.partial(_saved, folder)
+  with distributed.leaves_at_once(saved), contextlib.ExitStack() as held:
+    _main(config, folder, held)
+
+
+def _saved(folder: pathlib.Path) -> str:
+  """Returns a sentence that says from where a run resumes."""
+  from anysearch_jax.training import checkpoint
+
+  if saved := checkpoint.rollouts(folder / "checkpoints"):
+    return f"The same command resumes from checkpoint {saved[-1]}."
+  return "The same command begins anew: no rollout was saved yet."
 
 
 def _main(
-  config: config_lib.ExperimentConfig, held: contextlib.ExitStack
+  config: config_lib.ExperimentConfig,
+  folder: pathlib.Path,
+  held: contextlib.ExitStack,
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
   from anysearch_jax.training import checkpoint, health
 
-  folder = launch_flags.run_folder(config, flags.FLAGS.output)
   grace = flags.FLAGS.grace
   trainer = None
   try:
@@ -127,6 +140,7 @@ def _main(
       stopping.saving(
         trainer.stop,
         trainer.stop_seconds if grace is None else lambda: grace,
+        functools.partial(_saved, folder),
       ),
     ):
       finished = trainer.run(
@@ -134,13 +148,7 @@ def _main(
         _noting(folder, config, provenance),
       )
   except disk.DiskError as error:
-    saved = checkpoint.rollouts(folder / "checkpoints")
-    then = (
-      f"It goes on from checkpoint {saved[-1]}."
-      if saved
-      else "It begins anew: no rollout was saved yet."
-    )
-    sys.exit(f"launch.train: {error} {then}")
+    sys.exit(f"launch.train: {error} {_saved(folder)}")
   except (
     checkpoint.DamagedError,
     health.NotFiniteError,

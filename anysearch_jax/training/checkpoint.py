@@ -56,8 +56,9 @@ LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _LAST_SAVE = "last_save.json"
 # Bytes a second to assume before the first save: those of a slow network disk.
 _SPEED = 100e6
-# Least seconds granted until a save begins; a first compilation takes that.
-_LEAST = 120.0
+# Least seconds granted until a save begins, and those before the first step,
+# which may be compiling for minutes; little is lost then.
+_LEAST, _AT_FIRST = 120.0, 20.0
 _DAMAGED = "damaged"
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 
@@ -435,7 +436,7 @@ def state_size(state: Any) -> int:
 
 
 def stop_seconds(
-  folder: pathlib.Path, size: int, *, longest_rollout: float
+  folder: pathlib.Path, size: int, *, longest_rollout: float, stepped: bool
 ) -> float:
   """Returns the seconds to allow from a stop until its checkpoint is written.
 
@@ -447,13 +448,15 @@ def stop_seconds(
     folder: of the checkpoints; its newest save gives the disk's speed.
     size: bytes of the state.
     longest_rollout: seconds from one rollout's end to the next.
+    stepped: whether this process has taken an optimizer step.
   """
   try:
     last = json_files.read(folder / _LAST_SAVE)
     speed = float(last["bytes"]) / max(float(last["seconds"]), 1e-3)
   except (OSError, ValueError, LookupError, TypeError):
     speed = _SPEED
-  return max(_LEAST, 2 * longest_rollout) + 2 * size / max(speed, 1.0)
+  least = _LEAST if stepped else _AT_FIRST
+  return max(least, 2 * longest_rollout) + 2 * size / max(speed, 1.0)
 
 
 class Pace:

@@ -120,6 +120,7 @@ class Trainer:
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
+    self._stepped = False
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
     self._learner = learner_lib.Learner(config, policy)
@@ -203,6 +204,7 @@ class Trainer:
       self._checkpoints,
       checkpoint.state_size(self._learner.state),
       longest_rollout=self._pace.longest,
+      stepped=self._stepped,
     )
 
   def run(
@@ -338,6 +340,7 @@ class Trainer:
           lambda: self._record(f"not-finite-{rollout}", sampled.scored),
         )
         steps.append(values)
+        self._stepped = True
         ahead.check()
         if stoppable and self._stopping.is_set() and len(steps) < len(packed):
           raise _StoppedError(sampled, steps)

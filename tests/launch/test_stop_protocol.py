@@ -19,7 +19,7 @@ DEADLINE = 120
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Prints that it runs, then executes the code of a test.
 COMMAND = r"""
-import asyncio, hashlib, os, sys, threading, time
+import asyncio, atexit, hashlib, os, sys, threading, time
 from launch import flags, stopping
 
 def prints():
@@ -52,6 +52,15 @@ def saves(seconds=0.3, grace=60.0):
     time.sleep(seconds)
   stopping.say("saved")
   sys.exit(stopping.RESUME)
+
+class Slow:
+  def __del__(self, sleep=time.sleep):
+    sleep(0.5)  # As the teardown of a device does.
+
+def saves_and_ends_slowly():
+  sys.slow = Slow()
+  atexit.register(time.sleep, 0.5)
+  saves()
 
 def main(argv):
   if "saves" not in argv[1]:
@@ -128,7 +137,7 @@ def test_signals_are_handled_while_c_code_runs():
   assert process.stderr.readline() == "stopping on SIGINT\n"
   time.sleep(1.2 * stopping._SAME)
   process.send_signal(signal.SIGINT)
-  assert end(process) == (130, ["ended at once on a second SIGINT"])
+  assert end(process) == (75, ["ended at once on a second SIGINT"])
 
 
 def test_two_signals_at_once_are_one_request():
@@ -149,12 +158,24 @@ def test_command_that_saves_announces_how_long_it_takes():
   assert stopping.patience(["rollout 7"]) > 60 + stopping._MARGIN
 
 
+def test_signals_after_the_save_keep_the_exit_code():
+  process = start("saves_and_ends_slowly()")
+  process.send_signal(signal.SIGTERM)
+  process.stderr.readline()
+  assert process.stderr.readline() == "saved\n"
+  while process.poll() is None:
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.05)
+  code, said = end(process)
+  assert code == 75
+
+
 def test_save_beyond_its_deadline_is_abandoned():
   process = start("saves(seconds=1000, grace=0.2)")
   process.send_signal(signal.SIGTERM)
   code, said = end(process)
   assert code == 75
-  assert said[1].startswith("no checkpoint within 0 s (--grace); the same")
+  assert said[1].startswith("no checkpoint within 0 s (--grace). The same")
 
 
 def test_closed_output_stops_a_command_without_a_traceback():

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -195,16 +196,20 @@ def test_two_processes_resume_to_the_same_bits(root, two):
   )
 
 
+def wait_for_a_rollout(output, started):
+  end, written = time.monotonic() + DEADLINE, output / "metrics.jsonl"
+  while not (written.is_file() and "\n" in written.read_text()):
+    assert time.monotonic() < end
+    assert all(process.poll() is None for process in started)
+    time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
   output = root / "stopped"
 
   def stop(started):
-    end, written = time.monotonic() + DEADLINE, output / "metrics.jsonl"
-    while not (written.is_file() and "\n" in written.read_text()):
-      assert time.monotonic() < end
-      assert all(process.poll() is None for process in started)
-      time.sleep(0.05)
+    wait_for_a_rollout(output, started)
     started[1].terminate()
 
   long = ("--config.curriculum.total_steps=4000", "--config.save_every=1000")
@@ -214,6 +219,53 @@ def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
   assert saved == len(metrics(output))
   for log in logs:
     assert f"saved checkpoint {saved}; the same command resumes" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("number", "lost"),
+  [("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0), ("SIGSTOP", 1)],
+)
+def test_a_process_that_loses_another_names_it_and_exits_with_75(
+  root, number, lost
+):
+  output = root / f"{number}-{lost}"
+
+  def lose(started):
+    wait_for_a_rollout(output, started)
+    while not checkpoint.rollouts(output / "checkpoints"):
+      time.sleep(0.05)
+    started[lost].send_signal(signal.Signals[number])
+    started[1 - lost].wait(60)
+    started[lost].kill()
+
+  each = [("--config.curriculum.total_steps=4000", "--heartbeat=20")] * 2
+  codes, logs = train(root, output, each=each, meanwhile=lose)
+  assert codes[1 - lost] == stopping.RESUME
+  assert f"found no sign of life of process {lost}, which" in logs[1 - lost]
+  assert "The same command resumes from checkpoint" in logs[1 - lost]
+  assert "Traceback" not in logs[1 - lost]
+  assert checkpoint.sound(output / "checkpoints", 1) == 1
+
+
+@pytest.mark.slow
+def test_a_stop_during_a_compilation_ends_both_processes_soon(root):
+  output = root / "compiling"
+
+  def stop(started):
+    end = time.monotonic() + DEADLINE
+    while not (output / "metrics.jsonl").is_file():
+      assert time.monotonic() < end
+      time.sleep(0.05)
+    started[1].terminate()
+
+  each = [("--grace=0", "--heartbeat=20", f"--cache={root / 'cold'}")] * 2
+  codes, logs = train(root, output, each=each, meanwhile=stop)
+  assert codes == [stopping.RESUME] * 2
+  assert (
+    "no checkpoint within 0 s (--grace). The same command begins" in logs[1]
+  )
+  assert "process 1, which ended, is stopped or out of reach. The" in logs[0]
 
 
 @pytest.mark.slow
