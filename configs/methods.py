@@ -155,17 +155,12 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
       f"{', '.join(known)}, as in configs/methods.py:search_r1."
     )
   backbone, _, recipe = setup.partition(":")
-  if backbone not in ("", *BACKBONES) or recipe not in ("", _ORIGINAL):
+  recipes = ("", _ORIGINAL) if backbone else ("",)
+  if backbone not in ("", *BACKBONES) or recipe not in recipes:
     raise ValueError(
       f"{name}: found preset {setup!r}, expected one of "
       f"{', '.join(BACKBONES)}, with or without :{_ORIGINAL}, or none for the "
       "generated world."
-    )
-  if recipe and not backbone:
-    raise ValueError(
-      f"{name}: found preset {setup!r}; the original recipe is one for "
-      f"language models, expected a backbone before it "
-      f"({BACKBONES[0]}:{_ORIGINAL})."
     )
   if recipe and name not in _RECIPES:
     raise ValueError(

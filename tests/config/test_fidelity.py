@@ -78,7 +78,7 @@ def test_original_recipes_are_valid(system, backbone):
 def test_unknown_presets_are_refused():
   for system, preset, sentence in (
     ("search_r1", "original", "expected one of qwen2_5_7b"),
-    ("search_r1", ":original", "expected a backbone before it"),
+    ("search_r1", ":original", "expected one of qwen2_5_7b"),
     ("search_r1", "qwen2_5_7b:other", "with or without :original"),
     ("otc", "qwen2_5_7b:original", "published no recipe of their own"),
     ("anysearch", "qwen3_4b:original", "published no recipe of their own"),
