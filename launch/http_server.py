@@ -272,9 +272,9 @@ class OwnPages:
 
   Args:
     app: answers all other requests.
-    host: the address that the server listens at. If other machines reach it,
-      Host may also be any address or name without a dot, because no page that
-      rebinds its name can have one.
+    host: the address that the server listens at. Unless it is a loopback one,
+      Host may be any address or name without a dot, which no page of the
+      internet can rebind.
     names: further names of the server; pages there may ask it.
 
   Raises:

@@ -73,11 +73,9 @@ class Answered(pydantic.BaseModel):
   )
 
 
-class Passage(pydantic.BaseModel):
+class Passage(Source):
   """A passage that the tool `search` found."""
 
-  id: str
-  title: str
   text: str
 
 

@@ -127,7 +127,7 @@ class Service:
     self._metrics.responded("connection", 499, 0.0)
     del reason
 
-  def health(self, _: requests.Request) -> responses_lib.Response:
+  async def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""
     status = "draining" if self.draining else "ok"
     values = {
@@ -140,7 +140,7 @@ class Service:
     }
     return wire.respond(values, 503 if self.draining else 200)
 
-  def metrics(self, request: requests.Request) -> responses_lib.Response:
+  async def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
     self._key(request)
     return responses_lib.Response(
@@ -148,7 +148,7 @@ class Service:
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
-  def models(self, request: requests.Request) -> responses_lib.Response:
+  async def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
     model = {
@@ -159,7 +159,7 @@ class Service:
     }
     return wire.respond({"object": "list", "data": [model]})
 
-  def examples(self, _: requests.Request) -> responses_lib.Response:
+  async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
     return wire.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
 
@@ -410,12 +410,12 @@ def create_app(service: Service) -> applications.Starlette:
   routes = [
     routing.Route("/v1/responses", responses, methods=["POST"]),
     routing.Route("/v1/chat/completions", chat, methods=["POST"]),
-    routing.Route("/v1/models", _at_once(service.models)),
-    routing.Route("/examples", _at_once(service.examples)),
-    routing.Route("/health", _at_once(service.health)),
-    routing.Route("/metrics", _at_once(service.metrics)),
+    routing.Route("/v1/models", service.models),
+    routing.Route("/examples", service.examples),
+    routing.Route("/health", service.health),
+    routing.Route("/metrics", service.metrics),
     *(
-      routing.Route(path, _at_once(_file(name, kind)))
+      routing.Route(path, _file(name, kind))
       for path, (name, kind) in _FILES.items()
     ),
   ]
@@ -452,23 +452,14 @@ def _failed(request: str, error: Exception) -> fields.RequestError:
   )
 
 
-def _at_once(
-  answer: Callable[[requests.Request], responses_lib.Response],
-) -> Callable[[requests.Request], Awaitable[responses_lib.Response]]:
-  """Returns a handler that runs on the event loop, and not on a thread."""
-
-  async def handle(request: requests.Request) -> responses_lib.Response:
-    return answer(request)
-
-  return handle
-
-
 def _file(
   name: str, kind: str
-) -> Callable[[requests.Request], responses_lib.Response]:
+) -> Callable[[requests.Request], Awaitable[responses_lib.Response]]:
   """Returns what answers with a file of the page."""
   file = importlib.resources.files(__package__).joinpath("page", name)
   content = file.read_bytes()
-  return lambda _: responses_lib.Response(
-    content, headers=_HEADERS, media_type=kind
-  )
+
+  async def answer(_: requests.Request) -> responses_lib.Response:
+    return responses_lib.Response(content, headers=_HEADERS, media_type=kind)
+
+  return answer

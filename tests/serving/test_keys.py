@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
-import pathlib
+import multiprocessing
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -144,45 +143,28 @@ def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
   assert guard.used(ALICE) == (2, 1)
 
 
-RACE = """
-import sys
-import test_keys
-from anysearch_jax.serving import fields, keys
-
-names = [keys.Key(f"{n}", searches_a_day=1) for n in range(100)]
-guard = keys.Guard(tuple(names), sys.argv[1])
-print(flush=True)
-sys.stdin.readline()
-charged = 0
-for key in names:
-  try:
-    with test_keys.admitted(guard, key):
-      charged += 1
-  except fields.RequestError:
-    pass
-print(charged)
-"""
+def race(path, barrier, charged):
+  """Admits a request of each of 100 keys that may search once a day."""
+  names = [keys.Key(f"{n}", searches_a_day=1) for n in range(100)]
+  guard = keys.Guard(tuple(names), path)
+  barrier.wait(60)
+  for key in names:
+    with contextlib.suppress(fields.RequestError), admitted(guard, key):
+      charged.put(key.name)
+  charged.put(None)
 
 
 def test_processes_that_race_charge_a_key_no_more_than_its_day(tmp_path):
-  command = (sys.executable, "-c", RACE, str(tmp_path / "used"))
-  racing = [
-    subprocess.Popen(
-      command,
-      cwd=pathlib.Path(__file__).parent,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    for _ in range(3)
+  new = multiprocessing.get_context("spawn")
+  charged = new.Queue()
+  shared = tmp_path / "used", new.Barrier(3), charged
+  racing = [new.Process(target=race, args=shared) for _ in range(3)]
+  for each in racing:
+    each.start()
+  found = [
+    n for _ in racing for n in iter(lambda: charged.get(timeout=60), None)
   ]
-  for each in racing:
-    each.stdout.readline()
-  for each in racing:
-    each.stdin.write("\n")
-    each.stdin.flush()
-  charged = [int(each.communicate(timeout=60)[0]) for each in racing]
-  assert sum(charged) == 100
+  assert sorted(found, key=int) == [f"{n}" for n in range(100)]
 
 
 def test_budget_above_the_keys_is_refused(guard):
