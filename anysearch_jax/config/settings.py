@@ -236,16 +236,35 @@ def leaves(
       yield f"{path}{key}", value
 
 
+# Settings that are gone, with the values by which they changed nothing.
+_GONE: Mapping[str, Mapping[str, Any]] = {
+  "data": {"world": "graded"},
+  "retrieval": {
+    **dict.fromkeys(("engine", "postgres", "table", "pipeline"), ""),
+    "ef_search": 0,
+  },
+  "warm_start": {"expert": "soft"},
+}
+
+
 def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a saved configuration with the names that settings have today.
 
-  A setting that the configuration is older than gets the value that held before
-  it, if that is not today's default.
+  A setting that is gone is left out, unless the run used it. One that the
+  configuration is older than gets the value that held before it, if that is not
+  today's default.
 
   Args:
     stored: nested plain values as any version of this project saved them.
   """
   today = dict(stored)
+  for group, gone in _GONE.items():
+    if isinstance(values := stored.get(group), Mapping):
+      today[group] = {
+        name: value
+        for name, value in values.items()
+        if name not in gone or value != gone[name]
+      }
   objective = dict(stored.get("objective", {}))
   divides = objective.pop("normalize_std", None)
   if divides is not None:

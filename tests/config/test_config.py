@@ -72,6 +72,21 @@ def test_a_saved_configuration_with_an_old_name_is_read():
   assert "normalize_std" in old["objective"]  # The argument is unchanged.
 
 
+def test_a_run_of_a_setting_that_is_gone_opens_unless_it_used_it():
+  today = config_lib.ExperimentConfig()
+  old = config_settings.to_dict(today)
+  old["retrieval"] |= {"postgres": "", "ef_search": 0}
+  old["warm_start"]["expert"] = "soft"
+  values = config_settings.renamed(old)
+  assert config_settings.from_dict(config_lib.ExperimentConfig, values) == today
+  assert config_settings.changes(old, today) == []
+  old["retrieval"]["postgres"] = "postgresql://db/wiki"
+  with pytest.raises(ValueError, match="unknown key 'postgres'"):
+    config_settings.from_dict(
+      config_lib.ExperimentConfig, config_settings.renamed(old)
+    )
+
+
 def test_defaults_are_the_papers_hyperparameters():
   config = config_lib.ExperimentConfig()
   reward = dataclasses.asdict(config.reward)
