@@ -187,9 +187,3 @@ def test_new_key_is_printed_once(tmp_path):
   path = tmp_path / "keys.json"
   _, printed = commands.printed(serve, f"--keys={path}", "--new_key=alice")
   assert printed.startswith("sk-") and printed.strip() not in path.read_text()
-
-
-def test_taken_port_is_one_sentence(server):
-  port = server[0].rpartition(":")[2]
-  said = commands.run(serve, CONFIG, f"--port={port}")
-  assert f"cannot listen at 127.0.0.1:{port}" in said

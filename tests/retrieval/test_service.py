@@ -276,12 +276,15 @@ def test_a_late_request_gets_what_is_there_if_the_service_may():
   assert "about later" in later[0]
 
 
-def test_failing_index_is_an_error_and_the_server_continues():
+def test_failing_index_is_an_error_and_the_server_continues(caplog):
   async def scenario(client, search):
     search.wrong["poison"] = RuntimeError("secret path")
     response = await client.post("/retrieve", json={"queries": ["poison"]})
     served.refused(response, 500, "The search failed (RuntimeError)")
     assert "secret" not in response.text
+    name = response.headers["x-request-id"]
+    assert name in response.text
+    assert f"{name} failed: RuntimeError('secret path')" in caplog.text
     return await client.post("/retrieve", json={"queries": ["a"]})
 
   assert served.play(scenario).status_code == 200
