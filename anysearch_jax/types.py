@@ -192,7 +192,12 @@ class EngineError(RuntimeError):
 
 
 class RetrievalError(RuntimeError):
-  """The retriever could not answer; the message says what was tried."""
+  """The retriever could not answer; the message says what was tried.
+
+  why: a word for what was met, by which failures are counted.
+  """
+
+  why = "other"
 
 
 @dataclasses.dataclass(frozen=True)

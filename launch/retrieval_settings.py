@@ -15,10 +15,10 @@ from anysearch_jax.host import plugins
 KINDS = {
   "lexical": ("", ""),
   "index": ("index", "encoder"),
-  "http": ("url", "key_variable"),
-  "web": ("web", "url price key_variable pages.first"),
+  "http": ("url", "key_variable concurrency rate wait"),
+  "web": ("web", "url price key_variable pages.first concurrency rate wait"),
   "milvus": ("milvus", "collection encoder ranking filter key_variable"),
-  "mcp": ("", "mcp url price key_variable"),
+  "mcp": ("", "mcp url price key_variable concurrency rate wait"),
 }
 _OF = {
   kind: {name for name in (needed, *others.split()) if name}

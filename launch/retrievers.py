@@ -113,7 +113,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
       )
   if names == [protocol.SEARCH]:
     return found[protocol.SEARCH]
-  return searching.Toolbox({name: found[name] for name in names})
+  return searching.Toolbox({n: found[n] for n in names}, config.search)
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
@@ -307,7 +307,18 @@ def _index(c: config_lib.RetrievalConfig) -> Any:
 def _http(c: config_lib.RetrievalConfig) -> Any:
   from retrieval import http_retriever
 
-  return http_retriever.opened(c.url, token_variable=c.key_variable)
+  return http_retriever.opened(
+    c.url, token_variable=c.key_variable, patience=_patience(c, 4)
+  )
+
+
+def _patience(c: config_lib.RetrievalConfig, concurrency: int) -> Any:
+  """Returns the limits on the waiting for a service, with a usual number."""
+  from anysearch_jax.host import http_calls
+
+  return http_calls.Patience(
+    concurrency=c.concurrency or concurrency, rate=c.rate, wait=c.wait
+  )
 
 
 def _web(c: config_lib.RetrievalConfig) -> Any:
@@ -318,6 +329,7 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
     price=c.price,
     key_variable=c.key_variable,
     address=c.url,
+    patience=_patience(c, 16),
   )
   if not c.pages.first:
     return found
@@ -349,7 +361,11 @@ def _mcp(c: config_lib.RetrievalConfig) -> Any:
   except ModuleNotFoundError as error:
     raise _missing("MCP tools need", error, "serve") from None
   return mcp_tool.McpRetriever(
-    c.url, c.mcp, key_variable=c.key_variable, price=c.price
+    c.url,
+    c.mcp,
+    key_variable=c.key_variable,
+    price=c.price,
+    patience=_patience(c, 16),
   )
 
 

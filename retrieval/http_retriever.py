@@ -123,7 +123,6 @@ class HttpRetriever(requests_lib.OneByBatch):
       ValueError: a request is invalid, see `requests.check`.
     """
     requests_lib.check(requests, self._corpus)
-    until = self._caller.until()
     self.counters["queries"] += len(requests)
     rows_of: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
@@ -135,7 +134,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     ]
     found = await asyncio.gather(
       *(
-        self._ask([requests[row].query for row in rows], k, until)
+        self._ask([requests[row].query for row in rows], k)
         for k, rows in batches
       )
     )
@@ -169,10 +168,9 @@ class HttpRetriever(requests_lib.OneByBatch):
         return unnamed
       raise
 
-  async def _ask(
-    self, queries: list[str], k: int, until: float
-  ) -> list[Answer | Exception]:
+  async def _ask(self, queries: list[str], k: int) -> list[Answer | Exception]:
     """Answers one batch; bisects it when a single query may be at fault."""
+    limit = self._caller.limit()
     answers: list[Answer | Exception] = []
     # (queries, whether this is the second try of a single query).
     parts, failed, is_well = [(queries, False)], 0, False
@@ -185,7 +183,7 @@ class HttpRetriever(requests_lib.OneByBatch):
           self._route,
           content=http_calls.body(asked),
           read=functools.partial(self._answers, count=len(part), k=k),
-          until=until,
+          limit=limit,
           counted=False,
         )
         is_well = True

@@ -23,7 +23,7 @@ import pydantic
 from mcp.client import stdio, streamable_http
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, loop, redaction
+from anysearch_jax.host import http_calls, loop, redaction, turns
 from retrieval import requests as requests_lib
 
 # Keys of lists of results and of a result's parts, in the order of choice.
@@ -33,19 +33,22 @@ _TITLES, _IDS = "title name", "id url uri link href"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
+_BUSY = -32029  # Of a call that an address refuses for now.
 
 
-class McpRetriever(requests_lib.OneByBatch):
+class McpRetriever:
   """Calls one tool, once a query; a blank query finds nothing.
 
   The connection is opened at once, and again when it has ended: a server that
-  died is started again, or connected to again. The SDK bounds no message.
+  died is started again, or connected to again. A call that an address refuses
+  for now (429) waits, as those of `http_calls.Caller` do.
 
   Args:
     url: address of the server; "": it is a program, `settings.command`.
     settings: a `config.McpConfig`.
     key_variable: environment variable with the bearer token of an address.
     price: cost of one call; `counters["cost"]` is the sum.
+    patience: its `concurrency`, `rate` and `wait` are used.
 
   Raises:
     ValueError: the tool is missing, or has other arguments; or a key is.
@@ -53,7 +56,13 @@ class McpRetriever(requests_lib.OneByBatch):
   """
 
   def __init__(
-    self, url: str, settings: Any, *, key_variable: str = "", price: float = 0.0
+    self,
+    url: str,
+    settings: Any,
+    *,
+    key_variable: str = "",
+    price: float = 0.0,
+    patience: http_calls.Patience = http_calls.DEFAULT,
   ):
     token = key_variable and http_calls.secret_in(
       key_variable, "the token of the MCP server"
@@ -65,31 +74,45 @@ class McpRetriever(requests_lib.OneByBatch):
     }
     self._url, self._command, self._price = url, settings.command, price
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    self._http = httpx2.AsyncClient(headers=headers, timeout=300.0)
+    self._http = _Client(headers=headers, timeout=300.0)
     self._tool, self._query, self._k = settings.tool, settings.query, settings.k
     self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
-    self._deadline = settings.deadline
+    self._deadline, self._largest = settings.deadline, settings.largest
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
     self.counters: Counter[str] = Counter()
+    self._wait = patience.wait
+    self._gate = turns.Gate(
+      *(patience.concurrency, patience.rate, patience.wait, self.counters)
+    )
     try:
       loop.run(self._choose())
     except BaseException:
       self.close()
       raise
 
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Any]:
-    """Returns the passages of each request, or its `RetrievalError`."""
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    """Returns the passages of a request. Raises RetrievalError without."""
     if not loop.is_here():
-      return await loop.wait(self.search_many(requests))
-    requests_lib.check(requests, "")
-    found = await asyncio.gather(*map(self._call, requests))
-    self.counters["queries"] += len(requests)
-    self.counters["failures"] += sum(isinstance(x, Exception) for x in found)
-    return found
+      return await loop.wait(self.search(request))
+    requests_lib.check([request], "")
+    self.counters["queries"] += 1
+    limit = turns.Limit(self._deadline, self._wait)
+    try:
+      async with limit, self._gate.slot():
+        return await self._call(request, limit)
+    except types.RetrievalError:
+      self.counters["failures"] += 1
+      raise
+    except TimeoutError as error:
+      self.counters["failures"] += 1
+      if limit.is_late:
+        raise self._failed(error) from None
+      waited = self._gate.waited(limit)
+      raise turns.BusyError(f"MCP tool {self._tool}: {waited}") from None
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
@@ -111,7 +134,7 @@ class McpRetriever(requests_lib.OneByBatch):
     except Exception as error:
       raise self._failed(error) from None
     self._name = client.server_info.name if client.server_info else ""
-    schemas = {each.name: each.input_schema for each in tools}
+    schemas = {self._quoted(each.name): each.input_schema for each in tools}
     if not self._tool:
       self._tool = "search" if len(tools) > 1 else [*schemas, ""][0]
     if self._tool not in schemas:
@@ -119,8 +142,9 @@ class McpRetriever(requests_lib.OneByBatch):
         f"retrieval.mcp.tool: found {self._tool!r}; the tools of the server "
         f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
       )
-    names = schemas[self._tool].get("properties") or {}
-    required = schemas[self._tool].get("required") or ()
+    schema = schemas[self._tool]
+    names = [*map(self._quoted, schema.get("properties") or ())]
+    required = [*map(self._quoted, schema.get("required") or ())]
     given = [self._query, *([self._k] if self._k else []), *self._fixed]
     if sorted({*given}) != sorted(given) or not {*required} <= {*given} <= {
       *names
@@ -131,7 +155,12 @@ class McpRetriever(requests_lib.OneByBatch):
         f"{', '.join(required) or 'none'})."
       )
 
-  async def _call(self, request: types.SearchRequest) -> Any:
+  def _quoted(self, text: object) -> str:
+    return self._redact.quote(text, 200)
+
+  async def _call(
+    self, request: types.SearchRequest, limit: turns.Limit
+  ) -> tuple[types.Passage, ...]:
     """Calls the tool; after a broken connection, once more on a new one."""
     query = " ".join(request.query.encode(errors="ignore").decode().split())
     if not query:
@@ -139,26 +168,37 @@ class McpRetriever(requests_lib.OneByBatch):
     asked = self._fixed | {self._query: query}
     if self._k:
       asked[self._k] = request.k
-    for _ in range(2):
+    again = False
+    while True:
+      sent = await self._gate.turn(limit)
       connection = self._connected()
       try:
-        async with asyncio.timeout(self._deadline):
-          client = await asyncio.shield(connection.client)
-          result = await client.call_tool(self._tool, asked)
+        client = await asyncio.shield(connection.client)
+        result = await client.call_tool(self._tool, asked)
+        self._gate.answered()
         self.counters["cost"] += self._price  # type: ignore[assignment]
         return self._answer(result)[: request.k]
-      except types.RetrievalError as error:
-        return error
+      except types.RetrievalError:
+        raise
+      except asyncio.CancelledError:
+        # Without an answer in time, a new connection may help the next call.
+        if limit.is_late and connection.client.done():
+          await self._drop(connection)
+        raise
       except Exception as error:  # Whatever a transport and its scopes raise.
         met = self._failed(error)
-        code = getattr(error, "code", None)
+        code = getattr(_first(error), "code", None)
+        if code == _BUSY:
+          asked_for = getattr(_first(error), "data", None) or 0.0
+          self._gate.pause(asked_for, sent=sent, said=str(met), limit=limit)
+          continue
         if isinstance(error, pydantic.ValidationError) or code in _OF_CALLS:
-          return met
+          raise met from None
         if connection.client.done():  # Otherwise it starts slowly.
           await self._drop(connection)
-        if isinstance(error, TimeoutError):
-          return met
-    return met
+        if again:
+          raise met from None
+        again = True
 
   def _connected(self) -> _Connection:
     """Returns the connection, or a new one."""
@@ -187,6 +227,12 @@ class McpRetriever(requests_lib.OneByBatch):
   def _answer(self, result: Any) -> tuple[types.Passage, ...]:
     """Returns the passages of a result: structured, JSON in texts, or texts."""
     texts = [block.text for block in result.content if block.type == "text"]
+    size = sum(map(len, texts)) + len(json.dumps(result.structured_content))
+    if size > self._largest:
+      raise http_calls.AnswerError(
+        f"MCP tool {self._tool}: found a result of {size} characters, expected "
+        f"at most retrieval.mcp.largest, {self._largest}."
+      )
     if result.is_error or (result.content and not texts):
       kinds = ", ".join(sorted({block.type for block in result.content}))
       met = self._redact.quote(" ".join(texts), 300) or f"no text ({kinds})."
@@ -204,16 +250,45 @@ class McpRetriever(requests_lib.OneByBatch):
 
   def _failed(self, error: BaseException) -> types.RetrievalError:
     """Returns what went wrong, with the last that a program wrote."""
-    while isinstance(error, BaseExceptionGroup):
-      error = error.exceptions[0]
+    error = _first(error)
     met = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, TimeoutError):
       met = f"no answer within {self._deadline:g} seconds."
     self._said.seek(max(0, self._said.seek(0, 2) - 300))
     if said := " ".join(self._said.read().split()):
       met = f"{met} The server said: {said}"
-    quoted = self._redact.quote(met, 600)
-    return types.RetrievalError(f"MCP tool {self._tool}: {quoted}")
+    met = f"MCP tool {self._tool}: {self._redact.quote(met, 600)}"
+    if isinstance(error, TimeoutError):
+      return http_calls.LateError(met)
+    return types.RetrievalError(met)
+
+
+class _Client(httpx2.AsyncClient):
+  """Passes a refusal for now on as an error of its call: the SDK hides it."""
+
+  async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+    response = await super().send(request, **how)
+    seconds = http_calls.retry_after(response.headers)
+    if response.status_code != 429 and not (
+      response.status_code == 503 and seconds
+    ):
+      return response
+    said = (await response.aread()).decode(errors="replace")
+    await response.aclose()
+    error = {"code": _BUSY, "message": f"HTTP {response.status_code}: {said}"}
+    try:
+      name = json.loads(request.content).get("id")
+    except ValueError:
+      name = None
+    body = {"jsonrpc": "2.0", "id": name, "error": error | {"data": seconds}}
+    return httpx2.Response(response.status_code, json=body, request=request)
+
+
+def _first(error: BaseException) -> BaseException:
+  """Returns the first error of a group, or the error itself."""
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
+  return error
 
 
 class _Connection:

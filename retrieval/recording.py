@@ -294,7 +294,7 @@ _HIT = struct.Struct("<32sd")
 MODES = ("record", "replay", "strict")
 
 
-class Recorder(requests_lib.OneByBatch):
+class Recorder:
   """A retriever that combines another retriever with a log of answers.
 
   Modes:
@@ -352,13 +352,25 @@ class Recorder(requests_lib.OneByBatch):
       identity, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     self.counters: Counter[str] = Counter()
+    if mode == "strict" or isinstance(retriever, types.BatchRetriever):
+      self.search_many = self._answers
 
-  async def search_many(
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    """Returns one answer. Raises as `search_many`, and what the answer is."""
+    (answer,) = await self._answers([request])
+    if isinstance(answer, Exception):
+      raise answer
+    return answer
+
+  async def _answers(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
-    """Returns answers in the order of the requests.
+    """Returns answers in the order of the requests; `search_many`.
 
-    The retriever gets all queries that it must answer in one call.
+    It is there if the retriever has it, which then gets all queries that it
+    must answer in one call.
 
     Returns:
       For each request its passages, or the retriever's exception; in mode
@@ -368,7 +380,7 @@ class Recorder(requests_lib.OneByBatch):
       RetrievalError: the log cannot be read or written.
     """
     if not loop.is_here():
-      return await loop.wait(self.search_many(requests))
+      return await loop.wait(self._answers(requests))
     keys = [Key(r.query, r.k, r.corpus, self._identity) for r in requests]
     held: list[Any] = [None] * len(keys)
     if self._mode != "record":

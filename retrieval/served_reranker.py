@@ -86,14 +86,13 @@ class ServedReranker:
 
     A query whose call fails has a `RetrievalError` instead.
     """
-    until = self._caller.until()
 
     async def of_query(
       query: str, texts: Sequence[str]
     ) -> Sequence[float] | Exception:
       starts = range(0, len(texts), self._batch)
       parts = [texts[start : start + self._batch] for start in starts]
-      calls = (self._ask(query, part, until) for part in parts)
+      calls = (self._ask(query, part) for part in parts)
       try:
         return [
           score for some in await asyncio.gather(*calls) for score in some
@@ -103,9 +102,7 @@ class ServedReranker:
 
     return await asyncio.gather(*(of_query(*each) for each in asked))
 
-  async def _ask(
-    self, query: str, texts: Sequence[str], until: float
-  ) -> list[float]:
+  async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
     asked: dict[str, Any] = {"query": query}
     if self._model:
       asked |= {"model": self._model, "documents": texts}
@@ -135,5 +132,4 @@ class ServedReranker:
       self._url,
       content=http_calls.body(asked),
       read=read,
-      until=until,
     )

@@ -7,13 +7,12 @@ request goes. `SERVICES` is what each service expects and answers.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import html
 import re
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -176,8 +175,12 @@ _ABOUT_KEYS = re.compile(r"\b(token|api key|credits?)\b", re.IGNORECASE)
 class AccountError(types.RetrievalError):
   """The service refuses the key: it is invalid, over quota or over its rate."""
 
+  def __init__(self, sentence: str, why: str):
+    super().__init__(sentence)
+    self.why = why
 
-class WebRetriever(requests_lib.OneByBatch):
+
+class WebRetriever:
   """Searches the web; safe to use from any event loop and thread.
 
   Long queries are cut to the limits of the service (Brave: 50 words, 400
@@ -256,23 +259,6 @@ class WebRetriever(requests_lib.OneByBatch):
     self.close = self._caller.close
     self._suspects: set[str] = set()
 
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    """Returns answers in request order, by one call each.
-
-    Returns:
-      For each request its passages, best first, whose ids are URLs; or a
-      `RetrievalError`, an `AccountError` if the service refuses the key.
-
-    Raises:
-      ValueError: a request is invalid, see `requests.check`.
-    """
-    requests_lib.check(requests, "")
-    until = self._caller.until()
-    self.counters["queries"] += len(requests)
-    return await asyncio.gather(*(self._ask(each, until) for each in requests))
-
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
     named = {"kind": "web", "service": self._kind}
@@ -280,9 +266,16 @@ class WebRetriever(requests_lib.OneByBatch):
       named["address"] = self._url
     return named
 
-  async def _ask(
-    self, request: types.SearchRequest, until: float
-  ) -> Answer | Exception:
+  async def search(self, request: types.SearchRequest) -> Answer:
+    """Returns passages, best first, whose ids are URLs.
+
+    Raises:
+      RetrievalError: there is no answer; an `AccountError` if the service
+        refuses the key.
+      ValueError: the request is invalid, see `requests.check`.
+    """
+    requests_lib.check([request], "")
+    self.counters["queries"] += 1
     service = self._service
     query = " ".join(_clean_text(request.query).split()[: service.words])
     query = query[: service.characters]
@@ -294,7 +287,6 @@ class WebRetriever(requests_lib.OneByBatch):
         service.method,
         self._url,
         read=lambda value: self._passages(value)[:k],
-        until=until,
         # For the circuit breaker, failures of one query count only once.
         counted=query not in self._suspects,
         **service.request(query, k),
@@ -308,8 +300,8 @@ class WebRetriever(requests_lib.OneByBatch):
         status in (400, 422) and _ABOUT_KEYS.search(str(error))
       ):
         advice = service.advice.format(variable=self._variable)
-        return AccountError(f"{error} {advice}")
-      return error
+        raise AccountError(f"{error} {advice}", error.why) from None
+      raise
 
   def _passages(self, reply: Any) -> Answer:
     """Returns the results that have a link, a title and a snippet, in order.

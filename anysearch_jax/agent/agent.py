@@ -20,7 +20,7 @@ from anysearch_jax.agent import events
 from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
 from anysearch_jax.evaluation import harness
-from anysearch_jax.host import loop
+from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode_state, searching
 
@@ -456,7 +456,7 @@ class Agent:
     """Answers one query, without an episode."""
     seconds = self._parts.config.search_deadline
     try:
-      async with asyncio.timeout(seconds):
+      async with turns.Limit(seconds, driver.LONGEST_WAIT):
         return list(await self._parts.retriever.search(request))
     except TimeoutError as error:
       raise types.RetrievalError(

@@ -50,7 +50,8 @@ class EpisodeConfig:
   turn_deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn, including its time in the engine's queue."""
   search_deadline: float = placement(60.0, POSITIVE)
-  """Seconds of one search, including its time in the retriever's queue."""
+  """Seconds of one search, without the time that it waits to be sent
+  (`retrieval.wait`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +227,8 @@ class McpConfig:
   """Further arguments of every call, as a JSON object; "": none."""
   deadline: float = placement(30.0, POSITIVE)
   """Seconds of a call, with its retries."""
+  largest: int = placement(2_000_000, at_least(1024))
+  """Characters of a result; a larger one fails its search."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +263,14 @@ class RetrievalConfig:
   value or a list of them, such as `{"source": ["wiki", "news"]}`; "": all."""
   price: float = placement(0.0, at_least(0))
   """US dollars per search on the web, or call of an MCP tool."""
+  concurrency: int = placement(0, at_least(0))
+  """Limit on the calls to a service at a time; 0: 16 of the kinds `web` and
+  `mcp`, 4 batches of `http`."""
+  rate: float = placement(0.0, at_least(0))
+  """Limit on the requests to a service in a second; 0: none."""
+  wait: float = placement(600.0, POSITIVE)
+  """Seconds that a search may wait for its turn at a service: for
+  `concurrency`, for `rate`, or because the service says so (429)."""
   key_variable: str = placement("")
   """Environment variable with the token or key."""
   log: str = placement("")

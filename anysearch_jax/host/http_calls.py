@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx2
 
 from anysearch_jax import types
-from anysearch_jax.host import loop, redaction
+from anysearch_jax.host import loop, redaction, turns
 
 T = TypeVar("T")
 
@@ -37,13 +37,21 @@ _LONGEST, _SHORT = 300, 80
 class AnswerError(types.RetrievalError):
   """The service replied, with an error or with something invalid."""
 
+  why = "answer"
+
+
+class LateError(types.RetrievalError):
+  """The service did not answer in time."""
+
+  why = "late"
+
 
 class StatusError(types.RetrievalError):
   """The service answered with another status than 200, stored in `status`."""
 
   def __init__(self, sentence: str, status: int):
     super().__init__(sentence)
-    self.status = status
+    self.status, self.why = status, f"http_{status}"
 
 
 class RefusedError(StatusError, AnswerError):
@@ -58,12 +66,17 @@ class FailedError(StatusError, AnswerError):
 class Patience:
   """Limits on the waiting for a service.
 
-  deadline: seconds that a search may take, including its retries.
+  deadline: seconds that a call may take from its first request on, including
+    its retries. Waiting for a turn does not count.
   retries: limit on retries, which follow broken connections and temporary
     statuses (by default `BUSY`).
   pause: seconds before the first retry; it doubles for each further one, up to
     5 seconds, with random jitter.
   concurrency: limit on concurrent calls.
+  rate: limit on the requests in a second; 0: none.
+  wait: seconds that a call may wait for its turn: for a free place, for the
+    rate, and because the service says so (429, or 503 with Retry-After), which
+    is neither a failure nor a retry, and makes all calls wait.
   failures, cooldown: after `failures` consecutive failed calls, no call is made
     for `cooldown` seconds.
   """
@@ -72,16 +85,20 @@ class Patience:
   retries: int = 3
   pause: float = 0.1
   concurrency: int = 4
+  rate: float = 0.0
+  wait: float = 600.0
   failures: int = 5
   cooldown: float = 10.0
 
   def __post_init__(self):
-    for name, least in (("retries", 0), ("concurrency", 1), ("failures", 1)):
-      if getattr(self, name) < least:
+    for name, least in (
+      *(("retries", 0), ("concurrency", 1), ("failures", 1), ("rate", 0.0)),
+    ):
+      if not least <= getattr(self, name) < math.inf:
         raise ValueError(
           f"{name}: found {getattr(self, name)}, expected at least {least}."
         )
-    for name in ("deadline", "pause", "cooldown"):
+    for name in ("deadline", "pause", "wait", "cooldown"):
       if not 0 < getattr(self, name) < math.inf:
         raise ValueError(
           f"{name}: found {getattr(self, name)}, expected seconds above 0."
@@ -146,6 +163,8 @@ class Breaker:
     except types.RetrievalError as error:
       if isinstance(error, RefusedError):
         self._failed = 0
+      elif isinstance(error, turns.BusyError):
+        pass
       elif counted or not isinstance(error, AnswerError):
         self.fail(error)
       raise
@@ -176,8 +195,8 @@ class Caller:
     clock: clock of the circuit breaker.
 
   `counters` holds the number of `requests` sent, how many of them were
-  `retries`, the number of calls that were `failures`, and the total `seconds`
-  of all calls.
+  `retries`, the number of calls that were `failures`, the total `seconds` of
+  all requests, and those of `turns.Gate`.
   """
 
   def __init__(
@@ -201,7 +220,11 @@ class Caller:
     self._again, self._price = again, price
     self._breaker = Breaker(patience.failures, patience.cooldown, clock)
     self.fail = self._breaker.fail
-    self._slots = asyncio.Semaphore(patience.concurrency)
+    # Counts of events, and the seconds and dollars, which are fractions.
+    self.counters: Counter[str] = Counter()
+    self._gate = turns.Gate(
+      *(patience.concurrency, patience.rate, patience.wait, self.counters)
+    )
     if headers is None:
       headers = {"Content-Type": "application/json"}
       headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
@@ -215,10 +238,8 @@ class Caller:
       trust_env=proxies and transport is None,
       transport=transport,
     )
-    # Counts of events, and the seconds and dollars, which are fractions.
-    self.counters: Counter[str] = Counter()
     # The deadlines of calls in progress; None once this is closed.
-    self._limits: set[asyncio.Timeout] | None = set()
+    self._limits: set[turns.Limit] | None = set()
 
   def close(self) -> None:
     """Closes the connections; calls in progress and later ones fail."""
@@ -228,15 +249,15 @@ class Caller:
   async def _end(self) -> None:
     limits, self._limits = self._limits or set(), None
     for limit in limits:
-      limit.reschedule(0.0)
+      limit.end()
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(_CLOSE_SECONDS):
         await asyncio.sleep(0)  # So that they end before their connections.
         await self._client.aclose()
 
-  def until(self) -> float:
-    """Returns the deadline of a search that begins now, as event-loop time."""
-    return time.monotonic() + self._patience.deadline
+  def limit(self) -> turns.Limit:
+    """Returns the deadline of a call, or of several after each other."""
+    return turns.Limit(self._patience.deadline, self._patience.wait)
 
   async def ask(
     self,
@@ -244,7 +265,7 @@ class Caller:
     url: str,
     *,
     read: Callable[[Any], T],
-    until: float | None = None,
+    limit: turns.Limit | None = None,
     counted: bool = True,
     **request: Any,
   ) -> T:
@@ -255,7 +276,7 @@ class Caller:
       read: converts the JSON value of the answer to the result. A
         `RetrievalError` that it raises counts as a failure of the service. It
         must quote the answer only through `redact`.
-      until: result of the method `until`, for several calls with one deadline.
+      limit: result of the method `limit`, for calls with one deadline.
       counted: whether an `AnswerError` counts as a failure of the service. A
         caller whose request may itself be at fault passes False and reports by
         `fail` if it was not.
@@ -268,17 +289,15 @@ class Caller:
     if not loop.is_here():
       return await loop.wait(
         self.ask(
-          method, url, read=read, until=until, counted=counted, **request
+          method, url, read=read, limit=limit, counted=counted, **request
         )
       )
     if self._limits is None:
       raise types.RetrievalError(f"{url}: not asked, the client was closed.")
-    limit = asyncio.timeout_at(self.until() if until is None else until)
+    limit = limit or self.limit()
     self._limits.add(limit)
-    started: float | None = None
     try:
-      async with limit, self._slots:
-        started = time.perf_counter()
+      async with limit, self._gate.slot():
         with self._breaker.call(counted=counted):
           data = await self._try(method, url, limit, request)
           if self._price:
@@ -286,7 +305,7 @@ class Caller:
           return read(self._parse(url, data))
     except TimeoutError:
       self.counters["failures"] += 1
-      raise self._late(url, asked=started is not None) from None
+      raise self._late(url, limit) from None
     except types.RetrievalError as error:
       if counted or not isinstance(error, AnswerError):
         self.counters["failures"] += 1
@@ -294,8 +313,6 @@ class Caller:
     finally:
       if self._limits is not None:
         self._limits.discard(limit)
-      if started is not None:
-        self._add("seconds", time.perf_counter() - started)
 
   def unexpected(self, url: str, found: object, expected: str) -> AnswerError:
     """Returns the error of an answer with another value than `expected`."""
@@ -306,18 +323,15 @@ class Caller:
     # The declared counts of a Counter are whole.
     self.counters[name] += value  # type: ignore[assignment]
 
-  def _late(self, url: str, *, asked: bool) -> types.RetrievalError:
+  def _late(self, url: str, limit: turns.Limit) -> types.RetrievalError:
     """Returns the error of a call that ended before its answer."""
     if self._limits is None:
       return types.RetrievalError(f"{url}: the client was closed.")
-    seconds = f"within {self._patience.deadline:g} seconds"
-    if not asked:
-      return types.RetrievalError(
-        f"{url}: not asked {seconds}, because it was never its turn; calls at "
-        f"a time: {self._patience.concurrency}."
-      )
-    error = types.RetrievalError(
-      f"{url}: no whole answer {seconds}. {self._advice}"
+    if not limit.is_late:
+      return turns.BusyError(f"{url}: {self._gate.waited(limit)}")
+    error = LateError(
+      f"{url}: no whole answer within {self._patience.deadline:g} seconds. "
+      f"{self._advice}"
     )
     self.fail(error)
     return error
@@ -326,16 +340,16 @@ class Caller:
     self,
     method: str,
     url: str,
-    limit: asyncio.Timeout,
+    limit: turns.Limit,
     request: dict[str, Any],
   ) -> bytes:
     """Returns the bytes of an answer with status 200, retrying if needed."""
-    for attempt in range(self._patience.retries + 1):
+    attempt = 0
+    while True:
+      sent = await self._gate.turn(limit)
       self.counters["requests"] += 1
       self.counters["retries"] += attempt > 0
-      pause = self._patience.pause * 2**attempt
-      pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-      status = 0
+      status, asked = 0, 0.0
       try:
         async with self._client.stream(method, url, **request) as response:
           data = await self._read(url, response)
@@ -347,22 +361,32 @@ class Caller:
         if not isinstance(error, httpx2.TransportError):
           raise types.RetrievalError(f"{url}: {met}") from None
         met = f"{type(error).__name__}: {met}".rstrip(": ")
+      finally:
+        self._add("seconds", time.monotonic() - sent)
       if status == 200:
+        self._gate.answered()
         return data
       if status:
         met = f"HTTP {status}: {message(data, self.redact)}"
+        asked = retry_after(response.headers)
+        if status == 429 or (status == 503 and asked):
+          said = f"{url}: {met}"
+          self._gate.pause(asked, sent=sent, said=said, limit=limit)
+          continue
         if status not in self._again:
           kinds = {4: RefusedError, 5: FailedError}
           kind = kinds.get(status // 100, StatusError)
           raise kind(f"{url}: {met}", status)
-        pause = max(pause, retry_after(response.headers))
-      if attempt == self._patience.retries:
+      pause = self._patience.pause * 2**attempt
+      pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+      pause, attempt = max(pause, asked), attempt + 1
+      if attempt > self._patience.retries:
         break
-      if time.monotonic() + pause >= (limit.when() or math.inf):
+      if pause >= limit.seconds:
         met += f" To wait for {pause:.3g} seconds more would be too long."
         break
       await asyncio.sleep(pause)
-    sentence = f"{url}: tried {attempt + 1} times, the last met {met}"
+    sentence = f"{url}: tried {attempt} times, the last met {met}"
     if status:
       raise (StatusError if status in BUSY else FailedError)(sentence, status)
     raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
@@ -556,9 +580,7 @@ def message(data: bytes, redact: redaction.Redactor) -> str:
       (value[k] for k in ("error", "message", "detail") if k in value), None
     )
   text = value if isinstance(value, str) else data.decode(errors="replace")
-  text = redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
-  # Replaces terminal control characters and halves of surrogate pairs.
-  return "".join(each if each.isprintable() else "\ufffd" for each in text)
+  return redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -67,11 +67,19 @@ class Redactor:
     return text
 
   def quote(self, value: object, most: int) -> str:
-    """Returns text, bytes or a value's `repr`, redacted, then cut to `most`."""
+    """Returns text, bytes or a value's `repr`, redacted, then cut to `most`.
+
+    It is one line. U+FFFD replaces what could steer a terminal, and halves of
+    surrogate pairs.
+    """
     if isinstance(value, bytes):
       value = value[: 4 * _WINDOW].decode(errors="replace")
     text = value if isinstance(value, str) else repr(value)
-    return self(text[:_WINDOW])[:most]
+    text = "".join(
+      each if each.isprintable() else " " if each.isspace() else "\ufffd"
+      for each in text[:_WINDOW]
+    )
+    return self(text)[:most]
 
   def scrub(self, data: bytes) -> bytes:
     """Returns an answer's bytes without whole keys of 16 characters or more.

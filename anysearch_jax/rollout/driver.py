@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import turns
 from anysearch_jax.rollout import control, episode, episode_state
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ _STATES = {
   types.SearchRequest: "a search",
   types.Address: "a place",
 }
+# Seconds that a request may wait for its turn (`turns`), whatever it waits for.
+LONGEST_WAIT = 3600.0
 _QUERY = 80  # Show at most this many characters: a policy wrote the query.
 
 
@@ -282,8 +285,9 @@ async def answer(
   config = parts.config
   seconds = config.turn_deadline if is_turn else config.search_deadline
   ending = asyncio.timeout_at(None if until == math.inf else until)
+  limit = turns.Limit(seconds, LONGEST_WAIT)
   try:
-    async with ending, asyncio.timeout(seconds):
+    async with ending, limit:
       if isinstance(request, types.GenerateRequest):
         return await parts.engine.generate(request)
       found = await parts.retriever.search(request)
@@ -292,7 +296,8 @@ async def answer(
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     if ending.expired():
       return None
-    why = str(error) or f"no answer within {seconds:g} seconds."
+    waited = f", after {limit.spent:.0f} in a queue" if limit.spent else ""
+    why = str(error) or f"no answer within {seconds:g} seconds{waited}."
     what = (
       f"Turn {request.turn}"
       if isinstance(request, types.GenerateRequest)

@@ -24,7 +24,7 @@ from typing import Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol, tools
-from anysearch_jax.host import counting, loop
+from anysearch_jax.host import counting, loop, turns
 
 _COUNTS = (
   *("searches", "cache_hits", "deduplicated", "batches", "failures"),
@@ -33,6 +33,8 @@ _COUNTS = (
 # Passages among which a page is looked for.
 _DEPTH = 20
 _NUMBER = re.compile(r"(\d+)")
+
+_DEFAULTS = config_lib.SearchConfig()
 
 Answer = Sequence[types.Passage] | Exception
 
@@ -43,6 +45,7 @@ class _Query:
 
   answer: what its waiters wait for. waiters: number of searches that do.
   call, batch: the call that it is in, and that call's queries.
+  turn: whether it still waits to be sent.
   """
 
   key: Hashable
@@ -51,6 +54,7 @@ class _Query:
   waiters: int = 0
   call: asyncio.Task | None = None
   batch: Sequence[_Query] = ()
+  turn: turns.Turn = dataclasses.field(default_factory=lambda: turns.Turn(1))
 
 
 class BatchingRetriever:
@@ -64,6 +68,7 @@ class BatchingRetriever:
     identity: of the index behind the retriever, a part of the cache's keys.
       Assign a new value to `identity` when the index changes.
 
+  The deadline of a search (`turns.Limit`) stands still until its query is sent.
   A failure is raised for every episode that waits for the query and is not
   cached. Cancelling one waiter does not affect the others; a call is cancelled
   when none of its queries has a waiter.
@@ -71,11 +76,12 @@ class BatchingRetriever:
   Attributes:
     counters: `searches` (requested), `cache_hits` and `deduplicated` (searches
       that needed no query; the latter waited for another episode's answer),
-      `batches` and `batched_queries` (sent), `failures` (of sent queries),
-      `call_seconds` (summed over batches), `left_out` (queries that a pipeline
-      answered without an optional stage), and `cut_passages` (longer than
-      `config` allows). After `source/` are those of the retriever, such as the
-      `cost` of a search engine.
+      `batches` and `batched_queries` (sent), `failures` (of sent queries;
+      `failed_late` and so on by `RetrievalError.why`), `call_seconds` (summed
+      over batches), `left_out` (queries that a pipeline answered without an
+      optional stage), and `cut_passages` (longer than `config` allows). After
+      `source/` are those of the retriever, such as the `cost` of a search
+      engine.
   """
 
   def __init__(
@@ -109,6 +115,7 @@ class BatchingRetriever:
     self._calls, self._is_starting = 0, False
     self.identity = identity
     self.counters: Counter[str] = Counter()
+    self._said = 0, time.monotonic()  # Queries that `waits` knew, and when.
     # What the retriever had counted when it was last asked.
     self._counted: Counter[str] = Counter(counting.counters(retriever))
 
@@ -147,12 +154,23 @@ class BatchingRetriever:
       self.counters["deduplicated"] += 1
     query.waiters += 1
     try:
-      # Cancelling one waiter must not cancel the others.
-      return await asyncio.shield(query.answer)
+      with query.turn.shared():
+        # Cancelling one waiter must not cancel the others.
+        return await asyncio.shield(query.answer)
     finally:
       query.waiters -= 1
       if not query.waiters and not query.answer.done():
         self._abandon(query)
+
+  def waits(self) -> str:
+    """Returns what a progress line says of queries that wait to be sent."""
+    queued = sum(query.turn.waits > 0 for query in list(self._open.values()))
+    sent, now = self.counters["batched_queries"], time.monotonic()
+    (before, then), self._said = self._said, (sent, now)
+    rate = (sent - before) / max(now - then, 1e-9)
+    if not queued:
+      return ""
+    return f"waits for search: {queued} queries queued, {rate:.1f}/s"
 
   def _start(self) -> None:
     """Calls the retriever for waiting queries, up to the concurrency limit."""
@@ -161,12 +179,14 @@ class BatchingRetriever:
       keys = list(itertools.islice(self._waiting, self._size))
       batch = [self._waiting.pop(key) for key in keys]
       call = asyncio.get_running_loop().create_task(
-        self._ask([query.request for query in batch])
+        self._ask([query.request for query in batch]),
+        context=turns.of_work(tuple(query.turn for query in batch)),
       )
       # A task without a strong reference may be garbage-collected, see
       # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
       for query in batch:
         query.call, query.batch = call, batch
+        query.turn.resume()
       self._calls += 1
       call.add_done_callback(
         functools.partial(self._finish, batch, time.perf_counter())
@@ -206,6 +226,8 @@ class BatchingRetriever:
       del self._open[query.key]
     if isinstance(answer, Exception):
       self.counters["failures"] += failed
+      why = getattr(answer, "why", "other")
+      self.counters[f"failed_{why}"] += failed
       if query.waiters:
         query.answer.set_exception(answer)
       return
@@ -279,12 +301,13 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
     counters: may be summed over hosts.
 
   Returns:
-    `search/...`: the counts; `hit_rate`, the share of searches that the cache
-    answered; queries and seconds per batch; after `source/`, what the retriever
-    counted. A ratio with denominator 0 is 0.
+    `search/...`: the counts, of failures also by their reasons (`failed_...`);
+    `hit_rate`, the share of searches that the cache answered; queries and
+    seconds per batch; after `source/`, what the retriever counted. A ratio with
+    denominator 0 is 0.
   """
   count = Counter(counters)
-  source = (name for name in count if name.startswith("source/"))
+  source = (name for name in count if name.startswith(("source/", "failed_")))
   batches = max(count["batches"], 1)
   return {
     **{f"search/{name}": float(count[name]) for name in (*_COUNTS, *source)},
@@ -295,17 +318,25 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
 
 
 class Toolbox:
-  """A `types.BatchRetriever` that passes each request to its tool's retriever.
+  """Passes each request to its tool's retriever.
+
+  The requests of a tool whose retriever is a `types.BatchRetriever` are batched
+  by themselves, so that no tool waits for another.
 
   Args:
     tools: a retriever for each name of a tool.
+    config: sizes of batches.
 
   Raises:
     ValueError: an answer depends on the episode that asks; such answers cannot
       be told apart here.
   """
 
-  def __init__(self, tools: Mapping[str, types.Retriever]):
+  def __init__(
+    self,
+    tools: Mapping[str, types.Retriever],
+    config: config_lib.SearchConfig = _DEFAULTS,
+  ):
     for name, retriever in tools.items():
       if isinstance(retriever, types.ContextualRetriever):
         raise ValueError(
@@ -314,6 +345,13 @@ class Toolbox:
           "alone. Leave retrieval.simulated and retrieval.refined empty."
         )
     self._tools = dict(tools)
+    uncached = dataclasses.replace(config, cache=0)
+    self._asked = {
+      name: BatchingRetriever(retriever, uncached)
+      if isinstance(retriever, types.BatchRetriever)
+      else retriever
+      for name, retriever in tools.items()
+    }
 
   @property
   def counters(self) -> Counter[str]:
@@ -338,44 +376,12 @@ class Toolbox:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one request; raises ValueError if its tool is unknown."""
-    return await self._of(request.tool).search(request)
-
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> Sequence[Answer]:
-    """Answers requests in their order; those of a tool are one batch."""
-    found: dict[int, Any] = {}
-
-    async def ask(tool: str) -> None:
-      retriever = self._of(tool)
-      places = [i for i, each in enumerate(requests) if each.tool == tool]
-      its = [requests[place] for place in places]
-      answers: Sequence[Any]
-      if isinstance(retriever, types.BatchRetriever):
-        try:
-          answers = await retriever.search_many(its)
-        except types.RetrievalError as error:
-          answers = [error] * len(its)
-      else:
-        answers = await asyncio.gather(
-          *map(retriever.search, its), return_exceptions=True
-        )
-        for answer in answers:  # A retriever may cancel itself.
-          if isinstance(answer, asyncio.CancelledError):
-            raise answer
-      found.update(zip(places, answers, strict=True))
-
-    tools = dict.fromkeys(request.tool for request in requests)
-    await asyncio.gather(*map(ask, tools))
-    return [found[place] for place in range(len(requests))]
-
-  def _of(self, name: str) -> types.Retriever:
-    if name not in self._tools:
+    if request.tool not in self._asked:
       raise ValueError(
-        f"Found a call of the tool {name!r}; expected one of "
-        f"{', '.join(self._tools)}."
+        f"Found a call of the tool {request.tool!r}; expected one of "
+        f"{', '.join(self._asked)}."
       )
-    return self._tools[name]
+    return await self._asked[request.tool].search(request)
 
 
 class PageRetriever:

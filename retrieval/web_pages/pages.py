@@ -13,9 +13,9 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import trafilatura
@@ -23,7 +23,7 @@ from lxml import html
 from trafilatura import utils as trafilatura_utils
 
 from anysearch_jax import types
-from anysearch_jax.host import counting
+from anysearch_jax.host import counting, loop, turns
 from retrieval import requests as requests_lib
 from retrieval.web_pages import fetching
 
@@ -49,13 +49,14 @@ _COMPARED, _MOST = 3_000, 10_000
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 Answer = tuple[types.Passage, ...]
 
-# Pages that one batch of requests fetches at a time, and texts that are
-# extracted at a time, on threads of their own: a page can cost seconds.
+# Pages that are fetched at a time, and texts that are extracted at a time, on
+# threads of their own: a page can cost seconds.
 _CONCURRENCY = 32
+_LONGEST_WAIT = 600.0  # Seconds for one of these places.
 _THREADS = 4
 
 
-class PageReader(requests_lib.OneByBatch):
+class PageReader:
   """Opens pages by their addresses; usable from any event loop and thread.
 
   As a retriever, it answers an address with one passage: the final address, the
@@ -86,6 +87,7 @@ class PageReader(requests_lib.OneByBatch):
       _THREADS, thread_name_prefix="pages"
     )
     self.counters: Counter[str] = Counter()
+    self._gate = turns.Gate(_CONCURRENCY, 0.0, math.inf, self.counters)
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
@@ -96,22 +98,19 @@ class PageReader(requests_lib.OneByBatch):
       "agent": self._settings.agent,
     }
 
-  async def read(
-    self, address: str, *, until: float | None = None
-  ) -> types.Passage:
+  async def read(self, address: str) -> types.Passage:
     """Returns a page as a passage.
-
-    Args:
-      address: of the page.
-      until: when it is due, in event-loop time; None: a deadline from now.
 
     Raises:
       PageError: the page cannot be read.
       RetrievalError: no page can be read at present.
     """
+    if not loop.is_here():
+      return await loop.wait(self.read(address))
     self.counters["pages"] += 1
+    limit = turns.Limit(self._settings.deadline, _LONGEST_WAIT)
     try:
-      async with asyncio.timeout_at(self.until() if until is None else until):
+      async with limit, self._gate.slot():
         page = await self._fetcher.fetch(address)
         found = await asyncio.get_running_loop().run_in_executor(
           self._threads, text, page
@@ -131,45 +130,32 @@ class PageReader(requests_lib.OneByBatch):
     title = f'"{found.title}"' if found.title else ""
     return types.Passage(page.url, title, shown)
 
-  def until(self) -> float:
-    """Returns the end of a deadline that begins now, in event-loop time."""
-    return asyncio.get_running_loop().time() + self._settings.deadline
-
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    """Returns the pages at the addresses that the requests name, in order.
+  async def search(self, request: types.SearchRequest) -> Answer:
+    """Returns the page at the address that the request names.
 
     Raises:
-      ValueError: a request is invalid, see `requests.check`.
+      RetrievalError: no page can be read at present.
+      ValueError: the request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, "")
-    slots = asyncio.Semaphore(_CONCURRENCY)
-
-    async def one(request: types.SearchRequest) -> Answer | Exception:
-      # A policy's text may have lone surrogates, which nothing can send.
-      address = request.query.encode(errors="ignore").decode().strip()
-      try:
-        async with slots:
-          return (await self.read(address),)
-      except fetching.PageError as error:
-        return (types.Passage(address, "", f"Not opened. {error}"),)
-      except types.RetrievalError as error:
-        return error
-
-    return await asyncio.gather(*map(one, requests))
+    requests_lib.check([request], "")
+    # A policy's text may have lone surrogates, which nothing can send.
+    address = request.query.encode(errors="ignore").decode().strip()
+    try:
+      return (await self.read(address),)
+    except fetching.PageError as error:
+      return (types.Passage(address, "", f"Not opened. {error}"),)
 
   def close(self) -> None:
     """Ends the threads; a text that is being extracted is not waited for."""
     self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class SearchWithPages(requests_lib.OneByBatch):
+class SearchWithPages:
   """A search whose first results show their pages instead of snippets.
 
   Args:
     retriever: a search whose passages have addresses as ids.
-    reader: reads the pages, all of a search within its one deadline.
+    reader: reads the pages.
     first: how many results of each search are read, 1 or more.
 
   `counters` has those of the retriever and, after `pages/`, of the reader.
@@ -187,35 +173,20 @@ class SearchWithPages(requests_lib.OneByBatch):
     pages = counting.of_parts({"pages": self._reader})
     return own + counting.counters(self._retriever) + pages
 
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    """Returns answers in request order, with ids and titles of the search.
-
-    All pages are read within one deadline, which begins after the search.
-    """
-    found = await self._retriever.search_many(requests)
-    slots = asyncio.Semaphore(_CONCURRENCY)
-    until = self._reader.until()
+  async def search(self, request: types.SearchRequest) -> Answer:
+    """Returns passages with ids and titles of the search; raises as it does."""
+    passages = await self._retriever.search(request)
 
     async def shown(passage: types.Passage) -> types.Passage:
       try:
-        async with asyncio.timeout_at(until), slots:
-          page = await self._reader.read(passage.id, until=until)
-      except (types.RetrievalError, TimeoutError):
+        page = await self._reader.read(passage.id)
+      except types.RetrievalError:
         self._snippets += 1
         return passage
       return dataclasses.replace(passage, text=page.text)
 
-    async def answer(
-      passages: Sequence[types.Passage] | Exception,
-    ) -> Answer | Exception:
-      if isinstance(passages, Exception):
-        return passages
-      first = await asyncio.gather(*map(shown, passages[: self._first]))
-      return (*first, *passages[self._first :])
-
-    return await asyncio.gather(*map(answer, found))
+    first = await asyncio.gather(*map(shown, passages[: self._first]))
+    return (*first, *passages[self._first :])
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""

@@ -15,7 +15,7 @@ import pytest
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import web_search
+from retrieval import requests, web_search
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "web"
 _KEYS = {
@@ -31,7 +31,7 @@ EXCHANGES = [
   for exchange in json.loads((_DATA / f"{kind}.json").read_text())
 ]
 QUICK = http_calls.Patience(
-  deadline=10.0, retries=1, pause=0.001, failures=1000
+  deadline=10.0, retries=1, pause=0.001, failures=1000, wait=0.5
 )
 KEY = "k3y-of-nobody"
 
@@ -134,7 +134,7 @@ def test_many_searches_are_a_call_each_and_fail_alone(connect, kind):
 
   retriever = connect(kind, handler)
   found = asyncio.run(
-    retriever.search_many([ask("a"), ask("broken"), ask("b", 1)])
+    requests.answers(retriever, [ask("a"), ask("broken"), ask("b", 1)])
   )
   assert [len(answer) for answer in (found[0], found[2])] == [
     len(exchange["passages"]),

@@ -76,8 +76,9 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
   # One tool that fails leaves the other.
   down = scripted.Retriever(error=types.RetrievalError("down"))
   box = searching.Toolbox({"search": down, "fetch": pages})
-  failed, found = asyncio.run(box.search_many([asked, fetch("Emma", 3)]))
-  assert isinstance(failed, types.RetrievalError) and found == PAGE
+  with pytest.raises(types.RetrievalError, match="down"):
+    ask(box, asked)
+  assert ask(box, fetch("Emma", 3)) == [PAGE]
 
 
 def test_unknown_tools_and_answers_of_one_episode_are_refused():

@@ -20,6 +20,7 @@ tool_lib = pytest.importorskip(
 )
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
+from retrieval import requests as requests_lib  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
 COMMAND = (sys.executable, str(SERVER))
@@ -28,7 +29,7 @@ EMMA = ["w/1", "w/2", "w/3"]
 
 def ask(retriever, *queries, k=10):
   requests = [types.SearchRequest(query, k) for query in queries]
-  return asyncio.run(retriever.search_many(requests))
+  return asyncio.run(requests_lib.answers(retriever, requests))
 
 
 def ids(answer):

@@ -1,0 +1,307 @@
+"""Waiting for a turn: deadlines that stand still meanwhile, and who may go.
+
+A service admits a number of requests at a time, and of requests in a second. A
+request that waits for its turn is not late, so its deadlines stand still: a
+`Limit` counts the seconds of work and those of waiting apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import contextvars
+import math
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from anysearch_jax import types
+
+# Seconds of a pause that a service asks for without saying how long; the first
+# is as long as a step of the rate, if there is one.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_INSTANT = 1e-3  # Seconds by which clocks may differ.
+# Requests arrive with other gaps than they were sent with, so a window of the
+# rate is a little longer here than where it is enforced.
+_MARGIN = 1.005
+
+_turns: contextvars.ContextVar[tuple[Turn, ...]] = contextvars.ContextVar(
+  "turns", default=()
+)
+
+
+class Turn:
+  """Work that may wait for its turn; `limits` are those that stand still then.
+
+  Work that several callers share, such as a query of two episodes, has the
+  limits of all of them.
+
+  Attributes:
+    waits: for how many things it waits now.
+  """
+
+  def __init__(self, waits: int = 0):
+    self.waits = waits
+    self._limits: list[Turn] = []
+
+  @contextlib.contextmanager
+  def shared(self) -> Iterator[None]:
+    """Has the limits of the running task stand still with it, inside."""
+    mine = _turns.get()
+    self._limits += mine
+    for each in mine if self.waits else ():
+      each.wait()
+    try:
+      yield
+    finally:
+      for each in mine:
+        self._limits.remove(each)
+        if self.waits:
+          each.resume()
+
+  def wait(self) -> None:
+    """Says that the work waits; each call is ended by one of `resume`."""
+    self.waits += 1
+    if self.waits == 1:
+      for each in self._limits:
+        each.wait()
+
+  def resume(self) -> None:
+    self.waits -= 1
+    if not self.waits:
+      for each in self._limits:
+        each.resume()
+
+
+class Limit(Turn):
+  """A deadline: `async with` it, also several times after each other.
+
+  Args:
+    seconds: of work.
+    waiting: seconds of waiting for a turn.
+
+  Attributes:
+    spent: the seconds of waiting.
+
+  Raises:
+    TimeoutError: at the end of the block; `is_late` then says whether the work
+      took too long, and not the waiting.
+  """
+
+  def __init__(self, seconds: float, waiting: float = math.inf):
+    super().__init__()
+    self._seconds, self._waiting = seconds, waiting
+    self.spent = self._since = 0.0
+    self._timeout: asyncio.Timeout | None = None
+
+  async def __aenter__(self) -> Limit:
+    self._loop = asyncio.get_running_loop()
+    self._since = time.monotonic()
+    self._timeout = asyncio.timeout(None)
+    await self._timeout.__aenter__()
+    self._set()
+    self._token = _turns.set((*_turns.get(), self))
+    return self
+
+  async def __aexit__(self, *error) -> None:
+    _turns.reset(self._token)
+    self._count()
+    timeout, self._timeout = self._timeout, None
+    await timeout.__aexit__(*error)
+
+  @property
+  def seconds(self) -> float:
+    """Seconds of work that are left."""
+    self._count()
+    return self._seconds
+
+  @property
+  def is_late(self) -> bool:
+    """Whether no seconds of work are left."""
+    return self.seconds < _INSTANT
+
+  @property
+  def left(self) -> float:
+    """Seconds of waiting that are left."""
+    self._count()
+    return self._waiting - self.spent
+
+  def wait(self) -> None:
+    self._count()
+    super().wait()
+    self._set()
+
+  def resume(self) -> None:
+    self._count()
+    super().resume()
+    self._set()
+
+  def end(self) -> None:
+    """Ends the work now."""
+    self._seconds = self._waiting = -math.inf
+    self._set()
+
+  def _count(self) -> None:
+    """Counts the time since the last change as waiting or as work."""
+    now = time.monotonic()
+    if self.waits:
+      self.spent += now - self._since
+    elif self._timeout is not None:
+      self._seconds -= now - self._since
+    self._since = now
+
+  def _set(self) -> None:
+    """Sets the end of the work, or of the waiting, from now."""
+    if asyncio.get_running_loop() is not self._loop:
+      # A search of another event loop waits in that of `host.loop`.
+      with contextlib.suppress(RuntimeError):  # It was closed meanwhile.
+        self._loop.call_soon_threadsafe(self._set)
+      return
+    if self._timeout is None or self._timeout.expired():
+      return
+    left = self.left if self.waits else self.seconds
+    when = self._loop.time() + max(left, 0.0)
+    self._timeout.reschedule(None if left == math.inf else when)
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+  """Has the running task, and what it works for, wait for its turn inside."""
+  turns = _turns.get()
+  for each in turns:
+    each.wait()
+  try:
+    yield
+  finally:
+    for each in turns:
+      each.resume()
+
+
+def of_work(turns: tuple[Turn, ...]) -> contextvars.Context:
+  """Returns the context of a task that works for these turns alone."""
+  context = contextvars.copy_context()
+  context.run(_turns.set, turns)
+  return context
+
+
+class BusyError(types.RetrievalError):
+  """The service works, and has no turn for a request while that may wait."""
+
+  status, why = 429, "busy"
+
+
+class Gate:
+  """Admits requests to a service: at a time, in a second, and in no pause.
+
+  Args:
+    concurrency: limit on requests at a time.
+    rate: limit on requests in a second, which are spread evenly; 0: none.
+    longest: limit on a pause, in seconds.
+    counters: gets `throttled`, how often the service asked to wait, and
+      `throttled_seconds`, which it was not asked because of that.
+  """
+
+  def __init__(
+    self,
+    concurrency: int,
+    rate: float,
+    longest: float,
+    counters: collections.Counter[str],
+  ):
+    self._concurrency, self._rate, self._said = concurrency, rate, ""
+    self._slots = asyncio.Semaphore(concurrency)
+    self._next = asyncio.Lock()  # Held by the request that goes next.
+    # The times of the last requests; the first and a new one are a window of
+    # the rate apart.
+    size = max(1, int(rate))
+    self._sent = collections.deque([-math.inf] * size, maxlen=size)
+    self._step = 1 / rate if rate else 0.0
+    self._due = self._refused_at = -math.inf
+    # A pause is cut to the longest one, so that a later request tries again.
+    self._asked_until = self._paused_until = -math.inf
+    self._longest, self._pause = longest, 0.0
+    self._counters: Any = counters
+
+  @contextlib.asynccontextmanager
+  async def slot(self) -> AsyncIterator[None]:
+    """Waits until fewer than `concurrency` are inside."""
+    with waiting():
+      await self._slots.acquire()
+    try:
+      yield
+    finally:
+      self._slots.release()
+
+  async def turn(self, limit: Limit) -> float:
+    """Waits until a request may be sent, which the caller then does.
+
+    Returns:
+      The time, in monotonic seconds.
+
+    Raises:
+      BusyError: a pause lasts for longer than `limit` may wait.
+    """
+    with waiting():
+      async with self._next:
+        due = max(self._due, time.monotonic())
+        while (left := self._when() - (now := time.monotonic())) > 0:
+          self._check(self._asked_until - now, limit)
+          await asyncio.sleep(left)
+        self._sent.append(now)
+        # A delay of up to one step is caught up, so that the rate is reached.
+        self._due = max(due, now - self._step) + self._step
+        return now
+
+  def _when(self) -> float:
+    """Returns when the next request may be sent."""
+    window = len(self._sent) * self._step * _MARGIN
+    return max(self._due, self._sent[0] + window, self._paused_until)
+
+  def pause(
+    self, seconds: float, *, sent: float, said: str, limit: Limit
+  ) -> None:
+    """Sends nothing for a while, because the service asks for it.
+
+    Args:
+      seconds: that it asks for; 0: it does not say.
+      sent: when the refused request was sent, as `turn` returned it.
+      said: what the service said.
+      limit: of the request.
+
+    Raises:
+      BusyError: this is longer than `limit` may wait.
+    """
+    now = time.monotonic()
+    if sent >= self._refused_at:  # Others say nothing new.
+      self._refused_at = now
+      first = self._step or _FIRST_PAUSE
+      self._pause = min(max(2 * self._pause, first), _LONGEST_PAUSE)
+    asked = seconds or self._pause
+    until = max(self._paused_until, now + min(asked, self._longest))
+    self._counters["throttled"] += 1
+    self._counters["throttled_seconds"] += until - max(self._paused_until, now)
+    self._paused_until, self._said = until, said
+    self._asked_until = max(self._asked_until, now + asked)
+    self._check(asked, limit)
+
+  def _check(self, seconds: float, limit: Limit) -> None:
+    if seconds > max(limit.left, 0.0):
+      raise BusyError(
+        f"{self._said} It asks to wait for {seconds:.0f} seconds, and this "
+        f"request may wait for {max(limit.left, 0.0):.0f} more."
+      )
+
+  def waited(self, limit: Limit) -> str:
+    """Returns the sentence for a request whose turn did not come."""
+    rate = f"{self._rate:g}" if self._rate else "no limit"
+    paused = self._counters["throttled_seconds"]
+    said = f" {paused:.0f} seconds were pauses: {self._said}" if paused else ""
+    return (
+      f"not asked: it waited {limit.spent:.3g} seconds for its turn; calls at "
+      f"a time: {self._concurrency}, a second: {rate}.{said}"
+    )
+
+  def answered(self) -> None:
+    """Says that the service answered, so the next pause is a first one."""
+    self._pause = 0.0

@@ -1,0 +1,245 @@
+"""Live searches of a run: services that are slow, or that limit their callers.
+
+The run's own batching asks real retrievers, over connections of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host import http_calls, loop, turns
+from anysearch_jax.rollout import driver, searching
+from launch import retrievers
+from retrieval import recording, web_search
+
+
+class Service:
+  """Acts as SearXNG.
+
+  Attributes:
+    latency: maps a query to the seconds of its answer.
+    limit: searches that it answers in a second; 0: all.
+    first: searches that it refuses before.
+    refusals: times of those that it answered by 429.
+    answered: times of the others.
+    header: of its refusals.
+  """
+
+  def __init__(self, latency=lambda query: 0.0, limit=0, first=0, header=None):
+    self.first = first
+    self.latency, self.limit, self.header = latency, limit, header or {}
+    self.answered, self.refusals, self.lock = [], [], threading.Lock()
+
+  def admits(self):
+    now = time.monotonic()
+    with self.lock:
+      # The threads of a busy machine take up to 50 ms to start.
+      recent = [at for at in self.answered if at > now - 0.95]
+      is_well = not self.limit or len(recent) < self.limit
+      is_well = is_well and len(self.refusals) >= self.first
+      (self.answered if is_well else self.refusals).append(now)
+    return is_well
+
+  @contextlib.contextmanager
+  def serving(self, **patience):
+    """Yields a retriever of it."""
+    service = self
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+      def do_GET(self):
+        status, body = 429, {"error": "Too many."}
+        query = self.path.partition("q=")[2].partition("&")[0]
+        if service.admits():
+          time.sleep(service.latency(query))
+          result = {"url": f"http://w/{query}", "title": "T", "content": "c"}
+          status, body = 200, {"results": [result]}
+        with contextlib.suppress(OSError):  # The client has left.
+          self.send_response(status)
+          for name, value in service.header.items() if status == 429 else ():
+            self.send_header(name, value)
+          self.end_headers()
+          self.wfile.write(json.dumps(body).encode())
+
+      def log_message(self, *_):
+        pass
+
+    class Server(http.server.ThreadingHTTPServer):
+      request_queue_size, daemon_threads = 256, True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(
+      target=server.serve_forever, args=(0.01,), daemon=True
+    ).start()
+    made = web_search.WebRetriever(
+      "searxng",
+      price=0.0,
+      address=f"http://127.0.0.1:{server.server_port}",
+      patience=http_calls.Patience(**{"concurrency": 16} | patience),
+    )
+    try:
+      yield made
+    finally:
+      made.close()
+      server.shutdown()
+      server.server_close()
+
+
+def played(retriever, count, *, deadline):
+  """Returns the failures of searches that episodes make at the same time."""
+  searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
+  parts = driver.EpisodeParts(
+    None, searcher, config_lib.EpisodeConfig(search_deadline=deadline), None
+  )
+
+  async def all_of_them():
+    asked = (types.SearchRequest(f"q{i}", 3) for i in range(count))
+    return await asyncio.gather(*(driver.answer(r, parts) for r in asked))
+
+  return [x for x in loop.run(all_of_them()) if not hasattr(x, "passages")]
+
+
+# Seconds, searches a second, and the deadline of a search.
+SIZES = [
+  (0.1, 50, 0.6),
+  pytest.param(1.0, 5, 30.0, marks=pytest.mark.slow, id="full size"),
+]
+
+
+@pytest.mark.parametrize(("seconds", "limit", "deadline"), SIZES)
+def test_searches_wait_for_a_slow_service_without_being_late(
+  seconds, limit, deadline
+):
+  service = Service(lambda query: seconds)
+  with service.serving(deadline=deadline) as retriever:
+    assert played(retriever, 192, deadline=deadline) == []
+  assert len(service.answered) == 192
+
+
+@pytest.mark.parametrize(("seconds", "limit", "deadline"), SIZES)
+def test_a_rate_is_kept_and_reached(seconds, limit, deadline):
+  service = Service(lambda query: seconds, limit)
+  with service.serving(deadline=deadline, rate=limit) as retriever:
+    assert played(retriever, 64, deadline=deadline) == []
+  times = service.answered
+  assert service.refusals == []
+  assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(
+    limit, rel=0.02
+  )
+
+
+@pytest.mark.parametrize(("seconds", "limit", "deadline"), SIZES)
+@pytest.mark.parametrize("header", [{}, {"Retry-After": "1"}], ids=str)
+def test_a_service_that_asks_to_wait_fails_no_search(
+  seconds, limit, deadline, header
+):
+  service = Service(lambda query: seconds, limit, header=header)
+  with service.serving(deadline=deadline) as retriever:
+    assert played(retriever, 64, deadline=deadline) == []
+    counted = retriever.counters
+  assert len(service.answered) == 64
+  assert counted["throttled"] == len(service.refusals) > 0
+  assert counted["retries"] == counted["failures"] == 0
+  assert counted["throttled_seconds"] > 0.5
+
+
+def test_refusals_are_not_failures_of_the_service():
+  service = Service(first=40, header={"Retry-After": "0.01"})
+  with service.serving(concurrency=1, failures=2, retries=0) as retriever:
+    assert played(retriever, 3, deadline=5.0) == []
+    assert len(service.refusals) == retriever.counters["throttled"] == 40
+
+
+@pytest.mark.parametrize(
+  ("header", "wait", "sentence"),
+  [
+    ({"Retry-After": "86400"}, 60.0, "asks to wait for 86400 seconds"),
+    ({"Retry-After": "0.1"}, 0.35, "429: Too many."),
+  ],
+)
+def test_a_quota_ends_with_a_sentence(header, wait, sentence):
+  service = Service(first=10**9, header=header)
+  began = time.monotonic()
+  with service.serving(wait=wait) as retriever:
+    for _ in range(2):
+      (failure,) = played(retriever, 1, deadline=5.0)
+      assert sentence in failure.reason and "its quota" not in failure.reason
+      assert "must list json" in failure.reason  # The service's advice.
+  assert time.monotonic() - began < 2
+  assert len(service.refusals) == 1 or wait < 1
+
+
+def test_a_slow_search_holds_no_other(tmp_path):
+  service = Service(lambda query: 0.4 * (query == "q0"))
+  ended = []
+
+  async def timed(searcher, i):
+    await searcher.search(types.SearchRequest(f"q{i}", 3))
+    ended.append(i)
+
+  async def all_of_them(searcher):
+    await asyncio.gather(*(timed(searcher, i) for i in range(8)))
+
+  with service.serving() as retriever:
+    named = retrievers.IdentifiedRetriever(retriever, "w")
+    recorded = recording.Recorder(
+      named, tmp_path / "log", mode="record", identity="w"
+    )
+    box = searching.Toolbox({"search": recorded})
+    for each in (retriever, named, recorded, box):
+      ended.clear()
+      searcher = searching.BatchingRetriever(each, config_lib.SearchConfig())
+      loop.run(all_of_them(searcher))
+      assert ended[-1] == 0
+    recorded.close()
+
+
+def test_a_search_that_gives_up_leaves_its_turn_to_others():
+  sent = []
+
+  async def all_of_them():
+    gate = turns.Gate(1, 20.0, 9.0, counted)
+
+    async def one(name, seconds):
+      async with turns.Limit(5.0, seconds) as limit, gate.slot():
+        sent.append((name, await gate.turn(limit)))
+
+    waits = [("a", 9.0), ("late", 0.02), ("b", 9.0), ("c", 9.0)]
+    tasks = [asyncio.create_task(one(*each)) for each in waits]
+    await asyncio.sleep(0.03)
+    tasks[2].cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+  counted = {}
+  *_, late, gone, well = loop.run(all_of_them())
+  assert isinstance(late, TimeoutError) and well is None
+  assert isinstance(gone, asyncio.CancelledError)
+  (_, first), (name, second) = sent
+  assert name == "c" and 0.045 < second - first < 0.08
+
+
+def test_a_run_says_that_its_searches_wait():
+  service = Service(limit=20)
+  with service.serving(rate=20, concurrency=2) as retriever:
+    searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
+
+    async def all_of_them():
+      assert searcher.waits() == ""
+      asked = (types.SearchRequest(f"q{i}", 3) for i in range(10))
+      tasks = [asyncio.create_task(searcher.search(each)) for each in asked]
+      await asyncio.sleep(0.22)
+      said = searcher.waits()
+      await asyncio.gather(*tasks)
+      return said
+
+    said = loop.run(all_of_them())
+    assert said.startswith("waits for search: ")
+    assert "queries queued" in said and searcher.waits() == ""
