@@ -113,7 +113,7 @@ def _play(
   chosen: policies.Chosen,
   source: parts.Source,
   questions: Sequence[types.Question],
-  retriever: types.Retriever,
+  retriever: Any,
   folder: pathlib.Path,
 ) -> None:
   """Plays the remaining episodes and prints a summary of all."""
@@ -122,7 +122,10 @@ def _play(
   e = config.evaluation
   total = (len(e.budgets) + len(e.pairs)) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode", clock=time.monotonic)
-  with policies.player(chosen, config, source) as player:
+  with (
+    policies.player(chosen, config, source) as player,
+    line.telling(retriever.waits),
+  ):
     summary = harness.evaluate(
       e,
       harness.Playing(

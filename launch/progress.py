@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 
@@ -26,20 +28,47 @@ class Line:
     self._started = clock()
     self._first: int | None = None
     self._printed = float("-inf")
+    self._done = 0
 
   def tick(self, done: int, note: str = "") -> None:
     """Reports that `done` items are done; always prints the last one."""
     now = self._clock()
+    self._done = done
     if self._first is None:
       # A resumed run starts in the middle, so the rate counts from here.
       self._first = max(done - 1, 0)
     if now - self._printed < self._every and done < self._total:
       return
-    self._printed = now
-    line = f"{self._unit} {done}/{self._total}"
-    if done > self._first:
-      rate = (done - self._first) / max(now - self._started, 1e-9)
-      left = (self._total - done) / rate
+    self._print(note)
+
+  @contextlib.contextmanager
+  def telling(
+    self, waits: Callable[[], str], every: float = 10.0
+  ) -> Iterator[None]:
+    """Prints what the work waits for, each `every` seconds, inside.
+
+    Args:
+      waits: returns it, or "" if it does not wait; called in another thread.
+    """
+    ended = threading.Event()
+
+    def tell() -> None:
+      while not ended.wait(every):
+        if said := waits():
+          self._print(said)
+
+    threading.Thread(target=tell, name="progress", daemon=True).start()
+    try:
+      yield
+    finally:
+      ended.set()
+
+  def _print(self, note: str) -> None:
+    self._printed = now = self._clock()
+    line = f"{self._unit} {self._done}/{self._total}"
+    if self._done > (self._first or 0):
+      rate = (self._done - (self._first or 0)) / max(now - self._started, 1e-9)
+      left = (self._total - self._done) / rate
       line += f"  {rate:.1f}/s  {duration(left)} left"
     print(f"{line}  {note}".rstrip(), file=self._out, flush=True)
 

@@ -133,8 +133,11 @@ def _main(
 
   grace = flags.FLAGS.grace
   trainer = None
+  line = progress.Line(
+    config.curriculum.rollouts, unit="rollout", clock=time.monotonic
+  )
   try:
-    trainer, provenance = _trainer(config, folder, held)
+    trainer, provenance = _trainer(config, folder, held, line)
     with (
       disk.translate_errors(folder),
       stopping.saving(
@@ -144,7 +147,7 @@ def _main(
       ),
     ):
       finished = trainer.run(
-        _progress(config.curriculum.rollouts),
+        _progress(line),
         _noting(folder, config, provenance),
       )
   except disk.DiskError as error:
@@ -174,6 +177,7 @@ def _trainer(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
   held: contextlib.ExitStack,
+  line: progress.Line,
 ) -> tuple[loop.Trainer, dict]:
   """Returns the trainer and the provenance of a run, whose folder it creates.
 
@@ -181,6 +185,7 @@ def _trainer(
     config: the resolved configuration.
     folder: folder of the run.
     held: keeps the lock of the folder.
+    line: tells that the searches wait.
 
   Raises:
     ValueError: the run cannot begin or resume as it is configured.
@@ -208,6 +213,11 @@ def _trainer(
 
   with disk.translate_errors(folder):
     processes.on_main(begin)
+  searcher = searching.BatchingRetriever(
+    retriever, config.search, identity=provenance["retriever"]["sha256"]
+  )
+  if processes.is_main():
+    held.enter_context(line.telling(searcher.waits))
   trainer = loop.Trainer(
     config,
     policy=hf.load(
@@ -216,9 +226,7 @@ def _trainer(
       dtype=lora.base_dtype(config.lora),
     ),
     questions=questions,
-    retriever=searching.BatchingRetriever(
-      retriever, config.search, identity=provenance["retriever"]["sha256"]
-    ),
+    retriever=searcher,
     folder=folder,
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
@@ -226,11 +234,9 @@ def _trainer(
   return trainer, provenance
 
 
-def _progress(rollouts: int) -> Callable[[loop.Event], None]:
+def _progress(line: progress.Line) -> Callable[[loop.Event], None]:
   """Returns a function that prints a line for each rollout."""
   from anysearch_jax.host import processes
-
-  line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
 
   def tick(event: loop.Event) -> None:
     if processes.is_main():

@@ -352,7 +352,7 @@ class Recorder:
       identity, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     self.counters: Counter[str] = Counter()
-    if mode == "strict" or isinstance(retriever, types.BatchRetriever):
+    if mode == "strict" or hasattr(retriever, "search_many"):
       self.search_many = self._answers
 
   async def search(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import pathlib
 import time
 import zlib
@@ -28,6 +29,8 @@ from anysearch_jax.evaluation import journal
 from anysearch_jax.host import counting, loop
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
+
+_log = logging.getLogger(__name__)
 
 EPISODES = "episodes.jsonl"
 # The engine's own seed; the evaluation's seeds are part of the addresses.
@@ -126,6 +129,7 @@ def _play(
   env = systems.of_episode(playing.episode)
   prices = env.prices(evaluation.prices)
   finished = itertools.count(len(rows) + 1)
+  failed: list[types.Trajectory] = []
   inflight = driver.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
   parts = driver.EpisodeParts(
@@ -147,6 +151,8 @@ def _play(
     if evaluation.scorer == "official":
       row |= official_scoring.of_question(question, verdict.answer)
     rows.add(row)
+    if trajectory.failed:
+      failed.append(trajectory)
     on_done(next(finished), len(grid))
 
   async def play_all() -> None:
@@ -154,7 +160,12 @@ def _play(
     with inflight.watched():
       await each(left, play, at_once=playing.slots)
 
-  loop.run(play_all())
+  try:
+    loop.run(play_all())
+  finally:
+    if failed:
+      why = driver.reasons(failed)
+      _log.warning("%d episodes failed: %s", len(failed), why)
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:

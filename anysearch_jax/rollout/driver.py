@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from anysearch_jax import budgets, types
@@ -41,6 +43,8 @@ _STATES = {
 }
 # Seconds that a request may wait for its turn (`turns`), whatever it waits for.
 LONGEST_WAIT = 3600.0
+_REASONS = 5  # Reasons of failures that are told.
+_NUMBER = re.compile(r"\d+")
 _QUERY = 80  # Show at most this many characters: a policy wrote the query.
 
 
@@ -408,6 +412,12 @@ async def run_groups(
     for trajectory in sampled.trajectories
     if trajectory.failed
   ]
+  if failed:
+    played = sum(len(g.trajectories) for tries in samplings for g in tries)
+    _log.warning(
+      "Rollout %d: %d of %d episodes failed and train nothing: %s",
+      *(rollout, len(failed), played, reasons(failed)),
+    )
   return Rollout(
     groups=groups,
     dropped=len(samplings) - len(groups),
@@ -415,6 +425,25 @@ async def run_groups(
     failed=len(failed),
     reason=failed[0].reason if failed else "",
   )
+
+
+def reasons(failed: Iterable[types.Trajectory]) -> str:
+  """Returns why episodes failed, and how many of them by each reason.
+
+  Reasons that differ only in the query, the turn or in numbers are one; the
+  first of each is quoted.
+  """
+  first, count = {}, Counter[tuple[str, str]]()
+  for trajectory in failed:
+    what, _, why = trajectory.reason.partition(" failed: ")
+    kind = what.split(" for ")[0].rstrip(" 0123456789"), _NUMBER.sub("0", why)
+    first.setdefault(kind, trajectory.reason)
+    count[kind] += 1
+  most = count.most_common(_REASONS)
+  told = [f"{number} times: {first[kind]}" for kind, number in most]
+  if (rest := len(count) - len(told)) > 0:
+    told.append(f"and {rest} other reasons.")
+  return " ".join(told)
 
 
 def _is_kept(sampled: types.Group) -> bool:

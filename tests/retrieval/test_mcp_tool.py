@@ -21,6 +21,7 @@ from mcp_servers import COMMAND, EMMA, ask, free_port, ids, opened
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
+from anysearch_jax.rollout import searching
 from launch import retrievers
 from retrieval import mcp_tool
 
@@ -59,7 +60,9 @@ def test_a_tool_is_searched_and_its_limits_kept(open_tool):
   assert ids(ask(retriever, "emma", k=2)[0]) == EMMA[:2]
   failed, found = ask(retriever, "error", "peru")
   assert isinstance(failed, http_calls.AnswerError)
-  assert "The index is being built." in str(failed) and ids(found) == ["w/3"]
+  # What could steer a terminal is not quoted.
+  assert str(failed).isprintable() and ids(found) == ["w/3"]
+  assert "The index is being built." in str(failed)
   counted = {"queries": 6, "failures": 1, "connections": 1, "cost": 2.5}
   assert retriever.counters == counted
   assert retriever.identity() == {
@@ -117,6 +120,35 @@ def test_a_server_that_dies_is_started_again():
   assert ids(ask(retriever, "emma")[0]) == EMMA
   assert retriever.counters["connections"] == 3
   retriever.close()
+
+
+def test_a_result_that_is_too_large_fails_its_search(url):
+  retriever = opened(url, largest=2_000_000)
+  huge, found = ask(retriever, "huge", "emma")
+  assert "expected at most retrieval.mcp.largest, 2000000" in str(huge)
+  assert ids(found) == EMMA
+  retriever.close()
+
+
+@pytest.mark.parametrize("rate", [0.0, 20.0])
+def test_an_address_that_limits_searches_fails_none(rate):
+  port = free_port()
+  process = mcp_servers.started(port, "22" if rate else "20")
+  patience = http_calls.Patience(concurrency=16, rate=rate)
+  address = f"http://127.0.0.1:{port}/mcp"
+  retriever = opened(address, deadline=5.0, patience=patience)
+  try:
+    searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
+    found = ask(searcher, *(f"emma {i}" for i in range(30)))
+    assert list(map(ids, found)) == [EMMA] * 30
+    throttled = retriever.counters["throttled"]
+    assert throttled == 0 if rate else throttled > 0
+    assert retriever.counters["failures"] == 0
+    assert retriever.counters["connections"] == 1
+  finally:
+    retriever.close()
+    process.kill()
+    process.wait(10)
 
 
 @pytest.mark.slow  # It starts twice.

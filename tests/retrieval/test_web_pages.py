@@ -20,6 +20,7 @@ from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 from anysearch_jax.rollout import searching  # noqa: E402
 from launch import retrievers  # noqa: E402
+from retrieval import requests as requests_lib  # noqa: E402
 from retrieval import web_search  # noqa: E402
 from retrieval.web_pages import fetching  # noqa: E402
 
@@ -38,7 +39,7 @@ def site():
 
 def ask(retriever, *queries, k=3, tool="search"):
   requests = [types.SearchRequest(query, k, tool=tool) for query in queries]
-  return asyncio.run(retriever.search_many(requests))
+  return asyncio.run(requests_lib.answers(retriever, requests))
 
 
 def engine_of(site, *paths):
@@ -92,7 +93,7 @@ def test_first_results_show_their_pages_and_others_their_snippets(site):
   assert counters["pages/read"] == counters["pages/failed_type"] == 1
 
 
-def test_pages_of_a_search_share_one_deadline(site):
+def test_pages_of_a_search_are_late_at_the_same_time(site):
   site.pages["/slow"] = web_site.silent(site)
   engine_of(site, "/slow", "/a", "/slow")
   limits = dataclasses.replace(PAGES, deadline=1.0)

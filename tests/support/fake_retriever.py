@@ -13,6 +13,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
 from retrieval import http_retriever
+from retrieval import requests as requests_lib
 
 URL = "http://retriever.test:8000"
 QUICK = http_calls.Patience(
@@ -55,7 +56,7 @@ def search_r1(request):
 
 
 def search(retriever, *requests):
-  return asyncio.run(retriever.search_many(requests))
+  return asyncio.run(requests_lib.answers(retriever, requests))
 
 
 def failure(retriever, request=None):

@@ -1,9 +1,10 @@
 """A search server of the official MCP SDK; hostile on request.
 
-    python mcp_search_server.py [--http PORT] [--dies AFTER_CALLS]
+    python mcp_search_server.py [--http PORT [SEARCHES_A_SECOND]]
 
 Query `hang` never answers, `die` ends the process, `huge` answers 50 MB,
-`error` fails, `image` answers without text, and `plain` as plain text.
+`error` fails with terminal escapes, `image` answers without text, and `plain`
+as plain text.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def make() -> MCPServer:
       hit = Hit(id="x", title="", text="a" * 50_000_000, score=1)
       return Found(results=[hit])
     if search_query == "error":
-      raise ToolError("The index is being built.")
+      raise ToolError("\x1b]0;owned\x07The index\nis being built.")
     return Found(results=ranked(search_query, max_results))
 
   @server.tool(structured_output=False)
@@ -94,8 +95,41 @@ def make() -> MCPServer:
   return server
 
 
+class Limited:
+  """An application that answers `limit` calls of tools in a second."""
+
+  def __init__(self, app: Any, limit: int):
+    self.app, self.limit, self.times = app, limit, []
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    heard = []
+    if scope["type"] == "http" and scope["method"] == "POST":
+      heard.append(await receive())
+      if b"tools/call" in heard[0]["body"]:
+        now = time.monotonic()
+        self.times = [at for at in self.times if at > now - 1]
+        if len(self.times) >= self.limit:
+          head = [(b"retry-after", b"1")]
+          await send(
+            {"type": "http.response.start", "status": 429, "headers": head}
+          )
+          await send({"type": "http.response.body", "body": b"Slower."})
+          return
+        self.times.append(now)
+
+    async def replayed() -> Any:
+      return heard.pop() if heard else await receive()
+
+    await self.app(scope, replayed, send)
+
+
 if __name__ == "__main__":
-  if sys.argv[1:2] == ["--http"]:
+  if sys.argv[1:2] == ["--http"] and sys.argv[3:]:
+    import uvicorn
+
+    limited = Limited(make().streamable_http_app(), int(sys.argv[3]))
+    uvicorn.run(limited, port=int(sys.argv[2]), log_level="error")
+  elif sys.argv[1:2] == ["--http"]:
     make().run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
   else:
     make().run()

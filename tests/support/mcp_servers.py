@@ -20,6 +20,7 @@ tool_lib = pytest.importorskip(
 )
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
+from anysearch_jax.host import http_calls  # noqa: E402
 from retrieval import requests as requests_lib  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
@@ -36,10 +37,10 @@ def ids(answer):
   return [passage.id for passage in answer]
 
 
-def started(port):
+def started(port, *limit):
   """Returns a server at a port that answers."""
   process = subprocess.Popen(
-    [*COMMAND, "--http", str(port)], stderr=subprocess.DEVNULL
+    [*COMMAND, "--http", str(port), *limit], stderr=subprocess.DEVNULL
   )
   for _ in range(300):
     try:
@@ -64,7 +65,7 @@ def url():
   process.wait(10)
 
 
-def opened(server, price=0.0, **settings):
+def opened(server, price=0.0, patience=http_calls.DEFAULT, **settings):
   """Returns a tool of a server, `search_documents` unless one is given."""
   given = {"tool": "search_documents", "deadline": 90.0}
   if "tool" not in settings:
@@ -72,4 +73,4 @@ def opened(server, price=0.0, **settings):
   url = server if isinstance(server, str) else ""
   command = () if url else server
   made = config_lib.McpConfig(command=command, **given | settings)
-  return tool_lib.McpRetriever(url, made, price=price)
+  return tool_lib.McpRetriever(url, made, price=price, patience=patience)
