@@ -130,7 +130,7 @@ def main(argv) -> None:
       raise app.UsageError(f"--token_variable: {error}") from error
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   index = _opened()
-  # A first search loads and compiles, so the first client need not wait.
+  # A first search loads what it needs, so the first client need not wait.
   index.search(["ready"], limits.topk)
   if not token and not http_server.is_loopback(f.host):
     print(

@@ -3,12 +3,15 @@
 Texts are grouped into buckets by length. Every call of a bucket has the same
 number of rows, padded if necessary. So each bucket compiles only once, and a
 text's result does not depend, to the last bit, on the other texts in the call.
+The buckets of queries are few, so that all of them can be compiled before the
+first search, whose deadline has no room for that.
 """
 
 from __future__ import annotations
 
 import collections
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -28,6 +31,9 @@ _CORE_TOKENS, _DEVICE_TOKENS = 256, 1 << 16
 # longer ones to an eighth of the next power of two, so that they need few
 # programs.
 _FINE = 256
+# Queries are padded to powers of two above, and compiled ahead up to `_LONGEST`
+# tokens, which is what an episode may generate.
+_QUERY, _LONGEST = 64, 4096
 # Scores of attention of a call and a head, which limit the rows of long texts.
 _SCORES = 1 << 27
 
@@ -49,8 +55,10 @@ class Shapes(NamedTuple):
   passage_tokens: int
   max_tokens: int
 
-  def length(self, tokens: int) -> int:
-    """Returns the padded row length for a text of `tokens` tokens."""
+  def length(self, tokens: int, *, few: bool) -> int:
+    """Returns the padded row length for a text; few: for a query."""
+    if few and tokens > _QUERY:
+      return min(1 << (tokens - 1).bit_length(), self.max_tokens)
     step = self.step // (2 if tokens <= _SHORT else 1)
     if tokens > _FINE:
       step = max(step, 1 << (tokens - 1).bit_length() >> 3)
@@ -101,11 +109,36 @@ class BatchedModel:
     self._params, self._dim, self._shapes = params, dim, shapes
     self._devices = mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    self._compute: Any = jax.jit(compute, out_shardings=self._batch)
+    self._compute = jax.jit(compute, out_shardings=self._batch)
+    self._programs: dict[tuple[int, int], Any] = {}
+    self._compiling = threading.Lock()
 
   def programs(self) -> int:
     """Returns the number of compiled programs, one for each shape of call."""
-    return self._compute._cache_size()
+    return len(self._programs)
+
+  def compile_queries(self) -> None:
+    """Compiles the calls of queries, of up to 4096 tokens."""
+    longest = min(self._shapes.max_tokens, _LONGEST)
+    tokens = range(1, longest + 1)
+    for length in {self._shapes.length(n, few=True) for n in tokens}:
+      self._program(self._shape(length, few=True))
+
+  def _shape(self, length: int, *, few: bool) -> tuple[int, int]:
+    rows = self._shapes.rows(length, few=few)
+    return -(-rows // self._devices) * self._devices, length
+
+  def _program(self, shape: tuple[int, int]) -> Any:
+    """Returns the program of a call, `[B, T]`."""
+    with self._compiling:
+      if shape not in self._programs:
+        batch = (
+          jax.ShapeDtypeStruct(size, np.int32, sharding=self._batch)
+          for size in (shape, shape[:1])
+        )
+        lowered = self._compute.lower(self._params, *batch)
+        self._programs[shape] = lowered.compile()
+      return self._programs[shape]
 
   def __call__(
     self, tokens: Sequence[np.ndarray], *, few: bool = False
@@ -121,13 +154,12 @@ class BatchedModel:
     """
     buckets = collections.defaultdict(list)
     for i, ids in enumerate(tokens):
-      buckets[self._shapes.length(len(ids))].append(i)
+      buckets[self._shapes.length(len(ids), few=few)].append(i)
     calls = []
     for length, members in sorted(buckets.items(), reverse=True):
-      rows = self._shapes.rows(length, few=few)
-      rows = -(-rows // self._devices) * self._devices
+      shape = rows, _ = self._shape(length, few=few)
       for start in range(0, len(members), rows):
-        calls.append(((rows, length), members[start : start + rows]))
+        calls.append((shape, members[start : start + rows]))
     out = np.zeros((len(tokens), self._dim), np.float32)
 
     def answer(call: tuple[tuple[int, int], list[int]]) -> None:
@@ -137,7 +169,8 @@ class BatchedModel:
         lengths[row] = len(tokens[i])
         ids[row, : lengths[row]] = tokens[i]
       batch = jax.device_put((ids, lengths), self._batch)
-      out[some] = np.asarray(self._compute(self._params, *batch))[: len(some)]
+      found = self._program(shape)(self._params, *batch)
+      out[some] = np.asarray(found)[: len(some)]
 
     if len(calls) > 1:
       with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, _CORES)) as pool:

@@ -167,6 +167,10 @@ class Encoder:
     """
     return self._encode(texts, self.settings.query_prefix, few=True)
 
+  def compile(self) -> None:
+    """See `search.Compiled`; queries of up to 4096 tokens."""
+    self._model.compile_queries()
+
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns vectors of passages, as `queries` does, in larger calls."""
     return self._encode(texts, self.settings.passage_prefix, few=False)

@@ -23,6 +23,8 @@ from retrieval.index import vectors as vectors_lib
 # Queries of a call are padded to one of these sizes, so each compiles once;
 # larger batches are divided into calls of the last size.
 _QUERIES = (1, 8, 32, 128, 512)
+# At least this many rows are found, so that all smaller k share a program.
+_FOUND = 16
 _AXIS = "rows"
 
 
@@ -101,16 +103,22 @@ class _Held:
       block=block,
     )
 
+  def compile(self) -> None:
+    """See `search.Compiled`; of up to 16 rows a query."""
+    for width in _QUERIES:
+      self.search(np.zeros((width, self.dim), np.float32), 1)
+
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.Index`."""
     vectors = search_lib.checked(vectors, self.dim)
-    k, out = min(k, self._here), []
+    most, out = min(max(k, _FOUND), self._here), []
     for start in range(0, len(vectors), _QUERIES[-1]):
       some = vectors[start : start + _QUERIES[-1]]
       width = next(n for n in _QUERIES if n >= len(some))
       padded = np.zeros((width, self.dim), np.float32)
       padded[: len(some)] = some
-      scores, rows = jax.device_get(self._search(padded, k=k))
+      scores, rows = jax.device_get(self._search(padded, k=most))
+      scores, rows = scores[:, :k], rows[:, :k]
       rows = rows.astype(np.int64) + self._first
       for s, r in zip(scores[: len(some)], rows[: len(some)], strict=True):
         kept = np.isfinite(s)

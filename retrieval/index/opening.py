@@ -25,7 +25,7 @@ def open_index(
   verify: bool = False,
   part: tuple[int, int] | None = None,
 ) -> search.SearchIndex:
-  """Opens a finished index.
+  """Opens a finished index, and compiles what searches it.
 
   Args:
     folder: folder of the index.
@@ -71,6 +71,7 @@ def open_index(
     index = _vectors(
       folder, identity, devices=devices, verify=verify, part=part
     )
+  search.compile_all(made, index)
   named = building.without_paths(identity)
   if part:
     named |= {"part": list(part)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -77,6 +77,22 @@ class Encoder(Protocol):
   def identity(self) -> dict[str, Any]:
     """Returns JSON values: the hash of the weights, and the settings."""
     ...
+
+
+@runtime_checkable
+class Compiled(Protocol):
+  """An encoder or an index with programs."""
+
+  def compile(self) -> None:
+    """Compiles what searches need: the first one's deadline has no time."""
+    ...
+
+
+def compile_all(*parts: Any) -> None:
+  """Compiles the parts of a search that have programs."""
+  for part in parts:
+    if isinstance(part, Compiled):
+      part.compile()
 
 
 class SearchIndex:

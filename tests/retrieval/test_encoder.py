@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pathlib
 import shutil
@@ -15,7 +16,10 @@ import random_encoders
 import safetensors.numpy
 import tokenizers
 
+from anysearch_jax import types
 from retrieval.encoder import encoder as encoder_lib
+from retrieval.index import building, opening
+from retrieval.index import search as index_search
 
 TINY = {
   "hidden_size": 64,
@@ -128,6 +132,35 @@ def test_each_shape_of_call_compiles_once(folder):
   assert compiled <= 8
   encoder.queries(texts * 9)
   assert encoder._model.programs() == compiled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_search_after_opening_compiles_nothing(
+  folder, tmp_path, dtype, caplog
+):
+  """Of an index, as a pipeline and a service open it."""
+  words = random_encoders.words()
+  texts = [" ".join(words[: n % 90 + 1]) for n in range(20)]
+  source = tmp_path / "passages.jsonl"
+  lines = ({"id": str(i), "contents": f"T\n{x}"} for i, x in enumerate(texts))
+  source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+  settings = building.Settings("flat", dtype=dtype)
+  encoder = encoder_lib.Encoder.load(folder)
+  building.build(source, tmp_path / "index", settings, encoder=encoder)
+  retriever = index_search.LocalRetriever(
+    opening.open_index(tmp_path / "index")
+  )
+  queries = [" ".join(words[:n]) for n in (*range(1, 130, 3), 700)]
+  asked = [types.SearchRequest(query, k) for query in queries for k in (1, 3)]
+  jax.config.update("jax_log_compiles", True)  # Of all threads.
+  try:
+    found = asyncio.run(retriever.search_many(asked))
+    assert asyncio.run(retriever.search(asked[0])) == found[0]
+    assert "Compiling" not in caplog.text
+    jax.jit(lambda x: x + len(found))(1.0)
+    assert "Compiling" in caplog.text
+  finally:
+    jax.config.update("jax_log_compiles", False)
 
 
 def test_threads_get_the_same_vectors(folder):
