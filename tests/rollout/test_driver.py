@@ -47,6 +47,20 @@ def run_groups(given, engine, retriever=None, **kwargs):
   return asyncio.run(driver.run_groups(given, parts, **kwargs))
 
 
+def test_a_run_says_why_its_episodes_failed(caplog):
+  class Down:
+    async def search(self, request):
+      raise types.RetrievalError(f"HTTP 503 after {request.query[1:]} s.")
+
+  rollout = run_groups(assignments(), scripted.Engine(script), Down())
+  assert rollout.failed == 8
+  (said,) = [each.getMessage() for each in caplog.records]
+  assert said == (
+    "Rollout 4: 8 of 15 episodes failed and train nothing: 8 times: The search "
+    "for 'q1' failed: HTTP 503 after 1 s."
+  )
+
+
 def run_episode(engine, retriever=None, **limits):
   return scripted.play(
     engine,

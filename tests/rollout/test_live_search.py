@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.server
+import io
 import json
+import re
 import threading
 import time
 
@@ -18,7 +20,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, turns
 from anysearch_jax.rollout import driver, searching
-from launch import retrievers
+from launch import progress, retrievers
 from retrieval import recording, web_search
 
 
@@ -227,19 +229,27 @@ def test_a_search_that_gives_up_leaves_its_turn_to_others():
 
 
 def test_a_run_says_that_its_searches_wait():
-  service = Service(limit=20)
-  with service.serving(rate=20, concurrency=2) as retriever:
+  out = io.StringIO()
+  line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
+  with Service().serving(rate=20, concurrency=2) as retriever:
     searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
-
-    async def all_of_them():
+    with line.telling(searcher.waits, every=0.1):
+      assert played(searcher, 10, deadline=5.0) == []
       assert searcher.waits() == ""
-      asked = (types.SearchRequest(f"q{i}", 3) for i in range(10))
-      tasks = [asyncio.create_task(searcher.search(each)) for each in asked]
-      await asyncio.sleep(0.22)
-      said = searcher.waits()
-      await asyncio.gather(*tasks)
-      return said
+  first, *_ = out.getvalue().splitlines()
+  said = r"rollout 0/7  waits for search: [5-8] queries queued, \d+\.\d/s"
+  assert re.fullmatch(said, first)
 
-    said = loop.run(all_of_them())
-    assert said.startswith("waits for search: ")
-    assert "queries queued" in said and searcher.waits() == ""
+
+def test_failures_are_counted_by_their_reasons():
+  service = Service(lambda query: 0.3 * query.endswith("7"), first=3)
+  with service.serving(wait=0.05, deadline=0.2, concurrency=32) as retriever:
+    searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
+    failures = played(searcher, 3, deadline=5.0)
+    service.first = 0
+    time.sleep(0.06)
+    failures += played(searcher, 18, deadline=5.0)
+  counted = searching.metrics(searcher.counters)
+  assert len(failures) == counted["search/failures"] == 5
+  assert counted["search/failed_busy"] == 3
+  assert counted["search/failed_late"] == 2
