@@ -98,8 +98,7 @@ class Limit(Turn):
   async def __aenter__(self) -> Limit:
     self._loop = asyncio.get_running_loop()
     self._since = time.monotonic()
-    self._timeout = asyncio.timeout(None)
-    await self._timeout.__aenter__()
+    self._timeout = await asyncio.timeout(None).__aenter__()
     self._set()
     self._token = _turns.set((*_turns.get(), self))
     return self
@@ -108,6 +107,7 @@ class Limit(Turn):
     _turns.reset(self._token)
     self._count()
     timeout, self._timeout = self._timeout, None
+    assert timeout is not None
     await timeout.__aexit__(*error)
 
   @property

@@ -433,7 +433,8 @@ def reasons(failed: Iterable[types.Trajectory]) -> str:
   Reasons that differ only in the query, the turn or in numbers are one; the
   first of each is quoted.
   """
-  first, count = {}, Counter[tuple[str, str]]()
+  first: dict[tuple[str, str], str] = {}
+  count: Counter[tuple[str, str]] = Counter()
   for trajectory in failed:
     what, _, why = trajectory.reason.partition(" failed: ")
     kind = what.split(" for ")[0].rstrip(" 0123456789"), _NUMBER.sub("0", why)
