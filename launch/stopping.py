@@ -131,6 +131,28 @@ def command(*, resumes: bool) -> Iterator[None]:
       asked.append(number)
       raise StoppedError(code_of(number))
 
+  lost: list[int] = []
+  report = sys.unraisablehook
+
+  def unraisable(found: sys.UnraisableHookArgs) -> None:
+    if not isinstance(found.exc_value, StoppedError):
+      report(found)
+    elif asked:
+      # Python drops what is raised in callbacks, as of its garbage collector.
+      lost.append(asked.pop())
+      main = threading.main_thread().ident
+      resend = threading.Timer(
+        1.2 * _SAME, signal.pthread_kill, (main, lost[-1])
+      )
+      resend.daemon = True
+      resend.start()
+
+  def again(number: int) -> None:
+    if lost:
+      lost.pop()
+    else:
+      _end_at_once(number, code_of(number))
+
   def end(number: int, frame: Any) -> None:
     os._exit(code_of(number) if code is None else code)
 
@@ -145,11 +167,8 @@ def command(*, resumes: bool) -> Iterator[None]:
     signal.signal(number, end)
     atexit.register(signal.signal, number, signal.SIG_IGN)
   try:
-    with heard(
-      _say_stopping,
-      lambda number: _end_at_once(number, code_of(number)),
-      handler=stop,
-    ):
+    sys.unraisablehook = unraisable
+    with heard(_say_stopping, again, handler=stop):
       try:
         yield
         code = 0
@@ -161,6 +180,7 @@ def command(*, resumes: bool) -> Iterator[None]:
     say("stopped; the same command resumes" if resumes else "stopped")
     raise
   finally:
+    sys.unraisablehook = report
     # Flushed here, while `_Output` still handles errors of the stream.
     sys.stdout.flush()
 

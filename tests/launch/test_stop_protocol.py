@@ -57,6 +57,10 @@ class Slow:
   def __del__(self, sleep=time.sleep):
     sleep(0.5)  # As the teardown of a device does.
 
+def collects():
+  Slow()
+  time.sleep(100)
+
 def saves_and_ends_slowly():
   sys.slow = Slow()
   atexit.register(time.sleep, 0.5)
@@ -168,6 +172,16 @@ def test_signals_after_the_save_keep_the_exit_code():
     time.sleep(0.05)
   code, said = end(process)
   assert code == 75
+
+
+def test_a_stop_during_a_callback_of_the_interpreter_is_not_lost():
+  process = start("collects()")
+  time.sleep(0.2)
+  process.send_signal(signal.SIGTERM)
+  assert end(process) == (
+    75,
+    ["stopping on SIGTERM", "stopped; the same command resumes"],
+  )
 
 
 def test_save_beyond_its_deadline_is_abandoned():

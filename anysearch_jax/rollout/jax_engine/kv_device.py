@@ -82,7 +82,8 @@ class KvDevice:
     threading.Thread(
       target=_serve, args=(self._calls,), name="engine", daemon=True
     ).start()
-    weakref.finalize(self, self._calls.put, None)
+    # Not at exit, where turns that are cancelled still wait for their calls.
+    weakref.finalize(self, self._calls.put, None).atexit = False
     self.set_params(params)
 
   def set_params(self, params: decoder.Params) -> None:
