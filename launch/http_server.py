@@ -303,7 +303,6 @@ class OwnPages:
     await app(scope, receive, send)
 
   def _refusal(self, scope: Any) -> tuple[int, str] | None:
-    """Returns status and sentence of a refused request."""
     headers = datastructures.Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     host = ",".join(hosts).lower()
@@ -321,11 +320,10 @@ class OwnPages:
     return None
 
   def _is_own(self, host: str) -> bool:
-    if not (name := _name(host)):
-      return False
-    if self._outside and ("." not in name or name.replace(".", "").isdigit()):
-      return True
-    return name in self._own or is_loopback(name)
+    name = _name(host)
+    is_outer = "." not in name or name.replace(".", "").isdigit()
+    known = name in self._own or is_loopback(name)
+    return bool(name) and (known or self._outside and is_outer)
 
 
 def _name(host: str) -> str:

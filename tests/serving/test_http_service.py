@@ -19,7 +19,7 @@ from served_agent import CONFIG, guarding, script, served
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import fields, keys, service, wire
+from anysearch_jax.serving import keys, service, wire
 
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
 
@@ -384,24 +384,12 @@ def test_no_character_of_a_policy_ends_a_line_of_a_stream(mark):
   assert plain(final) == plain(collected)
 
 
-def account(**values):
-  asked = fields.Asked(
-    *("Who?", "tiny"),
-    budget=3,
-    max_tokens=100,
-    seed=1,
-    deadline=9,
-    stream=False,
-  )
-  return keys.Account("responses", asked=asked, **values)
-
-
 def test_nothing_is_used_after_the_end_of_a_request():
-  mine = account()
+  mine = keys.Account("responses")
   mine.tell(events.Budget(0, 3))
   mine.tell(events.Searching(1, "emma"))
   mine.close()
-  assert mine.used() == (1, 100)
+  assert mine.used() == (1, 0)
   for event in (events.Searching(2, "again"), events.Budget(0, 3)):
     with pytest.raises(keys.EndedError):
       mine.tell(event)
