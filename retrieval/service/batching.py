@@ -126,11 +126,18 @@ class Batcher:
       self._starting = True
       loop.call_soon(self._start)
     found = asyncio.gather(*(query.answer for query in asked))
-    # Ends all of a request that failed or was cancelled.
-    found.add_done_callback(lambda _: [q.answer.cancel() for q in asked])
-    if end is not None:
-      timer = loop.call_at(end, self._give_up, asked)
-      found.add_done_callback(lambda _: timer.cancel())
+    timer = None if end is None else loop.call_at(end, self._give_up, asked)
+
+    def ended(found: asyncio.Future) -> None:
+      """Ends all of a request that failed or was cancelled."""
+      if timer:
+        timer.cancel()
+      for query in asked:
+        query.answer.cancel()
+      if not found.cancelled():
+        found.exception()  # Nobody may wait for it any more.
+
+    found.add_done_callback(ended)
     return found
 
   def close(self) -> None:
@@ -151,7 +158,8 @@ class Batcher:
     late = [query for query in asked if not query.answer.done()]
     for query in late:
       query.answer.set_result(())
-    self._on_late(len(late))
+    if late:
+      self._on_late(len(late))
 
   def _leave(self, query: _Query, answer: asyncio.Future) -> None:
     self._open.discard(query)
