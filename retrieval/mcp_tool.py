@@ -189,6 +189,8 @@ class McpRetriever:
         met = self._failed(error)
         code = getattr(_first(error), "code", None)
         if code == _BUSY:
+          if connection.client.done() and connection.client.exception():
+            await self._drop(connection)  # It was refused as it began.
           asked_for = getattr(_first(error), "data", None) or 0.0
           self._gate.pause(asked_for, sent=sent, said=str(met), limit=limit)
           continue
@@ -227,7 +229,9 @@ class McpRetriever:
   def _answer(self, result: Any) -> tuple[types.Passage, ...]:
     """Returns the passages of a result: structured, JSON in texts, or texts."""
     texts = [block.text for block in result.content if block.type == "text"]
-    size = sum(map(len, texts)) + len(json.dumps(result.structured_content))
+    # Servers send both for clients that know only one.
+    structured = json.dumps(result.structured_content)
+    size = max(sum(map(len, texts)), len(structured))
     if size > self._largest:
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found a result of {size} characters, expected "

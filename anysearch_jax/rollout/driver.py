@@ -43,7 +43,6 @@ _STATES = {
 }
 # Seconds that a request may wait for its turn (`turns`), whatever it waits for.
 LONGEST_WAIT = 3600.0
-_REASONS = 5  # Reasons of failures that are told.
 _NUMBER = re.compile(r"\d+")
 _QUERY = 80  # Show at most this many characters: a policy wrote the query.
 
@@ -428,23 +427,20 @@ async def run_groups(
 
 
 def reasons(failed: Iterable[types.Trajectory]) -> str:
-  """Returns why episodes failed, and how many of them by each reason.
+  """Returns the five most frequent reasons why episodes failed, with counts.
 
   Reasons that differ only in the query, the turn or in numbers are one; the
   first of each is quoted.
   """
-  first: dict[tuple[str, str], str] = {}
-  count: Counter[tuple[str, str]] = Counter()
+  first: dict[str, str] = {}
+  count: Counter[str] = Counter()
   for trajectory in failed:
-    what, _, why = trajectory.reason.partition(" failed: ")
-    kind = what.split(" for ")[0].rstrip(" 0123456789"), _NUMBER.sub("0", why)
+    kind = _NUMBER.sub("0", trajectory.reason.partition(" failed: ")[2])
     first.setdefault(kind, trajectory.reason)
     count[kind] += 1
-  most = count.most_common(_REASONS)
-  told = [f"{number} times: {first[kind]}" for kind, number in most]
-  if (rest := len(count) - len(told)) > 0:
-    told.append(f"and {rest} other reasons.")
-  return " ".join(told)
+  return " ".join(
+    f"{n} times: {first[kind]}" for kind, n in count.most_common(5)
+  )
 
 
 def _is_kept(sampled: types.Group) -> bool:
