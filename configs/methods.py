@@ -178,22 +178,12 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     return _original(config, _RECIPES[name])
   if name == "search_r1_ppo":
     rate = _CRITIC_RATE * config.optimizer.learning_rate
-    return _with(
+    return config_lib.changed(
       config,
-      {"objective": {"advantage": "gae"}, "critic": {"learning_rate": rate}},
+      objective={"advantage": "gae"},
+      critic={"learning_rate": rate},
     )
   return config
-
-
-def _with(
-  config: config_lib.ExperimentConfig, settings: _Settings
-) -> config_lib.ExperimentConfig:
-  """Returns the configuration with some settings of its groups replaced."""
-  groups = {
-    name: dataclasses.replace(getattr(config, name), **values)
-    for name, values in settings.items()
-  }
-  return dataclasses.replace(config, **groups)
 
 
 def _original(
@@ -205,7 +195,7 @@ def _original(
   penalty in the tokens' rewards.
   """
   if not isinstance(recipe, Recipe):
-    return _with(config, recipe)
+    return config_lib.changed(config, **recipe)
   steps = recipe.rollouts * recipe.updates
   made = dataclasses.replace(
     config,
@@ -244,4 +234,4 @@ def _original(
       reward_kl=_KL,
     )
     made = dataclasses.replace(made, critic=critic)
-  return _with(made, recipe.settings)
+  return config_lib.changed(made, **recipe.settings)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from anysearch_jax import config as config_lib
 
 
@@ -16,10 +14,8 @@ def priced(
   are divided by the rollout's deviation, so that the price holds
   (docs/objective.md). The price is R_abs alone, with a fixed gamma.
   """
-  return dataclasses.replace(
+  return config_lib.changed(
     config,
-    reward=dataclasses.replace(
-      config.reward, gamma_mode="fixed", gamma_fixed=0.1, use_rel=False
-    ),
-    objective=dataclasses.replace(config.objective, normalize="batch"),
+    reward={"gamma_mode": "fixed", "gamma_fixed": 0.1, "use_rel": False},
+    objective={"normalize": "batch"},
   )

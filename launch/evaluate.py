@@ -13,7 +13,6 @@ killed, running it again resumes; a finished folder is left as it is.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import pathlib
 import re
@@ -173,8 +172,7 @@ def short_flags(
     values["pairs"] = parse_pairs(f.budgets) if pairs else ()
   if f.seeds is not None:
     values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
-  evaluation = dataclasses.replace(config.evaluation, **values)
-  return dataclasses.replace(config, evaluation=evaluation)
+  return config_lib.changed(config, evaluation=values)
 
 
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:

@@ -158,10 +158,8 @@ def served(
   is for training and is dropped.
   """
   if urls:
-    config = dataclasses.replace(
-      config,
-      engine=dataclasses.replace(config.engine, kind="sglang"),
-      sglang=dataclasses.replace(config.sglang, urls=tuple(urls)),
+    config = config_lib.changed(
+      config, engine={"kind": "sglang"}, sglang={"urls": tuple(urls)}
     )
   if config.engine.kind == "sglang":
     config = dataclasses.replace(config, mesh=config_lib.MeshConfig())

@@ -325,10 +325,7 @@ def main(argv: Sequence[str]) -> int:
   try:
     config = launch_flags.read_config()
     if f.scorer:
-      config = dataclasses.replace(
-        config,
-        evaluation=dataclasses.replace(config.evaluation, scorer=f.scorer),
-      )
+      config = config_lib.changed(config, evaluation={"scorer": f.scorer})
     settings.check(config)
     score_file(pathlib.Path(f.input), pathlib.Path(f.output), config)
   except (ValueError, OSError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -76,10 +75,8 @@ def with_answer_room(
   e = config.episode
   if e.answer_room:
     return config
-  most = min(e.max_generated, e.max_context)
-  return dataclasses.replace(
-    config, episode=dataclasses.replace(e, answer_room=max(1, most // 8))
-  )
+  room = max(1, min(e.max_generated, e.max_context) // 8)
+  return config_lib.changed(config, episode={"answer_room": room})
 
 
 def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:

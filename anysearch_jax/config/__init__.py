@@ -10,6 +10,8 @@ the paper's (its table of hyperparameters). `settings` says what a line means.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.config.learning import (
@@ -242,3 +244,14 @@ class ExperimentConfig:
   def questions_per_rollout(self) -> int:
     """The number of questions that a rollout consumes."""
     return self.questions + self.pipeline.extra_groups
+
+
+def changed(
+  config: ExperimentConfig, **groups: Mapping[str, Any]
+) -> ExperimentConfig:
+  """Returns a configuration with other values of settings, by group."""
+  values = {
+    name: dataclasses.replace(getattr(config, name), **settings)
+    for name, settings in groups.items()
+  }
+  return dataclasses.replace(config, **values)

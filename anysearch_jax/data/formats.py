@@ -352,8 +352,7 @@ def ask(text: str) -> str:
 
 def accept(answers: Iterable[str]) -> tuple[str, ...]:
   """Returns distinct answers in order, without those that normalise to ""."""
-  lines = map(line, answers)
-  return tuple(dict.fromkeys(a for a in lines if scoring.normalize_answer(a)))
+  return tuple(a for a in distinct(answers) if scoring.normalize_answer(a))
 
 
 def distinct(answers: Iterable[str]) -> tuple[str, ...]:

@@ -25,13 +25,9 @@ _SLOTS = {
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["scaffold"],
-    plain=lines["plain"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
-  )
+  lines = (wording.template(texts[name]) for name in _SLOTS)
+  scaffold, plain, over, no_action = lines
+  return spec.Environment(scaffold, plain, over, no_action)
 
 
 def _with_fetch(env: spec.Environment) -> spec.Environment:

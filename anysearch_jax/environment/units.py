@@ -38,7 +38,9 @@ def assigned(file: str, caps: budgets.Budget) -> str:
   `file` has the texts, see `spec.Environment.units`; "" without such a cap.
   """
   return "".join(
-    wording.fill(_texts(file)[unit], N=_number(cap), coarse=_coarse(unit, cap))
+    wording.fill(
+      texts(file).values[unit], N=_number(cap), coarse=_coarse(unit, cap)
+    )
     for unit, cap in caps.caps
     if unit in _STATED
   )
@@ -48,7 +50,7 @@ def searches(file: str, budget: int) -> str:
   """Returns the number of searches of a prompt, or the word for no cap."""
   if budget < budgets.UNCAPPED:
     return str(budget)
-  return _texts(file)["unlimited"]
+  return texts(file).values["unlimited"]
 
 
 def left(
@@ -67,7 +69,7 @@ def left(
   """
   stated = "".join(
     wording.fill(
-      _texts(file)[f"{unit}_left"],
+      texts(file).values[f"{unit}_left"],
       N=_number(cap),
       U=_number(used[unit]),
       R=_number(max(cap - used[unit], 0)),
@@ -112,10 +114,6 @@ def texts(file: str) -> wording.Texts:
   """
   values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
   return wording.Texts(values, file, wording.digest(values))
-
-
-def _texts(file: str) -> Mapping[str, str]:
-  return texts(file).values
 
 
 def _number(value: float) -> str:

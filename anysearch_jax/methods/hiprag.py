@@ -189,8 +189,8 @@ def train(
   own = config.method.hiprag
   if config.data.source != "world" and not own.url:
     own = dataclasses.replace(own, url=_ADDRESS, name=_MODEL)
-  named = dataclasses.replace(config.method, hiprag=own)
-  return method.fixed_budget(dataclasses.replace(config, method=named))
+  config = config_lib.changed(config, method={"hiprag": own})
+  return method.fixed_budget(config)
 
 
 @method.jitted

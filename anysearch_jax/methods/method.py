@@ -290,13 +290,23 @@ def fixed_budget(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
   """Replaces the curriculum: every group gets the largest budget."""
-  return dataclasses.replace(
+  budget = config.curriculum.max_budget
+  curriculum = {"phase1_steps": 0, "fixed_budget": budget}
+  return config_lib.changed(config, curriculum=curriculum)
+
+
+def searching_with_policy(
+  config: config_lib.ExperimentConfig, max_tokens: int, **retrieval: str
+) -> config_lib.ExperimentConfig:
+  """Lets the policy work on searches, which then include a turn of it."""
+  e = config.episode
+  model = dataclasses.replace(
+    config.retrieval.model, max_tokens=max_tokens, deadline=e.turn_deadline
+  )
+  return config_lib.changed(
     config,
-    curriculum=dataclasses.replace(
-      config.curriculum,
-      phase1_steps=0,
-      fixed_budget=config.curriculum.max_budget,
-    ),
+    retrieval={"model": model, **retrieval},
+    episode={"search_deadline": e.search_deadline + e.turn_deadline},
   )
 
 

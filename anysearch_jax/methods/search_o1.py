@@ -140,24 +140,8 @@ def refined(
 ) -> config_lib.ExperimentConfig:
   """Enables the second model call; in the generated world it is a script."""
   if config.data.source == "world":
-    r = dataclasses.replace(config.retrieval, refined="world")
-    return dataclasses.replace(config, retrieval=r)
-  e = config.episode
-  model = dataclasses.replace(
-    config.retrieval.model,
-    max_tokens=_MOST_TOKENS,
-    deadline=e.turn_deadline,
-  )
-  return dataclasses.replace(
-    config,
-    retrieval=dataclasses.replace(
-      config.retrieval, refined="policy", model=model
-    ),
-    # A search now includes a turn of the policy.
-    episode=dataclasses.replace(
-      e, search_deadline=e.search_deadline + e.turn_deadline
-    ),
-  )
+    return config_lib.changed(config, retrieval={"refined": "world"})
+  return method.searching_with_policy(config, _MOST_TOKENS, refined="policy")
 
 
 METHOD = method.compared("search_o1", "Search-o1", WORDINGS, train=refined)

@@ -35,25 +35,18 @@ WORDINGS = search_r1.wordings(
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Selects a fixed budget and the policy as its search engine, never noisy.
-
-  A search takes a turn of the policy, so it gets that much longer.
-  """
-  r, e, m = config.retrieval, config.episode, config.method
-  tokens = r.model.max_tokens
-  if config.data.source == "world":
-    tokens = _WORLD_TOKENS
-  model = dataclasses.replace(
-    r.model, max_tokens=tokens, deadline=e.turn_deadline
+  """Selects a fixed budget and the policy as its search engine, never noisy."""
+  world = config.data.source == "world"
+  tokens = _WORLD_TOKENS if world else config.retrieval.model.max_tokens
+  noise = dataclasses.replace(
+    config.method.zerosearch, noise_start=0.0, noise_end=0.0
   )
-  noise = dataclasses.replace(m.zerosearch, noise_start=0.0, noise_end=0.0)
-  return dataclasses.replace(
-    method.fixed_budget(config),
-    retrieval=dataclasses.replace(r, simulated="policy", model=model),
-    method=dataclasses.replace(m, zerosearch=noise),
-    episode=dataclasses.replace(
-      e, search_deadline=e.search_deadline + e.turn_deadline
+  return method.searching_with_policy(
+    config_lib.changed(
+      method.fixed_budget(config), method={"zerosearch": noise}
     ),
+    tokens,
+    simulated="policy",
   )
 
 

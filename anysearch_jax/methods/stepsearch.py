@@ -13,7 +13,6 @@ configs/fidelity_rules.csv lists what differs from the released code.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -82,12 +81,10 @@ def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
   """Selects PPO with a fixed budget; the critic learns as the policy does."""
-  config = method.fixed_budget(config)
-  rate = config.optimizer.learning_rate
-  return dataclasses.replace(
-    config,
-    objective=dataclasses.replace(config.objective, advantage="gae"),
-    critic=dataclasses.replace(config.critic, learning_rate=rate),
+  return config_lib.changed(
+    method.fixed_budget(config),
+    objective={"advantage": "gae"},
+    critic={"learning_rate": config.optimizer.learning_rate},
   )
 
 

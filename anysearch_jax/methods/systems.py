@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -98,12 +97,8 @@ def select(
     )
   world = config.data.source == "world"
   prompts = prompts_of(name)[-1 if world else 0]
-  named = dataclasses.replace(
-    config,
-    method=dataclasses.replace(config.method, name=name),
-    episode=dataclasses.replace(config.episode, prompts=prompts),
-  )
-  return get(name).train(named)
+  named = {"method": {"name": name}, "episode": {"prompts": prompts}}
+  return get(name).train(config_lib.changed(config, **named))
 
 
 def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
