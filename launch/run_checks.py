@@ -28,7 +28,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import protocol
-from anysearch_jax.host import loop, run_lock
+from anysearch_jax.host import loop, run_lock, turns
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
@@ -346,14 +346,19 @@ def asked(
   config: config_lib.EpisodeConfig,
 ) -> Iterator[Finding]:
   """Checks a retriever's answers to some questions, one after the other."""
-  seconds, empty = [], 0
+  seconds, empty, most = [], 0, config.search_deadline
+
+  async def search(request: types.SearchRequest) -> Sequence[types.Passage]:
+    async with turns.Limit(most, most):  # A run waits for longer.
+      return await made.search(request)
+
   for question in questions:
     request = types.SearchRequest(question.text, config.top_k, question.corpus)
     start = time.monotonic()
     try:
-      found = loop.run(made.search(request))
-    except (types.RetrievalError, recording.MissError) as error:
-      yield problem(str(error))
+      found = loop.run(search(request))
+    except (types.RetrievalError, recording.MissError, TimeoutError) as error:
+      yield problem(str(error) or f"no answer within {most:g} seconds.")
       return
     seconds.append(time.monotonic() - start)
     empty += not found
@@ -365,11 +370,11 @@ def asked(
     yield problem(
       said, "see that it searches the corpus that the questions are about."
     )
-  elif max(seconds) > config.search_deadline / 2:
+  elif max(seconds) > most / 2:
     yield warning(
       said,
-      f"give it more devices, or raise episode.search_deadline, now "
-      f"{config.search_deadline:g} seconds.",
+      f"give it more devices, or raise episode.search_deadline, now {most:g} "
+      "seconds.",
     )
   else:
     yield ok(said)
