@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from anysearch_jax.policy import hf_config
@@ -62,55 +61,35 @@ _DEFAULTS = {
   "sliding_window": 4096,
   "max_window_layers": 28,
 }
-
-
-class _Kind(NamedTuple):
-  """The required type of a value. Booleans do not count as numbers."""
-
-  words: str
-  holds: Callable[[Any], bool]
-
-
-_INTEGER = _Kind("an integer", lambda x: type(x) is int)
-_SIZE = _Kind("a positive integer", lambda x: type(x) is int and x > 0)
-_NUMBER = _Kind(
-  "a positive number", lambda x: type(x) in (int, float) and 0 < x < math.inf
-)
-_SWITCH = _Kind("true or false", lambda x: type(x) is bool)
-_NAMES = _Kind(
-  "a list of names",
-  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
-)
-_OBJECT = _Kind("an object", lambda x: isinstance(x, Mapping))
 _KINDS = {
-  "vocab_size": _SIZE,
-  "hidden_size": _SIZE,
-  "num_hidden_layers": _SIZE,
-  "num_attention_heads": _SIZE,
-  "intermediate_size": _SIZE,
-  "max_position_embeddings": _SIZE,
-  "rms_norm_eps": _NUMBER,
-  "tie_word_embeddings": _SWITCH,
-  "attention_bias": _SWITCH,
-  "mlp_bias": _SWITCH,
-  "use_sliding_window": _SWITCH,
-  "max_window_layers": _INTEGER,
+  "vocab_size": hf_config.SIZE,
+  "hidden_size": hf_config.SIZE,
+  "num_hidden_layers": hf_config.SIZE,
+  "num_attention_heads": hf_config.SIZE,
+  "intermediate_size": hf_config.SIZE,
+  "max_position_embeddings": hf_config.SIZE,
+  "rms_norm_eps": hf_config.NUMBER,
+  "tie_word_embeddings": hf_config.SWITCH,
+  "attention_bias": hf_config.SWITCH,
+  "mlp_bias": hf_config.SWITCH,
+  "use_sliding_window": hf_config.SWITCH,
+  "max_window_layers": hf_config.INTEGER,
 }
 # These keys may also be null or missing.
 _NULLABLE = {
-  "architectures": _NAMES,
-  "num_key_value_heads": _SIZE,
-  "head_dim": _SIZE,
-  "layer_types": _NAMES,
-  "sliding_window": _SIZE,
-  "rope_scaling": _OBJECT,
-  "rope_parameters": _OBJECT,
+  "architectures": hf_config.NAMES,
+  "num_key_value_heads": hf_config.SIZE,
+  "head_dim": hf_config.SIZE,
+  "layer_types": hf_config.NAMES,
+  "sliding_window": hf_config.SIZE,
+  "rope_scaling": hf_config.OBJECT,
+  "rope_parameters": hf_config.OBJECT,
 }
 _LLAMA3_ROPE = {
-  "factor": _NUMBER,
-  "low_freq_factor": _NUMBER,
-  "high_freq_factor": _NUMBER,
-  "original_max_position_embeddings": _SIZE,
+  "factor": hf_config.NUMBER,
+  "low_freq_factor": hf_config.NUMBER,
+  "high_freq_factor": hf_config.NUMBER,
+  "original_max_position_embeddings": hf_config.SIZE,
 }
 # Options for which the decoder supports only these values.
 _ONLY = {
@@ -211,15 +190,17 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     ValueError: the decoder does not support the architecture or an option, or a
       key is missing or has the wrong type; the message names it.
   """
-  _check(hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None})
+  hf_config.typed(
+    hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None}
+  )
   name = _family(hf)
   family = _FAMILIES[name]
   hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY)
   hf = {k: v for k, v in hf.items() if k not in family.unread}
   hf = {**_DEFAULTS, **family.defaults, **hf}
-  _check(hf, _KINDS)
+  hf_config.typed(hf, _KINDS)
   if family.head_dim:
-    _check(hf, {"head_dim": _SIZE})
+    hf_config.typed(hf, {"head_dim": hf_config.SIZE})
   # transformers prefers the older key, `rope_scaling`.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
   _check_windows(hf, cached=family.caches_windows)
@@ -256,13 +237,6 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
   )
-
-
-def _check(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
-  for key, kind in kinds.items():
-    if key not in values or not kind.holds(values[key]):
-      found = repr(values[key]) if key in values else "missing"
-      raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
 
 
 def _family(hf: Mapping[str, Any]) -> str:
@@ -333,7 +307,7 @@ def _rope(
     understood=("rope_type", "type", "rope_theta", *_LLAMA3_ROPE),
     only={"partial_rotary_factor": _ONLY["partial_rotary_factor"]},
   )
-  _check(rope, {"rope_theta": _NUMBER})
+  hf_config.typed(rope, {"rope_theta": hf_config.NUMBER})
   theta = float(rope["rope_theta"])
   if kind == "default":
     return theta, None
@@ -342,7 +316,7 @@ def _rope(
   key = "original_max_position_embeddings"
   rope = {key: hf["max_position_embeddings"], **rope}
   rope = {**rope, key: hf.get(key, rope[key])}
-  _check(rope, _LLAMA3_ROPE)
+  hf_config.typed(rope, _LLAMA3_ROPE)
   low, high = rope["low_freq_factor"], rope["high_freq_factor"]
   if low >= high:
     raise ValueError(

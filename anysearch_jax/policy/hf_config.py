@@ -8,9 +8,10 @@ other key must be listed here as having no effect on what a model computes.
 
 from __future__ import annotations
 
+import math
 import pathlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 # Keys of transformers' base class, and keys about the file itself, about
 # returned values, training and classification.
@@ -50,6 +51,34 @@ _ONLY: Mapping[str, tuple] = {
   "tie_encoder_decoder": (False, None),
 }
 _SHOWN = 80
+
+
+class Kind(NamedTuple):
+  """The required type of a value. Booleans do not count as numbers."""
+
+  words: str
+  holds: Callable[[Any], bool]
+
+
+INTEGER = Kind("an integer", lambda x: type(x) is int)
+SIZE = Kind("a positive integer", lambda x: type(x) is int and x > 0)
+NUMBER = Kind(
+  "a positive number", lambda x: type(x) in (int, float) and 0 < x < math.inf
+)
+SWITCH = Kind("true or false", lambda x: type(x) is bool)
+NAMES = Kind(
+  "a list of names",
+  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
+)
+OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
+
+
+def typed(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+  """Raises ValueError for the first key that is missing or of another kind."""
+  for key, kind in kinds.items():
+    if key not in values or not kind.holds(values[key]):
+      found = repr(values[key]) if key in values else "missing"
+      raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
 
 
 def check(

@@ -13,7 +13,6 @@ Tokens are the last axis of hidden states, `[D, B * T]`.
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -190,6 +189,10 @@ _FAMILIES = {
   "modernbert": _MODERNBERT,
 }
 KINDS = tuple(_FAMILIES)
+_PADDING = hf_config.Kind(
+  "a token's id, after which positions count",
+  lambda x: type(x) is int and x >= 0,
+)
 
 
 # Configurations.
@@ -214,7 +217,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   )
   hf = {**family.defaults, **hf}
   fields: dict[str, Any]
-  fields = {ours: _count(hf, key) for key, ours in family.sizes.items()}
+  hf_config.typed(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
+  fields = {ours: hf[key] for key, ours in family.sizes.items()}
   parts, even = fields["heads"], ""
   if family is _BERT:
     fields |= _bert(hf)
@@ -231,14 +235,12 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
 
 def _bert(hf: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the fields of BERT and RoBERTa that are no sizes."""
-  fields: dict[str, Any] = {"norm_eps": _number(hf, "layer_norm_eps")}
+  hf = {"pad_token_id": 1, **hf}
+  hf_config.typed(hf, {"layer_norm_eps": hf_config.NUMBER})
+  fields: dict[str, Any] = {"norm_eps": hf["layer_norm_eps"]}
   if hf["model_type"] != "bert":
-    padding = hf.get("pad_token_id", 1)
-    if type(padding) is not int or padding < 0:
-      raise _invalid(
-        hf, "pad_token_id", "a token's id, after which positions count"
-      )
-    fields["first_position"] = padding + 1
+    hf_config.typed(hf, {"pad_token_id": _PADDING})
+    fields["first_position"] = hf["pad_token_id"] + 1
   return fields
 
 
@@ -247,60 +249,49 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
   Older files say how many layers have no window, and thetas, by other keys.
   """
-  for key in _FLAGS:
-    if type(hf[key]) is not bool:
-      raise _invalid(hf, key, "true or false")
-  rope = _mapping(hf, "rope_parameters")
+  hf_config.typed(
+    hf,
+    dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER},
+  )
+  rope = _object(hf, "rope_parameters")
   hf_config.check(rope, understood=(_WHOLE, _WINDOW), only={})
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = _count(hf, "global_attn_every_n_layers")
-    kinds = [_WINDOW if i % every else _WHOLE for i in range(layers)]
-  known = {_WHOLE, _WINDOW}
-  is_list = isinstance(kinds, list) and len(kinds) == layers
-  if not is_list or not known.issuperset(map(str, kinds)):
-    expected = f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers"
-    raise _invalid(hf, "layer_types", expected)
+    every = "global_attn_every_n_layers"
+    hf_config.typed(hf, {every: hf_config.SIZE})
+    kinds = [_WINDOW if i % hf[every] else _WHOLE for i in range(layers)]
+  each = hf_config.Kind(
+    f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers",
+    lambda x: (
+      isinstance(x, list)
+      and len(x) == layers
+      and {_WHOLE, _WINDOW}.issuperset(map(str, x))
+    ),
+  )
+  hf_config.typed({"layer_types": kinds}, {"layer_types": each})
   fields: dict[str, Any] = {
-    "norm_eps": _number(hf, "norm_eps"),
+    "norm_eps": hf["norm_eps"],
     "windowed": tuple(kind == _WINDOW for kind in kinds),
     **{key: hf[key] for key in _FLAGS},
   }
   for kind, ours in ((_WHOLE, "global"), (_WINDOW, "local")):
-    said = _mapping(rope, kind)
+    said = _object(rope, kind)
     plain = ("default", None)
     hf_config.check(
       said, understood=("rope_theta",), only={"rope_type": plain, "type": plain}
     )
     theta = "rope_theta" if "rope_theta" in said else f"{ours}_rope_theta"
-    fields[f"{ours}_theta"] = float(_number({**hf, **said}, theta))
+    said = {**hf, **said}
+    hf_config.typed(said, {theta: hf_config.NUMBER})
+    fields[f"{ours}_theta"] = float(said[theta])
   return fields
 
 
-def _invalid(hf: Mapping[str, Any], key: str, expected: str) -> ValueError:
-  found = repr(hf[key]) if key in hf else "'missing'"
-  return ValueError(f"config.json: {key} is {found}, expected {expected}.")
-
-
-def _count(hf: Mapping[str, Any], key: str) -> int:
-  if type(hf.get(key)) is not int or hf[key] < 1:
-    raise _invalid(hf, key, "a positive integer")
-  return hf[key]
-
-
-def _number(hf: Mapping[str, Any], key: str) -> float:
-  value: Any = hf.get(key)
-  if type(value) not in (int, float) or not 0 < value < math.inf:
-    raise _invalid(hf, key, "a positive number")
-  return value
-
-
-def _mapping(hf: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
   """Returns an object of a config.json, {} if it is missing or null."""
-  value = hf.get(key)
-  if not isinstance(value, dict | None):
-    raise _invalid(hf, key, "an object")
-  return value or {}
+  if hf.get(key) is not None:
+    hf_config.typed(hf, {key: hf_config.OBJECT})
+  return hf.get(key) or {}
 
 
 # Weights.

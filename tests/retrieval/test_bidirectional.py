@@ -321,7 +321,7 @@ BERT_REFUSES = (
   ({"hidden_size": True}, "hidden_size is True, expected a positive"),
   ({"num_attention_heads": 5}, "hidden_size 48 is not divisible by 5"),
   ({"layer_norm_eps": 0}, "layer_norm_eps is 0, expected a positive number"),
-  ({"intermediate_size": ...}, "intermediate_size is 'missing', expected a"),
+  ({"intermediate_size": ...}, "intermediate_size is missing, expected a"),
 )
 MODERNBERT_REFUSES = (
   ({"rope_scaling": {"type": "linear"}}, "rope_scaling .* is not supported"),
