@@ -62,6 +62,10 @@ def traffic(name, function, *, trips=1):
   return {k: tuple(t) for k, t in part.traffic.items()}
 
 
+def passed_on(x):
+  return jax.lax.ppermute(x, "tensor", [(i, (i + 1) % 4) for i in range(4)])
+
+
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(
   ("function", "kind", "blocks"),
@@ -83,13 +87,7 @@ def traffic(name, function, *, trips=1):
       "all-to-all",
       3 / 4,
     ),
-    (
-      lambda x, _: jax.lax.ppermute(
-        x, "tensor", [(i, (i + 1) % 4) for i in range(4)]
-      ),
-      "collective-permute",
-      1,
-    ),
+    (lambda x, _: passed_on(x), "collective-permute", 1),
   ],
 )
 def test_a_collective_sends_what_a_ring_does(name, function, kind, blocks):
@@ -117,9 +115,7 @@ def test_a_conditional_counts_the_branch_that_sends_most(name):
     return jax.lax.cond(
       used > 0,
       lambda x: jax.lax.psum(x, "tensor") * 2,
-      lambda x: jax.lax.ppermute(
-        x, "tensor", [(i, (i + 1) % 4) for i in range(4)]
-      ),
+      passed_on,
       x,
     )
 

@@ -145,9 +145,6 @@ def _tiles(mask, tile):
 
 @pytest.mark.parametrize("length", [768, 1024])
 def test_kernels_count_the_tiles_that_they_do_not_skip(length):
-  shapes = ((1, length, N, H), (1, length, K, H), (1, length, K, H))
-  args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
-  ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
   segment = 384
   lengths = [segment] * (length // segment) + [length % segment]
   product = 2 * N * H
@@ -156,20 +153,11 @@ def test_kernels_count_the_tiles_that_they_do_not_skip(length):
     # Splash takes the largest of its blocks that divides the row.
     ("splash", "row", 512 if length % 768 else 256, 9),
   ):
-
-    def f(q, k, v, ids, implementation=implementation):
-      return (
-        self_attention.self_attention(
-          q, k, v, ids, implementation=implementation, chunk=length
-        )
-        .astype(jnp.float32)
-        .sum()
-      )
-
+    f, args = attention(implementation, rows=1, length=length)
     scores = tiles_with_scores(lengths, tiles_of=tiles_of, tile=tile)
     with cudnn.lowering(9.0):
-      forward = count(f, *args, ids, segment=segment)
-      gradient = count(jax.grad(f, (0, 1, 2)), *args, ids, segment=segment)
+      forward = count(f, *args, segment=segment)
+      gradient = count(jax.grad(f, (0, 1, 2)), *args, segment=segment)
     assert forward == 2 * product * scores
     assert gradient == pytest.approx(products * product * scores, rel=0.01)
 
@@ -178,15 +166,15 @@ B, T, N, K, H = 2, 256, 4, 2, 128
 PRODUCT = 2 * B * N * T * T * H
 
 
-def attention(implementation):
-  shapes = ((B, T, N, H), (B, T, K, H), (B, T, K, H))
+def attention(implementation, rows=B, length=T):
+  shapes = [(rows, length, n, H) for n in (N, K, K)]
   args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
-  ids = jax.ShapeDtypeStruct((B, T), jnp.int32)
+  ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
   def f(q, k, v, ids):
     return (
       self_attention.self_attention(
-        q, k, v, ids, implementation=implementation, chunk=T
+        q, k, v, ids, implementation=implementation, chunk=length
       )
       .astype(jnp.float32)
       .sum()

@@ -257,10 +257,6 @@ def _advised(*parts, searched=False, **changes) -> str:
   return "\n".join(planner.advise(plan, searched=searched))
 
 
-def test_a_plan_that_fits_needs_no_advice():
-  assert _advised(part(total=40, kinds=TRAINING)) == ""
-
-
 def test_advice_for_a_large_state_is_devices_or_adapters():
   large = part(
     total=136, kinds={"masters": 28.0, "moments": 56.0, "reference": 14.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import pathlib
@@ -10,6 +11,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import planned
 import pytest
 import transformers
 
@@ -146,17 +148,6 @@ def test_each_family_has_its_biases():
   assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
 
 
-TINY = dict(
-  vocab_size=11,
-  d_model=8,
-  layers=3,
-  heads=4,
-  kv_heads=2,
-  head_dim=6,
-  mlp_dim=10,
-)
-
-
 @pytest.mark.parametrize(
   "switches",
   [
@@ -168,7 +159,8 @@ TINY = dict(
   ],
 )
 def test_table_equals_the_declared_parameters_each_once(switches):
-  a = architecture_lib.Architecture("llama", **switches, **TINY)
+  plain = dataclasses.replace(planned.A, qk_norm=False, tied=False)
+  a = dataclasses.replace(plain, **switches)
   rows = table.rows(a)
   names = [name for row in rows for name in row.names()]
   assert len(set(names)) == len(names)

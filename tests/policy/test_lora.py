@@ -6,11 +6,11 @@ import copy
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_models
 import safetensors.numpy
+import small_policy
 import transformers
 
 from anysearch_jax import config as config_lib
@@ -36,11 +36,7 @@ def peft(torch):
 def adapted(policy, settings):
   """Returns the policy with random adapters that change its output."""
   a = dataclasses.replace(policy.architecture, lora=settings)
-  rng = np.random.default_rng(1)
-  drawn = jax.tree.map(
-    lambda p: jnp.asarray(0.2 * rng.normal(size=p.shape), jnp.float32),
-    lora.initialize(a, 0),
-  )
+  drawn = small_policy.noisy(lora.initialize(a, 0), 1, scale=0.2)
   params = lora.combine(policy.params, drawn)
   return policy._replace(params=params, architecture=a)
 

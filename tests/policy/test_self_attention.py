@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import packed_rows
+import planned
 import pytest
 
 from anysearch_jax.planning import flops
@@ -18,24 +19,11 @@ from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import masks as attention
 from anysearch_jax.policy.attention import self_attention
 
-TINY = dict(
-  vocab_size=11,
-  d_model=8,
-  layers=3,
-  heads=4,
-  kv_heads=2,
-  head_dim=6,
-  mlp_dim=10,
-)
-
 
 def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
   rope = architecture_lib.Llama3Rope(8.0, 1.0, 4.0, 8192)
-  a = architecture_lib.Architecture(
-    "llama",
-    **TINY | {"head_dim": 128},
-    rope_theta=500_000.0,
-    rope_scaling=rope,
+  a = dataclasses.replace(
+    planned.A, head_dim=128, rope_theta=500_000.0, rope_scaling=rope
   )
   plain = attention.inverse_frequencies(
     dataclasses.replace(a, rope_scaling=None)
@@ -57,7 +45,7 @@ def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
 
 
 def test_rotation_is_multiplication_by_a_complex_phase():
-  a = architecture_lib.Architecture("qwen2", **TINY | {"head_dim": 8})
+  a = dataclasses.replace(planned.A, head_dim=8)
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
   positions = np.array([[0, 1, 2], [7, 100, 3]])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_models
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
@@ -22,11 +23,7 @@ ADAPTED = architecture_lib.Lora(
 def adapted(case):
   """Returns an architecture with adapters, and parameters with B not zero."""
   a = dataclasses.replace(random_models.architecture(case), lora=ADAPTED)
-  rng = np.random.default_rng(0)
-  drawn = jax.tree.map(
-    lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32),
-    lora.initialize(a, 0),
-  )
+  drawn = small_policy.noisy(lora.initialize(a, 0), 0, scale=1.0)
   base = random_models.params(a.without_lora())
   return a, lora.combine(base, drawn)
 

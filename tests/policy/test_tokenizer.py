@@ -45,11 +45,6 @@ def save_tiny(folder, *, template=None, generation=None, config=None):
   return tokenizer_lib.Tokenizer.from_folder(folder)
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-  with pytest.raises(ValueError, match=r"no tokenizer\.json; expected a Hug"):
-    tokenizer_lib.Tokenizer.from_folder(tmp_path)
-
-
 def test_tokenizer_json_decides_whatever_the_model_config_says(tmp_path):
   tokenizer = save_tiny(tmp_path, config={"model_type": "qwen2"})
   assert tokenizer.encode("a b user") == [4, 5, 7]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import faiss
 import jax
 import numpy as np
 import pytest
+import retrieval_cases as cases
 
 from retrieval.index import flat as flat_lib
 from retrieval.index import row_scan, vectors
@@ -16,9 +18,7 @@ COUNT, DIM = 1000, 24
 BATCHES = (1, 2, 3, 5, 8, 130)
 
 
-def units(count, seed=0, dim=DIM):
-  x = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
-  return x / np.linalg.norm(x, axis=1, keepdims=True)
+units = functools.partial(cases.units, dim=DIM)
 
 
 def shards(folder, x, dtype="float32", each=300):
@@ -31,16 +31,17 @@ def shards(folder, x, dtype="float32", each=300):
   return made
 
 
-def best(queries, x, k):
-  """Returns the best rows by float64; equal scores by ascending row."""
+def oracle(queries, x, k):
+  """Returns scores and rows of a float64 product; ties by ascending row."""
   scores = queries.astype(np.float64) @ x.astype(np.float64).T
-  return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+  scores = scores.astype(np.float32)
+  rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+  return np.take_along_axis(scores, rows, 1), rows
 
 
 def check(found, queries, x, k, *, atol=1e-6):
-  for hits, query, rows in zip(
-    found, queries, best(queries, x, k), strict=True
-  ):
+  _, expected = oracle(queries, x, k)
+  for hits, query, rows in zip(found, queries, expected, strict=True):
     assert hits.rows.tolist() == rows.tolist()
     assert hits.rows.dtype == np.int64 and hits.scores.dtype == np.float32
     np.testing.assert_allclose(hits.scores, x[rows] @ query, atol=atol)
@@ -119,12 +120,11 @@ def queries_for(x, count):
   return q
 
 
-def oracle(queries, x, k):
-  """Returns scores and rows of a float64 product; ties by ascending row."""
-  scores = queries.astype(np.float64) @ x.astype(np.float64).T
-  scores = scores.astype(np.float32)
-  rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-  return np.take_along_axis(scores, rows, 1), rows
+def check_bits(index, queries, x, k):
+  scores, rows = oracle(queries, x, k)
+  found = index.search(queries, k)
+  assert [h.rows.tolist() for h in found] == rows.tolist()
+  assert [h.scores.tolist() for h in found] == scores.tolist()
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 120])
@@ -132,11 +132,7 @@ def test_every_batch_has_the_rows_and_scores_of_float64(tmp_path, k):
   x = with_copies()
   index = flat_lib.open_flat(shards(tmp_path, x, each=700))
   for batch in BATCHES:
-    queries = queries_for(x, batch)
-    scores, rows = oracle(queries, x, k)
-    found = index.search(queries, k)
-    assert [h.rows.tolist() for h in found] == rows.tolist()
-    assert [h.scores.tolist() for h in found] == scores.tolist()
+    check_bits(index, queries_for(x, batch), x, k)
 
 
 def test_scores_do_not_depend_on_the_batch_or_on_the_other_rows():
@@ -164,11 +160,7 @@ def test_rows_within_the_rounding_of_float32_are_ranked_by_float64():
   x += rng.normal(size=x.shape).astype(np.float32) * np.float32(1e-7)
   scan = row_scan.RowScan([(0, x)], DIM)
   for batch in BATCHES:
-    queries = units(batch, seed=2)
-    scores, rows = oracle(queries, x, 4)
-    found = scan.search(queries, 4)
-    assert [h.rows.tolist() for h in found] == rows.tolist()
-    assert [h.scores.tolist() for h in found] == scores.tolist()
+    check_bits(scan, units(batch, seed=2), x, 4)
 
 
 def test_queries_that_are_no_numbers_find_nothing(tmp_path):

@@ -13,12 +13,8 @@ import retrieval_cases as cases
 from retrieval import passages
 from retrieval.index import building, faiss_file, opening, vectors
 
+units = cases.units
 QUERY = '"Title 7"\nPassage number n7 is about fire.'
-
-
-def units(count, dim=16, seed=0):
-  x = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
-  return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 def parts(folder, x, *, cut=None):
@@ -231,7 +227,10 @@ def test_rows_of_another_order_or_encoder_are_refused(tmp_path, factory):
 
   # An encoder in bfloat16 makes slightly other vectors.
   assert build("right", x + 0.002 * units(300, seed=3))
-  for name, wrong in (("reversed", x[::-1].copy()), ("other", units(300))):
+  for name, wrong in (
+    ("reversed", x[::-1].copy()),
+    ("other", units(300)),
+  ):
     with pytest.raises(ValueError, match="in [0-9]+% of 64 sampled rows, exp"):
       build(name, wrong)
 

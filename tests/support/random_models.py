@@ -9,9 +9,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+import small_policy
 import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers
@@ -76,11 +75,7 @@ def architecture(case: str, **sizes: Any) -> architecture_lib.Architecture:
 
 def params(a: architecture_lib.Architecture) -> decoder.Params:
   """Returns float32 parameters of which none has its initial value."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(p + 0.15 * rng.normal(size=p.shape), jnp.float32),
-    decoder.initialize(a, 0),
-  )
+  return small_policy.noisy(decoder.initialize(a, 0), 0, scale=0.15)
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -27,6 +27,12 @@ def write(path, count=20, *, extra=()):
   return path
 
 
+def units(count, dim=16, seed=0):
+  """Returns random unit vectors, float32 `[count, dim]`."""
+  x = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+  return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
 class Encoder:
   """Derives unit vectors from the hash of a text; counts encoded texts."""
 
