@@ -124,9 +124,9 @@ def test_training_names_the_unwritten_file_and_resumes(
   assert "Free some space, and start the same command again. It " in said
   saved = checkpoint.rollouts(run / "checkpoints")
   assert said.endswith(
-    f"It goes on from checkpoint {saved[-1]}."
+    f"The same command resumes from checkpoint {saved[-1]}."
     if saved
-    else "It begins anew: no rollout was saved yet."
+    else "The same command begins anew: no rollout was saved yet."
   )
   for rollout in saved:
     assert checkpoint.sound(run / "checkpoints", rollout) == rollout
