@@ -121,7 +121,7 @@ def test_training_names_the_unwritten_file_and_resumes(
   assert "Traceback" not in printed.getvalue()
   assert "Event loop" not in printed.getvalue()
   assert " could not be written: No space left on device, " in said
-  assert "Free some space, and start the same command again. It " in said
+  assert "Free some space, and start the same command again. The " in said
   saved = checkpoint.rollouts(run / "checkpoints")
   assert said.endswith(
     f"The same command resumes from checkpoint {saved[-1]}."
