@@ -209,14 +209,9 @@ class _Peers:
   for that cannot be used from Python (it throws `std::bad_cast`), so this class
   handles the abort's signal. An abort for any other reason goes its way.
 
-  Args:
-    client: of JAX's key-value store.
-    process: this process.
-    processes: how many there are.
-    saved: returns a sentence that says from where the run resumes.
-
-  Attributes:
-    code: the exit code, once it is decided; an abort does not change it.
+  `client` is of JAX's key-value store, and `saved` returns a sentence that says
+  from where the run resumes. An abort does not change `code`, the exit code,
+  once it is decided.
   """
 
   def __init__(

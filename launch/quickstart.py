@@ -270,11 +270,7 @@ def _started(job: Job, logs: pathlib.Path) -> supervisor.Running:
 
 
 def _ended(each: supervisor.Running) -> bool:
-  """Prints progress; returns whether a command is done.
-
-  Raises:
-    SystemExit: it failed or was stopped.
-  """
+  """Prints progress; returns whether a command is done."""
   if (code := each.code) is None:
     each.show()
     return False

@@ -393,11 +393,7 @@ def _log(c: config_lib.RetrievalConfig) -> Finding:
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the folder, or its nearest parent that exists.
-
-  Raises:
-    ValueError: that path is a file.
-  """
+  """Returns the folder, or its nearest parent that exists."""
   folder = folder.absolute()
   found = next(path for path in (folder, *folder.parents) if path.exists())
   if not found.is_dir():

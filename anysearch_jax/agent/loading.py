@@ -90,11 +90,7 @@ def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
 
 
 def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
-  """Opens a URL or a folder; a retriever is returned unchanged.
-
-  Raises:
-    ValueError: it cannot be opened.
-  """
+  """Opens a URL or a folder; a retriever is returned unchanged."""
   if not isinstance(retriever, str | os.PathLike):
     return retriever
   name = os.fspath(retriever)

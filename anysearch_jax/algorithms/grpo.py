@@ -333,6 +333,8 @@ def _metrics(
 
   low, high = mean(terms.clipped_low), mean(terms.clipped_high)
   difference = jnp.abs(logp - behaviour_logp)
+  edges = jnp.array((-1.0, *GAP_EDGES))  # The first one counts every token.
+  beyond = live[..., None] & (difference[..., None] > edges)
   return {
     "ratio": mean(terms.ratio),
     "ratio_max": maximum(terms.ratio),
@@ -341,13 +343,8 @@ def _metrics(
     "clip_fraction_high": high,
     "logp_difference": mean(difference),
     "logp_difference_max": maximum(difference),
-    "logp_difference_counts": _beyond(difference, live),
+    "logp_difference_counts": jnp.sum(
+      beyond, tuple(range(live.ndim)), dtype=jnp.float32
+    ),
     "behaviour_kl": mean(kl_estimate(behaviour_logp, logp, estimator="k3")),
   }
-
-
-def _beyond(difference: chex.Array, live: chex.Array) -> chex.Array:
-  """Counts the live tokens, then those whose difference exceeds each edge."""
-  edges = jnp.array((-1.0, *GAP_EDGES))
-  beyond = live[..., None] & (difference[..., None] > edges)
-  return jnp.sum(beyond, tuple(range(live.ndim)), dtype=jnp.float32)

@@ -202,10 +202,7 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
 def _found(row: Row, accepted: Any, known: Row) -> Found:
   """Assembles a `Found` from what all formats share.
 
-  Args:
-    row: holds the question, and the id if there is one.
-    accepted: the answers, in a form that `answers` reads.
-    known: the row's other values.
+  `row` holds the question and maybe the id, `known` the other values.
   """
   question = row["question"]
   if not isinstance(question, str):

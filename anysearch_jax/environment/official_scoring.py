@@ -112,10 +112,8 @@ def _by_words(
 ) -> _Rules:
   """Returns rules that compare normalised texts by exact match and F1.
 
-  Args:
-    normalize: normalises a text.
-    decided: returns the F1 of two normalised texts if a special rule of the
-      script decides it without counting words, otherwise None.
+  `decided` returns the F1 of two normalised texts if a special rule of the
+  script decides it without counting words, otherwise None.
   """
 
   def f1(answer: str, gold: str) -> float:

@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import pathlib
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
@@ -294,35 +297,30 @@ class _Grid:
         f"evaluation.seeds: found {self._seeds}, expected numbers from 0 to "
         "2^32 - 1."
       )
-    self._seed_at = {seed: i for i, seed in enumerate(self._seeds)}
-    self._budget_at = {str(caps): i for i, caps in enumerate(self._budgets)}
-    self._question_at = {name: i for i, name in enumerate(ids)}
+    axes = self._seeds, map(str, self._budgets), ids
+    self._at = [{key: i for i, key in enumerate(axis)} for axis in axes]
+    self._places = np.arange(math.prod(map(len, self._at))).reshape(
+      [len(axis) for axis in self._at]
+    )
 
   def __len__(self) -> int:
-    return len(self._seeds) * len(self._budgets) * len(self._questions)
+    return self._places.size
 
   def cell(self, place: int) -> tuple[int, budgets_lib.Budget, types.Question]:
     """Returns seed, budget and question of the episode at `place`."""
-    rest, question = divmod(place, len(self._questions))
-    seed, budget = divmod(rest, len(self._budgets))
+    seed, budget, question = np.unravel_index(place, self._places.shape)
     return self._seeds[seed], self._budgets[budget], self._questions[question]
 
   def place(self, row: journal.Row) -> int:
     """Returns a row's place. Raises KeyError if it is of another evaluation."""
-    cell = self._seed_at[row["seed"]] * len(self._budgets)
-    cell += self._budget_at[str(budgets_lib.of_row(row))]
-    return cell * len(self._questions) + self._question_at[row["question_id"]]
+    keys = row["seed"], str(budgets_lib.of_row(row)), row["question_id"]
+    at = (axis[key] for axis, key in zip(self._at, keys, strict=True))
+    return int(self._places[tuple(at)])
 
-  def order(self) -> Iterator[int]:
-    """Yields all places in the order of play: question, budget, seed.
+  def order(self) -> list[int]:
+    """Returns all places in the order of play: question, budget, seed.
 
-    The episodes of a question share most of their prompt; those that differ in
-    the seed only share all of it. Neighbours can therefore reuse the engine's
+    Neighbours share most of their prompt, or all of it, and so the engine's
     cached prefixes.
     """
-    n = len(self._questions)
-    for question, budget in itertools.product(
-      range(n), range(len(self._budgets))
-    ):
-      for seed in range(len(self._seeds)):
-        yield (seed * len(self._budgets) + budget) * n + question
+    return self._places.T.ravel().tolist()

@@ -178,12 +178,9 @@ def surface(label: str, table: columns.Columns) -> Curve:
 def _area(
   table: columns.Columns, caps: np.ndarray | None = None
 ) -> inference.Estimate:
-  """Returns the area under the accuracy.
+  """Returns the area under the accuracy of scored episodes; sets weigh alike.
 
-  Args:
-    table: the scored episodes; sets weigh alike.
-    caps: int `[B, A]`, what the budgets that occur, ascending, stand for on
-      each axis; None: themselves.
+  `caps`, int `[B, A]`, are what the budgets that occur stand for on each axis.
   """
   found = measures.sums(table, ("accuracy",))
   if caps is None:

@@ -158,11 +158,6 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   )
 
 
-def has_own_reward(config: config_lib.ExperimentConfig) -> bool:
-  """Returns whether a user wrote the reward; JAX may be unable to trace it."""
-  return bool(config.reward.function) or plugins.is_name(config.method.name)
-
-
 def environment(name: str, prompt_file: str = "") -> spec.Environment:
   """Returns an environment, with the texts of a file if one is given.
 

@@ -117,14 +117,10 @@ def _table(
   name: str = "",
   **words: str,
 ) -> Table:
-  """Fills a table of report.toml.
+  """Fills a table of report.toml, named `kind` there.
 
-  Args:
-    kind: its name there.
-    lines: of the table.
-    own: columns besides those in report.toml.
-    name: tells several tables of a kind apart.
-    **words: of the title and the note.
+  `own` are more columns, `name` tells several tables of a kind apart, and
+  `words` are those of the title and the note.
   """
   spec = _TABLES[kind]
   title, note = (spec[part].format(**words) for part in ("title", "note"))

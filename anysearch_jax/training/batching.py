@@ -77,6 +77,11 @@ class Rows(NamedTuple, Generic[ArrayT]):
     """What log-probabilities are computed from."""
     return self.tokens, self.targets, self.positions, self.segment_ids
 
+  @property
+  def states(self) -> tuple[ArrayT, ArrayT, ArrayT]:
+    """What values are computed from."""
+    return self.tokens, self.positions, self.segment_ids
+
 
 # One `Rows` for each configured row length.
 HostBatch = tuple[Rows[np.ndarray], ...]

@@ -430,11 +430,6 @@ def _tidy(folder: pathlib.Path) -> None:
       )
 
 
-def state_size(state: Any) -> int:
-  """Returns the bytes of a state's arrays, as if they were not sharded."""
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-
-
 def stop_seconds(
   folder: pathlib.Path, size: int, *, longest_rollout: float, stepped: bool
 ) -> float:

@@ -202,7 +202,7 @@ class Trainer:
     """Returns the seconds that a stop may take. Thread-safe."""
     return checkpoint.stop_seconds(
       self._checkpoints,
-      checkpoint.state_size(self._learner.state),
+      sum(x.nbytes for x in jax.tree.leaves(self._learner.state)),
       longest_rollout=self._pace.longest,
       stepped=self._stepped,
     )
@@ -299,11 +299,7 @@ class Trainer:
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline
   ) -> sampler.ScoredRollout:
-    """Waits until a rollout is sampled, and checks its episodes.
-
-    Raises:
-      _StoppedError: `stop` was called.
-    """
+    """Waits until a rollout is sampled, and checks its episodes."""
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
     ahead.fill(rollout, self._learner.published, self._phases.sample)
@@ -316,11 +312,7 @@ class Trainer:
   def _train(
     self, sampled: sampler.ScoredRollout, ahead: pipeline.Pipeline
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Trains on a rollout; returns the metrics of its steps, and its own.
-
-    Raises:
-      _StoppedError: `stop` was called.
-    """
+    """Trains on a rollout; returns the metrics of its steps, and its own."""
     rollout = sampled.rollout
     ages = sampler.token_ages(rollout, sampled.scored.groups)
     if stale := sampler.stale(rollout, ages, bound=self._level):
@@ -399,11 +391,7 @@ class Trainer:
   ) -> checkpoint.Saved:
     """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
-    Args:
-      rollout: the next one to train on, or the one that was stopped.
-      ahead: holds the rollouts to store; None stores no rollout.
-      unfinished: the rollout that a stop interrupted, if any.
-      steps: metrics of the optimizer steps that were taken in it.
+    `ahead` holds the rollouts to store; None stores no rollout.
     """
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
@@ -438,10 +426,6 @@ class Trainer:
     Returns:
       The first rollout to train on, the rollouts from that one on that are
       already sampled, and the settings that differ from the checkpoint's.
-
-    Raises:
-      checkpoint.MismatchError: the checkpoint belongs to another run, or
-        settings differ that may not.
     """
     folder = checkpoints.folder
     found = processes.on_main(lambda: checkpoint.rollouts(folder))

@@ -45,7 +45,7 @@ def with_critic(
     params, critic = trained
     of_policy, metrics = loss_fn(params, reference, rows)
     of_critic, sums = ppo.value_loss(
-      _values(critic, reference, a, rows, compute),
+      values(critic, reference, a, *rows.states, compute=compute),
       rows.old_value,
       rows.returns,
       rows.weight,
@@ -97,7 +97,10 @@ class Estimator:
 
     def value(critic, reference, batch):
       return train_step.over_micro_batches(
-        lambda rows: _values(critic, reference, a, rows, compute), batch
+        lambda rows: values(
+          critic, reference, a, *rows.states, compute=compute
+        ),
+        batch,
       )
 
     def of_rows(rows, value, reference_logp):
@@ -168,19 +171,6 @@ class Estimator:
       tuple(rows._replace(advantage=x) for rows, x in zip(batch, advantages))
       for batch, advantages in zip(out, white)
     ]
-
-
-def _values(
-  critic: decoder.Params,
-  reference: decoder.Params | None,
-  a: architecture_lib.Architecture,
-  rows: batching.Rows[jax.Array],
-  compute: decoder.Compute,
-) -> jax.Array:
-  tokens, _, positions, segment_ids = rows.inputs
-  return values(
-    critic, reference, a, tokens, positions, segment_ids, compute=compute
-  )
 
 
 def initialize(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
+from anysearch_jax.host import plugins
 
 
 def check(
@@ -140,7 +141,8 @@ def validate(
   _one_of(
     f"episode.prompts of method.name {name}", config.episode.prompts, known
   )
-  own = systems.has_own_reward(config)
+  # JAX may be unable to trace a reward of the user's.
+  own = bool(config.reward.function) or plugins.is_name(name)
   if not config.checkpoint.keep_best and not own:
     return
   from anysearch_jax.training import rewards_and_advantages
