@@ -165,8 +165,7 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
   this process in a collective. If another process is missing, the exit code is
   `stopping.RESUME`.
 
-  Args:
-    saved: returns a sentence that says from where the run resumes.
+  `saved` returns a sentence that says from where the run resumes.
   """
   # JAX offers its key-value store nowhere else.
   from jax._src import distributed as jax_distributed

@@ -108,13 +108,8 @@ def examine(
 ) -> Iterator[Finding]:
   """Runs the checks, prints each finding at once, and yields it.
 
-  Args:
-    config: configuration of a run; None checks the installation only.
-    output: folder of the run; None is the default folder.
-    processes: number of processes like this one that will train.
-    ask_web: whether to send a query to a web search engine.
-    deadline: seconds that each check may take.
-    threads: CPU threads, as for `jax_setup.configure`.
+  Without a configuration the installation alone is checked. `deadline` is the
+  seconds of each check, `threads` as for `jax_setup.configure`.
   """
 
   def look(name: str, check: Look) -> list[Finding]:

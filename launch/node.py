@@ -133,9 +133,7 @@ def samples_by_servers(
 ) -> bool:
   """Returns whether a configuration uses SGLang servers; see the module.
 
-  Args:
-    config: the resolved configuration.
-    assignments: the overrides of the command line, as `path=value`.
+  `assignments` are the overrides of the command line, as `path=value`.
   """
   if any(each.startswith("engine.kind=") for each in assignments):
     return config.engine.kind == "sglang"
@@ -243,11 +241,8 @@ def validate(
 ) -> None:
   """Checks a configuration before servers are started for it.
 
-  Args:
-    config: the resolved configuration, without the trainer's own overrides.
-    trainer: the part that `parts_of` made.
-    output: the run folder; the trainer resumes the run in it, if there is one.
-    allow_changes: whether learning settings may differ from that run's.
+  `config` is without the trainer's own overrides. The trainer resumes the run
+  in `output`, if there is one.
 
   Raises:
     ValueError: the configuration is invalid or does not fit the run.

@@ -101,9 +101,6 @@ def main(argv: Sequence[str]) -> None:
 def run(f: flags.FlagValues) -> str:
   """Prepares the questions that the flags name.
 
-  Args:
-    f: the parsed flags.
-
   Returns:
     A table of the questions read, kept and dropped, as text.
 
@@ -240,10 +237,8 @@ def find(
 ) -> list[preparing.Input]:
   """Finds the question files of a folder, in FlashRAG's layout or flat.
 
-  Args:
-    folder: the folder to search.
-    sets: names of the sets; ("all",) for all; None for those of the paper that
-      the folder has.
+  `sets` are names; ("all",) is all, None those of the paper that the folder
+  has.
 
   Raises:
     ValueError: no set is found, a requested set is missing, or a set has two

@@ -56,9 +56,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   trainings start when the first one has trained on a rollout: all programs are
   then in the compilation cache.
 
-  Args:
-    root: folder of the quickstart.
-    full: whether to run every budget, all questions and three seeds.
+  `full` runs every budget, all questions and three seeds.
   """
   seeds = (42, 43, 44) if full else (42,)
 
@@ -215,10 +213,7 @@ class Job:
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
   """Runs the jobs when the jobs that they need are done, in the given order.
 
-  Args:
-    jobs: all jobs, including those that others need.
-    logs: folder of their output; created if missing.
-    at_once: the most processes at a time.
+  At most `at_once` processes run at a time; their output goes to `logs`.
 
   Raises:
     SystemExit: a command failed or a signal arrived. The other commands are

@@ -209,10 +209,6 @@ def with_optimum(
   its accuracy is computed in about two milliseconds a question and budget;
   nothing is played.
 
-  Args:
-    row: a row of a report.
-    folders: its evaluations, whose `config.json` name the world.
-
   Returns:
     The row unchanged if its evaluations are not all of one generated world.
 

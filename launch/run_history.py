@@ -36,11 +36,8 @@ def begin(
   An existing run is not modified here: `resumed` does that after the checkpoint
   has been checked too.
 
-  Args:
-    folder: folder of the run.
-    config: configuration of this start.
-    provenance: the result of `parts.provenance`.
-    allow: whether learning settings may change.
+  `provenance` is what `parts.provenance` returns. With `allow` learning
+  settings may change.
 
   Raises:
     ValueError: the folder contains another run, or learning settings differ
@@ -83,12 +80,8 @@ def resumed(
 ) -> list[config_settings.Change]:
   """Records this start in the run folder, and the differences in `changes`.
 
-  Args:
-    folder: folder of the run, which `begin` has checked.
-    config: configuration of this start.
-    provenance: provenance of this start.
-    rollout: the first rollout that this start trains on.
-    changes: differences from the checkpoint that it resumes from.
+  `rollout` is the first that this start trains on, `changes` are the
+  differences from the checkpoint that it resumes from.
 
   Returns:
     The settings that differ from the previous start or, if none do, from the

@@ -181,16 +181,7 @@ def _trainer(
 ) -> tuple[loop.Trainer, dict]:
   """Returns the trainer and the provenance of a run, whose folder it creates.
 
-  Args:
-    config: the resolved configuration.
-    folder: folder of the run.
-    held: keeps the lock of the folder.
-    line: tells that the searches wait.
-
-  Raises:
-    ValueError: the run cannot begin or resume as it is configured.
-    disk.DiskError: the folder cannot be written to.
-    types.EngineError: the SGLang servers cannot be used.
+  `held` keeps the lock of the folder; `line` tells that the searches wait.
   """
   import jax
 
@@ -309,9 +300,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
 
   Exits with an error message if the configuration is invalid or does not fit.
 
-  Args:
-    config: the resolved configuration.
-    target: hardware to plan for, which need not be present; None: no plan.
+  `target` is hardware, which need not be present; None: no plan.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
   validation.validate(config)

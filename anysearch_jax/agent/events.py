@@ -100,10 +100,6 @@ class Reasoning:
 
   The tokens of a call are decoded together with those of the call before, not
   with the whole turn: time is linear in the turn's length.
-
-  Args:
-    decode: returns the text of ids.
-    tell: called with each new piece of reasoning.
   """
 
   def __init__(

@@ -49,11 +49,7 @@ def load(
 
 
 def default_config(max_context: int) -> config_lib.ExperimentConfig:
-  """Returns the paper's environment for any instruct model.
-
-  Args:
-    max_context: tokens that the model was trained for.
-  """
+  """Returns the paper's environment for any instruct model."""
   context = min(max_context, _CONTEXT)
   accelerated = jax.default_backend() != "cpu"
   return config_lib.ExperimentConfig(

@@ -27,9 +27,6 @@ _NAMED = 5
 def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
   """Returns a question's gold passages and its groups of search keys.
 
-  Args:
-    metadata: metadata of the question.
-
   Returns:
     Title and text of each passage that has a text; and, for each step to the
     answer, the group of equivalent queries. Either may be empty.
@@ -60,9 +57,6 @@ def gold(question: types.Question) -> tuple[Passages, Keys]:
 
 def check(questions: Iterable[types.Question]) -> None:
   """Checks, before any sampling, that every question has evidence.
-
-  Args:
-    questions: all questions that a run will ask, each once.
 
   Raises:
     ValueError: some have none; the error counts them and lists the first.

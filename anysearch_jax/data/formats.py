@@ -360,9 +360,7 @@ def distinct(answers: Iterable[str]) -> tuple[str, ...]:
 def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
   """Removes control characters and adds the answers of the dataset's script.
 
-  Args:
-    found: a question as its file has it.
-    aliases: by `answer_id`, names that the dataset's script also accepts.
+  `aliases` has, by `answer_id`, names that the dataset's script also accepts.
 
   Raises:
     MalformedError: a text is unreadable, or the question is empty.

@@ -180,10 +180,7 @@ class Prepared:
   ) -> dataset_iterator.Stream:
     """Returns the training stream: a file's questions, epoch by epoch.
 
-    Args:
-      split: name of a file, as for `rows`.
-      count: length of the stream, may exceed the file.
-      seed: seed of the epochs' orders.
+    The stream may be longer than the file.
     """
     return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
@@ -279,9 +276,6 @@ def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
 
 class OwnQuestions:
   """A source of questions: a function of a split that returns them.
-
-  Args:
-    name: of the function, see `plugins.load`.
 
   Raises:
     plugins.PluginError: the function cannot be loaded.

@@ -424,10 +424,8 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
 def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   """Adds `supporting` to metadata that has `gold_doc_ids` but no texts.
 
-  Args:
-    metadata: the metadata of questions, as JSON.
-    corpus: JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`.
-      It is read once.
+  `corpus` is JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`;
+  it is read once.
 
   Returns:
     The metadata in the same order.

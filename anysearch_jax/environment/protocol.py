@@ -108,10 +108,6 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   Half of a surrogate pair, which no tokenizer encodes, becomes U+FFFD. The
   function is idempotent.
 
-  Args:
-    text: an untrusted title, passage or question.
-    control_tokens: the tokenizer's control-token strings.
-
   Raises:
     ValueError: this rewriting cannot break a control token.
   """

@@ -120,9 +120,7 @@ def group(
 ) -> dict[str, Any]:
   """Returns a group as plain values, in the input format of `launch.score`.
 
-  Args:
-    sampled: the group.
-    scores: named scores of each trajectory, such as its rewards.
+  `scores` are named scores of each trajectory, such as its rewards.
   """
   return {
     "question_id": sampled.question.id,
@@ -151,11 +149,7 @@ def episode(
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
-  Args:
-    t: the episode.
-    verdict: answer, exact match and format of the episode.
-    seed: seed of the evaluation.
-    prices: of searches and tokens, for `cost`.
+  `prices` are those of `cost`.
   """
   return {
     "question_id": t.question.id,

@@ -100,9 +100,8 @@ def page_shown(argument: str, shown: Sequence[types.Observation]) -> str:
 def page(passages: Sequence[types.Passage], unwanted: Sequence[str]) -> str:
   """Returns the page block that answers a fetch: titles once, then texts.
 
-  Args:
-    passages: the parts of one page in reading order; may be empty.
-    unwanted: texts to neutralise, see `protocol.neutralise`.
+  `passages` are the parts of one page in reading order; `unwanted` texts are
+  neutralised.
   """
   titles = dict.fromkeys(" ".join(p.title.split()) for p in passages)
   texts = (" ".join(p.text.split()) for p in passages)

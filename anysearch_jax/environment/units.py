@@ -61,11 +61,7 @@ def left(
   The texts of `file` stand at the end of the line's budget block, or after the
   line if it has none. It is unchanged without such a cap, or if it is empty.
 
-  Args:
-    line: the environment's line, which states searches.
-    file: as for `assigned`.
-    caps: the budget.
-    used: what is spent, by unit.
+  `line` states searches, and `used` is what is spent, by unit.
   """
   stated = "".join(
     wording.fill(

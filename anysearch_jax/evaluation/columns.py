@@ -339,9 +339,7 @@ _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)
 def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
   """Reads the lines of an `episodes.jsonl`, one at a time.
 
-  Args:
-    lines: one JSON object each; blank lines are skipped.
-    source: name of the file in error messages.
+  Blank lines are skipped; `source` names the file in messages.
 
   Raises:
     ValueError: a line is not a JSON object, or a key is missing or its value

@@ -140,9 +140,7 @@ def parse(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields where a line is, for messages, and its JSON object.
 
-  Args:
-    lines: one object each; blank lines are skipped.
-    source: name of the file in messages.
+  Blank lines are skipped; `source` names the file in messages.
 
   Raises:
     ValueError: a line is not a JSON object.

@@ -263,10 +263,7 @@ def inferred(
 ) -> list[inference.Estimate]:
   """Returns the estimates of numbers, each with the interval of its measure.
 
-  Args:
-    found: the numbers.
-    measures: for each number, its measure.
-    trials: number of episodes behind each, see `inference.rates`.
+  `measures` has that of each number; `trials` are as for `inference.rates`.
   """
   bounded = [i for i, measure in enumerate(measures) if MEASURES[measure].rate]
   others = [

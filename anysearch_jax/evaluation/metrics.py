@@ -143,9 +143,7 @@ def surface(label: str, table: columns.Columns) -> Curve:
   With several datasets, each point is the average over datasets with equal
   weights.
 
-  Args:
-    label: name of the row.
-    table: its episodes; those without a cap on tokens are left out.
+  Episodes without a cap on tokens are left out.
 
   Raises:
     ValueError: no episode has a cap on tokens, or two budgets of a pair differ

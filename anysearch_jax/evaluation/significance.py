@@ -21,9 +21,8 @@ def mcnemar(wins: int, losses: int) -> float:
   mid-p variant is less conservative than the exact test (Fagerland et al. 2013,
   https://doi.org/10.1186/1471-2288-13-91).
 
-  Args:
-    wins: number of pairs in which only the first is right.
-    losses: number of pairs in which only the second is right.
+  `wins` are the pairs in which only the first is right, `losses` those in which
+  only the second is.
 
   Returns:
     The p value; 1 without discordant pairs.

@@ -238,9 +238,6 @@ def hub_name(folder: str | pathlib.Path) -> str:
 def licence(*folders: str | pathlib.Path) -> dict[str, str]:
   """Reads a policy's licence from the first folder that has one.
 
-  Args:
-    folders: folders with files of the policy; they may be missing.
-
   Returns:
     `license`, `license_name` and `license_link`, the hub's keys: those of the
     folder's card, or `other` with the name of its licence file. Empty if no

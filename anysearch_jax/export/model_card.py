@@ -57,11 +57,7 @@ class Exported:
 
 
 def render(policy: Exported) -> str:
-  """Returns the text of README.md, with the metadata block of the hub.
-
-  Args:
-    policy: what the card says.
-  """
+  """Returns the text of README.md, with the metadata block of the hub."""
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
     autoescape=False,  # Texts are escaped for Markdown.

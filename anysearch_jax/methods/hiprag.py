@@ -76,9 +76,7 @@ WORDINGS = search_r1.wordings(
 class Judge:
   """Measures trajectories by asking servers.
 
-  Args:
-    config: the servers.
-    texts: what they are asked, see `WORDINGS`.
+  `texts` are what the servers are asked, see `WORDINGS`.
 
   Raises:
     ValueError: an address is invalid, or the key is missing.

@@ -99,14 +99,8 @@ def outcomes_of(
 ) -> Outcomes:
   """Returns what rewards see of a rollout, arrays `[Q, samples]`.
 
-  Args:
-    trajectories: the valid ones, by question and sample.
-    verdicts: of each trajectory.
-    measured: the values of `measures` of each trajectory.
-    budgets: int `[Q]`, the assigned budgets.
-    samples: number of trajectories of a group.
-    measures: names of the values.
-    progress: how far the training is.
+  `trajectories` are the valid ones, by question and sample, and `budgets` int
+  `[Q]`.
   """
 
   def table(

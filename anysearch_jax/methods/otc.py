@@ -41,9 +41,7 @@ def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
 
   It is 1 without a search and approaches 0 as m grows.
 
-  Args:
-    m: number of searches, any shape.
-    c: smoothing constant, > 0.
+  `m`, of any shape, is the number of searches; `c` is above 0.
   """
   return jnp.cos(m * jnp.pi / (2 * m + c))
 

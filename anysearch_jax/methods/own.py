@@ -36,9 +36,7 @@ def reward(
   The returned function raises PluginError if the user's function raises or its
   result has the wrong names, shapes or values.
 
-  Args:
-    loaded: the function and its file.
-    where: names it in sentences.
+  `where` names it in sentences.
   """
 
   def checked(
@@ -171,10 +169,7 @@ def trial(
   The first of two questions has right and wrong answers, with and without a
   search, and its last sample failed. All samples of the second question failed.
 
-  Args:
-    group: number of samples of a question.
-    budget: budget of both questions.
-    measures: names of `outcomes.measures`.
+  `measures` are the names of `outcomes.measures`.
   """
   trajectories, verdicts, measured = {}, {}, {}
   for g in range(max(1, group - 1)):

@@ -39,10 +39,8 @@ def wordings(
 ) -> dict[str, wording.Wording]:
   """Returns the texts of a system that is played like Search-R1.
 
-  Args:
-    name: of its environment and of its file of texts.
-    slots: of the texts that Search-R1's file does not have.
-    changes: attributes of its environment that are not Search-R1's.
+  `name` is that of its environment and of its file of texts. `slots` are of the
+  texts that Search-R1's file lacks, `changes` attributes of its environment.
   """
   own = wording.Wording(f"{name}.toml", {**SLOTS, **slots}, environment)
   return {

@@ -207,13 +207,9 @@ def curves(
 ) -> markupsafe.Markup:
   """Draws a measure of rows against the budget.
 
-  Args:
-    found: the curves of the rows.
-    measure: accuracy, searches, tp, total_tokens or regret.
-    index: colour index of each label.
-    name: name that is unique on the page.
-    trained: the largest budget of training.
-    title: replaces the measure's own.
+  `measure` is accuracy, searches, tp, total_tokens or regret, and `index` has
+  the colour of each label. `name` is unique on the page; `title` replaces the
+  measure's own.
   """
   own, y_label = _WORDS["curves"][measure]
   axes = _axes(title or own, "search budget B", y_label)
@@ -479,9 +475,8 @@ def _group(
 def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
   """Draws accuracy and mean searches of each row as one SVG file.
 
-  Args:
-    rows: at least one; colours and markers are those of the report.
-    trained: the largest budget of training; larger budgets are shaded.
+  Colours and markers are those of the report; budgets above `trained`, the
+  largest of training, are shaded.
 
   Returns:
     The text of an SVG file. Equal rows give equal bytes.

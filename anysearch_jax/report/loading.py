@@ -74,9 +74,7 @@ def named(
   decide: the longest suffix of the item that names existing folders is read as
   folders, and longer folder names are preferred.
 
-  Args:
-    item: the text.
-    labelled: whether the label is required.
+  With `labelled`, the label is required.
 
   Returns:
     The label, "" if there is none, and the folders.
@@ -174,10 +172,7 @@ def load_row(
   Several folders form one row: evaluations of one method, of one training or
   of several.
 
-  Args:
-    label: name of the row.
-    *folders: the evaluations.
-    paired: whether budgets may be of more than searches.
+  With `paired`, budgets may be of more than searches.
 
   Raises:
     ValueError: a budget is of more than searches and must not be, a file is

@@ -217,13 +217,7 @@ def write(
 ) -> dict[str, Any]:
   """Writes the page to `output`, and the other files into the same folder.
 
-  Args:
-    output: path of the page.
-    study: the measurements.
-    samples: complete episodes of the rows to show.
-    groups: complete episodes of training runs.
-    title: title of the page.
-    notes: how the report was made, plain text.
+  `samples` are complete episodes of the rows, `groups` those of training runs.
 
   Returns:
     What `data` returns.

@@ -59,11 +59,7 @@ def choose(
   sample, closed book, a violation, an unseen budget. Rare questions and budgets
   come first; `seed` breaks ties, so the order of files does not matter.
 
-  Args:
-    samples: samples of the rows; the first is of the system under test.
-    trained: the largest budget of training.
-    count: maximum number of trajectories.
-    seed: seed of the random choices.
+  `trained` is the largest budget of training, `count` the most trajectories.
   """
   system, rival, *_ = [*samples, Sample("", ()), Sample("", ())]
   theirs = {columns_lib.key_of(e): e for e in _scored(rival.episodes)}

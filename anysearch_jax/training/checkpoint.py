@@ -104,10 +104,6 @@ def quality(
 
   A missing or non-finite metric is the worst value: a rollout whose episodes
   all failed has no reward of its searches.
-
-  Args:
-    metrics: of one rollout.
-    config: `best_metric` names one of them.
   """
   if not config.keep_best:
     return 0.0
@@ -124,11 +120,8 @@ class Checkpoints:
   Damaged ones are reported and moved to `damaged/`, which keeps one of them, so
   that the run can save them again.
 
-  Args:
-    folder: of the checkpoints; created if it is missing.
-    config: the run's, as plain values; every checkpoint stores it.
-    keep: sets which checkpoints are kept.
-    clock: returns the time in seconds.
+  The folder is created if it is missing. Every checkpoint stores `config`, the
+  run's as plain values; `keep` says which are kept.
 
   Raises:
     DamagedError: there are checkpoints, and all are damaged.
@@ -270,9 +263,7 @@ def rollouts(folder: str | pathlib.Path) -> list[int]:
 def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
   """Returns the newest undamaged checkpoint, and logs the damaged ones before.
 
-  Args:
-    folder: of the checkpoints.
-    rollout: the only acceptable checkpoint; None accepts any.
+  `rollout` is the only acceptable checkpoint; None accepts any.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.

@@ -80,13 +80,7 @@ class QuestionStream(NamedTuple):
 class Collector:
   """Plays rollouts with this process's engine.
 
-  Args:
-    config: the whole configuration.
-    stream: the questions.
-    engine: its counters are read and cleared.
-    retriever: answers the searches; its counters, if any, are read and cleared.
-    codec: tokenizer of the engine's policy.
-    timeline: records every turn and search.
+  The counters of engine and retriever are read and cleared.
   """
 
   def __init__(

@@ -68,11 +68,8 @@ class WrongWeightsError(RuntimeError):
 class HealthMonitor:
   """Monitors the health of a run, from one rollout to the next.
 
-  Args:
-    config: limits.
-    stream: gives the size of a rollout.
-    curriculum: its budgets have windows, which may become stale.
-    warn: called with the sentence of each warning.
+  `curriculum` has the budgets whose windows may become stale, and `warn` gets
+  the sentence of each warning.
   """
 
   def __init__(
@@ -236,12 +233,8 @@ class Fingerprint:
   because another run replaced them. It is asked before and after each rollout.
   This uses no random numbers and leaves the engine's cache unchanged.
 
-  Args:
-    engine: it is verified if it is a `types.ScoringEngine`.
-    architecture: of the policy, with its adapters.
-    dtype: of the trainer's computation.
-    prompt: token ids; their beginning is scored.
-    bound: `watch.max_fingerprint_gap`.
+  It verifies a `types.ScoringEngine` by the beginning of `prompt`, token ids;
+  `bound` is `watch.max_fingerprint_gap`.
   """
 
   def __init__(

@@ -218,9 +218,7 @@ class Learner:
   ) -> dict[str, float]:
     """Returns metrics of speed, device memory and compiled programs.
 
-    Args:
-      packed: the batches of a rollout.
-      seconds: that training on them took.
+    `seconds` are those that training on the packed batches took.
     """
     config, estimator = self._config, self._estimator
     scored = self._scored / config.curriculum.steps_per_rollout
@@ -265,11 +263,7 @@ class Phases:
   (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
 
-  Args:
-    learner: its state is moved.
-    engine: its cache is freed, if it is a `types.CachingEngine`.
-    config: the whole configuration.
-    timeline: records durations.
+  Only a `types.CachingEngine` frees its cache.
   """
 
   def __init__(

@@ -216,10 +216,7 @@ class RunFolder:
   def export(self, policy: hf.Policy, *, base: str, dtype: str) -> None:
     """Writes `policy/`, and `adapter/` of adapters; all processes call it.
 
-    Args:
-      policy: the trained policy.
-      base: folder of the initial policy, which the adapters belong to.
-      dtype: of the files in `policy/`.
+    The adapters belong to `base`, the folder of the initial policy.
     """
     policy = policy._replace(source=self.path / "source")
     with disk.translate_errors(self.path / "policy"):

@@ -130,9 +130,7 @@ def check(
 ) -> None:
   """Checks that the devices can train and sample, before weights are read.
 
-  Args:
-    a: the architecture, without adapters.
-    config: the whole configuration.
+  `a` is without adapters.
 
   Raises:
     ValueError: see `Placement.of`, `compute` and `check_playing`.

@@ -76,12 +76,7 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
 class Estimator:
   """Estimates advantages and returns of a rollout's batches with the critic.
 
-  Args:
-    a: the policy's architecture, with its adapters.
-    config: discounts, whitening, the KL penalty in the reward.
-    temperature: of sampling.
-    compute: numerics and layout of the forward passes.
-    sharding: of the batches' arrays.
+  `a` has its adapters; `sharding` is that of the batches' arrays.
   """
 
   def __init__(
@@ -138,10 +133,7 @@ class Estimator:
   ) -> list[batching.TrainBatch]:
     """Returns batches with advantages, old values and returns filled in.
 
-    Args:
-      state: the state before the rollout's first step.
-      reference: as for the step; adapters and the KL penalty need it.
-      batches: packed with rewards.
+    They are packed with rewards. Adapters and the KL penalty need `reference`.
     """
     out = []
     for batch in batches:
@@ -178,10 +170,7 @@ def initialize(
 ) -> decoder.Params:
   """Returns the initial critic of a policy, whose values are all 0.
 
-  Args:
-    trained: the policy's trained parameters (weights or adapters). The critic
-      refers to the same arrays.
-    a: the policy's architecture, adapters included.
+  The critic refers to the arrays of `trained`, weights or adapters.
   """
   body = {name: x for name, x in trained.items() if name != "head"}
   return body | {"value": np.zeros(a.d_model, np.float32)}

@@ -154,10 +154,8 @@ def batches(
   Trajectories are in (question, sample) order; a group may straddle two
   batches. Token weights form a mean over the trajectories of one batch.
 
-  Args:
-    experience: the rollout.
-    count: number of batches, which divides that of the trajectories.
-    config, multiple, rewards: see `batching.pack`.
+  `count` divides the number of trajectories; the rest is as for
+  `batching.pack`.
   """
   each = experience.valid.size // count
   return [
@@ -277,12 +275,8 @@ def reward_metrics(
 
   The reward is given artificial outcomes; no episode is played.
 
-  Args:
-    method: of the run.
-    samples: number of trajectories of a group.
-    max_budget: largest budget of the run.
-    traced: whether the reward is only traced; one of the user's is called,
-      because JAX may be unable to trace it.
+  With `traced` the reward is only traced; one of the user's is called, because
+  JAX may be unable to trace it.
 
   Raises:
     plugins.PluginError: the user's function cannot be used.

@@ -78,12 +78,8 @@ class Sampler:
 
   state: the state of sampling before the next rollout.
 
-  Args:
-    engine: gets new weights between rollouts; only this sampler may use it.
-    collector: plays rollouts with the engine.
-    fingerprint: verifies the engine's weights.
-    config: the whole configuration.
-    timeline: records durations.
+  The engine is used by this sampler only, and gets new weights between
+  rollouts.
   """
 
   def __init__(
@@ -283,10 +279,7 @@ def metrics(
 ) -> dict[str, float]:
   """Returns the metrics of a sampled rollout, as one flat record.
 
-  Args:
-    sampled: the rollout.
-    ages: `token_ages` of it.
-    config: of the run.
+  `ages` are its `token_ages`.
   """
   step = sampled.rollout * config.steps_per_rollout
   collected = sampled.counted

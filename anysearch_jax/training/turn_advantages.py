@@ -141,10 +141,8 @@ def against_others(
 ) -> dict[Place, np.ndarray]:
   """Returns the advantages of the turns of each trajectory.
 
-  Args:
-    trajectories: the valid ones, by question and sample.
-    totals: `[Q, G]` rewards.
-    config: how differences are divided, see `grpo.advantages`.
+  `trajectories` are the valid ones, by question and sample, and `totals` the
+  `[Q, G]` rewards.
 
   Returns:
     float32 `[searches + 1]` for each trajectory: of each search's turn, and of

@@ -81,11 +81,7 @@ def validate(
   It does not look at the machine's devices: the planner validates
   configurations for hardware that is not there.
 
-  Args:
-    config: the whole configuration.
-    trains: whether a policy is trained by reinforcement learning.
-    samples: whether an engine samples a policy.
-    processes: number of processes that train together.
+  `trains` and `samples` are as for `check`; `processes` train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -170,11 +166,7 @@ def check_prompts(
 
   A single question that is too long only ends its own episodes.
 
-  Args:
-    questions: that will be asked.
-    codec: tokenizer of the policy.
-    config: prompts and limits of the episodes.
-    max_budget: the budget that the prompts name.
+  `max_budget` is the budget that the prompts name.
 
   Raises:
     ValueError: there is no question, or the prompt of the question of median
