@@ -105,9 +105,9 @@ class Rounds:
 class Table:
   """Prints rows as they are measured; the first column is left-aligned."""
 
-  def __init__(self, *columns: str, first: int = 28, least: int = 11):
+  def __init__(self, *columns: str, first: int = 28):
     self._first = first
-    self._widths = [max(len(column) + 2, least) for column in columns[1:]]
+    self._widths = [max(len(column) + 2, 11) for column in columns[1:]]
     self.row(*columns)
 
   def row(self, name: str, *cells: object) -> None:

@@ -255,15 +255,20 @@ class TrainStep:
   Args:
     config: the whole configuration, as the loop's builder takes it.
     a: the policy's architecture, without adapters.
-    trajectories: of a step.
+    micro_batches: of a step, which `train_examples` fill.
   """
 
   def __init__(
     self,
     config: config_lib.ExperimentConfig,
     a: architecture_lib.Architecture,
-    trajectories: Sequence[batching.Example],
+    micro_batches: int,
   ):
+    trajectories = train_examples(
+      row=config.batch.row_lengths[-1],
+      vocab=a.vocab_size,
+      tokens=micro_batches * config.batch.micro_batch_tokens,
+    )
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(a, config)
     tx = optimizers.adamw(a, config.optimizer)

@@ -6,7 +6,6 @@ Bytes are those of one device.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -232,6 +231,18 @@ def _rows(plan: Plan) -> Cells:
   def heading(name: str) -> list[str]:
     return [name, *[""] * len(parts)]
 
+  def sent(kind: str) -> list[str]:
+    """Returns what a device sends in a kind of collective."""
+    found = [(part.traffic or {}).get(kind) for part in parts]
+    return [f"  {kind}", *(f"{t.bytes / 1e9:.2f}" if t else "" for t in found)]
+
+  def seconds(name: str) -> list[str]:
+    return row(
+      f"  {name}",
+      lambda p: p.predicted and getattr(p.predicted, name),
+      "{:.3f}",
+    )
+
   kinds = dict.fromkeys(
     name for part in parts for name in (*part.kinds, *part.held)
   )
@@ -252,16 +263,10 @@ def _rows(plan: Plan) -> Cells:
     row("PFLOP a call, all devices", lambda p: p.flops / 1e15, "{:.3f}"),
     row("GB a device reads at least", lambda p: p.read / 1e9, "{:.1f}"),
     heading("GB a device sends"),
-    *(
-      row(f"  {kind}", functools.partial(_gigabytes, kind), "{:.2f}")
-      for kind in traffic
-    ),
+    *map(sent, traffic),
     row("involuntary rematerializations", lambda p: p.replications, "{}"),
     heading("predicted seconds a call"),
-    *(
-      row(f"  {name}", functools.partial(_seconds, name), "{:.3f}")
-      for name in targets.Prediction._fields
-    ),
+    *map(seconds, targets.Prediction._fields),
     row("predicted tokens a second", lambda p: p.tokens_per_second, "{:,.0f}"),
   ]
   return [row for row in found if any(row[1:]) or not row[0].startswith("  ")]
@@ -272,16 +277,6 @@ def _kind_cell(part: compilation.Part, kind: str) -> str:
   if kind in part.kinds:
     return f"{part.kinds[kind] / hardware.GIB:.2f}"
   return f"({part.held[kind] / hardware.GIB:.2f})" if kind in part.held else ""
-
-
-def _gigabytes(kind: str, part: compilation.Part) -> float | None:
-  """Returns what a device sends in a kind of collective."""
-  traffic = (part.traffic or {}).get(kind)
-  return None if traffic is None else traffic.bytes / 1e9
-
-
-def _seconds(resource: str, part: compilation.Part) -> float | None:
-  return part.predicted and getattr(part.predicted, resource)
 
 
 def _step_rows(step: Step) -> Cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -38,7 +39,9 @@ _WARM = 3
 
 def doctor(notes: running.Notes) -> None:
   """Reports versions, devices and what launch.doctor finds."""
-  notes.add({name: found for name in _PACKAGES if (found := _version(name))})
+  for name in _PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      notes.add({name: importlib.metadata.version(name)})
   devices = jax.local_devices()
   notes.add(
     {
@@ -58,13 +61,6 @@ def doctor(notes: running.Notes) -> None:
     notes.add({"memory that JAX may use, GiB": limit / 2**30})
   notes.case("nvidia-smi", _nvidia_smi)
   notes.case("launch.doctor", _launch_doctor)
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _nvidia_smi() -> Mapping[str, Any]:

@@ -287,12 +287,7 @@ def step(
   count = engine.parameters(a)
   # Masters, two moments and gradients; or the frozen base.
   engine.need(2 * count if lora else 16 * count)
-  work = policies.train_examples(
-    row=config.batch.row_lengths[-1],
-    vocab=a.vocab_size,
-    tokens=_MICRO_BATCHES * config.batch.micro_batch_tokens,
-  )
-  ours = policies.TrainStep(config, a, work)
+  ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   arguments = (ours.state, ours.reference, ours.batch)
   compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
   notes.add({"compile, s": took.seconds} | _planned(compiled))

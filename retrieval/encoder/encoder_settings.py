@@ -117,7 +117,9 @@ def settle(
     if passage_prefix is None:
       passage_prefix = prompts.get("passage_prefix", "")
   if max_tokens is None:
-    max_tokens = _length(said.get("max_seq_length"), most)
+    length = said.get("max_seq_length")
+    max_tokens = length if type(length) is int and length > 0 else _MAX_TOKENS
+    max_tokens = max_tokens if most is None else min(max_tokens, most)
   elif most is not None and max_tokens > most:
     raise ValueError(
       f"max_tokens: found {max_tokens}, but {folder} has only {most} "
@@ -129,12 +131,6 @@ def settle(
     passage_prefix=passage_prefix,
     max_tokens=max_tokens,
   )
-
-
-def _length(said: Any, most: int | None) -> int:
-  """Returns the most tokens of a text: what the folder says, or a default."""
-  length = said if type(said) is int and said > 0 else _MAX_TOKENS
-  return length if most is None else min(length, most)
 
 
 def _named(folder: pathlib.Path) -> dict[str, str]:

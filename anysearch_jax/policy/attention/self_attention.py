@@ -88,17 +88,50 @@ def choose(
   Raises:
     ValueError: the implementation is unknown or cannot run.
   """
+  name, capability = jnp.dtype(dtype).name, compute_capability
+  needs: dict[str, list[tuple[bool, str]]] = {
+    # As `check_layout` and `check_is_flash_attention` of JAX.
+    "cudnn": [
+      (
+        platform in ("gpu", "cuda"),
+        f"runs on NVIDIA GPUs; found platform {platform}",
+      ),
+      (
+        capability is not None and capability >= 9.0,
+        "needs compute capability 9.0 (Hopper) for packed rows; found "
+        f"{capability}",
+      ),
+      (
+        name in ("bfloat16", "float16"),
+        f"needs bfloat16 or float16; found {name}: compute in bfloat16",
+      ),
+      (
+        head_dim <= 256 and head_dim % 8 == 0,
+        "needs heads of at most 256 dimensions, a multiple of 8; found "
+        f"{head_dim}",
+      ),
+      (
+        length % 2 == 0,
+        f"needs rows of an even length; found {length}: change "
+        "batch.row_lengths",
+      ),
+    ],
+    "splash": [
+      (platform == "tpu", f"runs on TPUs; found platform {platform}"),
+      (
+        length % _SPLASH_BLOCKS[-1] == 0,
+        f"needs rows of a multiple of {_SPLASH_BLOCKS[-1]} tokens; found "
+        f"{length}: change batch.row_lengths",
+      ),
+    ],
+    "xla": [],
+  }
   refused = {
-    "xla": None,
-    "cudnn": _cudnn_refuses(
-      platform, head_dim, dtype, length, compute_capability
-    ),
-    "splash": _splash_refuses(platform, length),
+    name: next((said for able, said in checks if not able), None)
+    for name, checks in needs.items()
   }
   if implementation == "auto":
-    return next(
-      name for name in ("cudnn", "splash", "xla") if refused[name] is None
-    )
+    return next(name for name, reason in refused.items() if reason is None)
   if implementation not in refused:
     raise ValueError(
       f"batch.attention: found {implementation!r}, expected auto or one of "
@@ -208,45 +241,6 @@ def _cudnn(
   return jnp.where((number[:, -1] < m)[:, None, None, None], out, jnp.nan)
 
 
-def _cudnn_refuses(
-  platform: str,
-  head_dim: int,
-  dtype: jax.typing.DTypeLike,
-  length: int,
-  compute_capability: float | None,
-) -> str | None:
-  """Returns why cuDNN cannot run, or None.
-
-  Repeats `check_layout` and `check_is_flash_attention` of JAX.
-  """
-  name, capability = jnp.dtype(dtype).name, compute_capability
-  checks = [
-    (
-      platform in ("gpu", "cuda"),
-      f"runs on NVIDIA GPUs; found platform {platform}",
-    ),
-    (
-      capability is not None and capability >= 9.0,
-      "needs compute capability 9.0 (Hopper) for packed rows; found "
-      f"{capability}",
-    ),
-    (
-      name in ("bfloat16", "float16"),
-      f"needs bfloat16 or float16; found {name}: compute in bfloat16",
-    ),
-    (
-      head_dim <= 256 and head_dim % 8 == 0,
-      "needs heads of at most 256 dimensions, a multiple of 8; found "
-      f"{head_dim}",
-    ),
-    (
-      length % 2 == 0,
-      f"needs rows of an even length; found {length}: change batch.row_lengths",
-    ),
-  ]
-  return next((said for able, said in checks if not able), None)
-
-
 def _splash(
   q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
@@ -327,14 +321,3 @@ def _within_segments(kernel: Any, shared: jax.Array) -> Any:
     replaced(kernel.dkv_mask_info, by_keys),
     **kernel.kwargs,
   )
-
-
-def _splash_refuses(platform: str, length: int) -> str | None:
-  if platform != "tpu":
-    return f"runs on TPUs; found platform {platform}"
-  if length % _SPLASH_BLOCKS[-1]:
-    return (
-      f"needs rows of a multiple of {_SPLASH_BLOCKS[-1]} tokens; found "
-      f"{length}: change batch.row_lengths"
-    )
-  return None

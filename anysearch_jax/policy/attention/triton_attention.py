@@ -47,16 +47,7 @@ def attend(
 ) -> jax.Array:
   """Attends from new tokens to the pages of their rows.
 
-  Args:
-    q: `[B, T, N, H]`.
-    pages: of one layer, with the new tokens.
-    table: int `[B, M]`, the pages of each row.
-    positions: int `[B, T]` of the new tokens in their rows; each attends to the
-      tokens up to its own.
-    interpret: whether to run on any device, slowly.
-
-  Returns:
-    `[B, T, N, H]`, dtype of `q`.
+  Arguments as in `tpu_attention.attend`, with positions in any order.
   """
   b, t, n, h = q.shape
   heads, _, size, _ = pages.k.shape

@@ -66,11 +66,6 @@ class PagePool:
     self._names = _START
 
   @property
-  def size_in_pages(self) -> int:
-    """Number of pages that rows can hold."""
-    return len(self._holders) - 1
-
-  @property
   def free(self) -> int:
     """Number of pages that no row holds."""
     return len(self._free)
@@ -192,7 +187,8 @@ class KvMemory:
   @property
   def held_pages(self) -> tuple[int, int]:
     """The pages that rows hold, and all pages, over all shards."""
-    count = sum(pool.size_in_pages for pool in self._pools)
+    each = pages(self._config, shards=len(self._pools)) - 1
+    count = each * len(self._pools)
     return count - sum(pool.free for pool in self._pools), count
 
   def get(self, address: types.Address) -> Row | None:

@@ -228,9 +228,8 @@ def sharding(
       f"Found {a.kv_heads} kv heads over tensor={mesh.shape['tensor']} devices "
       "that sample; expected a divisor of them."
     )
-  data, tensor = paged_attention.cut(mesh)
-  spec = (tensor, data) if data else (tensor,) if tensor else ()
-  return jax.sharding.NamedSharding(mesh, jax.P(*spec))
+  pages = gathered_attention.specs(mesh)["pages"]
+  return jax.sharding.NamedSharding(mesh, pages)
 
 
 @functools.partial(
