@@ -50,26 +50,6 @@ class Memory(NamedTuple):
   rows: int
 
 
-class Large(NamedTuple):
-  """A preset for a policy that nearly fills its GPU.
-
-  Attributes:
-    policy: name of the policy.
-    folder: of its weights.
-    kv_tokens: of KV cache.
-    rows: of a micro-batch. So few leave room for what `remat` keeps.
-    full: whether every weight is trained.
-    remat: what the backward pass recomputes.
-  """
-
-  policy: str
-  folder: str
-  kv_tokens: int
-  rows: int
-  full: bool = False
-  remat: str = "dots"
-
-
 MEMORIES = {
   "24": Memory(32, (8, 16, 32), rows=1),
   "80": Memory(128, (32, 64, 128), rows=4),
@@ -84,14 +64,13 @@ POLICIES = {
   "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
+# Policies that nearly fill their GPU: folder, tokens of KV cache, and the rows
+# of a micro-batch. So few leave room for what remat "dots" keeps.
 LARGE = {
-  "qwen3_4b-full141": Large("qwen3_4b", "Qwen3-4B", 3 << 17, rows=2, full=True),
-  "qwen2_5_7b-80": Large("qwen2_5_7b", "Qwen2.5-7B-Instruct", 7 << 16, rows=1),
-  "llama3_1_8b-80": Large(
-    "llama3_1_8b", "Llama-3.1-8B-Instruct", 1 << 18, rows=1
-  ),
+  "qwen3_4b-full141": ("Qwen3-4B", 3 << 17, 2),
+  "qwen2_5_7b-80": ("Qwen2.5-7B-Instruct", 7 << 16, 1),
+  "llama3_1_8b-80": ("Llama-3.1-8B-Instruct", 1 << 18, 1),
 }
-_LANES = (32, 64, 128, 256)
 PRESETS = (
   *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
   *LARGE,
@@ -104,12 +83,11 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       f"configs/one_gpu.py: found preset {preset!r}, expected one of "
       f"{', '.join(PRESETS)}."
     )
-  large = LARGE.get(preset)
-  if large is not None:
-    policy, folder, kv = large.policy, large.folder, large.kv_tokens
-    memory = Memory(_LANES[-1] * 5 // 4, _LANES, large.rows)
+  policy, size = preset.rsplit("-", 1)
+  if preset in LARGE:
+    folder, kv, rows = LARGE[preset]
+    memory = Memory(320, (32, 64, 128, 256), rows)
   else:
-    policy, size = preset.rsplit("-", 1)
     folder, kv_tokens = POLICIES[policy]
     memory = MEMORIES[size]
     kv = kv_tokens[list(MEMORIES).index(size)]
@@ -117,7 +95,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   base = paper.experiment(
     policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)
   )
-  if large is not None and large.full:
+  if size.startswith("full"):
     base = dataclasses.replace(
       base,
       lora=config_lib.LoraConfig(),
@@ -140,7 +118,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       base.batch,
       row_lengths=(_CONTEXT,),
       micro_batch_tokens=memory.rows * _CONTEXT,
-      remat=base.batch.remat if large is None else large.remat,
+      remat="dots" if preset in LARGE else base.batch.remat,
       # Also where every trajectory fills a row.
       max_micro_batches=trajectories // memory.rows,
     ),
