@@ -149,27 +149,6 @@ def test_new_adapter_has_the_standard_deviation_of_peft(peft, make_pair):
       assert leaf.std() == pytest.approx(theirs[name].std().item(), rel=0.1)
 
 
-def test_merged_weight_adds_the_scaled_product():
-  policy = born_here("qwen3", SOME)
-  a, before = policy.architecture, policy.params[table.LAYERS]
-  for _, row, layer in weights.tensors(table.base_rows(a)):
-    value = lora.merged(policy.params, a, row, layer)
-    held = weights.layer(policy.params, row, layer)
-    key = row.path[-1]
-    if key not in SOME.targets:
-      np.testing.assert_array_equal(value, held)
-      continue
-    low, high = (
-      np.asarray(before[f"{key}_lora_{side}"][layer], np.float64)
-      for side in "ab"
-    )
-    product = np.tensordot(low, high, 1)
-    if key == "down":  # Stored as [output, input].
-      product = product.T
-    expected = np.asarray(held, np.float64) + 1 / 3 * product
-    np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
-
-
 def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
   policy = born_here()
   mesh = sharding.mesh(fsdp=4, tensor=2)

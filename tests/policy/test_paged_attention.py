@@ -9,11 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import paged_cases
-import planned
 import pytest
 
-from anysearch_jax.planning import targets
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
@@ -202,48 +199,3 @@ def test_auto_chooses_the_best_kernel_that_runs(
 ):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
   assert paged_attention.choose("auto", platform=platform, **how) == best
-
-
-@pytest.mark.parametrize("tokens", [1, 64])
-@pytest.mark.parametrize(
-  ("target", "implementation"),
-  [("h100:1", "triton"), ("h100:1", "xla"), ("v5p:1x1x1", "tpu")],
-)
-def test_kernels_compile_for_absent_devices(target, implementation, tokens):
-  planned.need(target)
-  (device, *_) = targets.devices(targets.parse(target))
-  mesh = jax.sharding.Mesh(np.array([[[device]]]), sharding.AXES)
-  stand = jax.sharding.NamedSharding(mesh, jax.P())
-  a = architecture_lib.Architecture(
-    family="qwen3",
-    vocab_size=64,
-    d_model=64,
-    layers=1,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    mlp_dim=64,
-    qk_norm=True,
-    tied=True,
-  )
-
-  def array(*shape, dtype=jnp.bfloat16):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=stand)
-
-  (pages,) = pages_lib.empty(a, 9, 64, jnp.bfloat16)
-  compiled = (
-    jax.jit(paged_attention.Paged(implementation))
-    .trace(
-      array(8, tokens, 32, 128),
-      array(8, tokens, 8, 128),
-      array(8, tokens, 8, 128),
-      jax.tree.map(lambda x: array(*x.shape), pages),
-      array(8, 20, dtype=jnp.int32),
-      array(8, tokens, dtype=jnp.int32),
-      array(8, tokens, dtype=jnp.bool_),
-    )
-    .lower()
-    .compile()
-  )
-  text = compiled.as_text()
-  assert ("custom-call" in text) or implementation == "xla"

@@ -116,24 +116,6 @@ def test_chunked_xla_equals_the_written_out_sum(chunk):
   )
 
 
-def test_each_kv_head_serves_consecutive_query_heads():
-  inputs = packed_rows.inputs((20, 12), length=32, n=6, k=2)
-  packed_rows.assert_equal(
-    packed_rows.run(*inputs, chunk=8), packed_rows.expected(*inputs)
-  )
-
-
-def test_packed_segment_equals_the_segment_alone():
-  q, k, v, ids, g = packed_rows.inputs((12, 12, 8), length=32)
-  packed = packed_rows.run(q, k, v, ids, g, chunk=8)
-  for segment in (1, 2):
-    here = np.s_[:, np.flatnonzero(ids[0] == segment)]
-    alone = packed_rows.run(
-      *(x[here] for x in (q, k, v)), np.ones_like(ids[here]), g[here]
-    )
-    packed_rows.assert_equal([x[here] for x in packed], alone)
-
-
 def test_padding_has_zero_output_and_zero_gradient():
   inputs = packed_rows.inputs((9, 11), (), length=32)
   padding = inputs[3] == 0

@@ -28,50 +28,6 @@ def adapted(case):
   return a, lora.combine(base, drawn)
 
 
-def test_adapters_are_merged_as_an_export_merges_them():
-  a, params = adapted("llama-biased")
-  found = serving.prepare(params, a, dtype=jnp.float32, fused=False)
-  for row in table.base_rows(a):
-    if not row.stacked:
-      continue
-    for i, layer in enumerate(found[table.LAYERS]):
-      np.testing.assert_array_equal(
-        layer[row.path[-1]], lora.merged(params, a, row, i), row.path[-1]
-      )
-  assert not any("lora" in key for key in found[table.LAYERS][0])
-
-
-@pytest.mark.parametrize("case", ["qwen2", "llama-biased"])
-def test_fused_matrices_hold_each_kv_head_with_its_queries(case):
-  a = random_models.architecture(case)
-  params = random_models.params(a)
-  apart, fused = (
-    serving.prepare(params, a, dtype=jnp.float32, fused=fused)
-    for fused in (False, True)
-  )
-  group = a.heads // a.kv_heads
-  for one, other in zip(apart[table.LAYERS], fused[table.LAYERS]):
-    for end in ("", "_bias"):
-      if f"q{end}" not in one:
-        assert f"qkv{end}" not in other
-        continue
-      for head in range(a.kv_heads):
-        part = other[f"qkv{end}"][..., head, :, :]
-        mine = slice(head * group, (head + 1) * group)
-        np.testing.assert_array_equal(
-          part[..., :group, :], one[f"q{end}"][..., mine, :]
-        )
-        np.testing.assert_array_equal(
-          part[..., group, :], one[f"k{end}"][..., head, :]
-        )
-        np.testing.assert_array_equal(
-          part[..., group + 1, :], one[f"v{end}"][..., head, :]
-        )
-    np.testing.assert_array_equal(
-      other["gate_up"], np.stack([one["gate"], one["up"]], -2)
-    )
-
-
 def test_weights_are_cast_and_scales_of_norms_are_not():
   a, params = adapted("qwen3")
   found = serving.prepare(params, a, dtype=jnp.bfloat16, fused=True)
