@@ -20,6 +20,7 @@ import math
 import os
 import pathlib
 import sys
+from typing import Any
 
 from absl import app, flags
 
@@ -108,7 +109,7 @@ def with_mesh(
   """
   if not axes:
     return config
-  sizes = {"data": 1, "fsdp": 1, "tensor": 1}
+  sizes: dict[str, Any] = {"data": 1, "fsdp": 1, "tensor": 1}
   for axis in axes:
     name, _, size = axis.partition("=")
     if name not in sizes or not size.isdecimal() or not int(size):
@@ -117,12 +118,7 @@ def with_mesh(
         "as in fsdp=2,tensor=2."
       )
     sizes[name] = int(size)
-  mesh = dataclasses.replace(
-    config.mesh,
-    data=sizes["data"],
-    fsdp=sizes["fsdp"],
-    tensor=sizes["tensor"],
-  )
+  mesh = dataclasses.replace(config.mesh, **sizes)
   before = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
   if math.prod(sizes.values()) != before:
     mesh = dataclasses.replace(mesh, trainer=(), rollout=())

@@ -130,26 +130,20 @@ def projections(a: architecture_lib.Architecture) -> dict[str, Projection]:
   heads = ((a.heads, "heads"), (a.head_dim, "head_dim"))
   kv = ((a.kv_heads, "kv_heads"), (a.head_dim, "head_dim"))
   std = 0.02
-  residual_std = std / (2 * a.layers) ** 0.5
-
-  def attention(key, takes, gives, bias, std):
-    return Projection(key, f"self_attn.{key}_proj", takes, gives, bias, std)
-
-  def feed_forward(key, takes, gives, std):
-    return Projection(
-      key, f"mlp.{key}_proj", (takes,), (gives,), a.mlp_bias, std
-    )
-
-  found = [
-    attention("q", (model,), heads, a.qkv_bias, std),
-    attention("k", (model,), kv, a.qkv_bias, std),
-    attention("v", (model,), kv, a.qkv_bias, std),
-    attention("o", heads, (model,), a.o_bias, residual_std),
-    feed_forward("gate", model, mlp, std),
-    feed_forward("up", model, mlp, std),
-    feed_forward("down", mlp, model, residual_std),
-  ]
-  return {p.key: p for p in found}
+  end = std / (2 * a.layers) ** 0.5  # Of what is added to the residual.
+  found = (
+    ("q", "self_attn", (model,), heads, a.qkv_bias, std),
+    ("k", "self_attn", (model,), kv, a.qkv_bias, std),
+    ("v", "self_attn", (model,), kv, a.qkv_bias, std),
+    ("o", "self_attn", heads, (model,), a.o_bias, end),
+    ("gate", "mlp", (model,), (mlp,), a.mlp_bias, std),
+    ("up", "mlp", (model,), (mlp,), a.mlp_bias, std),
+    ("down", "mlp", (mlp,), (model,), a.mlp_bias, end),
+  )
+  return {
+    key: Projection(key, f"{part}.{key}_proj", takes, gives, bias, deviation)
+    for key, part, takes, gives, bias, deviation in found
+  }
 
 
 def _matrix(

@@ -79,7 +79,8 @@ def build_tokenizer(
   ids = {word: i for i, word in enumerate(vocabulary(world))}
   core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
   fixed = [word for word in ids if not re.fullmatch(r"\w+", word)]
-  pattern = "|".join([*map(_escape, fixed), r"\w+", r"[^\w\s]"])
+  escaped = (re.sub(r"(\W)", r"\\\1", word) for word in fixed)
+  pattern = "|".join([*escaped, r"\w+", r"[^\w\s]"])
   # `invert` keeps the matches of the pattern and removes the text between them.
   core.pre_tokenizer = pre_tokenizers.Split(
     tokenizers.Regex(pattern), behavior="removed", invert=True
@@ -93,8 +94,3 @@ def build_tokenizer(
     chat_template=_TEMPLATE,
     clean_up_tokenization_spaces=False,
   )
-
-
-def _escape(text: str) -> str:
-  """Escapes `text` for a regular expression."""
-  return re.sub(r"(\W)", r"\\\1", text)

@@ -113,10 +113,9 @@ def _largest(x: jax.Array) -> jax.Array:
     at = jnp.where(x >= jnp.max(x), jnp.arange(len(x), dtype=jnp.int32), last)
     return jnp.min(at)
 
-  def library(x: jax.Array) -> jax.Array:
-    return jnp.argmax(x).astype(jnp.int32)
-
-  return jax.lax.platform_dependent(x, cpu=two_passes, default=library)
+  return jax.lax.platform_dependent(
+    x, cpu=two_passes, default=lambda x: jnp.argmax(x).astype(jnp.int32)
+  )
 
 
 def _restrict(logps: jax.Array, settings: Settings[jax.Array]) -> jax.Array:
