@@ -55,19 +55,6 @@ def test_exported_config_reads_back_unchanged(config):
     assert exported[key] == config[key], key
 
 
-def test_families_differ_in_the_fields_that_name_the_difference():
-  qwen2, qwen3, llama = map(architecture_lib.from_hf, PUBLISHED)
-  assert (qwen2.qkv_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, 128)
-  assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.tied) == (False, True, True)
-  assert (llama.qkv_bias, llama.qk_norm, llama.norm_eps) == (
-    False,
-    False,
-    1e-05,
-  )
-  assert llama.rope_scaling == architecture_lib.Llama3Rope(8.0, 1.0, 4.0, 8192)
-  assert qwen2.rope_scaling is None and qwen3.rope_scaling is None
-
-
 def of_transformers(config):
   """Returns the same settings with the key names of transformers 5."""
   prefix = config["architectures"][0].removesuffix("ForCausalLM")

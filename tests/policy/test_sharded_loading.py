@@ -108,43 +108,6 @@ def test_no_device_reads_more_of_a_matrix_than_its_shard(folders, reads):
     assert [size * 8 for size, _ in parts] == [parts[0][1]] * 8, tensor
 
 
-# Two layers of width 64, with 8 heads and 2 kv heads of size 4, mlp width 48.
-HELD = {
-  (("fsdp", 4), ("tensor", 2)): {
-    "embed": (61, 16),
-    "q": (2, 16, 4, 4),
-    "k": (2, 16, 1, 4),
-    "q_bias": (2, 4, 4),
-    "o": (2, 16, 4, 4),
-    "o_bias": (2, 16),
-    "gate": (2, 16, 24),
-    "down": (2, 16, 24),
-    "attention_norm": (2, 64),
-  },
-  # More devices than kv heads: the kv heads are replicated.
-  (("tensor", 8),): {
-    "embed": (61, 64),
-    "q": (2, 64, 1, 4),
-    "k": (2, 64, 2, 4),
-    "v_bias": (2, 2, 4),
-    "o": (2, 64, 1, 4),
-    "down": (2, 64, 6),
-    "down_bias": (2, 64),
-  },
-}
-
-
-@pytest.mark.parametrize("shape", HELD)
-def test_device_holds_the_shard_that_the_rules_name(folders, shape):
-  mesh = sharding.mesh(**dict(shape))
-  policy = hf.load(folders["llama-biased"], mesh=mesh)
-  params = policy.params | policy.params[table.LAYERS]
-  for key, held in HELD[shape].items():
-    shards = params[key].addressable_shards
-    assert {shard.data.shape for shard in shards} == {held}, key
-    assert len(shards) == 8
-
-
 def test_mesh_larger_than_the_devices_is_refused():
   with pytest.raises(ValueError, match="data 1 x fsdp 4 x tensor 4 needs 16"):
     sharding.mesh(fsdp=4, tensor=4)
