@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import statistics
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from bench import harness
 from configs import quickstart
@@ -54,11 +54,8 @@ def agent_of(folder: str, *, torch: bool = False) -> agent_lib.Agent:
 
   config = loading.with_answer_room(quickstart.get_config())
   # Lanes of several numbers, because the load varies.
-  config = dataclasses.replace(
-    config,
-    engine=dataclasses.replace(
-      config.engine, slots=_CLIENTS, lanes=(8, 16, 32)
-    ),
+  config = config_lib.changed(
+    config, engine={"slots": _CLIENTS, "lanes": (8, 16, 32)}
   )
   world = parts.world_source(config.data, "lexical")
   policy = hf.load(folder)

@@ -102,24 +102,22 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       optimizer=config_lib.OptimizerConfig(),
     )
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
-  return dataclasses.replace(
+  return config_lib.changed(
     base,
     name=f"one_gpu-{preset}",
     questions=_QUESTIONS,
     reward=config_lib.RewardConfig(length_limit=1024, length_tolerance=512),
     episode=config_lib.EpisodeConfig(max_generated=2048, max_context=_CONTEXT),
-    engine=dataclasses.replace(
-      base.engine,
-      slots=memory.slots,
-      max_context=_CONTEXT,
-      lanes=memory.lanes,
-    ),
-    batch=dataclasses.replace(
-      base.batch,
-      row_lengths=(_CONTEXT,),
-      micro_batch_tokens=memory.rows * _CONTEXT,
-      remat="dots" if preset in LARGE else base.batch.remat,
+    engine={
+      "slots": memory.slots,
+      "max_context": _CONTEXT,
+      "lanes": memory.lanes,
+    },
+    batch={
+      "row_lengths": (_CONTEXT,),
+      "micro_batch_tokens": memory.rows * _CONTEXT,
+      "remat": "dots" if preset in LARGE else base.batch.remat,
       # Also where every trajectory fills a row.
-      max_micro_batches=trajectories // memory.rows,
-    ),
+      "max_micro_batches": trajectories // memory.rows,
+    },
   )

@@ -29,7 +29,6 @@ context.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
@@ -119,10 +118,10 @@ def experiment(
     return objectives.priced(config)
   if preset == "questions":
     # A step has five times as many trajectories.
-    return dataclasses.replace(
+    return config_lib.changed(
       config,
       curriculum=config_lib.CurriculumConfig(steps_per_rollout=1),
-      batch=dataclasses.replace(config.batch, max_micro_batches=640),
+      batch={"max_micro_batches": 640},
     )
   if preset:
     large = preset == "lora141"
@@ -158,21 +157,20 @@ def _on_one_gpu(
 
   The learning rate is ten times that of full training, as is usual for LoRA.
   """
-  return dataclasses.replace(
+  return config_lib.changed(
     config,
     mesh=config_lib.MeshConfig(),
     # One GPU samples and trains in turns, so there is nothing to overlap.
     pipeline=config_lib.PipelineConfig(),
     optimizer=config_lib.OptimizerConfig(learning_rate=1e-5),
     lora=config_lib.LoraConfig(rank=32, alpha=64.0, base_dtype="bfloat16"),
-    batch=dataclasses.replace(
-      config.batch,
+    batch={
       # One GPU holds every row's activations. One row at a time leaves room for
       # the outputs of matrix products, except for 7B and 8B on 80 GB, which
       # would need more than 74 of 72.8 GiB.
-      micro_batch_tokens=8192 if dots else 16384,
-      max_micro_batches=512 if dots else 256,
-      remat="dots" if dots else "full",
-    ),
+      "micro_batch_tokens": 8192 if dots else 16384,
+      "max_micro_batches": 512 if dots else 256,
+      "remat": "dots" if dots else "full",
+    },
     engine=_engine(kv_tokens, prefill_lanes=32),
   )

@@ -24,12 +24,12 @@ makes up for; and at least 93 % answers under each pair of caps.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 from absl import app, flags
 
 import anysearch_jax as aj
+from anysearch_jax import config as config_lib
 from configs import quickstart
 from research import warm_start
 
@@ -42,26 +42,24 @@ TOKENS = (40, 60, 90, 140)
 
 def get_config() -> aj.ExperimentConfig:
   config = quickstart.get_config("priced")
-  return dataclasses.replace(
+  return config_lib.changed(
     config,
     name="dual-budgets",
-    reward=dataclasses.replace(config.reward, abs_tokens=1.0),
-    curriculum=dataclasses.replace(
-      config.curriculum,
-      token_levels=TOKENS,
-      phase1_scaffold=False,
-      phase1_steps=3 * config.curriculum.phase1_steps,
-      total_steps=3 * config.curriculum.total_steps,
-      uniform_mix=1.0,
-    ),
+    reward={"abs_tokens": 1.0},
+    curriculum={
+      "token_levels": TOKENS,
+      "phase1_scaffold": False,
+      "phase1_steps": 3 * config.curriculum.phase1_steps,
+      "total_steps": 3 * config.curriculum.total_steps,
+      "uniform_mix": 1.0,
+    },
     # An answer to what a search has found takes 8 tokens.
-    episode=dataclasses.replace(config.episode, answer_room=8),
-    warm_start=dataclasses.replace(
-      config.warm_start,
-      steps=1000,
-      learning_rate=5e-4,
-      demonstrations=12000,
-    ),
+    episode={"answer_room": 8},
+    warm_start={
+      "steps": 1000,
+      "learning_rate": 5e-4,
+      "demonstrations": 12000,
+    },
   )
 
 

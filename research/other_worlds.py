@@ -12,9 +12,8 @@ Everything else is as in configs/quickstart.py. Expected: docs/evidence.md.
 
 from __future__ import annotations
 
-import dataclasses
-
 import anysearch_jax as aj
+from anysearch_jax import config as config_lib
 from configs import quickstart
 
 
@@ -26,9 +25,9 @@ def get_config(preset: str = "1") -> aj.ExperimentConfig:
     )
   seed = int(preset)
   config = quickstart.get_config()
-  return dataclasses.replace(
+  return config_lib.changed(
     config,
     name=f"world-{seed}",
     policy=f"runs/world-{seed}/policy",
-    data=dataclasses.replace(config.data, world_seed=seed),
+    data={"world_seed": seed},
   )

@@ -246,12 +246,9 @@ class ExperimentConfig:
     return self.questions + self.pipeline.extra_groups
 
 
-def changed(
-  config: ExperimentConfig, **groups: Mapping[str, Any]
-) -> ExperimentConfig:
-  """Returns a configuration with other values of settings, by group."""
-  values = {
-    name: dataclasses.replace(getattr(config, name), **settings)
-    for name, settings in groups.items()
-  }
+def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:
+  """Returns a configuration with other values; a mapping changes a group's."""
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      values[name] = dataclasses.replace(getattr(config, name), **value)
   return dataclasses.replace(config, **values)

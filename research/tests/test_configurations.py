@@ -7,17 +7,15 @@ import dataclasses
 import pytest
 
 import anysearch_jax as aj
+from anysearch_jax import config as config_lib
 from configs import quickstart
 from research import dual_budgets, other_worlds, warm_start
 
 
 def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
   base, found = quickstart.get_config(), other_worlds.get_config("2")
-  assert found == dataclasses.replace(
-    base,
-    name="world-2",
-    policy="runs/world-2/policy",
-    data=dataclasses.replace(base.data, world_seed=2),
+  assert found == config_lib.changed(
+    base, name="world-2", policy="runs/world-2/policy", data={"world_seed": 2}
   )
 
 

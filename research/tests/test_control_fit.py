@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import random
@@ -17,6 +16,7 @@ import scripted
 from played_evaluation import configured, play, playing, rows_of
 
 import anysearch_jax as aj
+from anysearch_jax import config as config_lib
 from research import branching, control_fit
 
 control = aj.control
@@ -286,10 +286,7 @@ def test_command_writes_a_rule_that_raises_accuracy(tmp_path):
   assert commands.run(control_fit, *flags) == ""
   noted = runpy.run_path(str(rule))["FITTED"]
   assert noted["to"] == ["p"] and noted["answer"]["turns"] > 0
-  steered = dataclasses.replace(
-    config,
-    episode=dataclasses.replace(config.episode, control=f"{rule}:rule"),
-  )
+  steered = config_lib.changed(config, episode={"control": f"{rule}:rule"})
   assert right(steered, tmp_path / "s") == 8
 
 

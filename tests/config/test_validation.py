@@ -20,8 +20,7 @@ from anysearch_jax.training import rewards_and_advantages, validation
 
 def changed(part, **values):
   """The small run's configuration with some values of one part replaced."""
-  new = dataclasses.replace(getattr(small_run.CONFIG, part), **values)
-  return dataclasses.replace(small_run.CONFIG, **{part: new})
+  return config_lib.changed(small_run.CONFIG, **{part: values})
 
 
 @pytest.mark.parametrize(

@@ -97,14 +97,12 @@ def _prepared(folder, *, only=False):
 
 def _configured(path):
   config = config_lib.ExperimentConfig()
-  return dataclasses.replace(
+  return config_lib.changed(
     config,
     policy=str(ROOT / "configs" / "graded_world_policy"),
-    method=dataclasses.replace(config.method, name="stepsearch"),
-    data=dataclasses.replace(config.data, source="prepared", path=path),
-    retrieval=dataclasses.replace(
-      config.retrieval, kind="http", url="http://127.0.0.1:9"
-    ),
+    method={"name": "stepsearch"},
+    data={"source": "prepared", "path": path},
+    retrieval={"kind": "http", "url": "http://127.0.0.1:9"},
   )
 
 

@@ -10,6 +10,7 @@ import scripted
 import small_run
 from played_evaluation import configured, jax_player, play, rows_of
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import columns, harness, journal
 from anysearch_jax.rollout import searching
@@ -216,9 +217,7 @@ def test_failed_episode_is_recorded_but_not_summed(tmp_path):
 
 def test_running_episodes_never_exceed_slots(tmp_path):
   config = configured(budgets=(0, 1), seeds=(1, 2))
-  config = dataclasses.replace(
-    config, engine=dataclasses.replace(config.engine, slots=5)
-  )
+  config = config_lib.changed(config, engine={"slots": 5})
   player = answering(seconds=scripted.shuffled_seconds(0))
   play(config, player, questions_of(10), scripted.Retriever(), tmp_path)
   assert player.engine.most == 5

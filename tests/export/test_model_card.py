@@ -35,9 +35,7 @@ def cell(card: str, name: str) -> str:
 
 
 def change(group: str, **values):
-  return dataclasses.replace(
-    CONFIG, **{group: dataclasses.replace(getattr(CONFIG, group), **values)}
-  )
+  return config_lib.changed(CONFIG, **{group: values})
 
 
 @pytest.mark.parametrize(

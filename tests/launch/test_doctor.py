@@ -35,14 +35,7 @@ SHAPES = ROOT / "configs" / "shapes"
 
 
 def with_(config=CONFIG, **groups):
-  """Returns the configuration with values of its groups changed."""
-  return dataclasses.replace(
-    config,
-    **{
-      name: dataclasses.replace(getattr(config, name), **values)
-      for name, values in groups.items()
-    },
-  )
+  return config_lib.changed(config, **groups)
 
 
 def said(found, level):

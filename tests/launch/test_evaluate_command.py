@@ -60,12 +60,10 @@ def run(tmp_path_factory):
   made = small_run.parts()
   hf.save(root / "base", made["policy"])
   made["policy"] = hf.load(root / "base")
-  config = dataclasses.replace(
+  config = config_lib.changed(
     small_run.CONFIG,
     policy=str(root / "base"),
-    curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum, total_steps=2, phase1_steps=0
-    ),
+    curriculum={"total_steps": 2, "phase1_steps": 0},
   )
   small_run.train(root / "run", made, config)
   return root / "run"
@@ -118,9 +116,9 @@ def test_servers_sample_the_policy_of_a_folder(tmp_path):
   hf.save(tmp_path / "policy", sglang_engines.policy())
   said = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
   with fake_sglang.Server(said) as server:
-    config = dataclasses.replace(
+    config = config_lib.changed(
       small_run.CONFIG,
-      engine=dataclasses.replace(small_run.CONFIG.engine, kind="sglang"),
+      engine={"kind": "sglang"},
       sglang=config_lib.SglangConfig(urls=(server.url,), retries=1),
       evaluation=config_lib.EvaluationConfig(budgets=(0, 2), seeds=(1,)),
       episode=config_lib.EpisodeConfig(

@@ -34,10 +34,8 @@ SGLANG = os.environ.get("ANYSEARCH_SGLANG_COMMAND", "")
 def paper(preset="", **mesh):
   """Returns the paper's configuration without its retriever."""
   config = launch_flags.load_config(f"configs/qwen2_5_7b.py{preset}")
-  return dataclasses.replace(
-    config,
-    mesh=dataclasses.replace(config.mesh, **mesh),
-    retrieval=config_lib.RetrievalConfig(),
+  return config_lib.changed(
+    config, mesh=mesh, retrieval=config_lib.RetrievalConfig()
   )
 
 
@@ -76,13 +74,13 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
     "http://127.0.0.1:30001/health",
   ]
   assert trainer.command[:3] == ("python", "-m", "launch.train")
-  assert resolved(config, trainer) == dataclasses.replace(
+  assert resolved(config, trainer) == config_lib.changed(
     config,
-    engine=dataclasses.replace(config.engine, kind="sglang"),
+    engine={"kind": "sglang"},
     sglang=config_lib.SglangConfig(
       urls=("http://127.0.0.1:30000", "http://127.0.0.1:30001")
     ),
-    mesh=dataclasses.replace(config.mesh, trainer=(0, 1, 2, 3), rollout=()),
+    mesh={"trainer": (0, 1, 2, 3), "rollout": ()},
   )
 
 
@@ -237,12 +235,10 @@ def command(*arguments):
 def make(folder, rollout=()):
   """Makes a policy and a configuration that trains within seconds."""
   hf.save(folder / "policy", small_run.parts()["policy"])
-  config = dataclasses.replace(
+  config = config_lib.changed(
     small_run.CONFIG,
     policy=str(folder / "policy"),
-    curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum, phase1_steps=0, total_steps=4
-    ),
+    curriculum={"phase1_steps": 0, "total_steps": 4},
     mesh=config_lib.MeshConfig(trainer=(0,), rollout=rollout),
   )
   return commands.config_file(folder / "config.py", config)

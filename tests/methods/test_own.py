@@ -121,9 +121,7 @@ def test_the_example_is_evaluated(tmp_path):
 
 def selected(name, **method):
   config = systems.select(small_run.CONFIG, name)
-  return dataclasses.replace(
-    config, method=dataclasses.replace(config.method, **method)
-  )
+  return config_lib.changed(config, method=method)
 
 
 def test_a_judge_of_the_users_replaces_the_systems(write):
@@ -160,10 +158,8 @@ def test_questions_of_a_function(write):
   name = write(QUESTIONS, "source")
   config = small_run.CONFIG
   source = parts.source(
-    dataclasses.replace(
-      config,
-      data=dataclasses.replace(config.data, source=name),
-      retrieval=dataclasses.replace(config.retrieval, kind="http"),
+    config_lib.changed(
+      config, data={"source": name}, retrieval={"kind": "http"}
     )
   )
   stream = source.questions("train", 5, 0)
@@ -180,11 +176,8 @@ def test_questions_of_a_function(write):
     ("def source(split):\n  1 / 0\n", "line 2: ZeroDivisionError"),
   ):
     broken = parts.source(
-      dataclasses.replace(
-        config,
-        data=dataclasses.replace(
-          config.data, source=write(text, "source", f"{hash(text)}.py")
-        ),
+      config_lib.changed(
+        config, data={"source": write(text, "source", f"{hash(text)}.py")}
       )
     )
     with pytest.raises(plugins.PluginError, match=sentence):
@@ -194,9 +187,7 @@ def test_questions_of_a_function(write):
 def test_the_environment_and_reward_are_checked_together():
   config = selected(f"{FILE}:METHOD")
   validation.validate(config)
-  other = dataclasses.replace(
-    config, episode=dataclasses.replace(config.episode, prompts="world")
-  )
+  other = config_lib.changed(config, episode={"prompts": "world"})
   with pytest.raises(ValueError, match="#own"):
     validation.validate(other)
 
@@ -218,9 +209,7 @@ def body(returned, before=""):
 
 
 def with_reward(function, config=small_run.CONFIG):
-  return dataclasses.replace(
-    config, reward=dataclasses.replace(config.reward, function=function)
-  )
+  return config_lib.changed(config, reward={"function": function})
 
 
 def called(name, outcomes=TRIAL, config=small_run.CONFIG):

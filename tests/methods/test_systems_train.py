@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -38,15 +37,11 @@ def parts():
 def trained(name, parts, folder, **method):
   """Trains two rollouts of scripted episodes, with real steps."""
   system = systems.get(name)
-  config = dataclasses.replace(
+  config = config_lib.changed(
     small_run.CONFIG,
     group=4,
     method=config_lib.MethodConfig(name, **method),
-    episode=dataclasses.replace(
-      small_run.CONFIG.episode,
-      prompts=tuple(system.environments)[-1],
-      max_context=110,
-    ),
+    episode={"prompts": tuple(system.environments)[-1], "max_context": 110},
   )
   config = system.train(config)
   engine = Engine(parts, questions=config.questions)

@@ -47,20 +47,18 @@ from retrieval import lexical
 
 CORPUS = "snapshot-0"
 # As `small_run`'s, for a policy that searches.
-CONFIG = dataclasses.replace(
+CONFIG = config_lib.changed(
   small_run.CONFIG,
   group=3,
   save_every=4,
   optimizer=config_lib.OptimizerConfig(learning_rate=3e-4),
   reward=config_lib.RewardConfig(length_limit=40, length_tolerance=40),
   # Windows so long that they forget nothing during a run.
-  curriculum=dataclasses.replace(small_run.CONFIG.curriculum, window=64),
+  curriculum={"window": 64},
   episode=config_lib.EpisodeConfig(
     prompts="world", max_generated=120, max_context=190
   ),
-  engine=dataclasses.replace(
-    small_run.CONFIG.engine, slots=12, max_context=192, lanes=(12,)
-  ),
+  engine={"slots": 12, "max_context": 192, "lanes": (12,)},
   batch=config_lib.BatchConfig(
     row_lengths=(192,), micro_batch_tokens=384, max_micro_batches=12
   ),
@@ -74,9 +72,7 @@ _run_episode = driver.run_episode
 
 
 def with_deadlines(config, **seconds):
-  return dataclasses.replace(
-    config, episode=dataclasses.replace(config.episode, **seconds)
-  )
+  return config_lib.changed(config, episode=seconds)
 
 
 class Learner(learner.Learner):
@@ -501,7 +497,7 @@ def test_device_error_is_a_bug_and_not_an_outage(
   Drill(tmp_path, config, **parts).run().same(undisturbed)
 
 
-SERVED = dataclasses.replace(
+SERVED = config_lib.changed(
   CONFIG,
   group=2,
   episode=config_lib.EpisodeConfig(
@@ -509,7 +505,7 @@ SERVED = dataclasses.replace(
   ),
   engine=config_lib.EngineConfig(kind="sglang", max_context=150),
   # The server's texts and log-probabilities are scripted.
-  watch=dataclasses.replace(CONFIG.watch, gap_rollouts=1000),
+  watch={"gap_rollouts": 1000},
 )
 
 

@@ -31,12 +31,8 @@ from anysearch_jax.training import (
 )
 
 ROLLOUTS = 6
-SCRIPTED = dataclasses.replace(
-  small_run.CONFIG,
-  save_every=2,
-  curriculum=dataclasses.replace(
-    small_run.CONFIG.curriculum, total_steps=2 * ROLLOUTS
-  ),
+SCRIPTED = config_lib.changed(
+  small_run.CONFIG, save_every=2, curriculum={"total_steps": 2 * ROLLOUTS}
 )
 
 

@@ -6,7 +6,6 @@ The engine and the learner are scripted, see `scripted_runs`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 import threading
 import time
@@ -222,9 +221,7 @@ def test_stragglers_are_cancelled_and_their_questions_consumed(
 ):
   """Phase II draws a budget for each group; kept groups keep theirs."""
   config = runs.at_level(1, extra_groups=2, save_every=1)
-  config = dataclasses.replace(
-    config, curriculum=dataclasses.replace(config.curriculum, phase1_steps=0)
-  )
+  config = config_lib.changed(config, curriculum={"phase1_steps": 0})
   engine = runs.Engine(parts, runs.slow(1, 3), questions=6)
   runs.run(tmp_path, parts, config, engine=engine)
   assert not engine.open

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,17 +103,12 @@ def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
   parts, tmp_path
 ):
   """The ratio to the trainer's own log-probs is 1; the rest is capped."""
-  config = dataclasses.replace(
+  config = config_lib.changed(
     small_run.CONFIG,
     objective=config_lib.ObjectiveConfig(
       old_logp="trainer", importance_cap=2.0
     ),
-    curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum,
-      phase1_steps=2,
-      total_steps=3,
-      steps_per_rollout=1,
-    ),
+    curriculum={"phase1_steps": 2, "total_steps": 3, "steps_per_rollout": 1},
   )
   fresh, *stale = runs.metrics(_real(tmp_path, parts, config))
   assert abs(fresh["loss/importance"] - 1) < 1e-5

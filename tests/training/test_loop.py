@@ -233,10 +233,8 @@ def test_adapters_are_sampled_and_scored_by_one_forward(adapted):
 
 @pytest.mark.slow
 def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
-  config = dataclasses.replace(
-    ADAPTED,
-    compute_dtype="bfloat16",
-    lora=dataclasses.replace(ADAPTED.lora, base_dtype="bfloat16"),
+  config = config_lib.changed(
+    ADAPTED, compute_dtype="bfloat16", lora={"base_dtype": "bfloat16"}
   )
   base = jax.tree.map(
     lambda p: jnp.asarray(p, jnp.bfloat16), parts["policy"].params
@@ -262,26 +260,20 @@ def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
 
 # Budgets that are pairs of searches and tokens, or cents alone.
 
-BASE = dataclasses.replace(
-  small_run.CONFIG,
-  save_every=1,
-  curriculum=dataclasses.replace(small_run.CONFIG.curriculum, total_steps=6),
+BASE = config_lib.changed(
+  small_run.CONFIG, save_every=1, curriculum={"total_steps": 6}
 )
-PAIRS = dataclasses.replace(
+PAIRS = config_lib.changed(
   BASE,
-  curriculum=dataclasses.replace(BASE.curriculum, token_levels=(9, 16)),
-  reward=dataclasses.replace(BASE.reward, abs_tokens=1.0, rel_cost="dollars"),
-  evaluation=dataclasses.replace(
-    BASE.evaluation, search_price=5.0, output_price=1.0
-  ),
+  curriculum={"token_levels": (9, 16)},
+  reward={"abs_tokens": 1.0, "rel_cost": "dollars"},
+  evaluation={"search_price": 5.0, "output_price": 1.0},
 )
-CENTS = dataclasses.replace(
+CENTS = config_lib.changed(
   BASE,
-  curriculum=dataclasses.replace(
-    BASE.curriculum, cent_levels=(1, 6), phase1_steps=0
-  ),
-  reward=dataclasses.replace(BASE.reward, abs_searches=0.0, abs_dollars=1.0),
-  evaluation=dataclasses.replace(BASE.evaluation, tool_prices=("search=30",)),
+  curriculum={"cent_levels": (1, 6), "phase1_steps": 0},
+  reward={"abs_searches": 0.0, "abs_dollars": 1.0},
+  evaluation={"tool_prices": ("search=30",)},
 )
 
 

@@ -19,11 +19,8 @@ from anysearch_jax.planning import targets
 from anysearch_jax.rollout.jax_engine import kv_device
 from anysearch_jax.training import learner, loop, placement
 
-KEPT = dataclasses.replace(
-  small_run.CONFIG,
-  engine=dataclasses.replace(
-    small_run.CONFIG.engine, free_kv_while_training=False
-  ),
+KEPT = config_lib.changed(
+  small_run.CONFIG, engine={"free_kv_while_training": False}
 )
 
 

@@ -75,15 +75,14 @@ def test_a_stop_at_the_last_step_finishes_the_run(parts, tmp_path):
 
 
 def over(*, steps, old_logp="engine"):
-  return dataclasses.replace(
+  return config_lib.changed(
     small_run.CONFIG,
-    curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum,
-      phase1_steps=0,
-      steps_per_rollout=steps,
-      total_steps=2 * steps,
-      epochs=2,
-    ),
+    curriculum={
+      "phase1_steps": 0,
+      "steps_per_rollout": steps,
+      "total_steps": 2 * steps,
+      "epochs": 2,
+    },
     objective=config_lib.ObjectiveConfig(old_logp=old_logp),
   )
 

@@ -15,10 +15,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.jax_engine import kv_store
 
-FULL = dataclasses.replace(
-  small_run.CONFIG,
-  curriculum=dataclasses.replace(small_run.CONFIG.curriculum, total_steps=6),
-)
+FULL = config_lib.changed(small_run.CONFIG, curriculum={"total_steps": 6})
 APART = config_lib.MeshConfig(
   fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -30,9 +29,8 @@ def changed(values, config=small_run.CONFIG):
   """Returns the small run's configuration with other values by path."""
   for path, value in values.items():
     part, _, name = path.rpartition(".")
-    if part:
-      value = dataclasses.replace(getattr(config, part), **{name: value})
-    config = dataclasses.replace(config, **{part or name: value})
+    of_part = {part: {name: value}} if part else {name: value}
+    config = config_lib.changed(config, **of_part)
   return config
 
 
