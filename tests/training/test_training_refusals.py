@@ -9,6 +9,7 @@ import random_models
 import scripted_runs as runs
 import small_run
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.training import placement, validation
 
 PPO = {"objective.advantage": "gae"}
