@@ -159,17 +159,19 @@ class Breaker:
     self._probing |= is_probe
     try:
       yield
-      self._failed = 0
+      self.works()
     except types.RetrievalError as error:
-      if isinstance(error, RefusedError):
-        self._failed = 0
-      elif isinstance(error, turns.BusyError):
-        pass
+      if isinstance(error, RefusedError | turns.BusyError):
+        self.works()
       elif counted or not isinstance(error, AnswerError):
         self.fail(error)
       raise
     finally:
       self._probing &= not is_probe
+
+  def works(self) -> None:
+    """Says that the service works."""
+    self._failed = 0
 
   def fail(self, error: types.RetrievalError) -> None:
     """Counts a failed call."""
@@ -370,6 +372,7 @@ class Caller:
         met = f"HTTP {status}: {message(data, self.redact)}"
         asked = retry_after(response.headers)
         if status == 429 or (status == 503 and asked):
+          self._breaker.works()
           said = f"{url}: {met}"
           self._gate.pause(asked, sent=sent, said=said, limit=limit)
           continue

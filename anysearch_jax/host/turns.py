@@ -19,67 +19,28 @@ from typing import Any
 from anysearch_jax import types
 
 # Seconds of a pause that a service asks for without saying how long; the first
-# is as long as a step of the rate, if there is one.
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+# is as long as a step of the rate, if there is one, but not shorter than this.
+_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0, 30.0
 _INSTANT = 1e-3  # Seconds by which clocks may differ.
 # Requests arrive with other gaps than they were sent with, so a window of the
 # rate is a little longer here than where it is enforced.
 _MARGIN = 1.005
 
-_turns: contextvars.ContextVar[tuple[Turn, ...]] = contextvars.ContextVar(
-  "turns", default=()
+_limits: contextvars.ContextVar[tuple[Limit, ...]] = contextvars.ContextVar(
+  "limits", default=()
 )
 
 
-class Turn:
-  """Work that may wait for its turn; `limits` are those that stand still then.
-
-  Work that several callers share, such as a query of two episodes, has the
-  limits of all of them.
-
-  Attributes:
-    waits: for how many things it waits now.
-  """
-
-  def __init__(self, waits: int = 0):
-    self.waits = waits
-    self._limits: list[Turn] = []
-
-  @contextlib.contextmanager
-  def shared(self) -> Iterator[None]:
-    """Has the limits of the running task stand still with it, inside."""
-    mine = _turns.get()
-    self._limits += mine
-    for each in mine if self.waits else ():
-      each.wait()
-    try:
-      yield
-    finally:
-      for each in mine:
-        self._limits.remove(each)
-        if self.waits:
-          each.resume()
-
-  def wait(self) -> None:
-    """Says that the work waits; each call is ended by one of `resume`."""
-    self.waits += 1
-    if self.waits == 1:
-      for each in self._limits:
-        each.wait()
-
-  def resume(self) -> None:
-    self.waits -= 1
-    if not self.waits:
-      for each in self._limits:
-        each.resume()
-
-
-class Limit(Turn):
+class Limit:
   """A deadline: `async with` it, also several times after each other.
+
+  Work that several callers share, such as a query of two episodes, has a limit
+  without seconds, which nobody enters: it has those of all callers stand still.
 
   Args:
     seconds: of work.
     waiting: seconds of waiting for a turn.
+    waits: for how many things it waits now, an attribute too.
 
   Attributes:
     spent: the seconds of waiting.
@@ -89,26 +50,43 @@ class Limit(Turn):
       took too long, and not the waiting.
   """
 
-  def __init__(self, seconds: float, waiting: float = math.inf):
-    super().__init__()
-    self._seconds, self._waiting = seconds, waiting
+  def __init__(
+    self, seconds: float = math.inf, waiting: float = math.inf, *, waits=0
+  ):
+    self._seconds, self._waiting, self.waits = seconds, waiting, waits
     self.spent = self._since = 0.0
     self._timeout: asyncio.Timeout | None = None
+    self._callers: list[Limit] = []
 
   async def __aenter__(self) -> Limit:
     self._loop = asyncio.get_running_loop()
     self._since = time.monotonic()
     self._timeout = await asyncio.timeout(None).__aenter__()
     self._set()
-    self._token = _turns.set((*_turns.get(), self))
+    self._token = _limits.set((*_limits.get(), self))
     return self
 
   async def __aexit__(self, *error) -> None:
-    _turns.reset(self._token)
+    _limits.reset(self._token)
     self._count()
     timeout, self._timeout = self._timeout, None
     assert timeout is not None
     await timeout.__aexit__(*error)
+
+  @contextlib.contextmanager
+  def shared(self) -> Iterator[None]:
+    """Has the limits of the running task stand still with it, inside."""
+    mine = _limits.get()
+    self._callers += mine
+    for each in mine if self.waits else ():
+      each.wait()
+    try:
+      yield
+    finally:
+      for each in mine:
+        self._callers.remove(each)
+        if self.waits:
+          each.resume()
 
   @property
   def seconds(self) -> float:
@@ -128,14 +106,27 @@ class Limit(Turn):
     return self._waiting - self.spent
 
   def wait(self) -> None:
+    """Says that the work waits; each call is ended by one of `resume`."""
     self._count()
-    super().wait()
+    self.waits += 1
     self._set()
+    for each in self._callers if self.waits == 1 else ():
+      each.wait()
 
   def resume(self) -> None:
     self._count()
-    super().resume()
+    self.waits -= 1
     self._set()
+    for each in () if self.waits else self._callers:
+      each.resume()
+
+  def waited(self, seconds: float) -> None:
+    """Says that these last seconds of work were waiting."""
+    self._seconds += seconds
+    self.spent += seconds
+    self._set()
+    for each in self._callers:
+      each.waited(seconds)
 
   def end(self) -> None:
     """Ends the work now."""
@@ -153,12 +144,12 @@ class Limit(Turn):
 
   def _set(self) -> None:
     """Sets the end of the work, or of the waiting, from now."""
+    if self._timeout is None or self._timeout.expired():
+      return
     if asyncio.get_running_loop() is not self._loop:
       # A search of another event loop waits in that of `host.loop`.
       with contextlib.suppress(RuntimeError):  # It was closed meanwhile.
         self._loop.call_soon_threadsafe(self._set)
-      return
-    if self._timeout is None or self._timeout.expired():
       return
     left = self.left if self.waits else self.seconds
     when = self._loop.time() + max(left, 0.0)
@@ -168,20 +159,20 @@ class Limit(Turn):
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
   """Has the running task, and what it works for, wait for its turn inside."""
-  turns = _turns.get()
-  for each in turns:
+  limits = _limits.get()
+  for each in limits:
     each.wait()
   try:
     yield
   finally:
-    for each in turns:
+    for each in limits:
       each.resume()
 
 
-def of_work(turns: tuple[Turn, ...]) -> contextvars.Context:
-  """Returns the context of a task that works for these turns alone."""
+def of_work(limits: tuple[Limit, ...]) -> contextvars.Context:
+  """Returns the context of a task that works for these limits alone."""
   context = contextvars.copy_context()
-  context.run(_turns.set, turns)
+  context.run(_limits.set, limits)
   return context
 
 
@@ -246,7 +237,8 @@ class Gate:
       async with self._next:
         due = max(self._due, time.monotonic())
         while (left := self._when() - (now := time.monotonic())) > 0:
-          self._check(self._asked_until - now, limit)
+          if self._paused_until > now:
+            self._check(self._asked_until - now, limit)
           await asyncio.sleep(left)
         self._sent.append(now)
         # A delay of up to one step is caught up, so that the rate is reached.
@@ -273,9 +265,11 @@ class Gate:
       BusyError: this is longer than `limit` may wait.
     """
     now = time.monotonic()
+    for each in _limits.get():
+      each.waited(now - sent)
     if sent >= self._refused_at:  # Others say nothing new.
       self._refused_at = now
-      first = self._step or _FIRST_PAUSE
+      first = max(self._step or _FIRST_PAUSE, _SHORTEST_PAUSE)
       self._pause = min(max(2 * self._pause, first), _LONGEST_PAUSE)
     asked = seconds or self._pause
     until = max(self._paused_until, now + min(asked, self._longest))

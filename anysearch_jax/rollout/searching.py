@@ -54,7 +54,9 @@ class _Query:
   waiters: int = 0
   call: asyncio.Task | None = None
   batch: Sequence[_Query] = ()
-  turn: turns.Turn = dataclasses.field(default_factory=lambda: turns.Turn(1))
+  turn: turns.Limit = dataclasses.field(
+    default_factory=lambda: turns.Limit(waits=1)
+  )
 
 
 class BatchingRetriever:

@@ -33,11 +33,11 @@ class Service:
     first: searches that it refuses before.
     refusals: times of those that it answered by 429.
     answered: times of the others.
-    header: of its refusals.
+    header, status, refusing: of its refusals; their seconds.
   """
 
   def __init__(self, latency=lambda query: 0.0, limit=0, first=0, header=None):
-    self.first = first
+    self.first, self.status, self.refusing = first, 429, 0.0
     self.latency, self.limit, self.header = latency, limit, header or {}
     self.answered, self.refusals, self.lock = [], [], threading.Lock()
 
@@ -58,15 +58,17 @@ class Service:
 
     class Handler(http.server.BaseHTTPRequestHandler):
       def do_GET(self):
-        status, body = 429, {"error": "Too many."}
+        status, body = service.status, {"error": "Too many."}
         query = self.path.partition("q=")[2].partition("&")[0]
         if service.admits():
           time.sleep(service.latency(query))
           result = {"url": f"http://w/{query}", "title": "T", "content": "c"}
           status, body = 200, {"results": [result]}
+        else:
+          time.sleep(service.refusing)
         with contextlib.suppress(OSError):  # The client has left.
           self.send_response(status)
-          for name, value in service.header.items() if status == 429 else ():
+          for name, value in service.header.items() if status != 200 else ():
             self.send_header(name, value)
           self.end_headers()
           self.wfile.write(json.dumps(body).encode())
@@ -177,6 +179,45 @@ def test_a_quota_ends_with_a_sentence(header, wait, sentence):
       assert "must list json" in failure.reason  # The service's advice.
   assert time.monotonic() - began < 2
   assert len(service.refusals) == 1 or wait < 1
+
+
+def test_a_service_that_answers_again_is_asked_although_it_said_tomorrow():
+  service = Service(first=1, header={"Retry-After": "86400"})
+  with service.serving(wait=0.2, rate=50) as retriever:
+    assert len(played(retriever, 1, deadline=5.0)) == 1
+    time.sleep(0.25)
+    assert played(retriever, 5, deadline=5.0) == []
+
+
+def test_a_service_that_refuses_for_now_is_no_longer_a_failing_one():
+  service = Service(first=1)
+  service.status, service.header = 500, {"Retry-After": "0.2"}
+
+  async def one_and_others(retriever):
+    first = asyncio.create_task(retriever.search(types.SearchRequest("a", 3)))
+    await asyncio.sleep(0.1)  # It was refused, and waits.
+    other = retriever.search(types.SearchRequest("b", 3))
+    return await asyncio.gather(first, other)
+
+  with service.serving(retries=0, failures=1, cooldown=0.02) as retriever:
+    assert len(played(retriever, 1, deadline=5.0)) == 1
+    time.sleep(0.03)
+    service.status, service.first = 429, 2
+    assert all(loop.run(one_and_others(retriever)))
+
+
+def test_seconds_of_refused_requests_are_no_work():
+  service = Service(first=10, header={"Retry-After": "0.01"})
+  service.refusing = 0.05
+  with service.serving(deadline=0.3) as retriever:
+    assert played(retriever, 1, deadline=0.3) == []
+
+
+def test_a_high_rate_is_no_reason_to_ask_again_at_once():
+  service = Service(limit=20)
+  with service.serving(rate=1000) as retriever:
+    assert played(retriever, 40, deadline=5.0) == []
+  assert len(service.refusals) < 75
 
 
 def test_a_slow_search_holds_no_other(tmp_path):
