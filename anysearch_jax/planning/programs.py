@@ -138,7 +138,7 @@ def _training(
   if a.lora or objective.kl_coefficient or config.critic.reward_kl:
     base = a.without_lora()
     cut = sharding.shardings(base, placed.trainer)
-    reference = _cast(table.rows(base), cut, base_dtype)
+    reference = weights.abstract(table.rows(base), cut, base_dtype)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
@@ -326,28 +326,15 @@ def _engine_weights(
   """Returns the abstract weights that decode reads, layer by layer."""
   a = placed.a
   cut = sharding.shardings(a, placed.rollout)
-  base = _cast(table.base_rows(a), cut, base_dtype)
+  base = weights.abstract(table.base_rows(a), cut, base_dtype)
   if a.lora is not None:
-    base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
+    base = lora.combine(
+      base, weights.abstract(table.adapter_rows(a), cut, placed.dtype)
+    )
   return _placed(
     jax.eval_shape(functools.partial(model.prepare, a=a), base),
     serving.shardings(a, placed.rollout, fused=model.fused),
   )
-
-
-def _cast(
-  rows: Sequence[weights.Weight], shardings: dict, dtype: Any
-) -> decoder.Params:
-  """Returns abstract weights in `dtype`, except float32 scales of norms."""
-
-  def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-      row.shape,
-      jnp.float32 if row.init is None else dtype,
-      sharding=weights.get(shardings, row.path),
-    )
-
-  return weights.tree(rows, leaf)
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:

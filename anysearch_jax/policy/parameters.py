@@ -209,10 +209,14 @@ def spec(
 def abstract(
   rows: Sequence[Weight], shardings: Mapping | None, dtype: Any
 ) -> dict:
-  """Returns the nested dict of `jax.ShapeDtypeStruct`; allocates nothing."""
+  """Returns the nested dict of `jax.ShapeDtypeStruct`; allocates nothing.
+
+  Scales of norms are float32, all else has the dtype.
+  """
 
   def leaf(row: Weight) -> jax.ShapeDtypeStruct:
     sharding = get(shardings, row.path) if shardings is not None else None
-    return jax.ShapeDtypeStruct(row.shape, dtype, sharding=sharding)
+    kept = np.float32 if row.init is None else dtype
+    return jax.ShapeDtypeStruct(row.shape, kept, sharding=sharding)
 
   return tree(rows, leaf)
