@@ -197,12 +197,11 @@ def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
   return tuple(found)
 
 
-def parse_pairs(text: str, flag: str = "--budgets") -> tuple[str, ...]:
+def parse_pairs(text: str) -> tuple[str, ...]:
   """Parses budgets in several units, all of whose combinations are played.
 
   Args:
     text: as `searches=1|3,tokens=64|128`, four budgets; `;` separates grids.
-    flag: that gave it.
 
   Returns:
     The budgets as `budgets.parse` reads them.
@@ -222,10 +221,10 @@ def parse_pairs(text: str, flag: str = "--budgets") -> tuple[str, ...]:
       str(budgets_lib.parse(each, budgets_lib.Prices(1.0))) for each in found
     }
   except ValueError as error:
-    raise ValueError(f"{flag}={text}: {error}") from error
+    raise ValueError(f"--budgets={text}: {error}") from error
   if len(different) < len(found):
     raise ValueError(
-      f"{flag}={text}: found {len(found)} budgets, {len(different)} of them "
+      f"--budgets={text}: found {len(found)} budgets, {len(different)} of them "
       "different; expected each budget once."
     )
   return tuple(found)

@@ -81,12 +81,9 @@ def parts_of(
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
   """Returns the parts of a run on this node.
 
-  Args:
-    config: the resolved configuration, before the overrides added here.
-    trainer: the trainer's command with the flags that make that configuration.
-    servers: settings of the SGLang servers; None: the trainer samples itself.
-    processes: number of nodes that train together.
-    retriever_port: port of the retriever, on 127.0.0.1.
+  `config` is as resolved, before the overrides added here, and `trainer` the
+  command with the flags that make it. Without `servers` the trainer samples
+  itself; `processes` is the number of nodes that train together.
 
   Returns:
     (services, trainer): the retriever and the servers, then the trainer.

@@ -203,12 +203,8 @@ class Child:
 
   Its children belong to it, except those with a session of their own.
 
-  Args:
-    command: the program and its arguments.
-    log: file of its output.
-    env: variables that are added to the environment.
-    heading: text that is written to the log first.
-    append: whether to keep what is in the log; `text` and `tail` skip it.
+  `env` is added to the environment, and `heading` is written to the log first.
+  With `append` the log is kept; `text` and `tail` skip what was in it.
 
   Raises:
     OSError: the program cannot be started.

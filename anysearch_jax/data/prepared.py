@@ -48,12 +48,8 @@ def write(
 ) -> None:
   """Writes a folder of prepared questions atomically.
 
-  Args:
-    folder: folder that is new, empty, or was written from equal arguments.
-    parts: the result of `preparing.prepare`.
-    mixed: the result of `preparing.mix`; if it is empty, there is no
-      `train.parquet`.
-    manifest: inputs and settings; counts and hashes are added.
+  The folder is new, empty, or was written from equal arguments. Without `mixed`
+  there is no `train.parquet`; counts and hashes are added to `manifest`.
 
   Raises:
     formats.DataError: the folder holds something else.

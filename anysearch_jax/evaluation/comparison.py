@@ -301,10 +301,8 @@ def pairwise(
 ) -> tuple[Difference, ...]:
   """Compares every two rows, the earlier minus the later.
 
-  Args:
-    rows: two or more rows on the same questions, see `pair`.
-    names: keys of `measures.MEASURES`.
-    draws: number of random flips of signs.
+  The rows have the same questions, see `pair`; `names` are keys of
+  `measures.MEASURES`, and `draws` the number of random flips of signs.
 
   Returns:
     Lines ordered by pair, dataset (all together first), budget (all together

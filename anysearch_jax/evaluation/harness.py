@@ -308,7 +308,8 @@ class _Grid:
 
   def cell(self, place: int) -> tuple[int, budgets_lib.Budget, types.Question]:
     """Returns seed, budget and question of the episode at `place`."""
-    seed, budget, question = np.unravel_index(place, self._places.shape)
+    at = np.unravel_index(place, self._places.shape)
+    seed, budget, question = map(int, at)
     return self._seeds[seed], self._budgets[budget], self._questions[question]
 
   def place(self, row: journal.Row) -> int:

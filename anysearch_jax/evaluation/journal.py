@@ -176,9 +176,8 @@ def _decoded(line: str | bytes) -> Any:
 def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
   """Writes what a folder's rows are of, or checks it against the folder.
 
-  Args:
-    folder: folder of the rows; it is created if it is missing.
-    files: by file name, the JSON values that identify the rows.
+  The folder is made if it is missing. `files` has the JSON values that identify
+  the rows, by file name.
 
   Raises:
     ValueError: a file of the folder holds other values; the error names the

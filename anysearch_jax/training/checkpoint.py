@@ -450,9 +450,7 @@ class Pace:
 
   longest: seconds of the longest rollout so far.
 
-  Args:
-    minutes: between saves; 0 disables saves by the clock.
-    clock: returns the time in seconds.
+  There are `minutes` between saves; 0 disables saves by the clock.
   """
 
   def __init__(self, minutes: float, clock: Callable[[], float]):

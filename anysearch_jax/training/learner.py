@@ -32,10 +32,8 @@ class Learner:
   state: the training state; each step donates it and replaces it. Between
     `offload` and `fetch`, arrays of it are in host memory.
 
-  Args:
-    config: the whole configuration.
-    policy: the initial policy, also the reference of the KL term; with several
-      processes, its arrays are on the training mesh.
+  `policy` is also the reference of the KL term; with several processes, its
+  arrays are on the training mesh.
 
   Raises:
     ValueError: the devices cannot run the configuration.

@@ -47,10 +47,8 @@ class Writer:
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
     """Writes the metrics of a rollout; non-finite numbers become null.
 
-    Args:
-      step: number of the rollout's last optimizer step.
-      values: metrics of the rollout, with its number as `rollout`.
-      steps: metrics of its optimizer steps, in order.
+    `step` is the number of the rollout's last optimizer step; `steps` are those
+    of the rollout, in order.
     """
     first = step - len(steps) + 1
     numbered = [
@@ -109,10 +107,8 @@ def over_steps(
 ) -> dict[str, float]:
   """Returns means over a rollout's optimizer steps; maxima for names in `_max`.
 
-  Args:
-    steps: the metrics of each step.
-    on_policy: whether the rollout was sampled with the weights that the first
-      step updates.
+  `on_policy` says that the rollout was sampled with the weights that the first
+  step updates.
   """
   out = {
     name: float(
@@ -186,9 +182,7 @@ class RunFolder:
   def begin(self, policy: hf.Policy, prompts: Mapping[str, str]) -> None:
     """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
-    Args:
-      policy: the initial policy; later exports copy its files.
-      prompts: of an example question, by name.
+    Later exports copy the files of the initial policy.
     """
 
     def write() -> None:

@@ -48,14 +48,9 @@ class Pipeline:
   An exception in the sampler is raised again by `take`, `sampled_before` or
   `check`.
 
-  Args:
-    sampler: only this pipeline may use it meanwhile.
-    ready: consecutive rollouts that are already sampled.
-    first: number of the first of them, or else of the first to sample.
-    rollouts: number of rollouts of the whole run.
-    level: `pipeline.async_level`.
-    timeline: records how long each thread waits for the other.
-    patience: seconds to wait for the sampler's thread after a stop.
+  Only this pipeline may use the sampler meanwhile. `ready` are consecutive
+  rollouts that are sampled already; `first` is the first of them, or else the
+  first to sample. A stop waits `patience` seconds for the thread.
   """
 
   def __init__(

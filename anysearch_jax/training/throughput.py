@@ -101,11 +101,8 @@ def metrics(
 ) -> dict[str, float]:
   """Returns speed, padding and, if the devices' peak is known, MFU.
 
-  Args:
-    work: that was trained on.
-    flops: `model_flops` of it.
-    seconds: that the training took, on host and devices.
-    devices: that trained, all of one kind, whose bfloat16 peak MFU is of.
+  `seconds` are those of the training, on host and devices. The devices are of
+  one kind, whose bfloat16 peak MFU is of.
   """
   out = {
     "train/tokens_per_second": work.tokens / seconds,

@@ -37,9 +37,7 @@ class Span(NamedTuple):
 class Timeline:
   """Collects spans. Thread-safe.
 
-  Args:
-    clock: returns the time in seconds.
-    path: of the trace, which replaces an existing file; None writes no trace.
+  The trace replaces the file at `path`; None writes no trace.
   """
 
   def __init__(
