@@ -80,6 +80,7 @@ class McpRetriever:
     self._deadline, self._largest = settings.deadline, settings.largest
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
+    self._is_closed = False
     self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
     self.counters: Counter[str] = Counter()
     self._wait = patience.wait
@@ -122,6 +123,7 @@ class McpRetriever:
 
   def close(self) -> None:
     """Ends the connection, and the server if it is a program."""
+    self._is_closed = True
     loop.run(self._drop(self._connection))
     loop.run(self._http.aclose())
 
@@ -191,8 +193,9 @@ class McpRetriever:
         if code == _BUSY:
           if connection.client.done() and connection.client.exception():
             await self._drop(connection)  # It was refused as it began.
-          asked_for = getattr(_first(error), "data", None) or 0.0
-          self._gate.pause(asked_for, sent=sent, said=str(met), limit=limit)
+          asked_for = {"retry-after": str(getattr(_first(error), "data", ""))}
+          seconds = http_calls.retry_after(asked_for)
+          self._gate.pause(seconds, sent=sent, said=str(met), limit=limit)
           continue
         if isinstance(error, pydantic.ValidationError) or code in _OF_CALLS:
           raise met from None
@@ -204,6 +207,8 @@ class McpRetriever:
 
   def _connected(self) -> _Connection:
     """Returns the connection, or a new one."""
+    if self._is_closed:
+      raise types.RetrievalError(f"MCP tool {self._tool}: it was closed.")
     if self._connection is None:
       self.counters["connections"] += 1
       if self._url:
@@ -224,7 +229,7 @@ class McpRetriever:
       self._connection = None
     if connection is not None:
       connection.scope.cancel()
-      await asyncio.wait([connection.task])
+      await asyncio.wait([connection.task], timeout=_START_SECONDS)
 
   def _answer(self, result: Any) -> tuple[types.Passage, ...]:
     """Returns the passages of a result: structured, JSON in texts, or texts."""

@@ -91,9 +91,8 @@ class Patience:
   cooldown: float = 10.0
 
   def __post_init__(self):
-    for name, least in (
-      *(("retries", 0), ("concurrency", 1), ("failures", 1), ("rate", 0.0)),
-    ):
+    least_of = {"retries": 0, "concurrency": 1, "failures": 1, "rate": 0.0}
+    for name, least in least_of.items():
       if not least <= getattr(self, name) < math.inf:
         raise ValueError(
           f"{name}: found {getattr(self, name)}, expected at least {least}."
@@ -223,7 +222,7 @@ class Caller:
     self._breaker = Breaker(patience.failures, patience.cooldown, clock)
     self.fail = self._breaker.fail
     # Counts of events, and the seconds and dollars, which are fractions.
-    self.counters: Counter[str] = Counter()
+    self.counters: Any = Counter()
     self._gate = turns.Gate(
       *(patience.concurrency, patience.rate, patience.wait, self.counters)
     )
@@ -303,7 +302,7 @@ class Caller:
         with self._breaker.call(counted=counted):
           data = await self._try(method, url, limit, request)
           if self._price:
-            self._add("cost", self._price)
+            self.counters["cost"] += self._price
           return read(self._parse(url, data))
     except TimeoutError:
       self.counters["failures"] += 1
@@ -320,10 +319,6 @@ class Caller:
     """Returns the error of an answer with another value than `expected`."""
     quoted = self.redact.quote(repr(found), _SHORT)
     return AnswerError(f"{url}: found {quoted}, expected {expected}.")
-
-  def _add(self, name: str, value: float) -> None:
-    # The declared counts of a Counter are whole.
-    self.counters[name] += value  # type: ignore[assignment]
 
   def _late(self, url: str, limit: turns.Limit) -> types.RetrievalError:
     """Returns the error of a call that ended before its answer."""
@@ -364,7 +359,7 @@ class Caller:
           raise types.RetrievalError(f"{url}: {met}") from None
         met = f"{type(error).__name__}: {met}".rstrip(": ")
       finally:
-        self._add("seconds", time.monotonic() - sent)
+        self.counters["seconds"] += time.monotonic() - sent
       if status == 200:
         self._gate.answered()
         return data

@@ -282,7 +282,7 @@ class Gate:
   def _check(self, seconds: float, limit: Limit) -> None:
     if seconds > max(limit.left, 0.0):
       raise BusyError(
-        f"{self._said} It asks to wait for {seconds:.0f} seconds, and this "
+        f"{self._said} It asks to wait for {seconds:.6g} seconds, and this "
         f"request may wait for {max(limit.left, 0.0):.0f} more."
       )
 

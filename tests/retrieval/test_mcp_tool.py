@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import mcp_servers
@@ -149,6 +150,23 @@ def test_an_address_that_limits_searches_fails_none(rate):
     retriever.close()
     process.kill()
     process.wait(10)
+
+
+def test_a_tool_that_refuses_for_now_is_asked_again(url):
+  retriever = opened(url)
+  assert ask(retriever, "busy") == [()]
+  assert retriever.counters["throttled"] == 1
+  retriever.close()
+
+
+def test_a_search_that_waits_connects_to_nothing_after_the_end(url):
+  retriever = opened(url, patience=http_calls.Patience(rate=2.0))
+  closing = threading.Timer(0.2, retriever.close)
+  closing.start()
+  *_, waited = ask(retriever, "emma", "peru")
+  closing.join()
+  assert "was closed" in str(waited)
+  assert retriever.counters["connections"] == 1
 
 
 @pytest.mark.slow  # It starts twice.
