@@ -39,7 +39,7 @@ class Line:
       self._first = max(done - 1, 0)
     if now - self._printed < self._every and done < self._total:
       return
-    self._print(note)
+    self._print(now, note)
 
   @contextlib.contextmanager
   def telling(
@@ -55,7 +55,7 @@ class Line:
     def tell() -> None:
       while not ended.wait(every):
         if said := waits():
-          self._print(said)
+          self._print(self._clock(), said)
 
     threading.Thread(target=tell, name="progress", daemon=True).start()
     try:
@@ -63,11 +63,11 @@ class Line:
     finally:
       ended.set()
 
-  def _print(self, note: str) -> None:
-    self._printed = now = self._clock()
+  def _print(self, now: float, note: str) -> None:
+    self._printed = now
     line = f"{self._unit} {self._done}/{self._total}"
-    if self._done > (self._first or 0):
-      rate = (self._done - (self._first or 0)) / max(now - self._started, 1e-9)
+    if made := self._done - (self._first or 0):
+      rate = made / max(now - self._started, 1e-9)
       left = (self._total - self._done) / rate
       line += f"  {rate:.1f}/s  {duration(left)} left"
     print(f"{line}  {note}".rstrip(), file=self._out, flush=True)

@@ -266,7 +266,7 @@ def test_a_file_that_another_process_has_open_is_named(tmp_path):
     timeout=120,
   )
   assert "another process has it open" in found.stdout
-  assert found.stderr == ""  # No traceback of Milvus Lite either.
+  assert "Traceback" not in found.stderr  # Of Milvus Lite.
   (tmp_path / "none.db").write_text("no folder")
   with pytest.raises(ValueError, match="cannot open .*none.db: .*File exists"):
     milvus().Collection(str(tmp_path / "none.db"), "a")
