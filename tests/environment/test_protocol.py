@@ -1,4 +1,4 @@
-"""Tests actions, neutralised text, budget lines and observations."""
+"""Tests neutralised text, budget lines and observations."""
 
 from __future__ import annotations
 
@@ -8,36 +8,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 
-SEARCH, ANSWER = protocol.ActionKind.SEARCH, protocol.ActionKind.ANSWER
 CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
-
-
-@pytest.mark.parametrize(
-  ("text", "expected"),
-  [
-    ("", None),
-    ("<search>q</search>", (SEARCH, "q")),
-    ("<search> \n q r\n </search>", (SEARCH, "q r")),
-    ("<answer> Beijing </answer>", (ANSWER, "Beijing")),
-    ("<search> \n </search>", (SEARCH, "")),
-    ("<think>t <search>q</search>", (SEARCH, "q")),
-    ("<search>q</search> <answer>a</answer>", (ANSWER, "a")),
-    ("<search>q</search> trailing <search>r", (SEARCH, "q")),
-    ("<search> a <search> b </search> </search>", (SEARCH, "b")),
-    ("<answer> a <search>q</search> b </answer>", (ANSWER, None)),
-    ("<search>q", None),
-    ("<Search>q</Search>", None),
-    ("<search>a < b > c</search>", (SEARCH, "a < b > c")),
-  ],
-)
-def test_last_action(text, expected):
-  action = protocol.last_action(text)
-  if expected is None:
-    assert action is None
-  else:
-    kind, content = expected
-    content = "a <search>q</search> b" if content is None else content
-    assert action == protocol.Action(kind, content)
 
 
 @pytest.mark.parametrize(

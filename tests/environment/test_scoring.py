@@ -1,4 +1,4 @@
-"""Tests the scores of a trajectory: answer, exact match, format."""
+"""Tests the scores of a trajectory; others are in `test_hostile_protocol`."""
 
 from __future__ import annotations
 
@@ -26,57 +26,6 @@ def test_format_table(row):
     row.spans, budget=row.budget, searches=row.searches, scaffold=row.scaffold
   )
   assert found == row.expected
-
-
-@pytest.mark.parametrize(
-  ("text", "expected"),
-  [
-    ("", ""),
-    ("  The   Beatles \n", "beatles"),
-    ("U.S.A.", "usa"),
-    ("rock-and-roll", "rockandroll"),
-    ("a an the", ""),
-    ("theatre", "theatre"),
-    ("\u00c9cole", "\u00e9cole"),
-    ("1,000", "1000"),
-    ("tab\tand\u00a0space", "tab and space"),
-  ],
-)
-def test_normalize_answer(text, expected):
-  assert scoring.normalize_answer(text) == expected
-
-
-@pytest.mark.parametrize(
-  ("answer", "aliases", "expected"),
-  [
-    ("The Beatles", ["beatles"], 1),
-    ("beatles", ["The Beatles!", "Fab Four"], 1),
-    ("", [""], 0),
-    ("the", ["a", "?"], 0),
-    (None, ["beatles"], 0),
-  ],
-)
-def test_exact_match(answer, aliases, expected):
-  assert scoring.exact_match(answer, aliases) == expected
-
-
-@pytest.mark.parametrize(
-  ("spans", "expected"),
-  [
-    ([], None),
-    ([m(T + A)], "a"),
-    ([m("<answer> Beijing\n</answer>")], "Beijing"),
-    ([m("<answer></answer>")], ""),
-    ([m("<answer>a</answer><answer>b</answer>")], "b"),
-    ([m("<answer>a</answer>"), m("no")], "a"),
-    ([m("<answer>a<answer>b</answer>")], "b"),
-    ([m("<think><answer>a</answer></think>")], "a"),
-    ([m("<answer>a"), e("b</answer>")], None),
-    ([m("<answer>a</answer>"), e("<answer>b</answer>")], "a"),
-  ],
-)
-def test_extract_answer(spans, expected):
-  assert scoring.extract_answer(spans) == expected
 
 
 def test_judge_returns_answer_exact_match_and_format():
