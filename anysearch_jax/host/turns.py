@@ -86,7 +86,7 @@ class Limit:
       for each in mine:
         self._callers.remove(each)
         if self.waits:
-          each.resume()
+          each.wait(-1)
 
   @property
   def seconds(self) -> float:
@@ -105,20 +105,13 @@ class Limit:
     self._count()
     return self._waiting - self.spent
 
-  def wait(self) -> None:
-    """Says that the work waits; each call is ended by one of `resume`."""
+  def wait(self, things: int = 1) -> None:
+    """Says that the work waits for one thing more, or with -1 for one less."""
     self._count()
-    self.waits += 1
+    before, self.waits = self.waits, self.waits + things
     self._set()
-    for each in self._callers if self.waits == 1 else ():
-      each.wait()
-
-  def resume(self) -> None:
-    self._count()
-    self.waits -= 1
-    self._set()
-    for each in () if self.waits else self._callers:
-      each.resume()
+    for each in self._callers if 0 in (before, self.waits) else ():
+      each.wait(things)
 
   def waited(self, seconds: float) -> None:
     """Says that these last seconds of work were waiting."""
@@ -144,7 +137,8 @@ class Limit:
 
   def _set(self) -> None:
     """Sets the end of the work, or of the waiting, from now."""
-    if self._timeout is None or self._timeout.expired():
+    timeout = self._timeout  # Another thread may end the block meanwhile.
+    if timeout is None or timeout.expired():
       return
     if asyncio.get_running_loop() is not self._loop:
       # A search of another event loop waits in that of `host.loop`.
@@ -153,7 +147,7 @@ class Limit:
       return
     left = self.left if self.waits else self.seconds
     when = self._loop.time() + max(left, 0.0)
-    self._timeout.reschedule(None if left == math.inf else when)
+    timeout.reschedule(None if left == math.inf else when)
 
 
 @contextlib.contextmanager
@@ -166,7 +160,7 @@ def waiting() -> Iterator[None]:
     yield
   finally:
     for each in limits:
-      each.resume()
+      each.wait(-1)
 
 
 def of_work(limits: tuple[Limit, ...]) -> contextvars.Context:

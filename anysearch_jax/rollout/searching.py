@@ -188,7 +188,7 @@ class BatchingRetriever:
       # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
       for query in batch:
         query.call, query.batch = call, batch
-        query.turn.resume()
+        query.turn.wait(-1)
       self._calls += 1
       call.add_done_callback(
         functools.partial(self._finish, batch, time.perf_counter())
