@@ -163,10 +163,8 @@ Look = Callable[[], Finding | Iterable[Finding]]
 def run(look: Look, *, deadline: float) -> list[Finding]:
   """Returns what a check finds; a timeout or an exception is a problem too.
 
-  Args:
-    look: may be slow, and may raise. It runs on a daemon thread, which is
-      abandoned if it hangs.
-    deadline: seconds that it may take.
+  The check may be slow, and may raise. It runs on a daemon thread, which is
+  abandoned if it hangs for `deadline` seconds.
   """
   outcome: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
 

@@ -314,11 +314,8 @@ def stop(
 ) -> list[_C]:
   """Stops children by SIGTERM, and by SIGKILL after the limit or when urged.
 
-  Args:
-    children: those to stop; some may have ended.
-    limit: returns the seconds that a child may take, as known so far.
-    urged: returns whether SIGKILL must be sent at once.
-    poll: is called repeatedly while they stop.
+  `limit` returns the seconds that a child may take, as known so far, and
+  `urged` whether SIGKILL must be sent at once. `poll` is called meanwhile.
 
   Returns:
     The children that were killed.

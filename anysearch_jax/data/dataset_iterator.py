@@ -32,10 +32,7 @@ class Indexed(Sequence[types.Question], abc.ABC):
 class Stream(Indexed):
   """The first `count` questions of an infinite stream over `rows`.
 
-  Args:
-    rows: the questions, at least one.
-    count: length of the stream, may exceed their number.
-    key: key of the permutations, >= 0.
+  There is at least one row; `count` may exceed their number. `key` is >= 0.
   """
 
   def __init__(self, rows: Sequence[types.Question], *, count: int, key: int):
@@ -68,9 +65,7 @@ def distinct(
 def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:
   """Returns a run's position in its questions, as plain values.
 
-  Args:
-    questions: a `Stream`, or a list that is repeated in its order.
-    taken: number of questions taken.
+  `questions` are a `Stream`, or a list that is repeated in its order.
 
   Returns:
     `epoch`, the number of whole passes; `key` of a stream; `position` in the

@@ -110,11 +110,8 @@ def judge(
 ) -> method.Measure:
   """Returns a user's measure of a trajectory, which fails as a value.
 
-  Args:
-    loaded: a function of a trajectory, or a coroutine function, and its file.
-      Other functions run in threads, so they may wait for a server.
-    where: names it in sentences.
-    measures: the names that it has to return.
+  `loaded` is a function of a trajectory, or a coroutine function. Other
+  functions run in threads, so they may wait for a server.
 
   Returns:
     A coroutine function that raises RetrievalError, so that the trajectory

@@ -68,12 +68,9 @@ def adamw(
 ) -> optax.GradientTransformation | Pair:
   """Returns AdamW with global-norm clipping and decay of matrices only.
 
-  Args:
-    a: the architecture, whose table says which weights are matrices.
-    config: rates; `max_grad_norm` 0 disables clipping.
-    schedule: learning rate by step, instead of the configuration's.
-    critic: settings of the critic, which is clipped separately.
-    total_steps: length of the training, of which `decay` is a share.
+  The table of `a` says which weights are matrices; `max_grad_norm` 0 disables
+  clipping. `schedule` replaces the configuration's learning rate, and the
+  critic is clipped separately; `decay` is a share of `total_steps`.
   """
 
   def rates(peak: float, warmup: int) -> float | optax.Schedule:

@@ -76,14 +76,8 @@ def score(
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
-  Args:
-    groups: one for each question; None where it was dropped.
-    budgets: int `[Q]`, the assigned budgets.
-    samples: number of trajectories of a group.
-    method: defines the rewards and the environment that was played.
-    objective: sets how advantages are normalised.
-    progress: how far the training is, for rewards in stages.
-    run: runs the coroutine of a measure that asks a server.
+  `groups` has one for each question, None where it was dropped, and `budgets`
+  is int `[Q]`. `run` runs the coroutine of a measure that asks a server.
   """
   trajectories = {
     (q, g): trajectory
