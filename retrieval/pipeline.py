@@ -101,16 +101,22 @@ def optional(
   `counters["left_out"]` counts these searches; a run reports them.
 
   Args:
-    deadline: seconds of a batch of searches.
+    deadline: seconds of a search or, if it is asked in batches, of a batch;
+      waiting for a turn counts.
     instead: another retriever; None: there are no passages.
   """
 
-  async def search(requests: Requests) -> list[Answer]:
-    late = types.RetrievalError("It had no answer in time.")
-    out: list[Answer] = [late] * len(requests)
+  async def timely(some: Requests) -> Sequence[Answer]:
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(deadline):
-        out = [*await requests_lib.answers(retriever, requests)]
+        return await requests_lib.answers(retriever, some)
+    return [types.RetrievalError("It had no answer in time.")] * len(some)
+
+  async def search(requests: Requests) -> list[Answer]:
+    is_one = hasattr(retriever, "search_many")
+    parts = [requests] if is_one else [[each] for each in requests]
+    found = await asyncio.gather(*map(timely, parts))
+    out = [answer for some in found for answer in some]
     left = [i for i, x in enumerate(out) if isinstance(x, types.RetrievalError)]
     stage.own["left_out"] += len(left)
     others: Sequence[Answer] = [()] * len(left)

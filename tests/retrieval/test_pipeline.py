@@ -109,6 +109,17 @@ def test_a_late_stage_is_left_out_and_a_bug_is_not():
   assert isinstance(bug, KeyError)
 
 
+def test_a_late_search_takes_no_answers_from_others():
+  class Alone:
+    async def search(self, request):
+      await asyncio.sleep(60.0 * (request.query == "slow"))
+      return [passage(request.query)]
+
+  made = pipeline.optional(Alone(), deadline=0.1)
+  assert ask(made, "a", "slow", "b") == [["a"], [], ["b"]]
+  assert made.counters["left_out"] == 1
+
+
 OWN = """
 from anysearch_jax import types
 from retrieval import pipeline
