@@ -5,11 +5,10 @@ r"""Predicts whether a configuration fits hardware, which need not be present.
 
 Compiles the train step, the pass for old log-probabilities, prefill and decode
 ahead of time and prints the memory and the predicted time of each and of the
-hand-over, the time of a whole optimizer step, and a verdict. `--search`
-first tries micro-batches, recomputation and meshes, and plans the best. The
-exit code is 0 if the configuration fits, 1 if it does not, and 2 if the flags
-or the configuration are invalid. Needs the compilers of the extra [plan],
-but no accelerator.
+hand-over, the time of a whole optimizer step, a verdict, and what would make it
+fit. The exit code is 0 if the configuration fits, 1 if it does not, and 2 if
+the flags or the configuration are invalid. Needs the compilers of the extra
+[plan], but no accelerator.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def define_flags() -> None:
     "Of an episode's tokens, those that the policy samples; default: 800, or "
     "half of the episode if that is less.",
   )
-  flags.DEFINE_bool("search", False, "Try other micro-batches, remat, meshes.")
   flags.DEFINE_string("json", None, "File that the plan is written to.")
   flags.DEFINE_string("markdown", None, "The same as a table for a document.")
 
@@ -137,31 +135,13 @@ def _plan(config: config_lib.ExperimentConfig):
   expected = whole_step.episodes_of(
     config, tokens=f.episode_tokens, generated=f.generated_tokens
   )
-  micro_batches = f.micro_batches
-  say = functools.partial(print, file=sys.stderr, flush=True)
-  if f.search:
-    found = planner.best(
-      config,
-      a,
-      target,
-      micro_batches=micro_batches,
-      expected=expected,
-      log=say,
-    )
-    if found is None:
-      say("nothing fits; this is the configuration as it is")
-    else:
-      say(f"best: {found.words}")
-      config = found.config
-      micro_batches = config.batch.max_micro_batches
   return planner.make(
     config,
     a,
     target,
-    micro_batches=micro_batches,
-    searched=f.search,
+    micro_batches=f.micro_batches,
     expected=expected,
-    log=say,
+    log=functools.partial(print, file=sys.stderr, flush=True),
   )
 
 
