@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import pathlib
 import typing
@@ -26,7 +25,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import loop, plugins
+from anysearch_jax.host import json_files, loop, plugins
 from anysearch_jax.training import validation
 from launch import flags as launch_flags
 from launch import parts, retrieval_settings, shipped
@@ -268,11 +267,10 @@ def identity(chosen: Chosen) -> dict[str, Any]:
     (run / "checkpoints" / str(rollout) / checkpoint.MANIFEST).read_text()
   )
   params = {k: v for k, v in listed.items() if k.startswith("params/")}
-  canonical = json.dumps(params, sort_keys=True).encode()
   return {
     "checkpoint": str(run),
     "rollout": rollout,
-    "sha256": hashlib.sha256(canonical).hexdigest(),
+    "sha256": json_files.sha256(params),
   }
 
 

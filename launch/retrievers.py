@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import counting, loop, plugins
+from anysearch_jax.host import counting, json_files, loop, plugins
 from launch import databases, retrieval_settings
 from retrieval import requests as requests_lib
 
@@ -37,10 +35,9 @@ class IdentifiedRetriever:
     self.search = retriever.search
     if isinstance(retriever, types.BatchRetriever):
       self.search_many = retriever.search_many
-    canonical = json.dumps(identity, sort_keys=True).encode()
     self._identity = {
       "identity": identity,
-      "sha256": hashlib.sha256(canonical).hexdigest(),
+      "sha256": json_files.sha256(identity),
     }
 
   @property

@@ -11,7 +11,6 @@ it was built. A run checks what it needs of them.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -22,7 +21,7 @@ from typing import Any
 import pymilvus
 
 from anysearch_jax import types
-from anysearch_jax.host import redaction
+from anysearch_jax.host import json_files, redaction
 from retrieval import analysis, passages
 from retrieval import filters as filters_lib
 from retrieval import requests as requests_lib
@@ -397,8 +396,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
     values |= self._built
     if self._filters:
       values |= {"filter": {k: list(v) for k, v in self._filters.items()}}
-    canonical = json.dumps(values, sort_keys=True).encode()
-    return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+    return values | {"sha256": json_files.sha256(values)}
 
 
 class _Reason(logging.Filter):

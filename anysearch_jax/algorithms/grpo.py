@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
@@ -103,10 +104,7 @@ def advantages(
     case "none":
       return centred
     case _:
-      raise ValueError(
-        f"Found normalize {normalize!r}; expected one of "
-        f"{', '.join(NORMALIZERS)}."
-      )
+      raise settings.unknown("normalize", normalize, NORMALIZERS)
   return centred / (jnp.sqrt(variance) + epsilon)
 
 
@@ -142,10 +140,7 @@ def kl_estimate(
       log_ratio = _near(reference_logp_t, logp_t) - logp_t
       k3 = jnp.expm1(log_ratio) - log_ratio
       return jnp.where(far, jax.lax.stop_gradient(k3), k3)
-  raise ValueError(
-    f"Found kl_estimator {estimator!r}; expected one of "
-    f"{', '.join(KL_ESTIMATORS)}."
-  )
+  raise settings.unknown("kl_estimator", estimator, KL_ESTIMATORS)
 
 
 def token_terms(
@@ -230,10 +225,7 @@ def token_weights(
     case "token-mean":
       denominators = [sum(counts)] * len(masks)
     case _:
-      raise ValueError(
-        f"Found reduction {reduction!r}; expected one of "
-        f"{', '.join(REDUCTIONS)}."
-      )
+      raise settings.unknown("reduction", reduction, REDUCTIONS)
   return [
     (mask / max(denominator, 1)).astype(np.float32)
     for mask, denominator in zip(masks, denominators)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 
 GAMMA_MODES = ("adaptive", "fixed", "off")
 RELATIVE_COSTS = ("searches", "dollars")
@@ -274,10 +275,7 @@ def _relative(
       return relative_reward(em, searches, valid, xi=config.xi)
     case "dollars":
       return relative_cost(em, spent["dollars"], valid, xi=config.xi)
-  raise ValueError(
-    f"Found rel_cost {config.rel_cost!r}; expected one of "
-    f"{', '.join(RELATIVE_COSTS)}."
-  )
+  raise settings.unknown("rel_cost", config.rel_cost, RELATIVE_COSTS)
 
 
 def _gamma(
@@ -291,7 +289,4 @@ def _gamma(
       return jnp.full(em.shape[:-1], config.gamma_fixed, float)
     case "off":
       return jnp.zeros(em.shape[:-1], float)
-  raise ValueError(
-    f"Found gamma_mode {config.gamma_mode!r}; expected one of "
-    f"{', '.join(GAMMA_MODES)}."
-  )
+  raise settings.unknown("gamma_mode", config.gamma_mode, GAMMA_MODES)

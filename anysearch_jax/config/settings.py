@@ -19,7 +19,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -234,6 +234,13 @@ def leaves(
       yield from leaves(value, f"{path}{key}.")
     else:
       yield f"{path}{key}", value
+
+
+def unknown(name: str, found: object, names: Iterable[str]) -> ValueError:
+  """Returns the error of a name that is none of `names`."""
+  return ValueError(
+    f"Found {name} {found!r}; expected one of {', '.join(names)}."
+  )
 
 
 # Settings that are gone, with the values by which they changed nothing.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from anysearch_jax import budgets
 from anysearch_jax.environment import spec, wording
+from anysearch_jax.host import json_files
 
 _ASSIGNED = wording.Slots(may=("N", "coarse"))
 _LEFT = wording.Slots(may=("N", "R", "U", "coarse"))
@@ -109,7 +110,7 @@ def texts(file: str) -> wording.Texts:
     ValueError: as `replaced`.
   """
   values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
-  return wording.Texts(values, file, wording.digest(values))
+  return wording.Texts(values, file, json_files.sha256(values))
 
 
 def _number(value: float) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 import re
 import tomllib
@@ -17,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from anysearch_jax.environment import spec
+from anysearch_jax.host import json_files
 
 SHIPPED = pathlib.Path(__file__).parents[1] / "methods" / "texts"
 _BRACE = re.compile(r"\{\{|\}\}|\{(\w+)\}|[{}]")
@@ -72,7 +71,7 @@ class Wording:
     """
     path = pathlib.Path(file) if file else SHIPPED / self.shipped
     values = read(path, self.slots, shipped=self.shipped)
-    return Texts(values, file or self.shipped, digest(values))
+    return Texts(values, file or self.shipped, json_files.sha256(values))
 
   @functools.cache  # noqa: B019
   def environment(self, file: str = "") -> spec.Environment:
@@ -86,12 +85,6 @@ class Wording:
     return dataclasses.replace(
       self, build=lambda values: change(self.build(values))
     )
-
-
-def digest(values: Mapping[str, str]) -> str:
-  """Returns the SHA-256 of names and texts, in hex."""
-  canonical = json.dumps(values, sort_keys=True).encode()
-  return hashlib.sha256(canonical).hexdigest()
 
 
 def read(

@@ -17,7 +17,7 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.host import http_calls, json_files, redaction
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -185,5 +185,4 @@ def uniform(address: types.Address, turn: int, *more: int | str) -> float:
 
 def identified(values: dict[str, Any]) -> dict[str, Any]:
   """Returns an identity with its SHA-256."""
-  canonical = json.dumps(values, sort_keys=True).encode()
-  return {**values, "sha256": hashlib.sha256(canonical).hexdigest()}
+  return {**values, "sha256": json_files.sha256(values)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -27,6 +28,11 @@ def read(path: pathlib.Path) -> dict[str, Any]:
       f"{path}: found {type(values).__name__}, expected a JSON object."
     )
   return values
+
+
+def sha256(values: Any) -> str:
+  """Returns the SHA-256 of JSON values, whatever the order of their keys."""
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def text(values: Mapping[str, Any]) -> str:

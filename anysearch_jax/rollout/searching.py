@@ -12,9 +12,7 @@ import asyncio
 import collections
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import re
 import time
 from collections import Counter
@@ -24,7 +22,7 @@ from typing import Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol, tools
-from anysearch_jax.host import counting, loop, turns
+from anysearch_jax.host import counting, json_files, loop, turns
 
 _COUNTS = (
   *("searches", "cache_hits", "deduplicated", "batches", "failures"),
@@ -367,11 +365,10 @@ class Toolbox:
       for name, retriever in self._tools.items()
       if hasattr(retriever, "identity")
     }
-    canonical = json.dumps(found, sort_keys=True).encode()
     return {
       "kind": "tools",
       "tools": found,
-      "sha256": hashlib.sha256(canonical).hexdigest(),
+      "sha256": json_files.sha256(found),
     }
 
   async def search(

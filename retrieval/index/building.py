@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -250,8 +249,7 @@ def _identity(
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
   """Returns an identity with the hash of all of its other values."""
   values = {k: v for k, v in values.items() if k != "sha256"}
-  canonical = json.dumps(without_paths(values), sort_keys=True).encode()
-  return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+  return values | {"sha256": json_files.sha256(without_paths(values))}
 
 
 def without_paths(identity: dict[str, Any]) -> dict[str, Any]:

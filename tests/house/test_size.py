@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 60_600,
-  "source: code lines": 36_500,
+  "source: lines": 60_540,
+  "source: code lines": 36_610,
   "source: modules": 330,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 47_600,
+  "tests: lines": 47_560,
   "docs and README: words": 22_000,
   "README: words": 700,
   "commands": 16,
