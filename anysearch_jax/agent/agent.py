@@ -455,13 +455,12 @@ class Agent:
   async def _search(self, request: types.SearchRequest) -> list[types.Passage]:
     """Answers one query, without an episode."""
     seconds = self._parts.config.search_deadline
+    limit = turns.Limit(seconds, driver.LONGEST_WAIT)
     try:
-      async with turns.Limit(seconds, driver.LONGEST_WAIT):
+      async with limit:
         return list(await self._parts.retriever.search(request))
     except TimeoutError as error:
-      raise types.RetrievalError(
-        f"The retriever gave no answer within {seconds:g} s."
-      ) from error
+      raise types.RetrievalError(f"The search failed: {limit.why()}") from error
 
 
 _NO_ANSWER = (

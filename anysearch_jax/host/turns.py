@@ -54,6 +54,7 @@ class Limit:
     self, seconds: float = math.inf, waiting: float = math.inf, *, waits=0
   ):
     self._seconds, self._waiting, self.waits = seconds, waiting, waits
+    self._given = seconds
     self.spent = self._since = 0.0
     self._timeout: asyncio.Timeout | None = None
     self._callers: list[Limit] = []
@@ -98,6 +99,13 @@ class Limit:
   def is_late(self) -> bool:
     """Whether no seconds of work are left."""
     return self.seconds < _INSTANT
+
+  def why(self) -> str:
+    """Returns a sentence that says which of the two ran out."""
+    if not self.is_late:
+      return f"it waited {self.spent:.0f} seconds for its turn."
+    waited = f", after {self.spent:.0f} in a queue" if self.spent else ""
+    return f"no answer within {self._given:g} seconds{waited}."
 
   @property
   def left(self) -> float:

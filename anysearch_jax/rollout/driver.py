@@ -299,8 +299,7 @@ async def answer(
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     if ending.expired():
       return None
-    waited = f", after {limit.spent:.0f} in a queue" if limit.spent else ""
-    why = str(error) or f"no answer within {seconds:g} seconds{waited}."
+    why = str(error) or limit.why()
     what = (
       f"Turn {request.turn}"
       if isinstance(request, types.GenerateRequest)

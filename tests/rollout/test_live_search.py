@@ -290,3 +290,15 @@ def test_failures_are_counted_by_their_reasons():
   assert len(failures) == counted["search/failures"] == 5
   assert counted["search/failed_busy"] == 3
   assert counted["search/failed_late"] == 2
+
+
+def test_a_search_whose_turn_does_not_come_is_not_called_late():
+  async def give_up():
+    limit = turns.Limit(30.0, 0.02)
+    with contextlib.suppress(TimeoutError):
+      async with limit:
+        with turns.waiting():
+          await asyncio.sleep(5)
+    return limit.why()
+
+  assert loop.run(give_up()) == "it waited 0 seconds for its turn."
