@@ -56,6 +56,20 @@ class Question:
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Source(NamedTuple):
+  """The place of a passage in a document.
+
+  path: of the file, as its reader may open it; "" if it is not from a file.
+  page: from 1; 0 if the document has no pages.
+  heading: the headings above it, outermost first, joined by " > "; "" if there
+    is none.
+  """
+
+  path: str = ""
+  page: int = 0
+  heading: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Passage:
   """One passage: `title` is its first line, unchanged, including any quotes."""
@@ -64,6 +78,7 @@ class Passage:
   title: str
   text: str
   score: float = 0.0
+  source: Source = Source()
 
   @property
   def contents(self) -> str:

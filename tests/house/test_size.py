@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 60_540,
-  "source: code lines": 36_610,
+  "source: lines": 62_040,
+  "source: code lines": 37_560,
   "source: modules": 330,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 47_560,
+  "tests: lines": 49_000,
   "docs and README: words": 22_000,
   "README: words": 700,
   "commands": 16,
