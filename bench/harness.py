@@ -1,11 +1,14 @@
-"""What all measurements share: clocks, turns, ratios, tables, JSON, processes.
+"""What all measurements share: clocks, ratios, tables, JSON.
 
 A bench is a module with a `main` that returns its numbers:
 
     def main():
       sides = {"ours": f, "theirs": g}
-      found = harness.in_turns(
-        sides, lambda side: {"seconds": harness.seconds(sides[side])}, rounds=5
+      found = harness.Rounds(
+        [
+          {name: {"seconds": harness.seconds(f)} for name, f in sides.items()}
+          for _ in range(5)
+        ]
       )
       print(found.ratio("seconds", "theirs", "ours"))
       return found.each
@@ -19,40 +22,22 @@ them; a ratio is the median of the rounds' ratios.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import (
-  Awaitable,
-  Callable,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-import numpy as np
 from absl import flags
 
 from launch import flags as launch_flags
 
 Numbers = Mapping[str, float]
 T = TypeVar("T")
-_LAST = 2000  # Characters of a failed process's errors.
 _COPIES = 7
-_POST = (
-  b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-  b"content-length: %d\r\n\r\n%b"
-)
 
 
 class Timing(NamedTuple):
@@ -142,28 +127,6 @@ def seconds(call: Callable[[], object]) -> float:
   return timed(call)[1].seconds
 
 
-def in_turns(
-  sides: Iterable[str], measure: Callable[[str], Numbers], *, rounds: int
-) -> Rounds:
-  """Measures each side once a round."""
-  names = list(sides)
-  return Rounds(
-    [{name: measure(name) for name in names} for _ in range(rounds)]
-  )
-
-
-def units(vectors: np.ndarray) -> np.ndarray:
-  """Returns vectors `[..., D]` scaled to length 1."""
-  return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
-def cpu_of(pid: int) -> float:
-  """Returns the CPU seconds that a process has used."""
-  with open(f"/proc/{pid}/stat") as stat:
-    values = stat.read().rpartition(")")[2].split()
-  return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def bandwidth(size: int) -> float:
   """Returns the bytes per second read and written by a copy of `size` bytes."""
   import jax
@@ -179,59 +142,6 @@ def bandwidth(size: int) -> float:
   return 2 * x.nbytes / min(seconds(call) for _ in range(_COPIES))
 
 
-class Connection:
-  """A connection of HTTP/1.1 that is kept alive, with one request at a time.
-
-  httpx2 takes about a millisecond of CPU for a request, more than a server
-  does, and loads share the server's cores.
-  """
-
-  def __init__(self, port: int):
-    self._port = port
-
-  async def __aenter__(self) -> Connection:
-    self._reader, self._writer = await asyncio.open_connection(
-      "127.0.0.1", self._port
-    )
-    return self
-
-  async def __aexit__(self, *error: object) -> None:
-    self._writer.close()
-
-  async def post(self, path: str, value: object, until: bytes = b"") -> bytes:
-    """Posts JSON and returns the body of the answer.
-
-    Args:
-      path: of the URL.
-      value: what JSON knows.
-      until: returns when this is read, of an answer that comes in pieces.
-
-    Raises:
-      RuntimeError: the status is not 200.
-    """
-    body = json.dumps(value).encode()
-    self._writer.write(_POST % (path.encode(), len(body), body))
-    head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-    if b" 200 " not in head.partition(b"\r\n")[0]:
-      raise RuntimeError(head.decode())
-    if until:
-      return await self._reader.readuntil(until)
-    length = int(head.partition(b"content-length:")[2].split()[0])
-    return await self._reader.readexactly(length)
-
-
-async def in_parallel(
-  port: int, clients: int, ask: Callable[[Connection], Awaitable[object]]
-) -> None:
-  """Runs `ask` with a connection of each of some clients."""
-
-  async def one() -> None:
-    async with Connection(port) as connection:
-      await ask(connection)
-
-  await asyncio.gather(*(one() for _ in range(clients)))
-
-
 def run(
   main: Callable[[], object],
   *,
@@ -241,8 +151,8 @@ def run(
 
   Args:
     main: the measurement. It returns values that JSON knows.
-    workers: functions that `in_worker` calls in processes of their own, with
-      strings as arguments.
+    workers: functions that `worker_command` runs in processes of their own,
+      with strings as arguments.
   """
   flags.DEFINE_string("json", None, "File for the numbers.")
   flags.DEFINE_list("worker", [], "A part of the bench; internal.")
@@ -268,43 +178,3 @@ def worker_command(name: str, *arguments: object) -> list[str]:
     raise RuntimeError("A bench with workers must be run by python -m.")
   words = ",".join(map(str, [name, *arguments]))
   return [sys.executable, "-m", spec.name, f"--worker={words}"]
-
-
-@contextlib.contextmanager
-def served(command: Sequence[str]) -> Iterator[tuple[int, int]]:
-  """Runs a command that serves over HTTP; yields its port and process id.
-
-  Args:
-    command: prints a line that ends in the port when it listens.
-  """
-  with (
-    tempfile.TemporaryFile("w+") as said,
-    subprocess.Popen(
-      command, stdout=subprocess.PIPE, stderr=said, text=True
-    ) as process,
-  ):
-    try:
-      line = process.stdout.readline() if process.stdout else ""
-      if "http://" not in line:
-        said.seek(0)
-        sys.exit(f"{' '.join(command)} failed:\n{said.read()[-_LAST:]}")
-      yield int(line.rpartition(":")[2].strip("/\n")), process.pid
-    finally:
-      process.terminate()
-      process.communicate()  # It says that it stops.
-
-
-def in_worker(
-  name: str, *arguments: object, env: Mapping[str, str] | None = None
-) -> Any:
-  """Runs a worker of this bench in a process; returns its numbers."""
-  done = subprocess.run(
-    worker_command(name, *arguments),
-    env=None if env is None else {**os.environ, **env},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  if done.returncode:
-    sys.exit(f"{name} failed:\n{done.stderr[-_LAST:]}")
-  return json.loads(done.stdout.splitlines()[-1])
