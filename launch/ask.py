@@ -87,8 +87,22 @@ def main(argv: Sequence[str]) -> None:
       if asking and not f.json:
         greet(examples)
       for text in questions or _typed(prompt=asking and not f.json):
-        if unknown := agent.unknown_words(text):
-          warn(unknown, examples)
+        if refused := agent.refusal(text):
+          answered = False
+          _say(refused, "problem", stderr=True)
+          if f.json:
+            print(
+              json.dumps(
+                {
+                  "question": text,
+                  "answer": None,
+                  "outcome": "refused",
+                  "reason": refused,
+                }
+              ),
+              flush=True,
+            )
+          continue
         if f.json or len(budgets) > 1:
           (replies,) = agent.ask_many(
             [text], budgets=budgets, seed=f.seed, deadline=f.deadline
@@ -154,15 +168,6 @@ def greet(examples: Sequence[str]) -> None:
     )
     for example in examples:
       _say(f"  {example}", "thinking")
-
-
-def warn(unknown: Sequence[str], examples: Sequence[str]) -> None:
-  """Says on standard error that the policy cannot read some words."""
-  words = ", ".join(map(repr, unknown[:5]))
-  hint = (
-    f" It knows the words of, for example: {examples[0]}" if examples else ""
-  )
-  _say(f"The policy's tokenizer has no {words}.{hint}", "problem", stderr=True)
 
 
 def show(told: Iterable[events.Event]) -> events.Reply:

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import queue
+import unicodedata
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any, Self
 
@@ -25,6 +26,9 @@ from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode_state, searching
 
 _YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
+# A question is refused if one of this many words is unknown: every question of
+# the generated world is shorter, and a long one may have an odd sign.
+_KNOWN = 10
 
 
 class ClosedError(RuntimeError):
@@ -190,14 +194,34 @@ class Agent:
     """The known questions."""
     return tuple(self._known.values())
 
-  def unknown_words(self, text: str) -> list[str]:
-    """Returns the words of `text` that the policy's tokenizer cannot write."""
+  def refusal(self, text: str) -> str | None:
+    """Returns why a question is not worth asking, or None.
+
+    A policy of the generated world has one token for each word that it knows.
+    Asked in English, it would answer with noise. Tokenizers of real models
+    write every word.
+
+    Args:
+      text: a question, with earlier turns if there are any.
+    """
     codec = self._parts.codec
-    return [
-      word
-      for word in text.split()
-      if codec.decode(codec.encode(protocol.neutralise(word))).strip() != word
-    ]
+    words = [protocol.neutralise(w, codec.control_tokens) for w in text.split()]
+
+    def known(text: str) -> bool:
+      return _letters(codec.decode(codec.encode(text))) == _letters(text)
+
+    if known(" ".join(words)):
+      return None
+    unknown = [word for word in words if not known(word)]
+    if len(unknown) * _KNOWN < len(words):
+      return None
+    shown = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
+    asked = " or ".join(map(repr, list(self._known)[:2]))
+    return (
+      f"question: the policy has no word for {shown}, so it cannot answer; "
+      f"expected words of its training{f', as in {asked}' if asked else ''}, "
+      "or a model that reads any text (docs/serving.md)."
+    )
 
   def ask(
     self,
@@ -461,6 +485,11 @@ class Agent:
         return list(await self._parts.retriever.search(request))
     except TimeoutError as error:
       raise types.RetrievalError(f"The search failed: {limit.why()}") from error
+
+
+def _letters(text: str) -> str:
+  """Returns what remains of a text if a tokenizer normalises it."""
+  return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 _NO_ANSWER = (

@@ -19,6 +19,8 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import prompts
+from anysearch_jax.policy import tokenizer
+from anysearch_jax.world import world, world_tokenizer
 
 
 def test_events_come_in_order_and_end_with_the_reply():
@@ -158,10 +160,30 @@ def test_long_question_does_not_hold_up_the_others():
     asyncio.run(searched(agent))
 
 
-def test_half_a_surrogate_pair_is_asked_and_is_an_unknown_word():
+def test_half_a_surrogate_pair_is_asked():
   with make() as agent:
     assert agent.ask("Who? \ud800", budget=1).answer == "Jane"
-    assert agent.unknown_words("Who? \ud800") == ["\ud800"]
+    assert agent.refusal("Who? \ud800") is None
+
+
+def test_a_policy_of_the_world_is_not_asked_in_english():
+  made = world.World(0)
+  codec = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(made))
+  questions = made.evaluation_questions(5)
+  with make(codec=codec, known=questions) as agent:
+    for question in questions:
+      assert agent.refusal(question.text) is None
+      one_wrong = question.text.replace("?", "IBM ?")
+      assert "no word for 'IBM', so" in agent.refusal(one_wrong)
+    said = agent.refusal("Who founded the city ?")
+    assert "no word for 'Who', 'the', 'city'" in said
+    assert repr(questions[0].text) in said
+
+
+def test_tokenizers_of_models_know_every_word(real_tokenizer):
+  with make(codec=real_tokenizer) as agent:
+    for text in ("cafe\u0301 \ufb01ne?", "</s> <|im_end|> <search>", "🙂"):
+      assert agent.refusal(text) is None
 
 
 def test_bug_of_an_engine_is_raised_to_the_caller():

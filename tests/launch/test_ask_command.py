@@ -99,12 +99,12 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
   )
   said = output("--json", "--compare=0,3")
   rows = [json.loads(line) for line in said.splitlines()]
-  assert [(row["question"], row["budget"]) for row in rows] == [
-    (QUESTION, 0),
-    (QUESTION, 3),
-    ("zzzz \udcff ?", 0),
-    ("zzzz \udcff ?", 3),
-  ]
+  *rows, refused = rows
+  assert [row["budget"] for row in rows] == [0, 3]
+  assert {row["question"] for row in rows} == {QUESTION}
+  assert refused["question"] == "zzzz \udcff ?"
+  assert refused["outcome"] == "refused" and not refused["answer"]
+  assert "no word for 'zzzz'" in refused["reason"]
   for row in rows:
     assert row["searches"] == len(row["queries"]) == len(row["documents"])
     assert row["searches"] <= row["budget"]
@@ -128,13 +128,14 @@ def test_budgets_are_shown_side_by_side():
   assert "answer" in said and "searches" in said
 
 
-def test_words_that_the_policy_cannot_read_are_named(capsys):
+def test_a_question_in_words_that_the_policy_has_not_is_refused(capsys):
   flags = ["ask", "--config=configs/quickstart.py", "--budget=0"]
-  with commands.defined(ask):
+  with commands.defined(ask), pytest.raises(SystemExit) as ended:
     ask.main(launch_flags._parse_argv([*flags, "Who founded IBM ?"]))
-  said = capsys.readouterr().err
-  assert "'Who'" in said and "'IBM'" in said
-  assert QUESTION not in said and "for example" in said
+  said = capsys.readouterr()
+  assert ended.value.code == 1 and not said.out
+  assert "no word for 'Who', 'IBM'" in said.err
+  assert "as in '" in said.err
 
 
 @pytest.mark.parametrize(
