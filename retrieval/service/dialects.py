@@ -74,7 +74,7 @@ class Limits:
   max_topk: int = _limit(100, "The most passages of a query.")
   queries: int = _limit(4096, "The most queries in a request.")
   passages: int = _limit(65536, "The most that a request may want in all.")
-  characters: int = _limit(8192, "The most characters of a query; see long.")
+  characters: int = _limit(8192, "Of a query, that count; the rest is cut.")
   body: int = _limit(16 << 20, "The most bytes of a request.")
   queue: int = _limit(16384, "The most queries that may wait; others get 429.")
   batch: int = _limit(128, "The most queries in a search.")
@@ -83,17 +83,10 @@ class Limits:
   per_query: float = _limit(0.2, "More of them for each further query.")
   connections: int = _limit(4096, "The most at a time, if there is room.")
   headers: float = _limit(10.0, "Seconds that a request's headers may take.")
-  # Clients like Search-R1's read "result" of every response; the AnySearch
-  # authors' server refuses such requests.
-  blank: str = _limit(
-    "empty", "empty: a blank query has no passages; or reject."
-  )
   # Search-R1's client ends its run at any answer without "result".
   late: str = _limit(
     "reject", "reject: 504 at the deadline; or partial: what is there by then."
   )
-  # As encoders do.
-  long: str = _limit("cut", "cut: the beginning of a query counts; or reject.")
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -109,13 +102,10 @@ class Limits:
           f"{name}: found {getattr(self, name)}, expected {least} "
           f"({getattr(self, least)}) or more."
         )
-    others = {"blank": "empty", "late": "partial", "long": "cut"}
-    for name, other in others.items():
-      if getattr(self, name) not in ("reject", other):
-        raise ValueError(
-          f"{name}: found {getattr(self, name)!r}, expected 'reject' or "
-          f"{other!r}."
-        )
+    if self.late not in ("reject", "partial"):
+      raise ValueError(
+        f"late: found {self.late!r}, expected 'reject' or 'partial'."
+      )
 
   def seconds(self, queries: int) -> float:
     """Returns the seconds that a request with so many queries may take."""
@@ -132,14 +122,6 @@ class Limits:
         f"Found {len(asked.queries)} queries, expected at most {self.queries}; "
         "split the request."
       )
-    for place, query in enumerate(asked.queries):
-      if self.long == "reject" and len(query) > self.characters:
-        raise RequestError(
-          f"Query {place} has {len(query)} characters, expected at most "
-          f"{self.characters}."
-        )
-      if self.blank == "reject" and not query.strip():
-        raise RequestError(f"Query {place} is blank, expected text.")
     k = self.topk if asked.k is None else asked.k
     if not 1 <= k <= self.max_topk:
       raise RequestError(

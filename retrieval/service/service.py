@@ -212,7 +212,7 @@ class Service:
     asked = read(dialects.load(body))
     k = self._limits.check(asked)
     most = self._limits.characters
-    # Longer queries get here only if the limits say to cut them.
+    # One blank or long query must not cost a batch its answers.
     cut = [query[:most] for query in asked.queries]
     queries = [query for query in cut if query.strip()]
     end = begun + self._limits.seconds(len(queries))

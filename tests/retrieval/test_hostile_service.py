@@ -25,8 +25,6 @@ LIMITS = dialects.Limits(
   queries=3,
   passages=20,
   body=4000,
-  blank="reject",
-  long="reject",
 )
 KEYS = (
   *("queries", "query", "topk", "top_k", "top_n"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
 from retrieval import http_retriever
-from retrieval.service import dialects, service
+from retrieval.service import service
 
 
 @pytest.fixture
@@ -295,16 +295,14 @@ def test_it_understands_the_service_of_this_package():
   """Tests identity, batches and a refused query over the service's app."""
   retriever = http_retriever.HttpRetriever(
     fake.URL,
-    transport=httpx2.ASGITransport(
-      service.create_app(Letters(), limits=dialects.Limits(blank="reject"))
-    ),
+    transport=httpx2.ASGITransport(service.create_app(Letters())),
   )
   assert retriever.identity() == {"kind": "letters"}
   requests = [fake.ask("a"), fake.ask("naïve 東京", 1), fake.ask("c")]
-  *found, refused = fake.search(retriever, *requests, fake.ask(" "))
+  *found, refused = fake.search(retriever, *requests, fake.ask("d", 101))
   assert found == [fake.truth(request) for request in requests]
   assert isinstance(refused, http_calls.RefusedError)
-  assert "blank" in str(refused)
+  assert "Expected 1 to 100 passages" in str(refused)
   retriever.close()
 
 
