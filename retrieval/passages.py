@@ -36,6 +36,8 @@ from anysearch_jax.host import json_files
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
 _INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
+# The lines of an index of documents, beside its corpus; the folder may move.
+DOCUMENTS = "documents.jsonl"
 
 
 class CorpusError(ValueError):
@@ -64,7 +66,8 @@ class Corpus:
       self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
       lines = self.info["lines"]
-      if lines != _LINES and not os.path.isabs(lines):
+      near = _LINES, f"../{DOCUMENTS}"
+      if lines not in near and not os.path.isabs(lines):
         raise ValueError(f"lines at {lines!r}, expected {_LINES!r} or a path")
       self.path = folder / lines
       size = self.path.stat().st_size
@@ -115,9 +118,16 @@ class Corpus:
     return {name: values[name] for name in names if name in values}
 
   def contents(self, start: int, stop: int) -> Iterator[str]:
-    """Yields the contents of rows `start` to `stop` (exclusive), in order."""
+    """Yields what is searched of rows `start` to `stop` (exclusive), in order.
+
+    It is their contents, with the headings above them after the title.
+    """
     for row in range(start, stop):
-      yield self[row].contents
+      passage = self[row]
+      if heading := passage.source.heading:
+        yield f"{passage.title}\n{heading}\n{passage.text}"
+      else:
+        yield passage.contents
 
   def verify(self) -> None:
     """Reads all lines and compares their hash.
@@ -205,8 +215,11 @@ def prepare(
   if copy:
     beside.replace(folder / _LINES)
   np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
+  lines_at = _LINES if copy else str(source)
+  if source == folder.absolute().parent / DOCUMENTS:
+    lines_at = f"../{DOCUMENTS}"
   info = made_of | {
-    "lines": _LINES if copy else str(source),
+    "lines": lines_at,
     "passages": len(offsets) - 1,
     "skipped": skipped,
     "bytes": offsets[-1],
@@ -278,7 +291,15 @@ def _parse(line: bytes) -> types.Passage:
         'the text; a passage without a title has its words in "text".'
       )
   title, _, text = _whole(contents).partition("\n")
-  return types.Passage(_whole(str(name)), title, text)
+  source = types.Source()
+  if isinstance(path := values.get("path"), str):
+    page, heading = values.get("page"), values.get("heading")
+    source = types.Source(
+      _whole(path),
+      page if isinstance(page, int) else 0,
+      _whole(heading) if isinstance(heading, str) else "",
+    )
+  return types.Passage(_whole(str(name)), title, text, source=source)
 
 
 def _whole(text: str) -> str:

@@ -34,6 +34,8 @@ from retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
+# Names the folder of the newest of several builds, see `documents.folder`.
+CURRENT = "current.json"
 # Bytes of an index of words by byte of its corpus, at most.
 _WORDS = 0.25
 # Seconds to wait for another builder's lock, and between attempts.
@@ -82,6 +84,7 @@ def build(
   encoder: search.Encoder | None = None,
   process: int = 0,
   processes: int = 1,
+  before: str | os.PathLike | None = None,
   on_bytes: Callable[[int], None] = lambda done: None,
   on_rows: Callable[[int, int], None] = lambda done, of: None,
   on_plan: Callable[[str], None] = lambda line: None,
@@ -95,6 +98,8 @@ def build(
     encoder: encoder of passages; required for all kinds except `bm25`.
     process, processes: number of this process, from 0, and number of processes
       that build together.
+    before: an index whose vectors are taken for equal passages, if it is
+      `flat` and made by the same encoder.
     on_bytes: called with the bytes of the corpus read so far.
     on_rows: called with the rows encoded so far and all rows of this process.
     on_plan: called with what the index takes, before it is built.
@@ -109,8 +114,13 @@ def build(
   """
   _validate(settings, encoder, process, processes)
   folder = pathlib.Path(folder)
+  if (folder / CURRENT).is_file():
+    raise OtherIndexError(
+      f"{folder}: found an index of documents, expected one of a corpus; name "
+      "another folder."
+    )
   folder.mkdir(parents=True, exist_ok=True)
-  with _alone(folder):
+  with alone(folder):
     corpus = passages.prepare(
       source,
       folder / "corpus",
@@ -127,13 +137,15 @@ def build(
     shards = shards_of(folder, identity)
     on_plan(_planned(folder, corpus, shards))
     make = vectors.encoded(corpus, encoder)
+    if known := before and _vectors(pathlib.Path(before), identity):
+      make = vectors.reused(corpus, encoder, *known)
     if settings.vectors:
       file = vectors.FlatFile(settings.vectors)
       make = vectors.read(corpus, encoder, file)
     _write(shards, make, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):
       return False
-  with _alone(folder):
+  with alone(folder):
     if not (folder / BUILT).is_file():
       _finish(folder, corpus, settings, identity, encoder)
   return True
@@ -167,6 +179,24 @@ def _planned(
   return line
 
 
+def newest(folder: str | os.PathLike) -> pathlib.Path:
+  """Returns the folder with an index's files: of documents, the newest build.
+
+  Raises:
+    ValueError: the file that names it is damaged.
+  """
+  folder = pathlib.Path(folder)
+  named = folder / CURRENT
+  if not named.is_file():
+    return folder
+  name = json_files.read(named).get("build")
+  if not isinstance(name, str) or pathlib.PurePath(name).name != name:
+    raise ValueError(
+      f"{named}: found build {name!r}, expected a folder's name."
+    )
+  return folder / name
+
+
 def shards_of(
   folder: str | os.PathLike, identity: dict[str, Any]
 ) -> vectors.Shards:
@@ -178,6 +208,22 @@ def shards_of(
     dim=identity["encoder"]["dim"],
     dtype=identity["dtype"],
   )
+
+
+def _vectors(
+  folder: pathlib.Path, identity: dict[str, Any]
+) -> tuple[passages.Corpus, vectors.Shards] | None:
+  """Returns passages and vectors of a finished index like one that is made."""
+  found = without_paths(json_files.read(folder / BUILT))
+  if any(
+    found.get(name) != without_paths(identity)[name]
+    for name in ("kind", "encoder", "dtype")
+  ):
+    return None
+  shards = shards_of(folder, found)
+  if not all(map(shards.finished, range(len(shards)))):
+    return None
+  return passages.Corpus(folder / "corpus"), shards
 
 
 def _validate(
@@ -380,7 +426,7 @@ def _tuned(
 
 
 @contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
+def alone(folder: pathlib.Path) -> Iterator[None]:
   """Holds the folder's lock; the kernel frees the lock of a killed process.
 
   Raises:

@@ -6,6 +6,7 @@ An index finds rows, a corpus has their passages, an encoder makes vectors.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -76,6 +77,20 @@ class Encoder(Protocol):
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values: the hash of the weights, and the settings."""
+    ...
+
+
+@runtime_checkable
+class Tokenized(Protocol):
+  """An encoder whose tokens can be counted.
+
+  `room` is the most tokens that it reads of a passage, without its prefix.
+  """
+
+  room: int
+
+  def tokenizer(self) -> Any:
+    """Returns a `tokenizers.Tokenizer` that cuts nothing."""
     ...
 
 
@@ -173,8 +188,8 @@ class SearchIndex:
       return []
     return [
       tuple(
-        types.Passage(p.id, p.title, p.text, float(score))
-        for p, score in zip(
+        dataclasses.replace(passage, score=float(score))
+        for passage, score in zip(
           map(self.corpus.__getitem__, hits.rows.tolist()),
           hits.scores,
           strict=True,

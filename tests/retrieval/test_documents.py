@@ -1,0 +1,94 @@
+"""An index over a folder of documents follows what changes in the folder."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+import retrieval_cases as cases
+
+from retrieval.documents import folder
+from retrieval.index import opening
+
+
+def write(place: pathlib.Path, **texts: str | bytes) -> pathlib.Path:
+  """Writes files, `__` for a dot and `_` for a slash, as if long ago."""
+  for name, text in texts.items():
+    path = place / name.replace("__", ".").replace("_", "/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    os.utime(path, (1e9, 1e9))
+  return place
+
+
+def first(index, query):
+  """Returns the text of the best passage."""
+  return index.search([query], 1)[0][0].text
+
+
+LEASE = "# Lease\n\nIntro.\n\n## End\n\nThe lease ends on 31 March.\n"
+
+
+def test_only_what_changed_is_read_again_and_open_indexes_stay(tmp_path):
+  notes = write(
+    tmp_path / "notes", lease__md=LEASE, a_cat__txt="A cat.", dog__txt="A dog."
+  )
+  made = folder.update([str(notes)], tmp_path / "index")
+  assert (made.files, made.added, made.changed, made.removed) == (3, 3, 0, 0)
+  assert made.is_new
+  same = folder.update([str(notes)], tmp_path / "index")
+  assert (same.unchanged, same.added, same.is_new) == (3, 0, False)
+  before = opening.open_index(tmp_path / "index")
+  write(notes, lease__md=LEASE.replace("31 March", "30 April, today"))
+  (notes / "dog.txt").unlink()
+  write(notes, bird__txt="A bird.")
+  made = folder.update([str(notes)], tmp_path / "index")
+  assert (made.added, made.changed, made.unchanged, made.removed) == (1,) * 4
+  assert "31 March" in first(before, "lease")
+  after = opening.open_index(tmp_path / "index")
+  assert "30 April" in first(after, "lease")
+  assert first(after, "bird") == "A bird."
+  assert after.search(["dog"], 1) == [()]
+  (hit,) = after.search(["lease"], 1)[0]
+  assert (hit.id, hit.title) == ("lease.md#1", '"Lease"')
+  assert hit.source == (str(notes / "lease.md"), 0, "Lease")
+
+
+def test_unchanged_passages_keep_their_vectors(tmp_path):
+  """Only texts that are new reach the encoder."""
+  asked: list[str] = []
+
+  class Encoder(cases.Encoder):
+    def passages(self, texts):
+      asked.extend(texts)
+      return super().passages(texts)
+
+  notes = write(tmp_path / "notes", a__txt="A cat.", b__txt="A dog.")
+  folder.update([str(notes)], tmp_path / "index", encoder=Encoder())
+  assert sorted(asked) == ['"a.txt"\nA cat.', '"b.txt"\nA dog.']
+  asked.clear()
+  write(notes, b__txt="A dog, and more.")
+  folder.update([str(notes)], tmp_path / "index", encoder=Encoder())
+  assert asked == ['"b.txt"\nA dog, and more.']
+  index = opening.open_index(tmp_path / "index", encoder=Encoder())
+  for text in ('"a.txt"\nA cat.', '"b.txt"\nA dog, and more.'):
+    assert f"{first(index, text)}" in text
+
+
+@pytest.mark.parametrize("settings", [{"tokens": 60}, {"language": "german"}])
+def test_changed_settings_make_another_index(tmp_path, settings):
+  notes = write(tmp_path / "notes", a__txt="One more sentence of it. " * 40)
+  made = folder.update([str(notes)], tmp_path / "index")
+  other = folder.Settings(**settings)
+  again = folder.update([str(notes)], tmp_path / "index", other)
+  assert again.is_new
+  assert (again.passages > made.passages) == ("tokens" in settings)
+
+
+def test_a_folder_without_text_is_refused_with_what_it_has(tmp_path):
+  notes = write(tmp_path / "notes", a__png=b"1", b__txt=b"a\0b", c__md="")
+  with pytest.raises(ValueError, match=r"b.txt is binary.*1 \.png.*\.md"):
+    folder.update([str(notes)], tmp_path / "index")
+  with pytest.raises(ValueError, match="found nothing at .*nope"):
+    folder.update([str(tmp_path / "nope")], tmp_path / "index")
