@@ -462,16 +462,19 @@ class Agent:
       )
     finally:
       self._places.release()
-    answer = env.answer(trajectory.spans)
+    cited = env.cited(trajectory)
+    reason = trajectory.reason or _NO_ANSWER
     reply = events.Reply(
-      answer=answer,
+      answer=cited.answer,
       outcome=trajectory.outcome,
-      reason="" if answer is not None else trajectory.reason or _NO_ANSWER,
+      reason=reason if cited.answer is None else "",
       searches=trajectory.searches,
       documents=tuple(o.passages for o in trajectory.observations),
       tokens=trajectory.written_tokens,
       seconds=clock() - started,
       trajectory=trajectory,
+      citations=cited.citations,
+      refused_citations=cited.refused,
     )
     tell(events.Answer(reply))
     return reply

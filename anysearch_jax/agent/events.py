@@ -60,7 +60,8 @@ class Reply:
   """The result of a question.
 
   Attributes:
-    answer: the policy's answer; None if it gave none, and `reason` says why.
+    answer: the policy's answer; None if it gave none, and `reason` says why. In
+      an environment that cites, it has a mark `[2]` for each citation.
     outcome: how the episode ended.
     reason: "" for an answer.
     searches: number of searches charged, at most the budget.
@@ -69,6 +70,9 @@ class Reply:
     seconds: from the question's arrival to its end; the time in the agent's
       queue is included.
     trajectory: the whole episode.
+    citations: numbers and passages that the answer cites, as its marks come.
+    refused_citations: numbers that it cited and that no search had shown; their
+      marks are removed from `answer`.
   """
 
   answer: str | None
@@ -79,6 +83,8 @@ class Reply:
   tokens: int
   seconds: float
   trajectory: types.Trajectory
+  citations: tuple[tuple[int, types.Passage], ...] = ()
+  refused_citations: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

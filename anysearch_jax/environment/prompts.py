@@ -2,8 +2,10 @@
 
 Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
 `{Question}` are placeholders for the budget and the question. `paper_fetch` is
-the paper's environment with a second tool, which opens a page; its texts are
-our own words.
+the paper's environment with a second tool, which opens a page. `documents` is
+for a user's own documents and models that were not trained here: answers cite
+passages. `documents_tools` is the same for models that search by their own tool
+calls, so it names no tag. The texts of these three are our own words.
 """
 
 from __future__ import annotations
@@ -11,10 +13,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from anysearch_jax import budgets
-from anysearch_jax.environment import scoring, spec, tools, units, wording
+from anysearch_jax import budgets, types
+from anysearch_jax.environment import (
+  citations,
+  scoring,
+  spec,
+  tools,
+  units,
+  wording,
+)
 
 _SLOTS = {
   "scaffold": wording.PROMPT,
@@ -40,11 +49,61 @@ def _world(env: spec.Environment) -> spec.Environment:
   return dataclasses.replace(env, units="budget_world.toml")
 
 
+def _without_marks(spans: Sequence[types.Span]) -> str | None:
+  return citations.without(scoring.extract_answer(spans))
+
+
+def _documents(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns an environment whose answers cite the passages."""
+  search = dataclasses.replace(tools.SEARCH, numbered=citations.observation)
+  return dataclasses.replace(
+    _environment(texts),
+    tools=(search,),
+    answer=_without_marks,
+    marked=scoring.extract_answer,
+  )
+
+
+def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment without tags of a model that calls tools."""
+  env = _documents(
+    {**texts, "scaffold": texts["prompt"], "plain": texts["prompt"]}
+  )
+  search = dataclasses.replace(
+    env.tool("search"),
+    numbered=functools.partial(citations.observation, begins="", ends=""),
+  )
+  return dataclasses.replace(
+    env,
+    tools=(search,),
+    format=None,
+    before_turn=functools.partial(_left, texts["left"]),
+  )
+
+
+def _left(text: str, budget: int, used: int) -> str:
+  """Returns a line with the searches left, of an environment without tags."""
+  left = budget if budget >= budgets.UNCAPPED else budget - used
+  number = units.searches("budget.toml", left)
+  return wording.fill(text, R=number, U=used) + "\n"
+
+
 WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
   "paper_fetch": wording.Wording(
     "paper_fetch.toml", _SLOTS, lambda texts: _with_fetch(_environment(texts))
+  ),
+  "documents": wording.Wording("documents.toml", _SLOTS, _documents),
+  "documents_tools": wording.Wording(
+    "documents_tools.toml",
+    {
+      "prompt": wording.PROMPT,
+      "left": wording.Slots(may=("R", "U")),
+      "over_budget": wording.LINE,
+      "no_action": wording.LINE,
+    },
+    _documents_tools,
   ),
   "world": WORLD,
 }

@@ -47,9 +47,24 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
   )
 
 
-def passages(found: Iterable[types.Passage]) -> list[dict[str, str]]:
-  """Returns passages as JSON values, without their scores."""
-  return [{"id": p.id, "title": p.title, "text": p.text} for p in found]
+def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
+  """Returns passages as JSON values, without their scores.
+
+  A passage of a document has `source`, with what is known of its place.
+  """
+  return [
+    {"id": p.id, "title": p.title, "text": p.text} | _source(p) for p in found
+  ]
+
+
+def _source(passage: types.Passage) -> dict[str, dict[str, Any]]:
+  known = {k: v for k, v in passage.source._asdict().items() if v}
+  return {"source": known} if known else {}
+
+
+def _passage(value: Mapping[str, Any]) -> types.Passage:
+  source = types.Source(**value.get("source", {}))
+  return types.Passage(**{**value, "source": source})
 
 
 def observation_values(
@@ -77,7 +92,7 @@ def observations(
       each["tool"],
       each["argument"],
       each["turn"],
-      tuple(types.Passage(**passage) for passage in each["passages"]),
+      tuple(map(_passage, each["passages"])),
       each["tokens"],
     )
     for each in values

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from anysearch_jax import budgets, types
-from anysearch_jax.environment import protocol, scoring
+from anysearch_jax.environment import citations, protocol, scoring
 from anysearch_jax.environment import tools as tools_lib
 
 
@@ -67,6 +67,8 @@ class Environment:
     units: file of the texts that state a budget in units besides searches: the
       name of a shipped one or a path, see `units`.
     states_caps: whether those units are stated at all.
+    marked: returns the answer with its citations, which `answer` leaves out;
+      None if answers cite nothing.
   """
 
   scaffold: str
@@ -87,6 +89,7 @@ class Environment:
   verification: Verification | None = None
   units: str = "budget.toml"
   states_caps: bool = True
+  marked: Callable[[Sequence[types.Span]], str | None] | None = None
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""
@@ -125,6 +128,40 @@ class Environment:
       tools=held,
       stops=(*(each.closes for each in held), "</answer>"),
       action=tools_lib.action(held),
+    )
+
+  @property
+  def cites(self) -> bool:
+    """Whether passages are numbered and answers cite them as `[2]`."""
+    return self.marked is not None
+
+  def shown(
+    self, observations: Sequence[types.Observation]
+  ) -> dict[int, types.Passage]:
+    """Returns the passages that an answer can cite, by their numbers."""
+    return citations.shown(
+      each for each in observations if self.tool(each.tool).numbered
+    )
+
+  def observation(
+    self,
+    tool: tools_lib.Tool,
+    passages: Sequence[types.Passage],
+    unwanted: Sequence[str],
+    before: Sequence[types.Observation],
+  ) -> str:
+    """Returns the text that a call shows after the observations `before`."""
+    if tool.numbered is None:
+      return tool.observation(passages, unwanted)
+    counted = citations.numbered(passages, self.shown(before))
+    return tool.numbered(counted, unwanted)
+
+  def cited(self, trajectory: types.Trajectory) -> citations.Cited:
+    """Returns the answer of a trajectory with its sound citations."""
+    if self.marked is None:
+      return citations.Cited(self.answer(trajectory.spans))
+    return citations.read(
+      self.marked(trajectory.spans), self.shown(trajectory.observations)
     )
 
   @property

@@ -45,6 +45,8 @@ class Tool:
       turn.
     observation: returns the text that a call shows, from its passages and the
       texts that must not appear in them (`markers` and the control tokens).
+    numbered: returns that text for passages with their numbers, in an
+      environment that cites; None: they have none and cannot be cited.
     results: the most passages of a call; None: `episode.top_k`.
     price: of 1,000 calls in US dollars; None: the price of searches.
     markers: marks of the tool that are no tag of `protocol.TAGS`. They are
@@ -63,6 +65,9 @@ class Tool:
   price: float | None = None
   markers: tuple[str, ...] = ()
   target: Callable[[str, Sequence[types.Observation]], str] = _as_written
+  numbered: (
+    Callable[[Sequence[tuple[int, types.Passage]], Sequence[str]], str] | None
+  ) = None
 
 
 _NUMBERED = re.compile(

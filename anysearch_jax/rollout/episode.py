@@ -127,7 +127,7 @@ def step(
       env = episode.environment
       unwanted = _unwanted(env, episode.codec)
       tool = env.tool(call.tool)
-      text = tool.observation(passages, unwanted)
+      text = env.observation(tool, passages, unwanted, episode.observations)
       tokens = episode_state.call_tokens(
         episode.chunks[-1], tool.opens, episode.codec
       )
