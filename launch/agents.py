@@ -60,10 +60,9 @@ def prepare(
   Raises:
     ValueError: the policy or the configuration cannot be used.
   """
-  from anysearch_jax.agent import loading
   from anysearch_jax.training import validation
 
-  config = loading.with_answer_room(config)
+  config = agent_lib.with_answer_room(config)
   validation.validate(config, trains=False, samples=chosen.local)
   source, known = None, list[types.Question]()
   if config.data.source == "world":

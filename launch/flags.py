@@ -14,11 +14,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
 import io
 import os
 import pathlib
+import re
 import signal
 import sys
 import textwrap
@@ -36,6 +38,16 @@ from launch import shipped, stopping
 
 _PREFIX = "config."
 _WIDTH = 80
+# Settings by the names that other programs give them.
+_ALIASES = {
+  "lr": "optimizer.learning_rate",
+  "batch_size": "questions",
+  "steps": "curriculum.total_steps",
+  "max_steps": "curriculum.total_steps",
+  "group_size": "group",
+  "max_tokens": "episode.max_generated",
+  "model": "policy",
+}
 # absl does not know `-h`.
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
@@ -192,7 +204,24 @@ def define_config(*, required: bool = True) -> None:
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
   if required:
-    flags.mark_flag_as_required("config")
+    flags.register_validator("config", _is_named)
+
+
+def no_config() -> str:
+  """Returns what a command that lacks a configuration found and expected."""
+  files = sorted((shipped.ROOT / "configs").glob("*.py"))
+  names = [f.name for f in files if "def get_config(" in f.read_text()]
+  return (
+    "found no --config, expected --config=FILE of yours (`anysearch init` "
+    "writes one), or one of the project's: "
+    f"--config=configs/{{{','.join(names)}}}"
+  )
+
+
+def _is_named(config: str | None) -> bool:
+  if config is None:
+    raise flags.ValidationError(f"{no_config()}.")
+  return True
 
 
 def read_config() -> config_lib.ExperimentConfig:
@@ -254,8 +283,15 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
     )
-  if preset and not inspect.signature(module.get_config).parameters:
+  takes = inspect.signature(module.get_config).parameters
+  if preset and not takes:
     raise ValueError(f"--config={name}: {path} has no presets; leave it out.")
+  if not preset and any(p.default is p.empty for p in takes.values()):
+    presets = ", ".join(getattr(module, "PRESETS", ()))
+    raise ValueError(
+      f"--config={name}: found no preset, expected --config={name}:PRESET"
+      f"{presets and f', one of {presets}'}."
+    )
   with told():
     config = module.get_config(*preset)
   if not isinstance(config, config_lib.ExperimentConfig):
@@ -291,7 +327,7 @@ def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   if key not in hints:
     raise ValueError(
       f"--{path}: unknown key {key!r}; expected one of "
-      f"{', '.join(sorted(hints))}."
+      f"{', '.join(sorted(hints))}.{_meant(keys[-1], text)}"
     )
   child = getattr(node, key)
   if dataclasses.is_dataclass(child):
@@ -303,6 +339,24 @@ def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   else:
     value = config_settings.typed(hints[key], _literal(hints[key], text), path)
   return dataclasses.replace(node, **{key: value})
+
+
+def _meant(last: str, value: str) -> str:
+  """Returns a question that names the settings that a wrong name may mean."""
+  defaults = config_settings.to_dict(config_lib.ExperimentConfig())
+  paths = dict(config_settings.leaves(defaults))
+  ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
+  near = difflib.get_close_matches(last, ends, 1, 0.7)
+  found = (
+    [_ALIASES[last]]
+    if last in _ALIASES
+    else [
+      path for path in paths if re.search(rf"(^|[._]){re.escape(last)}$", path)
+    ]
+    or [ends[end] for end in near]
+  )
+  shown = " or ".join(f"--config.{path}={value}" for path in found[:3])
+  return f" Did you mean {shown}?" if shown else ""
 
 
 def _literal(hint: Any, text: str) -> Any:
@@ -329,16 +383,22 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     if module.startswith("launch."):
       for flag in defined:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-  rewritten = [
-    f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}"
-    if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX)
-    else _HELP.get(arg, arg)
-    for arg in argv
-  ]
+  rewritten: list[str] = []
+  for arg in argv:
+    if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX):
+      rewritten.append(f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}")
+    elif _lacks_value(rewritten[-1:]) and not arg.startswith("--"):
+      rewritten[-1] += f"={arg}"
+    else:
+      rewritten.append(_HELP.get(arg, arg))
   printed = io.StringIO()
   try:
     with contextlib.redirect_stdout(printed):
       return flags.FLAGS(rewritten)
+  except flags.UnrecognizedFlagError as error:
+    meant = _meant(error.flagname, error.flagvalue.partition("=")[2])
+    is_known = "set_config" in flags.FLAGS
+    _refuse(app.UsageError(f"{error}.{meant if is_known else ''}"))
   except flags.Error as error:
     _refuse(error)
   except SystemExit:
@@ -349,6 +409,11 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     if "set_config" in flags.FLAGS and "--help" in rewritten:
       _print_config()
     sys.exit(0)
+
+
+def _lacks_value(args: Sequence[str]) -> bool:
+  """Returns whether the last argument is a setting, as in `--config.seed 7`."""
+  return any(a.startswith("--set_config=") and a.count("=") == 1 for a in args)
 
 
 def _print_config() -> None:
@@ -398,7 +463,8 @@ def _command() -> str:
 
 def _refuse(error: Exception, command: str = "") -> NoReturn:
   """Exits with 2 and a message about the flags."""
+  text = str(error).removeprefix("flag --config=None: ")
   sys.stderr.write(
-    f"{command or _command()}: {error}\nPass --help to see the flags.\n"
+    f"{command or _command()}: {text}\nPass --help to see the flags.\n"
   )
   sys.exit(2)

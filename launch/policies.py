@@ -204,9 +204,6 @@ def check(
   Raises:
     ValueError: the policy cannot be played in this configuration.
   """
-  from anysearch_jax.training import placement
-  from launch import jax_setup
-
   if config.retrieval.simulated:
     raise ValueError(
       f"retrieval.simulated: found {config.retrieval.simulated!r}; simulated "
@@ -221,6 +218,10 @@ def check(
   if chosen.kind == "openai":
     codec = _codec(chosen.tokenizer)
   else:
+    # Imported late: a model elsewhere needs none of the policy's rooms.
+    from anysearch_jax.training import placement
+    from launch import jax_setup
+
     folder = chosen.name
     if chosen.kind == "checkpoint":
       run, _ = _run(chosen.name)

@@ -10,6 +10,7 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
@@ -32,7 +33,7 @@ def load(
   a, _ = hf.describe(folder)
   if config is None:
     config = _of_run(folder) or default_config(a.max_context)
-  config = with_answer_room(config)
+  config = agent_lib.with_answer_room(config)
   searcher = searching.BatchingRetriever(_opened(retriever), config.search)
   mesh = sharding.rollout_mesh(config.mesh, a)
   loaded = hf.load(folder, mesh=mesh)
@@ -59,20 +60,6 @@ def default_config(max_context: int) -> config_lib.ExperimentConfig:
       slots=_SLOTS, max_context=context, lanes=(_SLOTS,)
     ),
   )
-
-
-def with_answer_room(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
-  """Keeps an eighth of what the policy may write for its answer.
-
-  A configuration that has `episode.answer_room` is returned unchanged.
-  """
-  e = config.episode
-  if e.answer_room:
-    return config
-  room = max(1, min(e.max_generated, e.max_context) // 8)
-  return config_lib.changed(config, episode={"answer_room": room})
 
 
 def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:

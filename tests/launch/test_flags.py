@@ -145,10 +145,14 @@ def run(tmp_path, *arguments):
 
 
 def test_a_command_reads_overrides_from_its_command_line(tmp_path):
-  found = run(
-    tmp_path, "--config.seed=7", "-config.batch.row_lengths=8,16", "rest"
-  )
+  lengths = "-config.batch.row_lengths=8,16"
+  found = run(tmp_path, "--config.seed=7", lengths, "rest")
   assert found == ("mine", 7, (8, 16), ["rest"])
+  # As absl reads its own flags.
+  found = run(tmp_path, lengths, "--config.seed", "7", "rest")
+  assert found == ("mine", 7, (8, 16), ["rest"])
+  found = run(tmp_path, "--config.seed", lengths)
+  assert found == "--config.seed: no value; write --config.seed=..."
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,10 @@ def test_a_command_reads_overrides_from_its_command_line(tmp_path):
   [
     ("--config=", "--config=: found no such file"),
     ("--config.sead=7", "--config.sead: unknown key 'sead'"),
-    ("--sead=7", "Unknown command line flag 'sead'"),
+    ("--config.steps=3", "Did you mean --config.curriculum.total_steps=3?"),
+    ("--sead=7", "flag 'sead'. Did you mean --config.seed=7?"),
+    ("--lr=1e-4", "Did you mean --config.optimizer.learning_rate=1e-4?"),
+    ("--total_steps=1", "Did you mean --config.curriculum.total_steps=1?"),
     # A name alone would keep AnySearch's schedule.
     ("--config.method.name=search_r1", "expected --method=search_r1 with"),
   ],
