@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 import sys
 
 # transformers warns once per process that torch is missing; only tests use it.
@@ -16,3 +17,11 @@ if sys.argv[:1] == ["-m"] and not importlib.util.find_spec("absl"):
     "`make setup` in the root of the repository, then `. .venv/bin/activate`, "
     "and the same command again."
   )
+
+# `python -m` puts the current folder first. A user's folder comes last instead,
+# so that packages in it (a `configs`, a `retrieval`) do not replace ours, and
+# what it names, such as `--reward=my_rewards:reward`, is still found.
+if sys.argv[:1] == ["-m"] and not os.path.samefile(
+  here := os.getcwd(), pathlib.Path(__file__).parent.parent
+):
+  sys.path[:] = [*(x for x in sys.path if x not in ("", here)), here]

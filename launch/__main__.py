@@ -12,6 +12,8 @@ import os
 import pathlib
 import sys
 
+from launch import shipped
+
 _GUARD = 'if __name__ == "__main__":'
 
 
@@ -64,7 +66,7 @@ def main() -> None:
       "`anysearch --help` lists all.\n"
     )
     sys.exit(2)
-  os.execv(sys.executable, [sys.executable, "-m", f"launch.{name}", *rest])
+  os.execv(sys.executable, [*shipped.python(), "-m", f"launch.{name}", *rest])
 
 
 if __name__ == "__main__":

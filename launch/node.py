@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -147,7 +146,7 @@ def _retriever(
     return [], list(trainer)
   url = f"http://127.0.0.1:{port}"
   command = [
-    *(sys.executable, "-m", "launch.serve_retriever"),
+    *(*shipped.python(), "-m", "launch.serve_retriever"),
     *(f"--index={c.index}", f"--port={port}"),
   ]
   if c.encoder:
@@ -315,7 +314,7 @@ def main(argv: Sequence[str]) -> int:
     if flag.name not in _RESOLVED
   ]
   trainer = [
-    *(sys.executable, "-m", "launch.train", f"--config={f.config}"),
+    *(*shipped.python(), "-m", "launch.train", f"--config={f.config}"),
     *(f"--config.{each}" for each in f.set_config),
     f"--output={output}",
     *(f"--{flag.name}={flag.value}" for flag in passed if flag.present),

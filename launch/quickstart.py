@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import progress, stopping, supervisor
+from launch import progress, shipped, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
 # Presets of the configuration, and their names in the report.
@@ -260,7 +260,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
 def _started(job: Job, logs: pathlib.Path) -> supervisor.Running:
   print(f"\n[{job.name}] {job.shown()}", flush=True)
   name = job.name.replace(" ", "-")  # Also of its log.
-  part = supervisor.Part(name, (sys.executable, *job.command))
+  part = supervisor.Part(name, (*shipped.python(), *job.command))
   return supervisor.Running(part, logs, every=_SHOW)
 
 

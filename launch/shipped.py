@@ -1,4 +1,4 @@
-"""Finds the project's own files from any working folder.
+"""Finds the project's own files and commands from any working folder.
 
 `configs/quickstart.py`, `configs/graded_world_policy` and
 `launch/serve_sglang.sh` are named relative to the root of the repository. An
@@ -9,9 +9,20 @@ checkout.
 from __future__ import annotations
 
 import pathlib
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FOLDERS = ("configs", "launch")
+
+
+def python() -> list[str]:
+  """Returns the words that start `-m launch.X` in any folder.
+
+  With `-P` a package `launch` of the current folder is not taken for ours; in
+  the root of a checkout, which need not be installed, it is ours.
+  """
+  at_root = pathlib.Path.cwd().samefile(ROOT)
+  return [sys.executable, *([] if at_root else ["-P"])]
 
 
 def find(name: str) -> str:

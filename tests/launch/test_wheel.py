@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.message
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -121,3 +122,57 @@ def test_script_of_the_server_stays_executable(site):
 def test_installed_command_runs_by_its_name(site, tmp_path):
   done = run(site, tmp_path, str(site / "bin" / "anysearch"), "--version")
   assert done.stdout.split() == ["anysearch", anysearch_jax.__version__]
+
+
+@pytest.fixture
+def hostile(tmp_path) -> pathlib.Path:
+  """A folder with packages that are named as the project's, and a module."""
+  for package in PACKAGES:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise ImportError('no')")
+  (tmp_path / "mine.py").write_text(
+    "def reward(outcomes, config):\n  return {'total': outcomes.em * 1.0}\n"
+  )
+  return tmp_path
+
+
+def test_installed_command_runs_beside_packages_of_the_same_names(
+  site, hostile
+):
+  command = str(site / "bin" / "anysearch")
+  listed = run(site, hostile, command, "list")
+  assert listed.returncode == 0, listed.stderr
+  assert "search_r1" in listed.stdout
+  dry = run(
+    *(site, hostile, command, "train", "--dry_run"),
+    *("--config=configs/quickstart.py", "--reward=mine:reward"),
+  )
+  assert dry.returncode == 0, dry.stderr
+  assert '"function": "mine:reward"' in dry.stdout
+
+
+def test_without_a_package_launch_modules_run_there_too(site, hostile):
+  shutil.rmtree(hostile / "launch")
+  done = run(site, hostile, sys.executable, "-m", "launch.list")
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_installed_commands_answer_and_train_there(site, hostile):
+  command = str(site / "bin" / "anysearch")
+  asked = run(
+    *(site, hostile, command, "ask", "--config=configs/quickstart.py"),
+    *("--policy=configs/graded_world_policy", "--budget=3", "--json"),
+    "bupor mayor employer ?",
+  )
+  assert asked.returncode == 0, asked.stderr
+  assert json.loads(asked.stdout)["searches"] <= 3
+  trained = run(
+    *(site, hostile, command, "train", "--config=configs/quickstart.py"),
+    *("--reward=mine:reward", "--output=run"),
+    *("--config.curriculum.total_steps=2", "--config.questions=2"),
+    *("--config.curriculum.steps_per_rollout=1", "--config.group=2"),
+    "--config.curriculum.phase1_steps=0",
+  )
+  assert trained.returncode == 0, trained.stderr
+  assert (hostile / "run" / "policy" / "config.json").is_file()
