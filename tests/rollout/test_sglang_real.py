@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 import random_models
 import sglang_chains
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -74,16 +75,8 @@ def policy(tmp_path_factory):
     info = httpx2.get(f"{_URL}/model_info", trust_env=False).json()
     return hf.load(info["tokenizer_path"])
   folder = tmp_path_factory.mktemp("policy")
-  a = architecture_lib.Architecture(
-    family="qwen2",
-    vocab_size=_VOCAB,
-    d_model=2,
-    layers=1,
-    heads=1,
-    kv_heads=1,
-    head_dim=2,
-    mlp_dim=2,
-    qkv_bias=True,
+  a = small_policy.architecture(
+    _VOCAB, d_model=2, heads=1, head_dim=2, mlp_dim=2
   )
   config = architecture_lib.to_hf(a, dtype="float32", eos_token_id=[151_645])
   (folder / "config.json").write_text(json.dumps(config))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
@@ -18,7 +19,6 @@ from anysearch_jax.planning import (
   plan,
   targets,
 )
-from anysearch_jax.policy import architecture as architecture_lib
 
 AXES = ("fsdp", "tensor")
 
@@ -37,17 +37,8 @@ CPU = hardware.Hardware(
 )
 
 
-A = architecture_lib.Architecture(
-  family="qwen3",
-  vocab_size=512,
-  d_model=64,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_dim=16,
-  mlp_dim=128,
-  qk_norm=True,
-  tied=True,
+A = small_policy.qwen3(
+  512, d_model=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_dim=128
 )
 CONFIG = config_lib.ExperimentConfig(
   name="toy",

@@ -7,11 +7,11 @@ import asyncio
 import fake_sglang
 import pytest
 import random_models
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -22,16 +22,8 @@ SPACE = fake_sglang.ids(" ")[0]
 
 def policy():
   """Returns a policy with the fake servers' tokenizer."""
-  a = architecture_lib.Architecture(
-    family="qwen2",
-    vocab_size=fake_sglang.VOCAB,
-    d_model=8,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    mlp_dim=8,
-    qkv_bias=True,
+  a = small_policy.architecture(
+    fake_sglang.VOCAB, d_model=8, head_dim=4, mlp_dim=8
   )
   return hf.Policy(random_models.params(a), a, fake_sglang.tokenizer())
 

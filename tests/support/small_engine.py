@@ -8,28 +8,19 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 
 # Stop texts occur as one piece, in parts, and in a piece that extends further.
 TEXTS = ["<pad>", "<end>", "</search>", "</", "search", ">", ">x", "answer"]
 TEXTS += [f"w{i}" for i in range(40 - len(TEXTS))]
-A = architecture_lib.Architecture(
-  family="qwen3",
-  vocab_size=len(TEXTS),
-  d_model=32,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_dim=8,
-  mlp_dim=48,
-  qk_norm=True,
-  tied=True,
+A = small_policy.qwen3(
+  len(TEXTS), d_model=32, layers=2, heads=4, kv_heads=2, mlp_dim=48
 )
 CONFIG = config_lib.EngineConfig(
   slots=12,

@@ -1,4 +1,4 @@
-"""A policy of one layer, its parameters, and an optimizer for gradients."""
+"""Policies of one layer, their parameters, and an optimizer for gradients."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from anysearch_jax.policy import architecture as architecture_lib
 KEEP = optax.trace(0.0)
 
 
-def architecture(vocab_size):
-  return architecture_lib.Architecture(
-    "qwen2",
-    vocab_size=vocab_size,
-    d_model=16,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=8,
-    mlp_dim=24,
-    qkv_bias=True,
-  )
+def architecture(vocab_size, **changes):
+  """Returns a Qwen2 of one layer, or with other values."""
+  values = {"family": "qwen2", "d_model": 16, "mlp_dim": 24, "layers": 1}
+  values |= {"heads": 2, "kv_heads": 1, "head_dim": 8}
+  values |= {"qkv_bias": True, "vocab_size": vocab_size} | changes
+  return architecture_lib.Architecture(**values)
+
+
+def qwen3(vocab_size, **changes):
+  """Returns a Qwen3 with a tied head."""
+  of_qwen3 = {"family": "qwen3", "qkv_bias": False, "qk_norm": True}
+  return architecture(vocab_size, **of_qwen3 | {"tied": True} | changes)
 
 
 def noisy(params, seed, scale=0.1):

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import small_policy
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.training import learner, loop, validation
@@ -67,18 +67,7 @@ def _parts() -> dict[str, Any]:
   codec = tokenizer_lib.Tokenizer(
     inner, end_of_turn_ids=range(0, len(inner), 8)
   )
-  a = architecture_lib.Architecture(
-    family="qwen3",
-    vocab_size=codec.vocab_size,
-    d_model=16,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=8,
-    mlp_dim=16,
-    qk_norm=True,
-    tied=True,
-  )
+  a = small_policy.qwen3(codec.vocab_size, mlp_dim=16)
   return {
     "policy": hf.Policy(decoder.initialize(a, 0), a, codec),
     "questions": world.questions("train", 32, 0),
