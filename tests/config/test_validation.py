@@ -66,11 +66,6 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
   [
     (
       "objective",
-      {"kl_estimator": "k4"},
-      "objective.kl_estimator: found 'k4', expected one of k1, k2, k3.",
-    ),
-    (
-      "objective",
       {"importance_cap": 2.0},
       "objective.importance_cap: found 2.0 with old_logp 'engine'",
     ),

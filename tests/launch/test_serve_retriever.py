@@ -108,28 +108,6 @@ class SearchR1Client:
     return format_reference
 
 
-def zero_search_client(url, query, topk):
-  """Asks a server like ZeroSearch (`retrieve_from_wiki`)."""
-  payload = {"query": query, "top_k": topk}
-  response = httpx2.post(f"{url}/retrieve", json=payload)
-  return "\n".join(
-    [f"Doc {i + 1}: {doc['text']}" for i, doc in enumerate(response.json())]
-  )
-
-
-def re_search_client(url, query, top_n):
-  """Asks a server like ReSearch (`vLLMRolloutWithSearch`)."""
-  data = {"query": query, "top_n": top_n}
-  response = httpx2.post(f"{url}/batch_search", json=data)
-  result_list = []
-  for item in response.json():
-    curr_result = ""
-    for line in item:
-      curr_result += f"{line['contents']}\n\n"
-    result_list.append(curr_result.strip())
-  return result_list
-
-
 async def ask_often(url, number):
   """A client of 64, which must get its own answers."""
   async with httpx2.AsyncClient(timeout=60) as client:
@@ -146,7 +124,7 @@ async def main(url):
   await asyncio.gather(*(ask_often(url, number) for number in range(64)))
 
 
-def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
+def test_search_r1s_client_and_64_at_once_search_a_real_index(index):
   command = ("-m", "launch.serve_retriever", f"--index={index}", "--port=0")
   with started(*command) as (process, url):
     client = SearchR1Client(f"{url}/retrieve", 1)
@@ -158,14 +136,6 @@ def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
       for city in ("Quito", "Lima")
     )
     assert client.batch_search(queries) == [quito, lima, "", "", "", lima]
-    assert zero_search_client(url, "Bogota", 1) == (
-      "Doc 1: Bogota is a capital.\nIt is large."
-    )
-    contents = [f'"{c}"\n{c} is a capital.\nIt is large.' for c in CITIES]
-    assert re_search_client(url, ["Lima", "Caracas"], 1) == [
-      contents[0],
-      contents[3],
-    ]
     health = httpx2.get(f"{url}/health").json()
     assert health["passages"] == len(CITIES)
     described = {"backend": "bm25", "model": "", "index_metric": "bm25"}
@@ -175,7 +145,7 @@ def test_clients_of_other_projects_and_64_at_once_search_a_real_index(index):
     asyncio.run(main(url))
     lines = httpx2.get(f"{url}/metrics").text.splitlines()
     answered = 'retrieval_requests_total{route="/retrieve",status="200"}'
-    assert f"{answered} {64 * 3 + 2}.0" in lines
+    assert f"{answered} {64 * 3 + 1}.0" in lines
     assert not any("status=" in line and '"200"' not in line for line in lines)
     foreign_pages.check(url, "/retrieve")
     assert stopped(process) == 0

@@ -171,8 +171,8 @@ WINDOWS = "sliding-window attention"
 UNKNOWN = "unknown key {!r} .*, which may change what the model computes"
 
 
-def rope(change, key="rope_scaling"):
-  return {key: LLAMA3_ROPE | change}
+def rope(change):
+  return {"rope_scaling": LLAMA3_ROPE | change}
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,6 @@ def rope(change, key="rope_scaling"):
       QWEN2_7B,
       {"architectures": None, "model_type": None},
       r"architecture '\(none\)' of model_type None is not supported",
-    ),
-    (
-      QWEN2_7B,
-      {"architectures": ["Qwen2ForCausalLM", "LlamaForCausalLM"]},
-      "architecture 'Qwen2ForCausalLM', 'LlamaForCausalLM' is not supported",
     ),
     (QWEN2_7B, {"model_type": "qwen3"}, "model_type 'qwen3' contradicts arch"),
     # Options with other values, and keys that nobody knows.
@@ -230,16 +225,10 @@ def rope(change, key="rope_scaling"):
     ),
     (QWEN3_4B, {"layer_types": []}, "names 0 layers, expected 36"),
     # RoPE.
-    *(
-      (
-        QWEN2_7B,
-        {key: {name: "yarn", "factor": 4.0}},
-        "RoPE type 'yarn' is not supported; expected 'default' or 'llama3'",
-      )
-      for key, name in (
-        ("rope_scaling", "type"),
-        ("rope_parameters", "rope_type"),
-      )
+    (
+      QWEN2_7B,
+      {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+      "RoPE type 'yarn' is not supported; expected 'default' or 'llama3'",
     ),
     (
       QWEN3_4B,
@@ -257,11 +246,6 @@ def rope(change, key="rope_scaling"):
       UNKNOWN.format("mrope_section"),
     ),
     (LLAMA3_8B, rope({"rope_theta": "5"}), f"rope_theta is '5', {NUMBER}"),
-    (
-      without("rope_scaling", LLAMA3_8B),
-      rope({"low_freq_factor": None}, "rope_parameters"),
-      f"low_freq_factor is None, {NUMBER}",
-    ),
     (LLAMA3_8B, rope({CONTEXT: "8192"}), f"{CONTEXT} is '8192', {SIZE}"),
     (
       LLAMA3_8B,
@@ -280,21 +264,11 @@ def rope(change, key="rope_scaling"):
       "28 attention heads do not divide over 5 key-value heads",
     ),
     (QWEN3_4B, {"head_dim": 7}, "heads of 7 .* expected an even size"),
-    (QWEN2_7B, {"hidden_size": 84}, "heads of 3 .* expected an even size"),
-    (QWEN2_7B, {"hidden_size": 8}, "heads of 0 .* expected an even size"),
     # Values of the wrong kind.
     (QWEN3_4B, {"head_dim": None}, "head_dim is None, expected a positive"),
     (without("vocab_size", QWEN2_7B), {}, f"vocab_size is missing, {SIZE}"),
-    *(
-      (LLAMA3_8B, {"vocab_size": value}, f"vocab_size is {value!r}, {SIZE}")
-      for value in (None, "28", 0, True, 28.0)
-    ),
-    *(
-      (LLAMA3_8B, {"rms_norm_eps": value}, f"eps is {value!r}, {NUMBER}")
-      for value in (None, "1e-6", True, 0.0, math.nan, math.inf)
-    ),
-    (LLAMA3_8B, {"num_key_value_heads": "1"}, f"heads is '1', {SIZE}"),
-    (LLAMA3_8B, {"head_dim": -2}, f"head_dim is -2, {SIZE}"),
+    (LLAMA3_8B, {"vocab_size": 28.0}, f"vocab_size is 28.0, {SIZE}"),
+    (LLAMA3_8B, {"rms_norm_eps": "1e-6"}, f"eps is '1e-6', {NUMBER}"),
     (LLAMA3_8B, {"mlp_bias": "no"}, f"mlp_bias is 'no', {SWITCH}"),
     (LLAMA3_8B, {"rope_scaling": "llama3"}, "expected an object"),
     (LLAMA3_8B, {"layer_types": [["full_attention"]]}, NAMES),

@@ -7,7 +7,6 @@ every drill is exact.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import dataclasses
 import itertools
@@ -404,40 +403,6 @@ def faults(monkeypatch, of_turn):
     return await generate(self, request)
 
   monkeypatch.setattr(engine_lib.JaxEngine, "generate", faulty)
-
-
-def test_groups_with_failed_turns_are_resampled_once_then_dropped(
-  parts, tmp_path, monkeypatch
-):
-  async def of_turn(request):
-    a = request.address
-    if a.rollout == 0 and (a.question, a.sample, a.attempt) in {
-      (0, 1, 0),  # One sample of a group.
-      *((1, sample, 0) for sample in range(2)),  # Leaves fewer than two valid.
-      *((3, sample, attempt) for sample in (0, 2) for attempt in range(2)),
-    }:
-      raise types.EngineError("The server answered 503 three times.")
-    if (a.rollout, a.question, a.sample) == (1, 2, 2):
-      await asyncio.sleep(3600)
-
-  faults(monkeypatch, of_turn)
-  config = with_deadlines(CONFIG, turn_deadline=3.0)
-  drill = Drill(tmp_path, config, **parts).run()
-  first, second, *others = drill.metrics()
-  found = [
-    [
-      r[f"rollout/{n}"]
-      for n in ("failed", "resampled_groups", "dropped_groups")
-    ]
-    for r in (first, second, *others)
-  ]
-  assert found == [[7, 2, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
-  assert others[-1]["run/failed"] == 8
-  assert {t.reason for t in drill.failed()} == {
-    "Turn 0 failed: The server answered 503 three times.",
-    "Turn 0 failed: no answer within 3 seconds.",
-  }
-  drill.check_bits()
 
 
 def test_optimizer_step_without_episodes_changes_no_weights(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-import random_models
 import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import placement, validation
+from anysearch_jax.training import validation
 
 PPO = {"objective.advantage": "gae"}
 # `curriculum` as the paper's: 100 steps of five levels, then 400.
@@ -38,25 +37,14 @@ def changed(values, config=small_run.CONFIG):
 @pytest.mark.parametrize(
   ("values", "sentence"),
   [
-    ({"compute_dtype": "float16"}, "compute_dtype: found 'float16'"),
-    ({"lora.base_dtype": "int8"}, "lora.base_dtype"),
-    ({"lora.rank": 1, "lora.alpha": 0.0}, "lora.alpha"),
-    ({"lora.rank": -1}, "lora.rank: found -1"),
     (
       {"lora.rank": 2, "lora.targets": ("q", "embed")},
       "found q, embed; expected some of q, k, v",
     ),
     ({"lora.rank": 4, "lora.targets": ()}, "lora.targets: found none"),
     ({"lora.targets": ("q", "v", "q")}, "found q, v, q; expected some of"),
-    ({"group": 1}, "group: found 1, expected at least 2"),
-    ({"questions": 3, "group": 3}, "9 trajectories do not divide into 2"),
     ({"sampling.top_p": 0.9}, "top_p 0.9, top_k 0; training needs"),
     ({"batch.row_lengths": (64,)}, "exceeds the longest training row"),
-    ({"batch.row_lengths": (256, 128)}, "expected ascending numbers"),
-    ({"engine.max_context": 64}, "exceeds engine.max_context 64"),
-    ({"checkpoint.keep_last": 0}, "keep_last"),
-    ({"checkpoint.keep_best": -1}, "keep_best"),
-    ({"checkpoint.export_dtype": "int8"}, "found 'int8', expected one of"),
     # The curriculum.
     (
       PAPER | {"curriculum.phase1_steps": 525},
@@ -100,10 +88,6 @@ def changed(values, config=small_run.CONFIG):
     ),
     # Sampling ahead, and in turns.
     (
-      {"pipeline.async_level": -1},
-      "pipeline.async_level: found -1, expected at least 0.",
-    ),
-    (
       AHEAD | {"objective.old_logp": "trainer"},
       "found 1 with objective.old_logp 'trainer' and importance_cap 0",
     ),
@@ -116,21 +100,11 @@ def changed(values, config=small_run.CONFIG):
       "found 1 with device 1 both in mesh.trainer and in mesh.rollout",
     ),
     (
-      {"pipeline.offload": "everything"},
-      "expected one of none, moments, state",
-    ),
-    (
       AHEAD | {"pipeline.offload": "state"},
       "pipeline.offload: found 'state' with pipeline.async_level 1",
     ),
     # A critic.
-    (
-      {"objective.advantage": "rloo"},
-      "objective.advantage: found 'rloo', expected one of group, gae.",
-    ),
     (PPO | {"objective.baseline": "turn"}, "whose baseline is the critic"),
-    (PPO | {"critic.lam": 1.1}, "critic.lam: found 1.1"),
-    (PPO | {"critic.gamma": -1.0}, "critic.gamma: found -1"),
     (
       PPO | {"critic.alone_steps": 8},
       "critic.alone_steps: found 8, expected below curriculum.total_steps, 8",
@@ -171,20 +145,3 @@ def test_several_processes_cannot_sample_ahead():
   with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
     validation.validate(runs.at_level(1), processes=2)
   validation.validate(runs.at_level(0), processes=2)
-
-
-@pytest.mark.parametrize(
-  ("values", "sentence"),
-  [
-    ({"mesh.fsdp": 16}, "fsdp"),
-    ({"mesh.rollout": (9,)}, "rollout"),
-    ({"batch.attention": "cudnn"}, "cudnn"),
-  ],
-)
-def test_configurations_that_devices_cannot_run_are_refused(values, sentence):
-  def check(config):
-    placement.check(random_models.architecture("qwen2-tied"), config)
-
-  check(small_run.CONFIG)
-  with pytest.raises(ValueError, match=sentence):
-    check(changed(values))
