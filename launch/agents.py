@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -88,10 +88,8 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
   from anysearch_jax.rollout import searching
 
   config, chosen, source, known = prepared
-  retriever = searching.BatchingRetriever(
-    retrievers.make(config, source.retriever if source else None),
-    config.search,
-  )
+  found = retrievers.make(config, source.retriever if source else None)
+  retriever = searching.BatchingRetriever(found, config.search)
   with policies.player(chosen, config, source) as player:
     with agent_lib.Agent(
       player.engine,
@@ -102,8 +100,14 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
       known=known,
       corpus=known[0].corpus if known else "",
       scaffold=config.evaluation.scaffold,
+      passages=_count(found) if config.retrieval.kind == "index" else 0,
     ) as agent:
       yield agent
+
+
+def _count(retriever: Any) -> int:
+  """Returns the number of passages of an index; 0 if it is not known."""
+  return retriever.identity().get("corpus", {}).get("passages", 0)
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ class Agent:
   `load` makes an agent from a folder.
 
   Attributes:
-    engine, slots: as given.
+    engine, slots, passages: as given.
 
   Args:
     engine: samples the policy; `close` closes it.
@@ -143,6 +143,7 @@ class Agent:
       asked these.
     corpus: the corpus of all other questions; "" if there is only one.
     scaffold: whether the environment states the budget before every turn.
+    passages: how many are searched; 0 if that is unknown.
     close: called once when the agent is closed.
   """
 
@@ -157,12 +158,13 @@ class Agent:
     known: Sequence[types.Question] = (),
     corpus: str = "",
     scaffold: bool = False,
+    passages: int = 0,
     close: Callable[[], None] = lambda: None,
   ):
     if slots < 1:
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
-    self.engine, self.slots = engine, slots
+    self.engine, self.slots, self.passages = engine, slots, passages
     self._parts = driver.EpisodeParts(engine, retriever, config, codec)
     self._scaffold = scaffold
     self._known = {question.text: question for question in known}
@@ -207,6 +209,11 @@ class Agent:
   def examples(self) -> tuple[types.Question, ...]:
     """The known questions."""
     return tuple(self._known.values())
+
+  @property
+  def cites(self) -> bool:
+    """Whether answers cite the passages that were found, as `[2]`."""
+    return systems.of_episode(self._parts.config).cites
 
   def refusal(self, text: str) -> str | None:
     """Returns why a question is not worth asking, or None.
@@ -558,7 +565,8 @@ class _Told:
       if state.used:
         # Passages that had no room were not shown.
         passages = state.observations[-1].passages
-        self._tell(events.Found(state.used, passages))
+        numbers = state.environment.numbers(state.observations, passages)
+        self._tell(events.Found(state.used, passages, numbers))
       self._tell(events.Budget(state.used, self._total))
       self._used = state.used
     if isinstance(state.request, types.SearchRequest):

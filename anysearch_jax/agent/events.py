@@ -37,10 +37,14 @@ class Searching:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """The passages that a search found, best first."""
+  """The passages that a search found, best first.
+
+  numbers: by which an answer cites them; empty if it cites nothing.
+  """
 
   number: int
   passages: tuple[types.Passage, ...]
+  numbers: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

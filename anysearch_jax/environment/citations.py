@@ -99,16 +99,21 @@ def head(passage: types.Passage) -> str:
   source = passage.source
   title = " ".join(passage.title.split()).strip(' "')
   page = f"page {source.page}" if source.page else ""
-  parts = (title, public_path(source.path), page, source.heading)
+  parts = (title, path(passage), page, source.heading)
   return " | ".join(dict.fromkeys(filter(None, map(_one_line, parts))))
 
 
-def public_path(path: str) -> str:
-  """Returns a path without folders of this machine: one that leads out of the
-  folder of the documents is reduced to the file's name."""
-  pure = pathlib.PureWindowsPath(path)  # It knows both kinds of separators.
-  inside = not pure.anchor and ".." not in pure.parts
-  return path if inside else pure.name
+def path(passage: types.Passage) -> str:
+  """Returns the path of a passage without folders above its documents.
+
+  Otherwise answers would tell where on this machine they are.
+  """
+  given = passage.source.path.replace("\\", "/")
+  pure = pathlib.PureWindowsPath(given)
+  if not pure.anchor and ".." not in pure.parts:
+    return given
+  name = passage.id.rpartition("#")[0]  # Below the documents' own folder.
+  return name if name and given.endswith(f"/{name}") else pure.name
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import budgets, types
-from anysearch_jax.environment import official_scoring, protocol, scoring
+from anysearch_jax.environment import (
+  citations,
+  official_scoring,
+  protocol,
+  scoring,
+)
 from anysearch_jax.host import disk
 
 
@@ -53,13 +58,19 @@ def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
   A passage of a document has `source`, with what is known of its place.
   """
   return [
-    {"id": p.id, "title": p.title, "text": p.text} | _source(p) for p in found
+    {"id": p.id, "title": p.title, "text": p.text}
+    | ({"source": known} if (known := source(p)) else {})
+    for p in found
   ]
 
 
-def _source(passage: types.Passage) -> dict[str, dict[str, Any]]:
-  known = {k: v for k, v in passage.source._asdict().items() if v}
-  return {"source": known} if known else {}
+def source(passage: types.Passage) -> dict[str, Any]:
+  """Returns what is known of `path`, `page` and `heading` of a passage.
+
+  The path names no folder of this machine, see `citations.path`.
+  """
+  values = passage.source._replace(path=citations.path(passage))._asdict()
+  return {name: value for name, value in values.items() if value}
 
 
 def _passage(value: Mapping[str, Any]) -> types.Passage:

@@ -143,6 +143,16 @@ class Environment:
       each for each in observations if self.tool(each.tool).numbered
     )
 
+  def numbers(
+    self,
+    observations: Sequence[types.Observation],
+    passages: Sequence[types.Passage],
+  ) -> tuple[int, ...]:
+    """Returns the numbers of passages that were shown; () if none have any."""
+    known = self.shown(observations) if self.cites else {}
+    numbered = citations.numbered(passages, known)
+    return tuple(number for number, _ in numbered if number in known)
+
   def observation(
     self,
     tool: tools_lib.Tool,

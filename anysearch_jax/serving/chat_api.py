@@ -7,7 +7,6 @@ stream it: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,9 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
     fields.RequestError: a field cannot be honoured.
   """
   body = fields.Body(values)
-  question = fields.conversation(_turns(body.take("messages")))
+  question = fields.conversation(
+    _turns(body.take("messages")), cites=served.cites
+  )
   fields.tools(body, ())
   body.take("web_search_options")
   body.take("reasoning_effort")
@@ -73,7 +74,7 @@ class Writer:
   last = wire.DONE
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
-    del served
+    self._cites = served.cites
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
     self._asked = asked
@@ -89,7 +90,7 @@ class Writer:
     match event:
       case events.Answer(reply):
         self._replies.append(reply)
-        message = _message(reply)
+        message = _message(reply, self._cites)
         delta = {k: v for k, v in message.items() if k != "reasoning_content"}
         yield self._chunk(index, delta)
         yield self._chunk(index, {}, finish=_finish(reply)) | {
@@ -121,7 +122,10 @@ class Writer:
       choices.append(
         _choice(index, _finish(reply))
         | {
-          "message": {**_message(reply), "reasoning_content": reasoning},
+          "message": {
+            **_message(reply, self._cites),
+            "reasoning_content": reasoning,
+          },
           "anysearch": responses_api.told(reply),
         }
       )
@@ -163,11 +167,8 @@ def _reasoning(event: events.Event) -> str:
       return ""
 
 
-def _message(reply: events.Reply) -> dict[str, Any]:
-  passages = itertools.chain.from_iterable(reply.documents)
-  cited = responses_api.citations(
-    reply.answer or "", {responses_api.source(p): p for p in passages}
-  )
+def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
+  cited = responses_api.citations(reply, cites)
   return {
     "role": "assistant",
     "content": reply.answer,

@@ -14,6 +14,7 @@ from typing import Any
 
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
+from anysearch_jax.environment import citations
 
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
@@ -108,6 +109,7 @@ class Served:
     seconds: the longest deadline, and that of a request that does not say.
     sampling: of a request that does not say.
     prices: by which a budget of dollars is charged.
+    cites: whether answers cite passages as `[2]`; the agent says so.
   """
 
   model: str
@@ -117,6 +119,7 @@ class Served:
   seconds: float = 120.0
   sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
   prices: budgets.Prices = budgets.NO_CAPS.prices
+  cites: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,7 +413,9 @@ def plain_text(param: str, form: Any, expected: str) -> None:
     raise refuse(param, kind, expected)
 
 
-def conversation(turns: Sequence[tuple[str, str]]) -> str:
+def conversation(
+  turns: Sequence[tuple[str, str]], *, cites: bool = False
+) -> str:
   """Returns the question that the policy gets for a conversation.
 
   The policy was trained for single questions. A single user message is passed
@@ -419,6 +424,8 @@ def conversation(turns: Sequence[tuple[str, str]]) -> str:
 
   Args:
     turns: role and text of each message; the last one is the user's.
+    cites: whether answers cite passages. The numbers of earlier answers are
+      then left out, because each question counts its passages from 1.
   """
   if not turns:
     raise RequestError(
@@ -433,7 +440,10 @@ def conversation(turns: Sequence[tuple[str, str]]) -> str:
     )
   if len(turns) == 1:
     return last
-  earlier = (f"{role}: {text}" for role, text in turns[:-1])
+  earlier = (
+    f"{role}: {citations.without(text) if cites else text}"
+    for role, text in turns[:-1]
+  )
   return "\n".join([*earlier, f"question: {last}"])
 
 

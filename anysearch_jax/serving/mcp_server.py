@@ -18,12 +18,15 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import pydantic
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 from mcp_types import ToolAnnotations
+
+# Before 3.12 pydantic refuses typing's own.
+from typing_extensions import TypedDict
 
 from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
@@ -39,11 +42,20 @@ _POLL = 0.05
 _READS_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=True)
 
 
-class Source(pydantic.BaseModel):
-  """A passage that a search showed to the policy."""
+class Source(TypedDict):
+  """A passage that a search showed to the policy, with its place if known."""
 
   id: str
   title: str
+  path: NotRequired[str]
+  page: NotRequired[int]
+  heading: NotRequired[str]
+
+
+class Citation(Source):
+  """A passage that the answer cites by its number."""
+
+  number: int
 
 
 class Query(pydantic.BaseModel):
@@ -64,6 +76,13 @@ class Answered(pydantic.BaseModel):
     "failed if the model or the search engine was unavailable."
   )
   reason: str = pydantic.Field(description="Empty if there is an answer.")
+  citations: list[Citation] = pydantic.Field(
+    description="What a mark such as [2] in the answer refers to."
+  )
+  refused_citations: list[int] = pydantic.Field(
+    description="Numbers that the policy cited though no search showed them; "
+    "their marks are removed."
+  )
   searches: int = pydantic.Field(description="Searches that were made.")
   tokens: int = pydantic.Field(description="Tokens that the policy wrote.")
   seconds: float
@@ -181,6 +200,8 @@ class Service:
     searches = budgets.of(allowed).searches
     with self._call(question=question):
       agent = await self._loaded()
+      if (refusal := agent.refusal(question)) is not None:
+        raise ToolError(refusal)
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
@@ -210,7 +231,7 @@ class Service:
     with self._call(query=query):
       agent = await self._loaded()
       found = await agent.search_async(query, k=k)
-    return Found(passages=[Passage(**each) for each in records.passages(found)])
+    return Found(passages=[Passage(text=p.text, **_source(p)) for p in found])
 
   async def trajectory(self, name: str) -> str:
     reply = self._replies.get(name)
@@ -244,13 +265,15 @@ class Service:
       answer=reply.answer,
       outcome=reply.outcome.value,
       reason=reply.reason,
+      citations=[
+        Citation(number=number, **_source(p)) for number, p in reply.citations
+      ],
+      refused_citations=list(reply.refused_citations),
       searches=reply.searches,
       tokens=reply.tokens,
       seconds=round(reply.seconds, 3),
       queries=[
-        Query(
-          query=query, sources=[Source(**p) for p in records.passages(found)]
-        )
+        Query(query=query, sources=list(map(_source, found)))
         for query, found in zip(
           reply.trajectory.queries, reply.documents, strict=True
         )
@@ -295,6 +318,10 @@ class Service:
       raise ToolError(_logged(str(error))) from error
     finally:
       self._under_way -= 1
+
+
+def _source(passage: types.Passage) -> Source:
+  return Source(id=passage.id, title=passage.title, **records.source(passage))
 
 
 def _logged(reason: str) -> str:

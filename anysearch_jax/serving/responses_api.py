@@ -7,10 +7,11 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 from __future__ import annotations
 
 import itertools
+import re
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import types
@@ -20,6 +21,7 @@ from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
 _TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
+_MARK = re.compile(r"\[([0-9]+)\]")
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -56,7 +58,7 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
   return fields.asked(
     body,
     served,
-    question=fields.conversation(turns),
+    question=fields.conversation(turns, cites=served.cites),
     tokens=("max_output_tokens",),
   )
 
@@ -92,25 +94,40 @@ def source(passage: types.Passage) -> str:
   return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
 
 
-def citations(answer: str, cited: dict[str, types.Passage]) -> list[Item]:
-  """Returns a citation of each passage that was shown, the first first.
-
-  They say what the policy has read, not that a passage proves the answer.
+def citations(reply: events.Reply, cites: bool) -> list[Item]:
+  """Returns the citations of an answer.
 
   Args:
-    answer: is what they annotate.
-    cited: the passages by their URLs.
+    reply: with the answer that they annotate.
+    cites: whether answers cite passages. There is then one for each mark such
+      as `[2]`, with the number and the place in the document. Otherwise there
+      is one for each passage that was shown: the policy has read it, which does
+      not prove the answer.
   """
+  answer = reply.answer or ""
+  if not cites:
+    shown = itertools.chain.from_iterable(reply.documents)
+    read = {source(passage): passage for passage in shown}
+    return [_citation(passage, 0, len(answer)) for passage in read.values()]
+  known = dict(reply.citations)
   return [
-    {
-      "type": "url_citation",
-      "url": url,
-      "title": passage.title,
-      "start_index": 0,
-      "end_index": len(answer),
-    }
-    for url, passage in cited.items()
+    _citation(known[n], *mark.span(), number=n, **records.source(known[n]))
+    for mark in _MARK.finditer(answer)
+    if (n := int(mark[1])) in known
   ]
+
+
+def _citation(
+  passage: types.Passage, start: int, end: int, **more: Any
+) -> Item:
+  return {
+    "type": "url_citation",
+    "url": source(passage),
+    "title": passage.title,
+    "start_index": start,
+    "end_index": end,
+    **more,
+  }
 
 
 class Writer:
@@ -131,7 +148,6 @@ class Writer:
     self._number = 0
     self._items: list[Item] = []  # The output so far, in order.
     self._reasoning: Item | None = None  # The item that still grows.
-    self._cited: dict[str, types.Passage] = {}
 
   def collected(self, told: Sequence[Sequence[events.Event]]) -> Item:
     """Returns the response of all events of the answer, as the last event."""
@@ -155,8 +171,8 @@ class Writer:
         yield from self._reason(text)
       case events.Searching(_, query):
         yield from self._search(query)
-      case events.Found(_, passages):
-        yield from self._found(passages)
+      case events.Found():
+        yield from self._found(event)
       case events.Answer(reply):
         yield from self._answer(reply)
 
@@ -211,16 +227,16 @@ class Writer:
     for name in ("in_progress", "searching"):
       yield self._part(f"response.web_search_call.{name}", indexed=False)
 
-  def _found(self, passages: Iterable[types.Passage]) -> Iterator[Item]:
+  def _found(self, found: events.Found) -> Iterator[Item]:
     item = self._items[-1]
-    sources = [(source(passage), passage) for passage in passages]
-    self._cited.update(sources)
     item["status"] = "completed"
     item["action"]["sources"] = [
-      {"type": "url", "url": url} for url, _ in sources
+      {"type": "url", "url": source(passage)} for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = records.passages(passage for _, passage in sources)
+    item["results"] = records.passages(found.passages)
+    for result, number in zip(item["results"], found.numbers, strict=False):
+      result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
     yield self._item("response.output_item.done", item)
 
@@ -232,16 +248,16 @@ class Writer:
           "response.output_item.done", item=item, output_index=index
         )
     if reply.answer is not None:
-      yield from self._message(reply.answer)
+      yield from self._message(reply.answer, reply)
     status = _status(reply)
     response = self._response(status, reply)
     yield self._event(f"response.{status}", response=response)
 
-  def _message(self, text: str) -> Iterator[Item]:
+  def _message(self, text: str, reply: events.Reply) -> Iterator[Item]:
     part = {
       "type": "output_text",
       "text": text,
-      "annotations": citations(text, self._cited),
+      "annotations": citations(reply, self._served.cites),
       "logprobs": [],
     }
     item = self._add(
@@ -344,6 +360,7 @@ def _usage(reply: events.Reply) -> dict[str, Any]:
 
 def told(reply: events.Reply) -> dict[str, Any]:
   """Returns what OpenAI's APIs have no field for."""
+  refused = list(reply.refused_citations)
   return {
     "budget": reply.trajectory.budget,
     **({"caps": dict(caps)} if (caps := reply.trajectory.caps.caps) else {}),
@@ -352,4 +369,5 @@ def told(reply: events.Reply) -> dict[str, Any]:
     "reason": reply.reason,
     "seconds": round(reply.seconds, 3),
     "documents": list(map(records.passages, reply.documents)),
+    **({"refused_citations": refused} if refused else {}),
   }

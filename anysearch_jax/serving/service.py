@@ -103,7 +103,8 @@ class Service:
     most: int = 0,
     log_questions: bool = False,
   ):
-    self._agent, self._served, self._guard = agent, served, guard
+    self._agent, self._guard = agent, guard
+    self._served = dataclasses.replace(served, cites=agent.cites)
     self._most = most or 8 * agent.slots
     engine = agent.engine
     self._metrics = service_metrics.Metrics(
@@ -136,6 +137,7 @@ class Service:
       "slots": self._agent.slots,
       "running": self._running,
       "max_budget": self._served.max_budget,
+      "passages": self._agent.passages,
       "keys": self.locked,
     }
     return wire.respond(values, 503 if self.draining else 200)
@@ -175,6 +177,8 @@ class Service:
       key = self._key(request)
       account.key = key.name if key else ""
       asked = api.read(await wire.read(request), self._served)
+      if (refusal := self._agent.refusal(asked.question)) is not None:
+        raise fields.RequestError(400, refusal, code="unknown_words")
       self._begin(account, key, asked)
       writer = api.Writer(asked, self._served)
       response: responses_lib.Response

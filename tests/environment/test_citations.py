@@ -90,13 +90,15 @@ def test_a_passage_keeps_its_number_and_shows_its_place():
   [
     ("notes/a.md", "notes/a.md"),
     ("/home/joe/notes/a.md", "a.md"),
+    ("/home/joe/own/b.md", "own/b.md"),
     ("../joe/a.md", "a.md"),
     ("C:\\Users\\joe\\a.md", "a.md"),
     ("", ""),
   ],
 )
 def test_a_path_names_no_folder_of_the_machine(path, expected):
-  assert citations.public_path(path) == expected
+  placed = types.Passage("own/b.md#2", "", "", source=types.Source(path))
+  assert citations.path(placed) == expected
 
 
 INJECTION = types.Passage(
