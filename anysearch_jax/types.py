@@ -227,8 +227,11 @@ class GenerateRequest:
     max_tokens: limit on the sampled tokens, >= 1.
     stop: the turn ends when its decoded text contains one of these texts.
     temperature, top_p, top_k: see `config.SamplingConfig`; None: the engine's.
+    may_search: whether the episode can still pay for a call of a tool. A chat
+      model is not offered its tools otherwise; other engines ignore this.
     on_tokens: if given, the in-process engine calls it with the ids that each
-      of its calls sampled, in order; other engines tell nothing before the end.
+      of its calls sampled, in order, and a chat model's with the reasoning that
+      is streamed; other engines tell nothing before the end.
   """
 
   address: Address
@@ -239,6 +242,7 @@ class GenerateRequest:
   temperature: float | None = None
   top_p: float | None = None
   top_k: int | None = None
+  may_search: bool = True
   on_tokens: Callable[[Sequence[int]], None] | None = dataclasses.field(
     default=None, compare=False, repr=False
   )

@@ -17,7 +17,12 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host import http_calls, json_files, redaction
+from anysearch_jax.host import (
+  http_calls,
+  json_files,
+  openai_endpoint,
+  redaction,
+)
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -123,7 +128,7 @@ class EndpointModel:
         f"{redaction.shown(url)}."
       )
     self._config = config
-    self._endpoint = http_calls.OpenAIEndpoint(
+    self._endpoint = openai_endpoint.OpenAIEndpoint(
       url,
       "/chat/completions",
       key_variable=config.key_variable,

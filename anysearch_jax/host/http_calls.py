@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx2
 
@@ -179,6 +179,18 @@ class Breaker:
     self._last = str(error)
 
 
+class Joined(Protocol):
+  """Joins the server-sent events of an answer while they come."""
+
+  def feed(self, data: bytes) -> None:
+    """Adds the next bytes."""
+    ...
+
+  def whole(self) -> bytes:
+    """Returns the answer as JSON; raises httpx2's error if it broke off."""
+    ...
+
+
 class Caller:
   """Makes HTTP calls to a service, in the loop of `host.loop`.
 
@@ -268,6 +280,7 @@ class Caller:
     read: Callable[[Any], T],
     limit: turns.Limit | None = None,
     counted: bool = True,
+    joined: Callable[[], Joined] | None = None,
     **request: Any,
   ) -> T:
     """Makes a call with retries; it may be awaited in any event loop.
@@ -281,6 +294,8 @@ class Caller:
       counted: whether an `AnswerError` counts as a failure of the service. A
         caller whose request may itself be at fault passes False and reports by
         `fail` if it was not.
+      joined: joins each answer that is a stream of events; a stream that breaks
+        off is retried as a broken connection is.
       request: further arguments of httpx2's `request`.
 
     Raises:
@@ -290,7 +305,13 @@ class Caller:
     if not loop.is_here():
       return await loop.wait(
         self.ask(
-          method, url, read=read, limit=limit, counted=counted, **request
+          method,
+          url,
+          read=read,
+          limit=limit,
+          counted=counted,
+          joined=joined,
+          **request,
         )
       )
     if self._limits is None:
@@ -300,7 +321,7 @@ class Caller:
     try:
       async with limit, self._gate.slot():
         with self._breaker.call(counted=counted):
-          data = await self._try(method, url, limit, request)
+          data = await self._try(method, url, limit, joined, request)
           if self._price:
             self.counters["cost"] += self._price
           return read(self._parse(url, data))
@@ -338,6 +359,7 @@ class Caller:
     method: str,
     url: str,
     limit: turns.Limit,
+    joined: Callable[[], Joined] | None,
     request: dict[str, Any],
   ) -> bytes:
     """Returns the bytes of an answer with status 200, retrying if needed."""
@@ -349,7 +371,7 @@ class Caller:
       status, asked = 0, 0.0
       try:
         async with self._client.stream(method, url, **request) as response:
-          data = await self._read(url, response)
+          data = await self._read(url, response, joined)
         status = response.status_code
       # Raised `from None`: the cause holds the request and so the key. The
       # message may quote what the server sent instead of HTTP.
@@ -389,17 +411,26 @@ class Caller:
       raise (StatusError if status in BUSY else FailedError)(sentence, status)
     raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
 
-  async def _read(self, url: str, response: httpx2.Response) -> bytes:
+  async def _read(
+    self,
+    url: str,
+    response: httpx2.Response,
+    joined: Callable[[], Joined] | None,
+  ) -> bytes:
     """Reads an answer, unless it is too large."""
-    data = bytearray()
+    data, kind = bytearray(), response.headers.get("Content-Type", "")
+    is_stream = response.status_code == 200 and "event-stream" in kind
+    events = joined() if joined and is_stream else None
     async for part in response.aiter_bytes():
       data += part
+      if events is not None:
+        events.feed(part)
       if len(data) > self._largest:
         raise AnswerError(
           f"{url}: found an answer of more than {self._largest} bytes; "
           "expected passages only."
         )
-    return bytes(data)
+    return bytes(data) if events is None else events.whole()
 
   def _parse(self, url: str, data: bytes) -> Any:
     """Parses an answer, without keys, as JSON without NaN and infinities."""
@@ -440,86 +471,6 @@ def at_address(
   key = key_variable and secret_in(key_variable, f"the key for the {what}")
   base = url.rstrip("/").removesuffix(route).rstrip("/")
   return base + route, Caller(secret=key, **settings)
-
-
-class Usage(NamedTuple):
-  """The tokens of a call as its server counts them; 0 if it says nothing."""
-
-  prompt: int
-  completion: int
-
-
-class OpenAIEndpoint:
-  """One route of a server with OpenAI's interface: one choice, and its usage.
-
-  https://platform.openai.com/docs/api-reference/completions
-
-  Args:
-    url: of the server's interface (`http://host:8000/v1`), with or without
-      `route`.
-    route: such as `/completions`.
-    settings: `key_variable` and further arguments of `Caller`.
-
-  Attributes:
-    url: the address of the route.
-
-  Raises:
-    ValueError: the url is invalid, or the key is missing.
-  """
-
-  def __init__(self, url: str, route: str, **settings: Any):
-    self.url, self._caller = at_address(
-      url, route, "model", proxies=True, **settings
-    )
-    self.close = self._caller.close
-
-  async def chat(
-    self, model: str, prompt: str, **limits: Any
-  ) -> tuple[str, Usage]:
-    """Asks a model with one message; raises as `ask`."""
-    messages = [{"role": "user", "content": prompt}]
-    return await self.ask(
-      {"model": model, "messages": messages, **limits},
-      lambda choice: text_of(choice["message"]["content"]),
-      expected="a text at choices[0].message.content",
-    )
-
-  async def ask(
-    self,
-    request: Mapping[str, Any],
-    read: Callable[[Any], T | None],
-    *,
-    expected: str,
-  ) -> tuple[T, Usage]:
-    """Makes a call, with retries.
-
-    Args:
-      request: the body.
-      read: returns what the caller wants of the first choice; None, KeyError
-        or TypeError if it is not there.
-      expected: what `read` looks for, for the error message.
-
-    Raises:
-      types.RetrievalError: the server gave no such answer in time.
-    """
-
-    def parsed(value: Any) -> tuple[T, Usage]:
-      try:
-        found = read(value["choices"][0])
-      except (KeyError, IndexError, TypeError, AttributeError):
-        found = None
-      if found is None:
-        raise self._caller.unexpected(self.url, value, expected)
-      usage = value.get("usage")
-      usage = usage if isinstance(usage, Mapping) else {}
-      counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-      return found, Usage(
-        *(n if type(n) is int and n > 0 else 0 for n in counts)
-      )
-
-    return await self._caller.ask(
-      "POST", self.url, content=body(request), read=parsed
-    )
 
 
 def secret_in(variable: str, what: str) -> str:

@@ -33,7 +33,7 @@ from anysearch_jax.environment import tools, wording
 from anysearch_jax.methods import method, search_r1
 
 if TYPE_CHECKING:
-  from anysearch_jax.host import http_calls
+  from anysearch_jax.host import openai_endpoint
 
 SEARCH = tools.search(begins="<context>", ends="</context>")
 _OWN = ("step", "reasoning", "conclusion")
@@ -86,11 +86,11 @@ class Judge:
     self, config: config_methods.HipragConfig, texts: Mapping[str, str]
   ):
     # Only a run with a judge loads an HTTP client.
-    from anysearch_jax.host import http_calls
+    from anysearch_jax.host import http_calls, openai_endpoint
 
     self._config, self._texts = config, texts
     self._judge, self._memory = (
-      http_calls.OpenAIEndpoint(
+      openai_endpoint.OpenAIEndpoint(
         url,
         "/chat/completions",
         key_variable=config.key_variable,
@@ -136,7 +136,7 @@ class Judge:
 
   async def _asked(
     self,
-    server: http_calls.OpenAIEndpoint,
+    server: openai_endpoint.OpenAIEndpoint,
     model: str,
     name: str,
     **values: str,

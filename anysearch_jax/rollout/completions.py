@@ -2,9 +2,8 @@
 
 For models that run elsewhere (vLLM, SGLang, llama.cpp, a hosted one). An
 episode is one text that grows: the prompt, a turn, what the environment adds,
-the next turn. The route `/completions` continues such a text. The route
-`/chat/completions` cannot be used: after a search the model has to go on in the
-middle of its own message, which OpenAI's interface has no form for.
+the next turn. The route `/completions` continues such a text.
+`chat_completions` plays models behind `/chat/completions`.
 
 The server's tokens are unknown, so ids are a local codec's, and there are no
 log-probabilities: episodes can be evaluated and served, and not trained on.
@@ -12,24 +11,42 @@ log-probabilities: episodes can be evaluated and served, and not trained on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import http_calls
+from anysearch_jax.host import http_calls, openai_endpoint
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _ADVICE = "Does a server with OpenAI's completions run there?"
 _EXPECTED = "a text at choices[0].text and finish_reason 'stop' or 'length'"
 # Names that servers give the field with the stop text that ended a turn: vLLM's
 # and SGLang's. It is null or a token's id if the model ended the turn itself.
 _MATCHED = ("stop_reason", "matched_stop")
+# Fields that some servers refuse, and how their errors say so. OpenAI's newer
+# models take `max_completion_tokens` only.
+_OPTIONAL = (
+  *("max_tokens", "max_completion_tokens", "seed", "stop", "temperature"),
+  *("top_p", "top_k", "tool_choice", "parallel_tool_calls"),
+  *("stream_options", "stream"),
+)
+_REFUSAL = re.compile(
+  r"(un|not |n't )(support|recogni[sz]ed|known|expected|permitted|allowed)"
+  r"|does not support|extra|forbidden|invalid (field|param)",
+  re.IGNORECASE,
+)
 
 
 class Codec(types.TextCodec, Protocol):
@@ -60,15 +77,20 @@ class CompletionsEngine:
     sampling: how tokens are drawn, unless a request says otherwise.
     deadline: seconds of one turn, with its retries.
     concurrency: limit on concurrent turns.
+    refused: fields of requests that the server is known to refuse.
     transport: replaces the network, for tests.
 
   Attributes:
     counters: `requests`, and `prompt_tokens` and `sampled_tokens` as the server
       counts them.
+    refused: the fields that the server refuses; others join them when it says
+      so, and are left out from then on.
 
   Raises:
     ValueError: the url is invalid, or the model's name or the key is missing.
   """
+
+  route = "/completions"
 
   def __init__(
     self,
@@ -80,6 +102,7 @@ class CompletionsEngine:
     sampling: config_lib.SamplingConfig,
     deadline: float,
     concurrency: int,
+    refused: Iterable[str] = (),
     transport: httpx2.AsyncBaseTransport | None = None,
   ):
     if not model:
@@ -88,23 +111,31 @@ class CompletionsEngine:
         "(its /v1/models lists them)."
       )
     self._codec, self._model, self._sampling = codec, model, sampling
-    self._endpoint = http_calls.OpenAIEndpoint(
+    self._endpoint = openai_endpoint.OpenAIEndpoint(
       url,
-      "/completions",
+      self.route,
       key_variable=key_variable,
       patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
+      again=(500, *http_calls.BUSY),
       advice=_ADVICE,
       transport=transport,
     )
     self.counters: Counter[str] = Counter()
+    self.refused = set(refused)
 
-  async def probe(self) -> None:
+  async def probe(self) -> str:
     """Samples one token, which shows that address, key and model are right.
+
+    Returns:
+      How the model is asked: `completions`.
 
     Raises:
       types.EngineError: they are not.
     """
-    await self._ask({"prompt": "?", "max_tokens": 1}, self._sampling)
+    with engine_errors():
+      asked = {"prompt": "?", "max_tokens": 1}
+      await self._ask(asked, self._sampling, _completion, _EXPECTED)
+    return "completions"
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """See `types.Engine`."""
@@ -113,10 +144,12 @@ class CompletionsEngine:
       "max_tokens": request.max_tokens,
       "stop": list(request.stop),
       # Turns are reproducible if the server honours the seed.
-      "seed": _seed(request.address, request.turn),
+      "seed": seed(request.address, request.turn),
     }
     sampling = self._sampling.asked(request)
-    return _generation(await self._ask(asked, sampling), request, self._codec)
+    with engine_errors():
+      said = await self._ask(asked, sampling, _completion, _EXPECTED)
+    return generation(said, request, self._codec)
 
   def release(self, address: types.Address) -> None:
     """Does nothing: the server keeps no episodes."""
@@ -126,8 +159,18 @@ class CompletionsEngine:
     self._endpoint.close()
 
   async def _ask(
-    self, asked: dict[str, Any], s: config_lib.SamplingConfig
-  ) -> _Completion:
+    self,
+    asked: Mapping[str, Any],
+    s: config_lib.SamplingConfig,
+    read: Callable[[Any], T | None],
+    expected: str,
+    tell: Callable[[Mapping[str, Any]], None] | None = None,
+  ) -> T:
+    """Asks the server, without the fields that it refuses.
+
+    Raises:
+      types.RetrievalError: the server gave no such answer in time.
+    """
     body = {
       "model": self._model,
       "temperature": s.temperature,
@@ -136,19 +179,53 @@ class CompletionsEngine:
       **({"top_k": s.top_k} if s.top_k else {}),
       **asked,
     }
-    self.counters["requests"] += 1
-    try:
-      completion, usage = await self._endpoint.ask(
-        body, _completion, expected=_EXPECTED
-      )
-    except types.RetrievalError as error:
-      raise types.EngineError(str(error)) from None
-    self.counters["prompt_tokens"] += usage.prompt
-    self.counters["sampled_tokens"] += usage.completion
-    return completion
+    while True:
+      sent = self._accepted(body)
+      self.counters["requests"] += 1
+      try:
+        found, usage = await self._endpoint.ask(
+          sent, read, expected=expected, tell=tell if "stream" in sent else None
+        )
+      except http_calls.RefusedError as error:
+        self._leave_out(error, sent)
+        continue
+      self.counters["prompt_tokens"] += usage.prompt
+      self.counters["sampled_tokens"] += usage.completion
+      return found
+
+  def _accepted(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a request without the fields that the server refuses."""
+    sent = dict(body)
+    if "max_tokens" in self.refused and "max_tokens" in sent:
+      sent["max_completion_tokens"] = sent["max_tokens"]
+    if "stream" in self.refused:
+      sent.pop("stream_options", None)
+    return {k: v for k, v in sent.items() if k not in self.refused}
+
+  def _leave_out(
+    self, error: http_calls.RefusedError, sent: Mapping[str, Any]
+  ) -> None:
+    """Notes the field that an error names; raises the error without one."""
+    named = error.status in (400, 422) and _REFUSAL.search(str(error))
+    words = re.findall(r"\w+", str(error)) if named else []
+    field = next((w for w in words if w in _OPTIONAL and w in sent), None)
+    if field is None:
+      raise error
+    if field not in self.refused:
+      self.refused.add(field)
+      _log.warning("%s Requests leave %s out from now on.", error, field)
 
 
-class _Completion(NamedTuple):
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+  """Raises errors of the server as those of an engine."""
+  try:
+    yield
+  except types.RetrievalError as error:
+    raise types.EngineError(str(error)) from None
+
+
+class Completion(NamedTuple):
   """A server's answer.
 
   matched: the stop text that ended it; "" if the server says that none did, and
@@ -160,18 +237,22 @@ class _Completion(NamedTuple):
   matched: str | None
 
 
-def _completion(choice: Any) -> _Completion | None:
+def _completion(choice: Any) -> Completion | None:
   """Reads a choice; None if it has another shape."""
   text, finish = http_calls.text_of(choice["text"]), choice["finish_reason"]
   if text is None or finish not in ("stop", "length"):
     return None
+  return Completion(text, finish, matched(choice))
+
+
+def matched(choice: Mapping[str, Any]) -> str | None:
+  """Returns the stop text that a choice names, see `Completion`."""
   said = [choice[name] for name in _MATCHED if name in choice]
-  matched = next((m for m in said if isinstance(m, str)), "" if said else None)
-  return _Completion(text, finish, matched)
+  return next((m for m in said if isinstance(m, str)), "" if said else None)
 
 
-def _generation(
-  completion: _Completion, request: types.GenerateRequest, codec: Codec
+def generation(
+  completion: Completion, request: types.GenerateRequest, codec: Codec
 ) -> types.Generation:
   """Returns a turn, with the stop text that the server removed.
 
@@ -197,7 +278,7 @@ def _generation(
 
 
 def _ended(
-  completion: _Completion, request: types.GenerateRequest
+  completion: Completion, request: types.GenerateRequest
 ) -> tuple[str, types.Finish]:
   """Returns a turn's whole text and why it ended.
 
@@ -222,7 +303,7 @@ def _ended(
   return text, types.Finish.END_OF_TURN
 
 
-def _seed(address: types.Address, turn: int) -> int:
+def seed(address: types.Address, turn: int) -> int:
   """Returns a seed of 31 bits; `variant` is ignored, as in other draws."""
   key = json.dumps([*map(int, address._replace(variant=0)), turn])
   digest = hashlib.blake2b(key.encode(), digest_size=4).digest()

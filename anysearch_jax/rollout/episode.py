@@ -324,6 +324,8 @@ def _next_turn(
     token_ids=asking.context,
     max_tokens=most if most is not None and most > 0 else asking.most_tokens,
     stop=asking.environment.stops,
+    may_search=not asking.landing
+    and any(asking.affords(tool.name) for tool in asking.environment.tools),
   )
   return dataclasses.replace(asking, request=request)
 

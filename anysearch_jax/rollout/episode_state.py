@@ -267,8 +267,8 @@ class Episode:
 
   def affords(self, tool: str) -> bool:
     """Returns whether the budget has a call of a tool left, and an answer."""
-    if self.left <= 0:
-      return False
+    if self.left <= 0 or self.caps.dollars == math.inf:
+      return self.left > 0
     return self.cost(tool, **self._landing) <= self.caps.dollars
 
   @property

@@ -1,0 +1,182 @@
+"""A server with OpenAI's interface: one of its routes, streamed or whole."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
+
+from anysearch_jax.host import http_calls
+
+T = TypeVar("T")
+
+
+class Usage(NamedTuple):
+  """The tokens of a call as its server counts them; 0 if it says nothing."""
+
+  prompt: int
+  completion: int
+
+
+class OpenAIEndpoint:
+  """One route of a server with OpenAI's interface: one choice, and its usage.
+
+  https://platform.openai.com/docs/api-reference/completions
+
+  Args:
+    url: of the server's interface (`http://host:8000/v1`), with or without
+      `route`.
+    route: such as `/completions`.
+    settings: `key_variable` and further arguments of `Caller`.
+
+  Attributes:
+    url: the address of the route.
+
+  Raises:
+    ValueError: the url is invalid, or the key is missing.
+  """
+
+  def __init__(self, url: str, route: str, **settings: Any):
+    self.url, self._caller = http_calls.at_address(
+      url, route, "model", proxies=True, **settings
+    )
+    self._models = f"{self.url.removesuffix(route)}/models"
+    self.close = self._caller.close
+
+  async def models(self) -> list[str]:
+    """Returns the names of the server's models.
+
+    Raises:
+      types.RetrievalError: the server does not list them in time.
+    """
+
+    def read(value: Any) -> list[str]:
+      try:
+        return [str(model["id"]) for model in value["data"]]
+      except (KeyError, TypeError):
+        raise self._caller.unexpected(
+          self._models, value, "models with their id at data"
+        ) from None
+
+    return await self._caller.ask("GET", self._models, read=read)
+
+  async def chat(
+    self, model: str, prompt: str, **limits: Any
+  ) -> tuple[str, Usage]:
+    """Asks a model with one message; raises as `ask`."""
+    messages = [{"role": "user", "content": prompt}]
+    return await self.ask(
+      {"model": model, "messages": messages, **limits},
+      lambda choice: http_calls.text_of(choice["message"]["content"]),
+      expected="a text at choices[0].message.content",
+    )
+
+  async def ask(
+    self,
+    request: Mapping[str, Any],
+    read: Callable[[Any], T | None],
+    *,
+    expected: str,
+    tell: Callable[[Mapping[str, Any]], None] | None = None,
+  ) -> tuple[T, Usage]:
+    """Makes a call, with retries.
+
+    Args:
+      request: the body.
+      read: returns what the caller wants of the first choice; None, KeyError
+        or TypeError if it is not there.
+      expected: what `read` looks for, for the error message.
+      tell: called with the message so far if the server streams it, which the
+        request asks for; after a broken connection it begins anew.
+
+    Raises:
+      types.RetrievalError: the server gave no such answer in time.
+    """
+
+    def parsed(value: Any) -> tuple[T, Usage]:
+      try:
+        found = read(value["choices"][0])
+      except (KeyError, IndexError, TypeError, AttributeError):
+        found = None
+      if found is None:
+        raise self._caller.unexpected(self.url, value, expected)
+      usage = value.get("usage")
+      usage = usage if isinstance(usage, Mapping) else {}
+      counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+      return found, Usage(
+        *(n if type(n) is int and n > 0 else 0 for n in counts)
+      )
+
+    return await self._caller.ask(
+      "POST",
+      self.url,
+      content=http_calls.body(request),
+      read=parsed,
+      joined=functools.partial(_Joined, tell) if tell else None,
+    )
+
+
+class _Joined:
+  """Joins the chunks of a chat completion, see `http_calls.Joined`.
+
+  https://platform.openai.com/docs/api-reference/chat-streaming
+
+  Args:
+    tell: called with the message so far, after each part of the stream.
+  """
+
+  def __init__(self, tell: Callable[[Mapping[str, Any]], None]):
+    self._tell, self._rest = tell, b""
+    self._message: dict[str, Any] = {}
+    self._calls: dict[int, dict[str, Any]] = {}
+    self._last: Mapping[str, Any] | None = None  # The choice that ends it.
+    self._usage: Any = None
+
+  def feed(self, data: bytes) -> None:
+    *lines, self._rest = (self._rest + data).split(b"\n")
+    for line in lines:
+      content = line.strip().removeprefix(b"data:").strip()
+      # Other lines are comments, names of events or empty.
+      if line.startswith(b"data:") and content not in (b"", b"[DONE]"):
+        self._add(content)
+    self._tell(self._message)
+
+  def whole(self) -> bytes:
+    if self._last is None:
+      raise httpx2.RemoteProtocolError("the stream ended before the message.")
+    calls = [call for _, call in sorted(self._calls.items())]
+    message = {**self._message, **({"tool_calls": calls} if calls else {})}
+    choice = {**self._last, "message": message}
+    return http_calls.body({"choices": [choice], "usage": self._usage})
+
+  def _add(self, data: bytes) -> None:
+    """Adds a chunk; an error in its place breaks the stream off."""
+    try:
+      chunk = json.loads(data)
+      self._usage = chunk.get("usage") or self._usage
+      for choice in chunk["choices"][:1]:
+        for name, value in (choice.get("delta") or {}).items():
+          if name == "tool_calls":
+            for call in value or ():
+              self._add_call(call)
+          elif isinstance(value, str):
+            before = self._message.get(name, "") if name != "role" else ""
+            self._message[name] = before + value
+        if choice.get("finish_reason"):
+          self._last = choice
+    except (ValueError, KeyError, TypeError, AttributeError):
+      text = data.decode(errors="replace")
+      raise httpx2.RemoteProtocolError(f"in the stream: {text}") from None
+
+  def _add_call(self, part: Mapping[str, Any]) -> None:
+    """Adds a part of a call of a tool; servers may leave out its index."""
+    index = part.get("index")
+    place = len(self._calls) if index is None else index
+    call = self._calls.setdefault(place, {"function": {}})
+    call |= {k: v for k, v in part.items() if k == "id" and v}
+    for name, text in (part.get("function") or {}).items():
+      if isinstance(text, str):
+        call["function"][name] = call["function"].get(name, "") + text
