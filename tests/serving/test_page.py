@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import chromium
@@ -9,7 +10,7 @@ import httpx2
 import pytest
 import scripted
 from scripted import answer, search
-from served_agent import guarding, served
+from served_agent import CONFIG, guarding, served
 
 from anysearch_jax import types
 
@@ -82,8 +83,9 @@ def test_outside_text_is_shown_and_never_run(browser, url):
     page.run("document.querySelectorAll('article img, article script').length")
     == 0
   )
-  page.run("document.querySelector('details').open = true")
-  assert EVIL in page.run("document.querySelector('details p').textContent")
+  page.run("document.querySelector('details details').open = true")
+  found = "document.querySelector('details details p').textContent"
+  assert EVIL in page.run(found)
   assert not page.errors
 
 
@@ -101,6 +103,8 @@ def test_every_budget_is_shown_side_by_side(browser, url):
     ".map(a => a.getBoundingClientRect().top)"
   )
   assert len(set(tops)) == 1
+  # Only the answers, so that they can be compared.
+  assert not page.run("document.querySelectorAll('.steps[open]').length")
   assert page.run("document.querySelector('article a').download.length") > 0
   assert not page.errors
 
@@ -118,6 +122,28 @@ def test_key_with_fewer_requests_at_a_time_is_asked_every_budget(
     wait(page, f"{ENDED} === 5")
     assert page.run("document.querySelectorAll('.problem').length") == 0
   guard.close()
+
+
+def test_citation_opens_its_passage_and_a_refused_one_is_said(browser):
+  source = types.Source("/home/joe/notes/lease.pdf", 3, f"Term > {EVIL}")
+  lease = types.Passage("1", EVIL, EVIL, source=source)
+  turns = [search("lease"), search("again"), answer("March [1], no [7].")]
+  with served(
+    engine=scripted.Engine(turns),
+    retriever=scripted.Retriever({"lease": [lease], "again": [lease]}),
+    config=dataclasses.replace(CONFIG, prompts="documents"),
+  ) as (address, _):
+    page = opened(browser, address)
+    page.run("document.querySelector('#list button').click()")
+    wait(page, "document.querySelectorAll('a[download]').length === 1")
+    page.run("document.querySelector('.answer a').click()")
+    wait(page, "document.querySelectorAll('details details[open]').length")
+    passage = page.run("document.querySelector('details details').innerText")
+    text = page.run("document.querySelector('article').innerText")
+  head = f"[1] {EVIL} · lease.pdf · page 3 · Term > {EVIL}"
+  assert passage.split("\n")[0] == head and EVIL in passage.split("\n", 1)[1]
+  assert "March [1], no." in text and "It also cited [7]" in text
+  assert page.run("document.title") == "AnySearch" and not page.errors
 
 
 def test_browser_may_load_nothing_from_elsewhere(url):

@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 let running = null; // The AbortController of the question under way.
 let most = 10;
+let asked = 0; // Episodes so far, which name the passages of each.
 
 function add(parent, tag, kind, text) {
   const made = document.createElement(tag);
@@ -44,19 +45,34 @@ async function* events(body) {
   }
 }
 
+// What a passage is called: its number if it has one, title, path, page, heading.
+function name(passage) {
+  const { path, page, heading } = passage.source || {};
+  const number = passage.number ? `[${passage.number}] ` : "";
+  const title = (passage.title || (path ? "" : passage.id)).replace(/^"|"$/g, "");
+  const place = [title, path, page && `page ${page}`, heading];
+  return number + [...new Set(place.filter(Boolean))].join(" · ");
+}
+
+// One answer. Beside others, its steps fold when it is there.
 class Episode {
-  constructor(budget) {
+  constructor(budget, folds) {
+    this.name = `e${(asked += 1)}`;
+    this.folds = folds;
     this.budget = budget;
     this.used = 0;
     this.thinking = null;
     this.card = add($("episodes"), "article");
     add(this.card, "h2", "", `Budget ${budget}`);
+    this.steps = add(this.card, "details", "steps");
+    this.steps.open = true;
+    add(this.steps, "summary", "", "Steps");
     this.left();
   }
 
   left() {
     const left = this.budget - this.used;
-    add(this.card, "p", "left", `${count(left, "search", "searches")} left`);
+    add(this.steps, "p", "left", `${count(left, "search", "searches")} left`);
   }
 
   problem(text) {
@@ -65,26 +81,48 @@ class Episode {
 
   passages(item) {
     for (const passage of item.results || []) {
-      const details = add(this.card, "details");
-      const line = `${passage.title || passage.id}: ${passage.text}`;
+      const details = add(this.steps, "details");
+      const id = `${this.name}-${passage.number}`;
+      if (passage.number && !$(id)) details.id = id;
+      const line = passage.number
+        ? name(passage)
+        : `${name(passage)}: ${passage.text}`;
       const cut = line.length > 70 ? `${line.slice(0, 70)}...` : line;
-      add(details, "summary", "", cut);
+      add(details, "summary", "", passage.number ? line : cut);
       add(details, "p", "", passage.text);
     }
-    if (!(item.results || []).length) add(this.card, "p", "left", "no results");
+    if (!(item.results || []).length)
+      add(this.steps, "p", "left", "no results");
+  }
+
+  // Writes an answer, in which each citation opens its passage.
+  answer(part) {
+    const line = add(this.card, "p", "answer", "");
+    let end = 0;
+    for (const cited of part.annotations.filter((a) => a.number)) {
+      line.append(part.text.slice(end, cited.start_index));
+      end = cited.end_index;
+      const link = add(line, "a", "", part.text.slice(cited.start_index, end));
+      link.href = `#${this.name}-${cited.number}`;
+      link.title = cited.title;
+      link.addEventListener("click", () => {
+        this.steps.open = $(link.hash.slice(1)).open = true;
+      });
+    }
+    line.append(part.text.slice(end));
   }
 
   show(event) {
     const kind = event.type.replace("response.", "");
     if (kind === "reasoning_text.delta") {
-      this.thinking ||= add(this.card, "p", "thinking", "");
+      this.thinking ||= add(this.steps, "p", "thinking", "");
       this.thinking.textContent += event.delta;
     } else if (kind === "output_item.added") {
       this.thinking = null;
       if (event.item.type === "web_search_call") {
         const number = this.used + 1;
         const query = event.item.action.query;
-        add(this.card, "p", "search", `search ${number}: ${query}`);
+        add(this.steps, "p", "search", `search ${number}: ${query}`);
       }
     } else if (kind === "output_item.done") {
       if (event.item.type === "web_search_call") {
@@ -100,12 +138,20 @@ class Episode {
   }
 
   end(response) {
+    this.steps.open = !this.folds;
     const told = response.anysearch;
     const message = response.output.find((item) => item.type === "message");
     if (message) {
-      add(this.card, "p", "answer", message.content[0].text);
+      this.answer(message.content[0]);
     } else {
       this.problem(`No answer: ${told.reason}`);
+    }
+    const refused = (told.refused_citations || []).map((n) => `[${n}]`);
+    if (refused.length) {
+      const cited = refused.join(", ");
+      this.problem(
+        `It also cited ${cited}, which no search had shown: removed.`,
+      );
     }
     const cost = [
       count(told.searches, "search", "searches"),
@@ -136,8 +182,8 @@ async function admitted(url, request) {
   }
 }
 
-async function ask(question, budget, signal) {
-  const episode = new Episode(budget);
+async function ask(question, budget, signal, folds) {
+  const episode = new Episode(budget, folds);
   const headers = { "content-type": "application/json" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   try {
@@ -172,12 +218,13 @@ async function start(budgets) {
   }
   if (running) running.abort();
   const mine = (running = new AbortController());
-  for (const link of document.querySelectorAll("#episodes a")) {
+  for (const link of document.querySelectorAll("a[download]")) {
     URL.revokeObjectURL(link.href);
   }
   $("episodes").replaceChildren();
   $("stop").disabled = false;
-  await Promise.all(budgets.map((b) => ask(question, b, mine.signal)));
+  const many = budgets.length > 1;
+  await Promise.all(budgets.map((b) => ask(question, b, mine.signal, many)));
   if (running === mine) {
     running = null;
     $("stop").disabled = true;
@@ -206,6 +253,9 @@ async function begin() {
   const health = await (await fetch("health")).json();
   most = health.max_budget;
   $("model").textContent = health.model;
+  $("held").hidden = !health.passages;
+  const held = health.passages.toLocaleString("en");
+  $("passages").textContent = health.passages === 1 ? "1 passage" : `${held} passages`;
   $("budget").max = most;
   $("budget").value = Math.min(3, most);
   $("shown").textContent = $("budget").value;
