@@ -170,6 +170,8 @@ def define_training() -> None:
     "module:function or path/to/file.py:function of a reward of your own; "
     "short for --config.reward.function.",
   )
+  flags.DEFINE_bool("wandb", False, "Log to Weights & Biases too.")
+  flags.DEFINE_bool("mlflow", False, "Log to MLflow too.")
   flags.DEFINE_bool(
     "allow_changes",
     False,

@@ -188,7 +188,7 @@ def _trainer(
   from anysearch_jax.host import processes, run_lock
   from anysearch_jax.policy import hf, lora, sharding
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import loop
+  from anysearch_jax.training import loop, trackers
 
   validation.validate(config, processes=jax.process_count())
   count = config.curriculum.rollouts * config.questions_per_rollout
@@ -197,10 +197,16 @@ def _trainer(
   )
   agree(config, provenance)
   allow = flags.FLAGS.allow_changes
+  sinks: list[trackers.Sender] = []
 
   def begin() -> None:
     held.enter_context(run_lock.hold(folder / run_lock.NAME))
     run_history.begin(folder, config, provenance, allow=allow)
+    values = config_settings.to_dict(config)
+    names = [name for name in trackers.KINDS if flags.FLAGS[name].value]
+    sinks.extend(
+      held.enter_context(trackers.opened(names, folder=folder, config=values))
+    )
 
   with disk.translate_errors(folder):
     processes.on_main(begin)
@@ -221,6 +227,7 @@ def _trainer(
     folder=folder,
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
+    sinks=sinks,
   )
   return trainer, provenance
 

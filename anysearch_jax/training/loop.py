@@ -29,6 +29,7 @@ from anysearch_jax.training import (
   rewards_and_advantages,
   sampler,
   throughput,
+  trackers,
 )
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
@@ -89,6 +90,7 @@ class Trainer:
     trace: whether to write `timeline.json`, a trace for Perfetto.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from, see `config_changes`.
+    sinks: get the metrics too, see `trackers.opened`.
     clock: returns the time in seconds.
 
   Raises:
@@ -106,11 +108,13 @@ class Trainer:
     engine: types.TrainableEngine | None = None,
     trace: bool = False,
     allow_changes: bool = False,
+    sinks: Sequence[trackers.Sender] = (),
     clock: Callable[[], float] = time.monotonic,
   ):
     self._config = config
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
+    self._sinks = sinks
     self._folder = metrics.RunFolder(folder)
     self._checkpoints = folder / "checkpoints"
     self._timeline = timeline_lib.Timeline(
@@ -241,7 +245,7 @@ class Trainer:
       contextlib.closing(self._engine),
       # The context is None except on process 0.
       (
-        metrics.Writer(self._folder.path)
+        metrics.Writer(self._folder.path, self._sinks)
         if processes.is_main()
         else contextlib.nullcontext()
       ) as writer,

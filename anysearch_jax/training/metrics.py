@@ -1,7 +1,7 @@
 """Writes the files of a run: metrics, prompts, trajectories, the policy.
 
 `metrics.jsonl` has one record for each rollout, `steps.jsonl` one for each
-optimizer step; TensorBoard shows the former.
+optimizer step; TensorBoard and `trackers` show the former.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from anysearch_jax.algorithms import grpo
 from anysearch_jax.environment import records
 from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import hf
+from anysearch_jax.training import trackers
 
 Values = Mapping[str, float | int | bool]
 
 
 class Writer:
-  """Appends the records of rollouts; use as a context manager."""
+  """Appends the records of rollouts; use as a context manager.
 
-  def __init__(self, folder: str | pathlib.Path):
+  Besides, `sinks` get a rollout's step and its finite metrics.
+  """
+
+  def __init__(
+    self, folder: str | pathlib.Path, sinks: Sequence[trackers.Sender] = ()
+  ):
     # Imported late: a learner outside of a run writes no files.
     with _no_torch():
       from tensorboardX import event_file_writer
 
+    self._sinks = sinks
     folder = pathlib.Path(folder)
     self._rollouts = folder / "metrics.jsonl"
     self._steps = folder / "steps.jsonl"
@@ -61,8 +68,11 @@ class Writer:
     ):
       with disk.translate_errors(path), path.open("a") as file:
         file.writelines(json.dumps(_plain(r)) + "\n" for r in lines)
+    finite = {k: v for k, v in _plain(values).items() if v is not None}
     with disk.translate_errors(self._board_folder):
-      self._show(step, values)
+      self._show(step, finite)
+    for sink in self._sinks:
+      sink.write(step, finite)
 
   def keep_before(self, rollout: int) -> None:
     """Removes the records of rollouts that a resumed run will repeat.
@@ -82,8 +92,7 @@ class Writer:
 
     scalars = [
       scalar
-      for name, value in _plain(values).items()
-      if value is not None
+      for name, value in values.items()
       for scalar in summary.scalar(name, value).value
     ]
     event = event_pb2.Event(

@@ -169,10 +169,11 @@ def test_installed_commands_answer_and_train_there(site, hostile):
   assert json.loads(asked.stdout)["searches"] <= 3
   trained = run(
     *(site, hostile, command, "train", "--config=configs/quickstart.py"),
-    *("--reward=mine:reward", "--output=run"),
+    *("--reward=mine:reward", "--output=run", "--mlflow"),
     *("--config.curriculum.total_steps=2", "--config.questions=2"),
     *("--config.curriculum.steps_per_rollout=1", "--config.group=2"),
     "--config.curriculum.phase1_steps=0",
   )
   assert trained.returncode == 0, trained.stderr
   assert (hostile / "run" / "policy" / "config.json").is_file()
+  assert list(json.loads((hostile / "run" / "trackers.json").read_text()))
