@@ -94,6 +94,7 @@ class Observation(NamedTuple):
   passages: those shown, in order; none of a call whose passages had no room.
   tokens: number of tokens of the call, from its opening mark on, which are the
     last ones of its turn; 0 if an old file does not tell.
+  numbers: by which an answer can cite the passages; () if it cannot.
   """
 
   tool: str
@@ -101,6 +102,7 @@ class Observation(NamedTuple):
   turn: int
   passages: tuple[Passage, ...] = ()
   tokens: int = 0
+  numbers: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

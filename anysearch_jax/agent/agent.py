@@ -564,9 +564,8 @@ class _Told:
     if state.used > self._used:
       if state.used:
         # Passages that had no room were not shown.
-        passages = state.observations[-1].passages
-        numbers = state.environment.numbers(state.observations, passages)
-        self._tell(events.Found(state.used, passages, numbers))
+        last = state.observations[-1]
+        self._tell(events.Found(state.used, last.passages, last.numbers))
       self._tell(events.Budget(state.used, self._total))
       self._used = state.used
     if isinstance(state.request, types.SearchRequest):

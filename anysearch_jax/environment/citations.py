@@ -8,7 +8,6 @@ passages become `(2)`.
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,29 +46,23 @@ class Cited(NamedTuple):
 def shown(
   observations: Iterable[types.Observation],
 ) -> dict[int, types.Passage]:
-  """Returns the passages of an episode by their numbers, from 1."""
-  passages = itertools.chain.from_iterable(o.passages for o in observations)
-  return dict(enumerate({_key(p): p for p in passages}.values(), 1))
+  """Returns the passages that an answer can cite, by their numbers."""
+  return {n: p for o in observations for n, p in zip(o.numbers, o.passages)}
 
 
-def numbered(
-  passages: Iterable[types.Passage], before: Mapping[int, types.Passage]
-) -> list[tuple[int, types.Passage]]:
-  """Returns the passages of a search with their numbers.
-
-  `before` are those of earlier searches, see `shown`.
-  """
-  numbers = {_key(passage): number for number, passage in before.items()}
-  return [(numbers.setdefault(_key(p), len(numbers) + 1), p) for p in passages]
-
-
-def _key(passage: types.Passage) -> tuple[str, str, str]:
-  # A web page's id is its address; each search may quote another part of it.
-  return passage.id, passage.title, passage.text
+def numbers(
+  passages: Iterable[types.Passage], before: Iterable[types.Observation]
+) -> tuple[int, ...]:
+  """Returns the numbers of passages that are found after `before`."""
+  # A page's id is its address; each search may quote another part of it.
+  known = {(p.id, p.title, p.text): n for n, p in shown(before).items()}
+  return tuple(
+    known.setdefault((p.id, p.title, p.text), len(known) + 1) for p in passages
+  )
 
 
 def observation(
-  passages: Sequence[tuple[int, types.Passage]],
+  passages: Iterable[tuple[int, types.Passage]],
   control_tokens: Sequence[str] = (),
   *,
   begins: str = "<information>",
@@ -78,7 +71,7 @@ def observation(
   """Returns the block that answers a search, with a number before a passage.
 
   Args:
-    passages: as `numbered` returns them; may be empty.
+    passages: with their numbers; may be empty.
     control_tokens: see `protocol.neutralise`.
     begins, ends: marks of the block.
 
@@ -86,21 +79,24 @@ def observation(
     The block between blank lines. A passage has a line with its number, title
     and place, and then its own lines.
   """
-  content = "\n".join(
-    f"[{number}] {_plain_marks(head(passage))}\n{_plain_marks(_lines(passage))}"
-    for number, passage in passages
-  )
+
+  def lines(passage: types.Passage) -> str:
+    kept = (line.rstrip() for line in passage.text.splitlines())
+    text = "\n".join((head(passage), *filter(None, kept)))
+    return _MARK.sub(lambda mark: mark[0].translate(_ROUND), text)
+
+  content = "\n".join(f"[{n}] {lines(passage)}" for n, passage in passages)
   content = protocol.neutralise(content, control_tokens).strip()
   return f"\n\n{begins}{content or 'No passage was found.'}{ends}\n\n"
 
 
 def head(passage: types.Passage) -> str:
   """Returns title, path, page and heading of a passage in one line."""
-  source = passage.source
-  title = " ".join(passage.title.split()).strip(' "')
-  page = f"page {source.page}" if source.page else ""
-  parts = (title, path(passage), page, source.heading)
-  return " | ".join(dict.fromkeys(filter(None, map(_one_line, parts))))
+  _, page, heading = passage.source
+  numbered = f"page {page}" if page else ""
+  parts = (passage.title.strip(' "'), path(passage), numbered, heading)
+  lines = (" ".join(part.split()) for part in parts)
+  return " | ".join(dict.fromkeys(filter(None, lines)))
 
 
 def path(passage: types.Passage) -> str:
@@ -116,59 +112,34 @@ def path(passage: types.Passage) -> str:
   return name if name and given.endswith(f"/{name}") else pure.name
 
 
-def _one_line(text: str) -> str:
-  return " ".join(text.split())
-
-
-def _lines(passage: types.Passage) -> str:
-  """Returns the text of a passage without empty lines."""
-  lines = (line.rstrip() for line in passage.text.splitlines())
-  return "\n".join(filter(None, lines))
-
-
-def _plain_marks(text: str) -> str:
-  """Returns a text whose marks are no citations."""
-  return _MARK.sub(lambda mark: mark[0].translate(_ROUND), text)
-
-
 def without(answer: str | None) -> str | None:
   """Returns an answer without its marks; None for None."""
-  return None if answer is None else _MARK.sub("", answer).strip()
+  return read(answer, {}).answer
 
 
 def read(answer: str | None, known: Mapping[int, types.Passage]) -> Cited:
   """Reads the marks of an answer.
 
+  A range such as `[1-3]` has its ends, and what is known between them.
+
   Args:
     answer: as the model wrote it; None without one.
     known: the passages that were shown, by their numbers.
   """
-  if answer is None:
-    return Cited(None)
   found: dict[int, None] = {}
 
   def mark(match: re.Match[str]) -> str:
-    numbers = _numbers(match[2], known)
-    found.update(dict.fromkeys(numbers))
-    sound = "".join(f"[{number}]" for number in numbers if number in known)
-    return match[1] + sound if sound else ""
+    sound = ""
+    for each in _RANGE.finditer(match[2]):
+      first, last = int(each[1]), int(each[2] or each[1])
+      between = (number for number in known if first < number < last)
+      for number in sorted({first, *between, last}):
+        found[number] = None
+        sound += f"[{number}]" if number in known else ""
+    return sound and match[1] + sound
 
-  text = _MARK.sub(mark, answer).strip()
   return Cited(
-    text,
+    None if answer is None else _MARK.sub(mark, answer).strip(),
     tuple((number, known[number]) for number in found if number in known),
     tuple(number for number in found if number not in known),
   )
-
-
-def _numbers(text: str, known: Mapping[int, types.Passage]) -> list[int]:
-  """Returns the numbers of a mark such as "1, 3-5".
-
-  A range has its ends, and of the numbers between those that are known.
-  """
-  numbers: list[int] = []
-  for each in _RANGE.finditer(text):
-    first, last = int(each[1]), int(each[2] or each[1])
-    between = (number for number in known if first < number < last)
-    numbers += sorted({first, *between, last})
-  return numbers

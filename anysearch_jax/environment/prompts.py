@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from anysearch_jax import budgets, types
+from anysearch_jax import budgets
 from anysearch_jax.environment import (
   citations,
   scoring,
@@ -49,33 +49,25 @@ def _world(env: spec.Environment) -> spec.Environment:
   return dataclasses.replace(env, units="budget_world.toml")
 
 
-def _without_marks(spans: Sequence[types.Span]) -> str | None:
-  return citations.without(scoring.extract_answer(spans))
+def _documents(texts: Mapping[str, str], **marks: str) -> spec.Environment:
+  """Returns an environment whose answers cite the passages.
 
-
-def _documents(texts: Mapping[str, str]) -> spec.Environment:
-  """Returns an environment whose answers cite the passages."""
-  search = dataclasses.replace(tools.SEARCH, numbered=citations.observation)
+  `marks` are those of `citations.observation`.
+  """
+  observation = functools.partial(citations.observation, **marks)
   return dataclasses.replace(
     _environment(texts),
-    tools=(search,),
-    answer=_without_marks,
+    tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),
+    answer=lambda spans: citations.without(scoring.extract_answer(spans)),
     marked=scoring.extract_answer,
   )
 
 
 def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment without tags of a model that calls tools."""
-  env = _documents(
-    {**texts, "scaffold": texts["prompt"], "plain": texts["prompt"]}
-  )
-  search = dataclasses.replace(
-    env.tool("search"),
-    numbered=functools.partial(citations.observation, begins="", ends=""),
-  )
+  prompt = {"scaffold": texts["prompt"], "plain": texts["prompt"]}
   return dataclasses.replace(
-    env,
-    tools=(search,),
+    _documents({**texts, **prompt}, begins="", ends=""),
     format=None,
     before_turn=functools.partial(_left, texts["left"]),
   )
@@ -98,10 +90,9 @@ WORDINGS = {
   "documents_tools": wording.Wording(
     "documents_tools.toml",
     {
+      **dict.fromkeys(("over_budget", "no_action"), wording.LINE),
       "prompt": wording.PROMPT,
       "left": wording.Slots(may=("R", "U")),
-      "over_budget": wording.LINE,
-      "no_action": wording.LINE,
     },
     _documents_tools,
   ),

@@ -89,6 +89,7 @@ def observation_values(
       "turn": each.turn,
       "tokens": each.tokens,
       "passages": passages(each.passages),
+      **({"numbers": list(each.numbers)} if each.numbers else {}),
     }
     for each in found
   ]
@@ -105,6 +106,7 @@ def observations(
       each["turn"],
       tuple(map(_passage, each["passages"])),
       each["tokens"],
+      tuple(each.get("numbers", ())),
     )
     for each in values
   )

@@ -135,44 +135,12 @@ class Environment:
     """Whether passages are numbered and answers cite them as `[2]`."""
     return self.marked is not None
 
-  def shown(
-    self, observations: Sequence[types.Observation]
-  ) -> dict[int, types.Passage]:
-    """Returns the passages that an answer can cite, by their numbers."""
-    return citations.shown(
-      each for each in observations if self.tool(each.tool).numbered
-    )
-
-  def numbers(
-    self,
-    observations: Sequence[types.Observation],
-    passages: Sequence[types.Passage],
-  ) -> tuple[int, ...]:
-    """Returns the numbers of passages that were shown; () if none have any."""
-    known = self.shown(observations) if self.cites else {}
-    numbered = citations.numbered(passages, known)
-    return tuple(number for number, _ in numbered if number in known)
-
-  def observation(
-    self,
-    tool: tools_lib.Tool,
-    passages: Sequence[types.Passage],
-    unwanted: Sequence[str],
-    before: Sequence[types.Observation],
-  ) -> str:
-    """Returns the text that a call shows after the observations `before`."""
-    if tool.numbered is None:
-      return tool.observation(passages, unwanted)
-    counted = citations.numbered(passages, self.shown(before))
-    return tool.numbered(counted, unwanted)
-
   def cited(self, trajectory: types.Trajectory) -> citations.Cited:
     """Returns the answer of a trajectory with its sound citations."""
     if self.marked is None:
       return citations.Cited(self.answer(trajectory.spans))
-    return citations.read(
-      self.marked(trajectory.spans), self.shown(trajectory.observations)
-    )
+    known = citations.shown(trajectory.observations)
+    return citations.read(self.marked(trajectory.spans), known)
 
   @property
   def all_markers(self) -> tuple[str, ...]:

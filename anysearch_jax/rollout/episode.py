@@ -13,7 +13,13 @@ import math
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import prompts, protocol, spec, tools
+from anysearch_jax.environment import (
+  citations,
+  prompts,
+  protocol,
+  spec,
+  tools,
+)
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
@@ -127,12 +133,17 @@ def step(
       env = episode.environment
       unwanted = _unwanted(env, episode.codec)
       tool = env.tool(call.tool)
-      text = env.observation(tool, passages, unwanted, episode.observations)
+      numbers = ()
+      if tool.numbered is None:
+        text = tool.observation(passages, unwanted)
+      else:
+        numbers = citations.numbers(passages, episode.observations)
+        text = tool.numbered(tuple(zip(numbers, passages)), unwanted)
       tokens = episode_state.call_tokens(
         episode.chunks[-1], tool.opens, episode.codec
       )
       made = types.Observation(
-        call.tool, query, episode.turns - 1, tokens=tokens
+        call.tool, query, episode.turns - 1, (), tokens, numbers
       )
       charged = dataclasses.replace(
         episode,

@@ -104,30 +104,26 @@ def citations(reply: events.Reply, cites: bool) -> list[Item]:
       is one for each passage that was shown: the policy has read it, which does
       not prove the answer.
   """
-  answer = reply.answer or ""
-  if not cites:
-    shown = itertools.chain.from_iterable(reply.documents)
-    read = {source(passage): passage for passage in shown}
-    return [_citation(passage, 0, len(answer)) for passage in read.values()]
-  known = dict(reply.citations)
+  text = reply.answer or ""
+  if cites:
+    known = dict(reply.citations)
+    marks = ((mark.span(), int(mark[1])) for mark in _MARK.finditer(text))
+    found = [(*at, known[n], {"number": n}) for at, n in marks if n in known]
+  else:
+    shown = {source(p): p for each in reply.documents for p in each}
+    found = [(0, len(text), passage, {}) for passage in shown.values()]
   return [
-    _citation(known[n], *mark.span(), number=n, **records.source(known[n]))
-    for mark in _MARK.finditer(answer)
-    if (n := int(mark[1])) in known
+    {
+      "type": "url_citation",
+      "url": source(passage),
+      "title": passage.title,
+      "start_index": start,
+      "end_index": end,
+      **number,
+      **records.source(passage),
+    }
+    for start, end, passage, number in found
   ]
-
-
-def _citation(
-  passage: types.Passage, start: int, end: int, **more: Any
-) -> Item:
-  return {
-    "type": "url_citation",
-    "url": source(passage),
-    "title": passage.title,
-    "start_index": start,
-    "end_index": end,
-    **more,
-  }
 
 
 class Writer:

@@ -70,12 +70,13 @@ def test_a_document_writes_neither_marks_nor_tags(title, text, path, heading):
 
 
 def test_a_passage_keeps_its_number_and_shows_its_place():
-  first = citations.numbered([A, B, A], {})
-  assert [number for number, _ in first] == [1, 2, 1]
-  seen = types.Observation("search", "q", 0, (A, B, A))
-  again = types.Observation("search", "r", 1, (C, B))
+  numbers = citations.numbers([A, B, A], ())
+  assert numbers == (1, 2, 1)
+  seen = types.Observation("search", "q", 0, (A, B, A), 0, numbers)
+  numbers = citations.numbers([C, B], [seen])
+  again = types.Observation("search", "r", 1, (C, B), 0, numbers)
   assert citations.shown([seen, again]) == KNOWN
-  assert [n for n, _ in citations.numbered([D, B], KNOWN)] == [4, 2]
+  assert citations.numbers([D, B], [seen, again]) == (4, 2)
   placed = types.Passage(
     "l#3", "Lease", "a\n\n b\n", source=types.Source("n/l.pdf", 3, "Rent > Due")
   )
@@ -137,7 +138,7 @@ def test_an_episode_cites_what_it_was_shown(name):
 
 def test_records_keep_the_place_of_a_passage():
   placed = dataclasses.replace(A, source=types.Source("n/l.pdf", 3))
-  seen = (types.Observation("search", "q", 0, (placed, B)),)
+  seen = (types.Observation("search", "q", 0, (placed, B), 0, (2, 1)),)
   values = json.loads(json.dumps(records.observation_values(seen)))
   assert records.observations(values) == seen
   one, two = values[0]["passages"]
