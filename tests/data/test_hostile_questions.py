@@ -149,33 +149,6 @@ def test_damaged_question_file_is_read_or_rejected(folder, tape):
     assert str(path) in str(error)
 
 
-@hostile.cases(1_000)
-@hypothesis.given(hostile.tapes(20))
-def test_rows_of_a_truncated_file_are_unchanged(folder, tape):
-  kind = tape.pick([*WRITTEN])
-  path = folder / f"cut{kind}"
-  data = WRITTEN[kind]
-  path.write_bytes(data[: 1 + tape.place(len(data) - 1)])
-  found = []
-  try:
-    for _, row in files.rows(path):
-      found.append(row)
-  except formats.DataError as error:
-    assert str(path) in str(error)
-  else:
-    assert kind in (".jsonl", ".csv", ".tsv")
-  if found and (kind in (".csv", ".tsv") or not isinstance(found[-1], dict)):
-    # A truncated last word of a table cannot be recognised.
-    found.pop()
-  names = (
-    {"question", "answer"} if kind in (".csv", ".tsv") else {*QUESTIONS[0]}
-  )
-  assert found == [
-    {name: row[name] for name in row if name in names}
-    for row in QUESTIONS[: len(found)]
-  ]
-
-
 @pytest.mark.parametrize(
   ("text", "expected"),
   [

@@ -15,9 +15,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.host import redaction
 from retrieval import http_retriever as client
 from retrieval import web_search
@@ -201,21 +198,3 @@ def test_no_error_contains_the_password_of_a_proxy(monkeypatch):
   finally:
     retriever.close()
   assert "403" in str(said) and not leaks(str(said), secret)
-
-
-def test_the_key_is_removed_from_a_models_reply(monkeypatch):
-  monkeypatch.setenv("A_KEY", KEY)
-  config = config_lib.TextModelConfig(name="m", key_variable="A_KEY")
-  reply = httpx2.Response(200, json={"choices": "~" * 60 + KEY})
-  model = text_model.EndpointModel(
-    "http://host/v1",
-    config,
-    transport=httpx2.MockTransport(lambda request: reply),
-  )
-  address = types.Address(0, 0, 0, 0)
-  try:
-    with pytest.raises(types.RetrievalError, match="choices") as caught:
-      fake.asyncio.run(model.complete("p", address=address, turn=0))
-  finally:
-    model.close()
-  assert not leaks(str(caught.value), KEY)

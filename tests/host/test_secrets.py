@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
 import json
 import logging
 import os
 import pathlib
 import subprocess
 import sys
-import threading
 
 import commands
 import fake_sglang
 import pytest
 import sglang_engines
 import small_run
+import web_site
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import prepared, preparing
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import server as sglang_server
 
 _KEYS = {
   "RETRIEVER_KEY": "s3cret-of-the-retriever",
@@ -31,44 +29,25 @@ _KEYS = {
 }
 
 
-class _Retriever(http.server.BaseHTTPRequestHandler):
-  """Answers every other search; its errors for the rest quote the key."""
-
-  asked: list[str]
-
-  def do_GET(self):
-    self._say(200, {"identity": {"kind": "test"}})
-
-  def do_POST(self):
-    body = self.rfile.read(int(self.headers["Content-Length"]))
-    key = self.headers["Authorization"]
-    self.asked.append(key)
-    if len(self.asked) % 2:
-      self._say(403, {"detail": f"Not for {key} today."})
-      return
-    hit = {"document": {"id": "1", "contents": "a\nb"}, "score": 1.0}
-    self._say(200, {"result": [[hit] for _ in json.loads(body)["queries"]]})
-
-  def log_message(self, *args):
-    pass
-
-  def _say(self, status, value):
-    content = json.dumps(value).encode()
-    self.send_response(status)
-    self.send_header("Content-Length", str(len(content)))
-    self.end_headers()
-    self.wfile.write(content)
-
-
 @contextlib.contextmanager
 def _retriever():
-  handler = type("Handler", (_Retriever,), {"asked": []})
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-      yield f"http://127.0.0.1:{server.server_port}", handler.asked
-    finally:
-      server.shutdown()
+  """Answers every other search; its errors for the rest quote the key."""
+  with web_site.Site("127.0.0.1") as site:
+
+    def post(handler):
+      key, said = site.heads[-1]["Authorization"], site.asked[-1]
+      asked.append(key)
+      hit = {"document": {"id": "1", "contents": "a\nb"}, "score": 1.0}
+      status, value = 403, {"detail": f"Not for {key} today."}
+      if len(asked) % 2 == 0:
+        found = [[hit] for _ in json.loads(said)["queries"]]
+        status, value = 200, {"result": found}
+      web_site.reply(status, json.dumps(value).encode())(handler)
+
+    asked, site.post = [], post
+    identity = json.dumps({"identity": {"kind": "test"}}).encode()
+    site.pages["/health"] = web_site.reply(200, identity)
+    yield site.origin, asked
 
 
 def _says(context):
@@ -212,15 +191,3 @@ def test_the_sglang_client_logs_no_key(monkeypatch, caplog):
   shown = repr(caught.value) + repr(other.value) + caplog.text
   assert "Bad key ..." in shown
   assert _KEYS["SERVER_KEY"] not in shown
-
-
-@pytest.mark.parametrize("value", ["", " ", "two words", "é", "a\nb", "a\x00b"])
-def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(monkeypatch, value):
-  config = config_lib.SglangConfig(api_key_variable="SERVER_KEY")
-  if "\x00" in value:
-    monkeypatch.setattr(os.environ, "get", lambda *_: value)
-  else:
-    monkeypatch.setenv("SERVER_KEY", value)
-  with pytest.raises(ValueError, match="SERVER_KEY") as caught:
-    sglang_server.connect(config, {})
-  assert not value.strip() or value not in str(caught.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import logging
 import math
 
 import fake_retriever as fake
@@ -214,29 +213,6 @@ def test_transient_failure_is_retried_once(connect):
 
 
 # Tokens and identities.
-
-
-def test_a_token_is_sent_and_shown_nowhere(connect, monkeypatch, caplog):
-  caplog.set_level(logging.DEBUG)
-  monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret-token")
-
-  def handler(request):
-    token = request.headers["authorization"]
-    return httpx2.Response(403, json={"detail": f"Not for {token}."})
-
-  retriever = connect(handler, token_variable="RETRIEVER_TOKEN")
-  sentence = fake.failure(retriever)
-  assert sentence.endswith("HTTP 403: Not for Bearer ....")
-  (request,) = retriever.sent
-  assert request.headers["authorization"] == "Bearer s3cret-token"
-  with fake.listening(fake.die_at_once) as url:
-    over_sockets = http_retriever.HttpRetriever(
-      url, token_variable="RETRIEVER_TOKEN", patience=fake.QUICK
-    )
-    fake.failure(over_sockets)
-    over_sockets.close()
-  assert caplog.records
-  assert "s3cret" not in caplog.text + repr(retriever) + sentence
 
 
 @pytest.mark.parametrize("value", [None, "", " ", "two words", "é", "a\nb"])

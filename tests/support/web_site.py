@@ -21,7 +21,8 @@ ARTICLE = (
 
 
 class Site:
-  """Answers by path; `pages` maps paths to functions of a request handler.
+  """Answers by path; `pages` maps paths, with their query or
+  without, to functions of a request handler.
 
   post: answers every POST.
   asked: the paths that were requested in order, and the bodies of POSTs.
@@ -41,7 +42,9 @@ class Site:
         site.asked.append(self.path)
         site.heads.append(dict(self.headers))
         self.close_connection = True
-        page = site.pages.get(self.path, reply(404, b"Not here."))
+        path = self.path.partition("?")[0]
+        page = site.pages.get(self.path) or site.pages.get(path)
+        page = page or reply(404, b"Not here.")
         with contextlib.suppress(OSError):  # The client has left.
           page(self)
 
