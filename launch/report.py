@@ -10,8 +10,9 @@ The first row is the system under test. report.json, tables.md and a CSV file
 for each table are written beside the page, so give it its own folder. The
 default is `report/` inside the run of the first row.
 
-The page needs no network and runs no script but its own, which its content
-security policy enforces. It prints in landscape, with all but long tables.
+Episodes to read are in trajectories.html beside it. The pages need no network
+and run no script but their own, which their content security policy enforces.
+They print in landscape, with all but long tables.
 
 `--figure=FILE.svg` writes a single picture instead of the report: accuracy and
 searches of all rows against the budget, for light and dark backgrounds.
@@ -145,7 +146,7 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
     for row, source in zip(rows, evaluated, strict=True)
   ]
   with _writing(output):
-    page.write(
+    told = page.write(
       output,
       measured,
       samples,
@@ -165,7 +166,7 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
       )
   if rows:
     print(tables.to_text(study_tables.overview(measured.rows)))
-    print(f"\n{study.verdict(measured)}\n")
+    print("", *told["summary"], "", sep="\n")
   print(output)
 
 

@@ -1,23 +1,4 @@
 "use strict";
-// Sections are folded; a link to one opens it.
-(() => {
-  const reveal = (hash) => {
-    const section = hash && document.getElementById(hash.slice(1));
-    if (!section) return;
-    section.querySelectorAll(":scope > details").forEach((e) => (e.open = true));
-    for (let e = section; e; e = e.parentElement) {
-      if (e.localName === "details") e.open = true;
-    }
-    section.scrollIntoView();
-  };
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest('a[href^="#"]');
-    if (link) reveal(link.getAttribute("href"));
-  });
-  addEventListener("hashchange", () => reveal(location.hash));
-  reveal(location.hash);
-})();
-
 // Filters and draws the trajectories that stand as JSON in the page. Their text
 // is nobody's code: it becomes text nodes, never markup.
 (() => {
@@ -43,6 +24,12 @@
       : value.toFixed(digits).replace("-", "−");
   const plural = (n, one, many) => `${n} ${n === 1 ? one : many}`;
   const verdict = (e) => (e.em ? "right" : "wrong");
+  // A row has its colour and marker of the report.
+  const mark = (row) => {
+    const [glyph, color] = data.marks[row] || ["", 0];
+    return make("span", { className: "mark", ariaHidden: "true",
+      textContent: glyph, style: `color: var(--series-${color})` });
+  };
   const key = (e) => [e.question_id, e.budget, e.seed].join("\u0000");
 
   // Each trajectory's text once, for the search field.
@@ -83,6 +70,7 @@
         "trajectories")}`;
     list.replaceChildren(...shown.slice(0, limit).map((e) => {
       const button = make("button", { type: "button", dir: "auto" },
+        mark(e.row), " ",
         make("span", { textContent: e.question || "(no question)" }),
         make("small", { textContent:
           `${data.rows[e.row]} · B = ${e.budget} · ` +
@@ -103,15 +91,24 @@
   const step = (by) => {
     const i = shown.indexOf(current) + by;
     if (i < 0 || i >= shown.length) return;
-    limit = Math.max(limit, i + 1);
     open(shown[i]);
   };
 
   const open = (e) => {
     current = e;
     const position = shown.indexOf(e);
-    list.querySelectorAll("button").forEach((b, i) =>
-      b.setAttribute("aria-current", i === position ? "true" : "false"));
+    if (position >= limit) {
+      limit = position + PAGE;
+      drawList();
+    }
+    list.querySelectorAll("button").forEach((b, i) => {
+      b.setAttribute("aria-current", i === position ? "true" : "false");
+      const top = b.offsetTop - list.scrollTop;
+      if (i === position &&
+          (top < 0 || top + b.offsetHeight > list.clientHeight)) {
+        list.scrollTop = b.offsetTop;
+      }
+    });
     told.textContent = "";
     if (!e) {
       detail.replaceChildren(make("p", { className: "muted",
@@ -139,8 +136,8 @@
     }
     const others = (twins.get(key(e)) || []).filter((o) => o !== e);
     const links = others.map((o) => {
-      const b = make("button", { type: "button",
-        textContent: `${data.rows[o.row]} (${verdict(o)})` });
+      const b = make("button", { type: "button" }, mark(o.row),
+        ` ${data.rows[o.row]} (${verdict(o)})`);
       b.addEventListener("click", () => open(o));
       return b;
     });
@@ -150,7 +147,7 @@
     body.setAttribute("aria-label", "Response");
     detail.replaceChildren(
       make("h3", { textContent: e.question, dir: "auto" }),
-      make("p", { className: "muted", textContent: facts.join(" · ") }),
+      make("p", { className: "muted" }, mark(e.row), ` ${facts.join(" · ")}`),
       make("p", { dir: "auto" }, "Answer: ",
         make("b", { textContent: e.answer === null ? "none" : e.answer }),
         `, ${verdict(e)}. Accepted: ${e.golden_answers.join("; ")}`),
@@ -159,7 +156,10 @@
       ...(e.prompt ? [make("details", {}, make("summary",
         { textContent: "Prompt" }), make("pre", { textContent: e.prompt,
           dir: "auto" }))] : []),
-      body);
+      body,
+      ...(e.sources.length ? [make("p", { className: "muted",
+        textContent: "Passages shown:" }), make("ol", {}, ...e.sources.map(
+        (place) => make("li", { textContent: place, dir: "auto" })))] : []));
   };
 
   // What a colouring says of each written token, and how strongly.
@@ -264,5 +264,11 @@
   at("previous").addEventListener("click", () => step(-1));
   at("next").addEventListener("click", () => step(1));
   root.hidden = false;
+  // The first to be read has several searches and an answer.
+  const worth = (e) => 4 * Math.min(e.searches, 3) +
+    2 * (e.outcome === "answered") + (e.em ? 1 : 0);
+  const best = data.entries.reduce((a, b) => worth(b) > worth(a) ? b : a,
+    data.entries[0]);
   apply();
+  if (best) open(best);
 })();

@@ -26,9 +26,10 @@ from matplotlib.backends import backend_svg
 from anysearch_jax.evaluation import inference, metrics
 from anysearch_jax.report import study as study_lib
 
-SERIES = 8  # Number of series colours in page.css; then other markers follow.
-_GLYPHS = "●■▲◆▼✚✖★"
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Number of series colours in page.css, and of bands; then others follow.
+SERIES = 9
+_GLYPHS = "●■▲◆▼✚✖★◄"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
 _SIZE = 4.6, 3.1  # Of a figure, in inches.
 # Placeholders; "#0N00IJ" is colour IJ of family N.
@@ -39,10 +40,13 @@ _VARIABLES = {
   _RULE: "var(--rule)",
   _SHADE: "var(--shade)",
 }
-# Colours of a file of its own, by the variable that they stand for.
+# Colours of a file of its own, by the variable that they stand for. As those in
+# page.css, they are as far apart as nine can be for colour-blind readers too,
+# by OKLab's distance after https://doi.org/10.1109/TVCG.2009.113
 INK = "#757575"
 COLORS = tuple(
-  "#0078bd #d55e00 #008563 #b05a92 #8f7200 #3d8fc4 #7d6fc0 #757d85".split()
+  "#625bf2 #df7388 #62a018 #9e35b5 #b04102 #2398fe #b071c8 #606a58 "
+  "#d72d89".split()
 )
 _ALONE = {
   "currentColor": INK,
@@ -56,7 +60,7 @@ MAIN = ("accuracy", "searches")
 
 
 def _color(family: str, index: int) -> str:
-  """Returns the placeholder of a colour; there are 8 in each family."""
+  """Returns the placeholder of a colour; each family has `SERIES`."""
   number = next(n for n, name in _FAMILIES.items() if name == family)
   return f"#0{number}00{index % SERIES:02x}"
 

@@ -1,7 +1,7 @@
-"""The report of a study: a self-contained page, its numbers and its tables.
+"""The report of a study: self-contained pages, its numbers and its tables.
 
-`data` is pure; `write` saves the page, `report.json`, `tables.md`
-and a CSV file for each table. Equal inputs give equal bytes.
+`data` is pure; `write` saves the page, `trajectories.html`, `report.json`,
+`tables.md` and a CSV file for each table. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jinja2
 import markupsafe
 
 from anysearch_jax.config import settings
-from anysearch_jax.report import figures, study_tables, trajectories
+from anysearch_jax.report import figures, study_tables, summary, trajectories
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import tables as tables_lib
 
@@ -27,6 +27,7 @@ _MOST_LINES = 300  # Lines of a table on the page; its CSV file has all.
 _LONG = 60  # Longer tables are printed only if they are open.
 _WIDE = 10  # Number of columns that fit on a laptop and on paper.
 _FILES = pathlib.Path(__file__).parent
+_TRAJECTORIES = "trajectories.html"
 
 
 def data(
@@ -38,7 +39,7 @@ def data(
   """Returns all that the page says in numbers and words, as plain JSON."""
   system = study.rows[0].columns if study.rows else None
   return {
-    "verdict": study_lib.verdict(study),
+    "summary": summary.of(study),
     "system": study.system,
     "trained_budget": study.trained,
     "questions": len(set(system.question.tolist())) if system else 0,
@@ -101,9 +102,13 @@ def _render(
   samples: Sequence[trajectories.Sample],
   groups: Sequence[trajectories.Sample],
   *,
+  name: str,
   title: str,
-) -> str:
-  """Returns a self-contained HTML page; `told` is what `data` returns."""
+) -> dict[str, str]:
+  """Returns the HTML pages by name; `told` is what `data` returns.
+
+  Those of the trajectories are a page of their own, if there are any.
+  """
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FILES),
     autoescape=True,
@@ -115,29 +120,50 @@ def _render(
     "fixed": fixed,
     "glyph": figures.glyph,
     "authored": trajectories.authored,
+    "sources": trajectories.sources,
     "blocks": _blocks,
     "parts": parts,
     "headings": _headings,
   }
-  browsed = trajectories.browsed([*samples, *groups])
   style = (_FILES / "page.css").read_text("utf-8")
-  script = (_FILES / "browser.js").read_text("utf-8")
-  return environment.get_template("template.html").render(
-    data=told,
-    title=title,
-    index=study.index,
-    tables={table.name: table for table in tables},
-    most=_MOST_LINES,
-    long=_LONG,
-    choices=trajectories.choose(samples, trained=study.trained),
-    browsing=bool(told["rows"] or browsed["entries"]),
-    browser=markupsafe.Markup(trajectories.script(browsed)),
-    policy=_security_policy(style=style, script=script),
-    style=markupsafe.Markup(style),
-    script=markupsafe.Markup(script),
-    series=figures.SERIES,
-    figures=figures.of(study),
-  )
+
+  def page(template: str, script: str, **values: Any) -> str:
+    text = (_FILES / script).read_text("utf-8")
+    return environment.get_template(template).render(
+      data=told,
+      title=title,
+      policy=_security_policy(style=style, script=text),
+      style=markupsafe.Markup(style),
+      script=markupsafe.Markup(text),
+      **values,
+    )
+
+  browsed = trajectories.browsed([*samples, *groups])
+  pages = {
+    name: page(
+      "template.html",
+      "sections.js",
+      index=study.index,
+      tables={table.name: table for table in tables},
+      most=_MOST_LINES,
+      long=_LONG,
+      series=figures.SERIES,
+      figures=figures.of(study),
+      contents=[],
+      trajectories=_TRAJECTORIES if browsed["entries"] else "",
+    )
+  }
+  if browsed["entries"]:
+    indices = [study.index[sample.label] for sample in samples]
+    browsed["marks"] = [(figures.glyph(i), i % figures.SERIES) for i in indices]
+    pages[_TRAJECTORIES] = page(
+      _TRAJECTORIES,
+      "browser.js",
+      report=name,
+      choices=trajectories.choose(samples, trained=study.trained),
+      browser=markupsafe.Markup(trajectories.script(browsed)),
+    )
+  return pages
 
 
 def _security_policy(*, style: str, script: str) -> str:
@@ -215,7 +241,7 @@ def write(
   title: str = "One policy, any budget",
   notes: str = "",
 ) -> dict[str, Any]:
-  """Writes the page to `output`, and the other files into the same folder.
+  """Writes the report to `output`, and the other files into the same folder.
 
   `samples` are complete episodes of the rows, `groups` those of training runs.
 
@@ -224,13 +250,18 @@ def write(
   """
   tables = study_tables.tables(study)
   told = data(study, tables, notes=notes)
-  html = _render(told, study, tables, samples, groups, title=title)
+  pages = _render(
+    told, study, tables, samples, groups, name=output.name, title=title
+  )
   shown = [table for table in tables if table.lines]
-  files = {
-    output.name: html,
-    "report.json": json.dumps(told, indent=1, allow_nan=False) + "\n",
-    "tables.md": "\n".join(map(tables_lib.to_markdown, shown)),
-  } | {f"{table.name}.csv": tables_lib.to_csv(table) for table in shown}
+  files = (
+    pages
+    | {
+      "report.json": json.dumps(told, indent=1, allow_nan=False) + "\n",
+      "tables.md": "\n".join(map(tables_lib.to_markdown, shown)),
+    }
+    | {f"{table.name}.csv": tables_lib.to_csv(table) for table in shown}
+  )
   output.parent.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
     # A model may emit an unpaired surrogate, which UTF-8 cannot encode.

@@ -14,14 +14,12 @@ import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
-from anysearch_jax.evaluation import columns, comparison, inference, metrics
+from anysearch_jax.evaluation import columns, comparison, metrics
 
 # Draws for each test of a family, at least. Holm's correction multiplies a p
 # value by up to the number of tests, and the smallest p value is about
 # 1 / draws, so 1 / 40 remains reachable after the correction.
 _DRAWS = 40
-_LEVEL = 0.05  # Of a difference that the verdict calls resolved.
-_TOLD = 4  # Rows that the verdict names for each outcome, at most.
 with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
   WORDS = tomllib.load(file)
 
@@ -232,7 +230,7 @@ def _colours(
     for place, row in enumerate(members)
   }
   for label in others:
-    index.setdefault(label, len(labels) + len(index))
+    index.setdefault(label, len(index))
   return index
 
 
@@ -247,70 +245,3 @@ def _differences(
     [m for m in comparison.MEASURES if not (free and m == "cost")],
     draws=max(draws, _DRAWS * cells * math.comb(len(rows), 2)),
   )
-
-
-def verdict(study: Study) -> str:
-  """Says in one sentence which rows the system beats, and by how much.
-
-  Differences are in exact match over all B >= 1 and all datasets, with 95 %
-  intervals. One counts as resolved if its p value, after Holm's correction over
-  the pairs of its group, is below .05.
-  """
-  if not study.rows:
-    return f"{study.system} was not evaluated yet."
-  if len(study.rows) == 1:
-    mean = study.rows[0].mean
-    return (
-      f"{study.system} answers {_with_interval(mean.accuracy)} of the "
-      f"questions right with {_with_interval(mean.searches)} searches "
-      "each, over all budgets; there is no other row to hold it against."
-    )
-  whole = {
-    (d.theirs, d.measure): d
-    for found in study.differences.values()
-    for d in found
-    if (d.ours, d.dataset, d.budget) == (study.system, None, None)
-  }
-  said: dict[str, list[str]] = {
-    "is more accurate than": [],
-    "is less accurate than": [],
-    "cannot be told in accuracy from": [],
-    "cannot be compared with": [],
-  }
-
-  def resolved(difference: comparison.Difference) -> bool:
-    return difference.adjusted is not None and difference.adjusted < _LEVEL
-
-  for row in study.rows[1:]:
-    difference = whole.get((row.label, "accuracy"))
-    if difference is None or (gain := difference.estimate.value) is None:
-      said["cannot be compared with"].append(row.label)
-      continue
-    outcome = "cannot be told in accuracy from"
-    if resolved(difference):
-      outcome = f"is {'more' if gain > 0 else 'less'} accurate than"
-    text = f"{row.label} ({_with_interval(difference.estimate, sign='+')}"
-    made = whole[row.label, "searches"]
-    if resolved(made) and (more := made.estimate.value):
-      word = "fewer" if more < 0 else "more"
-      text += f", with {abs(more):.2f} {word} searches"
-    said[outcome].append(f"{text})")
-  clauses = []
-  for outcome, others in said.items():
-    if others:
-      told = others[:_TOLD]
-      if rest := len(others) - len(told):
-        told.append(f"{rest} more")
-      first, last = ", ".join(told[:-1]), told[-1]
-      listed = f"{first} and {last}" if first else last
-      clauses.append(f"{outcome} {listed}")
-  return f"{study.system} {'; it '.join(clauses)}."
-
-
-def _with_interval(found: inference.Estimate, sign: str = "") -> str:
-  if found.value is None:
-    return "an unknown share"
-  text = f"{found.value:{sign}.3f}"
-  if found.low is not None and found.high is not None:
-    text += f" [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
-  return text.replace("-", "−")

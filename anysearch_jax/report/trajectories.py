@@ -116,6 +116,23 @@ def authored(episode: columns_lib.Episode) -> list[tuple[str, str]]:
   return joined
 
 
+def sources(episode: columns_lib.Episode) -> list[str]:
+  """Returns title and place of the passages shown, numbered as for citations.
+
+  It is empty if none of them is from a file.
+  """
+  found = [p for o in episode.get("observations", ()) for p in o["passages"]]
+  if not any("source" in passage for passage in found):
+    return []
+  shown = {(p["id"], p["title"], p["text"]): p for p in found}.values()
+  return [_place(p["title"], **p.get("source", {})) for p in shown]
+
+
+def _place(title: str, path: str = "", page: int = 0, heading: str = "") -> str:
+  parts = [path, f"page {page}" if page else "", heading]
+  return ": ".join(filter(None, [title, ", ".join(filter(None, parts))]))
+
+
 def _rank(episode: columns_lib.Episode) -> int:
   """Returns a rank that depends only on (question, budget, seed)."""
   key = json.dumps([*columns_lib.key_of(episode)]).encode()
@@ -201,6 +218,7 @@ def _entry(
     "row": row,
     "dataset": columns_lib.dataset_of(episode),
     "hops": (episode.get("metadata") or {}).get("hops"),
+    "sources": sources(episode),
   }
   tokens = episode.get("tokens")
   if isinstance(tokens, Mapping) and decode is not None:

@@ -14,6 +14,7 @@ from anysearch_jax.report import trajectories
 pytestmark = pytest.mark.skipif(
   chromium.BINARY is None, reason="There is no chromium here."
 )
+_BESIDE = "trajectories.html"
 _HOSTILE = (
   "<img src=x onerror=\"document.title='run'\"></script><script>document.title="
   "'run'</script><svg onload=\"document.title='run'\">"
@@ -73,9 +74,10 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def page(request, browser, written):
-  width, height = getattr(request, "param", (1366, 768))
+  """Opens the trajectories, or the page of a name in a window of a size."""
+  name, width, height = getattr(request, "param", (_BESIDE, 1366, 768))
   browser.errors.clear()
-  browser.open(written[0], width=width, height=height)
+  browser.open(written[0].with_name(name), width=width, height=height)
   yield browser
   assert browser.errors == []
 
@@ -101,7 +103,15 @@ def _listed(page):
   )
 
 
-@pytest.mark.parametrize("page", [(1366, 768), (390, 844)], indirect=True)
+@pytest.mark.parametrize(
+  "page",
+  [
+    (name, *size)
+    for name in ("report.html", _BESIDE)
+    for size in ((1366, 768), (390, 844))
+  ],
+  indirect=True,
+)
 def test_page_does_not_overflow_the_viewport(page):
   # A phone widens its viewport for wide content, so compare with page.width.
   width, over = page.run(
@@ -114,11 +124,12 @@ def test_page_does_not_overflow_the_viewport(page):
   assert over == []
 
 
-# Elements that clip their content. The browser's list is a scrolling control.
+# Elements that clip their content; tables and the browser's list scroll.
 _CUT = """[...document.querySelectorAll('body *')].filter(e =>
   (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1) &&
   e.clientWidth && getComputedStyle(e).overflow !== 'visible' &&
-  !e.closest('.list, svg, select, input')).map(e => e.outerHTML.slice(0, 80))"""
+  !e.closest('.scroll, .list, svg, select, input'))
+  .map(e => e.outerHTML.slice(0, 80))"""
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +171,12 @@ def _sections(page):
   )
 
 
-def test_the_page_is_short_until_a_link_opens_a_section(browser, large):
-  browser.open(large, width=1280, height=800)
-  assert browser.run("document.documentElement.scrollHeight") < 3 * 800
+@pytest.mark.parametrize(("width", "screens"), [(1280, 2), (400, 4)])
+def test_the_page_is_short_until_a_link_opens_a_section(
+  browser, large, width, screens
+):
+  browser.open(large, width=width, height=800)
+  assert browser.run("document.documentElement.scrollHeight") < screens * 800
   first = _sections(browser)
   assert [name for name, (_, shown) in first.items() if shown] == ["curves"]
   for _ in range(2):  # A link to an open section leads to it again.
@@ -171,6 +185,46 @@ def test_the_page_is_short_until_a_link_opens_a_section(browser, large):
     top, shown = _sections(browser)["pairs"]
     assert shown and abs(top) < 2
   assert not _sections(browser)["paper"][1]
+
+
+def test_the_first_screen_has_the_whole_figure(browser, large):
+  browser.open(large, width=1280, height=800)
+  ends = browser.run(
+    """[...document.querySelectorAll('nav a, main > p, #curves svg')].map(e =>
+      e.getBoundingClientRect().bottom)"""
+  )
+  assert len(ends) > 12 and max(ends) < 800
+
+
+def test_a_links_hash_opens_its_section(browser, large):
+  browser.open(
+    large.resolve().as_uri() + "#table-overview", width=400, height=800
+  )
+  assert browser.run("location.hash") == "#table-overview"
+  shown = [name for name, (_, found) in _sections(browser).items() if found]
+  assert shown == ["curves", "results"]
+
+
+def test_nine_rows_have_nine_colours_on_both_pages(browser, tmp_path):
+  rows = [study.row(f"row {i}", questions=3, budgets=(0, 2)) for i in range(9)]
+  study.write(tmp_path / "report.html", rows)
+  marks = """(selector) => Object.fromEntries(
+    [...document.querySelectorAll(selector)].map(e => [
+      e.textContent.match(/row \\d/)[0],
+      getComputedStyle(e.querySelector('.mark')).color]))"""
+  for dark in (False, True):
+    found = []
+    for name, selector in (
+      ("report.html", "#curves .legend li"),
+      ("report.html", "#table-overview tbody tr"),
+      (_BESIDE, ".list button"),
+    ):
+      browser.open(tmp_path / name, width=1280, height=800)
+      if dark:
+        browser.dark()
+      found.append(browser.run(f"({marks})('{selector}')"))
+    assert len(set(found[0].values())) == 9
+    assert found[1:] == found[:1] * 2
 
 
 def test_content_is_not_clipped_on_screen(browser, large):
@@ -192,12 +246,35 @@ def test_content_is_not_clipped_in_print(browser, large):
     e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('svg'))
     .map(e => e.outerHTML.slice(0, 80))"""
   assert browser.run(over) == []
-  shown = browser.run(
-    """[...document.querySelectorAll('.card .response')].map(e =>
-      e.checkVisibility() && e.offsetHeight > 0)"""
-  )
-  assert len(shown) > 12 and all(shown)
+  shown = """[...document.querySelectorAll('SELECTOR')].map(e =>
+    e.checkVisibility() && e.offsetHeight > 0)"""
+  found = browser.run(shown.replace("SELECTOR", ".fold table"))
+  assert len(found) > 8 and all(found)
+  browser.open(large.with_name(_BESIDE), width=1280, height=800)
+  browser.printed(width=1031)
+  found = browser.run(shown.replace("SELECTOR", ".card .response"))
+  assert len(found) > 12 and all(found)
   assert browser.run("document.querySelector('#browser').offsetHeight") == 0
+
+
+def test_the_browser_opens_on_an_episode_with_several_searches(page, written):
+  payload = json.loads(_text(page, "#browser-data"))
+  several = sorted(
+    (e for e in payload["entries"] if e["searches"] > 2 and e["em"]),
+    key=lambda e: e["row"],
+  )
+  chosen = page.run("document.querySelector('[aria-current=true]').textContent")
+  assert several[0]["question"] in chosen
+  assert f"B = {several[0]['budget']} · " in chosen
+  top, bottom, height = page.run(
+    """(() => {
+      const shown = document.querySelector('[aria-current=true]');
+      const list = shown.closest('.list');
+      const top = shown.offsetTop - list.scrollTop;
+      return [top, top + shown.offsetHeight, list.clientHeight];
+    })()"""
+  )
+  assert 0 <= top < bottom <= height
 
 
 def test_untrusted_text_is_never_executed(page):
@@ -315,7 +392,7 @@ def test_text_has_enough_contrast(browser, written):
 
 def test_injected_script_is_not_executed(browser, written, tmp_path):
   """If escaping failed, the content security policy would block the script."""
-  page = written[0].read_text("utf-8")
+  page = written[0].with_name(_BESIDE).read_text("utf-8")
   scripts = (
     "<script>document.title='run'</script>"
     "<img src=x onerror=\"document.title='run'\">"

@@ -238,7 +238,7 @@ def test_the_command_takes_run_folders_and_writes_into_the_first(
   assert data["training"] == ["a", "γ=0"]
   printed = capsys.readouterr().out.splitlines()
   assert printed[0].split()[:5] == ["measure", "row", "B", "=", "0"]
-  assert printed[-3:] == [data["verdict"], "", str(page)]
+  assert printed[-5:] == [*data["summary"], "", str(page)]
 
 
 @pytest.mark.parametrize(

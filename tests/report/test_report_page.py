@@ -68,19 +68,22 @@ def test_the_page_is_complete(written):
   assert read.stack == []
   assert len(read.ids) == len(set(read.ids))
   assert {
-    "curves", "results", "pairs", "paper", "price", "use",
-    "knowledge", "trajectories", "browser", "training", "making",
+    "curves", "results", "pairs", "paper", "price", "use", "knowledge",
+    "training", "making",
   } <= set(read.ids)  # fmt: skip
+  beside = _Reader(written.with_name("trajectories.html").read_text("utf-8"))
+  assert beside.stack == [] and {"browser", "chosen"} <= set(beside.ids)
   # 4 against the budget, 2 against a price, the budget use of 3 rows, the
   # sampling of 2 runs, 7 logged histories.
   assert read.tags.count("svg") == 4 + 2 + 3 + 2 + 7
 
 
-def test_the_page_opens_with_the_verdict_and_two_figures(written):
+def test_the_page_opens_with_three_sentences_and_two_figures(written):
   text = written.read_text("utf-8")
   first = text[text.index("<body>") : text.index("<details")]
-  verdict = json.loads(written.with_name("report.json").read_bytes())["verdict"]
-  assert f'<p class="verdict">{html.escape(verdict)}</p>' in first
+  said = json.loads(written.with_name("report.json").read_bytes())["summary"]
+  paragraphs = re.findall(r"<p[^>]*>(.*?)</p>", first)
+  assert paragraphs[:3] == [html.escape(sentence) for sentence in said]
   labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', first)
   assert labels == ["Accuracy", "Searches made"]
   assert "<table" not in first
@@ -96,7 +99,7 @@ def _verdict(*labels, **skills):
   return study.told(rows, draws=400)
 
 
-def test_the_verdict_says_what_is_resolved():
+def test_the_summary_says_what_is_resolved_and_how_sure():
   skills = {"A": 0.9, "B": 0.0, "C": 0.9}
   data = _verdict(*"ABC", **skills)
   lines = {
@@ -106,30 +109,55 @@ def test_the_verdict_says_what_is_resolved():
 
   def shown(other):
     gain, holm = lines["all", "all ≥ 1", f"A − {other}"][0:4:3]
-    numbers = (gain["value"], gain["low"], gain["high"])
-    text = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*numbers)
-    return text.replace("-", "−"), holm["value"]
+    text = f"{gain['value']:+.3f}".replace("-", "−")
+    return text, holm["value"], gain["high"] - gain["low"]
 
-  (won, p), (tied, large) = shown("B"), shown("C")
+  (won, p, one), (tied, large, other) = shown("B"), shown("C")
   assert p < 0.05 < large
-  assert data["verdict"].startswith(f"A is more accurate than B ({won}")
-  assert f"; it cannot be told in accuracy from C ({tied}" in data["verdict"]
-  turned = _verdict("B", "A", **skills)["verdict"]
-  assert turned.startswith("B is less accurate than A (−")
-  alone = _verdict("A", **skills)
-  mean = alone["tables"]["overview"]["lines"][0]["cells"][-1]["value"]
-  assert alone["verdict"].startswith(f"A answers {mean:.3f} [")
-  assert study.told([], [study.training("t")])["verdict"] == (
-    "t was not evaluated yet."
+  compared, found, sure = data["summary"]
+  assert compared == (
+    "A, B and C were asked the same 80 questions of world, each under budgets "
+    "of 0 and 2 searches."
   )
+  assert found.startswith(f"A is more accurate than B ({won}")
+  assert f"; it does not differ measurably in accuracy from C ({tied}" in found
+  widths = sorted((one, other))
+  assert f"are {widths[0]:.2f} to {widths[1]:.2f} wide" in sure
+  assert "each row is one policy" in sure
+  turned = _verdict("B", "A", **skills)["summary"][1]
+  assert turned.startswith("B is less accurate than A (−")
+
+
+def test_the_summary_of_one_evaluation_or_none_is_true():
+  few = study.row("A", questions=3, budgets=(0, 2))
+  data = study.told([few], [study.training("A")])
+  cells = [line["cells"] for line in data["tables"]["overview"]["lines"]]
+  (none, two, _), (_, made, _) = cells[:2]
+  assert data["summary"][:2] == (
+    "A was asked 3 questions of world, each under budgets of 0 and 2 searches.",
+    f"It answers {none['value']:.3f} right at a budget of 0 and "
+    f"{two['value']:.3f} at 2, where it makes {made['value']:.2f} searches on "
+    "average.",
+  )
+  widths = sorted(c["high"] - c["low"] for c in (none, two))
+  assert f"{widths[0]:.2f} to {widths[1]:.2f} wide" in data["summary"][2]
+  training = study.told([], [study.training("t")])["summary"]
+  assert training[0] == "t was not evaluated yet; t has logged 60 rollouts."
+  assert training[1].startswith("Its mean reward is 0.")
 
 
 def test_page_is_self_contained(written):
   text = written.read_text("utf-8")
   read = _Reader(text)
-  assert all(r.startswith("#") and r[1:] in read.ids for r in read.references)
-  assert not {"link", "iframe", "img"} & set(read.tags)
-  assert read.tags.count("script") == 2  # The browser and its data.
+  other = written.with_name("trajectories.html").read_text("utf-8")
+  beside = _Reader(other)
+  assert beside.references == ["report.html"]
+  inside = {f"#{name}" for name in read.ids}
+  assert set(read.references) - inside == {"trajectories.html"}
+  assert not {"link", "iframe", "img"} & {*read.tags, *beside.tags}
+  assert read.tags.count("script") == 1
+  assert beside.tags.count("script") == 2  # The browser and its data.
+  text += other
   for outside in ("http:", "https:", "@import", "url(h", "url(//"):
     assert outside not in text
   assert str(pathlib.Path.home()) not in text
@@ -139,8 +167,9 @@ def test_page_is_self_contained(written):
   assert text.count('role="img"') == read.tags.count("svg")
 
 
-def test_the_pages_policy_allows_its_own_script_and_style_only(written):
-  text = written.read_text("utf-8")
+@pytest.mark.parametrize("name", ["report.html", "trajectories.html"])
+def test_the_pages_policy_allows_its_own_script_and_style_only(written, name):
+  text = written.with_name(name).read_text("utf-8")
   (policy,) = re.findall(
     r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text
   )
@@ -162,7 +191,7 @@ def test_equal_inputs_in_any_order_give_equal_bytes(inputs, written, tmp_path):
   again = [metrics.Row(r.label, tuple(reversed(r.episodes))) for r in rows]
   output = tmp_path / "report.html"
   study.write(output, again, training, words={"notes": "make it"})
-  for name in ("report.html", "report.json"):
+  for name in ("report.html", "report.json", "trajectories.html"):
     same = written.with_name(name).read_bytes()
     assert output.with_name(name).read_bytes() == same
 
@@ -197,13 +226,14 @@ def test_hostile_text_stays_text(tmp_path):
     samples=[trajectories.Sample(hostile, episodes, lambda ids: hostile)],
     groups={f"b{hostile}": hostile}, words={"title": hostile, "notes": hostile},
   )  # fmt: skip
-  text = output.read_bytes().decode("utf-8")
-  read = _Reader(text)
-  assert "img" not in read.tags
-  assert read.tags.count("script") == 2
-  assert read.stack == []
-  assert "&lt;script&gt;alert(" in text
-  assert "{{ 7*7 }}" in text
+  for name, scripts in ("r.html", 1), ("trajectories.html", 2):
+    text = output.with_name(name).read_bytes().decode("utf-8")
+    read = _Reader(text)
+    assert "img" not in read.tags
+    assert read.tags.count("script") == scripts
+    assert read.stack == []
+    assert "&lt;script&gt;alert(" in text
+    assert "{{ 7*7 }}" in text
   assert "<" not in output.with_name("tables.md").read_text("utf-8")
 
 

@@ -1,0 +1,176 @@
+"""Three sentences on a study: what was compared, what came out, how sure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from anysearch_jax.evaluation import comparison, inference, metrics
+from anysearch_jax.report import study as study_lib
+
+_LEVEL = 0.05  # Of a difference that is called more or less.
+_TOLD = 4  # Rows that are named at once, at most.
+_RECENT = 9  # Rollouts of a mean reward, as the figures draw it.
+
+
+def of(study: study_lib.Study) -> tuple[str, str, str]:
+  """Returns the three sentences.
+
+  Differences are in exact match over all B >= 1 and all datasets. One is called
+  more or less if its p value, after Holm's correction over the pairs of its
+  group, is below .05.
+  """
+  if not study.rows:
+    return _of_training(study.training)
+  if len(study.rows) == 1:
+    found, how_sure = _of_one(study.rows[0])
+  else:
+    found, how_sure = _of_differences(study)
+  if failed := sum(row.whole.failed for row in study.rows):
+    how_sure += f"; left out: {_count(failed, 'failed episode')}"
+  return _compared(study.rows), f"{found}.", f"{how_sure}."
+
+
+def _compared(rows: Sequence[metrics.Row]) -> str:
+  asked = [len(np.unique(row.columns.question)) for row in rows]
+  sets, at = study_lib.datasets(rows), study_lib.budgets(rows)
+  allowed = [str(budget) for budget in at]
+  if len(at) > 2 and at == list(range(at[0], at[-1] + 1)):
+    allowed = [f"{at[0]} to {at[-1]}"]
+  alike = len(set(asked)) == 1 and all(
+    study_lib.complete(row, rows) for row in rows
+  )
+  number = _count(max(asked), "question")
+  if len(rows) > 1:
+    number = f"the same {number}" if alike else f"up to {number}"
+  return (
+    f"{_listed([row.label for row in rows])} "
+    f"{'were' if len(rows) > 1 else 'was'} asked {number} of "
+    f"{sets[0] if len(sets) == 1 else f'{len(sets)} sets'}, each under "
+    f"{'a budget' if len(at) == 1 else 'budgets'} of "
+    f"{_listed(allowed, len(at))} {'search' if at == [1] else 'searches'}"
+    f"{'' if alike else '; two rows are compared on what both were asked'}."
+  )
+
+
+def _of_one(row: metrics.Row) -> tuple[str, str]:
+  points = {
+    budget: (part.accuracy, part.searches.value)
+    for budget, part in row.curve.points.items()
+    if part.accuracy.value is not None
+  }
+  if not points:
+    return "No accuracy is known", "Every episode failed"
+  (first, *_), (last, made) = points[min(points)], points[max(points)]
+  found = f"It answers {first.value:.3f} right at a budget of {min(points)}"
+  if len(points) > 1:
+    found += f" and {last.value:.3f} at {max(points)}"
+  found += f", where it makes {made:.2f} searches on average"
+  trained = len(row.columns.runs) > 1
+  return found, _sure(
+    "this accuracy",
+    [accuracy for accuracy, _ in points.values()],
+    " and cover other questions and other trainings"
+    if trained
+    else " and cover other questions, but not other trainings",
+  )
+
+
+def _of_differences(study: study_lib.Study) -> tuple[str, str]:
+  whole = {
+    (d.theirs, d.measure): d
+    for found in study.differences.values()
+    for d in found
+    if (d.ours, d.dataset, d.budget) == (study.system, None, None)
+  }
+  said: dict[str, list[str]] = {
+    "is more accurate than": [],
+    "is less accurate than": [],
+    "does not differ measurably in accuracy from": [],
+    "cannot be compared with": [],
+  }
+
+  def resolved(difference: comparison.Difference) -> bool:
+    return difference.adjusted is not None and difference.adjusted < _LEVEL
+
+  told = []
+  for row in study.rows[1:]:
+    difference = whole.get((row.label, "accuracy"))
+    if difference is None or (gain := difference.estimate.value) is None:
+      said["cannot be compared with"].append(row.label)
+      continue
+    told.append(difference)
+    outcome = "does not differ measurably in accuracy from"
+    if resolved(difference):
+      outcome = f"is {'more' if gain > 0 else 'less'} accurate than"
+    text = f"{row.label} ({gain:+.3f}".replace("-", "−")
+    made = whole[row.label, "searches"]
+    if resolved(made) and (more := made.estimate.value):
+      text += f", {abs(more):.2f} {'fewer' if more < 0 else 'more'} searches"
+    said[outcome].append(f"{text})")
+  clauses = [
+    f"{outcome} {_listed(others)}" for outcome, others in said.items() if others
+  ]
+  pooled = [max(d.trainings) > 1 for d in told]
+  if not any(pooled):
+    covered = "each row is one policy, so another training may differ more"
+  elif all(min(d.trainings) > 1 for d in told):
+    covered = "the intervals cover other questions and other trainings"
+  else:
+    covered = "the intervals cover other trainings where a row has several"
+  return f"{study.system} {'; it '.join(clauses)}", _sure(
+    "these differences, over all budgets from 1 on,",
+    [d.estimate for d in told],
+    f"; “more” and “less” have p < .05 after Holm’s correction, and {covered}",
+  )
+
+
+def _sure(of: str, found: Iterable[inference.Estimate], covered: str) -> str:
+  """Says how wide the intervals are."""
+  widths = [
+    high - low for _, low, high in found if low is not None and high is not None
+  ]
+  if not widths:
+    return "There is too little to make an interval, so this may be chance"
+  ends = " to ".join(
+    dict.fromkeys(f"{w:.2f}" for w in (min(widths), max(widths)))
+  )
+  return f"The 95 % intervals of {of} are {ends} wide{covered}"
+
+
+def _of_training(
+  training: Sequence[study_lib.Training],
+) -> tuple[str, str, str]:
+  first = training[0]
+  rewards = [
+    reward
+    for record in first.records
+    if math.isfinite(reward := record.get("reward/total") or math.nan)
+  ]
+  some = max(1, min(_RECENT, len(rewards) // 2))
+  of = _count(some, "rollout")
+  names = _listed([run.label for run in training])
+  return (
+    f"{names} {'were' if len(training) > 1 else 'was'} not evaluated yet; "
+    f"{first.label} has logged {_count(len(first.records), 'rollout')}.",
+    "It logged no reward."
+    if not rewards
+    else f"Its mean reward is {np.mean(rewards[:some]):.3f} in the first {of} "
+    f"and {np.mean(rewards[-some:]):.3f} in the last {of}.",
+    "Rewards are of the training’s own samples, with budgets that change: only "
+    "an evaluation tells the accuracy.",
+  )
+
+
+def _count(number: int, noun: str) -> str:
+  return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(texts: Sequence[str], most: int = _TOLD) -> str:
+  """Joins texts; beyond the first `most` it gives their number only."""
+  *first, last = texts
+  if len(texts) > most:
+    first, last = list(texts[:most]), f"{len(texts) - most} more"
+  return f"{', '.join(first)} and {last}" if first else last
