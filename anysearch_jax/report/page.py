@@ -119,8 +119,6 @@ def _render(
   environment.filters |= {
     "fixed": fixed,
     "glyph": figures.glyph,
-    "authored": trajectories.authored,
-    "sources": trajectories.sources,
     "blocks": _blocks,
     "parts": parts,
     "headings": _headings,
@@ -160,7 +158,6 @@ def _render(
       _TRAJECTORIES,
       "browser.js",
       report=name,
-      choices=trajectories.choose(samples, trained=study.trained),
       browser=markupsafe.Markup(trajectories.script(browsed)),
     )
   return pages

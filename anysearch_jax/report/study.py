@@ -148,6 +148,7 @@ def measure(
     name: (title, [row for row in rows if row.label in members])
     for name, (title, members) in _groups(labels, groups).items()
   }
+  known = [*labels, *(run.label for run in training), *paired]
   compared = {}
   for row in rows[1:]:
     pairs = comparison.pair(rows[0], row)
@@ -157,7 +158,7 @@ def measure(
     trained=trained_budget(system, training),
     rows=rows,
     groups=named,
-    index=_colours(labels, named, [*(t.label for t in training), *paired]),
+    index={label: place for place, label in enumerate(dict.fromkeys(known))},
     training=training,
     surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
@@ -216,22 +217,6 @@ def _groups(
     name = f"{name}_{len(found)}" if name in found else name
     found[name] = (WORDS["groups"].get(title, title), together)
   return found
-
-
-def _colours(
-  labels: Sequence[str],
-  groups: Mapping[str, tuple[str, Sequence[metrics.Row]]],
-  others: Sequence[str],
-) -> dict[str, int]:
-  """Returns a colour index for each label, unique within its group."""
-  index = {
-    row.label: place
-    for _, members in groups.values()
-    for place, row in enumerate(members)
-  }
-  for label in others:
-    index.setdefault(label, len(index))
-  return index
 
 
 def _differences(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from anysearch_jax.report import study as study_lib
 
 _LEVEL = 0.05  # Of a difference that is called more or less.
 _TOLD = 4  # Rows that are named at once, at most.
-_RECENT = 9  # Rollouts of a mean reward, as the figures draw it.
 
 
 def of(study: study_lib.Study) -> tuple[str, str, str]:
@@ -23,7 +21,14 @@ def of(study: study_lib.Study) -> tuple[str, str, str]:
   group, is below .05.
   """
   if not study.rows:
-    return _of_training(study.training)
+    labels = [run.label for run in study.training]
+    return (
+      f"{_listed(labels)} {'were' if len(labels) > 1 else 'was'} not evaluated "
+      f"yet; the training of {labels[0]} has logged "
+      f"{_count(len(study.training[0].records), 'rollout')}.",
+      "Below is what was logged up to now.",
+      "Only an evaluation tells the accuracy at each budget.",
+    )
   if len(study.rows) == 1:
     found, how_sure = _of_one(study.rows[0])
   else:
@@ -36,9 +41,6 @@ def of(study: study_lib.Study) -> tuple[str, str, str]:
 def _compared(rows: Sequence[metrics.Row]) -> str:
   asked = [len(np.unique(row.columns.question)) for row in rows]
   sets, at = study_lib.datasets(rows), study_lib.budgets(rows)
-  allowed = [str(budget) for budget in at]
-  if len(at) > 2 and at == list(range(at[0], at[-1] + 1)):
-    allowed = [f"{at[0]} to {at[-1]}"]
   alike = len(set(asked)) == 1 and all(
     study_lib.complete(row, rows) for row in rows
   )
@@ -50,31 +52,26 @@ def _compared(rows: Sequence[metrics.Row]) -> str:
     f"{'were' if len(rows) > 1 else 'was'} asked {number} of "
     f"{sets[0] if len(sets) == 1 else f'{len(sets)} sets'}, each under "
     f"{'a budget' if len(at) == 1 else 'budgets'} of "
-    f"{_listed(allowed, len(at))} {'search' if at == [1] else 'searches'}"
+    f"{_listed([str(b) for b in at], len(at))} searches"
     f"{'' if alike else '; two rows are compared on what both were asked'}."
   )
 
 
 def _of_one(row: metrics.Row) -> tuple[str, str]:
-  points = {
-    budget: (part.accuracy, part.searches.value)
-    for budget, part in row.curve.points.items()
-    if part.accuracy.value is not None
-  }
-  if not points:
-    return "No accuracy is known", "Every episode failed"
-  (first, *_), (last, made) = points[min(points)], points[max(points)]
-  found = f"It answers {first.value:.3f} right at a budget of {min(points)}"
-  if len(points) > 1:
-    found += f" and {last.value:.3f} at {max(points)}"
-  found += f", where it makes {made:.2f} searches on average"
-  trained = len(row.columns.runs) > 1
+  found, points = "No budget has an accuracy over all sets", row.curve.points
+  if points:
+    (least, first), (most, last) = min(points.items()), max(points.items())
+    found = (
+      f"It answers {first.accuracy.value:.3f} right at a budget of {least}"
+    )
+    if most > least:
+      found += f" and {last.accuracy.value:.3f} at {most}"
+    found += f", where it makes {last.searches.value:.2f} searches on average"
+  covered = "and" if len(row.columns.runs) > 1 else "but not"
   return found, _sure(
     "this accuracy",
-    [accuracy for accuracy, _ in points.values()],
-    " and cover other questions and other trainings"
-    if trained
-    else " and cover other questions, but not other trainings",
+    [part.accuracy for part in points.values()],
+    f" and cover other questions {covered} other trainings",
   )
 
 
@@ -105,7 +102,7 @@ def _of_differences(study: study_lib.Study) -> tuple[str, str]:
     outcome = "does not differ measurably in accuracy from"
     if resolved(difference):
       outcome = f"is {'more' if gain > 0 else 'less'} accurate than"
-    text = f"{row.label} ({gain:+.3f}".replace("-", "−")
+    text = f"{row.label} ({'+' if gain > 0 else '−'}{abs(gain):.3f}"
     made = whole[row.label, "searches"]
     if resolved(made) and (more := made.estimate.value):
       text += f", {abs(more):.2f} {'fewer' if more < 0 else 'more'} searches"
@@ -133,34 +130,9 @@ def _sure(of: str, found: Iterable[inference.Estimate], covered: str) -> str:
     high - low for _, low, high in found if low is not None and high is not None
   ]
   if not widths:
-    return "There is too little to make an interval, so this may be chance"
-  ends = " to ".join(
-    dict.fromkeys(f"{w:.2f}" for w in (min(widths), max(widths)))
-  )
-  return f"The 95 % intervals of {of} are {ends} wide{covered}"
-
-
-def _of_training(
-  training: Sequence[study_lib.Training],
-) -> tuple[str, str, str]:
-  first = training[0]
-  rewards = [
-    reward
-    for record in first.records
-    if math.isfinite(reward := record.get("reward/total") or math.nan)
-  ]
-  some = max(1, min(_RECENT, len(rewards) // 2))
-  of = _count(some, "rollout")
-  names = _listed([run.label for run in training])
+    return "There is too little to make an interval"
   return (
-    f"{names} {'were' if len(training) > 1 else 'was'} not evaluated yet; "
-    f"{first.label} has logged {_count(len(first.records), 'rollout')}.",
-    "It logged no reward."
-    if not rewards
-    else f"Its mean reward is {np.mean(rewards[:some]):.3f} in the first {of} "
-    f"and {np.mean(rewards[-some:]):.3f} in the last {of}.",
-    "Rewards are of the training’s own samples, with budgets that change: only "
-    "an evaluation tells the accuracy.",
+    f"The 95 % intervals of {of} are at most {max(widths):.2f} wide{covered}"
   )
 
 

@@ -1,4 +1,4 @@
-"""Trajectories for readers: some chosen by rule, and a sample to browse.
+"""Trajectories for readers: a sample to browse.
 
 The browser's rows show the same (question, budget, seed) if they have them:
 each row ranks its keys by their hash, which needs no knowledge of the others.
@@ -6,14 +6,11 @@ each row ranks its keys by their hash, which needs no knowledge of the others.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from anysearch_jax.evaluation import columns as columns_lib
 
@@ -38,70 +35,6 @@ class Sample:
   label: str
   episodes: Sequence[columns_lib.Episode]
   decode: Decoder | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-  """A trajectory to read, why it was chosen, and another row's for it."""
-
-  why: str
-  episode: columns_lib.Episode
-  other_label: str = ""
-  other: columns_lib.Episode | None = None
-
-
-def choose(
-  samples: Sequence[Sample], *, trained: int, count: int = 12, seed: int = 0
-) -> list[Choice]:
-  """Chooses trajectories of the first sample by rule, then at random.
-
-  Fixed rules avoid hand-picked examples: wins and losses against the second
-  sample, closed book, a violation, an unseen budget. Rare questions and budgets
-  come first; `seed` breaks ties, so the order of files does not matter.
-
-  `trained` is the largest budget of training, `count` the most trajectories.
-  """
-  system, rival, *_ = [*samples, Sample("", ()), Sample("", ())]
-  theirs = {columns_lib.key_of(e): e for e in _scored(rival.episodes)}
-  pool = sorted(_scored(system.episodes), key=columns_lib.key_of)
-  order = np.random.default_rng(seed).permutation(len(pool))
-  left = [pool[i] for i in order]
-  seen: collections.Counter[Any] = collections.Counter()
-  chosen: list[Choice] = []
-
-  def outcomes(episode: columns_lib.Episode) -> tuple[float, float | None]:
-    other = theirs.get(columns_lib.key_of(episode), {})
-    return episode["em"], other.get("em")
-
-  # Why, which, and how many at most.
-  rules: list[tuple[str, Callable[[columns_lib.Episode], bool], int]] = [
-    (f"right, {rival.label} wrong", lambda e: outcomes(e) == (1, 0), 4),
-    (f"wrong, {rival.label} right", lambda e: outcomes(e) == (0, 1), 2),
-    ("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1),
-    ("tries to search beyond its budget", lambda e: e["violation"], 1),
-    ("a budget never trained", lambda e: e["budget"] > trained, 1),
-    ("drawn at random", lambda e: True, count),
-  ]
-  for why, wanted, most in rules:
-    for _ in range(min(most, count - len(chosen))):
-      best = min(
-        filter(wanted, left),
-        key=lambda e: (
-          seen["question", e["question_id"]],
-          seen["budget", e["budget"]],
-        ),
-        default=None,
-      )
-      if best is None:
-        break
-      left.remove(best)
-      seen.update(
-        [("question", best["question_id"]), ("budget", best["budget"])]
-      )
-      other = theirs.get(columns_lib.key_of(best))
-      label = rival.label if other else ""
-      chosen.append(Choice(why, best, label, other))
-  return chosen
 
 
 def authored(episode: columns_lib.Episode) -> list[tuple[str, str]]:
@@ -266,10 +199,3 @@ def token_texts(ids: Sequence[int], decode: Decoder) -> list[str]:
     texts.append(after[len(before) :])
     start, done = done, stop
   return texts
-
-
-def _scored(
-  episodes: Iterable[columns_lib.Episode],
-) -> list[columns_lib.Episode]:
-  """Returns the episodes that did not fail."""
-  return [e for e in episodes if e["outcome"] != "failed"]

@@ -72,7 +72,7 @@ def test_the_page_is_complete(written):
     "training", "making",
   } <= set(read.ids)  # fmt: skip
   beside = _Reader(written.with_name("trajectories.html").read_text("utf-8"))
-  assert beside.stack == [] and {"browser", "chosen"} <= set(beside.ids)
+  assert beside.stack == [] and "browser" in beside.ids
   # 4 against the budget, 2 against a price, the budget use of 3 rows, the
   # sampling of 2 runs, 7 logged histories.
   assert read.tags.count("svg") == 4 + 2 + 3 + 2 + 7
@@ -121,8 +121,7 @@ def test_the_summary_says_what_is_resolved_and_how_sure():
   )
   assert found.startswith(f"A is more accurate than B ({won}")
   assert f"; it does not differ measurably in accuracy from C ({tied}" in found
-  widths = sorted((one, other))
-  assert f"are {widths[0]:.2f} to {widths[1]:.2f} wide" in sure
+  assert f"are at most {max(one, other):.2f} wide" in sure
   assert "each row is one policy" in sure
   turned = _verdict("B", "A", **skills)["summary"][1]
   assert turned.startswith("B is less accurate than A (−")
@@ -139,11 +138,12 @@ def test_the_summary_of_one_evaluation_or_none_is_true():
     f"{two['value']:.3f} at 2, where it makes {made['value']:.2f} searches on "
     "average.",
   )
-  widths = sorted(c["high"] - c["low"] for c in (none, two))
-  assert f"{widths[0]:.2f} to {widths[1]:.2f} wide" in data["summary"][2]
+  width = max(c["high"] - c["low"] for c in (none, two))
+  assert f"at most {width:.2f} wide" in data["summary"][2]
   training = study.told([], [study.training("t")])["summary"]
-  assert training[0] == "t was not evaluated yet; t has logged 60 rollouts."
-  assert training[1].startswith("Its mean reward is 0.")
+  assert training[0] == (
+    "t was not evaluated yet; the training of t has logged 60 rollouts."
+  )
 
 
 def test_page_is_self_contained(written):

@@ -9,6 +9,8 @@ import pytest
 import study
 import tokenizers
 
+from anysearch_jax import types
+from anysearch_jax.environment import records
 from anysearch_jax.evaluation import columns as columns_lib
 from anysearch_jax.report import trajectories
 
@@ -115,24 +117,21 @@ def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
   assert "".join(texts) == text
 
 
-def test_trajectories_are_chosen_by_rule():
-  size = {"questions": 24, "budgets": (0, 1, 3, 6)}
-  rows = [
-    study.row("AnySearch", **size),
-    study.row("γ=0", thrift=0.8, **size),
-    study.row("AnySearch + scaffold", scaffold=True, **size),
+def test_places_of_passages_are_numbered_as_citations_are():
+  def passage(name, **place):
+    return types.Passage(name, name, "t", source=types.Source(**place))
+
+  lease = passage("lease", path="notes/lease.pdf", page=3, heading="Term > End")
+  web = passage("web")
+  found = [
+    types.Observation("search", "q", 0, of) for of in ((lease,), (web, lease))
   ]
-  samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
-  chosen = trajectories.choose(samples, trained=5)
-  assert len(chosen) == 12
-  keys = [columns_lib.key_of(c.episode) for c in chosen]
-  assert len(set(keys)) == 12
-  by_why = {c.why: c for c in chosen}
-  right = [c for c in chosen if c.why == "right, γ=0 wrong"]
-  assert len(right) == 4
-  assert all(c.episode["em"] > c.other["em"] for c in right)
-  wrong = by_why["wrong, γ=0 right"]
-  assert wrong.episode["em"] < wrong.other["em"]
-  assert by_why["no search allowed (B = 0)"].episode["budget"] == 0
-  assert by_why["a budget never trained"].episode["budget"] > 5
-  assert by_why["tries to search beyond its budget"].episode["violation"]
+  (sample, _) = _samples(questions=1, budgets=(1,))
+  episode = {"observations": records.observation_values(found)}
+  (entry,) = trajectories.browsed(
+    [trajectories.Sample("A", [sample.episodes[0] | episode])]
+  )["entries"]
+  assert entry["sources"] == [
+    "lease: notes/lease.pdf, page 3, Term > End",
+    "web",
+  ]
