@@ -17,7 +17,7 @@ import itertools
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -39,6 +39,12 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   policies.define_flags()
+  flags.DEFINE_string(
+    "questions",
+    None,
+    "A file of questions of yours: JSON lines or a table with question and "
+    "answer. All are asked unless config.evaluation.questions is set.",
+  )
   flags.DEFINE_string(
     "split", "", "Of the questions; default: what the source evaluates on."
   )
@@ -139,9 +145,9 @@ def _play(
   # Written last: this file marks the folder as finished.
   json_files.write(folder / _SUMMARY, summary)
   for cell in summary["cells"]:
-    script = ""
+    script = _interval(cell, len(e.seeds))
     if "official_em" in cell:
-      script = " ({official_em} by the set's own script)".format(**cell)
+      script += " ({official_em} by the set's own script)".format(**cell)
     print(
       "{dataset} budget {of}: {em} of {n} right{script}, {searches} "
       "searches, {failed} failed".format(
@@ -149,11 +155,36 @@ def _play(
       )
     )
 
+  used = summary["last_start"]["engine"]
+  if chosen.endpoint is not None and used:
+    read, written = used["prompt_tokens"], used["sampled_tokens"]
+    cost = e.prices.dollars(
+      searches=0, input_tokens=read, output_tokens=written
+    )
+    print(
+      f"the server counted {read:,} tokens read and {written:,} written: "
+      f"${cost:.4f} by --prices"
+    )
+
+
+def _interval(cell: Mapping[str, Any], seeds: int) -> str:
+  """Returns the share of right answers of a cell with its 95 % interval.
+
+  The answers to one question count as one trial.
+  """
+  if not cell["n"]:
+    return ""
+  from anysearch_jax.evaluation import inference
+
+  rate = cell["em"] / cell["n"]
+  low, high = inference.score(rate, cell["n"] / seeds, 1.96)
+  return f" ({rate:.2f} [{low:.2f}, {high:.2f}])"
+
 
 def short_flags(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Returns the configuration with --datasets, --budgets, ... applied.
+  """Returns the configuration with --questions, --budgets, ... applied.
 
   Raises:
     ValueError: --budgets is invalid.
@@ -164,6 +195,13 @@ def short_flags(
     for name in ("datasets", "scaffold", "scorer")
     if (value := getattr(f, name)) is not None
   }
+  if f.questions is not None:
+    data = {"source": "prepared", "path": f.questions}
+    config = config_lib.changed(config, data=data)
+    if not any(
+      each.startswith("evaluation.questions") for each in f.set_config
+    ):
+      values["questions"] = 0
   if f.datasets is not None:
     values["datasets"] = tuple(f.datasets)
   if f.budgets is not None:

@@ -252,6 +252,9 @@ def read_config() -> config_lib.ExperimentConfig:
       )
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
+    if "prices" in flags.FLAGS:
+      named = (each.replace("=", "_price=", 1) for each in flags.FLAGS.prices)
+      config = override(config, [f"evaluation.{each}" for each in named])
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))

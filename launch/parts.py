@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import pathlib
 import typing
 from collections.abc import Sequence
 
@@ -82,7 +83,9 @@ def source(config: config_lib.ExperimentConfig) -> Source:
         )
       from anysearch_jax.data import prepared
 
-      return prepared.Prepared(config.data.path)
+      is_file = pathlib.Path(config.data.path).is_file()
+      read = prepared.QuestionFile if is_file else prepared.Prepared
+      return read(config.data.path)
     case other:
       if not plugins.is_name(other):
         raise ValueError(

@@ -5,7 +5,7 @@
   the newest
 * `--sglang=URL[,URL]`: either of the two, sampled by SGLang servers
 * `--openai=URL --openai_model=NAME`: a model that runs elsewhere, behind
-  OpenAI's text completions; `--hf` then names a folder with its tokenizer
+  OpenAI's chat or text completions, see `launch.endpoints`
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
   engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
   `everything` play the generated world, see `world.expert_policy`
@@ -27,12 +27,11 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
 from anysearch_jax.training import validation
+from launch import endpoints, parts, retrieval_settings, shipped
 from launch import flags as launch_flags
-from launch import parts, retrieval_settings, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
-  from anysearch_jax.rollout import completions
 
 _KINDS = ("hf", "checkpoint", "scripted")
 
@@ -43,14 +42,12 @@ class Chosen(typing.NamedTuple):
   Attributes:
     kind: `hf`, `checkpoint`, `scripted` or `openai`.
     name: of the policy; MODEL@URL for `openai`.
-    tokenizer: for `openai`, folder of the model's tokenizer; "": there is none.
-    key_variable: for `openai`, environment variable with the key; "": no key.
+    endpoint: for `openai`, how the model is asked.
   """
 
   kind: str
   name: str
-  tokenizer: str = ""
-  key_variable: str = ""
+  endpoint: endpoints.Endpoint | None = None
 
   @property
   def local(self) -> bool:
@@ -70,12 +67,12 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "sglang", [], "Addresses of SGLang servers that sample the policy."
   )
-  flags.DEFINE_string(
-    "openai", None, "Address of a server with OpenAI's text completions (/v1)."
-  )
-  flags.DEFINE_string("openai_model", "", "The model's name at --openai.")
-  flags.DEFINE_string(
-    "openai_key_variable", "", "Environment variable with the key of --openai."
+  endpoints.define_flags()
+  flags.DEFINE_list(
+    "prices",
+    [],
+    "Dollars of a million tokens and of a thousand searches, such as "
+    "input=0.15,output=0.60,search=5; a budget of dollars is charged by them.",
   )
   flags.DEFINE_string(
     "scripted",
@@ -97,7 +94,7 @@ def read_flags(
   """
   f = flags.FLAGS
   named = (
-    [_endpoint()]
+    [Chosen("openai", "?")]
     if f.openai
     else [Chosen(kind, name) for kind in _KINDS if (name := getattr(f, kind))]
   ) or [Chosen("hf", config.policy)]
@@ -114,37 +111,11 @@ def read_flags(
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check(config, trains=False, samples=chosen.local)
   retrieval_settings.validate(config.retrieval)
-  return config, chosen
-
-
-def _endpoint() -> Chosen:
-  """Returns the model that --openai and the flags beside it name.
-
-  Raises:
-    app.UsageError: they contradict each other.
-  """
-  # Imported late: a training needs no HTTP.
-  from anysearch_jax.host import redaction
-
-  f = flags.FLAGS
-  for name in ("checkpoint", "scripted", "sglang"):
-    if getattr(f, name):
-      raise app.UsageError(
-        f"--openai and --{name}: expected one of them; --hf may name the "
-        "tokenizer of --openai."
-      )
-  if not redaction.is_address(f.openai) or not f.openai_model:
-    raise app.UsageError(
-      f"--openai={redaction.shown(f.openai)} "
-      f"--openai_model={f.openai_model!r}: expected an address such as "
-      "http://127.0.0.1:8000/v1, and the name that the server gives the model."
-    )
-  return Chosen(
-    "openai",
-    f"{f.openai_model}@{f.openai}",
-    shipped.find(f.hf) if f.hf else "",
-    f.openai_key_variable,
-  )
+  if chosen.kind != "openai":
+    return config, chosen
+  config, endpoint = endpoints.read_flags(config)
+  chosen = Chosen("openai", endpoint.name, endpoint)
+  return dataclasses.replace(config, policy=chosen.name), chosen
 
 
 def served(
@@ -215,8 +186,8 @@ def check(
   if chosen.kind == "scripted":
     _scripted(chosen.name, source)
     return
-  if chosen.kind == "openai":
-    codec = _codec(chosen.tokenizer)
+  if chosen.endpoint is not None:
+    codec = endpoints.codec(chosen.endpoint.tokenizer)
   else:
     # Imported late: a model elsewhere needs none of the policy's rooms.
     from anysearch_jax.training import placement
@@ -256,7 +227,8 @@ def identity(chosen: Chosen) -> dict[str, Any]:
     case "scripted":
       return {"scripted": chosen.name}
     case "openai":
-      return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
+      assert chosen.endpoint is not None
+      return chosen.endpoint.identity()
   from anysearch_jax.training import checkpoint
 
   run, rollout = _run(chosen.name)
@@ -283,7 +255,7 @@ def player(
 ) -> Iterator[harness.Player]:
   """Yields the policy with its engine, ready to play.
 
-  A model elsewhere has then sampled one token.
+  A model elsewhere has then replied once.
 
   Args:
     chosen: the policy, from `read_flags`.
@@ -301,20 +273,8 @@ def player(
   if chosen.kind == "scripted":
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
-  if chosen.kind == "openai":
-    from anysearch_jax.rollout import completions
-
-    model, _, url = chosen.name.rpartition("@")
-    codec = _codec(chosen.tokenizer)
-    engine = completions.CompletionsEngine(
-      url,
-      codec,
-      model=model,
-      key_variable=chosen.key_variable,
-      sampling=config.sampling,
-      deadline=config.episode.turn_deadline,
-      concurrency=config.engine.slots,
-    )
+  if chosen.endpoint is not None:
+    engine, codec = endpoints.engine(chosen.endpoint, config)
   else:
     from anysearch_jax.rollout import engines
 
@@ -322,7 +282,7 @@ def player(
     engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
     codec = policy.tokenizer
   try:
-    if chosen.kind == "openai":
+    if chosen.endpoint is not None and not chosen.endpoint.why:
       loop.run(engine.probe())
     yield harness.Player(engine, codec)
   finally:
@@ -358,21 +318,6 @@ def _run(name: str) -> tuple[pathlib.Path, int | None]:
   run = pathlib.Path(folder)
   run = run.parent if run.name == "checkpoints" else run
   return run, int(rollout) if at else None
-
-
-def _codec(folder: str) -> completions.Codec:
-  """Returns the codec of a tokenizer's folder; "": one that estimates.
-
-  Raises:
-    ValueError: the folder has no tokenizer.
-  """
-  if folder:
-    from anysearch_jax.policy import tokenizer
-
-    return tokenizer.Tokenizer.from_folder(folder)
-  from anysearch_jax.rollout import completions
-
-  return completions.PlainText()
 
 
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:

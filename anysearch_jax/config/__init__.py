@@ -64,7 +64,7 @@ class DataConfig:
   """`world`, generated; `prepared`, a folder of launch.prepare_data; or
   `file.py:NAME`, a function of yours that returns a split's questions."""
   path: str = placement("")
-  """That folder."""
+  """That folder; to evaluate, also a file of questions."""
   world_seed: int = identity(0, at_least(0))
   """Seed of the generated world."""
   split: str = identity("train")

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax import types
-from anysearch_jax.data import dataset_iterator, formats, preparing
+from anysearch_jax.data import dataset_iterator, files, formats, preparing
 from anysearch_jax.environment import official_scoring
 from anysearch_jax.host import json_files, plugins
 
@@ -260,14 +261,18 @@ class Rows(dataset_iterator.Indexed):
 
 def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
   """Returns the contents of a Parquet file with these questions."""
+  out = pa.BufferOutputStream()
+  pq.write_table(_table(entries), out, compression="zstd")
+  return out.getvalue()
+
+
+def _table(entries: Sequence[preparing.Entry]) -> pa.Table:
   columns = zip(*entries, strict=True)
   arrays = [
     pa.array(column, field.type)
     for column, field in zip(columns, SCHEMA, strict=True)
   ]
-  out = pa.BufferOutputStream()
-  pq.write_table(pa.table(arrays, schema=SCHEMA), out, compression="zstd")
-  return out.getvalue()
+  return pa.table(arrays, schema=SCHEMA)
 
 
 class OwnQuestions:
@@ -333,3 +338,37 @@ class OwnQuestions:
         "because a function is one dataset."
       )
     return list(self.rows(split or "test")[: each or None])
+
+
+class QuestionFile(OwnQuestions):
+  """A source of evaluation questions: one file, read as it is prepared.
+
+  Args:
+    path: of a file of `formats`, such as JSON lines or a table with `question`
+      and `answer`.
+
+  Raises:
+    formats.DataError: the file cannot be read, or a row is not a question.
+  """
+
+  def __init__(self, path: str):
+    self._where, file = path, pathlib.Path(path)
+    _, first = next(files.rows(file), (0, None))
+    named = isinstance(first, dict) and first.get("dataset")
+    stem = file.name.partition(".")[0].lower()
+    name = "" if named else re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
+    source = preparing.Input(file, name, "test")
+    parts, _ = preparing.prepare([source], preparing.Settings())
+    entries = [entry for part in parts.values() for entry in part.entries]
+    if not entries:
+      raise formats.DataError(f"{path}: found no question with an answer.")
+    self._rows = tuple(Rows(_table(entries)))
+
+  def rows(self, split: str) -> tuple[types.Question, ...]:
+    """Returns the questions; raises DataError for a split besides `test`."""
+    if split != "test":
+      raise formats.DataError(
+        f"{self._where}: found no split {split!r}; a file has `test` alone. "
+        "launch.prepare_data makes a folder with others."
+      )
+    return self._rows

@@ -20,8 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import httpx2
-
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, openai_endpoint
@@ -78,7 +76,6 @@ class CompletionsEngine:
     deadline: seconds of one turn, with its retries.
     concurrency: limit on concurrent turns.
     refused: fields of requests that the server is known to refuse.
-    transport: replaces the network, for tests.
 
   Attributes:
     counters: `requests`, and `prompt_tokens` and `sampled_tokens` as the server
@@ -103,7 +100,6 @@ class CompletionsEngine:
     deadline: float,
     concurrency: int,
     refused: Iterable[str] = (),
-    transport: httpx2.AsyncBaseTransport | None = None,
   ):
     if not model:
       raise ValueError(
@@ -118,7 +114,6 @@ class CompletionsEngine:
       patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
       again=(500, *http_calls.BUSY),
       advice=_ADVICE,
-      transport=transport,
     )
     self.counters: Counter[str] = Counter()
     self.refused = set(refused)

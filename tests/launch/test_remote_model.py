@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 
+import chat_endpoint
 import commands
 import fake_openai
 import pytest
 
-from launch import ask, evaluate, http_server, serve
+from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import columns
+from launch import ask, evaluate, http_server, policies, report, serve
+from launch import flags as launch_flags
+from retrieval.documents import folder
 
 QUESTION = "gebos employer founder ?"
 CONFIG = "--config=configs/quickstart.py"
@@ -16,6 +21,8 @@ CONFIG = "--config=configs/quickstart.py"
 
 def said(body):
   """Searches once and then answers, without the stop texts."""
+  if "messages" in body:  # It has no such route.
+    return 404, {"error": {"message": "no such model"}}
   found = "<information>" in body["prompt"].rpartition(QUESTION)[2]
   if body["model"] != "mine":
     return 404, {"error": {"message": "no such model"}}
@@ -29,8 +36,12 @@ def run(command, *arguments):
   return printed.splitlines()
 
 
-def flags_of(server, model="mine"):
-  return f"--openai={server.url}", f"--openai_model={model}"
+def flags_of(server, model="mine", calls="completions"):
+  return (
+    f"--openai={server.url}",
+    f"--openai_model={model}",
+    f"--openai_calls={calls}",
+  )
 
 
 def test_one_question_to_a_model_elsewhere():
@@ -74,7 +85,21 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
   ("flags", "expected"),
   [
     (["--openai=http://u:word@host/v1", "--openai_model=m"], "not shown"),
-    (["--openai=http://host/v1"], "--openai_model=''"),
+    (["--openai=ftp://host/v1"], "expected an address such as"),
+    (
+      [
+        *("--openai=http://host/v1", "--openai_model=m"),
+        "--openai_calls=tools",
+      ],
+      "whose prompt asks for tags",
+    ),
+    (
+      [
+        *("--openai=http://host/v1", "--openai_model=m", "--hf=x"),
+        "--openai_calls=tags",
+      ],
+      "expected no tokenizer",
+    ),
     (
       ["--openai=http://host/v1", "--openai_model=m", "--sglang=http://h"],
       "--openai and --sglang",
@@ -99,6 +124,97 @@ def test_bad_flags_are_one_sentence(flags, expected):
 
 def test_unknown_model_is_one_sentence_before_any_question():
   with fake_openai.served(said) as server:
-    found = commands.run(ask, CONFIG, *flags_of(server, "other"), QUESTION)
-    assert len(server.asked) == 1
+    flags = flags_of(server, "other", "auto")
+    found = commands.run(ask, CONFIG, *flags, QUESTION)
+    assert {path for path, *_ in server.asked} == {
+      "/v1/chat/completions",
+      "/v1/completions",
+    }
   assert "no such model" in found
+
+
+@pytest.fixture
+def documents(tmp_path):
+  """A configuration of an index of one document, and questions about it."""
+  (tmp_path / "notes").mkdir()
+  (tmp_path / "notes/lease.md").write_text("# Lease\n\nIt ends in June 2027.\n")
+  folder.update([tmp_path / "notes"], tmp_path / "index")
+  (tmp_path / "mine.csv").write_text(
+    'question,answer\n"When does the lease end?",June 2027\n'
+    '"Who signed it?",Ana\n'
+  )
+  config = config_lib.changed(
+    config_lib.ExperimentConfig(name="documents"),
+    data={"source": "prepared"},
+    retrieval={"kind": "index", "index": str(tmp_path / "index")},
+    episode={"prompts": "documents"},
+    engine={"slots": 2},
+  )
+  return commands.config_file(tmp_path / "config.py", config)
+
+
+def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
+  arguments = (
+    *(documents, "--cache=", "--budgets=0,1", "--prices=input=2,output=10"),
+    *(f"--questions={tmp_path / 'mine.csv'}", f"--output={tmp_path / 'run'}"),
+  )
+  with chat_endpoint.served("tools", answer="June 2027 [1]") as server:
+    ended, said = commands.printed(
+      evaluate, f"--openai={server.url}", *arguments
+    )
+    assert ended == 0, ended
+    again, _ = commands.printed(
+      evaluate, f"--openai={server.url}", "--openai_calls=tags", *arguments
+    )
+    asked = len(server.asked)
+  assert "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), 2 searches" in said
+  assert "tokens read and" in said and "$0.0" in said
+  assert "episode.prompts is" in str(again)  # Another policy, so refused.
+  noted = json.loads((tmp_path / "run/provenance.json").read_text())
+  assert noted["policy"]["calls"] == "tools"
+  assert noted["policy"]["openai"] == f"scripted@{server.url}"
+  assert asked == 1 + 2 + 4  # The probe, and the turns of budget 0 and 1.
+  made = columns.read(tmp_path / "run/episodes.jsonl")
+  assert sorted(made.searches) == [0, 0, 1, 1]
+  assert commands.run(report, str(tmp_path / "run")) == ""
+
+
+def read_flags(*arguments):
+  with commands.defined(ask):
+    launch_flags._parse_argv(["command", *arguments])
+    return policies.read_flags(launch_flags.read_config())
+
+
+@pytest.mark.parametrize(
+  ("behaviour", "route", "sentence"),
+  [
+    ("tools", "/chat/completions", "a tool that it calls (it called the tool)"),
+    ("tags", "/chat/completions", "in its messages (it did not call the tool)"),
+    ("tags", "/completions", "one text (the server has no /chat/completions)"),
+  ],
+)
+def test_one_question_decides_how_a_model_is_asked(
+  behaviour, route, sentence, documents, capsys
+):
+  with chat_endpoint.served(behaviour, routes=[f"/v1{route}"]) as server:
+    config, chosen = read_flags(documents, f"--openai={server.url}")
+  assert sentence in capsys.readouterr().err
+  tools = behaviour == "tools"
+  assert config.episode.prompts == "documents" + "_tools" * tools
+  assert config.policy == chosen.name == f"scripted@{server.url}"
+
+
+@pytest.mark.parametrize(
+  ("scheme", "key"), [("http", ""), ("https", "OPENAI_API_KEY")]
+)
+def test_openais_key_leaves_encrypted_only(scheme, key, monkeypatch):
+  monkeypatch.setenv("OPENAI_API_KEY", "k")
+  url = f"--openai={scheme}://host/v1"
+  _, chosen = read_flags(CONFIG, url, "--openai_model=m", "--openai_calls=tags")
+  assert chosen.endpoint.key_variable == key
+
+
+def test_several_models_are_listed(documents):
+  with chat_endpoint.served(models=[f"m{i}" for i in range(12)]) as server:
+    found = commands.run(ask, documents, f"--openai={server.url}", "When?")
+  assert "12 models" in found and "m1, m10" in found and found.endswith("...")
