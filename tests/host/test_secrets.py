@@ -35,12 +35,12 @@ def _retriever():
   with web_site.Site("127.0.0.1") as site:
 
     def post(handler):
-      key, said = site.heads[-1]["Authorization"], site.asked[-1]
+      key = handler.headers["Authorization"]
       asked.append(key)
       hit = {"document": {"id": "1", "contents": "a\nb"}, "score": 1.0}
       status, value = 403, {"detail": f"Not for {key} today."}
       if len(asked) % 2 == 0:
-        found = [[hit] for _ in json.loads(said)["queries"]]
+        found = [[hit] for _ in json.loads(handler.body)["queries"]]
         status, value = 200, {"result": found}
       web_site.reply(status, json.dumps(value).encode())(handler)
 

@@ -140,19 +140,14 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
-  ("damage", "sentence"),
-  [
-    (lambda whole: whole[:-9], r"not a whole JSON file \(.*line \d+ column"),
-    (lambda whole: b'{"a": "\xff"}', r"not a whole JSON file \(.*utf-8"),
-    (lambda whole: b"null", "found NoneType, expected a JSON object"),
-  ],
+  ("text", "why"), [(b'{"a":', r"line \d+ column"), (b'{"a": "\xff"}', "utf-8")]
 )
 def test_a_damaged_json_file_is_refused_by_name(
-  tiny, nothing_loads, name, damage, sentence
+  tiny, nothing_loads, name, text, why
 ):
-  path = tiny.folder / name
-  path.write_bytes(damage(path.read_bytes()))
-  with pytest.raises(ValueError, match=f"policy/{name}: {sentence}"):
+  (tiny.folder / name).write_bytes(text)
+  sentence = rf"policy/{name}: not a whole JSON file \(.*{why}"
+  with pytest.raises(ValueError, match=sentence):
     hf.load(tiny.folder)
 
 

@@ -83,27 +83,11 @@ def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, value):
   )
 
 
-@pytest.mark.parametrize(
-  ("text", "sentence"),
-  [
-    ('{"model": ', r"not a whole JSON file \(Expecting value: line 1"),
-    ("[]", "found list, expected a JSON object"),
-  ],
-)
-@pytest.mark.parametrize(
-  "name",
-  [
-    "tokenizer.json",
-    "added_tokens.json",
-    "generation_config.json",
-  ],
-)
-def test_file_without_a_json_object_is_refused_by_name(
-  tmp_path, name, text, sentence
-):
+@pytest.mark.parametrize("name", ["tokenizer", "added_tokens"])
+def test_file_without_a_json_object_is_refused_by_name(tmp_path, name):
   save_tiny(tmp_path)
-  (tmp_path / name).write_text(text)
-  with pytest.raises(ValueError, match=f"/{name}: {sentence}"):
+  (tmp_path / f"{name}.json").write_text("[]")
+  with pytest.raises(ValueError, match=f"/{name}.json: found list, expected"):
     tokenizer_lib.Tokenizer.from_folder(tmp_path)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.server
 import io
 import json
 import re
@@ -15,6 +14,7 @@ import threading
 import time
 
 import pytest
+import web_site
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -54,47 +54,30 @@ class Service:
   @contextlib.contextmanager
   def serving(self, **patience):
     """Yields a retriever of it."""
-    service = self
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-      def do_GET(self):
-        status, body = service.status, {"error": "Too many."}
-        query = self.path.partition("q=")[2].partition("&")[0]
-        if service.admits():
-          time.sleep(service.latency(query))
-          result = {"url": f"http://w/{query}", "title": "T", "content": "c"}
-          status, body = 200, {"results": [result]}
-        else:
-          time.sleep(service.refusing)
-        with contextlib.suppress(OSError):  # The client has left.
-          self.send_response(status)
-          for name, value in service.header.items() if status != 200 else ():
-            self.send_header(name, value)
-          self.end_headers()
-          self.wfile.write(json.dumps(body).encode())
+    def search(handler):
+      query = handler.path.partition("q=")[2].partition("&")[0]
+      if self.admits():
+        time.sleep(self.latency(query))
+        result = {"url": f"http://w/{query}", "title": "T", "content": "c"}
+        status, body, header = 200, {"results": [result]}, {}
+      else:
+        time.sleep(self.refusing)
+        status, body, header = self.status, {"error": "Too many."}, self.header
+      web_site.reply(status, json.dumps(body).encode(), **header)(handler)
 
-      def log_message(self, *_):
-        pass
-
-    class Server(http.server.ThreadingHTTPServer):
-      request_queue_size, daemon_threads = 256, True
-
-    server = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(
-      target=server.serve_forever, args=(0.01,), daemon=True
-    ).start()
-    made = web_search.WebRetriever(
-      "searxng",
-      price=0.0,
-      address=f"http://127.0.0.1:{server.server_port}",
-      patience=http_calls.Patience(**{"concurrency": 16} | patience),
-    )
-    try:
-      yield made
-    finally:
-      made.close()
-      server.shutdown()
-      server.server_close()
+    with web_site.Site("127.0.0.1") as site:
+      site.pages["/search"] = search
+      made = web_search.WebRetriever(
+        "searxng",
+        price=0.0,
+        address=site.origin,
+        patience=http_calls.Patience(**{"concurrency": 16} | patience),
+      )
+      try:
+        yield made
+      finally:
+        made.close()
 
 
 def played(retriever, count, *, deadline):

@@ -240,8 +240,8 @@ def test_all_servers_load_weights_and_the_last_folder_remains(serve):
   assert not folder.exists()
 
 
-def _update_meanwhile(engine, server, version):
-  """Returns a turn of 20 tokens, of which 5 were sampled before an update."""
+def _meanwhile(engine, server, *call):
+  """Returns a turn of 20 tokens, of which 5 were sampled before the call."""
 
   async def run():
     server.hold_at = 5
@@ -250,10 +250,15 @@ def _update_meanwhile(engine, server, version):
       server.wait_until,
       lambda: any(len(r.versions) == 5 for r in server.running.values()),
     )
-    await asyncio.to_thread(engine.set_params, engines.policy().params, version)
+    await asyncio.to_thread(*call)
     return await turn
 
   return asyncio.run(run())
+
+
+def _update_meanwhile(engine, server, version):
+  params = engines.policy().params
+  return _meanwhile(engine, server, engine.set_params, params, version)
 
 
 def test_a_turn_that_outlives_an_update_has_the_versions_of_both(serve):
@@ -360,18 +365,7 @@ def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
 
 def test_turn_of_a_dead_server_is_sampled_again_as_a_whole(serve):
   engine, first, second = serve(count=2)
-
-  async def run():
-    first.hold_at = 5
-    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
-    await asyncio.to_thread(
-      first.wait_until,
-      lambda: any(len(r.versions) == 5 for r in first.running.values()),
-    )
-    await asyncio.to_thread(first.kill)
-    return await turn
-
-  generation = asyncio.run(run())
+  generation = _meanwhile(engine, first, first.kill)
   assert len(generation.token_ids) == 20
   assert generation.versions == (0,) * 20
   (asked,) = second.bodies("/generate")

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import threading
+import types
 
-
-class _Server(http.server.BaseHTTPRequestHandler):
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-    self.server.asked.append((self.path, dict(self.headers), body))
-    status, reply = self.server.reply(body)
-    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    self.send_response(status)
-    self.send_header("Content-Length", str(len(data)))
-    self.end_headers()
-    self.wfile.write(data)
-
-  def log_message(self, *args):
-    pass
+import web_site
 
 
 @contextlib.contextmanager
@@ -32,18 +18,18 @@ def served(reply, status=200):
       that returns a status and a reply.
     status: of every reply that is no function's.
   """
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-  server.asked = []
-  server.reply = reply if callable(reply) else lambda body: (status, reply)
-  server.url = f"http://127.0.0.1:{server.server_port}/v1"
-  thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-  thread.start()
-  try:
+  with web_site.Site("127.0.0.1") as site:
+    server = types.SimpleNamespace(url=f"{site.origin}/v1", asked=[])
+
+    def post(handler):
+      body = json.loads(handler.body)
+      server.asked.append((handler.path, dict(handler.headers), body))
+      code, said = reply(body) if callable(reply) else (status, reply)
+      data = said if isinstance(said, bytes) else json.dumps(said).encode()
+      web_site.reply(code, data)(handler)
+
+    site.post = post
     yield server
-  finally:
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
 
 
 def completion(text, finish="stop", **more):

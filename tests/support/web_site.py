@@ -21,10 +21,11 @@ ARTICLE = (
 
 
 class Site:
-  """Answers by path; `pages` maps paths, with their query or
-  without, to functions of a request handler.
+  """Answers by path; `pages` maps paths to functions of a request handler.
 
-  post: answers every POST.
+  A path has its query, or stands for every query.
+
+  post: answers every POST, whose content is `handler.body`.
   asked: the paths that were requested in order, and the bodies of POSTs.
   heads: the headers of each request.
   """
@@ -50,7 +51,8 @@ class Site:
 
       def do_POST(self):
         size = int(self.headers.get("Content-Length", 0))
-        site.asked.append(self.rfile.read(size))
+        self.body = self.rfile.read(size)
+        site.asked.append(self.body)
         site.heads.append(dict(self.headers))
         self.close_connection = True
         with contextlib.suppress(OSError):
@@ -59,8 +61,10 @@ class Site:
       def log_message(self, *_):
         pass
 
-    self._server = http.server.ThreadingHTTPServer((host, 0), Handler)
-    self._server.daemon_threads = True
+    class Server(http.server.ThreadingHTTPServer):
+      request_queue_size, daemon_threads = 256, True
+
+    self._server = Server((host, 0), Handler)
     self.origin = f"http://{host}:{self._server.server_port}"
     self.port = self._server.server_port
     threading.Thread(
@@ -91,6 +95,7 @@ def reply(status, data=b"", kind="text/html; charset=utf-8", **headers):
     for name, value in headers.items():
       handler.send_header(name.replace("_", "-"), value)
     handler.send_header("Content-Length", str(len(data)))
+    handler.send_header("Connection", "close")
     handler.end_headers()
     handler.wfile.write(data)
 
