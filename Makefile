@@ -37,7 +37,7 @@ quickstart-full: $(READY)
 
 serve: $(READY)
 	$(BIN)/python -m launch.serve --config=configs/quickstart.py \
-	  $(if $(wildcard runs/quickstart/anysearch-42/policy/config.json),--hf=runs/quickstart/anysearch-42/policy)
+	  $(if $(wildcard runs/quickstart/priced-42/policy/config.json),--hf=runs/quickstart/priced-42/policy)
 
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n $(or $(WORKERS),auto) \
 	--dist loadfile --no-loadscope-reorder

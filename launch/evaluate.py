@@ -1,8 +1,8 @@
 r"""Evaluates a policy under several budgets on held-out questions.
 
     python -m launch.evaluate --config=configs/quickstart.py \
-        --hf=runs/quickstart/anysearch-42/policy --budgets=0..8 --seeds=3 \
-        --output=runs/quickstart/anysearch/evaluation/plain
+        --hf=runs/quickstart/priced-42/policy --budgets=0..8 --seeds=3 \
+        --output=runs/quickstart/priced-42/evaluation/seeds
 
 Plays all questions with all budgets and seeds in one pass. Writes
 episodes.jsonl, one episode per line, which `launch.report` reads, and

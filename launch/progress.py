@@ -47,6 +47,8 @@ class Line:
   ) -> Iterator[None]:
     """Prints what the work waits for, each `every` seconds, inside.
 
+    Until the first item is done, it also says that programs are compiled.
+
     Args:
       waits: returns it, or "" if it does not wait; called in another thread.
     """
@@ -54,8 +56,12 @@ class Line:
 
     def tell() -> None:
       while not ended.wait(every):
-        if said := waits():
-          self._print(self._clock(), said)
+        now, said = self._clock(), waits()
+        if self._first is None and not said:
+          took = duration(now - self._started)
+          said = f"the first one also compiles programs, {took} so far"
+        if said:
+          self._print(now, said)
 
     threading.Thread(target=tell, name="progress", daemon=True).start()
     try:

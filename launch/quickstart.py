@@ -1,18 +1,25 @@
-"""Runs the whole quickstart: four trainings, evaluations, one report.
+"""Runs the whole quickstart: trainings, evaluations, two reports.
 
     python -m launch.quickstart            # `make quickstart`
-    python -m launch.quickstart --full     # every budget, full n, 3 seeds
+    python -m launch.quickstart --full     # `make quickstart-full`
 
-Each command is printed when it starts, so that you can run it by hand. Three
-run at a time, each on one thread; their output goes to `<output>/logs/`. The
-first training compiles the programs of all; the others wait for them. A stage
-whose result exists is not run again, even if the code or the configuration has
-changed: remove the folder to start over.
+Trains a policy for every budget and, beside it, one for a budget of three
+searches. The first report shows the first policy between its warm start and the
+optimum; the last has all rows. `--full` also trains the other methods, twice as
+long, with three seeds, and plays more questions, budgets and agents.
+
+Each command is printed when it starts, so that you can run it by hand. As many
+run at a time as there are cores, at most three, each on one thread; their
+output goes to `<output>/logs/`. The first training compiles the programs; on
+two cores the others start when these are in the cache. A stage whose result
+exists is not run again, even if the code or the configuration has changed:
+remove the folder to start over.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import shlex
@@ -25,195 +32,175 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import progress, shipped, stopping, supervisor
+from launch import progress, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
-# Presets of the configuration, and their names in the report.
-_METHODS = {
-  "anysearch": "AnySearch",
-  "priced": "Priced search",
-  "no_tool": "No tool reward",
-  "search_r1": "Search-R1-like",
+# What is trained: its name in the report, and its settings.
+_TRAINED = {
+  "priced": ("Priced search", f"{_MAIN}:priced"),
+  "priced_at_3": (
+    "Made for 3 searches",
+    f"{_MAIN}:priced",
+    "curriculum.fixed_budget=3",
+  ),
+  "search_r1": ("Search-R1-like", f"{_MAIN}:search_r1"),
+  "no_tool": ("No tool reward", f"{_MAIN}:no_tool"),
+  "anysearch": ("AnySearch", f"{_MAIN}:anysearch"),
 }
-# The longest training starts first, so that none runs alone at the end.
-_ORDER = ("search_r1", "no_tool", "priced", "anysearch")
-# Agents that know the world's statistics, see docs/quickstart.md.
-_EXACT = {
-  "optimum": "Optimum",
-  "everything": "Search everything",
-  "unknown_only": "Search the unknown",
+# What is played beside these; all but the warm start know the world's
+# statistics, see docs/quickstart.md.
+_PLAYED = {
+  "warm_start": ("Warm start", "--policy=configs/graded_world_policy"),
+  "optimum": ("Optimum", "--scripted=optimum"),
+  "everything": ("Search everything", "--scripted=everything"),
+  "unknown_only": ("Search the unknown", "--scripted=unknown_only"),
 }
-
+# Without --full.
+_SHOWN = ("priced", "priced_at_3", "warm_start", "optimum")
+# docs/quickstart.md says what twice as many steps add.
+_SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
 _POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
+_LASTS = {
+  False: "a first report after three minutes, the end after four",
+  True: "about an hour",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(supervisor.Part):
+  """A part that ends by itself.
+
+  Attributes:
+    result: the file that exists once the job is done.
+    after: names of the jobs that it needs.
+    row: the report's row that its result belongs to; "": none.
+  """
+
+  result: pathlib.Path = pathlib.Path()
+  after: tuple[str, ...] = ()
+  row: str = ""
+
+  def shown(self) -> str:
+    # The notes are all other commands, which were shown before.
+    brief = [a for a in self.command if not a.startswith("--notes=")]
+    return shlex.join(["python", *brief[1:]])
 
 
 def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
-  """Returns the jobs in the order to start them: trainings first, report last.
+  """Returns the jobs in the order to start them; each needs earlier ones only.
 
-  The warm start's evaluation runs beside the first training. The other
-  trainings start when the first one has trained on a rollout: all programs are
-  then in the compilation cache.
-
-  `full` runs every budget, all questions and three seeds.
+  What needs no training runs beside the first one. When the second starts, the
+  programs of both are in the compilation cache.
   """
-  seeds = (42, 43, 44) if full else (42,)
 
   def evaluation(
-    name: str,
-    player: str,
-    folder: pathlib.Path,
-    seeds: tuple[int, ...],
-    *,
-    few: bool = False,
-    scaffold: bool = False,
-    after: tuple[str, ...] = (),
+    run: str, row: str, player: str, after: tuple[str, ...] = (), kind="plain"
   ) -> Job:
-    output = folder / "evaluation" / ("scaffold" if scaffold else "plain")
-    budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
-    questions = 1000 if full else 300 if few else 600
-    command = [
-      *("-m", "launch.evaluate", f"--config={_MAIN}", player),
-      f"--config.evaluation.budgets={budgets}",
-      f"--config.evaluation.questions={questions}",
-      f"--config.evaluation.seeds={','.join(map(str, seeds))}",
-      f"--config.evaluation.scaffold={str(scaffold).lower()}",
+    output = root / run / "evaluation" / kind
+    command = (
+      *(sys.executable, "-m", "launch.evaluate"),
+      *(f"--config={_MAIN}", player),
+      f"--budgets={'0..8' if full else '0..3,5,8'}",
+      f"--config.evaluation.questions={1000 if full else 600}",
+      f"--config.evaluation.scaffold={str(kind == 'scaffold').lower()}",
       *(f"--output={output}", "--threads=1"),
-    ]
-    return Job(name, command, output / "episodes.jsonl", after)
+    )
+    name, done = f"evaluate-{run}-{kind}", output / "summary.json"
+    return Job(name, command, result=done, after=after, row=row)
 
-  trainings: list[Job] = []
-  evaluations: list[Job] = []
-  compiled = root / f"{_ORDER[0]}-{seeds[0]}" / "metrics.jsonl"
-  for seed in seeds:
-    for method in _ORDER:
-      folder = root / f"{method}-{seed}"
-      train = Job(
-        f"train {method} {seed}",
-        [
-          *("-m", "launch.train", f"--config={_MAIN}:{method}"),
-          f"--config.seed={seed}",
-          *(f"--output={folder}", "--threads=1"),
-        ],
-        folder / "policy" / "config.json",
-        once=compiled if trainings else None,
-      )
-      trainings.append(train)
-      name, player = (
-        f"evaluate {method} {seed}",
-        f"--policy={folder / 'policy'}",
-      )
-      after = (train.name,)
-      evaluations.append(evaluation(name, player, folder, (seed,), after=after))
-      if method == "anysearch":
-        name += " with scaffold"
-        evaluations.append(
-          evaluation(
-            name, player, folder, (seed,), few=True, scaffold=True, after=after
-          )
-        )
-  warm_start = evaluation(
-    "evaluate warm start",
-    "--policy=configs/graded_world_policy",
-    root / "warm_start",
-    seeds,
-    few=True,
-  )
-  exact = [
-    evaluation(f"play {name}", f"--scripted={name}", root / name, seeds[:1])
-    for name in _EXACT
+  def training(method: str, seed: int) -> list[Job]:
+    row, config, *changed = _TRAINED[method]
+    run = f"{method}-{seed}"
+    settings = [*changed, *(() if full else _SHORT), f"seed={seed}"]
+    command = (
+      *(sys.executable, "-m", "launch.train", f"--config={config}"),
+      *(f"--config.{setting}" for setting in settings),
+      *(f"--output={root / run}", "--threads=1"),
+    )
+    policy = root / run / "policy"
+    train = Job(f"train-{run}", command, result=policy / "config.json")
+    player, after = f"--policy={policy}", (train.name,)
+    jobs = [train, evaluation(run, row, player, after)]
+    if method == "anysearch":
+      row += " + scaffold"
+      jobs.append(evaluation(run, row, player, after, "scaffold"))
+    return jobs
+
+  first, *later = [
+    training(method, seed)
+    for seed in ((42, 43, 44) if full else (42,))
+    for method in _TRAINED
+    if full or method in _SHOWN
   ]
-  jobs = [trainings[0], warm_start, *exact, *trainings[1:], *evaluations]
-  return [*jobs, _report(root, seeds, jobs)]
+  beside = [
+    evaluation(name, row, player)
+    for name, (row, player) in _PLAYED.items()
+    if full or name in _SHOWN
+  ]
+  known = [*first, *beside]
+  rest = list(itertools.chain(*later))
+  jobs = [*known, _report("first-report", root, known), *rest]
+  return [*jobs, _report("report", root, [*first, *rest, *beside])]
 
 
-def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
-  def rows(*names: str, kind: str = "plain") -> str:
-    return "+".join(str(root / name / "evaluation" / kind) for name in names)
-
-  def trained(method: str) -> list[str]:
-    return [f"{method}-{seed}" for seed in seeds]
-
+def _report(name: str, root: pathlib.Path, jobs: Sequence[Job]) -> Job:
+  """Returns the report of all jobs that belong to rows, in their order."""
+  rows: dict[str, list[str]] = {}
+  for job in jobs:
+    if job.row:
+      rows.setdefault(job.row, []).append(str(job.result.parent))
   output = root / "report.html"
-  notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
-  command = [
-    *("-m", "launch.report"),
-    *(f"{label}={rows(*trained(name))}" for name, label in _METHODS.items()),
-    f"Warm start={rows('warm_start')}",
-    f"AnySearch + scaffold={rows(*trained('anysearch'), kind='scaffold')}",
-    *(f"{label}={rows(name)}" for name, label in _EXACT.items()),
+  notes = "\n".join(job.shown() for job in jobs)
+  command = (
+    *(sys.executable, "-m", "launch.report"),
+    *(f"{row}={'+'.join(folders)}" for row, folders in rows.items()),
     *(f"--notes={notes}", f"--output={output}"),
-  ]
+  )
   after = tuple(job.name for job in jobs)
-  return Job("report", command, output, after, reports=True)
+  return Job(name, command, result=output, after=after)
 
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("output", "runs/quickstart", "Folder.")
   flags.DEFINE_bool(
-    "full", False, "Every budget, full n, three training seeds."
+    "full",
+    False,
+    "All methods, twice the steps, three seeds, more questions and budgets.",
   )
-  flags.DEFINE_integer("jobs", 3, "Processes at a time.", lower_bound=1)
+  flags.DEFINE_integer(
+    "jobs",
+    None,
+    "Processes at a time; default: one for each core, at most three.",
+    lower_bound=1,
+  )
 
 
 def main(argv: Sequence[str]) -> None:
   del argv
-  root = pathlib.Path(flags.FLAGS.output)
-  started = time.monotonic()
-  print(f"{os.cpu_count()} cores, load average {_load()} before the start")
-  run(
-    plan(root, full=flags.FLAGS.full), root / "logs", at_once=flags.FLAGS.jobs
+  f = flags.FLAGS
+  root, started = pathlib.Path(f.output), time.monotonic()
+  cores = os.cpu_count() or 1
+  jobs = plan(root, full=f.full)
+  count = sum(job.name.startswith("train") for job in jobs)
+  print(
+    f"Trains {count} policies, evaluates and compares them.\n"
+    f"On two quiet cores that takes {_LASTS[f.full]}; here are {cores}, load "
+    f"average {os.getloadavg()[0]:.1f}.\n"
+    f"Report: {root / 'report.html'}; logs: {root / 'logs'}. After Ctrl-C the "
+    "same command goes on."
   )
-  took = progress.duration(time.monotonic() - started)
-  print(f"all done in {took}, load average {_load()}")
-
-
-def _load() -> str:
-  """Returns the load average of the last minute."""
-  return f"{os.getloadavg()[0]:.1f}"
-
-
-@dataclasses.dataclass
-class Job:
-  """One command of the Python interpreter.
-
-  Attributes:
-    name: the displayed name, also the name of its log.
-    command: arguments of the interpreter.
-    result: the file that exists once the job is done.
-    after: names of the jobs that it needs.
-    once: a file of another job; while others run, this one starts only when
-      that file has content.
-    reports: whether it runs again if its result exists, and its output is
-      printed at the end.
-  """
-
-  name: str
-  command: list[str]
-  result: pathlib.Path
-  after: tuple[str, ...] = ()
-  once: pathlib.Path | None = None
-  reports: bool = False
-
-  def held(self) -> bool:
-    """Returns whether the file that it waits for is missing or empty."""
-    return self.once is not None and not (
-      self.once.is_file() and self.once.stat().st_size
-    )
-
-  def shown(self) -> str:
-    """Returns the command as a user would type it."""
-    # The notes are all other commands, which were shown before.
-    brief = [a for a in self.command if not a.startswith("--notes=")]
-    return shlex.join(["python", *brief])
+  run(jobs, root / "logs", at_once=f.jobs or min(cores, 3))
+  print(f"all done in {progress.duration(time.monotonic() - started)}")
 
 
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
   """Runs the jobs when the jobs that they need are done, in the given order.
 
-  At most `at_once` processes run at a time; their output goes to `logs`.
+  At most `at_once` processes run at a time; their output goes to `logs`. The
+  last job also runs if its result exists.
 
   Raises:
     SystemExit: a command failed or a signal arrived. The other commands are
@@ -226,42 +213,30 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     asked.set()
 
   logs.mkdir(parents=True, exist_ok=True)
-  done = {j.name for j in jobs if j.result.is_file() and not j.reports}
+  done = {job.name for job in jobs[:-1] if job.result.is_file()}
   if done:
     print(f"Results stand in {logs.parent}; remove it to start over.")
   for name in sorted(done):
     print(f"already there, not run again: {name}", flush=True)
-  reports = {job.name for job in jobs if job.reports}
   waiting = [job for job in jobs if job.name not in done]
-  running: dict[str, supervisor.Running] = {}
+  running: list[supervisor.Running] = []
   with stopping.heard(first, lambda number: urged.set()):
     try:
       while waiting or running:
-        for job in [j for j in waiting if set(j.after) <= done]:
-          if len(running) < at_once and not (running and job.held()):
-            waiting.remove(job)
-            running[job.name] = _started(job, logs)
-        if not running:
-          needed = {name for job in waiting for name in job.after} - done
-          sys.exit(
-            f"Nothing can run: {', '.join(sorted(needed))} is not there."
-          )
+        ready = [job for job in waiting if done.issuperset(job.after)]
+        for job in ready[: at_once - len(running)]:
+          waiting.remove(job)
+          print(f"\n[{job.name}] {job.shown()}", flush=True)
+          running.append(supervisor.Running(job, logs, every=_SHOW))
         if asked.wait(_POLL):
           raise stopping.StoppedError(stopping.RESUME)
-        for name in [n for n in running if _ended(running[n])]:
-          ended = running.pop(name)
-          done.add(name)
-          if name in reports:
-            print(ended.text(), flush=True)
+        for each in [each for each in running if _ended(each)]:
+          running.remove(each)
+          done.add(each.part.name)
+          if "launch.report" in each.part.command:
+            print(each.text(), flush=True)
     finally:
-      supervisor.stop(list(running.values()), urged=urged.is_set)
-
-
-def _started(job: Job, logs: pathlib.Path) -> supervisor.Running:
-  print(f"\n[{job.name}] {job.shown()}", flush=True)
-  name = job.name.replace(" ", "-")  # Also of its log.
-  part = supervisor.Part(name, (*shipped.python(), *job.command))
-  return supervisor.Running(part, logs, every=_SHOW)
+      supervisor.stop(running, urged=urged.is_set)
 
 
 def _ended(each: supervisor.Running) -> bool:

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
+from launch import evaluate, parts, progress, quickstart, stopping, train
 from launch import flags as launch_flags
-from launch import parts, progress, quickstart, stopping, train
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -22,11 +22,12 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
   jobs = quickstart.plan(pathlib.Path("runs/q"), full=full)
   names = [job.name for job in jobs]
   assert len(set(names)) == len(names)
-  for job in jobs:
-    assert set(job.after) <= set(names)
-    flags = dict(arg[2:].split("=", 1) for arg in job.command[2:])
-    if job.name == "report":
+  for place, job in enumerate(jobs):
+    # Each needs earlier ones only, so that the plan always ends.
+    assert set(job.after) <= set(names[:place])
+    if job.command[2] == "launch.report":
       continue
+    flags = dict(arg[2:].split("=", 1) for arg in job.command[3:])
     config = launch_flags.load_config(flags["config"])
     overrides = [
       f"{name.removeprefix('config.')}={value}"
@@ -34,15 +35,36 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
       if name.startswith("config.")
     ]
     resolved = launch_flags.override(config, overrides)
-    assert resolved.curriculum.total_steps == 600
-    if job.name.startswith("evaluate"):
-      e = resolved.evaluation
-      few = "scaffold" in job.name or "warm start" in job.name
-      # The trained rows have more questions than the others.
-      assert e.questions == (1000 if full else 300 if few else 600)
-      assert e.budgets == (tuple(range(9)) if full else (0, 1, 2, 3, 5, 8))
-  trainings = [job for job in jobs if job.name.startswith("train")]
-  assert len(trainings) == (12 if full else 4)
+    if job.name.startswith("train"):
+      c = resolved.curriculum
+      assert (c.total_steps, c.rollouts) == ((600, 120) if full else (300, 60))
+      assert c.fixed_budget == (3 if "at_3" in job.name else c.fixed_budget)
+      assert resolved.seed == int(job.name.rpartition("-")[2])
+    else:
+      assert resolved.evaluation.questions == (1000 if full else 600)
+      budgets = evaluate.parse_budgets(flags["budgets"])
+      assert budgets == (tuple(range(9)) if full else (0, 1, 2, 3, 5, 8))
+  trainings = [name for name in names if name.startswith("train")]
+  assert len(trainings) == (15 if full else 2)
+
+
+def test_the_first_report_waits_for_one_training_and_the_last_for_all():
+  jobs = quickstart.plan(pathlib.Path("runs/q"), full=False)
+  names = [job.name for job in jobs]
+  first, second = [name for name in names if name.startswith("train")]
+  report = jobs[names.index("first-report")]
+  assert set(report.after) == set(names[: names.index("first-report")])
+  assert first in report.after and second not in report.after
+  # What needs no training starts beside the first, before the second.
+  beside = [job.name for job in jobs[: names.index(second)] if not job.after]
+  assert beside == [
+    first,
+    "evaluate-warm_start-plain",
+    "evaluate-optimum-plain",
+  ]
+  assert set(jobs[-1].after) == set(names) - {"first-report", "report"}
+  rows = [arg.partition("=")[0] for arg in jobs[-1].command[3:7]]
+  assert rows[0] == "Priced search" and rows[2:] == ["Warm start", "Optimum"]
 
 
 def test_fewer_questions_are_inside_more_and_mixed_alike():
@@ -67,6 +89,20 @@ def test_progress_says_rate_and_time_left():
   assert second == "step 50/100  4.1/s  0:12 left  loss 1.0"
 
 
+def test_progress_says_that_the_first_item_compiles():
+  out = io.StringIO()
+  line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
+  with line.telling(lambda: "", every=0.05):
+    time.sleep(0.2)
+    line.tick(1)
+    before = out.getvalue()
+    time.sleep(0.1)
+  assert out.getvalue() == before
+  first, *_ = before.splitlines()
+  said = "the first one also compiles programs, 0:00 so far"
+  assert first == f"rollout 0/7  {said}"
+
+
 def test_dry_run_tells_the_derived_numbers():
   text = train.describe(launch_flags.load_config("configs/quickstart.py"))
   assert "rollouts: 120" in text
@@ -81,20 +117,21 @@ def job(tmp_path, monkeypatch):
   """Makes a job that runs code and then writes its result."""
   monkeypatch.setattr(quickstart, "_POLL", 0.01)
 
-  def job(name, code="pass", after=(), **settings):
+  def job(name, code="pass", after=()):
     result = tmp_path / f"{name}.done"
     end = f"pathlib.Path({str(result)!r}).touch()"
     script = f"import pathlib, sys; {code}; {end}"
-    return quickstart.Job(
-      name, ["-c", script], result, tuple(after), **settings
-    )
+    command = sys.executable, "-c", script
+    return quickstart.Job(name, command, result=result, after=tuple(after))
 
   return job
 
 
 @pytest.fixture
 def run(tmp_path):
-  return lambda *jobs: quickstart.run(jobs, tmp_path / "logs", at_once=3)
+  return lambda *jobs, at_once=2: quickstart.run(
+    jobs, tmp_path / "logs", at_once=at_once
+  )
 
 
 def test_jobs_run_after_what_they_need(job, run, tmp_path):
@@ -108,17 +145,33 @@ def test_jobs_run_after_what_they_need(job, run, tmp_path):
   assert all(each.result.exists() for each in jobs)
 
 
-def test_job_waits_for_a_file_while_others_run(job, run, tmp_path):
-  file = tmp_path / "programs"
-  fills = f"import time; time.sleep(.5); pathlib.Path({str(file)!r}).write_text"
-  there = f"assert pathlib.Path({str(file)!r}).read_text()"
-  run(job("a", f"{fills}('x')"), job("b", there, once=file), job("c"))
-  # Nothing else can write it, so waiting would be in vain.
-  run(job("d", once=tmp_path / "never"))
+def test_what_is_ready_runs_beside_others_and_no_more_than_allowed(
+  job, run, tmp_path
+):
+  def meet(name, other, place):
+    file = f"pathlib.Path({str(tmp_path)!r}, '{{}}.{place}')"
+    return (
+      f"import time; {file.format(name)}.touch(); "
+      f"[time.sleep(.01) for _ in iter({file.format(other)}.exists, True)]"
+    )
+
+  # Each waits for the other, looks for the third, and waits again.
+  third = f"pathlib.Path({str(tmp_path / 'third')!r})"
+  look = f"assert not {third}.exists()"
+  run(
+    *(
+      job(name, f"{meet(name, other, 1)}; {look}; {meet(name, other, 2)}")
+      for name, other in ("ab", "ba")
+    ),
+    job("third", f"{third}.touch()"),
+    job("report", after=["a", "b", "third"]),
+  )
 
 
-def test_finished_job_runs_again_only_if_it_says_so(job, run, tmp_path, capsys):
-  jobs = [job("a", "sys.exit(3)"), job("report", "print('anew')", reports=True)]
+def test_finished_jobs_but_the_last_are_not_run_again(
+  job, run, tmp_path, capsys
+):
+  jobs = [job("a", "sys.exit(3)"), job("report", "print('anew')")]
   for each in jobs:
     each.result.touch()
   run(*jobs)
@@ -129,18 +182,18 @@ def test_finished_job_runs_again_only_if_it_says_so(job, run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  ("code", "after", "ends"),
+  ("code", "ends"),
   [
-    ("print('out of luck'); sys.exit(3)", (), "out of luck"),
-    ("pass", ["b"], "Nothing can run: a, b is not there"),
-    ("sys.exit(75)", (), "75"),
+    ("print('out of luck'); sys.exit(3)", "out of luck"),
+    ("sys.exit(75)", "75"),
   ],
 )
-def test_a_job_that_cannot_end_stops_the_rest(job, run, code, after, ends):
-  last = job("report", after=["a"])
+def test_a_job_that_fails_stops_the_rest(job, run, tmp_path, code, ends):
+  endless = "import time; time.sleep(600)"
+  jobs = job("a", code), job("b", endless), job("report", after=["a"])
   with pytest.raises(SystemExit, match=ends):
-    run(job("a", code, after), last)
-  assert not last.result.exists()
+    run(*jobs)
+  assert not list(tmp_path.glob("*.done"))
 
 
 def test_signal_waits_for_running_jobs_to_save(tmp_path):
@@ -159,7 +212,8 @@ time.sleep(60)
     "import pathlib\n"
     "from launch import quickstart\n"
     f"root = pathlib.Path({str(tmp_path)!r})\n"
-    f"job = quickstart.Job('a', ['-c', {sleeper!r}], root / 'x')\n"
+    f"command = {(sys.executable, '-c', sleeper)!r}\n"
+    "job = quickstart.Job('a', command, result=root / 'x')\n"
     "quickstart.run([job], root, at_once=1)\n"
   )
   process = subprocess.Popen([sys.executable, "-c", code])
