@@ -3,10 +3,10 @@
     python -m launch.quickstart            # `make quickstart`
     python -m launch.quickstart --full     # `make quickstart-full`
 
-Trains a policy for every budget and, beside it, one for a budget of three
-searches. The first report shows the first policy between its warm start and the
-optimum; the last has all rows. `--full` also trains the other methods, twice as
-long, with three seeds, and plays more questions, budgets and agents.
+Trains a policy for every budget and, beside it, one for a budget of one search.
+The first report shows the first policy between its warm start and the optimum;
+the last has all rows. `--full` also trains the other methods, twice as long,
+with three seeds, and plays more questions, budgets and agents.
 
 Each command is printed when it starts, so that you can run it by hand. As many
 run at a time as there are cores, at most three, each on one thread; their
@@ -32,20 +32,16 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import progress, stopping, supervisor
+from launch import progress, shipped, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
-# What is trained: its name in the report, and its settings.
+# What is trained: its name in the report, its preset, other settings.
 _TRAINED = {
-  "priced": ("Priced search", f"{_MAIN}:priced"),
-  "priced_at_3": (
-    "Made for 3 searches",
-    f"{_MAIN}:priced",
-    "curriculum.fixed_budget=3",
-  ),
-  "search_r1": ("Search-R1-like", f"{_MAIN}:search_r1"),
-  "no_tool": ("No tool reward", f"{_MAIN}:no_tool"),
-  "anysearch": ("AnySearch", f"{_MAIN}:anysearch"),
+  "priced": ("Priced search", "priced"),
+  "priced_at_1": ("Made for 1 search", "priced", "curriculum.fixed_budget=1"),
+  "search_r1": ("Search-R1-like", "search_r1"),
+  "no_tool": ("No tool reward", "no_tool"),
+  "anysearch": ("AnySearch", "anysearch"),
 }
 # What is played beside these; all but the warm start know the world's
 # statistics, see docs/quickstart.md.
@@ -56,7 +52,7 @@ _PLAYED = {
   "unknown_only": ("Search the unknown", "--scripted=unknown_only"),
 }
 # Without --full.
-_SHOWN = ("priced", "priced_at_3", "warm_start", "optimum")
+_SHOWN = ("priced", "priced_at_1", "warm_start", "optimum")
 # docs/quickstart.md says what twice as many steps add.
 _SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
@@ -100,7 +96,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   ) -> Job:
     output = root / run / "evaluation" / kind
     command = (
-      *(sys.executable, "-m", "launch.evaluate"),
+      *(*shipped.python(), "-m", "launch.evaluate"),
       *(f"--config={_MAIN}", player),
       f"--budgets={'0..8' if full else '0..3,5,8'}",
       f"--config.evaluation.questions={1000 if full else 600}",
@@ -111,11 +107,11 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     return Job(name, command, result=done, after=after, row=row)
 
   def training(method: str, seed: int) -> list[Job]:
-    row, config, *changed = _TRAINED[method]
+    row, preset, *changed = _TRAINED[method]
     run = f"{method}-{seed}"
     settings = [*changed, *(() if full else _SHORT), f"seed={seed}"]
     command = (
-      *(sys.executable, "-m", "launch.train", f"--config={config}"),
+      *(*shipped.python(), "-m", "launch.train", f"--config={_MAIN}:{preset}"),
       *(f"--config.{setting}" for setting in settings),
       *(f"--output={root / run}", "--threads=1"),
     )
@@ -154,7 +150,7 @@ def _report(name: str, root: pathlib.Path, jobs: Sequence[Job]) -> Job:
   output = root / "report.html"
   notes = "\n".join(job.shown() for job in jobs)
   command = (
-    *(sys.executable, "-m", "launch.report"),
+    *(*shipped.python(), "-m", "launch.report"),
     *(f"{row}={'+'.join(folders)}" for row, folders in rows.items()),
     *(f"--notes={notes}", f"--output={output}"),
   )

@@ -38,7 +38,7 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
     if job.name.startswith("train"):
       c = resolved.curriculum
       assert (c.total_steps, c.rollouts) == ((600, 120) if full else (300, 60))
-      assert c.fixed_budget == (3 if "at_3" in job.name else c.fixed_budget)
+      assert c.fixed_budget == (1 if "at_1" in job.name else c.fixed_budget)
       assert resolved.seed == int(job.name.rpartition("-")[2])
     else:
       assert resolved.evaluation.questions == (1000 if full else 600)
