@@ -1,17 +1,19 @@
 """The whole method on a laptop: a tiny policy in the generated world.
 
-Hardware: one CPU core, about 1 GB of memory. Time: about four minutes a run.
-Memory is right with a probability that depends on the relation, and budgets
-bind up to 8, so a policy has to weigh each search. It starts without thrift:
-the reward has to teach it.
+Hardware: one CPU core, about 1 GB of memory. Time: four minutes a training, the
+first also half a minute for its programs. `make quickstart` takes half the
+steps. Memory is right with a probability that depends on the relation, and
+budgets bind up to 8, so a policy has to weigh each search. It starts without
+thrift: the reward has to teach it.
 
-    python -m launch.train --config=configs/quickstart.py \
-        --output=runs/quickstart/anysearch
+    python -m launch.train --config=configs/quickstart.py:priced \
+        --output=runs/quickstart/priced
 
 Presets, `--config=configs/quickstart.py:<preset>`:
+    priced       the one to train: advantages divided by the rollout's
+                 deviation; a right answer earns .6 and loses .1 / B for each
+                 search
     anysearch    as published; also without a preset
-    priced       advantages divided by the rollout's deviation; a right answer
-                 earns .6 and loses .1 / B for each search
     no_tool      no tool reward
     search_r1    outcome reward, a fixed budget of 5, no scaffold
 Expected: docs/quickstart.md has what each measures, beside exact agents.
