@@ -59,8 +59,8 @@ _SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 _POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
 _LASTS = {
-  False: "a first report after three minutes, the end after four",
-  True: "about an hour",
+  False: "The first report comes after three minutes, the last after four",
+  True: "The last report comes after 40 minutes",
 }
 
 
@@ -182,11 +182,12 @@ def main(argv: Sequence[str]) -> None:
   jobs = plan(root, full=f.full)
   count = sum(job.name.startswith("train") for job in jobs)
   print(
-    f"Trains {count} policies, evaluates and compares them.\n"
-    f"On two quiet cores that takes {_LASTS[f.full]}; here are {cores}, load "
-    f"average {os.getloadavg()[0]:.1f}.\n"
+    f"Trains {count} policies, evaluates them and compares them.\n"
+    f"{_LASTS[f.full]} on two quiet cores; here are {cores}, load average "
+    f"{os.getloadavg()[0]:.1f}.\n"
     f"Report: {root / 'report.html'}; logs: {root / 'logs'}. After Ctrl-C the "
-    "same command goes on."
+    "same command resumes.",
+    flush=True,
   )
   run(jobs, root / "logs", at_once=f.jobs or min(cores, 3))
   print(f"all done in {progress.duration(time.monotonic() - started)}")
