@@ -64,6 +64,9 @@ _SHOWN = {
   "entropy": "policy/entropy",
 }
 
+# Passes over the questions after which a policy may know their answers.
+_PASSES = 10
+
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
@@ -191,10 +194,12 @@ def _trainer(
   from anysearch_jax.training import loop, trackers
 
   validation.validate(config, processes=jax.process_count())
-  count = config.curriculum.rollouts * config.questions_per_rollout
   questions, retriever, provenance = processes.barrier_call(
-    lambda: _begin(config, count, allow_cpu=flags.FLAGS.allow_cpu)
+    lambda: _begin(config, allow_cpu=flags.FLAGS.allow_cpu)
   )
+  many, said = passes(config, questions)
+  if many and processes.is_main():
+    stopping.say(f"passes over the questions: {said}")
   agree(config, provenance)
   allow = flags.FLAGS.allow_changes
   sinks: list[trackers.Sender] = []
@@ -269,8 +274,32 @@ def _noting(
   return started
 
 
+def _questions(
+  config: config_lib.ExperimentConfig, source: parts.Source
+) -> Sequence[types.Question]:
+  """Returns the training stream: as many questions as the rollouts take."""
+  count = config.curriculum.rollouts * config.questions_per_rollout
+  return source.questions(config.data.split, count, config.seed)
+
+
+def passes(
+  config: config_lib.ExperimentConfig, questions: Sequence[types.Question]
+) -> tuple[bool, str]:
+  """Returns whether a run repeats its questions too often, and how often."""
+  from anysearch_jax.data import dataset_iterator
+
+  of = dataset_iterator.progress(questions, 0)["of"]
+  said = f"{len(questions) / of:.1f} ({len(questions):,} of {of:,} questions)"
+  if many := len(questions) > _PASSES * of:
+    said += (
+      f"; after {_PASSES} a policy may know the answers: prepare more "
+      "questions, or set a smaller curriculum.total_steps"
+    )
+  return many, said
+
+
 def _begin(
-  config: config_lib.ExperimentConfig, count: int, *, allow_cpu: bool
+  config: config_lib.ExperimentConfig, *, allow_cpu: bool
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """Returns questions, retriever and provenance of a run.
 
@@ -284,7 +313,7 @@ def _begin(
   jax_setup.refuse_cpu(a, allow=allow_cpu)
   placement.check(a, config)
   source = parts.source(config)
-  questions = source.questions(config.data.split, count, config.seed)
+  questions = _questions(config, source)
   if systems.get(config.method.name).steps is not None:
     from anysearch_jax.world import world
 
@@ -312,7 +341,13 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
   validation.validate(config)
   print(describe(config))
+  try:
+    _, said = passes(config, _questions(config, parts.source(config)))
+  except (OSError, ValueError) as error:
+    said = f"unknown ({error})"
+  print(f"passes over the questions: {said}")
   if target is None:
+    print("hours: --target=h100:1 predicts them for such a device")
     return
   try:
     from anysearch_jax.planning import plan as plan_lib

@@ -98,6 +98,29 @@ _H100 = Gpu(
   shared_memory=228 * 1024,
   l2=50 * 2**20,
 )
+_PCIE4 = "PCIe 4.0 x16 without NVLink; 100 Gb/s network assumed"
+_RTX4090 = Gpu(
+  name="rtx4090",
+  memory=int(23.6 * GIB),
+  # GeForce cards multiply at half their rate when they add in float32, as
+  # XLA has them do.
+  flops=165.2e12,
+  memory_bandwidth=1.008e12,
+  link_bandwidth=32e9,
+  network_bandwidth=12.5e9,
+  host_bandwidth=32e9,
+  source=(
+    "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 TFLOP/s "
+    f"dense with float32 accumulation, 1,008 GB/s, {_PCIE4}"
+  ),
+  capability=(8, 9),
+  description="NVIDIA GeForce RTX 4090",
+  cores=128,
+  clock_ghz=2.52,
+  shared_memory=100 * 1024,
+  l2=72 * 2**20,
+  threads_a_core=1536,
+)
 _ALL: tuple[Hardware, ...] = (
   _H100,
   dataclasses.replace(
@@ -139,28 +162,94 @@ _ALL: tuple[Hardware, ...] = (
     shared_memory=164 * 1024,
     l2=40 * 2**20,
   ),
-  Gpu(
-    name="rtx4090",
-    memory=int(23.6 * GIB),
-    # GeForce cards multiply at half their rate when they add in float32, as
-    # XLA has them do.
-    flops=165.2e12,
-    memory_bandwidth=1.008e12,
-    link_bandwidth=32e9,
-    network_bandwidth=12.5e9,
-    host_bandwidth=32e9,
+  dataclasses.replace(
+    _H100,
+    name="b200",
+    memory=int(178.3 * GIB),
+    flops=2250e12,
+    memory_bandwidth=8e12,
+    link_bandwidth=900e9,
     source=(
-      "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 "
-      "TFLOP/s dense with float32 accumulation, 1,008 GB/s, PCIe 4.0 x16 "
+      "NVIDIA HGX and DGX B200 data sheets, an eighth of eight GPUs: 2,250 "
+      "TFLOP/s dense, 180 GB at 8 TB/s, NVLink 1,800 GB/s both ways; 400 Gb/s "
+      "network a GPU"
+    ),
+    capability=(10, 0),
+    description="NVIDIA B200",
+    cores=148,
+    clock_ghz=1.965,
+    l2=126 * 2**20,
+  ),
+  _RTX4090,
+  dataclasses.replace(
+    _RTX4090,
+    name="rtx3090",
+    flops=71e12,
+    memory_bandwidth=936e9,
+    source=(
+      "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090: 71 "
+      f"TFLOP/s dense with float32 accumulation, 936 GB/s, {_PCIE4}"
+    ),
+    capability=(8, 6),
+    description="NVIDIA GeForce RTX 3090",
+    cores=82,
+    clock_ghz=1.695,
+    l2=6 * 2**20,
+  ),
+  dataclasses.replace(
+    _RTX4090,
+    name="rtx5090",
+    memory=int(31.3 * GIB),
+    flops=209.5e12,
+    memory_bandwidth=1.792e12,
+    link_bandwidth=64e9,
+    host_bandwidth=64e9,
+    source=(
+      "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090: "
+      "209.5 TFLOP/s dense with float32 accumulation, 1,792 GB/s, PCIe 5.0 x16 "
       "without NVLink; 100 Gb/s network assumed"
     ),
-    capability=(8, 9),
-    description="NVIDIA GeForce RTX 4090",
-    cores=128,
-    clock_ghz=2.52,
-    shared_memory=100 * 1024,
-    l2=72 * 2**20,
-    threads_a_core=1536,
+    capability=(12, 0),
+    description="NVIDIA GeForce RTX 5090",
+    cores=170,
+    clock_ghz=2.407,
+    l2=96 * 2**20,
+  ),
+  dataclasses.replace(
+    _RTX4090,
+    name="a10g",
+    memory=int(22.0 * GIB),
+    flops=70e12,
+    memory_bandwidth=600e9,
+    source=f"NVIDIA A10G data sheet: 70 TFLOP/s dense, 600 GB/s, {_PCIE4}",
+    capability=(8, 6),
+    description="NVIDIA A10G",
+    cores=80,
+    clock_ghz=1.71,
+    l2=6 * 2**20,
+  ),
+  dataclasses.replace(
+    _RTX4090,
+    name="l4",
+    memory=int(22.0 * GIB),
+    flops=121e12,
+    memory_bandwidth=300e9,
+    source=f"NVIDIA L4 data sheet: 121 TFLOP/s dense, 300 GB/s, {_PCIE4}",
+    description="NVIDIA L4",
+    cores=58,
+    clock_ghz=2.04,
+    l2=48 * 2**20,
+  ),
+  dataclasses.replace(
+    _RTX4090,
+    name="l40s",
+    memory=int(44.3 * GIB),
+    flops=362e12,
+    memory_bandwidth=864e9,
+    source=f"NVIDIA L40S data sheet: 362 TFLOP/s dense, 864 GB/s, {_PCIE4}",
+    description="NVIDIA L40S",
+    cores=142,
+    l2=96 * 2**20,
   ),
   Tpu(
     name="v5e",
@@ -202,10 +291,9 @@ _ALL: tuple[Hardware, ...] = (
 HARDWARE = {hardware.name: hardware for hardware in _ALL}
 # `jax.Device.device_kind` -> name in `HARDWARE`.
 _KINDS = {
+  **{gpu.description: gpu.name for gpu in _ALL if isinstance(gpu, Gpu)},
   "NVIDIA A100-SXM4-40GB": "a100",
-  "NVIDIA A100-SXM4-80GB": "a100",
   "NVIDIA H100 80GB HBM3": "h100",
-  "NVIDIA H200": "h200",
   "NVIDIA H800": "h800",
   "TPU v5 lite": "v5e",
   "TPU v5": "v5p",

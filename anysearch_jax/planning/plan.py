@@ -86,6 +86,13 @@ class Plan:
     return [part for part in self.parts if not part.fits(self.target)]
 
   @property
+  def hours(self) -> list[float]:
+    """Hours of all optimizer steps: predicted, with 60 % and at the peaks."""
+    steps = self.config.curriculum.total_steps
+    step = self.step.phases[-1][1:] if self.step else ()
+    return [steps * seconds / 3600 for seconds in step]
+
+  @property
   def fits(self) -> bool:
     return not self.too_large
 
@@ -125,6 +132,7 @@ def to_json(plan: Plan) -> str:
     "programs": {part.name: _part_values(part) for part in plan.parts},
     "step_seconds": plan.step
     and {phase.name: phase._asdict() for phase in plan.step.phases},
+    "run_hours": plan.step and dict(zip(Phase._fields[1:], plan.hours)),
     "assumptions": plan.assumptions,
   }
   return json.dumps(values, indent=2) + "\n"
@@ -173,7 +181,7 @@ def _body(
   """Returns the lines below the title: tables, verdict and what is assumed."""
   lines = [*table(_rows(plan)), ""]
   if plan.step:
-    lines += [*table(_step_rows(plan.step)), ""]
+    lines += [*table(_step_rows(plan, plan.step)), ""]
   lines += [f"Verdict: {plan.verdict}"]
   for title, sentences in (
     ("What would make it fit:", plan.advice),
@@ -279,10 +287,14 @@ def _kind_cell(part: compilation.Part, kind: str) -> str:
   return f"({part.held[kind] / hardware.GIB:.2f})" if kind in part.held else ""
 
 
-def _step_rows(step: Step) -> Cells:
-  """Returns table rows of the phases of a step."""
+def _step_rows(plan: Plan, step: Step) -> Cells:
+  """Returns table rows of the phases of a step, and of the whole run."""
   together = ", sampling beside training" if step.overlapped else ""
   return [
     [f"seconds of a step{together}", "predicted", "at 60 %", "floor"],
     *([name, *(f"{x:.1f}" for x in found)] for name, *found in step.phases),
+    [
+      f"hours of {plan.config.curriculum.total_steps:,} steps",
+      *(f"{x:.1f}" for x in plan.hours),
+    ],
   ]

@@ -7,11 +7,11 @@ import re
 import shlex
 
 import pytest
-from commands import run
+from commands import printed, run
 
 from anysearch_jax.data import prepared
 from anysearch_jax.training import validation
-from launch import build_index, flags, prepare_data
+from launch import build_index, flags, prepare_data, train
 from retrieval.index import opening
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "data.md"
@@ -53,3 +53,18 @@ def test_index_of_the_page_finds_what_its_questions_need(played):
   (found,) = index.search(["Who founded the Orlan bakery?"], 3)
   assert found[0].title == "Orlan bakery"
   assert "Mira Tasse" in found[0].text
+
+
+def test_a_dry_run_counts_the_passes_over_the_questions(played):
+  def said(steps):
+    ended, text = printed(
+      *(train, "--dry_run", "--config=configs/own_data.py"),
+      f"--config.curriculum.total_steps={steps}",
+      *("--config.curriculum.phase1_steps=0", "--config.questions=4"),
+      *("--config.curriculum.steps_per_rollout=1", "--config.group=2"),
+    )
+    assert ended == 0
+    return re.search("passes over the questions: (.*)", text)[1]
+
+  assert said(10) == "10.0 (40 of 4 questions)"
+  assert said(11).startswith("11.0 (44 of 4 questions); after 10 a policy may")

@@ -101,7 +101,7 @@ def test_a_configuration_that_fits(tmp_path):
 @pytest.mark.parametrize(
   ("args", "sentence"),
   [
-    (["--target=b200:1"], "target: found 'b200:1', expected one of h100"),
+    (["--target=b300:1"], "target: found 'b300:1', expected one of h100"),
     (["--target=h100:1", "--mesh=pipeline=2"], "expected data, fsdp or tensor"),
     (["--target=h100:1", "--mesh=fsdp=0"], "--mesh: found 'fsdp=0', expected"),
     (["--target=h100:1", "--mesh=fsdp=2"], "needs more devices than h100:1"),

@@ -76,6 +76,31 @@ def test_text_and_markdown_have_all_numbers():
   assert len(ends) == 1
 
 
+def test_a_run_takes_the_hours_of_all_its_steps():
+  phases = plan.Phase("decode", 36, 18, 9), plan.Phase("train", 36, 18, 9)
+  step = plan.Step(phases[:1], phases[1:], overlapped=False)
+  whole = dataclasses.replace(made(part(kinds=TRAINING)), step=step)
+  curriculum = config_lib.CurriculumConfig(total_steps=1500)
+  whole = dataclasses.replace(
+    whole, config=dataclasses.replace(CONFIG, curriculum=curriculum)
+  )
+  (line,) = [x for x in plan.text(whole).splitlines() if "hours of" in x]
+  assert line.split() == [
+    "hours",
+    "of",
+    "1,500",
+    "steps",
+    "30.0",
+    "15.0",
+    "7.5",
+  ]
+  assert json.loads(plan.to_json(whole))["run_hours"] == {
+    "predicted": 30.0,
+    "sixty": 15.0,
+    "floor": 7.5,
+  }
+
+
 def test_json_holds_numbers():
   whole = made(part(total=40, kinds=TRAINING, held={"KV cache": 1.0}))
   found = json.loads(plan.to_json(whole))

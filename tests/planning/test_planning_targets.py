@@ -28,8 +28,8 @@ def test_a_target_is_hardware_and_a_count(text, count, hosts, written):
   ("text", "sentence"),
   [
     (
-      "b200:1",
-      "expected one of h100, h800, h200, a100, rtx4090, v5e, v5p, v6e",
+      "b300:1",
+      "expected one of h100, h800, h200, a100, b200, rtx4090, rtx3090, rtx5090",
     ),
     ("h100", "expected a count of GPUs, as in h100:4"),
     ("h100:0", "expected a count of GPUs"),
@@ -77,7 +77,12 @@ def test_a_missing_package_is_named_with_its_command(
     targets.devices(targets.parse(text))
 
 
-@pytest.mark.parametrize("name", ["h100", "h800", "h200", "a100", "rtx4090"])
+GPUS = [
+  gpu for gpu in hardware.HARDWARE.values() if isinstance(gpu, hardware.Gpu)
+]
+
+
+@pytest.mark.parametrize("name", [gpu.name for gpu in GPUS])
 def test_an_absent_gpu_has_compile_only_devices(name):
   planned.need(name)
   devices = targets.devices(targets.parse(f"{name}:4"))
@@ -85,6 +90,15 @@ def test_an_absent_gpu_has_compile_only_devices(name):
   assert {d.platform for d in devices} == {"gpu"}
   capability = "{}.{}".format(*hardware.HARDWARE[name].capability)
   assert {d.compute_capability for d in devices} == {capability}
+
+
+def test_each_gpu_is_known_by_what_jax_calls_it():
+  kinds = {gpu.name: hardware.of_kind(gpu.description) for gpu in GPUS}
+  # An H800 describes itself by its own name, and its chip as an H100.
+  assert kinds.pop("h800") is hardware.HARDWARE["h100"]
+  assert {name: kind.name for name, kind in kinds.items()} == {
+    name: name for name in kinds
+  }
 
 
 def test_hosts_of_gpus_are_processes():
