@@ -131,13 +131,19 @@ def measure(
     draws: number of draws of each test by flipped signs, at least.
 
   Raises:
-    ValueError: one of `surfaces` has no budget of more than searches; there is
-      neither a row nor a training run, a label occurs twice, a label of
-      `groups` is not a row, or rows were measured on different questions.
+    ValueError: every episode failed; one of `surfaces` has no budget of more
+      than searches; there is neither a row nor a training run; a label occurs
+      twice; a label of `groups` is not a row; or rows were measured on
+      different questions.
   """
   groups, paired = groups or {}, surfaces or {}
   labels = [row.label for row in rows]
   _check(labels, training, groups)
+  if rows and not budgets(rows):
+    raise ValueError(
+      "Found only failed episodes; expected one that ended. The same "
+      "launch.evaluate plays them again once engine and retriever answer."
+    )
   if prices:
     paired = {name: part.priced(prices) for name, part in paired.items()}
     rows = [

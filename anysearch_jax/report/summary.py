@@ -40,7 +40,8 @@ def of(study: study_lib.Study) -> tuple[str, str, str]:
 
 def _compared(rows: Sequence[metrics.Row]) -> str:
   asked = [len(np.unique(row.columns.question)) for row in rows]
-  sets, at = study_lib.datasets(rows), study_lib.budgets(rows)
+  sets = sorted({name for row in rows for name in row.columns.datasets})
+  at = sorted({budget for row in rows for budget in row.by_budget})
   alike = len(set(asked)) == 1 and all(
     study_lib.complete(row, rows) for row in rows
   )
@@ -52,7 +53,7 @@ def _compared(rows: Sequence[metrics.Row]) -> str:
     f"{'were' if len(rows) > 1 else 'was'} asked {number} of "
     f"{sets[0] if len(sets) == 1 else f'{len(sets)} sets'}, each under "
     f"{'a budget' if len(at) == 1 else 'budgets'} of "
-    f"{_listed([str(b) for b in at], len(at))} searches"
+    f"{_listed(list(map(str, at)), len(at))} searches"
     f"{'' if alike else '; two rows are compared on what both were asked'}."
   )
 

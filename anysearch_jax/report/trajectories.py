@@ -37,18 +37,6 @@ class Sample:
   decode: Decoder | None = None
 
 
-def authored(episode: columns_lib.Episode) -> list[tuple[str, str]]:
-  """Returns the response as (author, text); joins spans of equal author."""
-  joined: list[tuple[str, str]] = []
-  for span in episode["spans"]:
-    author, text = span["author"], span["text"]
-    if joined and joined[-1][0] == author:
-      joined[-1] = (author, joined[-1][1] + text)
-    else:
-      joined.append((author, text))
-  return joined
-
-
 def sources(episode: columns_lib.Episode) -> list[str]:
   """Returns title and place of the passages shown, numbered as for citations.
 
@@ -156,7 +144,9 @@ def _entry(
   tokens = episode.get("tokens")
   if isinstance(tokens, Mapping) and decode is not None:
     return entry | _tokens(tokens, decode, vocabulary)
-  return entry | {"pieces": authored(episode)}
+  return entry | {
+    "pieces": [[s["author"], s["text"]] for s in episode["spans"]]
+  }
 
 
 def _tokens(

@@ -270,6 +270,13 @@ def test_build_errors_have_messages(rows, options, sentence):
     study.told(rows, **options)
 
 
+def test_only_failed_episodes_are_refused():
+  row = study.row("a", questions=1, budgets=(1,))
+  failed = metrics.Row("a", (row.episodes[0] | {"outcome": "failed"},))
+  with pytest.raises(ValueError, match="only failed episodes; expected one"):
+    study.told([failed])
+
+
 def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
   row = study.row("a", questions=2, budgets=(1,))
   run = study_lib.Training(

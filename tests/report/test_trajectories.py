@@ -80,9 +80,7 @@ def test_without_a_tokenizer_the_spans_are_shown():
   for entry in data["entries"]:
     assert "tokens" not in entry
     spans = episodes[columns_lib.key_of(entry)]["spans"]
-    assert [author for author, _ in entry["pieces"]] == [
-      span["author"] for span in spans
-    ]
+    assert entry["pieces"] == [[s["author"], s["text"]] for s in spans]
 
 
 def _pieces(*ids):
