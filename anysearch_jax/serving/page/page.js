@@ -199,6 +199,7 @@ async function ask(question, budget, signal, folds) {
     });
     if (response.status === 401) $("locked").hidden = false;
     if (!response.ok) {
+      episode.steps.remove();
       episode.problem(await refusal(response));
       return;
     }
