@@ -92,9 +92,9 @@ def observation(
 
 def head(passage: types.Passage) -> str:
   """Returns title, path, page and heading of a passage in one line."""
-  _, page, heading = passage.source
-  numbered = f"page {page}" if page else ""
-  parts = (passage.title.strip(' "'), path(passage), numbered, heading)
+  title, (_, page, heading) = passage.title.strip(' "'), passage.source
+  below = heading.removeprefix(f"{title} > ")  # Its first heading is the title.
+  parts = (title, path(passage), f"page {page}" if page else "", below)
   lines = (" ".join(part.split()) for part in parts)
   return " | ".join(dict.fromkeys(filter(None, lines)))
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from anysearch_jax import budgets
 from anysearch_jax.environment import (
   citations,
+  protocol,
   scoring,
   spec,
   tools,
@@ -58,6 +59,8 @@ def _documents(texts: Mapping[str, str], **marks: str) -> spec.Environment:
   return dataclasses.replace(
     _environment(texts),
     tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),
+    # A chat model reads the line as the end of a message.
+    before_turn=lambda *state: f"\n{protocol.budget_line(*state)}",
     answer=lambda spans: citations.without(scoring.extract_answer(spans)),
     marked=scoring.extract_answer,
   )
@@ -77,7 +80,7 @@ def _left(text: str, budget: int, used: int) -> str:
   """Returns a line with the searches left, of an environment without tags."""
   left = budget if budget >= budgets.UNCAPPED else budget - used
   number = units.searches("budget.toml", left)
-  return wording.fill(text, R=number, U=used) + "\n"
+  return f"\n{wording.fill(text, R=number, U=used)}\n"
 
 
 WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)

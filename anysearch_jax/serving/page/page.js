@@ -49,8 +49,10 @@ async function* events(body) {
 function name(passage) {
   const { path, page, heading } = passage.source || {};
   const number = passage.number ? `[${passage.number}] ` : "";
-  const title = (passage.title || (path ? "" : passage.id)).replace(/^"|"$/g, "");
-  const place = [title, path, page && `page ${page}`, heading];
+  const title = passage.title || (path ? "" : passage.id);
+  const shown = title.replace(/^"|"$/g, "");
+  const below = heading && heading.replace(`${shown} > `, "");
+  const place = [shown, path, page && `page ${page}`, below];
   return number + [...new Set(place.filter(Boolean))].join(" · ");
 }
 
@@ -89,7 +91,7 @@ class Episode {
         : `${name(passage)}: ${passage.text}`;
       const cut = line.length > 70 ? `${line.slice(0, 70)}...` : line;
       add(details, "summary", "", passage.number ? line : cut);
-      add(details, "p", "", passage.text);
+      add(details, "p", "", passage.text.replace(/\n\s*\n/g, "\n"));
     }
     if (!(item.results || []).length)
       add(this.steps, "p", "left", "no results");
