@@ -3,10 +3,18 @@
 import importlib.util
 import os
 import pathlib
+import signal
 import sys
 
 # transformers warns once per process that torch is missing; only tests use it.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+# Ctrl-C ends a command without a traceback until it hears signals (`stopping`).
+if (
+  sys.argv[:1] == ["-m"]
+  and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+):
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # `python -m launch.X` imports this file first, with "-m" in place of the
 # command's name. Without this check, a Python from outside the environment ends

@@ -14,6 +14,8 @@ import sys
 
 from launch import shipped
 
+# A command's other name, with the flags that it stands for.
+_ALIASES = {"chat": ("ask", "--chat")}
 _GUARD = 'if __name__ == "__main__":'
 
 
@@ -28,7 +30,9 @@ def commands() -> dict[str, str]:
     if _GUARD in source:
       text = ast.get_docstring(ast.parse(source)) or ""
       found[file.stem] = text.partition("\n")[0]
-  return found
+  for name, means in _ALIASES.items():
+    found[name] = f"The same as `{' '.join(means)}`."
+  return dict(sorted(found.items()))
 
 
 def usage() -> str:
@@ -66,7 +70,11 @@ def main() -> None:
       "`anysearch --help` lists all.\n"
     )
     sys.exit(2)
-  os.execv(sys.executable, [*shipped.python(), "-m", f"launch.{name}", *rest])
+  command, *given = _ALIASES.get(name, (name,))
+  os.execv(
+    sys.executable,
+    [*shipped.python(), "-m", f"launch.{command}", *given, *rest],
+  )
 
 
 if __name__ == "__main__":

@@ -1,23 +1,30 @@
 r"""Asks a policy questions under a search budget.
 
+    python -m launch.ask --documents=my_notes --openai=URL --openai_model=NAME \
+        --budget=2 "When does the lease end?"
     python -m launch.ask --config=configs/quickstart.py --budget=3 "QUESTION"
+
+--documents names files and folders of your own, see `launch.documents`.
 
 Without a question it reads one from each line of the terminal or the pipe, and
 in the generated world it begins with some that can be asked. It shows the
-reasoning, the queries, the passages and the budget as they come;
---compare=0,1,3,5 shows the answers under these budgets side by side. --json
-prints one line for each answer, for programs. `launch.policies` lists the ways
-to name a policy. See docs/serving.md.
+reasoning, the queries, the passages and the budget as they come, and the
+answer's sources; --compare=0,1,3,5 shows the answers under these budgets side
+by side. --json prints one line for each answer, for programs. --chat is a
+conversation: earlier turns are passed on. `launch.policies` lists the ways to
+name a policy. See docs/serving.md.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 import rich.table
@@ -25,10 +32,15 @@ import rich.text
 from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
+from anysearch_jax import config as config_lib
 from anysearch_jax.agent import events
+from anysearch_jax.environment import citations
+from launch import documents, jax_setup, policies
 from launch import evaluate as launch_evaluate
 from launch import flags as launch_flags
-from launch import jax_setup, policies
+
+if TYPE_CHECKING:
+  from anysearch_jax.agent import agent as agent_lib
 
 _EXAMPLES = 5
 _SHOWN = 160  # Characters of a passage.
@@ -44,7 +56,8 @@ _STYLES = {
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  launch_flags.define_config()
+  launch_flags.define_config(required=False)
+  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_string(
     "budget", "3", "Searches allowed, or such as searches=3,tokens=256."
@@ -57,12 +70,15 @@ def define_flags() -> None:
     "deadline", None, "Seconds to answer in; default: no limit.", lower_bound=0
   )
   flags.DEFINE_bool("json", False, "One line of JSON for each answer.")
+  flags.DEFINE_bool("chat", False, "A conversation; `anysearch chat` is short.")
   launch_flags.define_process()
 
 
 def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
-  config = launch_flags.read_config()
+  if f.chat and (f.json or f.compare is not None):
+    raise app.UsageError("--chat: expected neither --json nor --compare.")
+  config = documents.read_config()
   try:
     budgets: Sequence[budgets_lib.Assigned] = (
       (budgets_lib.parse(f.budget, config.evaluation.prices),)
@@ -74,58 +90,130 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"{flag}{error}") from error
   config, chosen = policies.read_flags(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
+  documents.update(config)
   from anysearch_jax.agent import agent as agent_lib
   from launch import agents
 
   questions = [" ".join(argv[1:])] if len(argv) > 1 else []
-  asking = sys.stdin.isatty() and not questions
-  answered = True
+  prompts = sys.stdin.isatty() and not f.json and (f.chat or not questions)
   try:
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
     with agents.loaded(prepared) as agent:
-      examples = [question.text for question in agent.examples[:_EXAMPLES]]
-      if asking and not f.json:
-        greet(examples)
-      for text in questions or _typed(prompt=asking and not f.json):
-        if refused := agent.refusal(text):
-          answered = False
-          _say(refused, "problem", stderr=True)
-          if f.json:
-            print(
-              json.dumps(
-                {
-                  "question": text,
-                  "answer": None,
-                  "outcome": "refused",
-                  "reason": refused,
-                }
-              ),
-              flush=True,
-            )
-          continue
-        if f.json or len(budgets) > 1:
-          (replies,) = agent.ask_many(
-            [text], budgets=budgets, seed=f.seed, deadline=f.deadline
-          )
-          if f.json:
-            for reply in replies:
-              print(json.dumps(record(reply)), flush=True)
-          else:
-            compare(replies)
-        else:
-          told = agent.stream(
-            text, budget=budgets[0], seed=f.seed, deadline=f.deadline
-          )
-          replies = [show(told)]
-        answered = all(reply.answer is not None for reply in replies)
+      if prompts:
+        greet([question.text for question in agent.examples[:_EXAMPLES]])
+      if f.chat:
+        talk = Conversation(agent, config, budgets[0])
+        for line in itertools.chain(questions, _typed(prompt=prompts)):
+          if not talk.say(line):
+            break
+        return
+      for text in questions or _typed(prompt=prompts):
+        answered = _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
     sys.exit(f"launch.ask: {error}")
   if questions and not answered:
     sys.exit(1)
 
 
+def _ask(
+  agent: agent_lib.Agent, text: str, budgets: Sequence[budgets_lib.Assigned]
+) -> bool:
+  """Asks and shows one question; returns whether all answers came."""
+  f = flags.FLAGS
+  if (refused := agent.refusal(text)) is not None:
+    if f.json:
+      row = {"question": text, "answer": None, "outcome": "refused"}
+      print(json.dumps(row | {"reason": refused}), flush=True)
+    _say(refused, "problem", stderr=True)
+    return False
+  limits = {"seed": f.seed, "deadline": f.deadline}
+  if f.json or len(budgets) > 1:
+    (replies,) = agent.ask_many([text], budgets=budgets, **limits)
+    if f.json:
+      for reply in replies:
+        print(json.dumps(record(reply)), flush=True)
+    else:
+      compare(replies)
+  else:
+    replies = [show(agent.stream(text, budget=budgets[0], **limits))]
+  return all(reply.answer is not None for reply in replies)
+
+
+class Conversation:
+  """Questions in a terminal, each with the turns before it.
+
+  A turn is composed as the service composes one of OpenAI's clients
+  (docs/serving.md). The oldest turns are left out when all of them would fill
+  more than half of the policy's context.
+  """
+
+  def __init__(
+    self,
+    agent: agent_lib.Agent,
+    config: config_lib.ExperimentConfig,
+    budget: budgets_lib.Assigned,
+  ):
+    self._agent, self._budget = agent, budget
+    self._prices = config.evaluation.prices
+    # A token is about four characters.
+    self._room = 4 * config.episode.max_context // 2
+    self._turns: list[tuple[str, str]] = []
+    self._reply: events.Reply | None = None
+
+  def say(self, line: str) -> bool:
+    """Answers a line, or does what it commands; returns False for /quit."""
+    name, _, value = line.partition(" ")
+    match name:
+      case "/quit" | "/exit":
+        return False
+      case "/budget":
+        try:
+          self._budget = budgets_lib.parse(value.strip(), self._prices)
+        except ValueError as error:
+          _say(f"/budget {value}: {error}", "problem")
+      case "/sources":
+        found = [] if self._reply is None else self._reply.documents
+        for passage in dict.fromkeys(itertools.chain.from_iterable(found)):
+          _say(f"{citations.head(passage)}\n{passage.text}\n", "passage")
+      case _ if name.startswith("/"):
+        _say("/budget 5, /sources (of the last answer) or /quit", "budget")
+      case _:
+        self._answer(line)
+    return True
+
+  def _answer(self, line: str) -> None:
+    from anysearch_jax.serving import fields
+
+    if (refused := self._agent.refusal(line)) is not None:
+      _say(refused, "problem")
+      return
+    while sum(len(text) for _, text in self._turns) + len(line) > self._room:
+      if not self._turns:
+        break
+      del self._turns[:2]
+      _say("The oldest question is left out from here on.", "budget")
+    self._turns.append(("user", line))
+    self._reply = show(
+      self._agent.stream(
+        fields.conversation(self._turns),
+        budget=self._budget,
+        seed=flags.FLAGS.seed,
+        deadline=flags.FLAGS.deadline,
+      )
+    )
+    if self._reply.answer is None:
+      self._turns.pop()
+    else:
+      # Its numbers are of passages that the next episode has not shown.
+      answer = citations.without(self._reply.answer) or ""
+      self._turns.append(("assistant", answer))
+
+
 def _typed(*, prompt: bool) -> Iterator[str]:
   """Yields the lines of the terminal or the pipe that hold a question."""
+  if prompt:
+    with contextlib.suppress(ImportError):
+      import readline  # noqa: F401  # `input` then edits and remembers lines.
   while True:
     try:
       line = input("\nquestion: " if prompt else "")
@@ -154,6 +242,11 @@ def record(reply: events.Reply) -> dict[str, Any]:
       [{"id": p.id, "title": p.title, "text": p.text} for p in found]
       for found in reply.documents
     ],
+    "citations": [
+      {"number": number, "id": p.id, "title": p.title, **p.source._asdict()}
+      for number, p in reply.citations
+    ],
+    "refused_citations": list(reply.refused_citations),
     "tokens": reply.tokens,
     "seconds": round(reply.seconds, 3),
   }
@@ -188,7 +281,7 @@ def show(told: Iterable[events.Event]) -> events.Reply:
         _say(f"search {number}: {query}", "search")
       case events.Found(_, passages):
         for passage in passages:
-          _say(f"  {_line(passage.title, passage.text)}", "passage")
+          _say(f"  {_line(citations.head(passage), passage.text)}", "passage")
         if not passages:
           _say("  no results", "passage")
       case events.Budget() as budget if budget.total < budgets_lib.UNCAPPED:
@@ -223,6 +316,11 @@ def _conclude(reply: events.Reply) -> None:
     _say(f"no answer: {reply.reason}", "problem")
   else:
     _say(f"answer: {reply.answer}", "answer")
+  for number, passage in reply.citations:
+    _say(f"  [{number}] {citations.head(passage)}", "passage")
+  if reply.refused_citations:
+    numbers = ", ".join(map(str, reply.refused_citations))
+    _say(f"It also cited {numbers}, which no search had shown.", "problem")
   searches = _count(reply.searches, "search", "searches")
   _say(f"{searches}, {reply.tokens} tokens, {reply.seconds:.1f} s", "thinking")
 

@@ -108,8 +108,9 @@ def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
       f"retrieval.kind: found {retriever!r} with data.source 'world', whose "
       "questions are each of one of many small corpora that nothing else "
       "holds; expected 'lexical', which searches them, or one of your own "
-      "(path/to/file.py:NAME). Others answer "
-      "prepared questions (data.source=prepared, data.path=FOLDER)."
+      "(path/to/file.py:NAME). To ask about documents of yours, leave --config "
+      "out and name --documents=FOLDER; to train on prepared questions, start "
+      "from configs/own_data.py."
     )
   if data.path:
     raise ValueError(

@@ -1,6 +1,7 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
     python -m launch.serve --config=configs/quickstart.py --port=8400
+    python -m launch.serve --documents=my_notes --openai=URL --openai_model=NAME
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
@@ -38,8 +39,8 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
+from launch import documents, http_server, jax_setup, policies, stopping
 from launch import flags as launch_flags
-from launch import http_server, jax_setup, policies, stopping
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -52,6 +53,7 @@ _WARM = "?"  # Compiles the engine's programs before the first client.
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
+  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_integer(
     "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535
@@ -93,11 +95,9 @@ def main(argv: Sequence[str]) -> None:
   if f.new_key is not None:
     _add_key()
     return
-  if not f.config:
-    raise app.UsageError("--config: found nothing, expected a configuration.")
   if f.http and not f.mcp:
     raise app.UsageError("--http goes with --mcp.")
-  config, chosen = policies.read_flags(launch_flags.read_config())
+  config, chosen = policies.read_flags(documents.read_config())
   if f.mcp:
     _serve_mcp(config, chosen)
   else:
@@ -120,6 +120,7 @@ def _serve_http(
   # Before the weights are read.
   http_server.listening(f.host, port).close()
   jax_setup.configure(threads=f.threads, cache=f.cache)
+  documents.update(config)
   log_requests()
   from launch import agents
 
@@ -226,6 +227,7 @@ def _serve_mcp(
     # From here on only the protocol is written to standard output.
     stdout = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
+    documents.update(config)
     from launch import agents
 
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)

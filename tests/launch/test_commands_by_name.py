@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from launch import __main__ as by_name
-from launch import flags, shipped, train
+from launch import ask, flags, report, shipped, train
 from launch import list as launch_list
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def test_every_command_is_listed_with_its_line(capsys, monkeypatch):
     for path in (ROOT / "launch").glob("[!_]*.py")
     if "launch_flags.run(" in path.read_text()
   }
-  assert set(listed) == runs_flags >= {"train", "evaluate", "report"}
+  assert set(listed) == runs_flags | {"chat"} > {"train", "evaluate", "report"}
   assert all(line.endswith(".") for line in listed.values())
 
 
@@ -105,6 +106,50 @@ def test_another_python_is_told_what_to_do(tmp_path):
   (said,) = done.stderr.splitlines()
   assert "lacks the packages of requirements.txt" in said
   assert "make setup" in said
+
+
+WORLD = "--config=configs/quickstart.py"
+
+
+@pytest.mark.parametrize(
+  ("command", "arguments", "sentence"),
+  [
+    (
+      train,
+      [],
+      "found no --config, expected --config=FILE of yours",
+    ),
+    (train, [], "configs/{documents.py,llama3_1_8b.py,methods.py,one_gpu.py,"),
+    (ask, ["x"], "or --documents=FOLDER of files to ask about."),
+    (
+      *(train, ["--config=configs/one_gpu.py"]),
+      "found no preset, expected --config=configs/one_gpu.py:PRESET, one of",
+    ),
+    (
+      *(train, ["--config=configs/methods.py"]),
+      "expected a system, one of anysearch, search_r1, ",
+    ),
+    (
+      *(train, [WORLD, "--config.steps", "3"]),
+      "unknown key 'steps'.*Did you mean --config.curriculum.total_steps=3?",
+    ),
+    (
+      *(train, [WORLD, "--lr=1e-4"]),
+      "Did you mean --config.optimizer.learning_rate=1e-4?",
+    ),
+    (
+      *(ask, [WORLD, "--index=nowhere", "x"]),
+      "leave --config out and name --documents=FOLDER",
+    ),
+    (report, ["nope"], "nope: found no such folder"),
+  ],
+)
+def test_a_first_mistake_is_answered_with_what_to_type(
+  command, arguments, sentence
+):
+  said = commands.run(command, *arguments)
+  assert re.search(re.escape(sentence).replace(r"\.\*", ".*"), said), said
+  assert "\n" not in said
 
 
 def test_configuration_of_the_current_folder_comes_before_the_projects(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import shlex
@@ -11,10 +12,11 @@ from commands import printed, run
 
 from anysearch_jax.data import prepared
 from anysearch_jax.training import validation
-from launch import build_index, flags, prepare_data, train
+from launch import build_index, flags, init, prepare_data, train
 from retrieval.index import opening
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "data.md"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "data.md"
 COMMANDS = {"prepare_data": prepare_data, "build_index": build_index}
 
 
@@ -68,3 +70,22 @@ def test_a_dry_run_counts_the_passes_over_the_questions(played):
 
   assert said(10) == "10.0 (40 of 4 questions)"
   assert said(11).startswith("11.0 (44 of 4 questions); after 10 a policy may")
+
+
+def test_a_configuration_of_ones_own_is_written_and_trains(
+  played, tmp_path, monkeypatch
+):
+  ended, said = printed(init, str(tmp_path / "mine"))
+  file = tmp_path / "mine" / "my_search.py"
+  assert not ended and f"anysearch train --config={file} --dry_run" in said
+  kept = run(init, str(tmp_path / "mine"))
+  assert f"{file}: found a file, which is kept." in kept
+  monkeypatch.chdir(played)
+  ended, said = printed(train, f"--config={file}", "--dry_run")
+  assert not ended, ended
+  assert '"name": "my_search"' in said and "rollouts: 8" in said
+  written, shipped = map(
+    flags.load_config, (str(file), str(ROOT / "configs" / "own_data.py"))
+  )
+  assert written == dataclasses.replace(shipped, name="my_search")
+  assert file.read_text().count("  # ") >= 8
