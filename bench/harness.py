@@ -40,13 +40,6 @@ T = TypeVar("T")
 _COPIES = 7
 
 
-class Timing(NamedTuple):
-  """Wall-clock and CPU seconds of this process."""
-
-  seconds: float
-  cpu: float
-
-
 class Spread(NamedTuple):
   """A quantity that was measured several times."""
 
@@ -116,15 +109,15 @@ def print_numbers(numbers: Mapping[str, object]) -> None:
     print(f"{name:32} {shown(value)}", flush=True)
 
 
-def timed(call: Callable[[], T]) -> tuple[T, Timing]:
+def timed(call: Callable[[], T]) -> tuple[T, float]:
   """Calls a function; returns its result and the seconds that it took."""
-  wall, cpu = time.perf_counter(), time.process_time()
+  began = time.perf_counter()
   result = call()
-  return result, Timing(time.perf_counter() - wall, time.process_time() - cpu)
+  return result, time.perf_counter() - began
 
 
 def seconds(call: Callable[[], object]) -> float:
-  return timed(call)[1].seconds
+  return timed(call)[1]
 
 
 def bandwidth(size: int) -> float:

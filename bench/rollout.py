@@ -145,8 +145,8 @@ def main() -> list[dict[str, object]]:
     found = policies.trajectories(played)
     c = ours.counters
     return {
-      "episodes/s": len(found) / timing.seconds,
-      "tokens/s": policies.generated(played) / timing.seconds,
+      "episodes/s": len(found) / timing,
+      "tokens/s": policies.generated(played) / timing,
       "occupancy": c["lanes_used"] / max(c["lanes_offered"], 1),
       "searches": sum(t.searches for t in found) / len(found),
     }

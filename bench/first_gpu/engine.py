@@ -129,7 +129,7 @@ def _random(
 
   prepare()  # Compiles.
   params, took = harness.timed(prepare)
-  notes.add({"weights prepared, s": took.seconds})
+  notes.add({"weights prepared, s": took})
   return params
 
 

@@ -145,13 +145,13 @@ class Loop:
     found, tokens = policies.trajectories(rollout), policies.generated(rollout)
     counters = self._engine.counters
     return {
-      "sampled, s": played.seconds,
-      "trained, s": trained.seconds,
-      "handed over, s": handed.seconds,
+      "sampled, s": played,
+      "trained, s": trained,
+      "handed over, s": handed,
       "trajectories": len(found),
       "failed episodes": sum(t.failed for t in found),
       "generated tokens": tokens,
-      "generated tokens/s": tokens / played.seconds,
+      "generated tokens/s": tokens / played,
       "trained tokens": throughput.count(packed).tokens,
       "searches": sum(t.searches for t in found),
       "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
@@ -290,7 +290,7 @@ def step(
   ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   arguments = (ours.state, ours.reference, ours.batch)
   compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
-  notes.add({"compile, s": took.seconds} | _planned(compiled))
+  notes.add({"compile, s": took} | _planned(compiled))
   first = harness.seconds(ours)
   seconds = [harness.seconds(ours) for _ in range(_STEPS)]
   found = policies.describe_step(ours, seconds, first)
