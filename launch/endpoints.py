@@ -19,9 +19,6 @@ from anysearch_jax import types
 from anysearch_jax.host import loop
 from launch import shipped
 
-if typing.TYPE_CHECKING:
-  from anysearch_jax.rollout import completions
-
 _COMPLETIONS = "completions"
 # The environments of one's own documents, for models that call tools and for
 # others.
@@ -36,33 +33,20 @@ _MEANING = {
 
 
 class Endpoint(typing.NamedTuple):
-  """A model and how it is asked.
+  """A model elsewhere.
 
   Attributes:
-    url, model: of the server and the model.
-    calls: `tools`, `tags` or `completions`.
-    tokenizer: folder of the model's tokenizer; "": there is none.
-    key_variable: environment variable with the key; "": no key.
-    refused: fields of requests that the server refuses.
-    why: what decided `calls`; "" if the server has not been asked yet.
+    name: MODEL@URL.
+    identity: what identifies it, with the way it is asked.
+    engine, codec: of its episodes.
+    asked: whether the server has replied already.
   """
 
-  url: str
-  model: str
-  calls: str
-  tokenizer: str = ""
-  key_variable: str = ""
-  refused: tuple[str, ...] = ()
-  why: str = ""
-
-  @property
-  def name(self) -> str:
-    return f"{self.model}@{self.url}"
-
-  def identity(self) -> dict[str, str]:
-    """Returns what identifies the policy."""
-    named = {"openai": self.name, "tokenizer": self.tokenizer}
-    return named | ({} if self.calls == _COMPLETIONS else {"calls": self.calls})
+  name: str
+  identity: dict[str, str]
+  engine: Any
+  codec: Any
+  asked: bool
 
 
 def define_flags() -> None:
@@ -103,7 +87,8 @@ def read_flags(
     types.EngineError, types.RetrievalError: the server cannot be used.
   """
   # Imported late: a training needs no HTTP.
-  from anysearch_jax.host import redaction
+  from anysearch_jax.host import http_calls, redaction
+  from anysearch_jax.rollout import chat_completions, completions
 
   f = flags.FLAGS
   for name in ("checkpoint", "scripted", "sglang"):
@@ -118,6 +103,7 @@ def read_flags(
       "http://127.0.0.1:8000/v1."
     )
   calls, prompts = f.openai_calls, config.episode.prompts
+  own = prompts in _DOCUMENTS.values()
   if calls == "auto" and f.hf:
     calls = _COMPLETIONS
   if f.hf and calls != _COMPLETIONS:
@@ -125,7 +111,7 @@ def read_flags(
       f"--openai_calls={calls} --hf={f.hf}: expected no tokenizer, because the "
       "server renders chats itself; or --openai_calls=completions."
     )
-  if calls == "tools" and prompts not in _DOCUMENTS.values():
+  if calls == "tools" and not own:
     raise app.UsageError(
       f"--openai_calls=tools: found the environment {prompts!r}, whose prompt "
       f"asks for tags; expected {_DOCUMENTS['tools']} in episode.prompts, or "
@@ -136,99 +122,49 @@ def read_flags(
     # Other hosts are sent this key over an encrypted connection only.
     is_safe = urllib.parse.urlsplit(f.openai).scheme == "https"
     key = _KEY if is_safe and os.environ.get(_KEY) else ""
-  found = Endpoint(
-    f.openai,
-    f.openai_model or _only_model(f.openai, key),
-    calls,
-    shipped.find(f.hf) if f.hf else "",
-    key,
-  )
-  if calls == "auto":
-    found = _asked(found, config, tools=prompts in _DOCUMENTS.values())
-    print(
-      f"{found.name}: {_MEANING[found.calls]} ({found.why}).", file=sys.stderr
-    )
-  if prompts in _DOCUMENTS.values():
-    prompts = _DOCUMENTS.get(found.calls, _DOCUMENTS["tags"])
-    config = config_lib.changed(config, episode={"prompts": prompts})
-  return config, found
-
-
-def engine(
-  endpoint: Endpoint, config: config_lib.ExperimentConfig
-) -> tuple[completions.CompletionsEngine, Any]:
-  """Returns the engine that asks a model, and its codec.
-
-  Raises:
-    ValueError: the key is missing, or the folder has no tokenizer.
-  """
-  from anysearch_jax.rollout import chat_completions, completions
-
-  used = codec(endpoint.tokenizer)
-  settings: dict[str, Any] = {
-    "model": endpoint.model,
-    "key_variable": endpoint.key_variable,
-    "sampling": config.sampling,
-    "deadline": config.episode.turn_deadline,
-    "concurrency": config.engine.slots,
-    "refused": endpoint.refused,
-  }
-  if endpoint.calls == _COMPLETIONS:
-    return completions.CompletionsEngine(endpoint.url, used, **settings), used
-  mode = endpoint.calls.removeprefix("auto")
-  chat = chat_completions.ChatEngine(endpoint.url, used, mode=mode, **settings)
-  return chat, used
-
-
-def codec(folder: str) -> Any:
-  """Returns the codec of a tokenizer's folder; "": one that estimates.
-
-  Raises:
-    ValueError: the folder has no tokenizer.
-  """
+  model = f.openai_model or _only_model(f.openai, key)
+  name, folder = f"{model}@{f.openai}", shipped.find(f.hf) if f.hf else ""
+  codec = completions.PlainText()
   if folder:
     from anysearch_jax.policy import tokenizer
 
-    return tokenizer.Tokenizer.from_folder(folder)
-  from anysearch_jax.rollout import completions
+    codec = tokenizer.Tokenizer.from_folder(folder)
 
-  return completions.PlainText()
+  def engine(calls: str) -> Any:
+    settings: dict[str, Any] = {
+      "model": model,
+      "key_variable": key,
+      "sampling": config.sampling,
+      "deadline": config.episode.turn_deadline,
+      "concurrency": config.engine.slots,
+    }
+    if calls == _COMPLETIONS:
+      return completions.CompletionsEngine(f.openai, codec, **settings)
+    mode = calls.removeprefix("auto")
+    return chat_completions.ChatEngine(f.openai, codec, mode=mode, **settings)
 
-
-def _asked(
-  endpoint: Endpoint, config: config_lib.ExperimentConfig, *, tools: bool
-) -> Endpoint:
-  """Asks one question, which decides how the model is asked.
-
-  Args:
-    endpoint: with `calls` that is `auto`.
-    config: sampling and deadlines.
-    tools: whether the environment can do without tags.
-  """
-  from anysearch_jax.host import http_calls
-  from anysearch_jax.rollout import chat_completions
-
-  tried = endpoint if tools else endpoint._replace(calls="tags")
-  asking, _ = engine(tried, config)
-  assert isinstance(asking, chat_completions.ChatEngine)
-  try:
-    calls, why = loop.run(asking.probe()), asking.why
-  except http_calls.StatusError as error:
-    if error.status not in chat_completions.MISSING:
-      raise
-    asking.close()
-    asking, _ = engine(endpoint._replace(calls=_COMPLETIONS), config)
-    why = "the server has no /chat/completions"
+  if calls == "auto":
+    asking = engine(calls if own else "tags")
     try:
-      calls = loop.run(asking.probe())
-    except types.EngineError:
-      # Rather the model's name is wrong.
-      raise error from None
-  finally:
-    asking.close()
-  return endpoint._replace(
-    calls=calls, why=why, refused=tuple(sorted(asking.refused))
-  )
+      calls, why = loop.run(asking.probe()), asking.why
+    except http_calls.StatusError as error:
+      if error.status not in chat_completions.MISSING:
+        raise
+      asking, why = engine(_COMPLETIONS), "the server has no /chat/completions"
+      try:
+        calls = loop.run(asking.probe())
+      except types.EngineError:
+        raise error from None  # Rather the model's name is wrong.
+    print(f"{name}: {_MEANING[calls]} ({why}).", file=sys.stderr)
+  else:
+    asking, why = engine(calls), ""
+  if own:
+    prompts = _DOCUMENTS.get(calls, _DOCUMENTS["tags"])
+    config = config_lib.changed(config, episode={"prompts": prompts})
+  identity = {"openai": name, "tokenizer": folder}
+  if calls != _COMPLETIONS:
+    identity["calls"] = calls
+  return config, Endpoint(name, identity, asking, codec, asked=bool(why))
 
 
 def _only_model(url: str, key_variable: str) -> str:

@@ -187,7 +187,7 @@ def check(
     _scripted(chosen.name, source)
     return
   if chosen.endpoint is not None:
-    codec = endpoints.codec(chosen.endpoint.tokenizer)
+    codec = chosen.endpoint.codec
   else:
     # Imported late: a model elsewhere needs none of the policy's rooms.
     from anysearch_jax.training import placement
@@ -228,7 +228,7 @@ def identity(chosen: Chosen) -> dict[str, Any]:
       return {"scripted": chosen.name}
     case "openai":
       assert chosen.endpoint is not None
-      return chosen.endpoint.identity()
+      return chosen.endpoint.identity
   from anysearch_jax.training import checkpoint
 
   run, rollout = _run(chosen.name)
@@ -274,7 +274,7 @@ def player(
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   if chosen.endpoint is not None:
-    engine, codec = endpoints.engine(chosen.endpoint, config)
+    engine, codec = chosen.endpoint.engine, chosen.endpoint.codec
   else:
     from anysearch_jax.rollout import engines
 
@@ -282,7 +282,7 @@ def player(
     engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
     codec = policy.tokenizer
   try:
-    if chosen.endpoint is not None and not chosen.endpoint.why:
+    if chosen.endpoint is not None and not chosen.endpoint.asked:
       loop.run(engine.probe())
     yield harness.Player(engine, codec)
   finally:

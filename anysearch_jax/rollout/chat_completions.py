@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,69 +24,54 @@ from anysearch_jax.host import http_calls
 from anysearch_jax.rollout import completions
 
 TOOLS, TAGS = "tools", "tags"
-_log = logging.getLogger(__name__)
+# Statuses of a server without this route, and of one that refuses tools.
+MISSING, _NO_TOOLS = (404, 405, 501), (400, 422, 500)
 
 _EXPECTED = "a message at choices[0].message, and its finish_reason"
-_SEARCH = {
-  "type": "function",
-  "function": {
-    "name": protocol.SEARCH,
-    "description": "Searches the documents and returns the best passages.",
-    "parameters": {
-      "type": "object",
-      "properties": {
-        "query": {"type": "string", "description": "What to search for."}
+_OFFER: dict[str, Any] = {
+  "tools": [
+    {
+      "type": "function",
+      "function": {
+        "name": protocol.SEARCH,
+        "description": "Searches the documents; returns the best passages.",
+        "parameters": {
+          "type": "object",
+          "properties": {"query": {"type": "string"}},
+          "required": ["query"],
+        },
       },
-      "required": ["query"],
-    },
-  },
+    }
+  ],
+  "parallel_tool_calls": False,
 }
-_OFFER = {"tools": [_SEARCH], "parallel_tool_calls": False}
+_CHOICE = "tool_choice"
 _PROBE = "Use the tool `search` to find out when the lease of flat 7 ends."
 _PROBE_TOKENS = 2048  # Some models think before they call.
 # Names that servers give the field with a model's reasoning.
 _REASONING = ("reasoning_content", "reasoning")
-# Statuses of a server that has no such route.
-MISSING = (404, 405, 501)
-# Statuses that say nothing about tools: of keys, routes and busy servers.
-_OTHERWISE = (401, 403, *MISSING, *http_calls.BUSY)
 _OPENS, _CLOSES = "<think>", "</think>"
 _LONGEST_TAG = len("</information>")
-
-
-class _Call(NamedTuple):
-  """A call of a tool.
-
-  query: what it searches for; "" if it is no valid search.
-  message: the call as it is sent back to the server, with valid JSON.
-  written: what the model wrote.
-  """
-
-  query: str
-  message: dict[str, Any]
-  written: str
 
 
 class _Said(NamedTuple):
   """A message of a model.
 
-  reasoning: the field of the message with its reasoning, {} without one.
-  call: the first call of a tool.
+  thought: the reasoning that the server separates; "" if there is none.
+  call: the first call of a tool, as the model wrote it; "" without one.
+  query: what that searches for; "" if it is no valid search.
+  message: what later requests repeat: the reasoning as it came, which some
+    models need, and of several calls the first, with valid JSON.
   finish, matched: as of `completions.Completion`.
   """
 
+  thought: str
   content: str
-  reasoning: dict[str, str]
-  call: _Call | None
+  call: str
+  query: str
+  message: dict[str, Any]
   finish: str
   matched: str | None
-
-
-class _Known(NamedTuple):
-  """The messages that a context stands for."""
-
-  token_ids: tuple[int, ...] = ()
-  messages: tuple[dict[str, Any], ...] = ()
 
 
 class ChatEngine(completions.CompletionsEngine):
@@ -110,8 +94,9 @@ class ChatEngine(completions.CompletionsEngine):
   ):
     super().__init__(url, codec, **settings)
     self.mode, self.why = mode, ""
-    self._known: dict[types.Address, list[_Known]] = {}
-    self._released: list[_Known] = []
+    # The messages of contexts, by episode and by the context's tokens.
+    self._known: dict[types.Address, _Contexts] = {}
+    self._released: _Contexts = {}
 
   async def probe(self) -> str:
     """Asks a question, which shows that address, key and model are right.
@@ -127,39 +112,29 @@ class ChatEngine(completions.CompletionsEngine):
         `http_calls.StatusError` of `MISSING` if it has no such route, or does
         not know the model.
     """
-    refusal = ""
-    if self.mode != TAGS:
-      try:
-        said = await self._probe(_OFFER)
-      except http_calls.StatusError as error:
-        if self.mode or error.status in _OTHERWISE:
-          raise
-        refusal = str(error)
-      else:
-        calls = said.call is not None and said.call.query
-        self.mode = self.mode or (TOOLS if calls else TAGS)
-        self.why = f"it {'called' if calls else 'did not call'} the tool"
-        return self.mode
-    await self._probe({})
-    self.mode = TAGS
-    self.why = (
-      f"the server takes no tools: {refusal}" if refusal else "it replied"
-    )
-    return self.mode
-
-  async def _probe(self, offer: Mapping[str, Any]) -> _Said:
     asked = {
       "messages": [{"role": "user", "content": _PROBE}],
       "max_tokens": _PROBE_TOKENS,
-      **offer,
     }
     sampling = dataclasses.replace(self._sampling, temperature=0.0)
-    return await self._ask(asked, sampling, _said, _EXPECTED)
+    if self.mode != TAGS:
+      try:
+        said = await self._ask(asked | _OFFER, sampling, _said, _EXPECTED)
+      except http_calls.StatusError as error:
+        if self.mode or error.status not in _NO_TOOLS:
+          raise
+        self.why = f"the server takes no tools: {error}"
+      else:
+        self.mode = self.mode or (TOOLS if said.query else TAGS)
+        self.why = f"it {'called' if said.query else 'did not call'} the tool"
+        return self.mode
+    await self._ask(asked, sampling, _said, _EXPECTED)
+    self.mode, self.why = TAGS, self.why or "as the environment's prompt says"
+    return self.mode
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """See `types.Engine`."""
-    # Who asks for a text without searches, such as a generative retriever,
-    # wants the text itself.
+    # A generative retriever asks for a text, which stops at no search.
     tools = self.mode == TOOLS and protocol.STOPS[0] in request.stop
     messages = self._messages(request)
     asked: dict[str, Any] = {
@@ -171,8 +146,8 @@ class ChatEngine(completions.CompletionsEngine):
       asked["stop"] = list(request.stop)
     elif request.may_search:
       asked |= _OFFER
-    elif "tool_choice" not in self.refused:
-      asked |= {**_OFFER, "tool_choice": "none"}
+    elif _CHOICE not in self.refused:
+      asked |= {**_OFFER, _CHOICE: "none"}
     tell = None
     if request.on_tokens is not None:
       tell = _teller(request.on_tokens, self._codec, tools=tools)
@@ -180,15 +155,18 @@ class ChatEngine(completions.CompletionsEngine):
     sampling = self._sampling.asked(request)
     with completions.engine_errors():
       said = await self._ask(asked, sampling, _said, _EXPECTED, tell)
-      if said.call and "tool_choice" in asked:
-        self._offers_nothing()
-        asked = {k: v for k, v in asked.items() if k not in _NO_CALL}
+      if said.call and _CHOICE in asked:
+        self._leave_out(_CHOICE, "The model called a tool against tool_choice.")
+        asked = {k: v for k, v in asked.items() if k not in (*_OFFER, _CHOICE)}
         said = await self._ask(asked, sampling, _said, _EXPECTED, tell)
     turn = _turn(said, request, self._codec, tools=tools)
+    message = said.message
+    if not tools:  # It is repeated with its stop text.
+      text = turn.text.removeprefix(_thinking(said.thought, ended=True))
+      message = {**message, "content": text}
     context = (*request.token_ids, *turn.token_ids)
-    made = _message(said, turn.text, tools=tools)
-    known = self._known.setdefault(request.address, [])
-    known.append(_Known(context, (*messages, made)))
+    known = self._known.setdefault(request.address, {})
+    known[context] = [*messages, message]
     return turn
 
   def release(self, address: types.Address) -> None:
@@ -197,74 +175,63 @@ class ChatEngine(completions.CompletionsEngine):
     Those that were released last are kept: a turn that is discarded is sampled
     again under another address, right after its own is released.
     """
-    self._released = self._known.pop(address, [])
+    self._released = self._known.pop(address, {})
 
   def _messages(self, request: types.GenerateRequest) -> list[dict[str, Any]]:
     """Returns the messages of a context: those known, and what came since."""
     ids = request.token_ids
-    known = (*self._known.get(request.address, ()), *self._released, _Known())
-    fitting = (k for k in known if k.token_ids == ids[: len(k.token_ids)])
-    longest = max(fitting, key=lambda k: len(k.token_ids))
-    text = self._codec.transcript(ids[len(longest.token_ids) :])
-    messages = list(longest.messages)
-    calls = messages[-1].get("tool_calls") if messages else None
-    if calls:
+    known = {(): [], **self._released, **self._known.get(request.address, {})}
+    longest = max((k for k in known if k == ids[: len(k)]), key=len)
+    text, before = self._codec.transcript(ids[len(longest) :]), known[longest]
+    if not before:
+      return [{"role": "user", "content": text}]
+    if calls := before[-1].get("tool_calls"):
       answers = {"role": "tool", "tool_call_id": calls[0]["id"]}
-      return [*messages, {**answers, "content": text.strip()}]
-    content = text.strip() if messages else text
-    return [*messages, {"role": "user", "content": content}]
-
-  def _offers_nothing(self) -> None:
-    """Notes that the server lets models call tools against `tool_choice`."""
-    if "tool_choice" not in self.refused:
-      self.refused.add("tool_choice")
-      _log.warning(
-        "The model called a tool although tool_choice was 'none'; where no "
-        "search is left, requests offer no tool from now on."
-      )
+      return [*before, {**answers, "content": text.strip()}]
+    return [*before, {"role": "user", "content": text.strip()}]
 
 
-_NO_CALL = (*_OFFER, "tool_choice")
+_Contexts = dict[tuple[int, ...], list[dict[str, Any]]]
 
 
 def _said(choice: Any) -> _Said | None:
   """Reads a choice; None if it has another shape."""
   message, finish = choice["message"], choice["finish_reason"]
   content = http_calls.text_of(message.get("content") or "")
-  if content is None or not isinstance(finish, str):
-    return None
-  if finish == "content_filter":
+  if content is None or finish in (None, "content_filter"):
     return None
   texts = ((n, http_calls.text_of(message.get(n))) for n in _REASONING)
   reasoning = next(({name: text} for name, text in texts if text), {})
-  calls = message.get("tool_calls") or ()
-  call = _call(calls[0]) if calls else None
-  return _Said(content, reasoning, call, finish, completions.matched(choice))
-
-
-def _call(call: Mapping[str, Any]) -> _Call:
-  """Reads a call of a tool, which a model may have written badly."""
-  asked = call["function"]
-  name, written = asked.get("name"), asked.get("arguments")
-  if not isinstance(written, str):  # Some servers parse the arguments.
-    written = json.dumps(written)
-  try:
-    arguments = json.loads(written)
-  except (ValueError, RecursionError):
-    arguments = None
-  fields = arguments if isinstance(arguments, dict) else {}
-  query = http_calls.text_of(fields.get("query")) or ""
-  name = name if isinstance(name, str) and name else protocol.SEARCH
-  function = {"name": name, "arguments": json.dumps(fields)}
-  return _Call(
-    query.strip() if name == protocol.SEARCH else "",
-    {"id": call.get("id") or "call", "type": "function", "function": function},
-    f"{name}({http_calls.text_of(written)})",
+  kept: dict[str, Any] = {"role": "assistant", "content": content, **reasoning}
+  written = query = ""
+  for call in (message.get("tool_calls") or ())[:1]:
+    name, given = call["function"].get("name"), call["function"]["arguments"]
+    # Some servers parse the arguments, and models may write them badly.
+    given = given if isinstance(given, str) else json.dumps(given)
+    try:
+      fields = json.loads(given)
+    except (ValueError, RecursionError):
+      fields = {}
+    fields = fields if isinstance(fields, dict) else {}
+    written = f"{name}({http_calls.text_of(given)})"
+    if name == protocol.SEARCH:
+      query = (http_calls.text_of(fields.get("query")) or "").strip()
+    function = {"name": str(name), "arguments": json.dumps(fields)}
+    made = {"id": call.get("id") or "call", "type": "function"}
+    kept["tool_calls"] = [{**made, "function": function}]
+  return _Said(
+    "".join(reasoning.values()),
+    content,
+    written,
+    query,
+    kept,
+    finish,
+    completions.matched(choice),
   )
 
 
 def _split(content: str) -> tuple[str, str]:
-  """Splits the reasoning off that some servers leave in a message's content.
+  """Splits off the reasoning that some servers leave in a message's content.
 
   The chat templates of some models open it, so that only its end is there.
   """
@@ -275,11 +242,12 @@ def _split(content: str) -> tuple[str, str]:
   return thought, rest
 
 
-def _thought(text: str, *, ended: bool) -> str:
+def _thinking(thought: str, *, ended: bool) -> str:
   """Returns reasoning as the beginning of a turn."""
-  if not text:
+  if not thought:
     return ""
-  return _OPENS + protocol.neutralise(text) + (f"{_CLOSES}\n" if ended else "")
+  end = f"{_CLOSES}\n" if ended else ""
+  return _OPENS + protocol.neutralise(thought) + end
 
 
 def _turn(
@@ -289,53 +257,28 @@ def _turn(
   *,
   tools: bool,
 ) -> types.Generation:
-  """Returns a message as a turn.
-
-  A text of a model with tools cannot act by tags of its own. Of a message whose
-  length was limited nothing is known to be whole but a call.
-  """
-  thought, content = "".join(said.reasoning.values()), said.content
-  if tools and not thought:
-    thought, content = _split(content)
-  text, matched = content, said.matched
-  if tools:
-    text, matched = protocol.neutralise(content).strip(), ""
-    if said.call is not None and said.call.query:
-      text += f"<search>{protocol.neutralise(said.call.query)}</search>"
-    elif said.call is not None:
-      text += protocol.neutralise(said.call.written)
-    elif text and said.finish != "length":
-      text = f"<answer>{text}</answer>"
+  """Returns a message as a turn; a model with tools cannot act by tags."""
+  thought, text, matched = said.thought, said.content, said.matched
   cut = said.finish == "length"
-  empty = cut and not (thought or text)
-  turn = completions.generation(
-    completions.Completion(
-      _thought(thought, ended=True) + text,
-      "length" if cut and not empty else "stop",
-      matched,
-    ),
-    request,
-    codec,
-  )
+  if tools:
+    if not thought:
+      thought, text = _split(text)
+    text, matched = protocol.neutralise(text).strip(), ""
+    if said.query:
+      text += f"<search>{protocol.neutralise(said.query)}</search>"
+    elif said.call:
+      text += protocol.neutralise(said.call)
+    elif text and not cut:
+      text = f"<answer>{text}</answer>"
+  text = _thinking(thought, ended=True) + text
   # A model may think all of its tokens where nobody sees them.
-  finish = types.Finish.LENGTH if empty else turn.finish
-  return dataclasses.replace(turn, finish=finish)
-
-
-def _message(said: _Said, text: str, *, tools: bool) -> dict[str, Any]:
-  """Returns a turn as the message that later requests repeat.
-
-  It has the reasoning as it came, which some models need, and of several calls
-  the one that was carried out.
-  """
-  content = said.content
-  if not tools:  # With its stop text.
-    thought = _thought("".join(said.reasoning.values()), ended=True)
-    content = text.removeprefix(thought)
-  message = {"role": "assistant", "content": content, **said.reasoning}
-  if tools and said.call is not None:
-    message["tool_calls"] = [said.call.message]
-  return message
+  finish = "length" if cut and text else "stop"
+  turn = completions.generation(
+    completions.Completion(text, finish, matched), request, codec
+  )
+  if cut and not text:
+    return dataclasses.replace(turn, finish=types.Finish.LENGTH)
+  return turn
 
 
 def _teller(
@@ -358,11 +301,10 @@ def _teller(
     thought = next((message[n] for n in _REASONING if message.get(n)), "")
     if tools and not thought and content.lstrip().startswith(_OPENS):
       thought, content = _split(content)
-    begun = bool(content) or not thought
     tag = thought.rfind("<", -_LONGEST_TAG)
-    if tag >= 0 and not begun and ">" not in thought[tag:]:
+    if tag >= 0 and not content and ">" not in thought[tag:]:
       thought = thought[:tag]  # It may be a tag that has only begun.
-    text = _thought(thought, ended=begun) + ("" if tools else content)
+    text = _thinking(thought, ended=bool(content)) + ("" if tools else content)
     if len(text) > told:
       on_tokens(codec.encode(text[told:]))
       told = len(text)

@@ -17,7 +17,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from anysearch_jax import config as config_lib
@@ -41,8 +41,8 @@ _OPTIONAL = (
   *("stream_options", "stream"),
 )
 _REFUSAL = re.compile(
-  r"(un|not |n't )(support|recogni[sz]ed|known|expected|permitted|allowed)"
-  r"|does not support|extra|forbidden|invalid (field|param)",
+  r"(un|not |n't |only )(support|recogni[sz]ed|known|expected|permit|allow)"
+  r"|extra|forbidden|invalid (field|param)",
   re.IGNORECASE,
 )
 
@@ -75,7 +75,6 @@ class CompletionsEngine:
     sampling: how tokens are drawn, unless a request says otherwise.
     deadline: seconds of one turn, with its retries.
     concurrency: limit on concurrent turns.
-    refused: fields of requests that the server is known to refuse.
 
   Attributes:
     counters: `requests`, and `prompt_tokens` and `sampled_tokens` as the server
@@ -99,7 +98,6 @@ class CompletionsEngine:
     sampling: config_lib.SamplingConfig,
     deadline: float,
     concurrency: int,
-    refused: Iterable[str] = (),
   ):
     if not model:
       raise ValueError(
@@ -116,7 +114,7 @@ class CompletionsEngine:
       advice=_ADVICE,
     )
     self.counters: Counter[str] = Counter()
-    self.refused = set(refused)
+    self.refused: set[str] = set()
 
   async def probe(self) -> str:
     """Samples one token, which shows that address, key and model are right.
@@ -175,40 +173,32 @@ class CompletionsEngine:
       **asked,
     }
     while True:
-      sent = self._accepted(body)
+      sent = dict(body)
+      if "max_tokens" in self.refused:
+        sent["max_completion_tokens"] = sent["max_tokens"]
+      sent = {k: v for k, v in sent.items() if k not in self.refused}
       self.counters["requests"] += 1
       try:
         found, usage = await self._endpoint.ask(
-          sent, read, expected=expected, tell=tell if "stream" in sent else None
+          sent, read, expected=expected, tell=tell
         )
       except http_calls.RefusedError as error:
-        self._leave_out(error, sent)
+        named = error.status in (400, 422) and _REFUSAL.search(str(error))
+        words = re.findall(r"\w+", str(error)) if named else ()
+        known = (w for w in words if w in _OPTIONAL and w in sent)
+        if (field := next(known, None)) is None:
+          raise
+        self._leave_out(field, str(error))
         continue
       self.counters["prompt_tokens"] += usage.prompt
       self.counters["sampled_tokens"] += usage.completion
       return found
 
-  def _accepted(self, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request without the fields that the server refuses."""
-    sent = dict(body)
-    if "max_tokens" in self.refused and "max_tokens" in sent:
-      sent["max_completion_tokens"] = sent["max_tokens"]
-    if "stream" in self.refused:
-      sent.pop("stream_options", None)
-    return {k: v for k, v in sent.items() if k not in self.refused}
-
-  def _leave_out(
-    self, error: http_calls.RefusedError, sent: Mapping[str, Any]
-  ) -> None:
-    """Notes the field that an error names; raises the error without one."""
-    named = error.status in (400, 422) and _REFUSAL.search(str(error))
-    words = re.findall(r"\w+", str(error)) if named else []
-    field = next((w for w in words if w in _OPTIONAL and w in sent), None)
-    if field is None:
-      raise error
+  def _leave_out(self, field: str, why: str) -> None:
+    """Leaves a field out of all later requests, and says so once."""
     if field not in self.refused:
       self.refused.add(field)
-      _log.warning("%s Requests leave %s out from now on.", error, field)
+      _log.warning("%s Requests leave %s out from now on.", why, field)
 
 
 @contextlib.contextmanager

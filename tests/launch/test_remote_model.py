@@ -205,13 +205,14 @@ def test_one_question_decides_how_a_model_is_asked(
 
 
 @pytest.mark.parametrize(
-  ("scheme", "key"), [("http", ""), ("https", "OPENAI_API_KEY")]
+  ("scheme", "key"), [("http", ""), ("https", "Bearer k")]
 )
 def test_openais_key_leaves_encrypted_only(scheme, key, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "k")
   url = f"--openai={scheme}://host/v1"
   _, chosen = read_flags(CONFIG, url, "--openai_model=m", "--openai_calls=tags")
-  assert chosen.endpoint.key_variable == key
+  headers = chosen.endpoint.engine._endpoint._caller._client.headers
+  assert headers.get("Authorization", "") == key
 
 
 def test_several_models_are_listed(documents):
