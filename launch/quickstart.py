@@ -1,12 +1,12 @@
-"""Runs the whole quickstart: trainings, evaluations, two reports.
+"""Runs the whole quickstart: trainings, evaluations, one report.
 
     python -m launch.quickstart            # `make quickstart`
     python -m launch.quickstart --full     # `make quickstart-full`
 
 Trains a policy for every budget and, beside it, one for a budget of one search.
-The first report shows the first policy between its warm start and the optimum;
-the last has all rows. `--full` also trains the other methods, twice as long,
-with three seeds, and plays more questions, budgets and agents.
+The report compares them with their warm start and the optimum. `--full` also
+trains the other methods, twice as long, with three seeds, and plays more
+questions, budgets and agents.
 
 Each command is printed when it starts, so that you can run it by hand. As many
 run at a time as there are cores, at most three, each on one thread; their
@@ -19,7 +19,6 @@ remove the folder to start over.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import pathlib
 import shlex
@@ -58,10 +57,7 @@ _SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
 _POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
-_LASTS = {
-  False: "The first report comes after three minutes, the last after four",
-  True: "The last report comes after 40 minutes",
-}
+_MINUTES = {False: 3, True: 40}  # On two quiet cores; with --full.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,27 +120,21 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       jobs.append(evaluation(run, row, player, after, "scaffold"))
     return jobs
 
-  first, *later = [
-    training(method, seed)
+  trained = [
+    job
     for seed in ((42, 43, 44) if full else (42,))
     for method in _TRAINED
     if full or method in _SHOWN
+    for job in training(method, seed)
   ]
   beside = [
     evaluation(name, row, player)
     for name, (row, player) in _PLAYED.items()
     if full or name in _SHOWN
   ]
-  known = [*first, *beside]
-  rest = list(itertools.chain(*later))
-  jobs = [*known, _report("first-report", root, known), *rest]
-  return [*jobs, _report("report", root, [*first, *rest, *beside])]
-
-
-def _report(name: str, root: pathlib.Path, jobs: Sequence[Job]) -> Job:
-  """Returns the report of all jobs that belong to rows, in their order."""
+  jobs = [*trained[:2], *beside, *trained[2:]]
   rows: dict[str, list[str]] = {}
-  for job in jobs:
+  for job in [*trained, *beside]:
     if job.row:
       rows.setdefault(job.row, []).append(str(job.result.parent))
   output = root / "report.html"
@@ -155,7 +145,7 @@ def _report(name: str, root: pathlib.Path, jobs: Sequence[Job]) -> Job:
     *(f"--notes={notes}", f"--output={output}"),
   )
   after = tuple(job.name for job in jobs)
-  return Job(name, command, result=output, after=after)
+  return [*jobs, Job("report", command, result=output, after=after)]
 
 
 def define_flags() -> None:
@@ -183,8 +173,8 @@ def main(argv: Sequence[str]) -> None:
   count = sum(job.name.startswith("train") for job in jobs)
   print(
     f"Trains {count} policies, evaluates them and compares them.\n"
-    f"{_LASTS[f.full]} on two quiet cores; here are {cores}, load average "
-    f"{os.getloadavg()[0]:.1f}.\n"
+    f"On two quiet cores that takes {_MINUTES[f.full]} minutes; here are "
+    f"{cores}, load average {os.getloadavg()[0]:.1f}.\n"
     f"Report: {root / 'report.html'}; logs: {root / 'logs'}. After Ctrl-C the "
     "same command resumes.",
     flush=True,
@@ -197,7 +187,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
   """Runs the jobs when the jobs that they need are done, in the given order.
 
   At most `at_once` processes run at a time; their output goes to `logs`. The
-  last job also runs if its result exists.
+  last job also runs if its result exists, and its output is printed at the end.
 
   Raises:
     SystemExit: a command failed or a signal arrived. The other commands are
@@ -230,7 +220,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
         for each in [each for each in running if _ended(each)]:
           running.remove(each)
           done.add(each.part.name)
-          if "launch.report" in each.part.command:
+          if each.part is jobs[-1]:
             print(each.text(), flush=True)
     finally:
       supervisor.stop(running, urged=urged.is_set)
