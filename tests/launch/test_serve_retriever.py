@@ -241,7 +241,6 @@ def test_a_search_beyond_the_grace_is_cut_off():
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
-    (["--topk=0"], "--topk: found 0, expected more than 0"),
     (["--queue=1"], "--queue: found 1, expected queries (4096) or more"),
     (["--token_variable=NOT_SET"], "NOT_SET is not set"),
     (["--token_variable=sk-1234"], "expected the name of an environment"),
