@@ -50,17 +50,24 @@ def _world(env: spec.Environment) -> spec.Environment:
   return dataclasses.replace(env, units="budget_world.toml")
 
 
-def _documents(texts: Mapping[str, str], **marks: str) -> spec.Environment:
+def _documents(
+  texts: Mapping[str, str], states: str = "<budget>{}</budget>", **marks: str
+) -> spec.Environment:
   """Returns an environment whose answers cite the passages.
 
-  `marks` are those of `citations.observation`.
+  Args:
+    texts: of its file.
+    states: the line before a turn. It begins a line of its own, because a chat
+      model reads it at the end of a message.
+    marks: of the passages, see `citations.observation`.
   """
   observation = functools.partial(citations.observation, **marks)
   return dataclasses.replace(
     _environment(texts),
     tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),
-    # A chat model reads the line as the end of a message.
-    before_turn=lambda *state: f"\n{protocol.budget_line(*state)}",
+    before_turn=lambda budget, used: (
+      f"\n{states.format(protocol.budget_state(budget, used))}\n"
+    ),
     answer=lambda spans: citations.without(scoring.extract_answer(spans)),
     marked=scoring.extract_answer,
   )
@@ -68,19 +75,9 @@ def _documents(texts: Mapping[str, str], **marks: str) -> spec.Environment:
 
 def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment without tags of a model that calls tools."""
-  prompt = {"scaffold": texts["prompt"], "plain": texts["prompt"]}
-  return dataclasses.replace(
-    _documents({**texts, **prompt}, begins="", ends=""),
-    format=None,
-    before_turn=functools.partial(_left, texts["left"]),
-  )
-
-
-def _left(text: str, budget: int, used: int) -> str:
-  """Returns a line with the searches left, of an environment without tags."""
-  left = budget if budget >= budgets.UNCAPPED else budget - used
-  number = units.searches("budget.toml", left)
-  return f"\n{wording.fill(text, R=number, U=used)}\n"
+  texts = {**texts, "scaffold": texts["prompt"], "plain": texts["prompt"]}
+  env = _documents(texts, "Searches: {}.", begins="", ends="")
+  return dataclasses.replace(env, format=None)
 
 
 WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)
@@ -93,9 +90,9 @@ WORDINGS = {
   "documents_tools": wording.Wording(
     "documents_tools.toml",
     {
-      **dict.fromkeys(("over_budget", "no_action"), wording.LINE),
       "prompt": wording.PROMPT,
-      "left": wording.Slots(may=("R", "U")),
+      "over_budget": wording.LINE,
+      "no_action": wording.LINE,
     },
     _documents_tools,
   ),
