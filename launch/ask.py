@@ -33,6 +33,7 @@ from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
 from launch import documents, jax_setup, policies
@@ -102,11 +103,8 @@ def main(argv: Sequence[str]) -> None:
       if prompts:
         greet([question.text for question in agent.examples[:_EXAMPLES]])
       if f.chat:
-        talk = Conversation(agent, config, budgets[0])
-        for line in itertools.chain(questions, _typed(prompt=prompts)):
-          if not talk.say(line):
-            break
-        return
+        lines = itertools.chain(questions, _typed(prompt=prompts))
+        return chat(agent, config, budgets[0], lines)
       for text in questions or _typed(prompt=prompts):
         answered = _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
@@ -139,74 +137,51 @@ def _ask(
   return all(reply.answer is not None for reply in replies)
 
 
-class Conversation:
-  """Questions in a terminal, each with the turns before it.
+def chat(
+  agent: agent_lib.Agent,
+  config: config_lib.ExperimentConfig,
+  budget: budgets_lib.Assigned,
+  lines: Iterable[str],
+) -> None:
+  """Answers questions, each with the turns before it, and obeys commands.
 
-  A turn is composed as the service composes one of OpenAI's clients
-  (docs/serving.md). The oldest turns are left out when all of them would fill
-  more than half of the policy's context.
+  The question is composed as the service composes it for OpenAI's clients
+  (docs/serving.md). The oldest turns are left out once all together fill half
+  of the policy's context, at four characters a token.
   """
+  from anysearch_jax.serving import fields
 
-  def __init__(
-    self,
-    agent: agent_lib.Agent,
-    config: config_lib.ExperimentConfig,
-    budget: budgets_lib.Assigned,
-  ):
-    self._agent, self._budget = agent, budget
-    self._prices = config.evaluation.prices
-    # A token is about four characters.
-    self._room = 4 * config.episode.max_context // 2
-    self._turns: list[tuple[str, str]] = []
-    self._reply: events.Reply | None = None
-
-  def say(self, line: str) -> bool:
-    """Answers a line, or does what it commands; returns False for /quit."""
+  f, room = flags.FLAGS, 2 * config.episode.max_context
+  turns: list[tuple[str, str]] = []
+  documents: Iterable[Sequence[types.Passage]] = ()
+  for line in lines:
     name, _, value = line.partition(" ")
-    match name:
-      case "/quit" | "/exit":
-        return False
-      case "/budget":
-        try:
-          self._budget = budgets_lib.parse(value.strip(), self._prices)
-        except ValueError as error:
-          _say(f"/budget {value}: {error}", "problem")
-      case "/sources":
-        found = [] if self._reply is None else self._reply.documents
-        for passage in dict.fromkeys(itertools.chain.from_iterable(found)):
-          _say(f"{citations.head(passage)}\n{passage.text}\n", "passage")
-      case _ if name.startswith("/"):
-        _say("/budget 5, /sources (of the last answer) or /quit", "budget")
-      case _:
-        self._answer(line)
-    return True
-
-  def _answer(self, line: str) -> None:
-    from anysearch_jax.serving import fields
-
-    if (refused := self._agent.refusal(line)) is not None:
-      _say(refused, "problem")
+    if name == "/quit":
       return
-    while sum(len(text) for _, text in self._turns) + len(line) > self._room:
-      if not self._turns:
-        break
-      del self._turns[:2]
-      _say("The oldest question is left out from here on.", "budget")
-    self._turns.append(("user", line))
-    self._reply = show(
-      self._agent.stream(
-        fields.conversation(self._turns),
-        budget=self._budget,
-        seed=flags.FLAGS.seed,
-        deadline=flags.FLAGS.deadline,
-      )
-    )
-    if self._reply.answer is None:
-      self._turns.pop()
+    if name == "/budget":
+      try:
+        budget = budgets_lib.parse(value.strip(), config.evaluation.prices)
+      except ValueError as error:
+        _say(f"/budget {value}: {error}", "problem")
+    elif name == "/sources":
+      for passage in dict.fromkeys(itertools.chain.from_iterable(documents)):
+        _say(f"{citations.head(passage)}\n{passage.text}\n", "passage")
+    elif name.startswith("/"):
+      _say("/budget 5, /sources (of the last answer) or /quit", "budget")
+    elif (refused := agent.refusal(line)) is not None:
+      _say(refused, "problem")
     else:
+      while turns and sum(len(text) for _, text in turns) + len(line) > room:
+        del turns[:2]
+        _say("The oldest question is left out from here on.", "budget")
+      asked = fields.conversation([*turns, ("user", line)])
+      reply = show(
+        agent.stream(asked, budget=budget, seed=f.seed, deadline=f.deadline)
+      )
+      documents = reply.documents
       # Its numbers are of passages that the next episode has not shown.
-      answer = citations.without(self._reply.answer) or ""
-      self._turns.append(("assistant", answer))
+      if answer := citations.without(reply.answer):
+        turns += [("user", line), ("assistant", answer)]
 
 
 def _typed(*, prompt: bool) -> Iterator[str]:

@@ -67,13 +67,14 @@ def test_an_answer_names_its_sources_and_the_index_follows_the_folder(
   assert any(line.startswith("answer: In 2027 [1] ") for line in lines)
   assert "  [1] Lease | notes/lease.md" in lines
   assert "It also cited 9, which no search had shown." in lines
-  said = documents.described(*updated())
-  assert said[0] == "documents: 2 files, 2 passages, as before"
-  assert said[1] == "documents: 1 skipped" and "notes/bad.md: " in said[2]
+  said = [*documents.described(*updated())]
+  assert said[0].startswith("2 files, 2 passages in ")
+  assert said[0].endswith(" (as before)")
+  assert said[1].startswith("skipped notes/bad.md: ")
   (notes / "todo.txt").unlink()
   (notes / "rent.md").write_text("# Rent\n\nIt is 900 a month.")
-  said = documents.described(*updated())
-  assert "2 files, 2 passages (1 added, 1 removed); the index is" in said[0]
+  said = [*documents.described(*updated())]
+  assert said[0].endswith(" (1 added, 1 removed)")
 
 
 def test_json_has_citations_with_path_page_and_heading(notes):
