@@ -4,6 +4,9 @@ r"""Evaluates a policy under several budgets on held-out questions.
         --hf=runs/quickstart/priced-42/policy --budgets=0..8 --seeds=3 \
         --output=runs/quickstart/priced-42/evaluation/seeds
 
+    anysearch evaluate --documents=my_notes --questions=mine.csv \
+        --openai=URL --openai_model=NAME --output=evaluations/mine
+
 Plays all questions with all budgets and seeds in one pass. Writes
 episodes.jsonl, one episode per line, which `launch.report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
@@ -28,8 +31,15 @@ from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
 from anysearch_jax.training import validation
+from launch import (
+  documents,
+  jax_setup,
+  parts,
+  policies,
+  progress,
+  retrievers,
+)
 from launch import flags as launch_flags
-from launch import jax_setup, parts, policies, progress, retrievers
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"
@@ -37,7 +47,8 @@ _SUMMARY = "summary.json"
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  launch_flags.define_config()
+  launch_flags.define_config(required=False)
+  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_string(
     "questions",
@@ -69,11 +80,12 @@ def main(argv: Sequence[str]) -> None:
   if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")
   try:
-    config = short_flags(launch_flags.read_config())
+    config = short_flags(documents.read_config())
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   # The configuration saved beside the episodes must name the policy played.
   config, chosen = policies.read_flags(config)
+  documents.update(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.evaluation import harness, journal
   from anysearch_jax.rollout import searching

@@ -71,7 +71,7 @@ def source(config: config_lib.ExperimentConfig) -> Source:
       if not config.data.path:
         raise ValueError(
           "data.path: found nothing, expected a folder of launch.prepare_data "
-          "for data.source 'prepared'."
+          "for data.source 'prepared', or --questions=FILE of launch.evaluate."
         )
       if kind == "lexical":
         raise ValueError(

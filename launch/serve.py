@@ -151,7 +151,8 @@ def _serve_http(
     )
     # Without the address of a model elsewhere, so that the greeting has one
     # URL, that of this service.
-    policy = f.openai_model if chosen.kind == "openai" else config.policy
+    is_elsewhere = chosen.kind == "openai"
+    policy = chosen.name.rpartition("@")[0] if is_elsewhere else config.policy
     http_server.serve(
       service.create_app(running),
       running,

@@ -9,11 +9,10 @@ import commands
 import fake_openai
 import pytest
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import columns
 from launch import ask, evaluate, http_server, policies, report, serve
+from launch import documents as documents_lib
 from launch import flags as launch_flags
-from retrieval.documents import folder
 
 QUESTION = "gebos employer founder ?"
 CONFIG = "--config=configs/quickstart.py"
@@ -135,27 +134,19 @@ def test_unknown_model_is_one_sentence_before_any_question():
 
 @pytest.fixture
 def documents(tmp_path):
-  """A configuration of an index of one document, and questions about it."""
+  """Flags of a folder with one document, and questions about it."""
   (tmp_path / "notes").mkdir()
   (tmp_path / "notes/lease.md").write_text("# Lease\n\nIt ends in June 2027.\n")
-  folder.update([tmp_path / "notes"], tmp_path / "index")
   (tmp_path / "mine.csv").write_text(
     'question,answer\n"When does the lease end?",June 2027\n'
     '"Who signed it?",Ana\n'
   )
-  config = config_lib.changed(
-    config_lib.ExperimentConfig(name="documents"),
-    data={"source": "prepared"},
-    retrieval={"kind": "index", "index": str(tmp_path / "index")},
-    episode={"prompts": "documents"},
-    engine={"slots": 2},
-  )
-  return commands.config_file(tmp_path / "config.py", config)
+  return f"--documents={tmp_path / 'notes'}", f"--index={tmp_path / 'index'}"
 
 
 def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
   arguments = (
-    *(documents, "--cache=", "--budgets=0,1", "--prices=input=2,output=10"),
+    *(*documents, "--cache=", "--budgets=0,1", "--prices=input=2,output=10"),
     *(f"--questions={tmp_path / 'mine.csv'}", f"--output={tmp_path / 'run'}"),
   )
   with chat_endpoint.served("tools", answer="June 2027 [1]") as server:
@@ -182,7 +173,7 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
 def read_flags(*arguments):
   with commands.defined(ask):
     launch_flags._parse_argv(["command", *arguments])
-    return policies.read_flags(launch_flags.read_config())
+    return policies.read_flags(documents_lib.read_config())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +188,7 @@ def test_one_question_decides_how_a_model_is_asked(
   behaviour, route, sentence, documents, capsys
 ):
   with chat_endpoint.served(behaviour, routes=[f"/v1{route}"]) as server:
-    config, chosen = read_flags(documents, f"--openai={server.url}")
+    config, chosen = read_flags(*documents, f"--openai={server.url}")
   assert sentence in capsys.readouterr().err
   tools = behaviour == "tools"
   assert config.episode.prompts == "documents" + "_tools" * tools
@@ -217,5 +208,5 @@ def test_openais_key_leaves_encrypted_only(scheme, key, monkeypatch):
 
 def test_several_models_are_listed(documents):
   with chat_endpoint.served(models=[f"m{i}" for i in range(12)]) as server:
-    found = commands.run(ask, documents, f"--openai={server.url}", "When?")
+    found = commands.run(ask, *documents, f"--openai={server.url}", "When?")
   assert "12 models" in found and "m1, m10" in found and found.endswith("...")
