@@ -35,8 +35,9 @@ class Line:
     now = self._clock()
     self._done = done
     if self._first is None:
-      # A resumed run starts in the middle, so the rate counts from here.
-      self._first = max(done - 1, 0)
+      # A resumed run starts in the middle, and the first item compiles, so the
+      # rate counts from here.
+      self._first, self._started = done, now
     if now - self._printed < self._every and done < self._total:
       return
     self._print(now, note)
