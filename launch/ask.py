@@ -35,7 +35,7 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations
+from anysearch_jax.environment import citations, records
 from launch import documents, jax_setup, policies
 from launch import evaluate as launch_evaluate
 from launch import flags as launch_flags
@@ -213,12 +213,9 @@ def record(reply: events.Reply) -> dict[str, Any]:
     "reason": reply.reason,
     "searches": reply.searches,
     "queries": list(trajectory.queries),
-    "documents": [
-      [{"id": p.id, "title": p.title, "text": p.text} for p in found]
-      for found in reply.documents
-    ],
+    "documents": [records.passages(found) for found in reply.documents],
     "citations": [
-      {"number": number, "id": p.id, "title": p.title, **p.source._asdict()}
+      {"number": number, "id": p.id, "title": p.title} | records.source(p)
       for number, p in reply.citations
     ],
     "refused_citations": list(reply.refused_citations),

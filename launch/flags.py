@@ -38,16 +38,9 @@ from launch import shipped, stopping
 
 _PREFIX = "config."
 _WIDTH = 80
-# Settings by the names that other programs give them.
-_ALIASES = {
-  "lr": "optimizer.learning_rate",
-  "batch_size": "questions",
-  "steps": "curriculum.total_steps",
-  "max_steps": "curriculum.total_steps",
-  "group_size": "group",
-  "max_tokens": "episode.max_generated",
-  "model": "policy",
-}
+# What other programs call a setting.
+_OTHERS = {"lr": "learning_rate", "steps": "total_steps", "bs": "questions"}
+_BARE = re.compile("--set_config=[^=]*")
 # absl does not know `-h`.
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
@@ -346,22 +339,13 @@ def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   return dataclasses.replace(node, **{key: value})
 
 
-def _meant(last: str, value: str) -> str:
-  """Returns a question that names the settings that a wrong name may mean."""
+def _meant(name: str, value: str) -> str:
+  """Returns a question: the setting that a wrong name may mean, or ""."""
   defaults = config_settings.to_dict(config_lib.ExperimentConfig())
-  paths = dict(config_settings.leaves(defaults))
-  ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
-  near = difflib.get_close_matches(last, ends, 1, 0.7)
-  found = (
-    [_ALIASES[last]]
-    if last in _ALIASES
-    else [
-      path for path in paths if re.search(rf"(^|[._]){re.escape(last)}$", path)
-    ]
-    or [ends[end] for end in near]
-  )
-  shown = " or ".join(f"--config.{path}={value}" for path in found[:3])
-  return f" Did you mean {shown}?" if shown else ""
+  paths = reversed([path for path, _ in config_settings.leaves(defaults)])
+  ends = {path.rpartition(".")[2]: path for path in paths}
+  near = difflib.get_close_matches(_OTHERS.get(name, name), ends, 1, 0.7)
+  return f" Did you mean --config.{ends[near[0]]}={value}?" if near else ""
 
 
 def _literal(hint: Any, text: str) -> Any:
@@ -388,12 +372,12 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     if module.startswith("launch."):
       for flag in defined:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-  rewritten: list[str] = []
-  for arg in argv:
+  rewritten = [argv[0]]
+  for arg in argv[1:]:
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX):
       rewritten.append(f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}")
-    elif _lacks_value(rewritten[-1:]) and not arg.startswith("--"):
-      rewritten[-1] += f"={arg}"
+    elif _BARE.fullmatch(rewritten[-1]) and not arg.startswith("--"):
+      rewritten[-1] += f"={arg}"  # As in --config.seed 7.
     else:
       rewritten.append(_HELP.get(arg, arg))
   printed = io.StringIO()
@@ -414,11 +398,6 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     if "set_config" in flags.FLAGS and "--help" in rewritten:
       _print_config()
     sys.exit(0)
-
-
-def _lacks_value(args: Sequence[str]) -> bool:
-  """Returns whether the last argument is a setting, as in `--config.seed 7`."""
-  return any(a.startswith("--set_config=") and a.count("=") == 1 for a in args)
 
 
 def _print_config() -> None:
