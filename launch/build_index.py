@@ -1,16 +1,23 @@
-r"""Builds an index over a corpus of passages.
+r"""Builds an index over documents, or over a corpus of passages.
 
+    python -m launch.build_index --documents=notes,'papers/**/*.pdf' \
+        --output=indexes/mine --update
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=flat \
         --encoder=models/e5-base-v2 --output=indexes/e5
+
+Documents are files, folders and globs: Markdown, text, HTML, CSV, JSON, JSON
+lines, Parquet, PDF and DOCX. They are split into passages. `--update` reads
+only what changed. Files that cannot be read are listed.
 
 Kinds: `bm25`; `flat`, exact search over the vectors of an encoder, on a CPU or
 on accelerators; `faiss_file`, an existing index (for example Search-R1's
 e5_Flat.index), named by --faiss_file together with the encoder that made it;
 `milvus`, a collection at --address (docs/data.md), beside which --output has
 the line offsets of the corpus.
-The corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
-format), or of `id`, `title` and `text`.
+A corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
+format), or of `id`, `title` and `text`. The other flags but language, dtype and
+those of an encoder are for a corpus.
 
 If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
@@ -26,6 +33,7 @@ from __future__ import annotations
 import json
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -36,7 +44,11 @@ from launch import jax_setup, progress
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  flags.DEFINE_string("corpus", None, "JSON lines.", required=True)
+  flags.DEFINE_string("corpus", None, "JSON lines; or see --documents.")
+  flags.DEFINE_list("documents", [], "Files, folders and globs.")
+  flags.DEFINE_bool("update", False, "Read only documents that changed.")
+  flags.DEFINE_integer("passage", 200, "The most tokens of a passage.", 16)
+  flags.DEFINE_integer("overlap", 30, "Tokens of it in the next one too.", 0)
   flags.DEFINE_string("output", None, "Folder of the index.", required=True)
   flags.DEFINE_enum(
     "kind",
@@ -110,6 +122,11 @@ def main(argv) -> None:
   from retrieval import passages
   from retrieval.index import building, opening
 
+  if bool(f.corpus) == bool(f.documents):
+    raise ValueError(
+      "found both or neither of --corpus and --documents, expected "
+      "--documents=PATH (a file, a folder or a glob) or --corpus=FILE.jsonl."
+    )
   settings = building.Settings(
     kind=f.kind,
     dtype=f.dtype,
@@ -128,9 +145,12 @@ def main(argv) -> None:
     )
     line.tick(done)
 
+  encoder = _encoder(f)
+  if f.documents:
+    _documents(f, encoder, on)
+    return
   corpus = pathlib.Path(f.corpus)
   size = corpus.stat().st_size if corpus.is_file() else 0
-  encoder = _encoder(f)
   if f.kind == "milvus":
     prepared = passages.prepare(
       f.corpus, f.output, skip_malformed=f.skip_malformed
@@ -167,6 +187,48 @@ def main(argv) -> None:
     )
   for line in found:
     print(line)
+  _warn_of_cut(encoder)
+
+
+def _documents(
+  f: flags.FlagValues, encoder: Any, on: Callable[[str, int, int], None]
+) -> None:
+  """Makes or updates the index of documents, and says what it holds."""
+  from retrieval.documents import folder
+
+  if f.kind != ("bm25" if encoder is None else "flat"):
+    raise ValueError(
+      f"found kind {f.kind} for documents, expected bm25, or flat with "
+      "--encoder=FOLDER."
+    )
+  made = folder.update(
+    f.documents,
+    f.output,
+    folder.Settings(f.passage, f.overlap, f.language, f.dtype),
+    encoder=encoder,
+    afresh=not f.update,
+    on_file=lambda done, of: on("file", done, of),
+    on_rows=lambda done, of: on("passage", done, of),
+  )
+  for path, why in made.skipped:
+    print(f"skipped {path}: {why}")
+  ignored = (f"{n} {kind}" for kind, n in made.ignored.items())
+  print(
+    f"{f.output}: files {made.files} (added {made.added}, changed "
+    f"{made.changed}, unchanged {made.unchanged}, removed {made.removed}), "
+    f"passages {made.passages}; skipped {len(made.skipped)}; not read, of other "
+    f"kinds: {', '.join(ignored) or 'none'}"
+  )
+  _warn_of_cut(encoder)
+
+
+def _warn_of_cut(encoder: Any) -> None:
+  if encoder is not None and encoder.cut:
+    print(
+      f"found {encoder.cut} texts that are longer than the "
+      f"{encoder.settings.max_tokens} tokens that the encoder reads; no search "
+      "finds what follows. Split them, or use --documents, which does."
+    )
 
 
 def _recall(index: Any, path: str, *, k: int) -> str:

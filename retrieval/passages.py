@@ -6,7 +6,8 @@ title may be missing; the keys of BEIR's rows are `_id`, `title` and `text`:
     {"id": "7", "contents": "\\"Title\\"\\nText of the passage."}
     {"id": "7", "title": "Title", "text": "Text of the passage."}
 
-Row i is the i-th line that is kept. A prepared corpus is a folder:
+Row i is the i-th line that is kept; without an id, its id is i. A prepared
+corpus is a folder:
 
     corpus.json     path of the lines, their number, bytes and SHA-256
     offsets.npy     int64 [N + 1], the start of each row, and the end
@@ -36,6 +37,10 @@ from anysearch_jax.host import json_files
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
 _INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
+_OTHERS = (
+  "A corpus is JSON lines; folders and files of other kinds are read by "
+  "launch.build_index --documents=PATH."
+)
 # The lines of an index of documents, beside its corpus; the folder may move.
 DOCUMENTS = "documents.jsonl"
 
@@ -104,7 +109,7 @@ class Corpus:
     if not 0 <= row < len(self):
       raise IndexError(f"Found row {row}, expected one in [0, {len(self)}).")
     start, end = self._offsets[row : row + 2].tolist()
-    return _parse(self._map[start:end])
+    return _parse(self._map[start:end], row)
 
   def fields(self, row: int, names: Sequence[str]) -> dict[str, Any]:
     """Returns the values that a row has of other fields than the passage's.
@@ -168,7 +173,8 @@ def prepare(
   """
   source, folder = pathlib.Path(source).absolute(), pathlib.Path(folder)
   if not source.is_file():
-    raise CorpusError(f"{source}: found no file, expected a corpus.")
+    kind = "a folder" if source.is_dir() else "no file"
+    raise CorpusError(f"{source}: found {kind}, expected a corpus. {_OTHERS}")
   stat = source.stat()
   made_of = {
     "source": str(source),
@@ -193,12 +199,12 @@ def prepare(
   ):
     for number, line in enumerate(_lines(lines, source), start=1):
       try:
-        _parse(line)
+        _parse(line, len(offsets) - 1)
       except CorpusError as error:
         if not skip_malformed:
           raise CorpusError(
             f"{source}, line {number}: {error} Correct it, or skip malformed "
-            "lines with --skip_malformed."
+            f"lines with --skip_malformed. {'' if number > 1 else _OTHERS}"
           ) from None
         skipped += 1
         continue
@@ -211,7 +217,9 @@ def prepare(
         on_bytes(raw.tell())
   on_bytes(stat.st_size)
   if len(offsets) == 1:
-    raise CorpusError(f"{source}: found no passage, expected one a line.")
+    raise CorpusError(
+      f"{source}: found no passage, expected one a line. {_OTHERS}"
+    )
   if copy:
     beside.replace(folder / _LINES)
   np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
@@ -248,8 +256,8 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
     ) from error
 
 
-def _parse(line: bytes) -> types.Passage:
-  """Parses the passage of a line; its title is quoted.
+def _parse(line: bytes, row: int) -> types.Passage:
+  """Parses the passage of a row; its title is quoted.
 
   Raises:
     CorpusError: the line is not a passage.
@@ -263,6 +271,7 @@ def _parse(line: bytes) -> types.Passage:
   if not isinstance(values, dict):
     raise CorpusError(f"Found {line[:60]!r}, expected a JSON object.")
   name = values.get("id", values.get("_id"))
+  name = row if name is None else name
   if not isinstance(name, str | int) or isinstance(name, bool):
     raise CorpusError(f"Found id {name!r:.60}, expected text or a number.")
   contents = values.get("contents")

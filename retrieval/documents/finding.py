@@ -5,10 +5,9 @@ from __future__ import annotations
 import collections
 import glob
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
-
-HIDDEN, LINK = "hidden", "linked folder"
 
 
 class File(NamedTuple):
@@ -26,10 +25,9 @@ class Found(NamedTuple):
   """What paths name.
 
   files: in the order of their names, each file once.
-  ignored: how many others there are, by their ending, `hidden`, or `linked
-    folder` (a link within a folder, which may lead in a circle).
-  refused: path and reason of folders that cannot be listed and of files with
-    an unknown ending that are named themselves.
+  ignored: how many others there are: by their ending, `hidden`, or `linked
+    folder` (in a folder; it may lead in a circle).
+  refused: path and reason of folders that cannot be listed.
   """
 
   files: tuple[File, ...]
@@ -38,7 +36,7 @@ class Found(NamedTuple):
 
 
 def find(
-  paths: Sequence[str], endings: Collection[str], *, without: str = ""
+  paths: Sequence[str], endings: Collection[str], *, without: str
 ) -> Found:
   """Returns the files with one of some endings.
 
@@ -55,72 +53,48 @@ def find(
   refused: list[tuple[str, str]] = []
   found: dict[str, str] = {}
   roots: list[str] = []
-  without = os.path.realpath(without) if without else ""
+  out = pathlib.Path(without).resolve()
 
-  def take(path: str, *, is_named: bool) -> None:
+  def take(path: str) -> None:
     ending = os.path.splitext(path)[1].lower()
-    if ending in endings:
-      real = os.path.realpath(path)
-      if not without or os.path.commonpath((real, without)) != without:
-        found.setdefault(real, path)
-    elif is_named:
-      known = ", ".join(sorted(endings))
-      refused.append((path, f"found a file {ending!r}, expected {known}"))
-    else:
-      ignored[ending or "no ending"] += 1
+    if ending not in endings:
+      ignored[ending or "without ending"] += 1
+    elif not os.path.isfile(path):  # Opening a pipe would wait for its writer.
+      ignored["no regular file"] += 1
+    elif out not in (real := pathlib.Path(path).resolve()).parents:
+      found.setdefault(str(real), path)
 
   for given in paths:
-    path = os.path.expanduser(given)
-    is_glob = glob.has_magic(path) and not os.path.lexists(path)
-    each = glob.glob(path, recursive=True) if is_glob else [path]
+    root = path = os.path.expanduser(given)
+    each = [path]
+    if glob.has_magic(path) and not os.path.lexists(path):
+      each = sorted(glob.glob(path, recursive=True))
+      while glob.has_magic(root):
+        root = os.path.dirname(root)
+    elif not os.path.isdir(path):
+      root = os.path.dirname(path)
     if not each or not all(map(os.path.lexists, each)):
       raise ValueError(
         f"documents: found nothing at {given}, expected a file, a folder or a "
         "glob such as 'notes/**/*.md'."
       )
-    roots.append(_root(path, is_glob=is_glob))
+    roots.append(os.path.abspath(root))
     for one in each:
-      # Of `**`, the folders' files match too.
-      if os.path.isdir(one) and not (is_glob and "**" in path):
-        for inner in _walk(one, ignored, refused):
-          take(inner, is_named=False)
-      elif not os.path.isdir(one):
-        take(one, is_named=not is_glob)
+      if not os.path.isdir(one):
+        take(one)
+      elif "**" not in path:  # Which names the files of its folders too.
+        for folder, folders, names in os.walk(
+          one,
+          onerror=lambda e: refused.append((e.filename, f"{e.strerror}")),
+        ):
+          links = {d for d in folders if os.path.islink(f"{folder}/{d}")}
+          ignored["hidden"] += sum(n[0] == "." for n in (*folders, *names))
+          ignored["linked folder"] += len(links)
+          folders[:] = sorted({d for d in folders if d[0] != "."} - links)
+          for name in sorted(names):
+            if name[0] != ".":
+              take(os.path.join(folder, name))
   root = os.path.commonpath(roots) if roots else ""
-  files = (
-    File(path, os.path.relpath(os.path.abspath(path), root).replace("\\", "/"))
-    for path in found.values()
-  )
-  return Found(
-    tuple(sorted(files, key=lambda file: file.name)), +ignored, tuple(refused)
-  )
-
-
-def _root(path: str, *, is_glob: bool) -> str:
-  """Returns the absolute folder below which a path's files are."""
-  if is_glob:
-    parts = path.split(os.sep)
-    magic = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    path = os.sep.join(parts[:magic]) or (os.sep if path[0] == os.sep else "")
-  elif not os.path.isdir(path):
-    path = os.path.dirname(path)
-  return os.path.abspath(path or ".")
-
-
-def _walk(
-  folder: str,
-  ignored: collections.Counter[str],
-  refused: list[tuple[str, str]],
-) -> Iterator[str]:
-  """Yields the files of a folder and those below it, links to files too."""
-
-  def refuse(error: OSError) -> None:
-    refused.append((str(error.filename), f"cannot be listed: {error.strerror}"))
-
-  for place, folders, names in os.walk(folder, onerror=refuse):
-    for name in [*folders, *names]:
-      ignored[HIDDEN] += name[0] == "."
-    linked = [d for d in folders if os.path.islink(os.path.join(place, d))]
-    ignored[LINK] += len(linked)
-    folders[:] = [d for d in folders if d[0] != "." and d not in linked]
-    yield from (os.path.join(place, n) for n in names if n[0] != ".")
+  files = [File(p, os.path.relpath(p, root)) for p in found.values()]
+  files.sort(key=lambda file: file.name)
+  return Found(tuple(files), +ignored, tuple(refused))

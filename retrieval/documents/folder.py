@@ -1,9 +1,9 @@
 """Keeps an index over files and folders of documents up to date.
 
-    current.json        name of the folder of the finished build
+    current.json        names the folder of the finished build
     build-1f0e2d3c4b/   an index, see `index.building`, and beside it
       documents.jsonl   the passages: id, title, text, path, page, heading
-      files.json        the settings, and each file with its rows in that order
+      files.json        the settings, and each file with its number of rows
     next/               the build that is being made
 
 A build is made aside and then named in `current.json`, so an update that is
@@ -12,15 +12,12 @@ stopped changes nothing, and an index that is open stays whole.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
+import functools
 import json
 import os
 import pathlib
 import shutil
-import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
@@ -31,16 +28,13 @@ from retrieval.documents import finding, reading, splitting
 from retrieval.index import building, search, vectors
 
 _NEXT, _FILES, _ROWS = "next", "files.json", passages.DOCUMENTS
+# Changes with what the readers make of a file.
+_VERSION = 1
 # Tokens of an encoder's text that a title and headings may take, and the least
 # that remain for a passage.
 _TITLE, _LEAST = 48, 16
 # Vectors between two safe points.
 _SHARD = 4096
-# Changes with what the readers make of a file.
-_VERSION = 1
-# A file that was changed within these nanoseconds may change again at the same
-# time stamp.
-_RECENT = 2_000_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +43,8 @@ class Settings:
 
   Attributes:
     tokens: the most tokens of a passage: of the encoder, or four bytes each.
-      Three passages, which a search shows by default, then leave room for many
-      searches in a context of 8,192 tokens.
+      The three passages that a search shows then leave room for ten searches
+      in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
     language: see `building.Settings`; without an encoder.
     dtype: of the encoder's vectors, see `building.Settings`.
@@ -62,28 +56,22 @@ class Settings:
   dtype: str = "float32"
 
   def __post_init__(self):
-    if not (self.tokens >= 8 and 0 <= self.overlap <= self.tokens // 2):
+    if not (self.tokens >= _LEAST and 0 <= self.overlap <= self.tokens // 2):
       raise ValueError(
-        f"Found passages of {self.tokens} tokens with an overlap of "
-        f"{self.overlap}, expected at least 8, and at most half of them to "
-        "overlap."
+        f"Found passages of {self.tokens} tokens and an overlap of "
+        f"{self.overlap}, expected at least {_LEAST}, and half of them or less."
       )
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
   """What an update did.
 
-  Attributes:
-    files: files with passages.
-    passages: passages of the index.
-    added, changed, unchanged: how many of the files are new, were read again,
-      or are as they were.
-    removed: files that had passages and are there no more.
-    skipped: path and reason of files and folders that cannot be read.
-    ignored: how many files have an ending that no reader knows, by ending, and
-      how many are `hidden`.
-    is_new: whether the index was built; otherwise the one before is current.
+  files, passages: of the index.
+  added, changed, unchanged, removed: how many files are new, have other bytes
+    than before, have the same, and are gone; of those with passages.
+  skipped: path and reason of files and folders that cannot be read.
+  ignored: how many files have an unknown ending, by ending, or are `hidden`.
+  is_new: whether the index was built; otherwise the one before is current.
   """
 
   files: int
@@ -103,23 +91,26 @@ def update(
   settings: Settings = Settings(),
   *,
   encoder: search.Encoder | None = None,
+  afresh: bool = False,
   on_file: Callable[[int, int], None] = lambda done, of: None,
   on_rows: Callable[[int, int], None] = lambda done, of: None,
 ) -> Summary:
-  """Makes the index in a folder one of the documents as they are now.
+  """Makes the index in a folder that of the documents as they are now.
 
-  Files that did not change since the last update are not read again.
+  Files with the size and time, or the bytes, of before are not parsed again.
 
   Args:
     paths: files, folders and globs, see `finding.find`.
     folder: folder of the index; created if missing.
     settings: settings of the index.
     encoder: makes the vectors of passages; None: the index is one of words.
+    afresh: whether to read files that did not change too.
     on_file: called with the number of files done, and of all.
     on_rows: called with the number of passages encoded, and of all.
 
   Raises:
-    ValueError: a path is missing, or no file has a passage.
+    ValueError: a path is missing, no file has a passage, or the folder has an
+      index of something else.
   """
   folder = pathlib.Path(folder)
   if (folder / building.BUILT).is_file():
@@ -127,300 +118,218 @@ def update(
       f"{folder}: found the index of a corpus, expected one of documents; name "
       "another folder."
     )
-  with disk.translate_errors(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    with building.alone(folder):
-      return _update(paths, folder, settings, encoder, on_file, on_rows)
+  folder.mkdir(parents=True, exist_ok=True)
+  with disk.translate_errors(folder), building.alone(folder):
+    found = finding.find(paths, reading.READERS, without=str(folder))
+    made_by, splitter = _made_by(settings, encoder)
+    newest = building.newest(folder)
+    before, is_same = ({}, False) if afresh else _read(newest, made_by)
+    if is_same and before.keys() == {*found.files}:
+      if all(file.is_as_it_was() for file in before.values()):
+        return _summary(found, before, before)._replace(is_new=False)
+    beside = folder / _NEXT
+    beside.mkdir(exist_ok=True)
+    files: dict[finding.File, _File] = {}
+    with (beside / _ROWS).open("wb") as out:
+      for done, file in enumerate(found.files, start=1):
+        files[file] = _write(file, before.get(file), newest, splitter, out)
+        on_file(done, len(found.files))
+    summary = _summary(found, files, before)
+    if not summary.passages:
+      raise ValueError(
+        f"documents: found no text in {', '.join(paths)} (unreadable: "
+        f"{list(summary.skipped[:3])}; of other kinds: {dict(found.ignored)}), "
+        f"expected files that end in {', '.join(reading.READERS)}."
+      )
+    _build(beside, settings, encoder, newest, on_rows)
+    json_files.write(beside / _FILES, made_by | {"files": [*files.values()]})
+    name = f"build-{uuid.uuid4().hex[:10]}"
+    beside.rename(folder / name)
+    json_files.write(folder / building.CURRENT, {"build": name})
+    for other in folder.glob("build-*"):
+      if other.name != name:
+        shutil.rmtree(other, ignore_errors=True)
+    return summary
 
 
 class _File(NamedTuple):
-  """A file of a build, as `files.json` has it.
+  """A file of a build.
 
   path, name: see `finding.File`.
-  place: the absolute path.
-  size, time: of the file in bytes and nanoseconds; time 0: it may have changed
-    since.
+  size, time: of the file in bytes and nanoseconds.
   sha256: of the file; "": it could not be opened.
-  rows: its passages, in the order of the files.
-  end: bytes of all rows up to its last one.
+  rows: number of its passages.
+  start, end: of their lines, in bytes.
   reason: why it has no rows.
   """
 
   path: str
   name: str
-  place: str
   size: int
   time: int
   sha256: str
   rows: int
+  start: int
   end: int
   reason: str
 
+  @property
+  def found(self) -> finding.File:
+    return finding.File(self.path, self.name)
 
-class _Build:
-  """The files of the current build, or none.
+  def is_as_it_was(self) -> bool:
+    """Returns whether the file has the same size and time."""
+    try:
+      now = os.stat(self.path)
+    except OSError:
+      return False
+    is_same = (self.size, self.time) == (now.st_size, now.st_mtime_ns)
+    return is_same and bool(self.sha256 or not os.access(self.path, os.R_OK))
 
-  Args:
-    folder: folder of the index.
-    made_by: what rows and index depend on besides the files.
+
+def _read(
+  build: pathlib.Path, made_by: Mapping[str, Any]
+) -> tuple[dict[finding.File, _File], bool]:
+  """Returns the files of a build whose rows may serve again.
+
+  And whether the whole index may: it is made with the same settings.
   """
-
-  def __init__(self, folder: pathlib.Path, made_by: dict[str, Any]):
-    self.folder = building.newest(folder)
-    self.files: dict[str, _File] = {}
-    self._starts: dict[str, int] = {}
-    found: dict[str, Any] = {}
-    if self.folder != folder:
-      found = json_files.read(self.folder / _FILES)
-    self._is_usable = found.get("rows") == made_by["rows"]
-    self.is_same = self._is_usable and found["index"] == made_by["index"]
-    start = 0
-    for file in itertools.starmap(_File, found.get("files", ())):
-      self.files[file.place], self._starts[file.place] = file, start
-      start = file.end
-
-  def usable(self, place: str) -> _File | None:
-    """Returns the file at a place, if its rows may be used again."""
-    return self.files.get(place) if self._is_usable else None
-
-  def write_rows(self, old: _File, file: finding.File, out: IO[bytes]) -> None:
-    """Writes the rows of a file again, with its present path and name."""
-    with (self.folder / _ROWS).open("rb") as lines:
-      lines.seek(self._starts[old.place])
-      for number in range(1, old.rows + 1):
-        line = lines.readline()
-        if (old.path, old.name) != file:
-          named = {"id": f"{file.name}#{number}", "path": file.path}
-          line = _line(json.loads(line) | named)
-        out.write(line)
-
-
-def _update(
-  paths: Sequence[str],
-  folder: pathlib.Path,
-  settings: Settings,
-  encoder: search.Encoder | None,
-  on_file: Callable[[int, int], None],
-  on_rows: Callable[[int, int], None],
-) -> Summary:
-  """Updates the index whose lock is held."""
-  made_by = _made_by(settings, encoder)
-  before = _Build(folder, made_by)
-  found = finding.find(paths, reading.READERS, without=str(folder))
-  files = [_known(file, before) for file in found.files]
-  is_new = False
-  if not before.is_same or files != [*before.files.values()]:
-    beside = folder / _NEXT
-    beside.mkdir(exist_ok=True)
-    splitter = _splitter(settings, encoder)
-    files = []
-    with (beside / _ROWS).open("wb") as out:
-      for done, file in enumerate(found.files, start=1):
-        files.append(_write(file, before, splitter, out))
-        on_file(done, len(found.files))
-    is_new = not before.is_same or (
-      vectors.digest(beside / _ROWS) != vectors.digest(before.folder / _ROWS)
-    )
-    if not any(file.rows for file in files):
-      raise ValueError(_nothing(found, files))
-    values = made_by | {"files": files}
-    if is_new:
-      _build(beside, settings, encoder, before, on_rows)
-      json_files.write(beside / _FILES, values)
-      _replace(folder, beside)
-    else:
-      json_files.write(before.folder / _FILES, values)
-  return _summary(found, files, before, is_new=is_new)
-
-
-def _known(file: finding.File, before: _Build) -> _File | None:
-  """Returns what is known of a file that has the same size and time."""
-  old = before.usable(os.path.abspath(file.path))
-  with contextlib.suppress(OSError):
-    now = os.stat(file.path)
-    if old and (old.size, old.time) == (now.st_size, now.st_mtime_ns):
-      return old._replace(path=file.path, name=file.name)
-  return None
+  if not (build / _FILES).is_file():
+    return {}, False
+  found = json_files.read(build / _FILES)
+  if found["rows"] != made_by["rows"]:
+    return {}, False
+  files = {file.found: file for file in map(_File._make, found["files"])}
+  return files, found["index"] == made_by["index"]
 
 
 def _write(
   file: finding.File,
-  before: _Build,
+  old: _File | None,
+  build: pathlib.Path,
   splitter: splitting.Splitter,
   out: IO[bytes],
 ) -> _File:
-  """Writes the rows of a file; those of a file that cannot be read are none."""
-  place = os.path.abspath(file.path)
-  start, rows, size, time_, sha256, reason = out.tell(), 0, 0, 0, "", ""
-  try:
-    old = _known(file, before)
-    if old:
-      size, time_, sha256 = old.size, old.time, old.sha256
-    else:
-      size, time_, sha256 = _stamp(file.path)
-      old = before.usable(place)
-    if old and old.sha256 == sha256:
-      before.write_rows(old, file, out)
-      rows, reason = old.rows, old.reason
-    else:
-      for row in _rows(file, splitter):
-        out.write(_line(row))
-        rows += 1
-  except reading.ReadError as error:
-    out.seek(start)
-    out.truncate()
-    rows, reason = 0, str(error)
-  end = out.tell()
-  return _File(*file, place, size, time_, sha256, rows, end, reason)
+  """Writes the rows of a file, those that a build has of it if it is the same.
 
-
-def _stamp(path: str) -> tuple[int, int, str]:
-  """Returns size, time and SHA-256 of a file.
-
-  Raises:
-    reading.ReadError: it is not a file, or cannot be opened.
+  A file that cannot be read has no rows.
   """
+  start, count = out.tell(), 0
+  size, time, sha256, reason = 0, 0, "", ""
   try:
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-      raise reading.ReadError("is not a regular file")
-    at = found.st_mtime_ns
-    is_old = at < time.time_ns() - _RECENT
-    return found.st_size, at if is_old else 0, vectors.digest(path)
+    now = os.stat(file.path)
+    size, time = now.st_size, now.st_mtime_ns
+    is_old = old is not None and old.is_as_it_was()
+    sha256 = old.sha256 if old and is_old else vectors.digest(file.path)
   except OSError as error:
-    raise reading.ReadError(f"cannot be opened: {error.strerror}") from error
+    reason = f"cannot be opened: {error.strerror}"
+  if old and old.sha256 == sha256:
+    with (build / _ROWS).open("rb") as lines:
+      lines.seek(old.start)
+      out.write(lines.read(old.end - old.start))
+    count, reason = old.rows, old.reason
+  elif not reason:
+    try:
+      for count, row in enumerate(_rows(file, splitter), start=1):
+        row = {"id": f"{file.name}#{count}"} | row
+        line = json.dumps(row, ensure_ascii=False) + "\n"
+        # A file's name may have bytes that are not UTF-8.
+        out.write(line.encode(errors="backslashreplace"))
+    except reading.ReadError as error:
+      out.seek(start)
+      out.truncate()
+      count, reason = 0, str(error)
+  return _File(*file, size, time, sha256, count, start, out.tell(), reason)
 
 
 def _rows(
   file: finding.File, splitter: splitting.Splitter
 ) -> Iterator[dict[str, Any]]:
-  """Yields the passages of a file as rows of the corpus."""
-  name = os.path.basename(file.path)
-  number = 0
+  """Yields the passages of a file as rows without ids."""
+  is_empty = True
   for part in reading.read(file.path):
-    pieces = splitter(part.text, is_markdown=part.is_markdown)
-    for piece in pieces:
-      number += 1
+    for heading, text in splitter(part.text, is_markdown=part.is_markdown):
+      is_empty = False
       yield {
-        "id": f"{file.name}#{number}",
-        "title": part.title or name,
-        "text": piece.text,
+        "title": part.title or os.path.basename(file.path),
+        "text": text,
         "path": file.path,
         "page": part.page,
-        "heading": piece.heading or part.heading,
+        "heading": heading or part.heading,
       }
-  if not number:
+  if is_empty:
     raise reading.ReadError("has no text below its headings")
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-  return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _made_by(
   settings: Settings, encoder: search.Encoder | None
-) -> dict[str, Any]:
-  """Returns what rows and index depend on besides the files, as JSON values."""
+) -> tuple[dict[str, Any], splitting.Splitter]:
+  """Returns what rows and index depend on, as JSON values, and the splitter."""
   index: dict[str, Any] = {"language": settings.language}
   if encoder is not None:
-    made = {"dim": encoder.dim} | encoder.identity()
-    index = {"dtype": settings.dtype, "encoder": made}
-  counted = ""
+    index = {"encoder": encoder.identity(), "dtype": settings.dtype}
+  tokens, tokenizer, counted = settings.tokens, None, ""
   if isinstance(encoder, search.Tokenized):
-    counted = json_files.sha256([encoder.tokenizer().to_str(), encoder.room])
-  rows = [_VERSION, settings.tokens, settings.overlap, counted]
-  return {"rows": rows, "index": building.without_paths(index)}
-
-
-def _splitter(
-  settings: Settings, encoder: search.Encoder | None
-) -> splitting.Splitter:
-  if not isinstance(encoder, search.Tokenized):
-    return splitting.Splitter(settings.tokens, settings.overlap)
-  tokens = min(settings.tokens, max(encoder.room - _TITLE, _LEAST))
+    tokens = min(tokens, max(encoder.room - _TITLE, _LEAST))
+    tokenizer = encoder.tokenizer()
+    counted = json_files.sha256(tokenizer.to_str())
   overlap = min(settings.overlap, tokens // 2)
-  return splitting.Splitter(tokens, overlap, encoder.tokenizer())
+  made_by = {
+    "rows": [_VERSION, tokens, overlap, counted],
+    "index": building.without_paths(index),
+  }
+  return made_by, splitting.Splitter(tokens, overlap, tokenizer)
 
 
 def _build(
   beside: pathlib.Path,
   settings: Settings,
   encoder: search.Encoder | None,
-  before: _Build,
+  before: pathlib.Path,
   on_rows: Callable[[int, int], None],
 ) -> None:
   """Builds the index of the rows in a folder."""
-  made = building.Settings(
-    kind="bm25" if encoder is None else "flat",
-    dtype=settings.dtype,
-    language=settings.language,
-    shard=_SHARD,
+  kind = "bm25" if encoder is None else "flat"
+  build = functools.partial(
+    building.build,
+    beside / _ROWS,
+    beside,
+    building.Settings(
+      kind, dtype=settings.dtype, language=settings.language, shard=_SHARD
+    ),
+    encoder=encoder,
+    before=before,
+    on_rows=on_rows,
   )
-
-  def build() -> None:
-    building.build(
-      beside / _ROWS,
-      beside,
-      made,
-      encoder=encoder,
-      before=before.folder if before.files else None,
-      on_rows=on_rows,
-    )
-
   try:
     build()
   except building.OtherIndexError:  # A stopped update was of other documents.
     for left in beside.iterdir():
-      if left.is_dir():
-        shutil.rmtree(left)
-      elif left.name != _ROWS:
-        left.unlink()
+      if left.name != _ROWS:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     build()
-
-
-def _replace(folder: pathlib.Path, beside: pathlib.Path) -> None:
-  """Makes a finished build the current one and removes the others."""
-  name = f"build-{uuid.uuid4().hex[:10]}"
-  beside.rename(folder / name)
-  json_files.write(folder / building.CURRENT, {"build": name})
-  for other in folder.glob("build-*"):
-    if other.name != name:
-      shutil.rmtree(other, ignore_errors=True)
 
 
 def _summary(
   found: finding.Found,
-  files: Sequence[_File],
-  before: _Build,
-  *,
-  is_new: bool,
+  files: Mapping[finding.File, _File],
+  before: Mapping[finding.File, _File],
 ) -> Summary:
-  there = {file.place: file for file in files if file.rows}
-  old = {file.place: file for file in before.files.values() if file.rows}
-  both = there.keys() & old.keys()
-  changed = sum(there[at].sha256 != old[at].sha256 for at in both)
-  skipped = [(file.path, file.reason) for file in files if file.reason]
+  """Returns what an update made of the files of another build."""
+  now = {file: each.sha256 for file, each in files.items() if each.rows}
+  old = {file: each.sha256 for file, each in before.items() if each.rows}
+  both, unchanged = len(now.keys() & old), len(now.items() & old.items())
   return Summary(
-    files=len(there),
-    passages=sum(file.rows for file in there.values()),
-    added=len(there) - len(both),
-    changed=changed,
-    unchanged=len(both) - changed,
-    removed=len(old) - len(both),
-    skipped=(*found.refused, *skipped),
+    files=len(now),
+    passages=sum(each.rows for each in files.values()),
+    added=len(now) - both,
+    changed=both - unchanged,
+    unchanged=unchanged,
+    removed=len(old) - both,
+    skipped=(
+      *found.refused,
+      *((each.path, each.reason) for each in files.values() if each.reason),
+    ),
     ignored=found.ignored,
-    is_new=is_new,
-  )
-
-
-def _nothing(found: finding.Found, files: Sequence[_File]) -> str:
-  """Returns the sentence for documents without any passage."""
-  skipped = [*found.refused, *((f.path, f.reason) for f in files)]
-  said = [f"{path} {reason}" for path, reason in skipped[:3]]
-  if found.ignored:
-    others = (f"{count} {kind}" for kind, count in found.ignored.items())
-    said.append(f"ignored: {', '.join(others)}")
-  return (
-    f"documents: found no text ({'; '.join(said) or 'no file'}), expected "
-    f"files that end in {', '.join(reading.READERS)}."
+    is_new=True,
   )

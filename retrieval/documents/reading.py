@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
+import io
+import itertools
+import json
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from retrieval.documents import splitting
 
-# Bytes of a file that is read as a whole.
+# Bytes of a file that is read as a whole; of JSON lines, a line.
 LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-# Bytes from which an unknown encoding is found.
+# Bytes that show the encoding of a file, and characters that show its commas.
 _SAMPLE = 1 << 16
+_MARKS = {
+  codecs.BOM_UTF8: "utf-8-sig",
+  codecs.BOM_UTF32_LE: "utf-32",
+  codecs.BOM_UTF32_BE: "utf-32",
+  codecs.BOM_UTF16_LE: "utf-16",
+  codecs.BOM_UTF16_BE: "utf-16",
+}
+# Fields of a row that are its title, or its text.
+_TITLES = ("title", "name", "question")
+_TEXTS = ("text", "contents", "content", "body")
+
+
+# They log what they mend in a file.
+for _name in ("pypdf", "trafilatura"):
+  logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class ReadError(ValueError):
@@ -29,8 +50,8 @@ class Part(NamedTuple):
   Attributes:
     text: its text.
     title: of the document, or of this part; "": the name of the file.
-    page: from 1, 0 without pages.
-    heading: that of the part, such as `row 7` of a table.
+    page: from 1; 0 without pages.
+    heading: of the part, such as `row 7` of a table.
     is_markdown: whether the text has Markdown's headings.
   """
 
@@ -42,17 +63,16 @@ class Part(NamedTuple):
 
 
 def read(path: str) -> Iterator[Part]:
-  """Yields the parts of a file, by the reader of its ending.
+  """Yields the parts of a file that have text, by the reader of its ending.
 
   Raises:
-    ReadError: the file cannot be read, or is empty.
+    ReadError: the file cannot be read, or has no text.
   """
-  ending = os.path.splitext(path)[1].lower()
+  reader = READERS[os.path.splitext(path)[1].lower()]
   is_empty = True
   try:
-    for part in READERS[ending](pathlib.Path(path)):
-      text = _CONTROL.sub(" ", part.text).strip()
-      if text:
+    for part in reader(pathlib.Path(path)):
+      if text := _CONTROL.sub(" ", part.text).strip():
         is_empty = False
         title = " ".join(_CONTROL.sub(" ", part.title).split())
         yield part._replace(text=text, title=title)
@@ -68,43 +88,26 @@ def read(path: str) -> Iterator[Part]:
     raise ReadError("has no text")
 
 
-def _bytes(path: pathlib.Path) -> bytes:
-  size = path.stat().st_size
-  if size > LARGEST:
-    raise ReadError(
-      f"has {size >> 20} MB, expected at most {LARGEST >> 20}; divide it"
-    )
-  return path.read_bytes()
+def _sized(path: pathlib.Path) -> pathlib.Path:
+  if (size := path.stat().st_size) > LARGEST:
+    raise ReadError(f"has {size >> 20} MB, expected at most {LARGEST >> 20}")
+  return path
 
 
 def _text(path: pathlib.Path) -> str:
-  return decoded(_bytes(path))
-
-
-def decoded(data: bytes) -> str:
-  """Returns a text in UTF-8, in UTF-16 or 32 with a mark, or another encoding.
-
-  Raises:
-    ReadError: the bytes are no text.
-  """
-  for mark, name in (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-  ):
+  """Returns the text of a file in UTF-8, or in an encoding that it shows."""
+  data = _sized(path).read_bytes()
+  for mark, name in _MARKS.items():
     if data.startswith(mark):
       return data.decode(name, errors="replace")
   if b"\0" in data[:_SAMPLE]:
     raise ReadError("is binary, expected text")
   with contextlib.suppress(UnicodeDecodeError):
-    return data.decode("utf-8-sig")
+    return data.decode()
   import charset_normalizer
 
   best = charset_normalizer.from_bytes(data[:_SAMPLE]).best()
-  if best is None:
-    raise ReadError("is in an unknown encoding; save it as UTF-8")
-  return data.decode(best.encoding, errors="replace")
+  return data.decode(best.encoding if best else "cp1252", errors="replace")
 
 
 def _plain(path: pathlib.Path) -> Iterator[Part]:
@@ -116,7 +119,133 @@ def _markdown(path: pathlib.Path) -> Iterator[Part]:
   yield Part(text, splitting.title(text), is_markdown=True)
 
 
+def _html(path: pathlib.Path) -> Iterator[Part]:
+  import trafilatura
+  from lxml import html
+
+  tree = html.document_fromstring(_text(path))
+  # trafilatura looks for the main part and drops the rest; in a file of one's
+  # own, all but menus is wanted.
+  if tree.find(".//article") is None and tree.find(".//main") is None:
+    for body in tree.findall("body"):
+      body.tag = "article"
+  text = trafilatura.extract(
+    tree, output_format="markdown", include_comments=False, fast=True
+  )
+  title = tree.findtext(".//title") or splitting.title(text or "")
+  yield Part(text or tree.text_content(), title, is_markdown=True)
+
+
+def _rows(rows: Iterable[Any]) -> Iterator[Part]:
+  """Yields each row of a table as a part: its fields, and its text below."""
+  for number, row in enumerate(rows, start=1):
+    values = row if isinstance(row, dict) else {"text": row}
+    values = {
+      str(name): value
+      if isinstance(value, str)
+      else json.dumps(value, ensure_ascii=False, default=str)
+      for name, value in values.items()
+      if value not in (None, "")
+    }
+    title = next((values.pop(name) for name in _TITLES if name in values), "")
+    texts = [values.pop(name) for name in _TEXTS if name in values]
+    lines = [*(f"{name}: {value}" for name, value in values.items()), *texts]
+    text = "\n".join(lines) or title
+    yield Part(text, title, heading=f"row {number}")
+
+
+def _csv(path: pathlib.Path) -> Iterator[Part]:
+  text = _text(path)
+  csv.field_size_limit(LARGEST)
+  try:
+    dialect = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
+  except csv.Error:
+    dialect = csv.excel_tab if path.suffix == ".tsv" else csv.excel
+  yield from _rows(csv.DictReader(io.StringIO(text), dialect=dialect))
+
+
+def _json(path: pathlib.Path) -> Iterator[Part]:
+  found = json.loads(_text(path))
+  if isinstance(found, dict):
+    # Rows often have a name: {"data": [...]}.
+    lists = [each for each in found.values() if isinstance(each, list)]
+    if not (len(found) == 1 and lists):
+      yield next(_rows([found]))._replace(heading="")
+      return
+    (found,) = lists
+  yield from _rows(found if isinstance(found, list) else [found])
+
+
+def _json_lines(path: pathlib.Path) -> Iterator[Part]:
+  with path.open("rb") as file:
+    lines = iter(lambda: file.readline(LARGEST), b"")
+    for number, line in enumerate(lines, start=1):
+      if line.strip():
+        try:
+          (part,) = _rows([json.loads(line)])
+        except (ValueError, RecursionError) as error:
+          raise ReadError(f"is no JSON in line {number} ({error})") from error
+        yield part._replace(heading=f"row {number}")
+
+
+def _parquet(path: pathlib.Path) -> Iterator[Part]:
+  from pyarrow import parquet
+
+  with parquet.ParquetFile(path) as file:
+    batches = (each.to_pylist() for each in file.iter_batches(1024))
+    yield from _rows(itertools.chain.from_iterable(batches))
+
+
+def _pdf(path: pathlib.Path) -> Iterator[Part]:
+  import pypdf
+
+  reader = pypdf.PdfReader(_sized(path))
+  if reader.is_encrypted and not reader.decrypt(""):
+    raise ReadError("is encrypted; save it without its password")
+  title = (reader.metadata and reader.metadata.title) or ""
+  is_empty = True
+  for number, page in enumerate(reader.pages, start=1):
+    text = page.extract_text()
+    is_empty = is_empty and not text.strip()
+    yield Part(text, title, page=number)
+  if is_empty:
+    raise ReadError("has pages of pictures only; recognize their text first")
+
+
+def _docx(path: pathlib.Path) -> Iterator[Part]:
+  import docx
+  from docx.table import Table
+
+  with zipfile.ZipFile(_sized(path)) as file:
+    size = sum(each.file_size for each in file.infolist())
+  if size > 2 * LARGEST:
+    raise ReadError(
+      f"unpacks to {size >> 20} MB, expected at most {LARGEST >> 19}"
+    )
+  document = docx.Document(str(path))
+  lines = []
+  for each in document.iter_inner_content():
+    if isinstance(each, Table):
+      for row in each.rows:
+        lines.append(" | ".join(cell.text for cell in row.cells))
+      continue
+    style = each.style.name if each.style else ""
+    level = re.fullmatch(r"Heading ([1-6])|Title", style or "")
+    marks = "#" * int(level[1] or 1) + " " if level and each.text else ""
+    lines.append(marks + each.text)
+  text = "\n\n".join(lines)
+  title = document.core_properties.title or splitting.title(text)
+  yield Part(text, title, is_markdown=True)
+
+
 READERS: dict[str, Callable[[pathlib.Path], Iterator[Part]]] = {
-  **dict.fromkeys((".txt", ".text", ".rst"), _plain),
   **dict.fromkeys((".md", ".markdown"), _markdown),
+  **dict.fromkeys((".txt", ".text", ".rst"), _plain),
+  **dict.fromkeys((".html", ".htm"), _html),
+  **dict.fromkeys((".csv", ".tsv"), _csv),
+  ".json": _json,
+  **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
+  ".parquet": _parquet,
+  ".pdf": _pdf,
+  ".docx": _docx,
 }

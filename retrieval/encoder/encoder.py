@@ -36,6 +36,7 @@ class Encoder:
   Attributes:
     settings: prefixes, pooling and the maximum length.
     dim: width of a vector.
+    room: see `search.Tokenized`.
   """
 
   def __init__(
@@ -51,6 +52,13 @@ class Encoder:
     self.settings, self.dim = settings, dim
     self._model, self._tokenizer = model, tokenizer
     self._identity = identity
+    prefix = len(tokenizer.ids([""], settings.passage_prefix)[0])
+    self.room = settings.max_tokens - prefix
+
+  @property
+  def cut(self) -> int:
+    """The number of texts so far whose end was not read."""
+    return self._tokenizer.cut
 
   @classmethod
   def load(
@@ -167,6 +175,10 @@ class Encoder:
     """
     return self._encode(texts, self.settings.query_prefix, few=True)
 
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """See `search.Tokenized`."""
+    return self._tokenizer.whole()
+
   def compile(self) -> None:
     """See `search.Compiled`; queries of up to 4096 tokens."""
     self._model.compile_queries()
@@ -231,7 +243,13 @@ class _Tokenizer:
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens - len(self._end))
     self.sha256 = hashlib.sha256(content).hexdigest()
-    self._tokenizer = tokenizer
+    self._tokenizer, self.cut = tokenizer, 0
+
+  def whole(self) -> tokenizers.Tokenizer:
+    """Returns a copy that cuts no text."""
+    copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    copy.no_truncation()
+    return copy
 
   def ids(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
     """Returns the int32 ids of each text with `prefix` before it, never empty.
@@ -244,5 +262,6 @@ class _Tokenizer:
       found = self._tokenizer.encode_batch_fast(
         [prefix + _SURROGATES.sub("\ufffd", text) for text in some]
       )
+      self.cut += sum(bool(each.overflowing) for each in found)
       out += [np.asarray(each.ids + self._end, np.int32) for each in found]
     return out

@@ -180,21 +180,10 @@ def _planned(
 
 
 def newest(folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the folder with an index's files: of documents, the newest build.
-
-  Raises:
-    ValueError: the file that names it is damaged.
-  """
+  """Returns the folder with an index's files: that of the newest build."""
   folder = pathlib.Path(folder)
   named = folder / CURRENT
-  if not named.is_file():
-    return folder
-  name = json_files.read(named).get("build")
-  if not isinstance(name, str) or pathlib.PurePath(name).name != name:
-    raise ValueError(
-      f"{named}: found build {name!r}, expected a folder's name."
-    )
-  return folder / name
+  return folder / json_files.read(named)["build"] if named.is_file() else folder
 
 
 def shards_of(
@@ -214,6 +203,8 @@ def _vectors(
   folder: pathlib.Path, identity: dict[str, Any]
 ) -> tuple[passages.Corpus, vectors.Shards] | None:
   """Returns passages and vectors of a finished index like one that is made."""
+  if not (folder / BUILT).is_file():
+    return None
   found = without_paths(json_files.read(folder / BUILT))
   if any(
     found.get(name) != without_paths(identity)[name]

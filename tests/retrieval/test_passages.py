@@ -50,7 +50,6 @@ MALFORMED = [
   "[1]",
   "null",
   '{"id": "1"}',
-  '{"contents": "\\"T\\"\\nt"}',
   '{"id": true, "contents": "\\"T\\"\\nt"}',
   '{"id": "1", "contents": 3}',
   '{"id": "1", "contents": "no title"}',
@@ -60,12 +59,15 @@ MALFORMED = [
   '{"id": "1", "title": ["T"], "text": "t"}',
   '{"id": "1", "title": "T", "text": "  "}',
   '{"id": "1", "title": "T"}',
-  '{"title": "T", "text": "t"}',
   "[" * 100_000,
 ]
 
 
 ROWS = {
+  '{"contents": "\\"T\\"\\nt"}': types.Passage("0", '"T"', "t"),
+  '{"id": "a#1", "text": "t", "path": "a.pdf", "page": 2, "heading": "H"}': (
+    types.Passage("a#1", '""', "t", 0.0, types.Source("a.pdf", 2, "H"))
+  ),
   '{"id": 7, "title": "Iron", "text": "Iron rusts.\\nGold"}': (
     types.Passage("7", '"Iron"', "Iron rusts.\nGold")
   ),

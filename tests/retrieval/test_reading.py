@@ -1,0 +1,254 @@
+"""Files of every kind become texts with titles and places, or a sentence."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import zipfile
+
+import docx
+import pyarrow
+import pypdf
+import pytest
+from pyarrow import parquet
+from pypdf import generic
+
+from retrieval.documents import finding, folder, reading, splitting
+
+
+def pdf(path, *pages, title="", password=None):
+  """Writes a PDF with a line a page; "" is a page without text."""
+  writer = pypdf.PdfWriter()
+  name = generic.NameObject
+  font = generic.DictionaryObject(
+    {
+      name("/Type"): name("/Font"),
+      name("/Subtype"): name("/Type1"),
+      name("/BaseFont"): name("/Helvetica"),
+    }
+  )
+  for text in pages:
+    page = writer.add_blank_page(300, 300)
+    fonts = generic.DictionaryObject({name("/F1"): font})
+    page[name("/Resources")] = generic.DictionaryObject({name("/Font"): fonts})
+    stream = generic.DecodedStreamObject()
+    stream.set_data(f"BT /F1 12 Tf 20 200 Td ({text}) Tj ET".encode())
+    page[name("/Contents")] = writer._add_object(stream)
+  if title:
+    writer.add_metadata({"/Title": title})
+  if password is not None:
+    writer.encrypt(password, "owner", algorithm="AES-256")
+  writer.write(path)
+
+
+def word(path):
+  """Writes a DOCX with a title, headings and a table."""
+  document = docx.Document()
+  document.add_heading("Contract", 0)
+  document.add_heading("Terms", 1)
+  document.add_paragraph("Pay monthly.")
+  row = document.add_table(1, 2).rows[0]
+  row.cells[0].text, row.cells[1].text = "Rent", "900"
+  document.add_heading("Notice", 2)
+  document.add_paragraph("Three months.")
+  document.save(path)
+
+
+HTML = """<html><head><title>Lease page</title></head><body><nav>Menu</nav>
+<h1>Lease</h1><p>Intro.</p><h2>End</h2><p>On 31 March.</p><script>x</script>
+</body></html>"""
+GERMAN = "Die Größe der Straße überrascht fröhliche Mädchen. Schöne Häuser."
+JAPANESE = "これは日本語の文章です。契約は三月三十一日に終わります。"
+P = reading.Part
+TABLE = [P("price: 3", "Tea", heading="row 1"), P("price: 4", heading="row 2")]
+KINDS = {
+  "a.md": (
+    "---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.",
+    [P("---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.", "Our lease")],
+  ),
+  "a.txt": ("\ufeffOne\x01line.", [P("One line.")]),
+  "b.txt": (GERMAN.encode("cp1252"), [P(GERMAN)]),
+  "c.txt": (GERMAN.encode("utf-16"), [P(GERMAN)]),
+  "d.txt": (JAPANESE.encode("shift_jis"), [P(JAPANESE)]),
+  "a.html": (
+    HTML,
+    [P("# Lease\n\nIntro.\n\n## End\n\nOn 31 March.", "Lease page")],
+  ),
+  "a.csv": ("\ufeffname;price\nTea;3\n;4\n", TABLE),
+  "a.tsv": ("name\tprice\nTea\t3\n\t4\n", TABLE),
+  "a.json": ('[{"name": "Tea", "price": 3}, {"price": 4}]', TABLE),
+  "b.json": ('{"rows": [{"name": "Tea", "price": 3}, {"price": 4}]}', TABLE),
+  "c.json": ('{"a": {"b": 1}, "c": "d"}', [P('a: {"b": 1}\nc: d')]),
+  "a.jsonl": (
+    '{"id": 7, "text": "Long.", "title": "T"}\n"words"\n',
+    [P("id: 7\nLong.", "T", heading="row 1"), P("words", heading="row 2")],
+  ),
+  "a.parquet": (
+    lambda path: parquet.write_table(
+      pyarrow.table({"name": ["Tea", None], "price": [3, 4]}), path
+    ),
+    TABLE,
+  ),
+  "a.pdf": (
+    lambda path: pdf(path, "Cats.", "", "Dogs.", title="Animals"),
+    [P("Cats.", "Animals", 1), P("Dogs.", "Animals", 3)],
+  ),
+  # Printing may need a password, reading none.
+  "b.pdf": (lambda path: pdf(path, "Open.", password=""), [P("Open.", "", 1)]),
+  "a.docx": (
+    word,
+    [
+      P(
+        "# Contract\n\n# Terms\n\nPay monthly.\n\nRent | 900\n\n## Notice\n\n"
+        "Three months.",
+        "Contract",
+      )
+    ],
+  ),
+}
+
+
+def make(folder_, name, content):
+  path = folder_ / name
+  if callable(content):
+    content(path)
+  else:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+  return str(path)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_file_has_its_text_title_and_places(tmp_path, name):
+  content, expected = KINDS[name]
+  found = list(reading.read(make(tmp_path, name, content)))
+  marked = name.rpartition(".")[2] in ("md", "html", "docx")
+  assert found == [part._replace(is_markdown=marked) for part in expected]
+
+
+def bomb(path):
+  """Writes a DOCX of 200 kB that unpacks to 200 MB."""
+  with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    with file.open("word/document.xml", "w") as part:
+      for _ in range(200):
+        part.write(bytes(1 << 20))
+
+
+UNREADABLE = {
+  "empty.md": ("", "has no text"),
+  "binary.txt": (b"a\0\1\2", "is binary"),
+  "secret.pdf": (lambda path: pdf(path, "x", password="u"), "is encrypted"),
+  "scan.pdf": (lambda path: pdf(path, "", ""), "pages of pictures only"),
+  "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "cannot be read"),
+  "bomb.docx": (bomb, "unpacks to 200 MB"),
+  "no.docx": (b"PK", "cannot be read .BadZipFile"),
+  "deep.json": ("[" * 100_000, "cannot be read .RecursionError"),
+  "bad.jsonl": ('{"a": 1}\n{nope\n', "is no JSON in line 2"),
+  "no.parquet": (b"PAR1", "cannot be read"),
+  "large.txt": (lambda path: os.truncate(path, 1 << 27), "has 128 MB"),
+}
+
+
+def test_files_that_cannot_be_read_are_listed_and_leave_the_others(tmp_path):
+  docs = tmp_path / "docs"
+  docs.mkdir()
+  (docs / "good.md").write_text("# Good\n\nText.")
+  for name, (content, _) in UNREADABLE.items():
+    (docs / name).touch()
+    make(docs, name, content)
+  made = folder.update([str(docs)], tmp_path / "index")
+  assert (made.files, made.passages) == (1, 1)
+  said = {pathlib.Path(path).name: why for path, why in made.skipped}
+  assert said.keys() == UNREADABLE.keys()
+  for name, (_, sentence) in UNREADABLE.items():
+    assert sentence in said[name].replace("(", "."), name
+    assert "\n" not in said[name]
+
+
+def test_files_of_folders_and_globs_are_found_once(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ("n/a.md", "n/deep/b.TXT", "n/c.png", "n/.d/e.md", "n/.f.md"):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("text")
+  os.symlink(tmp_path / "n", tmp_path / "n/deep/loop")
+  os.symlink(tmp_path / "n/a.md", tmp_path / "n/same.md")
+  os.symlink(tmp_path / "gone.md", tmp_path / "n/gone.md")
+  os.mkfifo(tmp_path / "n/pipe.txt")
+
+  def names(*paths):
+    found = finding.find(paths, reading.READERS, without="n/index")
+    return [file.name for file in found.files]
+
+  found = finding.find(["n"], reading.READERS, without="n/index")
+  assert found.files == (("n/a.md", "a.md"), ("n/deep/b.TXT", "deep/b.TXT"))
+  assert found.ignored == {
+    ".png": 1,
+    "hidden": 2,
+    "linked folder": 1,
+    "no regular file": 2,
+  }
+  assert names("n/a.md") == ["a.md"]
+  assert names("n/**/*.md", "n/a.md") == ["a.md"]
+  assert names("n/deep", "n/a.md") == ["a.md", "deep/b.TXT"]
+  assert names("n/*") == ["a.md", "deep/b.TXT"]
+  (tmp_path / "n/index").mkdir()
+  (tmp_path / "n/index/x.jsonl").write_text("{}")
+  assert names("n") == ["a.md", "deep/b.TXT"]
+  with pytest.raises(ValueError, match="found nothing at n/[*].rst"):
+    names("n/*.rst")
+
+
+MARKDOWN = f"""# One
+
+{"Some words of it. " * 20}
+
+```sh
+# not a heading
+```
+
+Two
+---
+
+{"Other words here. " * 20}
+
+### Deep
+
+{"Last words of all. " * 20}
+
+# Three
+"""
+
+
+def test_passages_end_at_headings_and_sentences():
+  found = list(splitting.Splitter(60, 12)(MARKDOWN, is_markdown=True))
+  assert {heading for heading, _ in found} == {
+    "One",
+    "One > Two",
+    "One > Two > Deep",
+  }
+  assert all(len(text) <= 240 for _, text in found)
+  ends = (".", "```", "# Three")
+  assert all(text.rstrip().endswith(ends) for _, text in found)
+  (_, first), (_, second) = found[:2]
+  assert second.startswith(first[-17:])  # A sentence is in both.
+  assert len(first) + len(second) > 360
+  assert "Last words of all." in found[-1][1]
+
+
+def test_a_word_without_end_takes_no_time():
+  found = list(splitting.Splitter(200, 30)("a" * 500_000, is_markdown=False))
+  assert len(found) < 1500
+
+
+def test_lengths_are_those_of_a_tokenizer():
+  """Of Chinese, a character is a token of this one."""
+  import tokenizers
+
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+  text = "契约于三月三十一日结束。" * 20
+  found = list(splitting.Splitter(30, 0, tokenizer)(text, is_markdown=False))
+  assert all(len(tokenizer.encode(words).ids) <= 30 for _, words in found)
+  assert len(found) == 10
