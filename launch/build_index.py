@@ -16,8 +16,7 @@ e5_Flat.index), named by --faiss_file together with the encoder that made it;
 `milvus`, a collection at --address (docs/data.md), beside which --output has
 the line offsets of the corpus.
 A corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
-format), or of `id`, `title` and `text`. The other flags but language, dtype and
-those of an encoder are for a corpus.
+format), or of `id`, `title` and `text`.
 
 If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
@@ -204,7 +203,7 @@ def _documents(
   made = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, f.language, f.dtype),
+    folder.Settings(f.passage, f.overlap, f.language),
     encoder=encoder,
     afresh=not f.update,
     on_file=lambda done, of: on("file", done, of),
@@ -216,8 +215,8 @@ def _documents(
   print(
     f"{f.output}: files {made.files} (added {made.added}, changed "
     f"{made.changed}, unchanged {made.unchanged}, removed {made.removed}), "
-    f"passages {made.passages}; skipped {len(made.skipped)}; not read, of other "
-    f"kinds: {', '.join(ignored) or 'none'}"
+    f"passages {made.passages}; skipped {len(made.skipped)}; of other kinds: "
+    f"{', '.join(ignored) or 'none'}"
   )
   _warn_of_cut(encoder)
 

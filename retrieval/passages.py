@@ -36,13 +36,12 @@ from anysearch_jax.host import json_files
 
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
-_INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
+# LINES are in the folder if they are not those of the source.
+_INFO, _OFFSETS, LINES = "corpus.json", "offsets.npy", "passages.jsonl"
 _OTHERS = (
   "A corpus is JSON lines; folders and files of other kinds are read by "
   "launch.build_index --documents=PATH."
 )
-# The lines of an index of documents, beside its corpus; the folder may move.
-DOCUMENTS = "documents.jsonl"
 
 
 class CorpusError(ValueError):
@@ -71,9 +70,8 @@ class Corpus:
       self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
       lines = self.info["lines"]
-      near = _LINES, f"../{DOCUMENTS}"
-      if lines not in near and not os.path.isabs(lines):
-        raise ValueError(f"lines at {lines!r}, expected {_LINES!r} or a path")
+      if lines != LINES and not os.path.isabs(lines):
+        raise ValueError(f"lines at {lines!r}, expected {LINES!r} or a path")
       self.path = folder / lines
       size = self.path.stat().st_size
       found = size, self._offsets.dtype, self._offsets.shape
@@ -190,7 +188,8 @@ def prepare(
   folder.mkdir(parents=True, exist_ok=True)
   compressed = source.suffix == ".gz"
   copy = compressed or skip_malformed
-  beside = folder / f"{_LINES}.tmp"
+  is_there = source == folder.absolute() / LINES  # They move together.
+  beside = folder / f"{LINES}.tmp"
   digest, offsets, skipped = hashlib.sha256(), array.array("q", [0]), 0
   with (
     source.open("rb") as raw,
@@ -221,13 +220,10 @@ def prepare(
       f"{source}: found no passage, expected one a line. {_OTHERS}"
     )
   if copy:
-    beside.replace(folder / _LINES)
+    beside.replace(folder / LINES)
   np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
-  lines_at = _LINES if copy else str(source)
-  if source == folder.absolute().parent / DOCUMENTS:
-    lines_at = f"../{DOCUMENTS}"
   info = made_of | {
-    "lines": lines_at,
+    "lines": LINES if copy or is_there else str(source),
     "passages": len(offsets) - 1,
     "skipped": skipped,
     "bytes": offsets[-1],
@@ -301,13 +297,9 @@ def _parse(line: bytes, row: int) -> types.Passage:
       )
   title, _, text = _whole(contents).partition("\n")
   source = types.Source()
-  if isinstance(path := values.get("path"), str):
-    page, heading = values.get("page"), values.get("heading")
-    source = types.Source(
-      _whole(path),
-      page if isinstance(page, int) else 0,
-      _whole(heading) if isinstance(heading, str) else "",
-    )
+  path, page, heading = map(values.get, types.Source._fields)
+  if (type(path), type(page), type(heading)) == (str, int, str):
+    source = types.Source(_whole(path), page, _whole(heading))
   return types.Passage(_whole(str(name)), title, text, source=source)
 
 

@@ -1,19 +1,20 @@
 """Keeps an index over files and folders of documents up to date.
 
-    current.json        names the folder of the finished build
-    build-1f0e2d3c4b/   an index, see `index.building`, and beside it
-      documents.jsonl   the passages: id, title, text, path, page, heading
+    current.json        names the folder of the newest finished build
+    build-1f0e2d3c4b/   an index, see `index.building`; corpus/passages.jsonl
+                        has rows of id, title, text, path, page, heading
       files.json        the settings, and each file with its number of rows
     next/               the build that is being made
 
 A build is made aside and then named in `current.json`, so an update that is
-stopped changes nothing, and an index that is open stays whole.
+stopped changes nothing. The build before stays until the next update, for
+programs that are opening it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -22,12 +23,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+
 from anysearch_jax.host import disk, json_files
 from retrieval import passages
 from retrieval.documents import finding, reading, splitting
 from retrieval.index import building, search, vectors
 
-_NEXT, _FILES, _ROWS = "next", "files.json", passages.DOCUMENTS
+_NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file.
 _VERSION = 1
 # Tokens of an encoder's text that a title and headings may take, and the least
@@ -47,13 +50,11 @@ class Settings:
       in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
     language: see `building.Settings`; without an encoder.
-    dtype: of the encoder's vectors, see `building.Settings`.
   """
 
   tokens: int = 200
   overlap: int = 30
   language: str = "english"
-  dtype: str = "float32"
 
   def __post_init__(self):
     if not (self.tokens >= _LEAST and 0 <= self.overlap <= self.tokens // 2):
@@ -128,7 +129,7 @@ def update(
       if all(file.is_as_it_was() for file in before.values()):
         return _summary(found, before, before)._replace(is_new=False)
     beside = folder / _NEXT
-    beside.mkdir(exist_ok=True)
+    (beside / "corpus").mkdir(parents=True, exist_ok=True)
     files: dict[finding.File, _File] = {}
     with (beside / _ROWS).open("wb") as out:
       for done, file in enumerate(found.files, start=1):
@@ -141,13 +142,15 @@ def update(
         f"{list(summary.skipped[:3])}; of other kinds: {dict(found.ignored)}), "
         f"expected files that end in {', '.join(reading.READERS)}."
       )
-    _build(beside, settings, encoder, newest, on_rows)
+    if encoder is not None and is_same:
+      encoder = _Remembering(encoder, newest)
+    _build(beside, settings, encoder, on_rows)
     json_files.write(beside / _FILES, made_by | {"files": [*files.values()]})
     name = f"build-{uuid.uuid4().hex[:10]}"
     beside.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
     for other in folder.glob("build-*"):
-      if other.name != name:
+      if other.name not in (name, newest.name):
         shutil.rmtree(other, ignore_errors=True)
     return summary
 
@@ -173,10 +176,6 @@ class _File(NamedTuple):
   end: int
   reason: str
 
-  @property
-  def found(self) -> finding.File:
-    return finding.File(self.path, self.name)
-
   def is_as_it_was(self) -> bool:
     """Returns whether the file has the same size and time."""
     try:
@@ -199,7 +198,7 @@ def _read(
   found = json_files.read(build / _FILES)
   if found["rows"] != made_by["rows"]:
     return {}, False
-  files = {file.found: file for file in map(_File._make, found["files"])}
+  files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}
   return files, found["index"] == made_by["index"]
 
 
@@ -267,11 +266,11 @@ def _made_by(
   """Returns what rows and index depend on, as JSON values, and the splitter."""
   index: dict[str, Any] = {"language": settings.language}
   if encoder is not None:
-    index = {"encoder": encoder.identity(), "dtype": settings.dtype}
+    index = {"encoder": encoder.identity()}
   tokens, tokenizer, counted = settings.tokens, None, ""
   if isinstance(encoder, search.Tokenized):
-    tokens = min(tokens, max(encoder.room - _TITLE, _LEAST))
-    tokenizer = encoder.tokenizer()
+    tokenizer, most = encoder.tokenizer()
+    tokens = min(tokens, max(most - _TITLE, _LEAST))
     counted = json_files.sha256(tokenizer.to_str())
   overlap = min(settings.overlap, tokens // 2)
   made_by = {
@@ -285,29 +284,56 @@ def _build(
   beside: pathlib.Path,
   settings: Settings,
   encoder: search.Encoder | None,
-  before: pathlib.Path,
   on_rows: Callable[[int, int], None],
 ) -> None:
-  """Builds the index of the rows in a folder."""
+  """Builds the index of the rows in a folder, or resumes that."""
   kind = "bm25" if encoder is None else "flat"
-  build = functools.partial(
-    building.build,
-    beside / _ROWS,
-    beside,
-    building.Settings(
-      kind, dtype=settings.dtype, language=settings.language, shard=_SHARD
-    ),
-    encoder=encoder,
-    before=before,
-    on_rows=on_rows,
-  )
+  made = building.Settings(kind, language=settings.language, shard=_SHARD)
+  rows = beside / _ROWS
   try:
-    build()
+    building.build(rows, beside, made, encoder=encoder, on_rows=on_rows)
   except building.OtherIndexError:  # A stopped update was of other documents.
-    for left in beside.iterdir():
-      if left.name != _ROWS:
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    build()
+    for left in (building.BEGUN, building.BUILT):
+      (beside / left).unlink(missing_ok=True)
+    shutil.rmtree(beside / "vectors", ignore_errors=True)
+    building.build(rows, beside, made, encoder=encoder, on_rows=on_rows)
+
+
+class _Remembering:
+  """An encoder that takes the vectors of known passages from an index.
+
+  Args:
+    encoder: made the vectors of the index, and makes those of other passages.
+    build: folder of the index.
+  """
+
+  def __init__(self, encoder: search.Encoder, build: pathlib.Path):
+    self._encoder, self.dim = encoder, encoder.dim
+    self.queries, self.identity = encoder.queries, encoder.identity
+    found = json_files.read(build / building.BUILT)
+    shards = building.shards_of(build, found)
+    self._rows: dict[bytes, int] = {}
+    if all(map(shards.finished, range(len(shards)))):
+      self._each = shards.each
+      self._vectors = [shards.rows(shard) for shard in range(len(shards))]
+      texts = passages.Corpus(build / "corpus").contents(0, shards.count)
+      self._rows = {_key(text): row for row, text in enumerate(texts)}
+
+  def passages(self, texts: Sequence[str]) -> np.ndarray:
+    """Returns vectors; see `search.Encoder`."""
+    rows = [self._rows.get(_key(text)) for text in texts]
+    new = [at for at, row in enumerate(rows) if row is None]
+    out = np.empty((len(texts), self.dim), np.float32)
+    if new:
+      out[new] = self._encoder.passages([texts[at] for at in new])
+    for at, row in enumerate(rows):
+      if row is not None:
+        out[at] = self._vectors[row // self._each][row % self._each]
+    return out
+
+
+def _key(text: str) -> bytes:
+  return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def _summary(

@@ -166,14 +166,12 @@ def _csv(path: pathlib.Path) -> Iterator[Part]:
 
 def _json(path: pathlib.Path) -> Iterator[Part]:
   found = json.loads(_text(path))
-  if isinstance(found, dict):
-    # Rows often have a name: {"data": [...]}.
-    lists = [each for each in found.values() if isinstance(each, list)]
-    if not (len(found) == 1 and lists):
-      yield next(_rows([found]))._replace(heading="")
-      return
-    (found,) = lists
-  yield from _rows(found if isinstance(found, list) else [found])
+  if isinstance(found, dict) and len(found) == 1:
+    (found,) = found.values()  # Rows often have a name: {"data": [...]}.
+  if isinstance(found, list):
+    yield from _rows(found)
+  else:
+    yield next(_rows([found]))._replace(heading="")
 
 
 def _json_lines(path: pathlib.Path) -> Iterator[Part]:

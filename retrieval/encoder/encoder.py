@@ -36,7 +36,6 @@ class Encoder:
   Attributes:
     settings: prefixes, pooling and the maximum length.
     dim: width of a vector.
-    room: see `search.Tokenized`.
   """
 
   def __init__(
@@ -52,8 +51,6 @@ class Encoder:
     self.settings, self.dim = settings, dim
     self._model, self._tokenizer = model, tokenizer
     self._identity = identity
-    prefix = len(tokenizer.ids([""], settings.passage_prefix)[0])
-    self.room = settings.max_tokens - prefix
 
   @property
   def cut(self) -> int:
@@ -175,9 +172,10 @@ class Encoder:
     """
     return self._encode(texts, self.settings.query_prefix, few=True)
 
-  def tokenizer(self) -> tokenizers.Tokenizer:
+  def tokenizer(self) -> tuple[tokenizers.Tokenizer, int]:
     """See `search.Tokenized`."""
-    return self._tokenizer.whole()
+    (prefix,) = self._tokenizer.ids([""], self.settings.passage_prefix)
+    return self._tokenizer.whole(), self.settings.max_tokens - len(prefix)
 
   def compile(self) -> None:
     """See `search.Compiled`; queries of up to 4096 tokens."""

@@ -33,7 +33,7 @@ from retrieval import analysis, passages
 from retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
-BUILT, _BEGUN = "index.json", "build.json"
+BUILT, BEGUN = "index.json", "build.json"
 # Names the folder of the newest of several builds, see `documents.folder`.
 CURRENT = "current.json"
 # Bytes of an index of words by byte of its corpus, at most.
@@ -84,7 +84,6 @@ def build(
   encoder: search.Encoder | None = None,
   process: int = 0,
   processes: int = 1,
-  before: str | os.PathLike | None = None,
   on_bytes: Callable[[int], None] = lambda done: None,
   on_rows: Callable[[int, int], None] = lambda done, of: None,
   on_plan: Callable[[str], None] = lambda line: None,
@@ -98,8 +97,6 @@ def build(
     encoder: encoder of passages; required for all kinds except `bm25`.
     process, processes: number of this process, from 0, and number of processes
       that build together.
-    before: an index whose vectors are taken for equal passages, if it is
-      `flat` and made by the same encoder.
     on_bytes: called with the bytes of the corpus read so far.
     on_rows: called with the rows encoded so far and all rows of this process.
     on_plan: called with what the index takes, before it is built.
@@ -137,8 +134,6 @@ def build(
     shards = shards_of(folder, identity)
     on_plan(_planned(folder, corpus, shards))
     make = vectors.encoded(corpus, encoder)
-    if known := before and _vectors(pathlib.Path(before), identity):
-      make = vectors.reused(corpus, encoder, *known)
     if settings.vectors:
       file = vectors.FlatFile(settings.vectors)
       make = vectors.read(corpus, encoder, file)
@@ -197,24 +192,6 @@ def shards_of(
     dim=identity["encoder"]["dim"],
     dtype=identity["dtype"],
   )
-
-
-def _vectors(
-  folder: pathlib.Path, identity: dict[str, Any]
-) -> tuple[passages.Corpus, vectors.Shards] | None:
-  """Returns passages and vectors of a finished index like one that is made."""
-  if not (folder / BUILT).is_file():
-    return None
-  found = without_paths(json_files.read(folder / BUILT))
-  if any(
-    found.get(name) != without_paths(identity)[name]
-    for name in ("kind", "encoder", "dtype")
-  ):
-    return None
-  shards = shards_of(folder, found)
-  if not all(map(shards.finished, range(len(shards)))):
-    return None
-  return passages.Corpus(folder / "corpus"), shards
 
 
 def _validate(
@@ -300,7 +277,7 @@ def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
 
 def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   """Claims the folder for an index, or checks that it is for the same one."""
-  begun = folder / _BEGUN
+  begun = folder / BEGUN
   if not begun.is_file():
     json_files.write(begun, identity)
     return

@@ -43,23 +43,7 @@ def open_index(
     vectors.DamagedError: a file of the index differs from what was written.
     ValueError: the index is not finished, or the encoder is a different one.
   """
-  while True:
-    newest = building.newest(folder)
-    try:
-      return _open(newest, encoder, devices, verify, part)
-    except (OSError, ValueError):
-      # An update that ended meanwhile has removed what was being opened.
-      if building.newest(folder) == newest:
-        raise
-
-
-def _open(
-  folder: pathlib.Path,
-  encoder: str | os.PathLike | search.Encoder | None,
-  devices: Sequence[Any] | None,
-  verify: bool,
-  part: tuple[int, int] | None,
-) -> search.SearchIndex:
+  folder = building.newest(folder)
   identity = _read(folder)
   corpus = passages.Corpus(folder / "corpus")
   expected = identity["corpus"]

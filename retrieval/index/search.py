@@ -82,15 +82,11 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class Tokenized(Protocol):
-  """An encoder whose tokens can be counted.
+  """An encoder whose tokens can be counted."""
 
-  `room` is the most tokens that it reads of a passage, without its prefix.
-  """
-
-  room: int
-
-  def tokenizer(self) -> Any:
-    """Returns a `tokenizers.Tokenizer` that cuts nothing."""
+  def tokenizer(self) -> tuple[Any, int]:
+    """Returns a `tokenizers.Tokenizer` that cuts nothing, and the most tokens
+    that the encoder reads of a passage after its prefix."""
     ...
 
 

@@ -281,45 +281,6 @@ def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
   return make
 
 
-def reused(
-  corpus: passages.Corpus,
-  encoder: search.Encoder,
-  before: passages.Corpus,
-  shards: Shards,
-) -> Source:
-  """Returns vectors as `encoded` does, of equal passages those in `shards`.
-
-  Args:
-    corpus: the passages.
-    encoder: encodes those that `before` lacks.
-    before: other passages, which the encoder has encoded.
-    shards: their vectors.
-  """
-
-  def key(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:16]
-
-  stored = [shards.rows(shard) for shard in range(len(shards))]
-  known = {
-    key(text): row for row, text in enumerate(before.contents(0, len(before)))
-  }
-
-  def make(start: int, end: int) -> Iterator[np.ndarray]:
-    for first in range(start, end, _ROWS):
-      texts = list(corpus.contents(first, min(first + _ROWS, end)))
-      rows = [known.get(key(text), -1) for text in texts]
-      new = [at for at, row in enumerate(rows) if row < 0]
-      out = np.empty((len(texts), encoder.dim), np.float32)
-      if new:
-        out[new] = encoder.passages([texts[at] for at in new])
-      for at, row in enumerate(rows):
-        if row >= 0:
-          out[at] = stored[row // shards.each][row % shards.each]
-      yield out
-
-  return make
-
-
 def read(
   corpus: passages.Corpus, encoder: search.Encoder, file: FlatFile
 ) -> Source:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import pathlib
 
+import commands
 import pytest
+import random_encoders
 import retrieval_cases as cases
 
+from launch import build_index
+from retrieval import passages
 from retrieval.documents import folder
-from retrieval.index import opening
+from retrieval.encoder import encoder as encoder_lib
+from retrieval.index import building, opening
 
 
 def write(place: pathlib.Path, **texts: str | bytes) -> pathlib.Path:
@@ -90,3 +95,51 @@ def test_a_folder_without_text_is_refused_with_what_it_has(tmp_path):
     folder.update([str(notes)], tmp_path / "index")
   with pytest.raises(ValueError, match="found nothing at .*nope"):
     folder.update([str(tmp_path / "nope")], tmp_path / "index")
+
+
+def test_the_command_says_what_it_read_and_what_not(tmp_path):
+  notes = write(tmp_path / "n", lease__md=LEASE, x__png=b"1", b__txt=b"a\0b")
+  out = f"--output={tmp_path / 'i'}"
+
+  def said(*arguments):
+    return commands.printed(build_index, out, "--cache=", *arguments)
+
+  code, told = said(f"--documents={notes}")
+  assert code == 0
+  assert f"skipped {notes / 'b.txt'}: is binary, expected text\n" in told
+  assert "files 1 (added 1, changed 0, unchanged 0, removed 0)" in told
+  assert told.endswith("passages 1; skipped 1; of other kinds: 1 .png\n")
+  # Without --update, all is read again.
+  for more, counted in (["--update"], "unchanged 1"), ([], "added 1"):
+    assert counted in said(f"--documents={notes}", *more)[1]
+  for wrong, sentence in (
+    ([f"--corpus={notes}"], "found an index of documents"),
+    ([], "found both or neither of --corpus and --documents"),
+    ([f"--documents={notes}", "--kind=flat"], "expected bm25, or flat with"),
+    ([f"--documents={notes}", "--passage=20"], "an overlap of 30, expected"),
+  ):
+    assert sentence in str(said(*wrong)[0])
+
+
+@pytest.mark.parametrize("name", ["a.md", "folder", "a.json"])
+def test_what_is_no_corpus_is_pointed_to_documents(tmp_path, name):
+  write(tmp_path, a__md="# A", a__json='[\n{"text": "A word."}]', folder_b="b")
+  with pytest.raises(passages.CorpusError, match="--documents=PATH"):
+    passages.prepare(tmp_path / name, tmp_path / "p")
+
+
+def test_passages_fit_the_encoder_and_longer_ones_are_counted(tmp_path):
+  sizes = {"hidden_size": 32, "num_attention_heads": 4}
+  random_encoders.make(tmp_path / "e", num_hidden_layers=1, **sizes)
+  encoder = encoder_lib.Encoder.load(tmp_path / "e", max_tokens=96)
+  words = " ".join(random_encoders.words()[:300])
+  notes = write(tmp_path / "n", a__txt=words)
+  made = folder.update([str(notes)], tmp_path / "i", encoder=encoder)
+  assert encoder.cut == 0
+  assert made.passages > 300 // 48
+  rows = passages.Corpus(building.newest(tmp_path / "i") / "corpus")
+  texts = [rows[row].text for row in range(len(rows))]
+  tokenizer, most = encoder.tokenizer()
+  assert max(len(tokenizer.encode(text).ids) for text in texts) <= most
+  encoder.passages([words, "short"])
+  assert encoder.cut == 1
