@@ -92,6 +92,7 @@ _WHERE = {
   "world_tokenizer": "anysearch_jax.world.world_tokenizer:build_tokenizer",
   "expert": "anysearch_jax.world.expert",
   "optimum": "anysearch_jax.world.optimum",
+  "index_documents": "retrieval.documents.folder:update",
   "LexicalRetriever": "retrieval.lexical:LexicalRetriever",
   "fuse": "retrieval.pipeline:fuse",
   "rerank": "retrieval.pipeline:rerank",
@@ -103,6 +104,7 @@ _WHERE = {
   "validate": "anysearch_jax.training.validation:validate",
   # Asking a policy.
   "Agent": "anysearch_jax.agent.agent:Agent",
+  "Endpoint": "anysearch_jax.rollout.endpoints:Endpoint",
   "Reply": "anysearch_jax.agent.events:Reply",
   "events": "anysearch_jax.agent.events",
   # Evaluation.

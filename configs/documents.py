@@ -14,6 +14,7 @@ Presets, `--config=configs/documents.py:<preset>`:
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.rollout import endpoints
 
 PRESETS = ("", "cpu", "gpu")
 
@@ -24,32 +25,27 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
       f"configs/documents.py: found preset {preset!r}, expected cpu, gpu or "
       "none."
     )
+  config = endpoints.default_config()
+  if not preset:
+    return config
   on_cpu = preset == "cpu"
-  context = 8192 if on_cpu else 16384
-  return config_lib.ExperimentConfig(
-    name="documents",
+  context = 8192 if on_cpu else config.episode.max_context
+  return config_lib.changed(
+    config,
     compute_dtype="float32" if on_cpu else "bfloat16",
-    data=config_lib.DataConfig(source="prepared"),
-    # --documents names the index.
-    retrieval=config_lib.RetrievalConfig(kind="index"),
-    episode=config_lib.EpisodeConfig(
-      prompts="documents",
-      top_k=4,
-      max_generated=context // 4,
-      max_context=context,
+    episode={
+      "max_generated": context // 4,
+      "max_context": context,
       # A CPU writes some 5 to 20 tokens a second.
-      turn_deadline=600.0 if on_cpu else 120.0,
-    ),
-    # Greedy models repeat themselves when they reason.
-    sampling=config_lib.SamplingConfig(temperature=0.6, top_p=0.95),
-    engine=config_lib.EngineConfig(
-      slots=4 if on_cpu else 16,
-      max_context=context,
-      kv_tokens=(2 if on_cpu else 4) * context,
-      page=64,
-      lanes=(1, 4) if on_cpu else (4, 16),
-      prefill_lanes=1 if on_cpu else 4,
-      prefill_chunk=256,
-    ),
-    evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3), scaffold=True),
+      "turn_deadline": 600.0 if on_cpu else 120.0,
+    },
+    engine={
+      "slots": 4 if on_cpu else 16,
+      "max_context": context,
+      "kv_tokens": (2 if on_cpu else 4) * context,
+      "page": 64,
+      "lanes": (1, 4) if on_cpu else (4, 16),
+      "prefill_lanes": 1 if on_cpu else 4,
+      "prefill_chunk": 256,
+    },
   )

@@ -32,6 +32,7 @@ from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
+  from anysearch_jax.rollout import endpoints as endpoints_lib
 
 _KINDS = ("hf", "checkpoint", "scripted")
 
@@ -47,7 +48,7 @@ class Chosen(typing.NamedTuple):
 
   kind: str
   name: str
-  endpoint: endpoints.Endpoint | None = None
+  endpoint: endpoints_lib.Opened | None = None
 
   @property
   def local(self) -> bool:

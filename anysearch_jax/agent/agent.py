@@ -12,7 +12,7 @@ import pathlib
 import queue
 import unicodedata
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
@@ -24,6 +24,9 @@ from anysearch_jax.evaluation import harness
 from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode_state, searching
+
+if TYPE_CHECKING:
+  from anysearch_jax.rollout import endpoints
 
 _YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
 # A question is refused if one of this many words is unknown: every question of
@@ -180,25 +183,27 @@ class Agent:
   @classmethod
   def load(
     cls,
-    policy: str | pathlib.Path,
+    policy: str | pathlib.Path | endpoints.Endpoint,
     *,
     retriever: types.Retriever | str | pathlib.Path,
     config: config_lib.ExperimentConfig | None = None,
     corpus: str = "",
   ) -> Agent:
-    """Loads a policy onto the local devices.
+    """Loads a policy onto the local devices, or asks one elsewhere.
 
     Args:
-      policy: a Hugging Face folder.
+      policy: a Hugging Face folder, or a model behind an address.
       retriever: a retriever, the URL of a retrieval server or those of shards
         and replicas (docs/retrieval.md), or the folder of an index.
       config: the environment, limits, sampling and engine. None: those of the
         training run that exported the policy, if it is in a run's folder, and
-        otherwise the paper's prompt with `loading.default_config`.
+        otherwise the paper's prompt with `loading.default_config`, or
+        `endpoints.default_config` for a model behind an address.
       corpus: the corpus that is searched; "" if there is only one.
 
     Raises:
       ValueError: the policy, the configuration or the retriever is unusable.
+      types.EngineError, types.RetrievalError: a server cannot be used.
     """
     from anysearch_jax.agent import loading  # Imports JAX.
 

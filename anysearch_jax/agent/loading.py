@@ -1,4 +1,4 @@
-"""Loads what an agent is made of: a Hugging Face folder and a retriever."""
+"""Loads what an agent is made of: a policy and a retriever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
-from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout import endpoints, engines, searching
 
 # Tokens of an episode if no configuration says so.
 _CONTEXT = 8192
@@ -23,24 +23,32 @@ _SEED = 0  # The engine's own; the seed of a question is part of its address.
 
 
 def load(
-  policy: str | os.PathLike,
+  policy: str | os.PathLike | endpoints.Endpoint,
   *,
   retriever: types.Retriever | str | os.PathLike,
   config: config_lib.ExperimentConfig | None,
 ) -> dict[str, Any]:
   """Returns the arguments of an agent; see `agent.Agent.load`."""
-  folder = pathlib.Path(policy)
-  a, _ = hf.describe(folder)
-  if config is None:
-    config = _of_run(folder) or default_config(a.max_context)
-  config = agent_lib.with_answer_room(config)
-  searcher = searching.BatchingRetriever(_opened(retriever), config.search)
-  mesh = sharding.rollout_mesh(config.mesh, a)
-  loaded = hf.load(folder, mesh=mesh)
-  engine = engines.make(loaded, config, seed=_SEED)
+  engine: Any
+  if isinstance(policy, endpoints.Endpoint):
+    config = agent_lib.with_answer_room(config or endpoints.default_config())
+    searcher = searching.BatchingRetriever(_opened(retriever), config.search)
+    opened = endpoints.opened(policy, config)
+    config = config_lib.changed(config, episode={"prompts": opened.prompts})
+    engine, codec = opened.engine, opened.codec
+  else:
+    folder = pathlib.Path(policy)
+    a, _ = hf.describe(folder)
+    if config is None:
+      config = _of_run(folder) or default_config(a.max_context)
+    config = agent_lib.with_answer_room(config)
+    searcher = searching.BatchingRetriever(_opened(retriever), config.search)
+    loaded = hf.load(folder, mesh=sharding.rollout_mesh(config.mesh, a))
+    engine = engines.make(loaded, config, seed=_SEED)
+    codec = loaded.tokenizer
   return {
     "engine": engine,
-    "codec": loaded.tokenizer,
+    "codec": codec,
     "retriever": searcher,
     "config": config.episode,
     "slots": config.engine.slots,

@@ -97,7 +97,7 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
         *("--openai=http://host/v1", "--openai_model=m", "--hf=x"),
         "--openai_calls=tags",
       ],
-      "expected no tokenizer",
+      "a tokenizer for completions only",
     ),
     (
       ["--openai=http://host/v1", "--openai_model=m", "--sglang=http://h"],

@@ -1,0 +1,202 @@
+"""A model behind OpenAI's interface, and how it is asked.
+
+One question decides how: by the model's own calls of tools, by tags in its
+messages, or by text completions.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from typing import Any, NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host import http_calls, loop, openai_endpoint, redaction
+from anysearch_jax.rollout import chat_completions, completions
+
+COMPLETIONS = "completions"
+# The ways to ask a model, and what each means.
+CALLS = {
+  "tools": "the search is a tool that it calls",
+  "tags": "it writes the search as tags in its messages",
+  COMPLETIONS: "it continues one text",
+}
+KEY = "OPENAI_API_KEY"
+# The environments of one's own documents, for models that call tools and for
+# others.
+_DOCUMENTS = {"tools": "documents_tools", "tags": "documents"}
+_LISTED = 10
+_CONTEXT = 16384
+
+
+class Endpoint(NamedTuple):
+  """A model behind an address.
+
+  Attributes:
+    url: of the server's interface, such as `http://localhost:11434/v1`.
+    model: its name there; "": the server's only one.
+    calls: `tools`, `tags` or `completions`; `auto`: the first that works, or
+      `completions` if there is a tokenizer.
+    tokenizer: folder of its tokenizer, for `completions`; "": none.
+    key_variable: environment variable with the key; "": no key; None: `KEY` if
+      it is set and the address is https.
+  """
+
+  url: str
+  model: str = ""
+  calls: str = "auto"
+  tokenizer: str = ""
+  key_variable: str | None = None
+
+
+class Opened(NamedTuple):
+  """A model that can be asked.
+
+  Attributes:
+    name: MODEL@URL.
+    identity: what identifies it, with the way it is asked.
+    engine, codec: of its episodes.
+    prompts: the environment, for `episode.prompts`.
+    why: why it is asked as it is; "" if the server has not been asked yet.
+  """
+
+  name: str
+  identity: dict[str, str]
+  engine: completions.CompletionsEngine
+  codec: Any
+  prompts: str
+  why: str
+
+  @property
+  def asked(self) -> bool:
+    """Whether the server has replied already."""
+    return bool(self.why)
+
+
+def default_config() -> config_lib.ExperimentConfig:
+  """Returns what suits an untrained chat model over documents."""
+  return config_lib.ExperimentConfig(
+    name="documents",
+    data=config_lib.DataConfig(source="prepared"),
+    retrieval=config_lib.RetrievalConfig(kind="index"),
+    episode=config_lib.EpisodeConfig(
+      prompts="documents",
+      top_k=4,
+      max_generated=_CONTEXT // 4,
+      max_context=_CONTEXT,
+      turn_deadline=120.0,
+    ),
+    # Greedy models repeat themselves when they reason.
+    sampling=config_lib.SamplingConfig(temperature=0.6, top_p=0.95),
+    engine=config_lib.EngineConfig(slots=16, max_context=_CONTEXT),
+    # An untrained model plans better if it reads what is left.
+    evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3), scaffold=True),
+  )
+
+
+def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
+  """Returns a model that can be asked.
+
+  The server is asked for what `endpoint` leaves open.
+
+  Args:
+    endpoint: the model.
+    config: sampling, deadlines and the environment.
+
+  Raises:
+    ValueError: the values contradict each other or the configuration, the
+      server has several models, or the key is missing.
+    types.EngineError, types.RetrievalError: the server cannot be used.
+  """
+  url, model, calls, folder, key = endpoint
+  if not redaction.is_address(url):
+    raise ValueError(
+      f"Found {redaction.shown(url)}, expected an address such as "
+      "http://127.0.0.1:8000/v1."
+    )
+  prompts = config.episode.prompts
+  own = prompts in _DOCUMENTS.values()
+  if calls == "auto" and folder:
+    calls = COMPLETIONS
+  if calls not in ("auto", *CALLS) or (folder and calls != COMPLETIONS):
+    raise ValueError(
+      f"Found calls {calls!r} and the tokenizer {folder!r}; expected one of "
+      f"{', '.join(CALLS)}, and a tokenizer for {COMPLETIONS} only, because "
+      "the server renders chats itself."
+    )
+  if calls == "tools" and not own:
+    raise ValueError(
+      f"Found calls 'tools' and the environment {prompts!r}, whose prompt asks "
+      f"for tags; expected {_DOCUMENTS['tools']} in episode.prompts, or tags."
+    )
+  if key is None:
+    # Other hosts are sent this key over an encrypted connection only.
+    is_safe = urllib.parse.urlsplit(url).scheme == "https"
+    key = KEY if is_safe and os.environ.get(KEY) else ""
+  model = model or _only_model(url, key)
+  codec: Any = completions.PlainText()
+  if folder:
+    from anysearch_jax.policy import tokenizer
+
+    codec = tokenizer.Tokenizer.from_folder(folder)
+
+  def engine(calls: str) -> Any:
+    settings: dict[str, Any] = {
+      "model": model,
+      "key_variable": key,
+      "sampling": config.sampling,
+      "deadline": config.episode.turn_deadline,
+      "concurrency": config.engine.slots,
+    }
+    if calls == COMPLETIONS:
+      return completions.CompletionsEngine(url, codec, **settings)
+    mode = calls.removeprefix("auto")
+    return chat_completions.ChatEngine(url, codec, mode=mode, **settings)
+
+  asking, why = engine(calls if calls != "auto" or own else "tags"), ""
+  if calls == "auto":
+    try:
+      calls, why = loop.run(asking.probe()), asking.why
+    except http_calls.StatusError as error:
+      if error.status not in chat_completions.MISSING:
+        raise
+      asking, why = engine(COMPLETIONS), "the server has no /chat/completions"
+      try:
+        calls = loop.run(asking.probe())
+      except types.EngineError:
+        raise error from None  # Rather the model's name is wrong.
+  if own:
+    prompts = _DOCUMENTS.get(calls, _DOCUMENTS["tags"])
+  name = f"{model}@{url}"
+  identity = {"openai": name, "tokenizer": folder}
+  if calls != COMPLETIONS:
+    identity["calls"] = calls
+  return Opened(name, identity, asking, codec, prompts, why)
+
+
+def _only_model(url: str, key_variable: str) -> str:
+  """Returns the name of a server's only model.
+
+  Raises:
+    ValueError: it has several, or none.
+    types.RetrievalError: the server does not list them.
+  """
+  server = openai_endpoint.OpenAIEndpoint(
+    url,
+    "/chat/completions",
+    key_variable=key_variable,
+    advice="Does a server with OpenAI's interface run there?",
+  )
+  try:
+    names = loop.run(server.models())
+  finally:
+    server.close()
+  if len(names) == 1:
+    return names[0]
+  more = ", ..." if len(names) > _LISTED else ""
+  raise ValueError(
+    f"Found no name of a model (--openai_model), and {len(names)} models at "
+    f"{url}; expected one of {', '.join(sorted(names)[:_LISTED]) or 'them'}"
+    f"{more}."
+  )
