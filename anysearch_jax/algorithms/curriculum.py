@@ -6,8 +6,7 @@ level's recent accuracy is below that of the best level, the more often it is
 drawn.
 
 With `token_levels` a level is a pair of a number of searches and a cap on
-generated tokens, and the same rule draws from the grid of all pairs. With
-`cent_levels` level b is the b-th cap on cents, and searches have no cap.
+generated tokens, and the same rule draws from the grid of all pairs.
 
     state = init(config, seed)
     assignment = assign(state, num_groups=Q, config=config)   # one rollout
@@ -53,19 +52,15 @@ class CurriculumState(NamedTuple):
 class Assignment(NamedTuple):
   """The assignment of a rollout.
 
-  budgets: int32 `[Q]`, searches assigned to each group; with `cent_levels` the
-    level, from 1, of its cap on cents.
+  budgets: int32 `[Q]`, searches assigned to each group.
   scaffold: bool `[]`, whether the scaffold is on.
   tokens: int32 `[Q]`, cap on each group's generated tokens; None without
     `token_levels`.
-  cents: int32 `[Q]`, cap on what each group's episodes cost; None without
-    `cent_levels`.
   """
 
   budgets: chex.Array
   scaffold: chex.Array
   tokens: chex.Array | None = None
-  cents: chex.Array | None = None
 
 
 def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
@@ -171,9 +166,6 @@ def assign(
   annealed = jnp.maximum(c.max_budget - state.step // level_steps, 1)
   each = len(c.token_levels) or 1
   budgets = jnp.where(phase1, annealed, 1 + drawn // each).astype(jnp.int32)
-  if c.cent_levels:
-    cents = jnp.asarray(c.cent_levels, jnp.int32)[budgets - 1]
-    return Assignment(budgets, scaffold, cents=cents)
   if not c.token_levels:
     return Assignment(budgets, scaffold)
   # T token levels share the B_max budgets as evenly as they divide; the

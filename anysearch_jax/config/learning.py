@@ -74,10 +74,6 @@ class CurriculumConfig:
   token_levels: tuple[int, ...] = identity((), or_none(at_least(1)))
   """Caps on generated tokens, ascending. If there are any, a group's budget is
   a pair of searches and tokens, see docs/budgets.md."""
-  cent_levels: tuple[int, ...] = identity((), or_none(at_least(1)))
-  """Caps in US cents, ascending, one for each of max_budget levels. If there
-  are any, a group's budget is one of them alone, without a cap on searches;
-  level b is the b-th."""
   phase1_steps: int = learning(100, at_least(0))
   """Length of Phase I, from 0 to total_steps."""
   total_steps: int = identity(500, at_least(1))

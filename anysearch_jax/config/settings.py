@@ -245,6 +245,7 @@ def unknown(name: str, found: object, names: Iterable[str]) -> ValueError:
 
 # Settings that are gone, with the values by which they changed nothing.
 _GONE: Mapping[str, Mapping[str, Any]] = {
+  "curriculum": {"cent_levels": []},
   "data": {"world": "graded"},
   "retrieval": {
     **dict.fromkeys(("engine", "postgres", "table", "pipeline"), ""),

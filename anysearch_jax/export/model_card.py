@@ -142,8 +142,6 @@ def _facts(policy: Exported) -> list[tuple[str, str]]:
   budgets = f"1 to {c.max_budget}"
   if c.fixed_budget >= 0:
     budgets = f"{c.fixed_budget} throughout"
-  elif c.cent_levels:
-    budgets = "cents, " + ", ".join(map(str, c.cent_levels))
   facts = [
     ("base model", policy.base_model or "unknown"),
     ("trained", trained),

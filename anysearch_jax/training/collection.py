@@ -143,11 +143,6 @@ class Collector:
     self, assignment: curriculum.Assignment
   ) -> list[budgets_lib.Assigned]:
     """Returns the budget of each group, with the prices of the run."""
-    if assignment.cents is not None:
-      return [
-        budgets_lib.Budget(dollars=cents / 100, prices=self._prices)
-        for cents in np.asarray(assignment.cents).tolist()
-      ]
     searches = np.asarray(assignment.budgets).tolist()
     if assignment.tokens is None and not self._prices:
       return searches

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
@@ -213,9 +212,6 @@ class Sampler:
         self.state.curriculum, config=c
       )
       levels = np.asarray(assignment.budgets)[collected.places]
-      searches = levels
-      if assignment.cents is not None:
-        searches = np.full_like(levels, budgets_lib.UNCAPPED)
       tokens = None
       if assignment.tokens is not None:
         caps = np.asarray(assignment.tokens)[collected.places]
@@ -223,7 +219,7 @@ class Sampler:
       step = rollout * c.steps_per_rollout
       scored = rewards_and_advantages.score(
         collected.groups,
-        searches,
+        levels,
         samples=stream.samples,
         method=self._method,
         objective=self._config.objective,

@@ -122,15 +122,11 @@ def validate(
       "train in one process."
     )
   if not environment.prices(prices):
-    for setting, priced_in in (
-      ("reward.rel_cost: found dollars", config.reward.rel_cost == "dollars"),
-      ("curriculum.cent_levels: found caps", config.curriculum.cent_levels),
-    ):
-      if priced_in:
-        raise ValueError(
-          f"{setting} where nothing has a price; expected a price of searches, "
-          "of tokens or of a tool in evaluation."
-        )
+    if config.reward.rel_cost == "dollars":
+      raise ValueError(
+        "reward.rel_cost: found dollars where nothing has a price; expected a "
+        "price of searches, of tokens or of a tool in evaluation."
+      )
   name = config.method.name
   method = systems.trained(config)
   known = systems.prompts_of(name)
@@ -212,7 +208,6 @@ def _lists(config: config_lib.ExperimentConfig) -> None:
   for name, values in (
     ("batch.row_lengths", config.batch.row_lengths),
     ("curriculum.token_levels", config.curriculum.token_levels),
-    ("curriculum.cent_levels", config.curriculum.cent_levels),
   ):
     if list(values) != sorted(set(values)):
       raise ValueError(f"{name}: found {values}, expected ascending numbers.")
@@ -224,16 +219,6 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
     raise ValueError(
       f"Found the token_levels {c.token_levels} with a fixed_budget of "
       f"{c.fixed_budget}; expected one of them. A fixed budget draws no pair."
-    )
-  if c.cent_levels and len(c.cent_levels) != c.max_budget:
-    raise ValueError(
-      f"Found {len(c.cent_levels)} cent_levels and a max_budget of "
-      f"{c.max_budget}; expected as many: each level is one cap on cents."
-    )
-  if c.cent_levels and (c.token_levels or c.fixed_budget >= 0):
-    raise ValueError(
-      f"Found the cent_levels {c.cent_levels} with token_levels or a "
-      "fixed_budget; expected one of the three."
     )
   if c.phase1_steps > c.total_steps:
     raise ValueError(

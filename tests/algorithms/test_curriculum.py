@@ -291,43 +291,31 @@ def test_invalid_outcomes_are_inert(seed):
 
 FOUR = dataclasses.replace(CONFIG, max_budget=4, phase1_steps=80)
 PAIRS = dataclasses.replace(FOUR, token_levels=(64, 128))
-CENTS = dataclasses.replace(FOUR, cent_levels=(1, 3, 8, 20))
 
 
 def levels_of(assigned):
   """Returns the pair of caps of each group."""
-  second = assigned.cents if assigned.tokens is None else assigned.tokens
-  return list(zip(assigned.budgets.tolist(), second.tolist()))
+  return list(zip(assigned.budgets.tolist(), assigned.tokens.tolist()))
 
 
-@pytest.mark.parametrize(
-  ("config", "expected"),
-  [
-    (PAIRS, [(4, 128), (3, 128), (2, 64), (1, 64)]),
-    (CENTS, [(4, 20), (3, 8), (2, 3), (1, 1)]),
-  ],
-)
-def test_levels_anneal_together_from_the_largest(config, expected):
+def test_levels_anneal_together_from_the_largest():
   seen = []
-  for step in range(0, config.phase1_steps, config.steps_per_rollout):
+  for step in range(0, PAIRS.phase1_steps, PAIRS.steps_per_rollout):
     found = curriculum.assign(
-      at(step, config=config), num_groups=2, config=config
+      at(step, config=PAIRS), num_groups=2, config=PAIRS
     )
     first, second = levels_of(found)
     assert first == second
     seen.append(first)
-  assert list(dict.fromkeys(seen)) == expected
+  assert [*dict.fromkeys(seen)] == [(4, 128), (3, 128), (2, 64), (1, 64)]
 
 
-@pytest.mark.parametrize("config", [PAIRS, CENTS])
-def test_levels_are_recorded_and_drawn_as_the_oracle_says(config):
-  rng = np.random.default_rng(5)
+def test_levels_are_recorded_and_drawn_as_the_oracle_says():
+  rng, config = np.random.default_rng(5), PAIRS
   state, oracle = curriculum.init(config, 0), oracles.Windows(config)
   for _ in range(4):
     drawn = outcomes(rng, 60)
-    tokens = None
-    if config.token_levels:
-      tokens = rng.choice(config.token_levels, 60).astype(np.int32)
+    tokens = rng.choice(config.token_levels, 60).astype(np.int32)
     state = curriculum.record(state, *drawn, config=config, tokens=tokens)
     oracle.record(*drawn, tokens)
     np.testing.assert_allclose(
@@ -338,11 +326,8 @@ def test_levels_are_recorded_and_drawn_as_the_oracle_says(config):
   state = state._replace(step=jnp.int32(config.phase1_steps + 5))
   found = curriculum.assign(state, num_groups=60_000, config=config)
   drawn = Counter(levels_of(found))
-  levels = (
-    oracle.held if config.token_levels else [*enumerate((1, 3, 8, 20), 1)]
-  )
-  assert drawn.keys() == {*levels}
-  shares = [drawn[level] / 60_000 for level in levels]
+  assert drawn.keys() == {*oracle.held}
+  shares = [drawn[level] / 60_000 for level in oracle.held]
   np.testing.assert_allclose(shares, oracle.probabilities(), atol=0.01)
 
 

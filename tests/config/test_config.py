@@ -76,6 +76,7 @@ def test_a_run_of_a_setting_that_is_gone_opens_unless_it_used_it():
   today = config_lib.ExperimentConfig()
   old = config_settings.to_dict(today)
   old["retrieval"] |= {"postgres": "", "ef_search": 0}
+  old["curriculum"]["cent_levels"] = []
   old["warm_start"]["expert"] = "soft"
   values = config_settings.renamed(old)
   assert config_settings.from_dict(config_lib.ExperimentConfig, values) == today

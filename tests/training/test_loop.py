@@ -258,7 +258,7 @@ def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
     assert np.abs(adapter).min() > 0
 
 
-# Budgets that are pairs of searches and tokens, or cents alone.
+# Budgets that are pairs of searches and tokens.
 
 BASE = config_lib.changed(
   small_run.CONFIG, save_every=1, curriculum={"total_steps": 6}
@@ -269,19 +269,6 @@ PAIRS = config_lib.changed(
   reward={"abs_tokens": 1.0, "rel_cost": "dollars"},
   evaluation={"search_price": 5.0, "output_price": 1.0},
 )
-CENTS = config_lib.changed(
-  BASE,
-  curriculum={"cent_levels": (1, 6), "phase1_steps": 0},
-  reward={"abs_searches": 0.0, "abs_dollars": 1.0},
-  evaluation={"tool_prices": ("search=30",)},
-)
-
-
-def check_levels(folder, names):
-  """Checks that the levels of every group are counted."""
-  for record in small_run.records(folder):
-    assert sum(record[f"curriculum/{name}"] for name in names) == 4
-    assert sum(record[f"curriculum/p{b}"] for b in (1, 2)) == pytest.approx(1)
 
 
 def test_every_episode_is_within_caps_on_searches_and_tokens(parts, tmp_path):
@@ -296,22 +283,12 @@ def test_every_episode_is_within_caps_on_searches_and_tokens(parts, tmp_path):
         assert trajectory["generated_tokens"] <= cap
         assert trajectory["searches"] <= group["budget"]
   assert drawn >= {(2, 16), (1, 9)} and len(drawn) > 2
-  check_levels(whole, ("tokens9", "tokens16"))
+  # The levels of every group are counted.
+  for record in small_run.records(whole):
+    names = ("curriculum/tokens9", "curriculum/tokens16")
+    assert sum(record[name] for name in names) == 4
+    assert sum(record[f"curriculum/p{b}"] for b in (1, 2)) == pytest.approx(1)
   small_run.train(killed, parts, PAIRS, rollouts=2)
   small_run.train(killed, parts, PAIRS)
   small_run.assert_same_bits(killed, whole)
   assert list(runs.played(whole)) == list(runs.played(killed))
-
-
-def test_every_group_has_a_cap_in_cents_and_no_other(parts, tmp_path):
-  small_run.train(tmp_path, parts, CENTS)
-  drawn = set()
-  for groups in runs.played(tmp_path):
-    for group in groups:
-      for trajectory in group["trajectories"]:
-        caps = trajectory["caps"]
-        drawn.add(caps["dollars"])
-        assert "tokens" not in caps
-        assert caps["prices"]["tools"] == [["search", 30.0]]
-  assert drawn == {0.01, 0.06}
-  check_levels(tmp_path, ("count1", "count2"))

@@ -20,7 +20,6 @@ PAPER = {
   "curriculum.steps_per_rollout": 5,
   "questions": 20,
 }
-CENTS = {"curriculum.cent_levels": (1, 6), "evaluation.search_price": 1.0}
 TOKENS = {"curriculum.token_levels": (9, 16)}
 AHEAD = {"pipeline.async_level": 1}
 
@@ -65,18 +64,7 @@ def changed(values, config=small_run.CONFIG):
     ),
     ({"curriculum.token_levels": (9, 9)}, "expected ascending numbers"),
     (TOKENS | {"curriculum.fixed_budget": 2}, "with a fixed_budget of 2"),
-    (CENTS | {"curriculum.cent_levels": (6, 1)}, "expected ascending numbers"),
-    (
-      CENTS | {"curriculum.cent_levels": (1, 3, 8)},
-      "3 cent_levels and a max_budget of 2",
-    ),
-    (CENTS | TOKENS, "one of the three"),
-    (CENTS | {"curriculum.fixed_budget": 2}, "one of the three"),
     # Prices.
-    (
-      {"curriculum.cent_levels": (1, 6)},
-      "curriculum.cent_levels: found caps where nothing has a price",
-    ),
     ({"reward.rel_cost": "dollars"}, "reward.rel_cost: found dollars"),
     *(
       ({"evaluation.tool_prices": prices}, sentence)
@@ -128,7 +116,6 @@ def test_configurations_that_cannot_run_are_refused(values, sentence):
     PAPER | {"curriculum.phase1_steps": 0},
     PAPER | {"curriculum.uniform_mix": 1.0},
     PAPER | {"curriculum.fixed_budget": 0},
-    CENTS,
     TOKENS,
     PPO | {"group": 1, "questions": 8},
     AHEAD | {"objective.old_logp": "engine"},
