@@ -133,19 +133,19 @@ SEARCHED, ANSWERED = "<search>lease end</search>", f"<answer>{ANSWER}</answer>"
   ("behaviour", "turns"),
   [
     ("prose", [ANSWERED]),
-    ("obedient", [SEARCHED, ANSWERED]),
+    ("obedient", ["<search>again</search>", ANSWERED]),
     ("parallel", [SEARCHED, ANSWERED]),
     ("malformed", ['search({"query": "lea)', ANSWERED]),
     ("no query", ['search({"query": " "})', ANSWERED]),
-    ("unknown tool", ['lookup({"query": "lease"})', ANSWERED]),
+    ("unknown tool", ['lookup({"query": "a"})', ANSWERED]),
     ("empty", ["", "", ""]),
     ("null", ["", "", ""]),
-    ("forever", [SEARCHED] * 4),
+    ("forever", ["<search>again</search>"] * 4),
     ("reasoning", [
       f"<think>I look ‹search›it‹/search› up.</think>\n{turn}"
       for turn in (SEARCHED, ANSWERED)]),
     ("thinking", [f"<think>I look it up.</think>\n{SEARCHED}",
-                  f"<think>I know.</think>\n{ANSWERED}"]),
+                  f"<think>I look it up.</think>\n{ANSWERED}"]),
   ],
 )  # fmt: skip
 def test_behaviour_ends_in_an_answer_or_a_reason(behaviour, turns):
