@@ -12,17 +12,10 @@ import json
 from collections import Counter
 from typing import Any
 
-import httpx2
-
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host import (
-  http_calls,
-  json_files,
-  openai_endpoint,
-  redaction,
-)
+from anysearch_jax.host import json_files, openai_endpoint, redaction
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -109,19 +102,12 @@ class EndpointModel:
     url: of the server's interface (`http://host:8000/v1`), with or without
       `/chat/completions`.
     config: model, key and limits.
-    transport: replaces the network, for tests.
 
   Raises:
     ValueError: the url is invalid, or the model or the key is missing.
   """
 
-  def __init__(
-    self,
-    url: str,
-    config: config_lib.TextModelConfig,
-    *,
-    transport: httpx2.AsyncBaseTransport | None = None,
-  ):
+  def __init__(self, url: str, config: config_lib.TextModelConfig):
     if not config.name:
       raise ValueError(
         "retrieval.model.name: found nothing, expected the model's name at "
@@ -132,11 +118,8 @@ class EndpointModel:
       url,
       "/chat/completions",
       key_variable=config.key_variable,
-      patience=http_calls.Patience(
-        deadline=config.deadline, concurrency=config.concurrency
-      ),
-      advice="Does a server with OpenAI's chat completions run there?",
-      transport=transport,
+      deadline=config.deadline,
+      concurrency=config.concurrency,
     )
     self.close = self._endpoint.close
     self.counters: Counter[str] = Counter()

@@ -30,7 +30,9 @@ class OpenAIEndpoint:
     url: of the server's interface (`http://host:8000/v1`), with or without
       `route`.
     route: such as `/completions`.
-    settings: `key_variable` and further arguments of `Caller`.
+    key_variable: environment variable with the key; "": no key.
+    deadline: seconds of a call, with its retries.
+    concurrency: limit on concurrent calls.
 
   Attributes:
     url: the address of the route.
@@ -39,9 +41,26 @@ class OpenAIEndpoint:
     ValueError: the url is invalid, or the key is missing.
   """
 
-  def __init__(self, url: str, route: str, **settings: Any):
+  def __init__(
+    self,
+    url: str,
+    route: str,
+    *,
+    key_variable: str = "",
+    deadline: float,
+    concurrency: int = 1,
+  ):
+    what = route[1:].replace("/", " ")
     self.url, self._caller = http_calls.at_address(
-      url, route, "model", proxies=True, **settings
+      url,
+      route,
+      "model",
+      key_variable=key_variable,
+      patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
+      # A model's server may fail for a moment.
+      again=(500, *http_calls.BUSY),
+      advice=f"Does a server with OpenAI's {what} run there?",
+      proxies=True,
     )
     self._models = f"{self.url.removesuffix(route)}/models"
     self.close = self._caller.close

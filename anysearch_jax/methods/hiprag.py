@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 SEARCH = tools.search(begins="<context>", ends="</context>")
 _OWN = ("step", "reasoning", "conclusion")
 _ADDRESS, _MODEL = "http://127.0.0.1:6002/v1", "Qwen/Qwen2.5-14B-Instruct"
-_ADVICE = "Does a server with OpenAI's chat completions run there?"
 # Text without a tag of the grammar.
 _TEXT = (
   r"(?:(?!</?(?:think|step|reasoning|search|context|conclusion|answer)>).)*"
@@ -86,7 +85,7 @@ class Judge:
     self, config: config_methods.HipragConfig, texts: Mapping[str, str]
   ):
     # Only a run with a judge loads an HTTP client.
-    from anysearch_jax.host import http_calls, openai_endpoint
+    from anysearch_jax.host import openai_endpoint
 
     self._config, self._texts = config, texts
     self._judge, self._memory = (
@@ -94,10 +93,8 @@ class Judge:
         url,
         "/chat/completions",
         key_variable=config.key_variable,
-        patience=http_calls.Patience(
-          deadline=config.deadline, concurrency=config.concurrency
-        ),
-        advice=_ADVICE,
+        deadline=config.deadline,
+        concurrency=config.concurrency,
       )
       for url in (config.url, config.memory_url or config.url)
     )

@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_ADVICE = "Does a server with OpenAI's completions run there?"
 _EXPECTED = "a text at choices[0].text and finish_reason 'stop' or 'length'"
 # Names that servers give the field with the stop text that ended a turn: vLLM's
 # and SGLang's. It is null or a token's id if the model ended the turn itself.
@@ -109,9 +108,8 @@ class CompletionsEngine:
       url,
       self.route,
       key_variable=key_variable,
-      patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
-      again=(500, *http_calls.BUSY),
-      advice=_ADVICE,
+      deadline=deadline,
+      concurrency=concurrency,
     )
     self.counters: Counter[str] = Counter()
     self.refused: set[str] = set()

@@ -183,10 +183,7 @@ def _only_model(url: str, key_variable: str) -> str:
     types.RetrievalError: the server does not list them.
   """
   server = openai_endpoint.OpenAIEndpoint(
-    url,
-    "/chat/completions",
-    key_variable=key_variable,
-    advice="Does a server with OpenAI's interface run there?",
+    url, "/chat/completions", key_variable=key_variable, deadline=30.0
   )
   try:
     names = loop.run(server.models())
