@@ -19,7 +19,7 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import json_files, platforms
 from launch import flags as launch_flags
-from launch import stopping
+from launch import shipped, stopping
 
 if TYPE_CHECKING:
   from retrieval.documents import folder
@@ -58,10 +58,11 @@ def read_config() -> config_lib.ExperimentConfig:
   is_default = f.config is None
   if is_default:
     here = "cpu" if platforms.expected() == "cpu" else "gpu"
-    f.config = f"configs/documents.py:{here if f.hf else ''}"
+    preset = here if f.hf and not f.sglang else ""
+    f.config = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
-    config = _within(config, pathlib.Path(f.hf))
+    config = _within(config, pathlib.Path(shipped.find(f.hf)))
   place = f.index or str(_cached(f.documents))
   return config_lib.changed(config, retrieval={"kind": "index", "index": place})
 

@@ -102,7 +102,9 @@ def read_flags(
   if len(named) > 1 or not named[0].name:
     raise app.UsageError(
       f"Found {len([n for n in named if n.name])} policies, expected one of "
-      "--hf, --checkpoint, --openai and --scripted, or config.policy."
+      "--openai=URL (Ollama, llama.cpp, vLLM, SGLang or a hosted model), "
+      "--hf=FOLDER, --checkpoint=RUN and --scripted, or config.policy. With "
+      "--sglang=URL, --hf names the folder that the servers serve."
     )
   (chosen,) = named
   if chosen.kind == "hf":
