@@ -107,7 +107,8 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
 
 def _count(retriever: Any) -> int:
   """Returns the number of passages of an index; 0 if it is not known."""
-  return retriever.identity().get("corpus", {}).get("passages", 0)
+  index = retriever.identity().get("identity", {})
+  return index.get("corpus", {}).get("passages", 0)
 
 
 @contextlib.contextmanager

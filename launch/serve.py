@@ -58,9 +58,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535
   )
-  flags.DEFINE_string(
-    "name", None, "The model's name for clients; default: config.name."
-  )
+  flags.DEFINE_string("name", None, "The model's name for clients.")
   flags.DEFINE_integer(
     "budget", 3, "Searches of a request that does not say.", lower_bound=0
   )
@@ -133,11 +131,17 @@ def _serve_http(
   ):
     from anysearch_jax.serving import fields, service
 
+    # Without the address of a model elsewhere, so that the greeting has one
+    # URL, that of this service.
+    is_elsewhere = chosen.kind == "openai"
+    policy = chosen.name.rpartition("@")[0] if is_elsewhere else chosen.name
+    is_own = f.documents or f.index
+    name = pathlib.Path(policy).name if is_own else config.name
     agent.ask((agent.examples or [_WARM])[0], budget=0)
     running = service.Service(
       agent,
       fields.Served(
-        model=f.name or config.name,
+        model=f.name or name,
         budget=min(f.budget, f.max_budget),
         max_budget=f.max_budget,
         max_tokens=config.episode.max_generated,
@@ -149,10 +153,6 @@ def _serve_http(
       most=f.queue,
       log_questions=f.log_questions,
     )
-    # Without the address of a model elsewhere, so that the greeting has one
-    # URL, that of this service.
-    is_elsewhere = chosen.kind == "openai"
-    policy = chosen.name.rpartition("@")[0] if is_elsewhere else config.policy
     http_server.serve(
       service.create_app(running),
       running,

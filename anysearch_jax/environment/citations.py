@@ -90,11 +90,17 @@ def observation(
   return f"\n\n{begins}{content or 'No passage was found.'}{ends}\n\n"
 
 
+def title(passage: types.Passage) -> str:
+  """Returns a title without the quotes that corpora have around it."""
+  return passage.title.strip(' "')
+
+
 def head(passage: types.Passage) -> str:
   """Returns title, path, page and heading of a passage in one line."""
-  title, (_, page, heading) = passage.title.strip(' "'), passage.source
-  below = heading.removeprefix(f"{title} > ")  # Its first heading is the title.
-  parts = (title, path(passage), f"page {page}" if page else "", below)
+  _, page, heading = passage.source
+  # The first heading of a document is often its title.
+  below = heading.removeprefix(f"{title(passage)} > ")
+  parts = (title(passage), path(passage), f"page {page}" if page else "", below)
   lines = (" ".join(part.split()) for part in parts)
   return " | ".join(dict.fromkeys(filter(None, lines)))
 

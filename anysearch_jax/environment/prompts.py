@@ -51,7 +51,10 @@ def _world(env: spec.Environment) -> spec.Environment:
 
 
 def _documents(
-  texts: Mapping[str, str], states: str = "<budget>{}</budget>", **marks: str
+  texts: Mapping[str, str],
+  states: str = "<budget>{}</budget>",
+  begins: str = "<information>",
+  ends: str = "</information>",
 ) -> spec.Environment:
   """Returns an environment whose answers cite the passages.
 
@@ -59,9 +62,11 @@ def _documents(
     texts: of its file.
     states: the line before a turn. It begins a line of its own, because a chat
       model reads it at the end of a message.
-    marks: of the passages, see `citations.observation`.
+    begins, ends: marks around the passages.
   """
-  observation = functools.partial(citations.observation, **marks)
+  observation = functools.partial(
+    citations.observation, begins=begins, ends=ends
+  )
   return dataclasses.replace(
     _environment(texts),
     tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),

@@ -133,7 +133,7 @@ def step(
       env = episode.environment
       unwanted = _unwanted(env, episode.codec)
       tool = env.tool(call.tool)
-      numbers = ()
+      numbers: tuple[int, ...] = ()
       if tool.numbered is None:
         text = tool.observation(passages, unwanted)
       else:

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
-from anysearch_jax.environment import records
+from anysearch_jax.environment import citations, records
 from anysearch_jax.serving import fields
 
 _log = logging.getLogger(__name__)
@@ -321,7 +321,8 @@ class Service:
 
 
 def _source(passage: types.Passage) -> Source:
-  return Source(id=passage.id, title=passage.title, **records.source(passage))
+  named: Any = {"id": passage.id, "title": citations.title(passage)}
+  return named | records.source(passage)
 
 
 def _logged(reason: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.environment import citations as citation_lib
 from anysearch_jax.environment import records
 from anysearch_jax.serving import fields, wire
 
@@ -116,7 +117,7 @@ def citations(reply: events.Reply, cites: bool) -> list[Item]:
     {
       "type": "url_citation",
       "url": source(passage),
-      "title": passage.title,
+      "title": citation_lib.title(passage),
       "start_index": start,
       "end_index": end,
       **number,

@@ -102,8 +102,10 @@ def test_a_service_answers_from_the_documents(notes, monkeypatch):
   def served(app, running, **given):
     async def post():
       transport = httpx.ASGITransport(app)
-      asked = {"model": "documents", "input": QUESTION}
       async with httpx.AsyncClient(transport=transport) as client:
+        health = (await client.get("http://me/health")).json()
+        assert health["passages"] == 2
+        asked = {"model": health["model"], "input": QUESTION}
         reply = await client.post("http://me/v1/responses", json=asked)
       told.append(json.dumps(reply.json()["output"]))
 

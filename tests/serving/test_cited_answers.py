@@ -17,7 +17,7 @@ from anysearch_jax import types
 
 LEASE = types.Passage(
   "notes/lease.pdf#3",
-  "Lease",
+  '"Lease"',
   "It ends in March, see [2].",
   source=types.Source("/home/joe/notes/lease.pdf", 3, "Term > End"),
 )

@@ -34,7 +34,7 @@ def test_response_has_reasoning_searches_and_a_message_with_citations(client):
   assert [source.url for source in call.action.sources] == urls
   cited = message.content[0].annotations
   assert [(c.url, c.title) for c in cited] == [
-    (urls[0], '"Emma"'),
+    (urls[0], "Emma"),
     (urls[1], "A page"),
   ]
   assert response.max_tool_calls == 2
