@@ -25,7 +25,7 @@ from anysearch_jax.report import tables as tables_lib
 
 _MOST_LINES = 300  # Lines of a table on the page; its CSV file has all.
 _LONG = 60  # Longer tables are printed only if they are open.
-_WIDE = 10  # Number of columns that fit on a laptop and on paper.
+_WIDE = 10  # Tables with more columns are printed smaller.
 _FILES = pathlib.Path(__file__).parent
 _TRAJECTORIES = "trajectories.html"
 
@@ -120,7 +120,6 @@ def _render(
     "fixed": fixed,
     "glyph": figures.glyph,
     "blocks": _blocks,
-    "parts": parts,
     "headings": _headings,
   }
   style = (_FILES / "page.css").read_text("utf-8")
@@ -145,6 +144,7 @@ def _render(
       tables={table.name: table for table in tables},
       most=_MOST_LINES,
       long=_LONG,
+      wide=_WIDE,
       series=figures.SERIES,
       figures=figures.of(study),
       contents=[],
@@ -189,27 +189,6 @@ def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
   if value is None:
     return "–"
   return f"{value:{sign}.{digits}f}".replace("-", "−")
-
-
-def parts(table: tables_lib.Table) -> list[tables_lib.Table]:
-  """Splits a table into pieces of at most `_WIDE` columns.
-
-  A wide table gets one piece for each group of columns; a group that is itself
-  too wide gets several.
-  """
-  if len(table.columns) <= _WIDE:
-    return [table]
-  found, start = [], 0
-  for _, width in _headings(table.columns):
-    for first in range(start, start + width, _WIDE):
-      cut = slice(first, min(first + _WIDE, start + width))
-      lines = tuple(
-        dataclasses.replace(line, cells=line.cells[cut]) for line in table.lines
-      )
-      columns = table.columns[cut]
-      found.append(dataclasses.replace(table, columns=columns, lines=lines))
-    start += width
-  return found
 
 
 def _blocks(

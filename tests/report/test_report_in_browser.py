@@ -74,11 +74,9 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
-def page(request, browser, written):
-  """Opens the trajectories, or the page of a name in a window of a size."""
-  name, width, height = getattr(request, "param", (_BESIDE, 1366, 768))
+def page(browser, written):
   browser.errors.clear()
-  browser.open(written[0].with_name(name), width=width, height=height)
+  browser.open(written[0].with_name(_BESIDE), width=1366, height=768)
   yield browser
   assert browser.errors == []
 
@@ -102,23 +100,6 @@ def _listed(page):
   return page.run(
     "[...document.querySelectorAll('.list small')].map(e => e.textContent)"
   )
-
-
-@pytest.mark.parametrize(
-  "page",
-  [("report.html", 1366, 768), ("report.html", 390, 844), (_BESIDE, 390, 844)],
-  indirect=True,
-)
-def test_page_does_not_overflow_the_viewport(page):
-  # A phone widens its viewport for wide content, so compare with page.width.
-  width, over = page.run(
-    f"""[document.documentElement.scrollWidth,
-    [...document.querySelectorAll('body *')].filter(e =>
-      e.getBoundingClientRect().right > {page.width} + 1 &&
-      !e.closest('.scroll, svg')).map(e => e.outerHTML.slice(0, 80))]"""
-  )
-  assert width <= page.width
-  assert over == []
 
 
 # Elements that clip their content; tables and the browser's list scroll.
@@ -197,32 +178,34 @@ def test_the_first_screen_has_the_whole_figure(browser, large):
 
 
 def test_nine_rows_have_nine_colours_on_both_pages(browser, tmp_path):
-  rows = [study.row(f"row {i}", questions=3, budgets=(0, 2)) for i in range(9)]
-  study.write(tmp_path / "report.html", rows)
-  marks = """(selector) => Object.fromEntries(
-    [...document.querySelectorAll(selector)].map(e => [
+  rows = [study.row(f"row {i}", questions=3, budgets=(2,)) for i in range(9)]
+  study.write(tmp_path / "report.html", rows, draws=9)
+  colours = """Object.fromEntries(
+    [...document.querySelectorAll('SELECTOR')].map(e => [
       e.textContent.match(/row \\d/)[0],
       getComputedStyle(e.querySelector('.mark')).color]))"""
-  for dark in (False, True):
-    found = []
-    for name, selector in (
-      ("report.html", "#curves .legend li"),
-      ("report.html", "#table-overview tbody tr"),
-      (_BESIDE, ".list button"),
-    ):
-      browser.open(tmp_path / name, width=1280, height=800)
-      if dark:
-        browser.dark()
-      found.append(browser.run(f"({marks})('{selector}')"))
-    assert len(set(found[0].values())) == 9
-    assert found[1:] == found[:1] * 2
+  found = []
+  for name, selector in (
+    ("report.html", "#curves .legend li"),
+    ("report.html", "#table-overview tbody tr"),
+    (_BESIDE, ".list button"),
+  ):
+    script = colours.replace("SELECTOR", selector)
+    browser.open(tmp_path / name, width=1280, height=800)
+    light = browser.run(script)
+    browser.dark()
+    found.append((light, browser.run(script)))
+  assert [len(set(theme.values())) for theme in found[0]] == [9, 9]
+  assert found[1:] == found[:1] * 2
 
 
-def test_content_is_not_clipped_on_screen(browser, large):
-  width = 400
-  browser.open(large, width=width, height=800)
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["report.html", _BESIDE])
+def test_content_is_not_clipped_on_screen(browser, large, name, width):
+  browser.open(large.with_name(name), width=width, height=800)
   browser.run("document.querySelectorAll('details').forEach(d => d.open = 1)")
   assert browser.run(_CUT) == []
+  # A phone widens its viewport for wide content.
   assert browser.run("document.documentElement.scrollWidth") <= width
 
 

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from anysearch_jax.evaluation import inference
-from anysearch_jax.report import page, tables
+from anysearch_jax.report import tables
 
 
 def _table(**cells):
@@ -103,18 +103,3 @@ def test_columns_take_attributes_or_keys():
     "k  B     estimate  number  nothing",
     "a  1  0.250±0.188   4.000        –",
   ]
-
-
-@pytest.mark.parametrize(
-  ("groups", "widths"),
-  [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
-)
-def test_wide_table_is_split_between_column_groups(groups, widths):
-  heads = tuple(tables.Column(str(i), group=g) for i, g in enumerate(groups))
-  line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
-  table = tables.Table("t", "T", "", ("row",), heads, (line,))
-  parts = page.parts(table)
-  assert [len(part.columns) for part in parts] == widths
-  assert all(part.lines[0].keys == ("k",) for part in parts)
-  assert sum((part.columns for part in parts), ()) == heads
-  assert sum((part.lines[0].cells for part in parts), ()) == line.cells
