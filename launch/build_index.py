@@ -193,6 +193,7 @@ def _documents(
   f: flags.FlagValues, encoder: Any, on: Callable[[str, int, int], None]
 ) -> None:
   """Makes or updates the index of documents, and says what it holds."""
+  from launch import documents
   from retrieval.documents import folder
 
   if f.kind != ("bm25" if encoder is None else "flat"):
@@ -209,15 +210,8 @@ def _documents(
     on_file=lambda done, of: on("file", done, of),
     on_rows=lambda done, of: on("passage", done, of),
   )
-  for path, why in made.skipped:
-    print(f"skipped {path}: {why}")
-  ignored = (f"{n} {kind}" for kind, n in made.ignored.items())
-  print(
-    f"{f.output}: files {made.files} (added {made.added}, changed "
-    f"{made.changed}, unchanged {made.unchanged}, removed {made.removed}), "
-    f"passages {made.passages}; skipped {len(made.skipped)}; of other kinds: "
-    f"{', '.join(ignored) or 'none'}"
-  )
+  for line in documents.described(made, f.output, len(made.skipped)):
+    print(line)
   _warn_of_cut(encoder)
 
 

@@ -108,8 +108,10 @@ def update(config: config_lib.ExperimentConfig) -> None:
     stopping.say(f"documents: {line}")
 
 
-def described(made: folder.Summary, index: str) -> Iterator[str]:
-  """Yields what a user is told of an index."""
+def described(
+  made: folder.Summary, index: str, most: int = _SHOWN
+) -> Iterator[str]:
+  """Yields what a user is told of an index, with `most` files skipped."""
   news = [
     f"{count} {name}"
     for name in ("added", "changed", "removed")
@@ -121,9 +123,9 @@ def described(made: folder.Summary, index: str) -> Iterator[str]:
     kinds = collections.Counter(made.ignored).most_common(_SHOWN)
     named = ", ".join(f"{count} {kind}" for kind, count in kinds)
     yield f"left out, of other kinds: {named}"
-  for path, why in made.skipped[:_SHOWN]:
+  for path, why in made.skipped[:most]:
     yield f"skipped {path}: {why}"
-  if (more := len(made.skipped) - _SHOWN) > 0:
+  if (more := len(made.skipped) - most) > 0:
     yield f"skipped {more} more"
 
 

@@ -28,6 +28,7 @@ import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop
+from retrieval import passages
 from retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
@@ -49,7 +50,7 @@ def _encodable(text: str) -> str:
 _Text = Annotated[str, pydantic.Strict(), pydantic.AfterValidator(_encodable)]
 
 
-class _Document(pydantic.BaseModel):
+class _Document(pydantic.BaseModel, extra="allow"):
   contents: _Text
   # Search-R1's BM25 server returns no ids.
   id: _Text | pydantic.StrictInt | None = None
@@ -265,7 +266,8 @@ def _passage(hit: _Hit) -> types.Passage:
   if name is None:
     name = hashlib.sha256(contents.encode()).hexdigest()[:16]
   title, _, text = contents.partition("\n")
-  return types.Passage(str(name), title, text, hit.score)
+  source = passages.source(hit.document.model_extra or {})
+  return types.Passage(str(name), title, text, hit.score, source)
 
 
 def opened(addresses: str, **settings: Any) -> HttpRetriever | ShardedRetriever:

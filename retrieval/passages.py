@@ -26,7 +26,7 @@ import mmap
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -296,11 +296,15 @@ def _parse(line: bytes, row: int) -> types.Passage:
         'the text; a passage without a title has its words in "text".'
       )
   title, _, text = _whole(contents).partition("\n")
-  source = types.Source()
+  return types.Passage(_whole(str(name)), title, text, source=source(values))
+
+
+def source(values: Mapping[str, Any]) -> types.Source:
+  """Returns the place that a row of a document has; other rows may lack it."""
   path, page, heading = map(values.get, types.Source._fields)
-  if (type(path), type(page), type(heading)) == (str, int, str):
-    source = types.Source(_whole(path), page, _whole(heading))
-  return types.Passage(_whole(str(name)), title, text, source=source)
+  if (type(path), type(page), type(heading)) != (str, int, str):
+    return types.Source()
+  return types.Source(_whole(path), page, _whole(heading))
 
 
 def _whole(text: str) -> str:

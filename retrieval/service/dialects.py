@@ -139,9 +139,10 @@ class Limits:
 Read = Callable[[Mapping[str, Any]], Asked]
 
 
-def document(passage: types.Passage) -> dict[str, str]:
+def document(passage: types.Passage) -> dict[str, Any]:
   """Returns a passage in wire format; as in Search-R1, without title quotes."""
-  return {
+  placed = passage.source._asdict() if passage.source.path else {}
+  return placed | {
     "id": passage.id,
     "contents": passage.contents,
     "title": passage.title.strip('"'),
@@ -241,7 +242,7 @@ def dump(value: Any) -> bytes:
     return _clean(text).encode()
 
 
-def _documents(found: Found) -> list[list[dict[str, str]]]:
+def _documents(found: Found) -> list[list[dict[str, Any]]]:
   return [[document(p) for p in some] for some in found]
 
 

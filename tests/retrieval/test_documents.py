@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from concurrent import futures
 
 import commands
 import pytest
@@ -43,6 +48,7 @@ def test_only_what_changed_is_read_again_and_open_indexes_stay(tmp_path):
   assert (made.files, made.added, made.changed, made.removed) == (3, 3, 0, 0)
   same = folder.update([str(notes)], tmp_path / "index")
   assert (same.unchanged, same.added, same.changed) == (3, 0, 0)
+  assert made.is_new and not same.is_new
   before = opening.open_index(tmp_path / "index")
   write(notes, lease__md=LEASE.replace("31 March", "30 April, today"))
   (notes / "dog.txt").unlink()
@@ -107,10 +113,10 @@ def test_the_command_says_what_it_read_and_what_not(tmp_path):
   code, told = said(f"--documents={notes}")
   assert code == 0
   assert f"skipped {notes / 'b.txt'}: is binary, expected text\n" in told
-  assert "files 1 (added 1, changed 0, unchanged 0, removed 0)" in told
-  assert told.endswith("passages 1; skipped 1; of other kinds: 1 .png\n")
+  assert f"1 files, 1 passages in {tmp_path / 'i'} (1 added)" in told
+  assert "of other kinds: 1 .png\n" in told
   # Without --update, all is read again.
-  for more, counted in (["--update"], "unchanged 1"), ([], "added 1"):
+  for more, counted in (["--update"], "(as before)"), ([], "(1 added)"):
     assert counted in said(f"--documents={notes}", *more)[1]
   for wrong, sentence in (
     ([f"--corpus={notes}"], "found an index of documents"),
@@ -143,3 +149,57 @@ def test_passages_fit_the_encoder_and_longer_ones_are_counted(tmp_path):
   assert max(len(tokenizer.encode(text).ids) for text in texts) <= most
   encoder.passages([words, "short"])
   assert encoder.cut == 1
+
+
+_KILLED = """
+import os, signal, sys
+import retrieval_cases as cases
+from retrieval.documents import folder
+def kill(done, of):
+  if done >= 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+paths, index, when = sys.argv[1:]
+folder.update([paths], index, encoder=cases.Encoder(), **{when: kill})
+"""
+
+
+@pytest.mark.parametrize("when", ["on_file", "on_rows"])
+def test_an_update_that_is_killed_leaves_the_index(tmp_path, when):
+  index, encoder = tmp_path / "i", cases.Encoder()
+  notes = write(tmp_path / "n", a__txt="A cat.")
+  folder.update([str(notes)], index, encoder=encoder)
+  write(notes, b__txt="A dog.")
+  done = subprocess.run(
+    [sys.executable, "-c", _KILLED, str(notes), str(index), when],
+    env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+  assert done.returncode == -signal.SIGKILL
+  assert len(opening.open_index(index, encoder=encoder)) == 1
+  assert folder.update([str(notes)], index, encoder=encoder).added == 1
+  assert len(opening.open_index(index, encoder=encoder)) == 2
+  assert not (index / "next").exists()
+
+
+def test_updates_wait_for_each_other(tmp_path):
+  notes = write(tmp_path / "n", a__txt="A cat.")
+  begun, free, ended = (threading.Event() for _ in range(3))
+
+  def hold(done, of):
+    begun.set()
+    assert free.wait(60)
+
+  def second():
+    folder.update([str(notes)], tmp_path / "i")
+    ended.set()
+
+  with futures.ThreadPoolExecutor(2) as threads:
+    one = threads.submit(
+      folder.update, [str(notes)], tmp_path / "i", on_file=hold
+    )
+    assert begun.wait(60)
+    two = threads.submit(second)
+    assert not ended.wait(0.5)
+    free.set()
+    one.result(60)
+    two.result(60)
+  assert len(opening.open_index(tmp_path / "i")) == 1

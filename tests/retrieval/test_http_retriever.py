@@ -267,6 +267,22 @@ class Letters:
     return [fake.truth(fake.ask(query, k)) for query in queries]
 
 
+class Documents(Letters):
+  def search(self, queries, k):
+    source = types.Source("n/a.pdf", 2, "One > Two")
+    return [(types.Passage("a.pdf#1", "A", "b", 1.0, source),) for _ in queries]
+
+
+def test_passages_of_documents_keep_their_places_over_the_service():
+  retriever = http_retriever.HttpRetriever(
+    fake.URL,
+    transport=httpx2.ASGITransport(service.create_app(Documents())),
+  )
+  ((found,),) = fake.search(retriever, fake.ask("a", 1))
+  assert found.source == ("n/a.pdf", 2, "One > Two")
+  retriever.close()
+
+
 def test_it_understands_the_service_of_this_package():
   """Tests identity, batches and a refused query over the service's app."""
   retriever = http_retriever.HttpRetriever(
