@@ -160,7 +160,8 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     raise ValueError(
       f"{name}: found preset {setup!r}, expected one of "
       f"{', '.join(BACKBONES)}, with or without :{_ORIGINAL}, or none for the "
-      "generated world."
+      f"generated world; on another configuration write --method={name}, as in "
+      f"--config=configs/one_gpu.py:qwen3_1_7b-24 --method={name}."
     )
   if recipe and name not in _RECIPES:
     raise ValueError(

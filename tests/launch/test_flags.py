@@ -183,6 +183,11 @@ def test_a_system_by_name_is_its_preset(name):
   assert found == dataclasses.replace(expected, policy=found.policy)
 
 
+def test_a_system_on_another_preset_is_refused_with_its_command():
+  with pytest.raises(ValueError, match="one_gpu.py:qwen3_1_7b-24 --method=otc"):
+    methods.get_config("otc:qwen3_1_7b-24")
+
+
 def test_a_system_does_not_inherit_from_another(tmp_path):
   named = CONFIG_FILE.replace(
     "name=", "method=config.MethodConfig('otc'), name="

@@ -19,7 +19,9 @@ import anysearch_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("anysearch_jax", "configs", "launch", "retrieval")
-EXTRAS = ("cuda12", "cuda13", "docs", "plan", "test", "tpu")
+EXTRAS = (
+  *("cuda12", "cuda13", "docs", "mlflow", "plan", "test", "tpu", "wandb"),
+)
 
 
 def pip(*arguments: object) -> None:
@@ -49,14 +51,26 @@ def wheel(tmp_path_factory) -> pathlib.Path:
       copy / package,
       ignore=shutil.ignore_patterns("__pycache__"),
     )
-  for name in ("pyproject.toml", "README.md", "LICENSE"):
+  for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, copy)
-  for path in ROOT.glob("requirements.txt"):
-    shutil.copy(path, copy)
+  shutil.copy(ROOT / "requirements.txt", copy)
   output = tmp_path_factory.mktemp("wheel")
+  # From the source distribution, which has to hold what a build needs.
+  subprocess.run(
+    [
+      *(sys.executable, "-c"),
+      "from setuptools import build_meta; import sys\n"
+      "build_meta.build_sdist(sys.argv[1])",
+      output,
+    ],
+    cwd=copy,
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
+  (source,) = output.glob("*.tar.gz")
   pip(
     *("wheel", "--no-deps", "--no-build-isolation", "--no-index"),
-    *(f"--wheel-dir={output}", copy),
+    *(f"--wheel-dir={output}", source),
   )
   (path,) = output.glob("*.whl")
   return path
@@ -103,6 +117,18 @@ def test_wheel_names_its_version_and_its_extras(site):
   required = found.requires
   assert any("jax[cuda12]" in x and 'extra == "cuda12"' in x for x in required)
   assert any(re.match("jax[<>=]", x) and "extra" not in x for x in required)
+
+
+def test_description_has_no_link_that_an_index_cannot_follow(site):
+  (found,) = importlib.metadata.distributions(
+    name="anysearch_jax", path=[str(site)]
+  )
+  text = found.metadata.get_payload() or found.metadata["Description"]
+  assert found.metadata["Description-Content-Type"] == "text/markdown"
+  assert "make quickstart" in text and "(docs/" not in text
+  links = re.findall(r"\]\(([^)]*)\)", text)
+  assert [x for x in links if not x.startswith("https://")] == []
+  assert found.metadata["License-Expression"] == "Apache-2.0"
 
 
 def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
