@@ -251,9 +251,11 @@ def show(told: Iterable[events.Event]) -> events.Reply:
         _say(text, "thinking", end="")
       case events.Searching(number, query):
         _say(f"search {number}: {query}", "search")
-      case events.Found(_, passages):
-        for passage in passages:
-          _say(f"  {_line(citations.head(passage), passage.text)}", "passage")
+      case events.Found(_, passages, numbers):
+        marks = [f"[{number}] " for number in numbers] or [""] * len(passages)
+        for mark, passage in zip(marks, passages, strict=True):
+          head = mark + citations.head(passage)
+          _say(f"  {_line(head, passage.text)}", "passage")
         if not passages:
           _say("  no results", "passage")
       case events.Budget() as budget if budget.total < budgets_lib.UNCAPPED:

@@ -57,6 +57,7 @@ def test_an_answer_names_its_sources_and_the_index_follows_the_folder(notes):
   assert lines[0] == "2 searches left"
   assert "answer: In 2027 [1]" in lines
   assert "  [1] Lease | notes/lease.md" in lines
+  assert sum(line.startswith("  [1] Lease") for line in lines) == 2
   assert "It also cited 9, which no search had shown." in lines
   held, bad = described()
   assert held.startswith("2 files, 2 passages in ")
