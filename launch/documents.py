@@ -59,7 +59,7 @@ def read_config() -> config_lib.ExperimentConfig:
   if is_default:
     here = "cpu" if platforms.expected() == "cpu" else "gpu"
     preset = here if f.hf and not f.sglang else ""
-    f.config = f"configs/documents.py:{preset}"
+    f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
     config = _within(config, pathlib.Path(shipped.find(f.hf)))

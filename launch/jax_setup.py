@@ -99,9 +99,10 @@ def merged(flags: Mapping[str, str], given: str) -> str:
 
 def _takes_files(folder: pathlib.Path) -> bool:
   """Returns whether a folder can hold compiled programs; warns if not."""
+  # JAX makes it for the first program: a command without one leaves none.
+  there = next(each for each in (folder, *folder.parents) if each.exists())
   try:
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    tempfile.TemporaryFile(dir=there).close()
   except OSError as error:
     logging.warning(
       "--cache: found no place for compiled programs at %s (%s); each start "

@@ -10,13 +10,16 @@ into single characters, so that a query of one character finds something.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import re
 import threading
 import unicodedata
 
 import regex
 import Stemmer
-from bm25s import stopwords
+
+from anysearch_jax.host import plugins
 
 DEFAULT = "english"
 # `plain`: runs of letters as they are; the others: no stems and no stop words.
@@ -27,8 +30,15 @@ LANGUAGES = (
   *_OTHERS,
   *(name for name in Stemmer.algorithms() if name not in _NO_LANGUAGE),
 )
-_STOPS = {"english": stopwords.STOPWORDS_EN} | {
-  language: getattr(stopwords, f"STOPWORDS_{language.upper()}")
+# The package would compute with JAX at its import, and so take the memory of a
+# GPU from a model that another program serves there.
+_BM25S = importlib.util.find_spec("bm25s")
+assert _BM25S is not None and _BM25S.origin is not None
+_STOPWORDS = plugins.run_file(
+  os.path.join(os.path.dirname(_BM25S.origin), "stopwords.py")
+)
+_STOPS = {"english": _STOPWORDS.STOPWORDS_EN} | {
+  language: getattr(_STOPWORDS, f"STOPWORDS_{language.upper()}")
   for language in (
     *("danish", "dutch", "french", "german", "italian", "norwegian"),
     *("portuguese", "russian", "spanish", "swedish", "turkish"),

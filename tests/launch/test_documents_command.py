@@ -185,3 +185,5 @@ def test_a_signal_ends_an_answer_without_a_traceback(notes, name):
     _, early_said = early.communicate(timeout=20)
     assert early.returncode in (-number, 128 + number)
   assert "Traceback" not in said + early_said
+  # JAX computed nothing: it would have kept the program there.
+  assert not (notes.parent / ".jax_cache").exists()
