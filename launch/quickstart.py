@@ -202,7 +202,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
   logs.mkdir(parents=True, exist_ok=True)
   done = {job.name for job in jobs[:-1] if job.result.is_file()}
   if done:
-    print(f"Results stand in {logs.parent}; remove it to start over.")
+    print(f"Results are in {logs.parent}; remove it to start over.")
   for name in sorted(done):
     print(f"already there, not run again: {name}", flush=True)
   waiting = [job for job in jobs if job.name not in done]

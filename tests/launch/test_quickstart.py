@@ -156,7 +156,7 @@ def test_finished_jobs_but_the_last_are_not_run_again(
   run(*jobs)
   out = capsys.readouterr().out
   assert "not run again: a" in out
-  assert f"Results stand in {tmp_path}; remove it" in out
+  assert f"Results are in {tmp_path}; remove it" in out
   assert "anew" in (tmp_path / "logs" / "report.log").read_text()
 
 
