@@ -68,16 +68,9 @@ def observation(
   begins: str = "<information>",
   ends: str = "</information>",
 ) -> str:
-  """Returns the block that answers a search, with a number before a passage.
+  """Returns the block that answers a search, as `protocol.observation` does.
 
-  Args:
-    passages: with their numbers; may be empty.
-    control_tokens: see `protocol.neutralise`.
-    begins, ends: marks of the block.
-
-  Returns:
-    The block between blank lines. A passage has a line with its number, title
-    and place, and then its own lines.
+  A passage has a line with its number, title and place, and then its own lines.
   """
 
   def lines(passage: types.Passage) -> str:

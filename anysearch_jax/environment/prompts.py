@@ -58,11 +58,8 @@ def _documents(
 ) -> spec.Environment:
   """Returns an environment whose answers cite the passages.
 
-  Args:
-    texts: of its file.
-    states: the line before a turn. It begins a line of its own, because a chat
-      model reads it at the end of a message.
-    begins, ends: marks around the passages.
+  `states` is before a turn, on a line of its own, because chat models read it
+  at the end of a message; `begins` and `ends` are around the passages.
   """
   observation = functools.partial(
     citations.observation, begins=begins, ends=ends

@@ -50,12 +50,7 @@ class Source(TypedDict):
   path: NotRequired[str]
   page: NotRequired[int]
   heading: NotRequired[str]
-
-
-class Citation(Source):
-  """A passage that the answer cites by its number."""
-
-  number: int
+  number: NotRequired[int]
 
 
 class Query(pydantic.BaseModel):
@@ -76,12 +71,11 @@ class Answered(pydantic.BaseModel):
     "failed if the model or the search engine was unavailable."
   )
   reason: str = pydantic.Field(description="Empty if there is an answer.")
-  citations: list[Citation] = pydantic.Field(
+  citations: list[Source] = pydantic.Field(
     description="What a mark such as [2] in the answer refers to."
   )
   refused_citations: list[int] = pydantic.Field(
-    description="Numbers that the policy cited though no search showed them; "
-    "their marks are removed."
+    description="Numbers that were cited and never shown; they are removed."
   )
   searches: int = pydantic.Field(description="Searches that were made.")
   tokens: int = pydantic.Field(description="Tokens that the policy wrote.")
@@ -266,7 +260,7 @@ class Service:
       outcome=reply.outcome.value,
       reason=reply.reason,
       citations=[
-        Citation(number=number, **_source(p)) for number, p in reply.citations
+        {"number": number, **_source(p)} for number, p in reply.citations
       ],
       refused_citations=list(reply.refused_citations),
       searches=reply.searches,
