@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import json
 import logging
 import socket
@@ -14,8 +13,8 @@ import openai
 import pytest
 import scripted
 from scripted import answer, search
-from scripted_agent import EMMA, Held, wait_for
-from served_agent import CONFIG, guarding, script, served
+from scripted_agent import Held, wait_for
+from served_agent import guarding, script, served
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
@@ -313,31 +312,6 @@ def plain(response):
   ]
   left["anysearch"] = left["anysearch"] | {"seconds": 0}
   return left
-
-
-def test_passage_without_room_is_no_source_and_no_citation():
-  long = types.Passage("8", "Long", "x" * 20_000)
-  retriever = scripted.Retriever({"emma": [EMMA], "long": [long]})
-  turns = (search("emma"), search("long"), answer("Jane"))
-  with served(
-    engine=scripted.Engine(lambda request: turns[request.turn]),
-    retriever=retriever,
-    config=dataclasses.replace(CONFIG, answer_room=100),
-  ) as (url, _):
-    response = httpx2.post(f"{url}/v1/responses", json=TWICE).json()
-    chat = {"messages": [{"role": "user", "content": "Who?"}]}
-    found = httpx2.post(f"{url}/v1/chat/completions", json=chat).json()
-  calls = [i for i in response["output"] if i["type"] == "web_search_call"]
-  assert [len(call["action"]["sources"]) for call in calls] == [1, 0]
-  cited = response["output"][-1]["content"][0]["annotations"]
-  assert [each["url"] for each in cited] == ["urn:passage:7"]
-  shown = response["anysearch"]["documents"]
-  assert [[d["id"] for d in documents] for documents in shown] == [["7"], []]
-  (choice,) = found["choices"]
-  assert [
-    each["url_citation"]["url"] for each in choice["message"]["annotations"]
-  ] == ["urn:passage:7"]
-  assert choice["anysearch"]["documents"] == shown
 
 
 @pytest.fixture
