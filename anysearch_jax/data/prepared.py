@@ -364,6 +364,7 @@ class QuestionFile(OwnQuestions):
       raise formats.DataError(f"{path}: found no question with an answer.")
     self._rows = tuple(Rows(_table(entries)))
 
+  @functools.cache  # noqa: B019 - a source lives as long as its process.
   def rows(self, split: str) -> tuple[types.Question, ...]:
     """Returns the questions; raises DataError for a split besides `test`."""
     if split != "test":
