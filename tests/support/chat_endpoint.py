@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
+import functools
 import json
-import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import web_site
 
 NAME = "scripted"
 _FIELD = "Unsupported parameter: '{}' is not supported with this model."
@@ -127,67 +129,50 @@ def _model(
   return reply
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-  server: Any
-
-  def do_GET(self):
-    models = [{"id": name, "object": "model"} for name in self.server.models]
-    self._send(200, {"object": "list", "data": models})
-
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-    server = self.server
-    server.asked.append(body)
-    fault = server.faults.pop(0) if server.faults else Fault()
-    if fault.hang == "silent":
-      server.stopped.wait()
-    if fault.hang in ("before", "silent"):
-      self.close_connection = True
-    elif fault.status:
-      self._refuse(fault.status, "the server is busy", fault.retry_after)
-    elif server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-      self._refuse(401, "Incorrect API key provided.")
-    elif self.path not in server.routes:
-      self._refuse(404, "Not Found")
-    elif body["model"] not in server.models:
-      self._refuse(404, f"The model `{body['model']}` does not exist.")
-    elif refused := next((f for f in server.refused if f in body), None):
-      self._refuse(400, _FIELD.format(refused))
-    elif body.get("stream") and server.streams:
-      self._stream(server.reply(body), body, fault)
-    else:
-      self._send(200, _completion(server.reply(body), body))
-
-  def _refuse(self, status, sentence, retry_after=""):
-    error = {"message": sentence, "type": "error", "code": None}
-    after = [("Retry-After", retry_after)] if retry_after else []
-    self._send(status, {"error": error}, after)
-
-  def _send(self, status, value, headers=()):
-    data = json.dumps(value).encode()
-    self.send_response(status)
-    length = ("Content-Length", str(len(data)))
-    for name, text in (("Content-Type", "application/json"), length, *headers):
-      self.send_header(name, text)
-    self.end_headers()
-    self.wfile.write(data)
-
-  def _stream(self, message: Message, body, fault: Fault):
-    self.send_response(200)
-    self.send_header("Content-Type", "text/event-stream")
-    self.end_headers()
-    events = [json.dumps(event) for event in _events(message, body)]
+def _answered(server, handler) -> None:
+  """Answers a question as `server` does."""
+  body = json.loads(handler.body)
+  server.asked.append(body)
+  fault = server.faults.pop(0) if server.faults else Fault()
+  key = f"Bearer {server.key}" if server.key else None
+  if fault.hang == "silent":
+    server.site.stopped.wait()
+  elif fault.hang == "before":
+    pass
+  elif fault.status:
+    _refuse(handler, fault.status, "the server is busy", fault.retry_after)
+  elif key and handler.headers["Authorization"] != key:
+    _refuse(handler, 401, "Incorrect API key provided.")
+  elif handler.path not in server.routes:
+    _refuse(handler, 404, "Not Found")
+  elif body["model"] not in server.models:
+    _refuse(handler, 404, f"The model `{body['model']}` does not exist.")
+  elif refused := next((f for f in server.refused if f in body), None):
+    _refuse(handler, 400, _FIELD.format(refused))
+  elif body.get("stream") and server.streams:
+    events = [json.dumps(e) for e in _events(server.reply(body), body)]
     events.append("[DONE]")
     if fault.hang == "middle":
       del events[len(events) // 2 :]
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.end_headers()
     for event in events:
       time.sleep(fault.drip)
-      self.wfile.write(f"data: {event}\n\n".encode())
-      self.wfile.flush()
-    self.close_connection = True
+      handler.wfile.write(f"data: {event}\n\n".encode())
+  else:
+    _json(200, _completion(server.reply(body), body))(handler)
 
-  def log_message(self, *args):
-    pass
+
+def _refuse(handler, status, sentence, retry_after=""):
+  error = {"message": sentence, "type": "error", "code": None}
+  after = {"retry_after": retry_after} if retry_after else {}
+  _json(status, {"error": error}, **after)(handler)
+
+
+def _json(status, value, **headers):
+  data = json.dumps(value).encode()
+  return web_site.reply(status, data, "application/json", **headers)
 
 
 def _parts(message: Message, body):
@@ -270,23 +255,16 @@ def served(
       `routes`; fields that are `refused` with 400; whether it `streams`; the
       `key` that it expects.
   """
-  server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-  server.daemon_threads, server.handle_error = True, lambda *client: None
-  server.asked, server.stopped = [], threading.Event()
-  defaults = {"faults": (), "models": (NAME,), "refused": (), "streams": True}
-  defaults |= {"key": "", "routes": ("/v1/chat/completions",)}
-  vars(server).update(defaults | settings)
-  server.faults = list(server.faults)
-  server.reply = behaviour
+  defaults = {"models": (NAME,), "refused": (), "streams": True, "key": ""}
+  defaults |= {"routes": ("/v1/chat/completions",), "faults": ()}
+  server = types.SimpleNamespace(**(defaults | settings), asked=[])
+  server.faults, server.reply = list(server.faults), behaviour
   if isinstance(behaviour, str):
     server.reply = _model(behaviour, queries, answer)
-  server.url = f"http://127.0.0.1:{server.server_port}/v1"
-  thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-  thread.start()
-  try:
+  listed = [{"id": name, "object": "model"} for name in server.models]
+  with web_site.Site("127.0.0.1") as site:
+    server.site, server.url = site, f"{site.origin}/v1"
+    models = _json(200, {"object": "list", "data": listed})
+    site.pages["/v1/models"] = models
+    site.post = functools.partial(_answered, server)
     yield server
-  finally:
-    server.stopped.set()
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
