@@ -12,7 +12,6 @@ import commands
 import numpy as np
 import pytest
 import small_run
-import spoken
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -193,12 +192,6 @@ def test_the_environment_and_reward_are_checked_together():
 
 
 TRIAL = own.trial(group=3, budget=2, measures=())
-SHIPPED = """
-from anysearch_jax.methods import anysearch
-
-def reward(outcomes, config):
-  return anysearch.reward(outcomes, config)
-"""
 
 
 def body(returned, before=""):
@@ -251,7 +244,6 @@ def reward(outcomes, config):
   ("text", "sentence"),
   [
     (body("outcomes.em.sum()"), "'total' of shape (), expected (2, 3)"),
-    (body("outcomes.em[:, :1]"), "'total' of shape (2, 1), expected (2, 3)"),
     (body("{'reward': outcomes.em}"), "the parts reward; expected 'total'"),
     (body("{'total': outcomes.em, 'a b': 1}"), "a part named 'a b', expected"),
     (
@@ -259,10 +251,7 @@ def reward(outcomes, config):
       "'em', but reward/em is recorded anyway; expected another name",
     ),
     (body("outcomes.em * 1j"), "'total' of dtype complex128, expected real"),
-    (body("outcomes.answers"), "'total' of dtype object, expected real"),
-    (body("outcomes.em - np.inf"), "with -inf at [0, 0], expected a fin"),
     (body("1e39 * outcomes.em"), "with inf at [0, 0], expected a finite"),
-    (body("None"), "'total' of shape (), expected (2, 3)"),
     (body("1 / 0"), "line 7: ZeroDivisionError: division by zero"),
     (
       body("outcomes.em", "outcomes.em[:] = 1"),
@@ -324,16 +313,6 @@ def test_metrics_have_the_names_of_the_functions_parts(write):
   best = dataclasses.replace(best, best_metric="reward/tool")
   with pytest.raises(ValueError, match="found 'reward/tool', expected one of"):
     validation.validate(dataclasses.replace(config, checkpoint=best))
-
-
-def test_equal_rewards_have_the_same_bits(write):
-  told = spoken.drawn(np.random.default_rng(0), 50, 5)
-  theirs = systems.trained(small_run.CONFIG).reward(told)
-  mine = called(write(SHIPPED), told)
-  assert mine.keys() == theirs.keys() and np.any(mine["tool"])
-  for name, part in mine.items():
-    assert part.dtype == np.float32
-    np.testing.assert_array_equal(part, np.asarray(theirs[name]))
 
 
 def test_error_in_a_rollout_is_a_sentence(write, tmp_path):
