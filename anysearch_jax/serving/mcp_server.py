@@ -194,7 +194,8 @@ class Service:
     searches = budgets.of(allowed).searches
     with self._call(question=question):
       agent = await self._loaded()
-      if (refusal := agent.refusal(question)) is not None:
+      refusal = await asyncio.to_thread(agent.refusal, question)
+      if refusal is not None:
         raise ToolError(refusal)
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.

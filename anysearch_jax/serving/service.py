@@ -177,7 +177,8 @@ class Service:
       key = self._key(request)
       account.key = key.name if key else ""
       asked = api.read(await wire.read(request), self._served)
-      if (refusal := self._agent.refusal(asked.question)) is not None:
+      refusal = await asyncio.to_thread(self._agent.refusal, asked.question)
+      if refusal is not None:
         raise fields.RequestError(400, refusal, code="unknown_words")
       self._begin(account, key, asked)
       writer = api.Writer(asked, self._served)
