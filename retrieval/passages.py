@@ -301,10 +301,10 @@ def _parse(line: bytes, row: int) -> types.Passage:
 
 def source(values: Mapping[str, Any]) -> types.Source:
   """Returns the place that a row of a document has; other rows may lack it."""
-  path, page, heading = map(values.get, types.Source._fields)
-  if (type(path), type(page), type(heading)) != (str, int, str):
+  found: tuple[Any, ...] = tuple(map(values.get, types.Source._fields))
+  if tuple(map(type, found)) != (str, int, str):
     return types.Source()
-  return types.Source(_whole(path), page, _whole(heading))
+  return types.Source(_whole(found[0]), *found[1:])
 
 
 def _whole(text: str) -> str:

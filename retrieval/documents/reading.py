@@ -23,18 +23,11 @@ LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 # Bytes that show the encoding of a file, and characters that show its commas.
 _SAMPLE = 1 << 16
-_MARKS = {
-  codecs.BOM_UTF8: "utf-8-sig",
-  codecs.BOM_UTF32_LE: "utf-32",
-  codecs.BOM_UTF32_BE: "utf-32",
-  codecs.BOM_UTF16_LE: "utf-16",
-  codecs.BOM_UTF16_BE: "utf-16",
-}
+# Texts with a smaller share of bytes beyond ASCII are of Western Europe.
+_WESTERN = 0.3
 # Fields of a row that are its title, or its text.
 _TITLES = ("title", "name", "question")
 _TEXTS = ("text", "contents", "content", "body")
-
-
 # They log what they mend in a file.
 for _name in ("pypdf", "trafilatura"):
   logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -97,16 +90,19 @@ def _sized(path: pathlib.Path) -> pathlib.Path:
 def _text(path: pathlib.Path) -> str:
   """Returns the text of a file in UTF-8, or in an encoding that it shows."""
   data = _sized(path).read_bytes()
-  for mark, name in _MARKS.items():
-    if data.startswith(mark):
-      return data.decode(name, errors="replace")
-  if b"\0" in data[:_SAMPLE]:
+  sample = data[:_SAMPLE]
+  if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    return data.decode("utf-16", errors="replace")
+  if b"\0" in sample:
     raise ReadError("is binary, expected text")
   with contextlib.suppress(UnicodeDecodeError):
-    return data.decode()
+    return data.decode("utf-8-sig")
+  others = 1 - len(sample.decode("ascii", "ignore")) / len(sample)
+  if others < _WESTERN:
+    return data.decode("cp1252", errors="replace")
   import charset_normalizer
 
-  best = charset_normalizer.from_bytes(data[:_SAMPLE]).best()
+  best = charset_normalizer.from_bytes(sample).best()
   return data.decode(best.encoding if best else "cp1252", errors="replace")
 
 
@@ -123,7 +119,9 @@ def _html(path: pathlib.Path) -> Iterator[Part]:
   import trafilatura
   from lxml import html
 
-  tree = html.document_fromstring(_text(path))
+  # Bytes, because lxml refuses a text that declares its encoding.
+  parser = html.HTMLParser(encoding="utf-8")
+  tree = html.document_fromstring(_text(path).encode(), parser=parser)
   # trafilatura looks for the main part and drops the rest; in a file of one's
   # own, all but menus is wanted.
   if tree.find(".//article") is None and tree.find(".//main") is None:
@@ -132,8 +130,10 @@ def _html(path: pathlib.Path) -> Iterator[Part]:
   text = trafilatura.extract(
     tree, output_format="markdown", include_comments=False, fast=True
   )
-  title = tree.findtext(".//title") or splitting.title(text or "")
-  yield Part(text or tree.text_content(), title, is_markdown=True)
+  # In a list, trafilatura begins a block of code in the middle of a line.
+  text = re.sub(r" ```$", "\n```", text or tree.text_content(), flags=re.M)
+  title = tree.findtext(".//title") or splitting.title(text)
+  yield Part(text, title, is_markdown=True)
 
 
 def _rows(rows: Iterable[Any]) -> Iterator[Part]:

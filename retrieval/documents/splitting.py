@@ -48,14 +48,14 @@ class Splitter:
   ) -> Iterator[tuple[str, str]]:
     """Yields the passages of a text, each after the headings above it.
 
-    Passages of headings alone are left out.
+    Passages of headings alone, or without any word, are left out.
 
     Args:
       text: any text.
       is_markdown: whether `#` begins a heading.
     """
     text = _LONG_WORD.sub(r"\g<0>\n", text)
-    of_kind = semantic_text_splitter.TextSplitter
+    of_kind: Any = semantic_text_splitter.TextSplitter
     chains: list[tuple[int, str]] = []
     if is_markdown:
       of_kind = semantic_text_splitter.MarkdownSplitter
@@ -72,8 +72,8 @@ class Splitter:
       splitter = of_kind(int(self._tokens * each), int(self._overlap * each))
     for at, words in splitter.chunk_indices(text):
       last = bisect.bisect_right(chains, at, key=lambda chain: chain[0])
-      rest = _MARKS.sub(r"\1", words) if is_markdown else words
-      if rest.strip():
+      rest = _MARKS.sub("", words) if is_markdown else words
+      if re.search(r"\w", rest):
         yield chains[last - 1][1] if last else "", words
 
 
@@ -95,4 +95,4 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
       fence = mark if not fence else "" if mark.startswith(fence) else fence
     elif not fence:
       level = len(hashes) if hashes else 1 if under[0] == "=" else 2
-      yield match.start(), level, (words or line).strip()
+      yield match.start(), level, (words or line).strip(" \t#¶")

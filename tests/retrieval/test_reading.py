@@ -54,7 +54,8 @@ def word(path):
   document.save(path)
 
 
-HTML = """<html><head><title>Lease page</title></head><body><nav>Menu</nav>
+HTML = """<?xml version="1.0" encoding="UTF-8"?>
+<html><head><title>Lease page</title></head><body><nav>Menu</nav>
 <h1>Lease</h1><p>Intro.</p><h2>End</h2><p>On 31 March.</p><script>x</script>
 </body></html>"""
 GERMAN = "Die Größe der Straße überrascht fröhliche Mädchen. Schöne Häuser."
@@ -68,6 +69,7 @@ KINDS = {
   ),
   "a.txt": ("\ufeffOne\x01line.", [P("One line.")]),
   "b.txt": (GERMAN.encode("cp1252"), [P(GERMAN)]),
+  "e.txt": ("naïve café owners".encode("cp1252"), [P("naïve café owners")]),
   "c.txt": (GERMAN.encode("utf-16"), [P(GERMAN)]),
   "d.txt": (JAPANESE.encode("shift_jis"), [P(JAPANESE)]),
   "a.html": (
