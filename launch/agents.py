@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from anysearch_jax import budgets, types
@@ -113,12 +113,13 @@ def _count(retriever: Any) -> int:
 
 @contextlib.contextmanager
 def loading_agent(
-  prepared: Prepared,
+  prepared: Prepared, before: Callable[[], None]
 ) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
   """Yields an agent that a thread loads; leaving the context closes it.
 
-  The future has the exception if it cannot be loaded. An agent that is still
-  being loaded at the end is abandoned with its thread.
+  The thread calls `before` first. The future has the exception if the agent
+  cannot be loaded. An agent that is still being loaded at the end is abandoned
+  with its thread.
   """
   found: concurrent.futures.Future[agent_lib.Agent] = (
     concurrent.futures.Future()
@@ -127,6 +128,7 @@ def loading_agent(
 
     def load() -> None:
       try:
+        before()
         found.set_result(held.enter_context(loaded(prepared)))
       except BaseException as error:
         found.set_exception(error)

@@ -228,11 +228,12 @@ def _serve_mcp(
     # From here on only the protocol is written to standard output.
     stdout = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
-    documents.update(config)
     from launch import agents
 
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
-    agent = stack.enter_context(agents.loading_agent(prepared))
+    agent = stack.enter_context(
+      agents.loading_agent(prepared, lambda: documents.update(config))
+    )
     service = mcp_server.Service(
       agent,
       version=anysearch_jax.__version__,

@@ -13,7 +13,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from launch import __main__ as by_name
-from launch import ask, flags, report, shipped, train
+from launch import ask, build_index, flags, report, shipped, train
 from launch import list as launch_list
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -141,12 +141,14 @@ WORLD = "--config=configs/quickstart.py"
       *(ask, [WORLD, "--index=nowhere", "x"]),
       "leave --config out and name --documents=FOLDER",
     ),
+    (build_index, ["--corpus=.", "--output=x"], "--documents=PATH"),
     (report, ["nope"], "nope: found no such folder"),
   ],
 )
 def test_a_first_mistake_is_answered_with_what_to_type(
-  command, arguments, sentence
+  command, arguments, sentence, tmp_path, monkeypatch
 ):
+  monkeypatch.chdir(tmp_path)
   said = commands.run(command, *arguments)
   assert re.search(re.escape(sentence).replace(r"\.\*", ".*"), said), said
   assert "\n" not in said
