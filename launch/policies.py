@@ -5,7 +5,7 @@
   the newest
 * `--sglang=URL[,URL]`: either of the two, sampled by SGLang servers
 * `--openai=URL --openai_model=NAME`: a model that runs elsewhere, behind
-  OpenAI's chat or text completions, see `launch.endpoints`
+  OpenAI's chat or text completions, see `rollout.endpoints`
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
   engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
   `everything` play the generated world, see `world.expert_policy`
@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,12 +28,12 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
 from anysearch_jax.training import validation
-from launch import endpoints, parts, retrieval_settings, shipped
 from launch import flags as launch_flags
+from launch import parts, retrieval_settings, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
-  from anysearch_jax.rollout import endpoints as endpoints_lib
+  from anysearch_jax.rollout import endpoints
 
 _KINDS = ("hf", "checkpoint", "scripted")
 
@@ -48,7 +49,7 @@ class Chosen(typing.NamedTuple):
 
   kind: str
   name: str
-  endpoint: endpoints_lib.Opened | None = None
+  endpoint: endpoints.Opened | None = None
 
   @property
   def local(self) -> bool:
@@ -68,7 +69,26 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "sglang", [], "Addresses of SGLang servers that sample the policy."
   )
-  endpoints.define_flags()
+  flags.DEFINE_string(
+    "openai", None, "Address of a server with OpenAI's interface (/v1)."
+  )
+  flags.DEFINE_string(
+    "openai_model", "", "The model's name there; default: its only one."
+  )
+  flags.DEFINE_enum(
+    "openai_calls",
+    "auto",
+    ("auto", "tools", "tags", "completions"),
+    "How the model is asked. tools: it calls a tool; tags: it writes tags in "
+    "chat messages; completions: it continues one text. auto: the first that "
+    "works, or completions if --hf names its tokenizer.",
+  )
+  flags.DEFINE_string(
+    "openai_key_variable",
+    None,
+    "Environment variable with the key; default: OPENAI_API_KEY if it is set "
+    "and the address is https.",
+  )
   flags.DEFINE_list(
     "prices",
     [],
@@ -116,9 +136,47 @@ def read_flags(
   retrieval_settings.validate(config.retrieval)
   if chosen.kind != "openai":
     return config, chosen
-  config, endpoint = endpoints.read_flags(config)
-  chosen = Chosen("openai", endpoint.name, endpoint)
-  return dataclasses.replace(config, policy=chosen.name), chosen
+  opened = _opened(config)
+  config = config_lib.changed(
+    config, policy=opened.name, episode={"prompts": opened.prompts}
+  )
+  return config, Chosen("openai", opened.name, opened)
+
+
+def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
+  """Returns the model of --openai.
+
+  What the server was asked and decided is printed on standard error.
+
+  Raises:
+    app.UsageError: the flags contradict each other or the configuration.
+    types.EngineError, types.RetrievalError: the server cannot be used.
+  """
+  # Imported late: a training needs no HTTP.
+  from anysearch_jax.rollout import endpoints
+
+  f = flags.FLAGS
+  for name in ("checkpoint", "scripted", "sglang"):
+    if getattr(f, name):
+      raise app.UsageError(
+        f"--openai and --{name}: expected one of them; --hf may name the "
+        "tokenizer of --openai."
+      )
+  named = endpoints.Endpoint(
+    f.openai,
+    f.openai_model,
+    f.openai_calls,
+    shipped.find(f.hf) if f.hf else "",
+    f.openai_key_variable,
+  )
+  try:
+    opened = endpoints.opened(named, config)
+  except ValueError as error:
+    raise app.UsageError(f"--openai: {error}") from error
+  if opened.why:
+    how = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
+    print(f"{opened.name}: {how} ({opened.why}).", file=sys.stderr)
+  return opened
 
 
 def served(
@@ -285,7 +343,7 @@ def player(
     engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
     codec = policy.tokenizer
   try:
-    if chosen.endpoint is not None and not chosen.endpoint.asked:
+    if chosen.endpoint is not None and not chosen.endpoint.why:
       loop.run(engine.probe())
     yield harness.Player(engine, codec)
   finally:

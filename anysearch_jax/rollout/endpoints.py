@@ -68,11 +68,6 @@ class Opened(NamedTuple):
   prompts: str
   why: str
 
-  @property
-  def asked(self) -> bool:
-    """Whether the server has replied already."""
-    return bool(self.why)
-
 
 def default_config() -> config_lib.ExperimentConfig:
   """Returns what suits an untrained chat model over documents."""
