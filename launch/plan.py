@@ -62,7 +62,6 @@ def define_flags() -> None:
     "half of the episode if that is less.",
   )
   flags.DEFINE_string("json", None, "File that the plan is written to.")
-  flags.DEFINE_string("markdown", None, "The same as a table for a document.")
 
 
 def main(argv) -> None:
@@ -82,16 +81,12 @@ def main(argv) -> None:
   from anysearch_jax.planning import plan
 
   print(plan.text(made))
-  for path, render in (
-    (flags.FLAGS.json, plan.to_json),
-    (flags.FLAGS.markdown, plan.markdown),
-  ):
-    if path:
-      try:
-        pathlib.Path(path).write_text(render(made))
-      except OSError as error:
-        print(f"launch.plan: {error}; the plan is above.", file=sys.stderr)
-        sys.exit(2)
+  if path := flags.FLAGS.json:
+    try:
+      pathlib.Path(path).write_text(plan.to_json(made))
+    except OSError as error:
+      print(f"launch.plan: {error}; the plan is above.", file=sys.stderr)
+      sys.exit(2)
   sys.exit(0 if made.fits else 1)
 
 

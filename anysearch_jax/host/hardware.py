@@ -98,29 +98,47 @@ _H100 = Gpu(
   shared_memory=228 * 1024,
   l2=50 * 2**20,
 )
-_PCIE4 = "PCIe 4.0 x16 without NVLink; 100 Gb/s network assumed"
-_RTX4090 = Gpu(
-  name="rtx4090",
-  memory=int(23.6 * GIB),
-  # GeForce cards multiply at half their rate when they add in float32, as
-  # XLA has them do.
-  flops=165.2e12,
-  memory_bandwidth=1.008e12,
-  link_bandwidth=32e9,
-  network_bandwidth=12.5e9,
-  host_bandwidth=32e9,
-  source=(
-    "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 TFLOP/s "
-    f"dense with float32 accumulation, 1,008 GB/s, {_PCIE4}"
-  ),
-  capability=(8, 9),
-  description="NVIDIA GeForce RTX 4090",
-  cores=128,
-  clock_ghz=2.52,
-  shared_memory=100 * 1024,
-  l2=72 * 2**20,
-  threads_a_core=1536,
-)
+
+
+def _card(
+  name: str,
+  device: str,
+  gib: float,
+  tflops: float,
+  gbytes: float,
+  capability: tuple[int, int],
+  cores: int,
+  clock_ghz: float,
+  l2_mib: int,
+  pcie: int = 4,
+) -> Gpu:
+  """Returns a GPU without NVLink; lanes of PCIe send 2 GB/s in version 4."""
+  link = 2e9 * 2 ** (pcie - 4) * 16
+  return Gpu(
+    name=name,
+    memory=int(gib * GIB),
+    # GeForce cards multiply at half their rate when they add in float32, as
+    # XLA has them do.
+    flops=tflops * 1e12,
+    memory_bandwidth=gbytes * 1e9,
+    link_bandwidth=link,
+    network_bandwidth=12.5e9,
+    host_bandwidth=link,
+    source=(
+      f"NVIDIA's data sheet or white paper of the {device}: {tflops:g} TFLOP/s "
+      f"dense with float32 accumulation, {gbytes:,g} GB/s, PCIe {pcie}.0 x16 "
+      "without NVLink; 100 Gb/s network assumed"
+    ),
+    capability=capability,
+    description=f"NVIDIA {device}",
+    cores=cores,
+    clock_ghz=clock_ghz,
+    shared_memory=100 * 1024,
+    l2=l2_mib * 2**20,
+    threads_a_core=1536,
+  )
+
+
 _ALL: tuple[Hardware, ...] = (
   _H100,
   dataclasses.replace(
@@ -180,77 +198,17 @@ _ALL: tuple[Hardware, ...] = (
     clock_ghz=1.965,
     l2=126 * 2**20,
   ),
-  _RTX4090,
-  dataclasses.replace(
-    _RTX4090,
-    name="rtx3090",
-    flops=71e12,
-    memory_bandwidth=936e9,
-    source=(
-      "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090: 71 "
-      f"TFLOP/s dense with float32 accumulation, 936 GB/s, {_PCIE4}"
-    ),
-    capability=(8, 6),
-    description="NVIDIA GeForce RTX 3090",
-    cores=82,
-    clock_ghz=1.695,
-    l2=6 * 2**20,
+  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2, PCIe.
+  _card("rtx3090", "GeForce RTX 3090", 23.6, 71, 936, (8, 6), 82, 1.695, 6),
+  _card(
+    "rtx4090", "GeForce RTX 4090", 23.6, 165.2, 1008, (8, 9), 128, 2.52, 72
   ),
-  dataclasses.replace(
-    _RTX4090,
-    name="rtx5090",
-    memory=int(31.3 * GIB),
-    flops=209.5e12,
-    memory_bandwidth=1.792e12,
-    link_bandwidth=64e9,
-    host_bandwidth=64e9,
-    source=(
-      "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090: "
-      "209.5 TFLOP/s dense with float32 accumulation, 1,792 GB/s, PCIe 5.0 x16 "
-      "without NVLink; 100 Gb/s network assumed"
-    ),
-    capability=(12, 0),
-    description="NVIDIA GeForce RTX 5090",
-    cores=170,
-    clock_ghz=2.407,
-    l2=96 * 2**20,
+  _card(
+    "rtx5090", "GeForce RTX 5090", 31.3, 209.5, 1792, (12, 0), 170, 2.407, 96, 5
   ),
-  dataclasses.replace(
-    _RTX4090,
-    name="a10g",
-    memory=int(22.0 * GIB),
-    flops=70e12,
-    memory_bandwidth=600e9,
-    source=f"NVIDIA A10G data sheet: 70 TFLOP/s dense, 600 GB/s, {_PCIE4}",
-    capability=(8, 6),
-    description="NVIDIA A10G",
-    cores=80,
-    clock_ghz=1.71,
-    l2=6 * 2**20,
-  ),
-  dataclasses.replace(
-    _RTX4090,
-    name="l4",
-    memory=int(22.0 * GIB),
-    flops=121e12,
-    memory_bandwidth=300e9,
-    source=f"NVIDIA L4 data sheet: 121 TFLOP/s dense, 300 GB/s, {_PCIE4}",
-    description="NVIDIA L4",
-    cores=58,
-    clock_ghz=2.04,
-    l2=48 * 2**20,
-  ),
-  dataclasses.replace(
-    _RTX4090,
-    name="l40s",
-    memory=int(44.3 * GIB),
-    flops=362e12,
-    memory_bandwidth=864e9,
-    source=f"NVIDIA L40S data sheet: 362 TFLOP/s dense, 864 GB/s, {_PCIE4}",
-    description="NVIDIA L40S",
-    cores=142,
-    l2=96 * 2**20,
-  ),
+  _card("a10g", "A10G", 22.0, 70, 600, (8, 6), 80, 1.71, 6),
+  _card("l4", "L4", 22.0, 121, 300, (8, 9), 58, 2.04, 48),
+  _card("l40s", "L40S", 44.3, 362, 864, (8, 9), 142, 2.52, 96),
   Tpu(
     name="v5e",
     memory=int(15.75 * GIB),

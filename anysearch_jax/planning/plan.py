@@ -166,30 +166,18 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-  """Formats a plan for a terminal."""
-  return "\n".join([_title(plan), "", *_body(plan, _aligned, "  ")])
-
-
-def markdown(plan: Plan) -> str:
-  """Formats a plan as Markdown."""
-  return "\n".join([f"**{_title(plan)}**", "", *_body(plan, _piped, "* ")])
-
-
-def _body(
-  plan: Plan, table: Callable[[Cells], list[str]], bullet: str
-) -> list[str]:
-  """Returns the lines below the title: tables, verdict and what is assumed."""
-  lines = [*table(_rows(plan)), ""]
+  """Formats a plan for a terminal: tables, verdict and what is assumed."""
+  lines = [_title(plan), "", *_aligned(_rows(plan)), ""]
   if plan.step:
-    lines += [*table(_step_rows(plan, plan.step)), ""]
+    lines += [*_aligned(_step_rows(plan, plan.step)), ""]
   lines += [f"Verdict: {plan.verdict}"]
   for title, sentences in (
     ("What would make it fit:", plan.advice),
     ("Assumed:", plan.assumptions),
   ):
     if sentences:
-      lines += ["", title, *(bullet + sentence for sentence in sentences)]
-  return lines
+      lines += ["", title, *("  " + sentence for sentence in sentences)]
+  return "\n".join(lines)
 
 
 def _aligned(rows: Cells) -> list[str]:
@@ -201,12 +189,6 @@ def _aligned(rows: Cells) -> list[str]:
     ).rstrip()
     for row in rows
   ]
-
-
-def _piped(cells: Cells) -> list[str]:
-  """Returns the lines of a Markdown table."""
-  head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
-  return [head, "|---" + "|---:" * (len(cells[0]) - 1) + "|", *rows]
 
 
 def _title(plan: Plan) -> str:

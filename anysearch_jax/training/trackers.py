@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from absl import logging as absl_logging
@@ -102,7 +102,10 @@ class _Mlflow:
     self._client.set_terminated(self.id, self._STATUS[status])
 
 
-KINDS = {"wandb": _Wandb, "mlflow": _Mlflow}
+KINDS: Mapping[str, Callable[[pathlib.Path, Values, str], Tracker]] = {
+  "wandb": _Wandb,
+  "mlflow": _Mlflow,
+}
 
 
 class Sender:
