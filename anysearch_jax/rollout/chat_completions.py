@@ -52,6 +52,8 @@ _PROBE_TOKENS = 2048  # Some models think before they call.
 _REASONING = ("reasoning_content", "reasoning")
 _OPENS, _CLOSES = "<think>", "</think>"
 _LONGEST_TAG = len("</information>")
+# What some models write if they call a tool that is not offered.
+_WRITTEN_CALL = "<tool_call>"
 
 
 class _Said(NamedTuple):
@@ -268,7 +270,7 @@ def _turn(
       text += f"<search>{protocol.neutralise(said.query)}</search>"
     elif said.call:
       text += protocol.neutralise(said.call)
-    elif text and not cut:
+    elif text and not cut and _WRITTEN_CALL not in text:
       text = f"<answer>{text}</answer>"
   text = _thinking(thought, ended=True) + text
   # A model may think all of its tokens where nobody sees them.

@@ -141,6 +141,7 @@ SEARCHED, ANSWERED = "<search>lease end</search>", f"<answer>{ANSWER}</answer>"
     ("empty", ["", "", ""]),
     ("null", ["", "", ""]),
     ("forever", ["<search>again</search>"] * 4),
+    ("in vain", [SEARCHED] + ["<tool_call>{}</tool_call>"] * 3),
     ("reasoning", [
       f"<think>I look ‹search›it‹/search› up.</think>\n{turn}"
       for turn in (SEARCHED, ANSWERED)]),

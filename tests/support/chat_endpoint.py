@@ -101,6 +101,9 @@ BEHAVIOURS: dict[str, _Behaviour] = {
     Message(None, (search("again"),)) if turn.offered else Message(turn.answer)
   ),
   "forever": lambda turn: Message(None, (search("again"),)),
+  "in vain": lambda turn: (
+    _tools(turn) if turn.offered else Message("<tool_call>{}</tool_call>")
+  ),
   "malformed": lambda turn: _tools(turn, [("search", '{"query": "lea')]),
   "no query": lambda turn: _tools(turn, [search(" ")]),
   "unknown tool": lambda turn: _tools(turn, [("lookup", '{"query": "a"}')]),
