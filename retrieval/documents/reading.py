@@ -13,12 +13,12 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from retrieval.documents import splitting
 
-# Bytes of a file that is read as a whole; of JSON lines, a line.
+# Bytes of a file, which most readers read as a whole.
 LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 # Bytes that show the encoding of a file, and characters that show its commas.
@@ -136,22 +136,19 @@ def _html(path: pathlib.Path) -> Iterator[Part]:
   yield Part(text, title, is_markdown=True)
 
 
-def _rows(rows: Iterable[Any]) -> Iterator[Part]:
-  """Yields each row of a table as a part: its fields, and its text below."""
-  for number, row in enumerate(rows, start=1):
-    values = row if isinstance(row, dict) else {"text": row}
-    values = {
-      str(name): value
-      if isinstance(value, str)
-      else json.dumps(value, ensure_ascii=False, default=str)
-      for name, value in values.items()
-      if value not in (None, "")
-    }
-    title = next((values.pop(name) for name in _TITLES if name in values), "")
-    texts = [values.pop(name) for name in _TEXTS if name in values]
-    lines = [*(f"{name}: {value}" for name, value in values.items()), *texts]
-    text = "\n".join(lines) or title
-    yield Part(text, title, heading=f"row {number}")
+def _row(number: int, row: Mapping[str, Any]) -> Part:
+  """Returns a row of a table as a part: its fields, and its text below."""
+  values = {
+    str(name): value
+    if isinstance(value, str)
+    else json.dumps(value, ensure_ascii=False, default=str)
+    for name, value in row.items()
+    if value not in (None, "")
+  }
+  title = next((values.pop(name) for name in _TITLES if name in values), "")
+  texts = [values.pop(name) for name in _TEXTS if name in values]
+  lines = [*(f"{name}: {value}" for name, value in values.items()), *texts]
+  return Part("\n".join(lines) or title, title, heading=f"row {number}")
 
 
 def _csv(path: pathlib.Path) -> Iterator[Part]:
@@ -160,38 +157,20 @@ def _csv(path: pathlib.Path) -> Iterator[Part]:
   try:
     dialect = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
   except csv.Error:
-    dialect = csv.excel_tab if path.suffix == ".tsv" else csv.excel
-  yield from _rows(csv.DictReader(io.StringIO(text), dialect=dialect))
+    dialect = csv.excel
+  rows = csv.DictReader(io.StringIO(text), dialect=dialect)
+  yield from itertools.starmap(_row, enumerate(rows, start=1))
 
 
-def _json(path: pathlib.Path) -> Iterator[Part]:
-  found = json.loads(_text(path))
-  if isinstance(found, dict) and len(found) == 1:
-    (found,) = found.values()  # Rows often have a name: {"data": [...]}.
-  if isinstance(found, list):
-    yield from _rows(found)
-  else:
-    yield next(_rows([found]))._replace(heading="")
+def _records(path: pathlib.Path) -> Iterator[Part]:
+  from anysearch_jax.data import files, formats
 
-
-def _json_lines(path: pathlib.Path) -> Iterator[Part]:
-  with path.open("rb") as file:
-    lines = iter(lambda: file.readline(LARGEST), b"")
-    for number, line in enumerate(lines, start=1):
-      if line.strip():
-        try:
-          (part,) = _rows([json.loads(line)])
-        except (ValueError, RecursionError) as error:
-          raise ReadError(f"is no JSON in line {number} ({error})") from error
-        yield part._replace(heading=f"row {number}")
-
-
-def _parquet(path: pathlib.Path) -> Iterator[Part]:
-  from pyarrow import parquet
-
-  with parquet.ParquetFile(path) as file:
-    batches = (each.to_pylist() for each in file.iter_batches(1024))
-    yield from _rows(itertools.chain.from_iterable(batches))
+  if path.suffix == ".json":  # The others are streams of rows.
+    _sized(path)
+  for number, row in files.rows(path):
+    if isinstance(row, formats.MalformedError):
+      raise ReadError(f"row {number} is {row}")
+    yield _row(number, row)
 
 
 def _pdf(path: pathlib.Path) -> Iterator[Part]:
@@ -241,9 +220,7 @@ READERS: dict[str, Callable[[pathlib.Path], Iterator[Part]]] = {
   **dict.fromkeys((".txt", ".text", ".rst"), _plain),
   **dict.fromkeys((".html", ".htm"), _html),
   **dict.fromkeys((".csv", ".tsv"), _csv),
-  ".json": _json,
-  **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
-  ".parquet": _parquet,
+  **dict.fromkeys((".json", ".jsonl", ".parquet"), _records),
   ".pdf": _pdf,
   ".docx": _docx,
 }

@@ -79,11 +79,14 @@ KINDS = {
   "a.csv": ("\ufeffname;price\nTea;3\n;4\n", TABLE),
   "a.tsv": ("name\tprice\nTea\t3\n\t4\n", TABLE),
   "a.json": ('[{"name": "Tea", "price": 3}, {"price": 4}]', TABLE),
-  "b.json": ('{"rows": [{"name": "Tea", "price": 3}, {"price": 4}]}', TABLE),
-  "c.json": ('{"a": {"b": 1}, "c": "d"}', [P('a: {"b": 1}\nc: d')]),
+  "b.json": ('{"data": [{"name": "Tea", "price": 3}, {"price": 4}]}', TABLE),
+  "c.json": (
+    '{"a": {"b": 1}, "c": "d"}',
+    [P('a: {"b": 1}\nc: d', heading="row 1")],
+  ),
   "a.jsonl": (
-    '{"id": 7, "text": "Long.", "title": "T"}\n"words"\n',
-    [P("id: 7\nLong.", "T", heading="row 1"), P("words", heading="row 2")],
+    '{"id": 7, "text": "Long.", "title": "T"}\n\n{"a": 1}\n',
+    [P("id: 7\nLong.", "T", heading="row 1"), P("a: 1", heading="row 3")],
   ),
   "a.parquet": (
     lambda path: parquet.write_table(
@@ -143,8 +146,8 @@ UNREADABLE = {
   "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "cannot be read"),
   "bomb.docx": (bomb, "unpacks to 200 MB"),
   "no.docx": (b"PK", "cannot be read .BadZipFile"),
-  "deep.json": ("[" * 100_000, "cannot be read .RecursionError"),
-  "bad.jsonl": ('{"a": 1}\n{nope\n', "is no JSON in line 2"),
+  "deep.json": ("[" * 100_000, "not JSON"),
+  "bad.jsonl": ('{"a": 1}\n{nope\n', "row 2 is not JSON"),
   "no.parquet": (b"PAR1", "cannot be read"),
   "large.txt": (lambda path: os.truncate(path, 1 << 27), "has 128 MB"),
 }
