@@ -186,7 +186,12 @@ def main(argv) -> None:
     )
   for line in found:
     print(line)
-  _warn_of_cut(encoder)
+  if encoder is not None and encoder.cut:
+    print(
+      f"found {encoder.cut} texts that are longer than the "
+      f"{encoder.settings.max_tokens} tokens that the encoder reads; no search "
+      "finds what follows. Split them, or use --documents, which does."
+    )
 
 
 def _documents(
@@ -212,16 +217,6 @@ def _documents(
   )
   for line in documents.described(made, f.output, len(made.skipped)):
     print(line)
-  _warn_of_cut(encoder)
-
-
-def _warn_of_cut(encoder: Any) -> None:
-  if encoder is not None and encoder.cut:
-    print(
-      f"found {encoder.cut} texts that are longer than the "
-      f"{encoder.settings.max_tokens} tokens that the encoder reads; no search "
-      "finds what follows. Split them, or use --documents, which does."
-    )
 
 
 def _recall(index: Any, path: str, *, k: int) -> str:
