@@ -137,7 +137,8 @@ def _serve_http(
     policy = chosen.name.rpartition("@")[0] if is_elsewhere else chosen.name
     is_own = f.documents or f.index
     name = pathlib.Path(policy).name if is_own else config.name
-    agent.ask((agent.examples or [_WARM])[0], budget=0)
+    if chosen.endpoint is None:  # Nothing compiles for a model elsewhere.
+      agent.ask((agent.examples or [_WARM])[0], budget=0)
     running = service.Service(
       agent,
       fields.Served(
