@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import statistics
 
 from absl import flags
 
@@ -155,22 +156,28 @@ def main() -> list[dict[str, object]]:
     play(way, 0, 0.0)
   print(f"{episodes} episodes, {f.slots} slots; occupancy is of (a) and (b)")
   columns = ("episodes/s", "tokens/s", "occupancy", "searches")
-  table = harness.Table("search, way", *columns, "(a) is faster by", first=16)
+  titles = "".join(f"{name:>13}" for name in columns)
+  print(f"{'search, way':16}{titles}  (a) is faster by", flush=True)
   out: list[dict[str, object]] = []
   for latency in map(float, f.latencies):
-    found = harness.Rounds(
-      [
-        {way: play(way, 1 + i, latency / 1e3) for way in engines}
-        for i in range(f.pairs)
-      ]
-    )
+    rounds = [
+      {way: play(way, 1 + i, latency / 1e3) for way in engines}
+      for i in range(f.pairs)
+    ]
     for way in engines:
-      medians = found.medians(way)
+      medians = {
+        name: statistics.median(found[way][name] for found in rounds)
+        for name in columns
+      }
       # By tokens, because different samples have different lengths.
-      faster = f"  {found.ratio('tokens/s', 'a', way)}"
+      ratios = sorted(
+        found["a"]["tokens/s"] / found[way]["tokens/s"] for found in rounds
+      )
+      cells = "".join(f"{value:13.4g}" for value in medians.values())
+      faster = f"{statistics.median(ratios):.2f}x"
+      limits = f"[{ratios[0]:.2f}, {ratios[-1]:.2f}]"
       row = f"{latency:5.0f} ms  ({way})"
-      table.row(row, *(medians[name] for name in columns), faster)
-      ratios = sorted(found.ratios("tokens/s", "a", way))
+      print(f"{row:16}{cells}  {faster} {limits}", flush=True)
       out.append({"latency": latency, "way": way, "ratios": ratios} | medians)
   return out
 

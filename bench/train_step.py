@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 
@@ -32,51 +32,37 @@ from bench import decode, harness
 from launch import flags as launch_flags
 from launch import jax_setup
 
-if TYPE_CHECKING:
-  from anysearch_jax.policy import architecture as architecture_lib
-
-
-def small() -> config_lib.ExperimentConfig:
-  """Returns the small policy's configuration, with rows of 256 tokens."""
-  return config_lib.ExperimentConfig(
-    name="small",
-    compute_dtype="float32",
-    batch=config_lib.BatchConfig(
-      row_lengths=(256,), micro_batch_tokens=1024, max_micro_batches=4
-    ),
-  )
-
-
-def measure(
-  config: config_lib.ExperimentConfig,
-  a: architecture_lib.Architecture,
-  f: flags.FlagValues,
-) -> dict[str, Any]:
-  """Measures our step on random weights of an architecture."""
-  import jax
-
-  from bench import policies
-
-  ours = policies.TrainStep(config, a, f.micro_batches)
-  first = harness.seconds(ours)
-  with jax.profiler.trace(f.profile) if f.profile else contextlib.nullcontext():
-    seconds = [harness.seconds(ours) for _ in range(f.steps)]
-  return policies.describe_step(ours, seconds, first, peak_tflops=f.peak_tflops)
+# For a small policy: rows of 256 tokens.
+_SMALL = config_lib.ExperimentConfig(
+  name="small",
+  compute_dtype="float32",
+  batch=config_lib.BatchConfig(
+    row_lengths=(256,), micro_batch_tokens=1024, max_micro_batches=4
+  ),
+)
 
 
 def main() -> dict[str, Any]:
   f = flags.FLAGS
   os.environ.setdefault("HF_HUB_OFFLINE", "1")
   config = (
-    launch_flags.override(small(), f.set_config)
+    launch_flags.override(_SMALL, f.set_config)
     if f.config is None
     else launch_flags.read_config()
   )
   jax_setup.configure(threads=f.threads, cache=f.cache)
+  import jax
+
   from anysearch_jax.policy import architecture
+  from bench import policies
 
   shape = json_files.read(pathlib.Path(f.shape)) if f.shape else decode.SMALL
-  out = measure(config, architecture.from_hf(shape), f)
+  a = architecture.from_hf(shape)
+  ours = policies.TrainStep(config, a, f.micro_batches)
+  first = harness.seconds(ours)
+  with jax.profiler.trace(f.profile) if f.profile else contextlib.nullcontext():
+    seconds = [harness.seconds(ours) for _ in range(f.steps)]
+  out = policies.describe_step(ours, seconds, first, peak_tflops=f.peak_tflops)
   harness.print_numbers(out)
   return out
 

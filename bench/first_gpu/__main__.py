@@ -24,14 +24,18 @@ from launch import jax_setup
 
 def main() -> dict[str, object]:
   f = flags.FLAGS
-  if not f.output:
-    raise app.UsageError("--output: found nothing, expected a folder.")
+  folder = pathlib.Path(f.output).absolute()
+  if f.stage:
+    jax_setup.configure(
+      threads=int(f.rehearse), cache=str(folder / "jax_cache")
+    )
+    stage = running.BY_NAME[f.stage]
+    return dict(stage.measure(folder, rehearse=f.rehearse))
   if unknown := set(f.stages) - set(running.BY_NAME):
     raise app.UsageError(
       f"--stages: found {min(unknown)!r}, expected some of "
       f"{', '.join(running.BY_NAME)}."
     )
-  folder = pathlib.Path(f.output).absolute()
   chosen = [s for s in running.STAGES if not f.stages or s.name in f.stages]
   try:
     results = running.run(
@@ -39,9 +43,10 @@ def main() -> dict[str, object]:
       folder,
       rehearse=f.rehearse,
       minutes=f.minutes,
-      command=lambda stage: harness.worker_command(
-        "stage", stage.name, folder, int(f.rehearse)
-      ),
+      command=lambda stage: [
+        *(sys.executable, "-m", "bench.first_gpu", f"--stage={stage.name}"),
+        *(f"--output={folder}", f"--rehearse={f.rehearse}"),
+      ],
     )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
@@ -52,16 +57,10 @@ def main() -> dict[str, object]:
   return {"stages": len(results)}
 
 
-def _stage(name: str, output: str, rehearse: str) -> object:
-  """Runs one stage in this process."""
-  tiny, folder = rehearse == "1", pathlib.Path(output)
-  jax_setup.configure(threads=int(tiny), cache=str(folder / "jax_cache"))
-  return running.BY_NAME[name].measure(folder, rehearse=tiny)
-
-
 if __name__ == "__main__":
   flags.DEFINE_float("minutes", 25, "For all stages together.", 0)
-  flags.DEFINE_string("output", None, "Folder of the results; required.")
+  flags.DEFINE_string("output", None, "Folder of the results.", required=True)
   flags.DEFINE_bool("rehearse", False, "Plays every stage in tiny sizes.")
   flags.DEFINE_list("stages", [], "Only these; default: all.")
-  harness.run(main, workers={"stage": _stage})
+  flags.DEFINE_string("stage", None, "Measures one, in this process; internal.")
+  harness.run(main)

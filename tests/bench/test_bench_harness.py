@@ -1,4 +1,4 @@
-"""Tests what the benches share: ratios and examples."""
+"""Tests what the benches share: examples."""
 
 from __future__ import annotations
 
@@ -8,23 +8,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.training import batching, throughput
-from bench import harness, policies
-
-
-def test_a_ratio_is_the_median_of_the_ratios_of_rounds():
-  found = harness.Rounds(
-    [
-      {"ours": {"speed": 6.0 * n}, "theirs": {"speed": 2.0 * (n + 1)}}
-      for n in (1, 3, 5)
-    ]
-  )
-  assert found.values("ours", "speed") == [6, 18, 30]
-  assert found.medians("theirs") == {"speed": 8}
-  # By round: 6 / 4, 18 / 8, 30 / 12.
-  assert found.ratios("speed", "ours", "theirs") == [1.5, 2.25, 2.5]
-  ratio = found.ratio("speed", "ours", "theirs")
-  assert ratio == (2.25, 1.5, 2.5)
-  assert str(ratio) == "2.25x [1.50, 2.50]"
+from bench import policies
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 2048 + 32])
