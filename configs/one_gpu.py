@@ -29,6 +29,7 @@ import dataclasses
 from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from configs import paper
 
 # 2048 tokens of the policy, its prompt and 15 passages are about 5,000.
@@ -79,10 +80,7 @@ PRESETS = (
 
 def get_config(preset: str) -> config_lib.ExperimentConfig:
   if preset not in PRESETS:
-    raise ValueError(
-      f"configs/one_gpu.py: found preset {preset!r}, expected one of "
-      f"{', '.join(PRESETS)}."
-    )
+    raise settings.unknown("preset", preset, PRESETS)
   policy, size = preset.rsplit("-", 1)
   if preset in LARGE:
     folder, kv, rows = LARGE[preset]

@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from configs import objectives
 
 PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
@@ -33,10 +34,7 @@ PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
 
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
   if preset not in PRESETS:
-    raise ValueError(
-      f"configs/quickstart.py: found preset {preset!r}, expected one of "
-      f"{', '.join(PRESETS)}."
-    )
+    raise settings.unknown("preset", preset, PRESETS)
   config = _anysearch()
   reward, curriculum = config.reward, config.curriculum
   match preset:

@@ -210,14 +210,10 @@ def check(group: Any, path: str = "") -> None:
           f"{meta.range.words}."
         )
     for place, item in items:
-      _check_value(item, place, meta.range)
-
-
-def _check_value(value: Any, path: str, range: Range) -> None:
-  number = isinstance(value, int | float) and not isinstance(value, bool)
-  for each in (range, _FINITE) if number else (range,):
-    if not each.holds(value):
-      raise ValueError(f"{path}: found {value!r}, expected {each.words}.")
+      number = isinstance(item, int | float) and not isinstance(item, bool)
+      for each in (meta.range, _FINITE) if number else (meta.range,):
+        if not each.holds(item):
+          raise ValueError(f"{place}: found {item!r}, expected {each.words}.")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -40,10 +40,11 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
   return spec.Environment(scaffold, plain, over, no_action)
 
 
-def _with_fetch(env: spec.Environment) -> spec.Environment:
+def _with_fetch(texts: Mapping[str, str]) -> spec.Environment:
   """Returns an environment in which pages can be opened too."""
+  env = _environment(texts).with_tools(tools.FETCH)
   formed = functools.partial(scoring.check_format, calls={"fetch": "page"})
-  return dataclasses.replace(env.with_tools(tools.FETCH), format=formed)
+  return dataclasses.replace(env, format=formed)
 
 
 def _world(env: spec.Environment) -> spec.Environment:
@@ -85,9 +86,7 @@ def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
 WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
-  "paper_fetch": wording.Wording(
-    "paper_fetch.toml", _SLOTS, lambda texts: _with_fetch(_environment(texts))
-  ),
+  "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
   "documents": wording.Wording("documents.toml", _SLOTS, _documents),
   "documents_tools": wording.Wording(
     "documents_tools.toml",

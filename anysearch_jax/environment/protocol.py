@@ -185,7 +185,9 @@ def observation(
   """
 
   def line(rank: int, passage: types.Passage) -> str:
-    title, text = map(_one_line, (passage.title, passage.text))
+    title, text = (
+      " ".join(x.splitlines()) for x in (passage.title, passage.text)
+    )
     untitled = not title.strip('" ') and "Title: " in layout
     form = "Doc {rank}: {text}" if untitled else layout
     return form.format(rank=rank, title=title, text=text)
@@ -196,7 +198,3 @@ def observation(
   content = neutralise("\n".join(lines).rstrip(), control_tokens)
   content = content or "No results found."
   return f"\n\n{begins}{content}{ends}\n\n"
-
-
-def _one_line(text: str) -> str:
-  return " ".join(text.splitlines())

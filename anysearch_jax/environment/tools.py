@@ -31,10 +31,6 @@ def page_name(title: str) -> str:
   return " ".join(title.split()).strip(' "').lower()
 
 
-def _as_written(argument: str, shown: Sequence[types.Observation]) -> str:
-  return argument
-
-
 @dataclasses.dataclass(frozen=True)
 class Tool:
   """A tool.
@@ -64,7 +60,9 @@ class Tool:
   results: int | None = None
   price: float | None = None
   markers: tuple[str, ...] = ()
-  target: Callable[[str, Sequence[types.Observation]], str] = _as_written
+  target: Callable[[str, Sequence[types.Observation]], str] = (
+    lambda argument, shown: argument
+  )
   numbered: (
     Callable[[Sequence[tuple[int, types.Passage]], Sequence[str]], str] | None
   ) = None

@@ -38,13 +38,7 @@ def assigned(file: str, caps: budgets.Budget) -> str:
 
   `file` has the texts, see `spec.Environment.units`; "" without such a cap.
   """
-  return "".join(
-    wording.fill(
-      texts(file).values[unit], N=_number(cap), coarse=_coarse(unit, cap)
-    )
-    for unit, cap in caps.caps
-    if unit in _STATED
-  )
+  return _stated(file, caps, "", dict.fromkeys(_STATED, 0))
 
 
 def searches(file: str, budget: int) -> str:
@@ -64,21 +58,29 @@ def left(
 
   `line` states searches, and `used` is what is spent, by unit.
   """
-  stated = "".join(
-    wording.fill(
-      texts(file).values[f"{unit}_left"],
-      N=_number(cap),
-      U=_number(used[unit]),
-      R=_number(max(cap - used[unit], 0)),
-      coarse=_coarse(unit, max(cap - used[unit], 0)),
-    )
-    for unit, cap in caps.caps
-    if unit in _STATED
-  )
+  stated = _stated(file, caps, "_left", used)
   if not stated or not line:
     return line
   before, end, after = line.partition(_BLOCK_END)
   return f"{before}{stated}{end}{after}" if end else f"{line}{stated.strip()}\n"
+
+
+def _stated(
+  file: str, caps: budgets.Budget, suffix: str, used: Mapping[str, float]
+) -> str:
+  """Returns the text of each cap, whose name is its unit and `suffix`."""
+  return "".join(
+    wording.fill(
+      texts(file).values[unit + suffix],
+      N=_number(cap),
+      U=_number(used[unit]),
+      R=_number(left := max(cap - used[unit], 0)),
+      # The small term is for products such as .29 * 100, just below a number.
+      coarse=min(_LARGEST, int(left * _COARSE[unit] + 1e-9)),
+    )
+    for unit, cap in caps.caps
+    if unit in _STATED
+  )
 
 
 @functools.cache
@@ -116,8 +118,3 @@ def texts(file: str) -> wording.Texts:
 def _number(value: float) -> str:
   """Returns a number without an exponent or superfluous digits."""
   return f"{value:.6f}".rstrip("0").rstrip(".")
-
-
-def _coarse(unit: str, value: float) -> str:
-  # The small term is for products such as .29 * 100, just below a number.
-  return str(min(_LARGEST, int(value * _COARSE[unit] + 1e-9)))

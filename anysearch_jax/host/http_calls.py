@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 
 from anysearch_jax import types
+from anysearch_jax.config import settings
 from anysearch_jax.host import loop, redaction, turns
 
 T = TypeVar("T")
@@ -81,27 +82,17 @@ class Patience:
     for `cooldown` seconds.
   """
 
-  deadline: float = 30.0
-  retries: int = 3
-  pause: float = 0.1
-  concurrency: int = 4
-  rate: float = 0.0
-  wait: float = 600.0
-  failures: int = 5
-  cooldown: float = 10.0
+  deadline: float = settings.placement(30.0, settings.POSITIVE)
+  retries: int = settings.placement(3, settings.at_least(0))
+  pause: float = settings.placement(0.1, settings.POSITIVE)
+  concurrency: int = settings.placement(4, settings.at_least(1))
+  rate: float = settings.placement(0.0, settings.at_least(0))
+  wait: float = settings.placement(600.0, settings.POSITIVE)
+  failures: int = settings.placement(5, settings.at_least(1))
+  cooldown: float = settings.placement(10.0, settings.POSITIVE)
 
   def __post_init__(self):
-    least_of = {"retries": 0, "concurrency": 1, "failures": 1, "rate": 0.0}
-    for name, least in least_of.items():
-      if not least <= getattr(self, name) < math.inf:
-        raise ValueError(
-          f"{name}: found {getattr(self, name)}, expected at least {least}."
-        )
-    for name in ("deadline", "pause", "wait", "cooldown"):
-      if not 0 < getattr(self, name) < math.inf:
-        raise ValueError(
-          f"{name}: found {getattr(self, name)}, expected seconds above 0."
-        )
+    settings.check(self)
 
 
 DEFAULT = Patience()

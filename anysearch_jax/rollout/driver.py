@@ -329,9 +329,9 @@ async def run_groups(
     parts: what the episodes are played with.
     group: trajectories per group (the paper's G), >= 1.
     rollout: number of the rollout, a part of every address.
-    max_concurrency: maximum number of concurrent episodes; None for no bound.
-    keep: once `keep` groups can be kept, all others are cancelled and released;
-      which ones depends on timing. None waits for all groups.
+    max_concurrency: the most episodes at a time, >= 1; None for no bound.
+    keep: >= 1; once so many groups can be kept, all others are cancelled and
+      released; which ones depends on timing. None waits for all groups.
     inflight: records what the episodes wait for, and warns if nothing moves.
 
   Returns:
@@ -339,23 +339,8 @@ async def run_groups(
     and counts.
 
   Raises:
-    ValueError: `group`, `max_concurrency` or `keep` below 1, or two
-      assignments with the same index.
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
-  for name, value in (
-    ("group", group),
-    ("max_concurrency", max_concurrency),
-    ("keep", keep),
-  ):
-    if value is not None and value < 1:
-      raise ValueError(f"Found {name}={value}, expected 1 or more.")
-  indices = {assignment.index for assignment in assignments}
-  if len(indices) != len(assignments):
-    raise ValueError(
-      f"Found {len(assignments)} assignments with {len(indices)} indices; "
-      "expected each index once, because episodes are addressed by it."
-    )
   gate = (
     _OPEN if max_concurrency is None else asyncio.Semaphore(max_concurrency)
   )

@@ -246,8 +246,8 @@ class Writer:
         )
     if reply.answer is not None:
       yield from self._message(reply.answer, reply)
-    status = _status(reply)
-    response = self._response(status, reply)
+    response = self._response("", reply)
+    status = response["status"]
     yield self._event(f"response.{status}", response=response)
 
   def _message(self, text: str, reply: events.Reply) -> Iterator[Item]:
@@ -321,25 +321,19 @@ class Writer:
       "max_output_tokens": asked.max_tokens,
       "usage": None if reply is None else _usage(reply),
       "anysearch": None if reply is None else told(reply),
-    } | ({} if reply is None else _explained(status, reply))
+    } | ({} if reply is None else _ending(reply))
 
 
-def _status(reply: events.Reply) -> str:
-  """Returns the status of a response that has ended."""
+def _ending(reply: events.Reply) -> dict[str, Any]:
+  """Returns the status of a response that has ended, and what explains it."""
   if reply.answer is not None:
-    return "completed"
-  truncated = reply.outcome is types.Outcome.TRUNCATED
-  return "incomplete" if truncated else "failed"
-
-
-def _explained(status: str, reply: events.Reply) -> dict[str, Any]:
-  """Returns the fields that explain a status."""
-  if status == "incomplete":
+    return {"status": "completed"}
+  if reply.outcome is types.Outcome.TRUNCATED:
     # The API has no reason for a deadline; `anysearch.reason` says it.
-    return {"incomplete_details": {"reason": "max_output_tokens"}}
-  if status == "failed":
-    return {"error": {"code": "server_error", "message": reply.reason}}
-  return {}
+    details = {"reason": "max_output_tokens"}
+    return {"status": "incomplete", "incomplete_details": details}
+  error = {"code": "server_error", "message": reply.reason}
+  return {"status": "failed", "error": error}
 
 
 def _usage(reply: events.Reply) -> dict[str, Any]:
