@@ -43,6 +43,7 @@ _MODULES = {
   "faiss-cpu": "faiss",
   "orbax-checkpoint": "orbax.checkpoint",
   "PyStemmer": "Stemmer",
+  "python-docx": "docx",
 }
 # Imports each argument, PACKAGE=MODULE, and writes a line before and after it.
 _IMPORT = """
