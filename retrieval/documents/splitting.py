@@ -13,6 +13,8 @@ from typing import Any
 
 import semantic_text_splitter
 
+_TEXT = semantic_text_splitter.TextSplitter
+_MARKDOWN = semantic_text_splitter.MarkdownSplitter
 # Bytes of UTF-8 that a token has: of English about four characters, of Chinese
 # about one and a half.
 _BYTES = 4
@@ -41,7 +43,10 @@ class Splitter:
 
   def __init__(self, tokens: int, overlap: int, tokenizer: Any = None):
     self._tokens, self._overlap = tokens, overlap
-    self._tokenizer = tokenizer
+    self._by_tokens = tokenizer and {
+      kind: kind.from_huggingface_tokenizer(tokenizer, tokens, overlap)
+      for kind in (_TEXT, _MARKDOWN)
+    }
 
   def __call__(
     self, text: str, *, is_markdown: bool
@@ -55,18 +60,15 @@ class Splitter:
       is_markdown: whether `#` begins a heading.
     """
     text = _LONG_WORD.sub(r"\g<0>\n", text)
-    of_kind: Any = semantic_text_splitter.TextSplitter
+    of_kind: Any = _MARKDOWN if is_markdown else _TEXT
     chains: list[tuple[int, str]] = []
     if is_markdown:
-      of_kind = semantic_text_splitter.MarkdownSplitter
       above: list[tuple[int, str]] = []
       for at, level, words in _headings(text):
         above = [each for each in above if each[0] < level] + [(level, words)]
         chains.append((at, " > ".join(words for _, words in above)))
-    if self._tokenizer is not None:
-      splitter = of_kind.from_huggingface_tokenizer(
-        self._tokenizer, self._tokens, self._overlap
-      )
+    if self._by_tokens:
+      splitter = self._by_tokens[of_kind]
     else:
       each = _BYTES * len(text) / max(len(text.encode()), 1)
       splitter = of_kind(int(self._tokens * each), int(self._overlap * each))

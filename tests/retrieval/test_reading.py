@@ -243,17 +243,3 @@ def test_passages_end_at_headings_and_sentences():
 def test_a_word_without_end_takes_no_time():
   found = list(splitting.Splitter(200, 30)("a" * 500_000, is_markdown=False))
   assert len(found) < 1500
-
-
-def test_lengths_are_those_of_a_tokenizer():
-  """Of Chinese, a character is a token of this one."""
-  import tokenizers
-
-  tokenizer = tokenizers.Tokenizer(
-    tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
-  )
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-  text = "契约于三月三十一日结束。" * 20
-  found = list(splitting.Splitter(30, 0, tokenizer)(text, is_markdown=False))
-  assert all(len(tokenizer.encode(words).ids) <= 30 for _, words in found)
-  assert len(found) == 10
