@@ -56,7 +56,6 @@ _STYLES = {
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   documents.define_flags()
   policies.define_flags()

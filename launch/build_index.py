@@ -42,7 +42,6 @@ from launch import jax_setup, progress
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("corpus", None, "JSON lines; or see --documents.")
   flags.DEFINE_list("documents", [], "Files, folders and globs.")
   flags.DEFINE_bool("update", False, "Read only documents that changed.")
@@ -220,11 +219,7 @@ def _documents(
 
 
 def _recall(index: Any, path: str, *, k: int) -> str:
-  """Returns a line: for how many questions the top k have any, or all, gold.
-
-  Raises:
-    ValueError: a line is not a question, or none has gold passages.
-  """
+  """Returns a line: for how many questions the top k have any, or all, gold."""
   asked = []
   with open(path, encoding="utf-8") as file:
     for number, line in enumerate(file, start=1):
@@ -254,11 +249,7 @@ def _recall(index: Any, path: str, *, k: int) -> str:
 
 
 def _encoder(f: flags.FlagValues) -> Any:
-  """Returns the encoder that the flags describe, or None without one.
-
-  Raises:
-    ValueError: it cannot be loaded, or a setting is without an encoder.
-  """
+  """Returns the encoder that the flags describe, or None without one."""
   settings = {
     name: f[name].value
     for name in ("pooling", "query_prefix", "passage_prefix", "max_tokens")

@@ -71,11 +71,7 @@ def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
 
 
 def _collection(address: str, name: str, variable: str) -> milvus.Collection:
-  """Returns the collection at an address.
-
-  Raises:
-    ValueError: a package or a key is missing, or there is no server.
-  """
+  """Returns the collection at an address."""
   try:
     from retrieval import milvus
   except ImportError as error:

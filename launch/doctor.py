@@ -62,7 +62,6 @@ for argument in sys.argv[1:]:
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   launch_flags.define_output()
   flags.DEFINE_integer(

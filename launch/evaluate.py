@@ -46,7 +46,6 @@ _SUMMARY = "summary.json"
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   documents.define_flags()
   policies.define_flags()

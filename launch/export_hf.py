@@ -26,7 +26,6 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string(
     "checkpoint", None, "A run's folder, or its checkpoints/.", required=True
   )

@@ -27,7 +27,6 @@ _SHORT = {
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_bool("markdown", False, "Write the settings as a page.")
 
 

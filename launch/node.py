@@ -260,7 +260,6 @@ def validate(
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_training()
   distributed.define_flags()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")

@@ -32,7 +32,6 @@ _SHAPES = shipped.ROOT / "configs" / "shapes"
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   flags.DEFINE_string(
     "target", None, "Hardware and how much of it: h100:4, h200:1, v5p:2x2x1."

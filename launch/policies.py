@@ -58,7 +58,6 @@ class Chosen(typing.NamedTuple):
 
 
 def define_flags() -> None:
-  """Defines the flags that name a policy; importing the module defines none."""
   flags.DEFINE_string(
     "hf", None, "Hugging Face folder; default: config.policy."
   )
@@ -147,10 +146,6 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
   """Returns the model of --openai.
 
   What the server was asked and decided is printed on standard error.
-
-  Raises:
-    app.UsageError: the flags contradict each other or the configuration.
-    types.EngineError, types.RetrievalError: the server cannot be used.
   """
   # Imported late: a training needs no HTTP.
   from anysearch_jax.rollout import endpoints
@@ -387,9 +382,6 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   Args:
     name: a policy of the generated world, or as for `plugins.load`.
     source: source of the questions.
-
-  Raises:
-    ValueError: there is no such policy, or it knows another source.
   """
   from anysearch_jax.world import expert_policy
 

@@ -52,7 +52,6 @@ _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_multi_string("input", [], "See the module.")
   flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
   flags.DEFINE_string(

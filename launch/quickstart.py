@@ -149,7 +149,6 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("output", "runs/quickstart", "Folder.")
   flags.DEFINE_bool(
     "full",

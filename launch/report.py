@@ -53,7 +53,6 @@ from launch import flags as launch_flags
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_list(
     "tables",
     [],

@@ -82,11 +82,7 @@ def _wrong(
 
 
 def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
-  """Checks that a configuration, which is stored with a run, has no keys in it.
-
-  Raises:
-    ValueError: a URL or a variable name is invalid; no key is shown.
-  """
+  """Checks that a configuration, which a run stores, has no keys in it."""
   # Several addresses are shards and their replicas.
   urls = [("url", url.strip()) for url in re.split(r"[,|]", c.url) if c.url]
   models = [("simulated", c.simulated), ("refined", c.refined)]

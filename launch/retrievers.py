@@ -212,11 +212,7 @@ def _logged(
   retriever: Any,
   identity: Any = None,
 ) -> IdentifiedRetriever:
-  """Returns a retriever with its identity, and with a log if there is one.
-
-  Raises:
-    ValueError: the log cannot be used.
-  """
+  """Returns a retriever with its identity, and with a log if there is one."""
   if identity is None and retriever is not None:
     identity = retriever.identity()
   if not log:

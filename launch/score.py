@@ -152,11 +152,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-  """Returns a value of JSON as a type: a dataclass, a tuple or a plain one.
-
-  Raises:
-    ValueError: it is of another type; the message names its place.
-  """
+  """Returns a value of JSON as a type: a dataclass, a tuple or a plain one."""
   kind, given = _json_type(hint), type(value)
   if given is not kind:  # `isinstance` would accept a bool as an int.
     raise ValueError(

@@ -51,7 +51,6 @@ _WARM = "?"  # Compiles the engine's programs before the first client.
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   documents.define_flags()
   policies.define_flags()
@@ -300,11 +299,7 @@ def _serve_stdio(
 
 
 def _serve_mcp_http(service: mcp_server.Service) -> None:
-  """Serves streamable HTTP until a signal arrives.
-
-  Raises:
-    ValueError: the server cannot listen at the address.
-  """
+  """Serves streamable HTTP until a signal arrives."""
   import uvicorn
 
   f = flags.FLAGS

@@ -82,7 +82,6 @@ def serve(
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("index", None, "Folder of the index.")
   flags.DEFINE_string("retriever", None, "Or file.py:NAME, of your own.")
   flags.DEFINE_string(
@@ -151,11 +150,7 @@ def main(argv) -> None:
 
 
 def _opened() -> Any:
-  """Returns the index or the retriever that the flags name.
-
-  Raises:
-    ValueError: it cannot be opened, or a flag is for the other one.
-  """
+  """Returns the index or the retriever that the flags name."""
   f = flags.FLAGS
   from anysearch_jax.host import platforms
 

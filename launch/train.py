@@ -69,7 +69,6 @@ _PASSES = 10
 
 
 def define_flags() -> None:
-  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_training()
   distributed.define_flags()
   flags.DEFINE_float(

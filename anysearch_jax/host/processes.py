@@ -107,11 +107,7 @@ def _copied(sharding: jax.sharding.NamedSharding):
 
 
 def _encoded(value: Any, error: Exception | None = None) -> bytes:
-  """Encodes a value and an error: JSON first, then the value's arrays.
-
-  Raises:
-    TypeError: the value cannot be shared.
-  """
+  """Encodes a value and an error: JSON first, then the value's arrays."""
   arrays: list[np.ndarray] = []
 
   def aside(x: Any) -> dict[str, int]:

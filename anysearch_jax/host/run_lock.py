@@ -86,11 +86,7 @@ def _take(path: pathlib.Path) -> TextIO:
 
 
 def _lock(file: TextIO, path: pathlib.Path) -> bool:
-  """Locks an open file; returns False if it is no longer the one at `path`.
-
-  Raises:
-    ValueError: another process holds the lock.
-  """
+  """Locks an open file; returns False if it is no longer the one at `path`."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:

@@ -157,11 +157,7 @@ class CompletionsEngine:
     expected: str,
     tell: Callable[[Mapping[str, Any]], None] | None = None,
   ) -> T:
-    """Asks the server, without the fields that it refuses.
-
-    Raises:
-      types.RetrievalError: the server gave no such answer in time.
-    """
+    """Asks the server, without the fields that it refuses."""
     body = {
       "model": self._model,
       "temperature": s.temperature,

@@ -171,12 +171,7 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
 
 
 def _only_model(url: str, key_variable: str) -> str:
-  """Returns the name of a server's only model.
-
-  Raises:
-    ValueError: it has several, or none.
-    types.RetrievalError: the server does not list them.
-  """
+  """Returns the name of a server's only model."""
   server = openai_endpoint.OpenAIEndpoint(
     url, "/chat/completions", key_variable=key_variable, deadline=30.0
   )

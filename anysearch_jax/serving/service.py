@@ -282,9 +282,6 @@ class Service:
       tell: called with an answer's index and each of its events, in the agent's
         thread.
       pieces: whether reasoning is told while it is sampled.
-
-    Raises:
-      fields.RequestError: there is no place, the service stops, or a bug.
     """
     asking = [
       asyncio.ensure_future(
