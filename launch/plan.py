@@ -44,11 +44,6 @@ def define_flags() -> None:
     "another size than the configuration's also samples.",
   )
   flags.DEFINE_integer(
-    "micro_batches",
-    None,
-    "Of an optimizer step, for its time; default: what the episodes fill.",
-  )
-  flags.DEFINE_integer(
     "episode_tokens",
     None,
     "Tokens of an average episode, its prompt and passages included; default: "
@@ -133,7 +128,6 @@ def _plan(config: config_lib.ExperimentConfig):
     config,
     a,
     target,
-    micro_batches=f.micro_batches,
     expected=expected,
     log=functools.partial(print, file=sys.stderr, flush=True),
   )

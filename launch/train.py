@@ -196,7 +196,7 @@ def _trainer(
   questions, retriever, provenance = processes.barrier_call(
     lambda: _begin(config, allow_cpu=flags.FLAGS.allow_cpu)
   )
-  many, said = passes(config, questions)
+  many, said = passes(questions)
   if many and processes.is_main():
     stopping.say(f"passes over the questions: {said}")
   agree(config, provenance)
@@ -281,9 +281,7 @@ def _questions(
   return source.questions(config.data.split, count, config.seed)
 
 
-def passes(
-  config: config_lib.ExperimentConfig, questions: Sequence[types.Question]
-) -> tuple[bool, str]:
+def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
   """Returns whether a run repeats its questions too often, and how often."""
   from anysearch_jax.data import dataset_iterator
 
@@ -341,7 +339,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
   validation.validate(config)
   print(describe(config))
   try:
-    _, said = passes(config, _questions(config, parts.source(config)))
+    _, said = passes(_questions(config, parts.source(config)))
   except (OSError, ValueError) as error:
     said = f"unknown ({error})"
   print(f"passes over the questions: {said}")

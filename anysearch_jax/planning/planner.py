@@ -48,7 +48,6 @@ def make(
   a: architecture_lib.Architecture,
   target: targets.Target,
   *,
-  micro_batches: int | None = None,
   expected: whole_step.Episodes | None = None,
   log: Callable[[str], None] = lambda line: None,
 ) -> plan_lib.Plan:
@@ -59,8 +58,6 @@ def make(
       have larger indices, sampling has another target of the same kind.
     a: the policy's architecture, without adapters.
     target: the hardware to plan for.
-    micro_batches: of an optimizer step; by default as many as the episodes
-      fill.
     expected: the episodes; by default those of `whole_step.episodes_of`.
     log: called with a sentence before each program is compiled.
 
@@ -69,7 +66,7 @@ def make(
     ModuleNotFoundError: a compiler is not installed.
   """
   expected = expected or whole_step.episodes_of(config)
-  micro_batches = micro_batches or expected.micro_batches(config.batch)
+  micro_batches = expected.micro_batches(config.batch)
   found = programs.programs(
     config,
     a,
