@@ -62,9 +62,7 @@ def _of_one(row: metrics.Row) -> tuple[str, str]:
   found, points = "No budget has an accuracy over all sets", row.curve.points
   if points:
     (least, first), (most, last) = min(points.items()), max(points.items())
-    found = (
-      f"It answers {first.accuracy.value:.3f} right at a budget of {least}"
-    )
+    found = f"Its accuracy is {first.accuracy.value:.3f} at a budget of {least}"
     if most > least:
       found += f" and {last.accuracy.value:.3f} at {most}"
     found += f", where it makes {last.searches.value:.2f} searches on average"

@@ -134,7 +134,7 @@ def test_the_summary_of_one_evaluation_or_none_is_true():
   (none, two, _), (_, made, _) = cells[:2]
   assert data["summary"][:2] == (
     "A was asked 3 questions of world, each under budgets of 0 and 2 searches.",
-    f"It answers {none['value']:.3f} right at a budget of 0 and "
+    f"Its accuracy is {none['value']:.3f} at a budget of 0 and "
     f"{two['value']:.3f} at 2, where it makes {made['value']:.2f} searches on "
     "average.",
   )
