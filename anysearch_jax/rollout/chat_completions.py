@@ -207,7 +207,8 @@ def _said(choice: Any) -> _Said | None:
   kept: dict[str, Any] = {"role": "assistant", "content": content, **reasoning}
   written = query = ""
   for call in (message.get("tool_calls") or ())[:1]:
-    name, given = call["function"].get("name"), call["function"]["arguments"]
+    asked = call["function"]
+    name, given = asked.get("name"), asked.get("arguments")
     # Some servers parse the arguments, and models may write them badly.
     given = given if isinstance(given, str) else json.dumps(given)
     try:

@@ -6,7 +6,8 @@ recording has no answer to it. A server with a small model and float32 weights
 is enough, also on a CPU:
 
     python tests/support/sglang_chains.py MODEL_DIR TOKENIZER_DIR
-    python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 ...
+    python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 \\
+        --tool-call-parser qwen25 ...
     ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
         tests/rollout/test_sglang_real.py
 
@@ -29,16 +30,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_models
+import scripted
 import sglang_chains
 import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf
-from anysearch_jax.rollout import completions
+from anysearch_jax.rollout import chat_completions, completions, endpoints
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -341,6 +344,32 @@ def test_text_completions_of_the_server_end_alike(policy, start, local):
   found = asyncio.run(run())
   engine.close()
   assert [(g.finish, g.text) for g in found] == [*sglang_chains.ENDS.values()]
+
+
+@running
+def test_chat_model_of_the_server_calls_the_tool(policy, start, monkeypatch):
+  start(params=sglang_chains.params(policy, sglang_chains.CALL))
+  monkeypatch.setattr(chat_completions, "_PROBE_TOKENS", 64)
+  model = endpoints.Endpoint(f"{_URL}/v1")
+  opened = endpoints.opened(model, endpoints.default_config())
+  assert (opened.prompts, opened.why) == (
+    *("documents_tools", "it called the tool"),
+  )
+  config = config_lib.EpisodeConfig(
+    prompts=opened.prompts, max_generated=80, answered_bad_turns=0
+  )
+  passages = scripted.Retriever()
+  with agent_lib.Agent(
+    opened.engine, opened.codec, passages, config=config, slots=1
+  ) as agent:
+    streamed = [*agent.stream("When?", budget=1)][-1].reply
+    whole = agent.ask("When?", budget=1)
+  opened.engine.close()
+  for reply in (streamed, whole):
+    assert reply.trajectory.queries == ("lease",)
+    # It is offered no tool at the end, and writes its call as a text.
+    assert reply.answer is None and reply.reason
+  assert opened.engine.counters["sampled_tokens"] == 5 * 18
 
 
 def _sample(engine, context, *, samples, most):

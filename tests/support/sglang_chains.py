@@ -35,6 +35,12 @@ ENDS = {
   "ended": (types.Finish.END_OF_TURN, " end"),
   "endless": (types.Finish.LENGTH, "q" * 12),
 }
+# A call of the tool `search`, after the end of a chat's prompt.
+CALL = (
+  *("\n", "<tool_call>", "\n\n", '{"', "name", '":', ' "', "search", '",', '"'),
+  *("arguments", '":{"', "query", '":"', "lease", '"}', "}\n", "</tool_call>"),
+  "<|im_end|>",
+)
 # Of the token that follows; a hidden state has one value, the root of its size.
 SURE = 2.5
 
@@ -84,14 +90,17 @@ def request(context, most, *, sample=0, stop=("never said",)):
   )
 
 
-def params(policy):
-  """Returns weights that predict each next token of a chain with certainty."""
+def params(policy, *chains):
+  """Returns weights that predict each next token of a chain with certainty.
+
+  `chains` are those of `CHAINS` if none is given.
+  """
   params = jax.tree.map(np.zeros_like, policy.params)
   params["norm"] = np.ones_like(params["norm"])
   for name in ("attention_norm", "mlp_norm"):
     params["layers"][name] = np.ones_like(params["layers"][name])
   place = 0
-  for chain in CHAINS.values():
+  for chain in chains or CHAINS.values():
     tokens = [policy.tokenizer.encode(text) for text in chain]
     for (token,), (after,) in zip(tokens, tokens[1:], strict=False):
       params["embed"][token, place] = 1.0
