@@ -271,6 +271,7 @@ def compare(replies: Sequence[events.Reply]) -> None:
   table.add_column("budget", style=_STYLES["budget"])
   rows = (
     ("answer", lambda r: r.answer if r.answer is not None else r.reason),
+    ("sources", lambda r: "\n".join(_cited(r))),
     ("searches", lambda r: str(r.searches)),
     ("queries", lambda r: "\n".join(r.trajectory.queries)),
     ("tokens", lambda r: str(r.tokens)),
@@ -280,8 +281,14 @@ def compare(replies: Sequence[events.Reply]) -> None:
     table.add_column(str(reply.trajectory.budget), overflow="fold")
   for name, of in rows:
     cells = [rich.text.Text(_clean(of(reply))) for reply in replies]
-    table.add_row(name, *cells)
+    if name != "sources" or any(cells):
+      table.add_row(name, *cells)
   _console().print(table)
+
+
+def _cited(reply: events.Reply) -> list[str]:
+  """Returns a line for each passage that the answer cites."""
+  return [f"[{n}] {citations.head(p)}" for n, p in reply.citations]
 
 
 def _conclude(reply: events.Reply) -> None:
@@ -289,8 +296,8 @@ def _conclude(reply: events.Reply) -> None:
     _say(f"no answer: {reply.reason}", "problem")
   else:
     _say(f"answer: {reply.answer}", "answer")
-  for number, passage in reply.citations:
-    _say(f"  [{number}] {citations.head(passage)}", "passage")
+  for line in _cited(reply):
+    _say(f"  {line}", "passage")
   if reply.refused_citations:
     numbers = ", ".join(map(str, reply.refused_citations))
     _say(f"It also cited {numbers}, which no search had shown.", "problem")

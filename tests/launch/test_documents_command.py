@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +72,8 @@ def test_an_answer_names_its_sources_and_the_index_follows_the_folder(notes):
 def test_json_has_citations_with_path_and_heading(notes):
   with chat_endpoint.served(answer=ANSWER) as server:
     row = json.loads(run(server, ask, "--json", "--budget=2", QUESTION))
+    table = run(server, ask, "--compare=0,2", QUESTION)
+  assert re.search(r"sources +│ +│ \[1\] Lease \| notes/lease.md", table)
   place = {"path": "notes/lease.md", "heading": "Lease"}
   assert row["citations"] == [
     {"number": 1, "id": "lease.md#1", "title": '"Lease"'} | place
