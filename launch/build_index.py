@@ -264,7 +264,7 @@ def _encoder(f: flags.FlagValues) -> Any:
   from anysearch_jax.host import platforms
   from retrieval.encoder import encoder as encoder_lib
 
-  return encoder_lib.Encoder.load(
+  return encoder_lib.Encoder(
     f.encoder, devices=platforms.accelerators(), **settings
   )
 

@@ -113,10 +113,6 @@ class BatchedModel:
     self._programs: dict[tuple[int, int], Any] = {}
     self._compiling = threading.Lock()
 
-  def programs(self) -> int:
-    """Returns the number of compiled programs, one for each shape of call."""
-    return len(self._programs)
-
   def compile_queries(self) -> None:
     """Compiles the calls of queries, of up to 4096 tokens."""
     longest = min(self._shapes.max_tokens, _LONGEST)

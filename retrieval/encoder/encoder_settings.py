@@ -18,22 +18,25 @@ import re
 from typing import Any
 
 POOLINGS = ("mean", "cls", "lasttoken")
-_E5 = {"query_prefix": "query: ", "passage_prefix": "passage: "}
 # "e5" as a word: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
 _E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
-# Models that were trained with a task before each query, and its usual text.
-_INSTRUCTED = re.compile(r"e5.*instruct|qwen3-embedding", re.IGNORECASE)
 _TASK = (
   "Instruct: Given a web search query, retrieve relevant passages that answer "
   "the query\nQuery:"
 )
-# Of modernbert-embed, which was trained with Nomic's data.
-_NOMIC = {
-  "query_prefix": "search_query: ",
-  "passage_prefix": "search_document: ",
-}
-_NOMIC_NAME = re.compile(
-  r"(?<![a-z0-9])modernbert-embed(?![a-z0-9])", re.IGNORECASE
+# The prefixes that models are trained with, by a part of their names: Nomic's,
+# the usual task of those with a task before each query, and E5's.
+_TRAINED = (
+  (
+    re.compile(r"(?<![a-z0-9])modernbert-embed(?![a-z0-9])", re.IGNORECASE),
+    {"query_prefix": "search_query: ", "passage_prefix": "search_document: "},
+  ),
+  (
+    re.compile(_E5_NAME.pattern + ".*instruct", re.IGNORECASE),
+    {"query_prefix": f"{_TASK} "},
+  ),
+  (re.compile("qwen3-embedding", re.IGNORECASE), {"query_prefix": _TASK}),
+  (_E5_NAME, {"query_prefix": "query: ", "passage_prefix": "passage: "}),
 )
 _FIRST_TOKEN = re.compile(r"gte-modernbert", re.IGNORECASE)
 _MAX_TOKENS = 256
@@ -83,26 +86,20 @@ NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))
 
 
 def settle(
-  folder: pathlib.Path,
-  *,
-  pooling: str | None,
-  query_prefix: str | None,
-  passage_prefix: str | None,
-  max_tokens: int | None,
-  usual: str = "mean",
-  most: int | None = None,
+  folder: pathlib.Path, *, usual: str = "mean", most: int, **given: Any
 ) -> EncoderSettings:
-  """Returns the settings of a folder; None stands for the module's defaults.
+  """Returns the settings of a folder.
 
   Args:
     folder: folder of the encoder.
-    pooling, query_prefix, passage_prefix, max_tokens: see `EncoderSettings`.
     usual: the pooling of a folder that names none.
-    most: the most tokens that the model can read; None: any number.
+    most: the most tokens that the model can read.
+    given: fields of `EncoderSettings` that are known; None: unknown.
 
   Raises:
     ValueError: a setting is not supported; the message names it.
   """
+  given = {name: value for name, value in given.items() if value is not None}
   path = folder / "sentence_bert_config.json"
   said = read(path, dict) if path.is_file() else {}
   if said.get("do_lower_case"):
@@ -110,51 +107,41 @@ def settle(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
       "lowercase. If it does, set do_lower_case to false."
     )
-  if query_prefix is None or passage_prefix is None:
-    prompts = _prompts(folder) or _named(folder)
-    if query_prefix is None:
-      query_prefix = prompts.get("query_prefix", "")
-    if passage_prefix is None:
-      passage_prefix = prompts.get("passage_prefix", "")
-  if max_tokens is None:
+  prefixes = {"query_prefix": "", "passage_prefix": ""}
+  if not prefixes.keys() <= given.keys():
+    given = prefixes | (_prompts(folder) or _named(folder)) | given
+  if "max_tokens" not in given:
     length = said.get("max_seq_length")
-    max_tokens = length if type(length) is int and length > 0 else _MAX_TOKENS
-    max_tokens = max_tokens if most is None else min(max_tokens, most)
-  elif most is not None and max_tokens > most:
+    length = length if type(length) is int and length > 0 else _MAX_TOKENS
+    given["max_tokens"] = min(length, most)
+  elif given["max_tokens"] > most:
     raise ValueError(
-      f"max_tokens: found {max_tokens}, but {folder} has only {most} "
+      f"max_tokens: found {given['max_tokens']}, but {folder} has only {most} "
       "positions; expected at most that many."
     )
-  return EncoderSettings(
-    pooling=_pooling(folder, usual) if pooling is None else pooling,
-    query_prefix=query_prefix,
-    passage_prefix=passage_prefix,
-    max_tokens=max_tokens,
-  )
+  if "pooling" not in given:
+    given["pooling"] = _pooling(folder, usual)
+  return EncoderSettings(**given)
 
 
 def _named(folder: pathlib.Path) -> dict[str, str]:
   """Returns the prefixes that models of this name are trained with."""
   names = _names(folder)
-  if any(map(_NOMIC_NAME.search, names)):
-    return _NOMIC
-  if any(map(_INSTRUCTED.search, names)):
-    space = " " if any(map(is_e5_name, names)) else ""
-    return {"query_prefix": _TASK + space}
-  return _E5 if any(map(is_e5_name, names)) else {}
+  found = (p for pattern, p in _TRAINED if pattern.search(names))
+  return next(found, {})
 
 
-def _names(folder: pathlib.Path) -> tuple[str, str]:
+def _names(folder: pathlib.Path) -> str:
   """Returns the names of a folder's model and of the one it was made from."""
   config = read(folder.resolve() / "config.json", dict)
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
-  return model_name(folder), made_from.name
+  return f"{model_name(folder)}\n{made_from.name}"
 
 
 def _pooling(folder: pathlib.Path, usual: str) -> str:
   path = folder / "modules.json"
   if not path.is_file():
-    return "cls" if any(map(_FIRST_TOKEN.search, _names(folder))) else usual
+    return "cls" if _FIRST_TOKEN.search(_names(folder)) else usual
   modules = {}
   for module in read(path, list):
     kind = str(module.get("type") if isinstance(module, dict) else module)

@@ -216,7 +216,7 @@ def test_padding_changes_no_vector(make, case, length, seed):
 @pytest.mark.parametrize("case", ["modernbert-older", "roberta"])
 def test_a_folder_is_an_encoder(torch, make, case):
   made = make(case)
-  encoder = encoder_lib.Encoder.load(made.folder, max_tokens=16)
+  encoder = encoder_lib.Encoder(made.folder, max_tokens=16)
   assert encoder.settings.pooling == "mean"
   inner = tokenizers.Tokenizer.from_file(str(made.folder / "tokenizer.json"))
   inner.no_padding()
@@ -357,7 +357,7 @@ def test_an_unsupported_option_is_refused_by_name(config, change, sentence):
 def test_another_family_is_refused_by_name(tmp_path, kind):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
   with pytest.raises(ValueError, match="model_type .* expected one of 'bert',"):
-    encoder_lib.Encoder.load(tmp_path)
+    encoder_lib.Encoder(tmp_path)
 
 
 # Weights.

@@ -69,7 +69,7 @@ def last_token_vectors(torch, model, rows, *, side):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_vectors_equal_torchs_for_either_padding(torch, made, side):
   model, folder, end = made
-  encoder = encoder_lib.Encoder.load(folder, query_prefix=PREFIX, max_tokens=64)
+  encoder = encoder_lib.Encoder(folder, query_prefix=PREFIX, max_tokens=64)
   assert encoder.settings.pooling == "lasttoken"
   for ours, prefix in (
     (encoder.queries(TEXTS), PREFIX),
@@ -87,7 +87,7 @@ def test_vectors_equal_torchs_for_either_padding(torch, made, side):
 
 def test_the_usual_instruction_is_qwens(made):
   _, folder, _ = made
-  settings = encoder_lib.Encoder.load(folder).settings
+  settings = encoder_lib.Encoder(folder).settings
   assert settings.query_prefix == (
     "Instruct: Given a web search query, retrieve relevant passages that "
     "answer the query\nQuery:"
@@ -106,14 +106,14 @@ def test_a_tokenizer_that_ends_no_text_is_helped(torch, made, tmp_path):
   (own / "config.json").write_text(
     json.dumps(config | {"eos_token_id": end, "architectures": ["Qwen3Model"]})
   )
-  encoder = encoder_lib.Encoder.load(own, query_prefix="", max_tokens=32)
+  encoder = encoder_lib.Encoder(own, query_prefix="", max_tokens=32)
   rows = [row + [end] for row in tokens_of(own, TEXTS, 31)]
   theirs = last_token_vectors(torch, model, rows, side="right")
   np.testing.assert_allclose(encoder.queries(TEXTS), theirs, atol=2e-6)
   del config["eos_token_id"]
   (own / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match="adds 0 special tokens"):
-    encoder_lib.Encoder.load(own)
+    encoder_lib.Encoder(own)
 
 
 def test_a_folder_says_how_long_its_texts_are(made, tmp_path):
@@ -122,4 +122,4 @@ def test_a_folder_says_how_long_its_texts_are(made, tmp_path):
   path = own / "sentence_bert_config.json"
   for said, expected in ((48, 48), (9999, 512), (None, 256)):
     path.write_text(json.dumps({"max_seq_length": said}))
-    assert encoder_lib.Encoder.load(own).settings.max_tokens == expected
+    assert encoder_lib.Encoder(own).settings.max_tokens == expected

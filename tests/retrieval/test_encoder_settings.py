@@ -38,8 +38,7 @@ def write(path: pathlib.Path, values) -> None:
 
 
 def settle(folder, **given):
-  options = dict.fromkeys(("pooling", "query_prefix", "passage_prefix"))
-  return encoder_settings.settle(folder, **options | given, max_tokens=64)
+  return encoder_settings.settle(folder, most=64, max_tokens=64, **given)
 
 
 E5 = ("query: ", "passage: ")
@@ -148,7 +147,7 @@ def test_another_pooling_is_refused_by_name(
 ):
   sentence_transformers(own, pooling)
   with pytest.raises(ValueError, match=sentence):
-    encoder_lib.Encoder.load(own)
+    encoder_lib.Encoder(own)
 
 
 def test_a_default_prompt_is_for_the_sides_that_have_none(own):
@@ -167,19 +166,19 @@ def test_what_is_not_computed_is_refused_by_name(own, nothing_loads):
   assert settle(own).pooling == "mean"
   write(path, {"max_seq_length": 512, "do_lower_case": True})
   with pytest.raises(ValueError, match="do_lower_case is not supported"):
-    encoder_lib.Encoder.load(own)
+    encoder_lib.Encoder(own)
   path.unlink()
   sentence_transformers(own, MEAN)
   modules = json.loads((own / "modules.json").read_text())
   dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
   write(own / "modules.json", [*modules, dense])
   with pytest.raises(ValueError, match="module 'Dense' is not supported"):
-    encoder_lib.Encoder.load(own)
+    encoder_lib.Encoder(own)
   # Naming the pooling says that it is known.
   assert settle(own, pooling="mean").pooling == "mean"
   write(own / "adapter_config.json", {"peft_type": "LORA"})
   with pytest.raises(ValueError, match="found adapter_config.json, whose"):
-    encoder_lib.Encoder.load(own)
+    encoder_lib.Encoder(own)
 
 
 @pytest.mark.parametrize(
