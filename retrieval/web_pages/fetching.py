@@ -193,9 +193,6 @@ _SECONDS = 24 * 3600.0
 _RETRY_SECONDS = 60.0
 _SITES = 4096
 
-# Returns status and text of an address.
-Get = Callable[[httpx2.URL], Awaitable[tuple[int, bytes]]]
-
 KINDS = ("text/html", "application/xhtml+xml", "text/plain")
 _CONNECT_SECONDS = 5.0
 # Addresses of a host that are tried.
@@ -249,7 +246,14 @@ class Fetcher:
     self._transport = transport
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
-    self._robots = Robots(settings.agent, self._robots_file, clock=clock)
+    self._clock = clock
+    # By origin: rules (None: nothing may be fetched), and until when they hold.
+    self._sites: dict[str, tuple[protego.Protego | None, float]] = {}
+    # Held while a file is read, so that pages of a site read it once, and
+    # forgotten when nobody holds it.
+    self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = (
+      weakref.WeakValueDictionary()
+    )
 
   async def fetch(self, address: str) -> Fetched:
     """Returns a page that robots.txt allows; the caller limits the time.
@@ -264,9 +268,7 @@ class Fetcher:
         f"{_LONGEST_URL}.",
         "address",
       )
-    page = await self._follow(
-      parse(address), self._settings.largest, check=self._robots.check
-    )
+    page = await self._follow(parse(address), is_page=True)
     if page.status != 200:
       raise PageError(f"{page.url} answers with HTTP {page.status}.", "status")
     if page.kind not in KINDS:
@@ -277,32 +279,20 @@ class Fetcher:
       )
     return page
 
-  async def _robots_file(self, url: httpx2.URL) -> tuple[int, bytes]:
-    page = await self._follow(url, _ROBOTS_LARGEST, kinds=())
-    return page.status, page.data
-
-  async def _follow(
-    self,
-    url: httpx2.URL,
-    largest: int,
-    *,
-    check: Callable[[httpx2.URL], Awaitable[None]] | None = None,
-    kinds: Sequence[str] = KINDS,
-  ) -> Fetched:
+  async def _follow(self, url: httpx2.URL, *, is_page: bool) -> Fetched:
     """Returns the last of a chain of redirects, each of them checked.
 
     Args:
       url: where the chain begins.
-      largest: the most bytes of a body.
-      check: called with each url before it is asked for.
-      kinds: content types whose bodies are read; empty: all.
+      is_page: whether it is a page, which robots.txt must allow; otherwise it
+        is a robots.txt.
     """
     for _ in range(_REDIRECTS + 1):
       # The address first: a refused host is not asked for its robots.txt.
       hosts = await checked(url, self._allowed, self._resolve)
-      if check is not None:
-        await check(url)
-      page = await self._get(url, hosts, largest, kinds)
+      if is_page:
+        await self._check_robots(url)
+      page = await self._get(url, hosts, is_page)
       if not page.location:
         return page
       try:
@@ -317,17 +307,13 @@ class Fetcher:
     )
 
   async def _get(
-    self,
-    url: httpx2.URL,
-    hosts: Sequence[str],
-    largest: int,
-    kinds: Sequence[str],
+    self, url: httpx2.URL, hosts: Sequence[str], is_page: bool
   ) -> Fetched:
     """Asks the first address that can be connected to."""
     met: Exception | None = None
     for host in hosts[:_TRIED]:
       try:
-        return await self._ask(url, host, largest, kinds)
+        return await self._ask(url, host, is_page)
       except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
         met = error
       except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -337,9 +323,7 @@ class Fetcher:
       f"{url}: the connection failed ({type(met).__name__}).", "connection"
     )
 
-  async def _ask(
-    self, url: httpx2.URL, host: str, largest: int, kinds: Sequence[str]
-  ) -> Fetched:
+  async def _ask(self, url: httpx2.URL, host: str, is_page: bool) -> Fetched:
     """Sends one request to one address; certificates are of the url's host."""
     async with (
       httpx2.AsyncClient(
@@ -369,10 +353,53 @@ class Fetcher:
       kind = response.headers.get("content-type", "").partition(";")[0]
       kind, data, is_whole = kind.strip().lower(), b"", True
       # The body is read only of a page that will be used.
-      if status == 200 and (not kinds or kind in kinds):
-        data, is_whole = await _body(response, largest)
+      if status == 200 and (kind in KINDS or not is_page):
+        most = self._settings.largest if is_page else _ROBOTS_LARGEST
+        data, is_whole = await _body(response, most)
       charset = (response.charset_encoding or "").lower()
       return Fetched(str(url), kind, charset, data, is_whole, status, location)
+
+  async def _check_robots(self, url: httpx2.URL) -> None:
+    """Returns if a site's rules allow a page to be fetched.
+
+    A missing file (4xx) allows all. A site whose file cannot be read allows
+    nothing, as the RFC demands.
+
+    Raises:
+      PageError: the rules do not allow it, or they cannot be read.
+    """
+    site = str(url.copy_with(raw_path=b"/robots.txt"))
+    async with self._locks.setdefault(site, asyncio.Lock()):
+      rules, until = self._sites.pop(site, (None, 0.0))
+      if self._clock() >= until:
+        rules, seconds = await self._rules(site)
+        until = self._clock() + seconds
+      self._sites[site] = rules, until
+      if len(self._sites) > _SITES:
+        del self._sites[next(iter(self._sites))]
+    if rules is None:
+      raise PageError(
+        f"{site} cannot be read, so no page of this site is fetched.", "robots"
+      )
+    if not rules.can_fetch(str(url), self._settings.agent):
+      raise PageError(
+        f"{site} does not allow this page to be fetched.", "robots"
+      )
+
+  async def _rules(self, site: str) -> tuple[protego.Protego | None, float]:
+    try:
+      page = await self._follow(httpx2.URL(site), is_page=False)
+      status, data = page.status, page.data
+    except PageError as error:
+      # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
+      if error.why != "redirects":
+        return None, _RETRY_SECONDS
+      status, data = 404, b""
+    # A server that is busy says nothing about what it allows.
+    if status >= 500 or status == 429:
+      return None, _RETRY_SECONDS
+    text = data.decode("utf-8-sig", errors="replace") if status < 300 else ""
+    return protego.Protego.parse(text), _SECONDS
 
 
 async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
@@ -395,70 +422,3 @@ async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
       f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"
     ) from None
   return bytes(data), True
-
-
-class Robots:
-  """The rules of sites, remembered for a day.
-
-  Args:
-    agent: the name that rules are looked up by.
-    get: fetches a robots.txt.
-    clock: monotonic seconds.
-  """
-
-  def __init__(
-    self,
-    agent: str,
-    get: Get,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    self._agent, self._get, self._clock = agent, get, clock
-    # By origin: rules (None: nothing may be fetched), and until when they hold.
-    self._sites: dict[str, tuple[protego.Protego | None, float]] = {}
-    # Held while a file is read, so that pages of a site read it once, and
-    # forgotten when nobody holds it.
-    self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = (
-      weakref.WeakValueDictionary()
-    )
-
-  async def check(self, url: httpx2.URL) -> None:
-    """Returns if a page may be fetched.
-
-    A missing file (4xx) allows all. A site whose file cannot be read allows
-    nothing, as the RFC demands.
-
-    Raises:
-      PageError: the rules do not allow it, or they cannot be read.
-    """
-    site = str(url.copy_with(raw_path=b"/robots.txt"))
-    async with self._locks.setdefault(site, asyncio.Lock()):
-      rules, until = self._sites.pop(site, (None, 0.0))
-      if self._clock() >= until:
-        rules, seconds = await self._read(site)
-        until = self._clock() + seconds
-      self._sites[site] = rules, until
-      if len(self._sites) > _SITES:
-        del self._sites[next(iter(self._sites))]
-    if rules is None:
-      raise PageError(
-        f"{site} cannot be read, so no page of this site is fetched.", "robots"
-      )
-    if not rules.can_fetch(str(url), self._agent):
-      raise PageError(
-        f"{site} does not allow this page to be fetched.", "robots"
-      )
-
-  async def _read(self, site: str) -> tuple[protego.Protego | None, float]:
-    try:
-      status, data = await self._get(httpx2.URL(site))
-    except PageError as error:
-      # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
-      if error.why != "redirects":
-        return None, _RETRY_SECONDS
-      status, data = 404, b""
-    # A server that is busy says nothing about what it allows.
-    if status >= 500 or status == 429:
-      return None, _RETRY_SECONDS
-    text = data.decode("utf-8-sig", errors="replace") if status < 300 else ""
-    return protego.Protego.parse(text), _SECONDS
