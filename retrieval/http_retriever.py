@@ -123,26 +123,9 @@ class HttpRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, self._corpus)
-    self.counters["queries"] += len(requests)
-    rows_of: dict[int, list[int]] = {}
-    for row, request in enumerate(requests):
-      rows_of.setdefault(request.k, []).append(row)
-    batches = [
-      (k, rows[start : start + self._batch])
-      for k, rows in rows_of.items()
-      for start in range(0, len(rows), self._batch)
-    ]
-    found = await asyncio.gather(
-      *(
-        self._ask([requests[row].query for row in rows], k)
-        for k, rows in batches
-      )
+    return await requests_lib.by_k(
+      requests, self._ask, corpus=self._corpus, most=self._batch
     )
-    answers: dict[int, Answer | Exception] = {}
-    for (_, rows), some in zip(batches, found, strict=True):
-      answers |= zip(rows, some, strict=True)
-    return [answers[row] for row in range(len(requests))]
 
   def identity(self) -> Any:
     """Asks the server for JSON values that identify its answers.
@@ -171,6 +154,7 @@ class HttpRetriever(requests_lib.OneByBatch):
 
   async def _ask(self, queries: list[str], k: int) -> list[Answer | Exception]:
     """Answers one batch; bisects it when a single query may be at fault."""
+    self.counters["queries"] += len(queries)
     limit = self._caller.limit()
     answers: list[Answer | Exception] = []
     # (queries, whether this is the second try of a single query).

@@ -40,6 +40,7 @@ _NAME = re.compile(r"[A-Za-z_]\w{0,254}", re.ASCII)
 _BASIS = {"k1": 1.2, "b": 0.75}
 # The constant of reciprocal rank fusion, and how many rows are fused.
 _CONSTANT, _DEPTH = 60, 100
+_TIMEOUT = 30.0  # Seconds of a search.
 _LITE = logging.getLogger("milvus_lite.server_manager")
 
 
@@ -50,15 +51,12 @@ class Collection:
     address: of a server, or a file of Milvus Lite.
     name: the collection's.
     key: the server's token, which messages leave out.
-    timeout: seconds that a search may take.
 
   Raises:
     ValueError: the address or the name is invalid, or Milvus cannot be reached.
   """
 
-  def __init__(
-    self, address: str, name: str, *, key: str = "", timeout: float = 30.0
-  ):
+  def __init__(self, address: str, name: str, *, key: str = ""):
     if not address.endswith(".db") and not redaction.is_address(address):
       raise ValueError(
         f"milvus: found {redaction.shown(address)}, expected the address of a "
@@ -68,8 +66,8 @@ class Collection:
       raise ValueError(
         f"collection: found {name!r}, expected letters, digits and _."
       )
-    self.client = _opened(address, key, timeout)
-    self.name, self._key, self._timeout = name, key, timeout
+    self.client = _opened(address, key)
+    self.name, self._key = name, key
 
   def __str__(self) -> str:
     return f"collection {self.name}"
@@ -182,64 +180,6 @@ class Collection:
         values["dense"] = vector
     # A part that a killed build left is written again.
     self.client.upsert(self.name, data)
-
-  def find(
-    self,
-    built: Mapping[str, Any],
-    texts: Sequence[str],
-    vectors: Any,
-    k: int,
-    *,
-    ranking: str,
-    filters: filters_lib.Filters,
-  ) -> list[search_lib.Answer]:
-    """Returns the best k passages of each query; thread-safe.
-
-    Args:
-      built: the description.
-      texts: queries with a word in them and without lone surrogates.
-      vectors: the vector of each, float32; None if words are ranked alone.
-      k: the most passages of a query.
-      ranking: one of `RANKINGS`.
-      filters: values that fields of the passages may have, see `filters.parse`.
-    """
-    analyze = analysis.shared(built["language"])
-    data: dict[str, list[Any]] = {
-      "words": [" ".join(analyze(text)) for text in texts]
-    }
-    if ranking != "bm25":
-      data["dense"] = [vector.tolist() for vector in vectors]
-    condition = _condition(filters)
-    options = {"output_fields": _FIELDS, "timeout": self._timeout, "limit": k}
-    if ranking == "hybrid":
-      found = self.client.hybrid_search(
-        self.name,
-        [
-          pymilvus.AnnSearchRequest(
-            some, field, {}, limit=k + _DEPTH, expr=condition or None
-          )
-          for field, some in data.items()
-        ],
-        pymilvus.RRFRanker(_CONSTANT),
-        **options,
-      )
-    else:
-      field, some = data.popitem()
-      found = self.client.search(
-        self.name, data=some, anns_field=field, filter=condition, **options
-      )
-    # Milvus Lite returns BM25's scores with a minus.
-    sign = -1 if ranking == "bm25" else 1
-    return [
-      tuple(
-        types.Passage(
-          **{name: hit["entity"][name] for name in _FIELDS},
-          score=float(max(hit["distance"], sign * hit["distance"])),
-        )
-        for hit in hits
-      )
-      for hits in found
-    ]
 
 
 def build(
@@ -354,22 +294,13 @@ class MilvusRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, "")
-    calls: dict[int, list[int]] = {}
-    for i, request in enumerate(requests):
-      if request.query.strip():
-        calls.setdefault(request.k, []).append(i)
-    found: list[search_lib.Answer | Exception] = [()] * len(requests)
-
-    async def answer(k: int, slots: list[int]) -> None:
-      # Lone surrogates cannot be sent.
-      queries = (requests[i].query for i in slots)
-      texts = [query.encode(errors="replace").decode() for query in queries]
-      answers = await asyncio.to_thread(self._answers, texts, k)
-      for i, each in zip(slots, answers, strict=True):
-        found[i] = each
-
-    await asyncio.gather(*(answer(k, slots) for k, slots in calls.items()))
+    asked = [request for request in requests if request.query.strip()]
+    answers = iter(
+      await requests_lib.by_k(
+        asked, lambda texts, k: asyncio.to_thread(self._answers, texts, k)
+      )
+    )
+    found = [next(answers) if r.query.strip() else () for r in requests]
     self.counters["queries"] += len(found)
     self.counters["failures"] += sum(isinstance(x, Exception) for x in found)
     return found
@@ -377,18 +308,53 @@ class MilvusRetriever(requests_lib.OneByBatch):
   def _answers(
     self, texts: Sequence[str], k: int
   ) -> Sequence[search_lib.Answer | Exception]:
-    encoder = self._encoder
-    vectors = None if encoder is None else encoder.queries(texts)
+    analyze = analysis.shared(self._built["language"])
+    # Lone surrogates cannot be sent.
+    texts = [text.encode(errors="replace").decode() for text in texts]
+    data: dict[str, list[Any]] = {
+      "words": [" ".join(analyze(text)) for text in texts]
+    }
+    if self._encoder is not None:
+      data["dense"] = self._encoder.queries(texts).tolist()
+    collection, condition = self._collection, _condition(self._filters)
+    options = {"output_fields": _FIELDS, "timeout": _TIMEOUT, "limit": k}
     try:
-      return self._collection.find(
-        self._built,
-        *(texts, vectors, k),
-        ranking=self._ranking,
-        filters=self._filters,
-      )
+      if self._ranking == "hybrid":
+        found = collection.client.hybrid_search(
+          collection.name,
+          [
+            pymilvus.AnnSearchRequest(
+              some, field, {}, limit=k + _DEPTH, expr=condition or None
+            )
+            for field, some in data.items()
+          ],
+          pymilvus.RRFRanker(_CONSTANT),
+          **options,
+        )
+      else:
+        field, some = data.popitem()
+        found = collection.client.search(
+          collection.name,
+          data=some,
+          anns_field=field,
+          filter=condition,
+          **options,
+        )
     except pymilvus.MilvusException as error:
-      failure = self._collection.failure(error)
+      failure = collection.failure(error)
       return [types.RetrievalError(failure)] * len(texts)
+    # Milvus Lite returns BM25's scores with a minus.
+    sign = -1 if self._ranking == "bm25" else 1
+    return [
+      tuple(
+        types.Passage(
+          **{name: hit["entity"][name] for name in _FIELDS},
+          score=float(max(hit["distance"], sign * hit["distance"])),
+        )
+        for hit in hits
+      )
+      for hits in found
+    ]
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers, with their hash."""
@@ -409,12 +375,12 @@ class _Reason(logging.Filter):
     return record.exc_info is None
 
 
-def _opened(address: str, key: str, timeout: float) -> pymilvus.MilvusClient:
+def _opened(address: str, key: str) -> pymilvus.MilvusClient:
   """Returns a client of a server, or of a file of Milvus Lite."""
   reason = _Reason()
   _LITE.addFilter(reason)
   try:
-    return pymilvus.MilvusClient(address, token=key, timeout=timeout)
+    return pymilvus.MilvusClient(address, token=key, timeout=_TIMEOUT)
   except Exception as error:
     why = _said(reason.error or error, key)
     if isinstance(getattr(reason.error, "__cause__", None), BlockingIOError):

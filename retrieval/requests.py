@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from anysearch_jax import types
+
+T = TypeVar("T")
 
 
 class OneByBatch(abc.ABC):
@@ -45,6 +48,45 @@ def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:
         f"only {corpus!r}. Name that one in `corpus`, or use one retriever for "
         "each corpus."
       )
+
+
+async def by_k(
+  requests: Sequence[types.SearchRequest],
+  ask: Callable[[list[str], int], Awaitable[Sequence[T]]],
+  *,
+  corpus: str = "",
+  most: int = sys.maxsize,
+) -> list[T]:
+  """Asks for queries with equal `k` at once.
+
+  Args:
+    requests: any, also none.
+    ask: returns the answers to some queries with one `k`.
+    corpus: see `check`.
+    most: the most queries of a call.
+
+  Returns:
+    The answers in the order of the requests.
+
+  Raises:
+    ValueError: a request is invalid, see `check`.
+  """
+  check(requests, corpus)
+  rows: dict[int, list[int]] = {}
+  for row, request in enumerate(requests):
+    rows.setdefault(request.k, []).append(row)
+  calls = [
+    (k, some[at : at + most])
+    for k, some in rows.items()
+    for at in range(0, len(some), most)
+  ]
+  found = await asyncio.gather(
+    *(ask([requests[row].query for row in some], k) for k, some in calls)
+  )
+  out: dict[int, T] = {}
+  for (_, some), each in zip(calls, found, strict=True):
+    out |= zip(some, each, strict=True)
+  return [out[row] for row in range(len(requests))]
 
 
 async def answers(

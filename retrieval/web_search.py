@@ -175,10 +175,6 @@ _ABOUT_KEYS = re.compile(r"\b(token|api key|credits?)\b", re.IGNORECASE)
 class AccountError(types.RetrievalError):
   """The service refuses the key: it is invalid, over quota or over its rate."""
 
-  def __init__(self, sentence: str, why: str):
-    super().__init__(sentence)
-    self.why = why
-
 
 class WebRetriever:
   """Searches the web; safe to use from any event loop and thread.
@@ -300,7 +296,9 @@ class WebRetriever:
         status in (400, 422) and _ABOUT_KEYS.search(str(error))
       ):
         advice = service.advice.format(variable=self._variable)
-        raise AccountError(f"{error} {advice}", error.why) from None
+        refused = AccountError(f"{error} {advice}")
+        refused.why = error.why
+        raise refused from None
       raise
 
   def _passages(self, reply: Any) -> Answer:

@@ -82,7 +82,6 @@ class _Family:
   Attributes:
     sizes: maps keys of config.json to fields of `Architecture`.
     defaults: those of transformers for keys that a config.json omits.
-    understood: further keys that are read.
     only: the values of options that are supported.
     harmless: options without effect here: dropout, heads, how torch computes.
     prefixes: models with heads store the encoder under one of these.
@@ -93,7 +92,6 @@ class _Family:
 
   sizes: Mapping[str, str]
   defaults: Mapping[str, Any]
-  understood: tuple[str, ...]
   only: Mapping[str, tuple]
   harmless: Sequence[str]
   prefixes: tuple[str, ...]
@@ -116,7 +114,6 @@ _BERT = _Family(
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
   },
-  understood=(),
   only={
     "hidden_act": ("gelu",),
     "is_causal": (False,),
@@ -155,9 +152,10 @@ _MODERNBERT = _Family(
     "global_rope_theta": 160_000.0,
     "local_rope_theta": 10_000.0,
     "norm_eps": 1e-5,
+    "layer_types": None,
+    "rope_parameters": None,
     **dict.fromkeys(_FLAGS, False),
   },
-  understood=("layer_types", "rope_parameters"),
   only={
     "hidden_activation": ("gelu",),
     "is_causal": (False,),
@@ -210,7 +208,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     hf,
     understood=(
       *("architectures", "model_type"),
-      *(*family.sizes, *family.defaults, *family.understood),
+      *(*family.sizes, *family.defaults),
     ),
     harmless=family.harmless,
     only=family.only,
@@ -221,7 +219,12 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   fields = {ours: hf[key] for key, ours in family.sizes.items()}
   parts, even = fields["heads"], ""
   if family is _BERT:
-    fields |= _bert(hf)
+    hf_config.typed(hf, {"layer_norm_eps": hf_config.NUMBER})
+    fields["norm_eps"] = hf["layer_norm_eps"]
+    if hf["model_type"] != "bert":
+      hf = {"pad_token_id": 1, **hf}
+      hf_config.typed(hf, {"pad_token_id": _PADDING})
+      fields["first_position"] = hf["pad_token_id"] + 1
   else:
     fields |= _modernbert(hf, fields["layers"])
     parts, even = 2 * parts, " of an even width"
@@ -231,17 +234,6 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"{fields['heads']} attention heads{even}."
     )
   return Architecture(**fields)
-
-
-def _bert(hf: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields of BERT and RoBERTa that are no sizes."""
-  hf = {"pad_token_id": 1, **hf}
-  hf_config.typed(hf, {"layer_norm_eps": hf_config.NUMBER})
-  fields: dict[str, Any] = {"norm_eps": hf["layer_norm_eps"]}
-  if hf["model_type"] != "bert":
-    hf_config.typed(hf, {"pad_token_id": _PADDING})
-    fields["first_position"] = hf["pad_token_id"] + 1
-  return fields
 
 
 def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:

@@ -102,8 +102,6 @@ class RowScan:
     if not self._here or not len(vectors):
       return [search_lib.NO_HITS] * len(vectors)
     best = self._search(vectors, k, _MORE)
-    if (best.rows >= 0).all():
-      return list(map(search_lib.Hits, best.rows, best.scores))
     return [
       search_lib.Hits(rows[rows >= 0], scores[rows >= 0])
       for scores, rows in zip(*best, strict=True)

@@ -94,9 +94,8 @@ class Limits:
       if not isinstance(value, str) and not value > 0:
         raise ValueError(f"{field.name}: found {value}, expected more than 0.")
     # The largest request fits into the queue.
-    for least, name in (
-      *(("topk", "max_topk"), ("max_topk", "passages"), ("queries", "queue")),
-    ):
+    pairs = {"max_topk": "topk", "passages": "max_topk", "queue": "queries"}
+    for name, least in pairs.items():
       if getattr(self, name) < getattr(self, least):
         raise ValueError(
           f"{name}: found {getattr(self, name)}, expected {least} "
