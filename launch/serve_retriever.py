@@ -27,7 +27,6 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
@@ -41,27 +40,22 @@ from retrieval.service import dialects, service
 def serve(
   search: service.Search,
   *,
-  limits: dialects.Limits | None = None,
+  limits: dialects.Limits = dialects.DEFAULT,
   token: str = "",
-  described: Mapping[str, Any] | None = None,
   **listening: Any,
 ) -> None:
   """Serves until a signal arrives; see the module.
 
   Args:
     search: the index that answers.
-    limits: limits of requests and of the queue; None: the defaults.
+    limits: limits of requests and of the queue.
     token: token that clients must send; "" admits all clients.
-    described: additional fields of `/health`.
     listening: host, port, grace and hosts, as of `http_server.serve`.
 
   Raises:
     ValueError: as of `http_server.serve`.
   """
-  limits = limits or dialects.Limits()
-  made = service.create_app(
-    search, limits=limits, token=token, described=described
-  )
+  made = service.create_app(search, limits=limits, token=token)
   running = made.state.service
   http_server.serve(
     made,
@@ -145,7 +139,6 @@ def main(argv) -> None:
     token=token,
     grace=f.grace,
     hosts=f.hosts,
-    described=index.described,
   )
 
 

@@ -135,6 +135,7 @@ class Limits:
     return k
 
 
+DEFAULT = Limits()
 Read = Callable[[Mapping[str, Any]], Asked]
 
 

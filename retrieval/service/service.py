@@ -62,6 +62,11 @@ class Search(Protocol):
 
   identity: dict[str, Any]
 
+  @property
+  def described(self) -> dict[str, Any]:
+    """More fields of `/health`."""
+    ...
+
   def __len__(self) -> int: ...
 
   def search(
@@ -78,15 +83,8 @@ class Service:
     batcher: runs the searches.
   """
 
-  def __init__(
-    self,
-    search: Search,
-    limits: dialects.Limits,
-    token: str,
-    described: Mapping[str, Any],
-  ):
+  def __init__(self, search: Search, limits: dialects.Limits, token: str):
     self._search, self._limits = search, limits
-    self._described = described
     self._token, self.locked = token.encode(), bool(token)
     self._registry = prometheus_client.CollectorRegistry()
     mine: Any = {"namespace": "retrieval", "registry": self._registry}
@@ -151,7 +149,7 @@ class Service:
       "identity": self._search.identity,
       "topk": self._limits.topk,
       "max_topk": self._limits.max_topk,
-      **self._described,
+      **self._search.described,
     }
     return _json(values, 200 if status == "ok" else 503)
 
@@ -281,20 +279,18 @@ class Service:
 def create_app(
   search: Search,
   *,
-  limits: dialects.Limits | None = None,
+  limits: dialects.Limits = dialects.DEFAULT,
   token: str = "",
-  described: Mapping[str, Any] | None = None,
 ) -> applications.Starlette:
   """Returns the service as an ASGI app; its `Service` is `app.state.service`.
 
   Args:
     search: answers the queries, on one thread, one call at a time.
-    limits: limits of requests and of the queue; None: the defaults.
+    limits: limits of requests and of the queue.
     token: bearer token that clients must send to search and to read metrics;
       "" admits all clients.
-    described: more fields of `/health`, as `search.SearchIndex.described`.
   """
-  service = Service(search, limits or dialects.Limits(), token, described or {})
+  service = Service(search, limits, token)
 
   @contextlib.asynccontextmanager
   async def lifespan(app: applications.Starlette):

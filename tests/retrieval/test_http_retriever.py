@@ -259,6 +259,7 @@ class Letters:
   """A search whose passages are the queries."""
 
   identity = {"kind": "letters"}
+  described: dict[str, object] = {}
 
   def __len__(self):
     return 26
