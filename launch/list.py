@@ -1,4 +1,4 @@
-"""Lists systems, environments, retrievers, commands and settings.
+"""Lists systems, environments, retrievers and settings.
 
     anysearch list              # all but the settings
     anysearch list settings     # every one: default, range, kind, meaning
@@ -32,7 +32,6 @@ def define_flags() -> None:
 
 def main(argv: Sequence[str]) -> None:
   sections = {
-    "commands": _commands,
     "systems": _systems,
     "environments": _environments,
     "retrievers": _retrievers,
@@ -87,13 +86,6 @@ def settings_page() -> str:
     row = " | ".join(cell.replace("|", "\\|") for cell in cells)
     lines.append(f"| {row} |")
   return "\n".join(lines)
-
-
-def _commands() -> Iterator[str]:
-  from launch import __main__
-
-  for name, what in __main__.commands().items():
-    yield f"{name:20}{what}"
 
 
 def _systems() -> Iterator[str]:
