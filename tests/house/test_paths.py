@@ -95,7 +95,12 @@ def test_an_encoders_modules_are_in_its_folder(own, name):
   (own / "config.json").write_text("{}")
   modules = [{"type": "sentence_transformers.models.Pooling", "path": name}]
   (own / "modules.json").write_text(json.dumps(modules))
-  given = {"query_prefix": "", "passage_prefix": "", "max_tokens": 64}
+  given = {
+    "query_prefix": "",
+    "passage_prefix": "",
+    "max_tokens": 64,
+    "most": 64,
+  }
   with pytest.raises(ValueError, match="expected one inside this folder"):
     encoder_settings.settle(own, pooling=None, **given)
   # A symbolic link counts like a path.
