@@ -5,6 +5,7 @@ Imports JAX: import it after `jax_setup.configure`.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from anysearch_jax.training import (
   throughput,
   train_step,
 )
+from bench import harness
 
 _BUDGETS = 5
 
@@ -308,21 +310,19 @@ class TrainStep:
     return float(metrics["loss/total"])
 
 
-def describe_step(
-  ours: TrainStep,
-  seconds: Sequence[float],
-  first: float,
-  *,
-  peak_tflops: float = 0.0,
+def measure_step(
+  ours: TrainStep, steps: int, *, profile: str | None = None
 ) -> dict[str, Any]:
-  """Returns the numbers of a run and the physical limits to compare with.
+  """Times steps; returns numbers and the physical limits to compare with.
 
   Args:
-    ours: the step.
-    seconds: of the timed steps.
-    first: seconds of the first step, which compiles.
-    peak_tflops: of one device, where its kind is not known.
+    ours: the step; a first one, which compiles, is timed by itself.
+    steps: number of the others.
+    profile: folder of a profiler trace of them.
   """
+  first = harness.seconds(ours)
+  with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
+    seconds = [harness.seconds(ours) for _ in range(steps)]
   work = throughput.count([ours.packed])
   flops = throughput.model_flops(
     ours.a, work, forwards=int(ours.reference is not None)
@@ -345,8 +345,6 @@ def describe_step(
     "programs compiled": throughput.programs(ours.step),
   }
   out |= throughput.metrics(work, flops, seconds=median, devices=devices)
-  if peak_tflops:
-    out["train/mfu"] = flops / median / 1e12 / peak_tflops / len(devices)
   if "train/mfu" in out:
     out["limit by FLOPs, s"] = median * out["train/mfu"]
   # Per step, masters and moments are read and written, gradients are read.

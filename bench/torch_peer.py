@@ -18,14 +18,14 @@ from anysearch_jax import types
 class TorchEngine:
   """A turn-synchronous `types.Engine` over transformers' `generate`."""
 
-  def __init__(self, folder: str, tokenizer, *, seed: int = 0):
+  def __init__(self, folder: str, tokenizer):
     self.model = transformers.AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float32
     ).eval()
     self._tokenizer = tokenizer
     self._queue: list[tuple[types.GenerateRequest, asyncio.Future]] = []
     self._server: asyncio.Task | None = None
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     future = asyncio.get_running_loop().create_future()

@@ -19,7 +19,6 @@ segments.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 from typing import Any
@@ -51,18 +50,13 @@ def main() -> dict[str, Any]:
     else launch_flags.read_config()
   )
   jax_setup.configure(threads=f.threads, cache=f.cache)
-  import jax
-
   from anysearch_jax.policy import architecture
   from bench import policies
 
   shape = json_files.read(pathlib.Path(f.shape)) if f.shape else decode.SMALL
   a = architecture.from_hf(shape)
   ours = policies.TrainStep(config, a, f.micro_batches)
-  first = harness.seconds(ours)
-  with jax.profiler.trace(f.profile) if f.profile else contextlib.nullcontext():
-    seconds = [harness.seconds(ours) for _ in range(f.steps)]
-  out = policies.describe_step(ours, seconds, first, peak_tflops=f.peak_tflops)
+  out = policies.measure_step(ours, f.steps, profile=f.profile)
   harness.print_numbers(out)
   return out
 
@@ -77,8 +71,5 @@ if __name__ == "__main__":
     "config.json of the policy; default: a small one.",
   )
   flags.DEFINE_integer("micro_batches", 4, "Of each step.")
-  flags.DEFINE_float(
-    "peak_tflops", 0.0, "Of one device, where its kind is not known."
-  )
   flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
   harness.run(main)

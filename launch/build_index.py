@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -138,9 +137,7 @@ def main(argv) -> None:
   lines: dict[str, progress.Line] = {}
 
   def on(unit: str, done: int, of: int) -> None:
-    line = lines.setdefault(
-      unit, progress.Line(max(of, 1), unit=unit, clock=time.monotonic)
-    )
+    line = lines.setdefault(unit, progress.Line(max(of, 1), unit=unit))
     line.tick(done)
 
   encoder = _encoder(f)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -56,7 +55,7 @@ def build(f: flags.FlagValues, corpus: Any, encoder: Any) -> str:
   collection = _collection(f.address, f.collection, f.key_variable or "")
   from retrieval import milvus
 
-  line = progress.Line(len(corpus), unit="passage", clock=time.monotonic)
+  line = progress.Line(len(corpus), unit="passage")
   milvus.build(
     collection,
     corpus,

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -137,7 +136,7 @@ def _play(
 
   e = config.evaluation
   total = (len(e.budgets) + len(e.pairs)) * len(e.seeds) * len(questions)
-  line = progress.Line(total, unit="episode", clock=time.monotonic)
+  line = progress.Line(total, unit="episode")
   with (
     policies.player(chosen, config, source) as player,
     line.telling(retriever.waits),

@@ -14,15 +14,12 @@ too small, set JAX_PLATFORMS=cpu.
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Sequence
 
 from absl import flags
 
 from launch import flags as launch_flags
 from launch import jax_setup
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def define_flags() -> None:
@@ -34,7 +31,6 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "dtype", "bfloat16", ["bfloat16", "float16", "float32"], "Of the weights."
   )
-  flags.DEFINE_string("max_shard_size", "5GB", "Most bytes a file.")
   flags.DEFINE_string(
     "base", "", "Starting policy of a LoRA run; default: as configured."
   )
@@ -67,7 +63,6 @@ def main(argv: Sequence[str]) -> None:
         f.output,
         rollout=f.rollout,
         dtype=f.dtype,
-        shard_bytes=size(f.max_shard_size),
         base=f.base,
         base_model=f.base_model,
         adapter=f.adapter,
@@ -76,20 +71,6 @@ def main(argv: Sequence[str]) -> None:
     except checkpoint.DamagedError as error:
       raise ValueError(str(error)) from error
   print(f"policy after {rollout} rollouts: {f.output}")
-
-
-def size(text: str) -> int:
-  """Parses a size such as "5GB", "200MB" or "1000" into bytes.
-
-  Raises:
-    ValueError: the text has another form, or the size is 0.
-  """
-  match = re.fullmatch(r"(\d+)\s*([KMG]B)?", text.strip().upper())
-  if not match or not int(match[1]):
-    raise ValueError(
-      f"--max_shard_size={text}: expected a size as 5GB, 200MB or 1000."
-    )
-  return int(match[1]) * _UNITS[match[2] or ""]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
@@ -16,7 +17,7 @@ class Line:
     total: int,
     *,
     unit: str,
-    clock: Callable[[], float],
+    clock: Callable[[], float] = time.monotonic,
     every: float = 2.0,
     out: TextIO | None = None,
   ):

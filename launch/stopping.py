@@ -46,10 +46,6 @@ class StoppedError(SystemExit):
   """Raised when a signal stops the command, so that cleanup code runs."""
 
 
-def _nothing(number: int, frame: Any) -> None:
-  """Does nothing; the listening thread acts on the signal."""
-
-
 def _end_at_once(number: int, code: int) -> None:
   say(f"ended at once on a second {signal.Signals(number).name}")
   os._exit(code)
@@ -65,7 +61,7 @@ def heard(
   first: Callable[[int], None],
   again: Callable[[int], None] = lambda number: None,
   *,
-  handler: Callable[[int, Any], None] = _nothing,
+  handler: Callable[[int, Any], None] = lambda number, frame: None,
 ) -> Iterator[None]:
   """Listens for signals that ask to stop; call in the main thread.
 

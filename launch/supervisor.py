@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -70,8 +71,7 @@ class _SignalError(Exception):
   """A signal asks to stop."""
 
 
-def _print(line: str) -> None:
-  print(line, flush=True)  # A pipe would buffer it.
+_print = functools.partial(print, flush=True)  # A pipe would buffer it.
 
 
 def run(

@@ -28,7 +28,6 @@ import json
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -135,9 +134,7 @@ def _main(
 
   grace = flags.FLAGS.grace
   trainer = None
-  line = progress.Line(
-    config.curriculum.rollouts, unit="rollout", clock=time.monotonic
-  )
+  line = progress.Line(config.curriculum.rollouts, unit="rollout")
   try:
     trainer, provenance = _trainer(config, folder, held, line)
     with (

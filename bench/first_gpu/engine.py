@@ -63,7 +63,7 @@ def decode(
     notes: gets the figures.
     policy: of configs/shapes.
     rank: of the policy's adapters, which the engine merges; 0: none.
-    profile: whether to trace a call of the smallest size instead.
+    profile: whether to trace the smallest size alone.
   """
   a = architecture(policy, rehearse=notes.rehearse)
   a = lora_lib.attach(a, config_lib.LoraConfig(rank=rank))
@@ -91,22 +91,18 @@ def decode(
     )
     return policies.Decoder(a, engine, dtype=_DTYPE, params=params)
 
+  trace = str(notes.traces) if profile else None
+
   def measure(rows: int, context: int) -> Mapping[str, Any]:
     need(size(rows, context))
-    return decode_lib.measure(decoder(rows), context=context, calls=count)
+    return decode_lib.measure(
+      decoder(rows), context=context, calls=count, profile=trace
+    )
 
   every_rows = (2, 4) if notes.rehearse else (32, 128, 256)
-
-  def trace() -> Mapping[str, Any]:
-    need(size(every_rows[0], contexts[0]))
-    call = functools.partial(decoder(every_rows[0]), contexts[0])
-    call()
-    with jax.profiler.trace(str(notes.traces)):
-      seconds = harness.seconds(call)
-    return {"traced call, s": seconds, "trace": str(notes.traces)}
-
   if profile:
-    notes.case("traced", trace)
+    notes.case("traced", lambda: measure(every_rows[0], contexts[0]))
+    notes.add({"trace": trace})
     return
   for rows in every_rows:
     for context in contexts:

@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import itertools
 import re
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -265,7 +264,7 @@ def step(
     lora: whether adapters of rank 32 are trained, instead of all weights.
     remat: what the backward pass computes again.
     rows: rows of a micro-batch.
-    profile: whether to trace one more step.
+    profile: whether to trace them.
   """
   config = qwen3_4b.get_config("lora80" if lora else "")
   row = 128 if notes.rehearse else config.batch.row_lengths[-1]
@@ -291,19 +290,12 @@ def step(
   arguments = (ours.state, ours.reference, ours.batch)
   compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
   notes.add({"compile, s": took} | _planned(compiled))
-  first = harness.seconds(ours)
-  seconds = [harness.seconds(ours) for _ in range(_STEPS)]
-  found = policies.describe_step(ours, seconds, first)
-  trained = found["trained"]
+  trace = str(notes.traces) if profile else None
+  found = policies.measure_step(ours, _STEPS, profile=trace)
   # Forward and activations' gradients cost 4 N, gradients of weights 2 T.
-  flops = (4 * count + 2 * trained) * found["tokens"]
-  notes.add(
-    found | {"TFLOP/s by 6 N": flops / statistics.median(seconds) / 1e12}
-  )
-  if profile:
-    with jax.profiler.trace(str(notes.traces)):
-      took_traced = harness.seconds(ours)
-    notes.add({"traced step, s": took_traced, "trace": str(notes.traces)})
+  flops = (4 * count + 2 * found["trained"]) * found["tokens"]
+  found["TFLOP/s by 6 N"] = flops / found["step, s"] / 1e12
+  notes.add(found | ({"trace": trace} if trace else {}))
 
 
 def _planned(compiled: Any) -> dict[str, float]:

@@ -276,14 +276,6 @@ def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
   assert hf_export.licence(tmp_path / "gone", tmp_path) == licence
 
 
-def test_sizes_are_parsed_or_refused():
-  sizes = {"5GB": 5 * 10**9, "200 mb": 2 * 10**8, "7KB": 7000, "12": 12}
-  assert {text: command.size(text) for text in sizes} == sizes
-  for text in ("", "GB", "0", "-1", "1.5GB", "5TB"):
-    with pytest.raises(ValueError, match="expected a size as 5GB"):
-      command.size(text)
-
-
 def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
   out = tmp_path / "out"
 
