@@ -293,6 +293,9 @@ def grpo_loss(
   def mean(values: chex.Array) -> chex.Array:
     return jnp.sum(weight * values)
 
+  def maximum(values: chex.Array) -> chex.Array:
+    return jnp.max(values, where=live, initial=0)
+
   policy_loss, metrics = terms.policy_loss, {}
   if config.importance_cap:
     drift = jnp.exp(old_logp - behaviour_logp)
@@ -303,31 +306,13 @@ def grpo_loss(
       "importance_capped": mean(drift > config.importance_cap),
     }
   policy_loss, kl = mean(policy_loss), mean(terms.kl)
-  metrics |= {"policy_loss": policy_loss, "kl": kl}
-  metrics |= _metrics(logp, behaviour_logp, terms, weight)
-  return policy_loss + config.kl_coefficient * kl, metrics
-
-
-def _metrics(
-  logp: chex.Array,
-  behaviour_logp: chex.Array,
-  terms: TokenTerms,
-  weight: chex.Array,
-) -> dict[str, chex.Array]:
-  """Returns the metrics of `grpo_loss` that are not parts of the loss."""
-  live = weight > 0
-
-  def mean(values: chex.Array) -> chex.Array:
-    return jnp.sum(weight * values)
-
-  def maximum(values: chex.Array) -> chex.Array:
-    return jnp.max(values, where=live, initial=0)
-
   low, high = mean(terms.clipped_low), mean(terms.clipped_high)
   difference = jnp.abs(logp - behaviour_logp)
   edges = jnp.array((-1.0, *GAP_EDGES))  # The first one counts every token.
   beyond = live[..., None] & (difference[..., None] > edges)
-  return {
+  metrics |= {
+    "policy_loss": policy_loss,
+    "kl": kl,
     "ratio": mean(terms.ratio),
     "ratio_max": maximum(terms.ratio),
     "clip_fraction": low + high,
@@ -340,3 +325,4 @@ def _metrics(
     ),
     "behaviour_kl": mean(kl_estimate(behaviour_logp, logp, estimator="k3")),
   }
+  return policy_loss + config.kl_coefficient * kl, metrics

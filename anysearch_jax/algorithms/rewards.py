@@ -224,9 +224,23 @@ def composite(
     tolerance=config.length_tolerance,
   )
   r_abs = _absolute(em, searches, budget, spent or {}, caps or {}, config)
-  r_rel = _relative(em, searches, valid, spent or {}, config)
+  match config.rel_cost:
+    case "searches":
+      r_rel = relative_reward(em, searches, valid, xi=config.xi)
+    case "dollars":
+      r_rel = relative_cost(em, (spent or {})["dollars"], valid, xi=config.xi)
+    case _:
+      raise settings.unknown("rel_cost", config.rel_cost, RELATIVE_COSTS)
   tool = (r_abs if config.use_abs else em) * (r_rel if config.use_rel else em)
-  gamma = _gamma(em, valid, config)
+  match config.gamma_mode:
+    case "adaptive":
+      gamma = adaptive_weight(em, valid, gamma_max=config.gamma_max)
+    case "fixed":
+      gamma = jnp.full(em.shape[:-1], config.gamma_fixed, float)
+    case "off":
+      gamma = jnp.zeros(em.shape[:-1], float)
+    case _:
+      raise settings.unknown("gamma_mode", config.gamma_mode, GAMMA_MODES)
   total = (
     config.alpha * em
     + config.beta * format_
@@ -260,33 +274,3 @@ def _absolute(
   return share_saved(
     em, {**spent, "searches": searches}, {**caps, "searches": free}, weights
   )
-
-
-def _relative(
-  em: chex.Array,
-  searches: chex.Array,
-  valid: chex.Array,
-  spent: Mapping[str, chex.Array],
-  config: config_lib.RewardConfig,
-) -> chex.Array:
-  """Returns the relative factor by `config.rel_cost`."""
-  match config.rel_cost:
-    case "searches":
-      return relative_reward(em, searches, valid, xi=config.xi)
-    case "dollars":
-      return relative_cost(em, spent["dollars"], valid, xi=config.xi)
-  raise settings.unknown("rel_cost", config.rel_cost, RELATIVE_COSTS)
-
-
-def _gamma(
-  em: chex.Array, valid: chex.Array, config: config_lib.RewardConfig
-) -> chex.Array:
-  """Returns each group's weight of the tool reward, `config.gamma_mode`."""
-  match config.gamma_mode:
-    case "adaptive":
-      return adaptive_weight(em, valid, gamma_max=config.gamma_max)
-    case "fixed":
-      return jnp.full(em.shape[:-1], config.gamma_fixed, float)
-    case "off":
-      return jnp.zeros(em.shape[:-1], float)
-  raise settings.unknown("gamma_mode", config.gamma_mode, GAMMA_MODES)

@@ -41,8 +41,10 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
     span.text for span in trajectory.spans if span.author == types.Author.MODEL
   ]
   thought = any(protocol.last_content(turn, "think") for turn in turns)
+  empty = (None, protocol.Action(protocol.ActionKind.SEARCH, ""))
   formed = thought and all(
-    _acts(turn) and not _MISWRITTEN.search(turn) for turn in turns
+    protocol.last_action(turn) not in empty and not _MISWRITTEN.search(turn)
+    for turn in turns
   )
   return {"well_formed": float(formed)}
 
@@ -73,15 +75,6 @@ def reward(
     "kb": jnp.where(right, gain, 0),
     "total": jnp.where(formed, scored, config.bad_format),
   }
-
-
-def _acts(turn: str) -> bool:
-  """Whether a turn has an action: an answer, or a search that is not empty."""
-  match protocol.last_action(turn):
-    case protocol.Action(protocol.ActionKind.SEARCH, query):
-      return bool(query)
-    case action:
-      return action is not None
 
 
 METHOD = method.compared(

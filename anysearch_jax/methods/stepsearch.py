@@ -35,11 +35,6 @@ _MARKERS = tuple(
 )
 
 
-def warn(budget: int, used: int, *, warning: str) -> str:
-  """Returns the warning after the budget's last search, otherwise ""."""
-  return warning if used == budget else ""
-
-
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
   prompt, warning = map(wording.template, (texts["prompt"], texts["warning"]))
   return spec.Environment(
@@ -55,7 +50,8 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
         layout="Doc {rank}<## Title: {title} ##> {text}",
       ),
     ),
-    after_search=functools.partial(warn, warning=warning),
+    # After the budget's last search.
+    after_search=lambda budget, used: warning if used == budget else "",
     markers=_MARKERS,
   )
 

@@ -78,8 +78,10 @@ class Part:
 
   @property
   def gradients(self) -> int:
-    """Bytes of gradients among the temporary ones."""
-    return gradients(self.kinds)
+    """Bytes of gradients: one buffer, of the size of the trained parameters."""
+    if not self.trains:
+      return 0
+    return self.kinds.get("masters", 0) + self.kinds.get("critic", 0)
 
   @property
   def activations(self) -> int:
@@ -276,16 +278,6 @@ def kinds(program: programs_lib.Program) -> dict[str, int]:
   """Returns the bytes on a device of each non-empty kind of a program."""
   found = {name: on_device(tree) for name, tree in program.kinds.items()}
   return {name: size for name, size in found.items() if size}
-
-
-def gradients(kinds: Mapping[str, int]) -> int:
-  """Returns the bytes of a train step's gradients; 0 for other programs.
-
-  There is one buffer, of the size of the trained parameters.
-  """
-  if "moments" not in kinds:
-    return 0
-  return kinds.get("masters", 0) + kinds.get("critic", 0)
 
 
 def held(

@@ -89,7 +89,25 @@ def training_mesh(
     ValueError: the devices do not exist, their number does not match the axes,
       or a process has none in the mesh.
   """
-  made = _training_mesh(config, devices)
+  axes = {name: getattr(config, name) for name in AXES}
+  chosen = devices
+  if config.trainer:
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices() if devices is None else devices:
+      # The devices of a plan count as those of one process.
+      process = device.process_index if devices is None else 0
+      by_process.setdefault(process, []).append(device)
+    chosen = [
+      device
+      for _, local in sorted(by_process.items())
+      for device in _pick(local, config.trainer, "mesh.trainer")
+    ]
+    if len(chosen) != math.prod(axes.values()):
+      raise ValueError(
+        f"mesh.trainer: found {len(chosen)} devices, expected data x fsdp x "
+        f"tensor = {config.data} x {config.fsdp} x {config.tensor}."
+      )
+  made = mesh(**axes, devices=chosen)
   taking_part = {device.process_index for device in made.devices.flat}
   idle = set(range(jax.process_count())) - taking_part
   if idle and devices is None:
@@ -99,30 +117,6 @@ def training_mesh(
       f"{jax.device_count()}, or some of each process by mesh.trainer."
     )
   return made
-
-
-def _training_mesh(
-  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None
-) -> jax.sharding.Mesh:
-  axes = {name: getattr(config, name) for name in AXES}
-  if not config.trainer:
-    return mesh(**axes, devices=devices)
-  by_process: dict[int, list[jax.Device]] = {}
-  for device in jax.devices() if devices is None else devices:
-    # The devices of a plan count as those of one process.
-    process = device.process_index if devices is None else 0
-    by_process.setdefault(process, []).append(device)
-  chosen = [
-    device
-    for _, local in sorted(by_process.items())
-    for device in _pick(local, config.trainer, "mesh.trainer")
-  ]
-  if len(chosen) != math.prod(axes.values()):
-    raise ValueError(
-      f"mesh.trainer: found {len(chosen)} devices, expected data x fsdp x "
-      f"tensor = {config.data} x {config.fsdp} x {config.tensor}."
-    )
-  return mesh(**axes, devices=chosen)
 
 
 def rollout_mesh(

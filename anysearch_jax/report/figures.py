@@ -10,6 +10,7 @@ https://www.w3.org/TR/WCAG22/#contrast-minimum).
 
 from __future__ import annotations
 
+import functools
 import html
 import io
 import re
@@ -32,9 +33,9 @@ _GLYPHS = "●■▲◆▼✚✖★◄"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
 _SIZE = 4.6, 3.1  # Of a figure, in inches.
-# Placeholders; "#0N00IJ" is colour IJ of family N.
+# Placeholders; "#0N00IJ" is colour IJ of family N, from 4 on.
 _INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
-_FAMILIES = {"4": "series", "5": "band", "6": "on-band"}
+_FAMILIES = ("series", "band", "on-band")
 _VARIABLES = {
   _INK: "currentColor",
   _RULE: "var(--rule)",
@@ -61,8 +62,7 @@ MAIN = ("accuracy", "searches")
 
 def _color(family: str, index: int) -> str:
   """Returns the placeholder of a colour; each family has `SERIES`."""
-  number = next(n for n, name in _FAMILIES.items() if name == family)
-  return f"#0{number}00{index % SERIES:02x}"
+  return f"#0{4 + _FAMILIES.index(family)}00{index % SERIES:02x}"
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _svg(drawn: figure.Figure, name: str) -> markupsafe.Markup:
   text = re.sub(r' id="[\w.]+_\d+"', "", text)
   text = re.sub(
     r"#0([456])00(0\d)",
-    lambda m: f"var(--{_FAMILIES[m[1]]}-{int(m[2])})",
+    lambda m: f"var(--{_FAMILIES[int(m[1]) - 4]}-{int(m[2])})",
     text,
   )
   for placeholder, variable in _VARIABLES.items():
@@ -418,10 +418,38 @@ def of(study: study_lib.Study) -> dict[str, Any]:
   others are (label of a row or run, figure).
   """
   index = study.index
+
+  def group(
+    number: int, title: str, rows: Sequence[metrics.Row]
+  ) -> dict[str, Any]:
+    whole = [row.curve for row in rows]
+    draw = functools.partial(
+      curves, index=index, name=f"group-{number}", trained=study.trained
+    )
+    hidden = () if study_lib.know_optimum(rows) else ("regret",)
+    sets = study_lib.datasets(rows)
+    return {
+      "title": title,
+      "rows": [row.label for row in rows],
+      "main": [draw(whole, measure) for measure in MAIN],
+      "curves": [
+        draw(whole, m) for m in _WORDS["curves"] if m not in (*MAIN, *hidden)
+      ],
+      "sets": [
+        draw(
+          [row.curves[s] for row in rows if s in row.curves],
+          "accuracy",
+          title=f"Accuracy, {s}",
+        )
+        for s in sets
+        if len(sets) > 1
+      ],
+      "prices": prices(whole, index, name=f"group-{number}"),
+    }
+
   return {
     "groups": [
-      _group(study, *group, name=f"group-{number}")
-      for number, group in enumerate(study.groups.values())
+      group(number, *of) for number, of in enumerate(study.groups.values())
     ],
     "uses": [
       (row.label, use(metrics.search_shares(row.columns), name=f"use-{number}"))
@@ -436,42 +464,6 @@ def of(study: study_lib.Study) -> dict[str, Any]:
       for number, run in enumerate(study.training)
     ],
     "histories": histories(study.training, index),
-  }
-
-
-def _group(
-  study: study_lib.Study,
-  title: str,
-  rows: Sequence[metrics.Row],
-  *,
-  name: str,
-) -> dict[str, Any]:
-  """Returns the figures of rows that are drawn together."""
-  whole = [row.curve for row in rows]
-  how: dict[str, Any] = {
-    "index": study.index,
-    "name": name,
-    "trained": study.trained,
-  }
-  known = study_lib.know_optimum(rows)
-  others = [
-    m for m in _WORDS["curves"] if m not in MAIN and (known or m != "regret")
-  ]
-  sets = {
-    s: [row.curves[s] for row in rows if s in row.curves]
-    for s in study_lib.datasets(rows)
-  }
-  return {
-    "title": title,
-    "rows": [row.label for row in rows],
-    "main": [curves(whole, measure, **how) for measure in MAIN],
-    "curves": [curves(whole, measure, **how) for measure in others],
-    "sets": [
-      curves(found, "accuracy", title=f"Accuracy, {s}", **how)
-      for s, found in sets.items()
-      if len(sets) > 1
-    ],
-    "prices": prices(whole, study.index, name=name),
   }
 
 

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -76,7 +76,6 @@ def configuration_differences(
     `labels`: the runs that saved a configuration. `lines`: {`key`: dotted path,
     `values`: JSON text for each run, None if it lacks the key}.
   """
-
   configs = {
     run.label: {
       path: json.dumps(value) for path, value in settings.leaves(run.config)
@@ -93,74 +92,6 @@ def configuration_differences(
     "labels": list(configs),
     "lines": [line for line in lines if len(set(line["values"])) > 1],
   }
-
-
-def _render(
-  told: Mapping[str, Any],
-  study: study_lib.Study,
-  tables: Sequence[tables_lib.Table],
-  samples: Sequence[trajectories.Sample],
-  groups: Sequence[trajectories.Sample],
-  *,
-  name: str,
-  title: str,
-) -> dict[str, str]:
-  """Returns the HTML pages by name; `told` is what `data` returns.
-
-  Those of the trajectories are a page of their own, if there are any.
-  """
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(_FILES),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  environment.filters |= {
-    "fixed": fixed,
-    "glyph": figures.glyph,
-    "blocks": _blocks,
-    "headings": _headings,
-  }
-  style = (_FILES / "page.css").read_text("utf-8")
-
-  def page(template: str, script: str, **values: Any) -> str:
-    text = (_FILES / script).read_text("utf-8")
-    return environment.get_template(template).render(
-      data=told,
-      title=title,
-      policy=_security_policy(style=style, script=text),
-      style=markupsafe.Markup(style),
-      script=markupsafe.Markup(text),
-      **values,
-    )
-
-  browsed = trajectories.browsed([*samples, *groups])
-  pages = {
-    name: page(
-      "template.html",
-      "sections.js",
-      index=study.index,
-      tables={table.name: table for table in tables},
-      most=_MOST_LINES,
-      long=_LONG,
-      wide=_WIDE,
-      series=figures.SERIES,
-      figures=figures.of(study),
-      contents=[],
-      trajectories=_TRAJECTORIES if browsed["entries"] else "",
-    )
-  }
-  if browsed["entries"]:
-    indices = [study.index[sample.label] for sample in samples]
-    browsed["marks"] = [(figures.glyph(i), i % figures.SERIES) for i in indices]
-    pages[_TRAJECTORIES] = page(
-      _TRAJECTORIES,
-      "browser.js",
-      report=name,
-      browser=markupsafe.Markup(trajectories.script(browsed)),
-    )
-  return pages
 
 
 def _security_policy(*, style: str, script: str) -> str:
@@ -219,16 +150,65 @@ def write(
 ) -> dict[str, Any]:
   """Writes the report to `output`, and the other files into the same folder.
 
-  `samples` are complete episodes of the rows, `groups` those of training runs.
+  `samples` are complete episodes of the rows, `groups` those of training runs;
+  they have a page of their own.
 
   Returns:
     What `data` returns.
   """
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FILES),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters |= {
+    "fixed": fixed,
+    "glyph": figures.glyph,
+    "blocks": _blocks,
+    "headings": _headings,
+  }
+  style = (_FILES / "page.css").read_text("utf-8")
   tables = study_tables.tables(study)
   told = data(study, tables, notes=notes)
-  pages = _render(
-    told, study, tables, samples, groups, name=output.name, title=title
-  )
+
+  def page(template: str, script: str, **values: Any) -> str:
+    text = (_FILES / script).read_text("utf-8")
+    return environment.get_template(template).render(
+      data=told,
+      title=title,
+      policy=_security_policy(style=style, script=text),
+      style=markupsafe.Markup(style),
+      script=markupsafe.Markup(text),
+      **values,
+    )
+
+  browsed = trajectories.browsed([*samples, *groups])
+  pages = {
+    output.name: page(
+      "template.html",
+      "sections.js",
+      index=study.index,
+      tables={table.name: table for table in tables},
+      most=_MOST_LINES,
+      long=_LONG,
+      wide=_WIDE,
+      series=figures.SERIES,
+      figures=figures.of(study),
+      contents=[],
+      trajectories=_TRAJECTORIES if browsed["entries"] else "",
+    )
+  }
+  if browsed["entries"]:
+    indices = [study.index[sample.label] for sample in samples]
+    browsed["marks"] = [(figures.glyph(i), i % figures.SERIES) for i in indices]
+    pages[_TRAJECTORIES] = page(
+      _TRAJECTORIES,
+      "browser.js",
+      report=output.name,
+      browser=markupsafe.Markup(trajectories.script(browsed)),
+    )
   shown = [table for table in tables if table.lines]
   files = (
     pages

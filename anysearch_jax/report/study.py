@@ -138,7 +138,18 @@ def measure(
   """
   groups, paired = groups or {}, surfaces or {}
   labels = [row.label for row in rows]
-  _check(labels, training, groups)
+  if not labels and not training:
+    raise ValueError(
+      "Found no row and no training run; name at least the system under test."
+    )
+  if len(set(labels)) < len(labels):
+    raise ValueError(f"Found two rows of one label in {labels}; rename one.")
+  for label, title in groups.items():
+    if label not in labels:
+      raise ValueError(
+        f"Table {title!r} names {label!r}, which is not a row; expected one "
+        f"of {labels}."
+      )
   if rows and not budgets(rows):
     raise ValueError(
       "Found only failed episodes; expected one that ended. The same "
@@ -174,26 +185,6 @@ def measure(
       if len(members) > 1
     },
   )
-
-
-def _check(
-  labels: Sequence[str],
-  training: Sequence[Training],
-  groups: Mapping[str, str],
-) -> None:
-  """Checks that labels are unique, and that the others name rows."""
-  if not labels and not training:
-    raise ValueError(
-      "Found no row and no training run; name at least the system under test."
-    )
-  if len(set(labels)) < len(labels):
-    raise ValueError(f"Found two rows of one label in {labels}; rename one.")
-  for label, title in groups.items():
-    if label not in labels:
-      raise ValueError(
-        f"Table {title!r} names {label!r}, which is not a row; expected one "
-        f"of {labels}."
-      )
 
 
 def trained_budget(label: str, training: Sequence[Training]) -> int:

@@ -154,13 +154,12 @@ def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
 
 def to_csv(table: Table) -> str:
   """Returns CSV with full precision: value, and low, high, n if present."""
-  parts = ("low", "high", "n")
   heads, columns = [], []
   for place, column in enumerate(table.columns):
     cells = [line.cells[place] or Cell(None) for line in table.lines]
     heads.append(column.full_name)
     columns.append([cell.value for cell in cells])
-    for part in parts:
+    for part in ("low", "high", "n"):
       values = [getattr(cell, part) for cell in cells]
       if any(value is not None for value in values):
         heads.append(f"{column.full_name} {part}")

@@ -47,16 +47,9 @@ class Event:
 class _StoppedError(Exception):
   """Ends the loop because `stop` was called.
 
-  unfinished: the rollout that it interrupted, if its training had begun.
-  steps: metrics of the optimizer steps that were taken in it.
+  If training on the rollout had begun, its arguments are the rollout and the
+  metrics of the optimizer steps that were taken in it.
   """
-
-  def __init__(
-    self,
-    unfinished: sampler.ScoredRollout | None = None,
-    steps: Sequence[dict[str, float]] = (),
-  ):
-    self.unfinished, self.steps = unfinished, steps
 
 
 class Trainer:
@@ -144,7 +137,26 @@ class Trainer:
       samples=config.group,
       extra_groups=config.pipeline.extra_groups,
     )
-    self._sampler = self._make_sampler(retriever)
+    self._sampler = sampler.Sampler(
+      engine,
+      collection.Collector(
+        config,
+        self._stream,
+        engine=engine,
+        retriever=retriever,
+        codec=policy.tokenizer,
+        timeline=self._timeline,
+      ),
+      health.Fingerprint(
+        engine,
+        architecture=self._learner.architecture,
+        dtype=config.compute_dtype,
+        prompt=self._prompt(config.curriculum.phase1_scaffold)[1],
+        bound=config.watch.max_fingerprint_gap,
+      ),
+      config=config,
+      timeline=self._timeline,
+    )
     # As of the last trained rollout; the sampler's own may be ahead.
     self._sampler_state = self._sampler.state
     self._monitor = health.HealthMonitor(
@@ -159,29 +171,6 @@ class Trainer:
         name: self._prompt(scaffold)[0]
         for name, scaffold in (("scaffold", True), ("plain", False))
       },
-    )
-
-  def _make_sampler(self, retriever: types.Retriever) -> sampler.Sampler:
-    config = self._config
-    return sampler.Sampler(
-      self._engine,
-      collection.Collector(
-        config,
-        self._stream,
-        engine=self._engine,
-        retriever=retriever,
-        codec=self._policy.tokenizer,
-        timeline=self._timeline,
-      ),
-      health.Fingerprint(
-        self._engine,
-        architecture=self._learner.architecture,
-        dtype=config.compute_dtype,
-        prompt=self._prompt(config.curriculum.phase1_scaffold)[1],
-        bound=config.watch.max_fingerprint_gap,
-      ),
-      config=config,
-      timeline=self._timeline,
     )
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
@@ -275,9 +264,7 @@ class Trainer:
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
-              saved = self._saved(
-                rollout, ahead, stopped.unfinished, stopped.steps
-              )
+              saved = self._saved(rollout, ahead, *stopped.args)
               checkpoints.save(saved, -math.inf)
             return False
           except (health.FailedEpisodesError, types.EngineError):

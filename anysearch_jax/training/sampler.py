@@ -178,9 +178,7 @@ class Sampler:
       why,
       sum(counts.values()),
     )
-    counters = {name: Counter(c) for name, c in self.state.counters.items()}
-    counters["run"].update(counts)
-    self.state = self.state._replace(counters=counters)
+    self._count(**counts)
 
   def _verify(self, rollout: int) -> health.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
@@ -234,8 +232,19 @@ class Sampler:
         config=c,
         tokens=tokens,
       )
-      known = collected.with_failed(scored.unmeasured)
-      self.state = SamplerState(recorded, self._counted(known))
+    self.state = self.state._replace(curriculum=recorded)
+    played = stream.per_rollout - collected.stragglers
+    self._count(
+      collected.engine,
+      optimizer_steps=c.steps_per_rollout,
+      trajectories=(played + collected.resampled) * stream.samples,
+      failed=collected.failed + len(scored.unmeasured),
+      dropped_groups=collected.dropped,
+      resampled_groups=collected.resampled,
+      stragglers=collected.stragglers,
+      stale_rollouts=0,
+      failed_rollouts=0,
+    )
     return ScoredRollout(
       rollout,
       bool(assignment.scaffold),
@@ -246,25 +255,12 @@ class Sampler:
       self.state,
     )
 
-  def _counted(
-    self, collected: collection.RolloutBatch
-  ) -> Mapping[str, Counter[str]]:
-    """Returns the counters after adding a rollout."""
+  def _count(self, engine: Mapping[str, int] = {}, **run: int) -> None:
+    """Adds counts of the engine and of the run."""
     counters = {name: Counter(c) for name, c in self.state.counters.items()}
-    stream = self._collector.stream
-    played = stream.per_rollout - collected.stragglers
-    counters["run"].update(
-      optimizer_steps=self._curriculum.steps_per_rollout,
-      trajectories=(played + collected.resampled) * stream.samples,
-      failed=collected.failed,
-      dropped_groups=collected.dropped,
-      resampled_groups=collected.resampled,
-      stragglers=collected.stragglers,
-      stale_rollouts=0,
-      failed_rollouts=0,
-    )
-    counters["engine"].update(collected.engine)
-    return counters
+    counters["run"].update(run)
+    counters["engine"].update(engine)
+    self.state = self.state._replace(counters=counters)
 
 
 def metrics(

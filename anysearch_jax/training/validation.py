@@ -225,21 +225,16 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
       "expected at most all of them. Lower phase1_steps."
     )
-  if c.total_steps % c.steps_per_rollout:
-    raise ValueError(
-      f"Found {c.total_steps} total_steps; expected a multiple of "
-      f"steps_per_rollout, {c.steps_per_rollout}: a rollout is used up whole."
-    )
-  if c.steps_per_rollout % c.epochs:
-    raise ValueError(
-      f"Found {c.steps_per_rollout} steps_per_rollout; expected a multiple of "
-      f"epochs, {c.epochs}: every pass over a rollout has as many steps."
-    )
-  if c.phase1_steps % c.max_budget:
-    raise ValueError(
-      f"Found {c.phase1_steps} phase1_steps; expected a multiple of "
-      f"max_budget, {c.max_budget}: every level gets as many steps."
-    )
+  for name, unit, why in (
+    ("total_steps", "steps_per_rollout", "a rollout is used up whole"),
+    ("steps_per_rollout", "epochs", "every pass has as many steps"),
+    ("phase1_steps", "max_budget", "every level gets as many steps"),
+  ):
+    found, size = getattr(c, name), getattr(c, unit)
+    if found % size:
+      raise ValueError(
+        f"Found {found} {name}; expected a multiple of {unit}, {size}: {why}."
+      )
   level_steps = c.phase1_steps // c.max_budget
   if level_steps % c.steps_per_rollout:
     raise ValueError(
