@@ -40,6 +40,7 @@ from typing import Any
 from absl import flags
 
 from anysearch_jax.data import files, formats, prepared, preparing
+from anysearch_jax.host import disk
 from launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
@@ -197,7 +198,7 @@ def read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
   for name in ("aliases", "passages"):
     if path := getattr(f, name):
       path = pathlib.Path(path)
-      read[name] = {"path": str(path), **files.fingerprint(path)}
+      read[name] = {"path": str(path), **disk.fingerprint(path)}
   corpus = pathlib.Path(f.passages) if f.passages else None
   return {"held_out": held_out, "aliases": aliases, "corpus": corpus}, read
 
@@ -227,7 +228,7 @@ def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
   return questions, {
     "path": str(path),
     "questions": len(questions),
-    **files.fingerprint(source),
+    **disk.fingerprint(source),
   }
 
 

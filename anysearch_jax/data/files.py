@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import itertools
 import json
@@ -69,13 +68,6 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
     raise formats.DataError(
       f"{path}: {error}. Expected a whole file; copy it again."
     ) from error
-
-
-def fingerprint(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the size and the SHA-256 of a file."""
-  with path.open("rb") as file:
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": file.tell(), "sha256": digest}
 
 
 def downloaded(

@@ -19,6 +19,7 @@ import numpy as np
 
 from anysearch_jax.data import evidence, files, formats
 from anysearch_jax.environment import scoring
+from anysearch_jax.host import disk
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
@@ -282,7 +283,7 @@ def _read(
     "split": source.split,
     "format": format_,
     "rows": count,
-    **files.fingerprint(source.path),
+    **disk.fingerprint(source.path),
   }
 
 

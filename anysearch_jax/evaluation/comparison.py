@@ -47,11 +47,6 @@ class Pairs:
   def __len__(self) -> int:
     return len(self.ours)
 
-  @property
-  def budget(self) -> np.ndarray:
-    """The budget of our episodes, int `[P]`."""
-    return self.ours.budget
-
   def by_dataset(self) -> dict[str, Pairs]:
     """Returns one part for each dataset that occurs, in the paper's order."""
     return {
@@ -206,7 +201,7 @@ def compare(pairs: Pairs) -> list[Comparison]:
 
   Episodes weigh alike, whatever their dataset.
   """
-  budgets = [int(b) for b in np.unique(pairs.budget)]
+  budgets = [int(b) for b in np.unique(pairs.ours.budget)]
   used = [b for b in budgets if b]
   cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
   sums = [
@@ -222,10 +217,10 @@ def compare(pairs: Pairs) -> list[Comparison]:
       )
     )
     accuracy, tp = inference.effects(gaps)
-    mask = np.isin(pairs.budget, pool)
+    mask = np.isin(pairs.ours.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
-    unused = losses & (pairs.ours.searches < pairs.budget)
+    unused = losses & (pairs.ours.searches < pairs.ours.budget)
     n, won, lost, early = (int(x.sum()) for x in (mask, wins, losses, unused))
     table.append(
       Comparison(
@@ -443,7 +438,7 @@ def _by_seed(
   """Returns the seeds and the differences on each, in the lines' order."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
   _, dataset = np.unique(pairs.ours.dataset, return_inverse=True)
-  budget = np.searchsorted(found.budgets, pairs.budget)
+  budget = np.searchsorted(found.budgets, pairs.ours.budget)
   shape = len(seeds), len(found.datasets), len(found.budgets)
 
   def values(side: columns.Columns) -> np.ndarray:
@@ -465,7 +460,9 @@ def _by_seed(
 
 def _counts(pairs: Pairs, budget: int | None) -> tuple[int, int, float | None]:
   """Returns the pairs, the questions and McNemar's p value of a cell."""
-  mask = pairs.budget >= 1 if budget is None else pairs.budget == budget
+  mask = (
+    pairs.ours.budget >= 1 if budget is None else pairs.ours.budget == budget
+  )
   n, questions = int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
   if not n or n > questions:
     return n, questions, None

@@ -152,8 +152,6 @@ class Sums:
 
   def by_dataset(self) -> list[Sums]:
     """Returns one part for each dataset, in the order of `datasets`."""
-    if len(self.datasets) == 1:
-      return [self]
     return [
       dataclasses.replace(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import pathlib
@@ -98,6 +99,13 @@ def write_whole(path: pathlib.Path, text: str) -> None:
   """Writes a file atomically, see `replacing`."""
   with replacing(path) as beside:
     beside.write_text(text)
+
+
+def fingerprint(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the size (`bytes`) and the `sha256` of a file."""
+  with path.open("rb") as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": file.tell(), "sha256": digest}
 
 
 def _said(error: Exception, path: pathlib.Path) -> str:

@@ -69,20 +69,9 @@ def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
 
       p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)
 
-  For b = 1 this is linear in `progress`.
-
-  Args:
-    progress: completed share of the training steps, in [0, 1].
-    config: `noise_start` (p_s), `noise_end` (p_e) and `noise_base` (b).
-
-  Raises:
-    ValueError: the progress is outside [0, 1].
+  For b = 1 this is linear in `progress`, the completed share of the training
+  in [0, 1]; p_s, p_e and b are the `noise_start`, `_end` and `_base`.
   """
-  if not 0 <= progress <= 1:
-    raise ValueError(
-      f"Found a progress of {progress}; expected steps done / steps in all, in "
-      "[0, 1]."
-    )
   base = config.noise_base
   risen = progress if base == 1 else (base**progress - 1) / (base - 1)
   return config.noise_start + risen * (config.noise_end - config.noise_start)

@@ -91,21 +91,6 @@ class Block(nn.Module):
       out[key] = weight if layout is None else layout.gather(weight, row)
     return out
 
-  def _attend(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
-  ) -> jax.Array:
-    """Attends inside segments; each device computes its own rows and heads."""
-    c = self.compute
-    attend: Callable[..., jax.Array] = functools.partial(
-      self_attention.self_attention,
-      implementation=c.attention,
-      chunk=c.attention_chunk,
-      max_segments=c.max_segments,
-    )
-    if c.layout is not None:
-      attend = c.layout.over_heads(attend, self.a)
-    return attend(q, k, v, segment_ids)
-
   def _project(
     self, w: dict[str, jax.Array], key: str, x: jax.Array
   ) -> jax.Array:
@@ -149,8 +134,8 @@ class Block(nn.Module):
       segment_ids: int `[B, T]`; unused with `cached`.
       cached: maps q, k, v to the attention output and the new cache.
     """
-    a, w = self.a, self._weights(x.dtype)
-    layout = self.compute.layout
+    a, c, w = self.a, self.compute, self._weights(x.dtype)
+    layout = c.layout
 
     def stands(x: jax.Array, *axes: str | None) -> jax.Array:
       """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
@@ -172,8 +157,16 @@ class Block(nn.Module):
     if cached is not None:
       out, cache = cached(q, k, v)
     else:
-      assert segment_ids is not None
-      out = self._attend(q, k, v, segment_ids)
+      attend: Callable[..., jax.Array] = functools.partial(
+        self_attention.self_attention,
+        implementation=c.attention,
+        chunk=c.attention_chunk,
+        max_segments=c.max_segments,
+      )
+      if layout is not None:
+        # Each device computes its own rows and heads.
+        attend = layout.over_heads(attend, a)
+      out = attend(q, k, v, segment_ids)
     x += stands(self._project(w, "o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)

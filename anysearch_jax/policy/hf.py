@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -176,7 +175,7 @@ def save_files(
       policy.architecture, dtype="float32", eos_token_id=ids
     )
     policy.tokenizer.hf.save_pretrained(folder)
-    _write_json(folder / "generation_config.json", {"eos_token_id": ids})
+    json_files.write(folder / "generation_config.json", {"eos_token_id": ids})
   else:
     for pattern in _FILES:
       for path in sorted(policy.source.glob(pattern)):
@@ -187,7 +186,7 @@ def save_files(
     # Use the older name of the key if the folder does.
     key = "torch_dtype" if "torch_dtype" in hf else "dtype"
     hf[key] = jnp.dtype(dtype).name
-  _write_json(folder / "config.json", hf)
+  json_files.write(folder / "config.json", hf)
 
 
 def save_adapter(
@@ -212,7 +211,7 @@ def save_adapter(
     )
     if not processes.is_main():
       return
-    _write_json(
+    json_files.write(
       beside / "adapter_config.json",
       {
         "peft_type": "LORA",
@@ -273,7 +272,3 @@ def _appears_once(
   if processes.is_main():
     return appears_whole(folder)
   return contextlib.nullcontext(pathlib.Path(folder))
-
-
-def _write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")

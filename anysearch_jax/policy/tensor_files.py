@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from anysearch_jax.host import json_files, processes
+from anysearch_jax.host import disk, json_files, processes
 from anysearch_jax.policy import parameters as weights
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -122,14 +122,10 @@ def digest(folder: str | pathlib.Path) -> str:
   Raises:
     ValueError: there are no such files.
   """
-
-  def of(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
-
   with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-    digests = list(pool.map(of, _files(pathlib.Path(folder))))
-  return hashlib.sha256("".join(digests).encode()).hexdigest()
+    found = pool.map(disk.fingerprint, _files(pathlib.Path(folder)))
+    text = "".join(each["sha256"] for each in found)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def save(

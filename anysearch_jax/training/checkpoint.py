@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
-import hashlib
 import json
 import math
 import operator
@@ -385,13 +384,9 @@ def _names(folder: pathlib.Path) -> set[str]:
 
 
 def _entries(folder: pathlib.Path, names: Collection[str]) -> Entries:
-  def entry(name: str) -> dict[str, Any]:
-    with (folder / name).open("rb") as file:
-      digest = hashlib.file_digest(file, "sha256").hexdigest()
-      return {"bytes": file.tell(), "sha256": digest}
-
+  paths = (folder / name for name in names)
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
-    return dict(zip(names, pool.map(entry, names)))
+    return dict(zip(names, pool.map(disk.fingerprint, paths)))
 
 
 def _tidy(folder: pathlib.Path) -> None:

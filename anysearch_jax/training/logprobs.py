@@ -146,7 +146,7 @@ def _local_forward(how: _How, hidden, head, targets):
 
   def of_chunk(_, chunk):
     hidden, targets = chunk
-    logits = _logits(hidden, head, how.temperature)
+    logits = decoder.project(hidden, head) / how.temperature
     top = jnp.max(logits, -1)
     p = jnp.exp(logits - top[..., None])
     # A masked sum instead of a gather: it is exact, and 0 on the devices whose
@@ -180,7 +180,7 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
 
   def of_chunk(d_head, chunk):
     hidden, targets, normalizer, g, *entropy = chunk
-    logits = _logits(hidden, gathered, how.temperature)
+    logits = decoder.project(hidden, gathered) / how.temperature
     logp = logits - normalizer[..., None]
     p = jnp.exp(logp)
     d = jnp.where(_is_target(logits, targets, first), 1 - p, -p)
@@ -247,10 +247,6 @@ def _first(how: _How, head) -> jax.Array | int:
   if how.vocab is None:
     return 0
   return jax.lax.axis_index(how.vocab) * head.shape[0]
-
-
-def _logits(hidden, head, temperature: float) -> jax.Array:
-  return decoder.project(hidden, head) / temperature
 
 
 def _is_target(logits, targets, first) -> jax.Array:

@@ -82,7 +82,11 @@ class Timeline:
     """Removes and returns the spans of a rollout; writes them to the trace."""
     with self._lock:
       spans = self._spans.pop(rollout, [])
-    self._write(rollout, spans)
+    if self._path is not None and spans:
+      events = [e for span in spans for e in self._events(rollout, span)]
+      with disk.translate_errors(self._path), self._path.open("r+b") as file:
+        file.seek(-len(_CLOSE), 2)
+        file.write(b",\n" + _joined(events) + _CLOSE)
     return spans
 
   def __enter__(self) -> Timeline:
@@ -92,14 +96,6 @@ class Timeline:
     """Writes the spans that were never taken."""
     for rollout in sorted(self._spans):
       self.take(rollout)
-
-  def _write(self, rollout: int, spans: Iterable[Span]) -> None:
-    if self._path is None or not spans:
-      return
-    events = [e for span in spans for e in self._events(rollout, span)]
-    with disk.translate_errors(self._path), self._path.open("r+b") as file:
-      file.seek(-len(_CLOSE), 2)
-      file.write(b",\n" + _joined(events) + _CLOSE)
 
   def _events(self, rollout: int, span: Span) -> list[dict[str, Any]]:
     start, end = (

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging as absl_logging
 
@@ -29,19 +29,12 @@ _SHOWN = 300  # Characters of an error.
 _PATIENCE = 30.0  # Seconds that the last records may take.
 
 
-class Tracker(Protocol):
-  """A run at a tracking service; `id` finds it again.
+class _Wandb:
+  """A run at the service; `id` finds it again.
 
   Its status is "finished", "stopped" (it will resume) or "failed".
   """
 
-  id: str
-
-  def log(self, step: int, values: Values) -> None: ...
-  def finish(self, status: str) -> None: ...
-
-
-class _Wandb:
   def __init__(self, folder: pathlib.Path, config: Values, known: str):
     import wandb
 
@@ -68,6 +61,8 @@ class _Wandb:
 
 
 class _Mlflow:
+  """As `_Wandb`."""
+
   _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
   _BATCH = 100  # Parameters of one request.
 
@@ -115,7 +110,7 @@ class Sender:
   the first failure is a warning, and `close` says how many records were lost.
   """
 
-  def __init__(self, name: str, tracker: Tracker):
+  def __init__(self, name: str, tracker: _Wandb | _Mlflow):
     self._name, self._tracker = name, tracker
     self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._written = self._sent = 0
