@@ -65,11 +65,8 @@ def distinct(
 def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:
   """Returns a run's position in its questions, as plain values.
 
-  `questions` are a `Stream`, or a list that is repeated in its order.
-
-  Returns:
-    `epoch`, the number of whole passes; `key` of a stream; `position` in the
-    epoch; and `of`, the number of different questions.
+  These are a `Stream`, or a list that is repeated in its order. `epoch` counts
+  whole passes, `key` is the stream's, and `of` counts different questions.
   """
   of, key = len(questions), {}
   if isinstance(questions, Stream):

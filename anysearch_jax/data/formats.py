@@ -416,16 +416,15 @@ def question_key(question: str) -> str:
   """
   text = unicodedata.normalize("NFKC", question.translate(_ASCII))
   text = scoring.normalize_answer(text).casefold()
-  text = "".join(c for c in text if not _silent(c))
+  # Neither punctuation nor invisible characters, such as a soft hyphen.
+  text = "".join(
+    character
+    for character in text
+    if (kind := unicodedata.category(character)) != "Cf" and kind[0] != "P"
+  )
   text = unicodedata.normalize("NFKD", _ARTICLES.sub(" ", text))
   # White space is removed, so that "well-known" equals "well known".
   return "".join(_ACCENTS.sub("", text).split())
-
-
-def _silent(character: str) -> bool:
-  """Whether a character is punctuation or invisible, such as a soft hyphen."""
-  kind = unicodedata.category(character)
-  return kind.startswith("P") or kind == "Cf"
 
 
 class Answers(NamedTuple):

@@ -322,12 +322,7 @@ class OwnQuestions:
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
   ) -> list[types.Question]:
-    """Returns the first `each` questions of a split; 0: all.
-
-    Args:
-      datasets: empty, because a function is one dataset.
-      each: number of questions.
-      split: "": `test`.
+    """Returns the first `each` questions of a split, by default of `test`.
 
     Raises:
       plugins.PluginError: as `rows`, or a dataset is named.

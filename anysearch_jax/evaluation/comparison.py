@@ -192,8 +192,8 @@ class Comparison:
   net: int
   difference: inference.Estimate
   tp_difference: inference.Estimate
-  detectable: float | None = None
-  tp_detectable: float | None = None
+  detectable: float | None
+  tp_detectable: float | None
 
 
 def compare(pairs: Pairs) -> list[Comparison]:
@@ -204,19 +204,19 @@ def compare(pairs: Pairs) -> list[Comparison]:
   budgets = [int(b) for b in np.unique(pairs.ours.budget)]
   used = [b for b in budgets if b]
   cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
-  sums = [
-    measures.sums(side, ("accuracy", "tp"))
-    for side in (pairs.ours, pairs.theirs)
-  ]
-  table = []
-  for budget, pool in cells:
-    gaps = inference.minus(
-      *(
-        side.linearised(("accuracy", "tp"), np.isin(side.budgets, pool)[None])
-        for side in sums
-      )
+  pools = np.array([np.isin(budgets, pool) for _, pool in cells])
+  names = ("accuracy", "tp")
+  gaps = inference.minus(
+    *(
+      measures.sums(side, names).linearised(names, pools)
+      for side in (pairs.ours, pairs.theirs)
     )
-    accuracy, tp = inference.effects(gaps)
+  )
+  found = inference.effects(gaps)
+  table = []
+  for (budget, pool), accuracy, tp in zip(
+    cells, found[::2], found[1::2], strict=True
+  ):
     mask = np.isin(pairs.ours.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
@@ -224,16 +224,9 @@ def compare(pairs: Pairs) -> list[Comparison]:
     n, won, lost, early = (int(x.sum()) for x in (mask, wins, losses, unused))
     table.append(
       Comparison(
-        budget=budget,
-        n=n,
-        wins=won,
-        losses=lost,
-        losses_unused=early,
-        net=won - lost,
-        difference=accuracy.estimate,
-        tp_difference=tp.estimate,
-        detectable=accuracy.detectable,
-        tp_detectable=tp.detectable,
+        *(budget, n, won, lost, early, won - lost),
+        *(accuracy.estimate, tp.estimate),
+        *(accuracy.detectable, tp.detectable),
       )
     )
   return table

@@ -174,13 +174,8 @@ def _play(
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:
   """Returns the random address of an evaluated episode.
 
-  Random numbers depend on its seed and question only.
-
-  Args:
-    question_id: id of the question. Its hash is the question's number, so the
-      number does not depend on the other questions of the run.
-    seed: seed of the evaluation.
-    variant: distinguishes the episodes that run at the same time.
+  Random numbers depend on its seed and the hash of its question's id, not on
+  the other questions; `variant` distinguishes episodes that run together.
   """
   # Python's `hash` of a string differs between processes; CRC-32 does not.
   # JSON can hold half of a surrogate pair.

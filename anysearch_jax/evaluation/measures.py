@@ -234,11 +234,8 @@ def estimates(
   trainings (`inference.rates`). Means and ratios have Student's, of their
   linearised scores.
 
-  Args:
-    measured: the episodes; failed ones are left out.
-    measures: keys of MEASURES.
-    weigh_sets: whether to compute each measure in each dataset and average
-      over datasets with equal weights, as in the paper's main table.
+  With `weigh_sets`, each measure is computed in each dataset and averaged with
+  equal weights, as in the paper's main table. Failed episodes are left out.
 
   Returns:
     An estimate for each measure, NOTHING where it is undefined (in a dataset).

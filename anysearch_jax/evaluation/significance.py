@@ -19,13 +19,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
   Pairs must be independent: one episode of each row for each question. The
   mid-p variant is less conservative than the exact test (Fagerland et al. 2013,
-  https://doi.org/10.1186/1471-2288-13-91).
-
-  `wins` are the pairs in which only the first is right, `losses` those in which
-  only the second is.
-
-  Returns:
-    The p value; 1 without discordant pairs.
+  https://doi.org/10.1186/1471-2288-13-91). It is 1 without discordant pairs.
   """
   if not wins + losses:
     return 1.0
@@ -56,7 +50,7 @@ def null_scores(
 
 
 def sign_flips(
-  scores: Sequence[np.ndarray], *, draws: int = 10_000, seed: int = 0
+  scores: Sequence[np.ndarray], *, draws: int = 10_000
 ) -> np.ndarray:
   """Returns two-sided p values of no difference, by flipping signs.
 
@@ -69,7 +63,6 @@ def sign_flips(
     scores: for each of D datasets, float `[N, C]`, see `null_scores`; nan where
       a difference is undefined.
     draws: number of random assignments of signs.
-    seed: seed of the draws.
 
   Returns:
     p values `[1 + D, C]`: of the mean over datasets, then of each dataset; nan
@@ -95,7 +88,7 @@ def sign_flips(
   # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
   reached, count = np.zeros(observed.shape), 0
-  for signs in _all(ends[-1]) if exact else _drawn(ends[-1], draws, seed):
+  for signs in _all(ends[-1]) if exact else _drawn(ends[-1], draws):
     reached += (differences(signs) >= bound).sum(axis=0)
     count += len(signs)
   extra = 0 if exact else 1
@@ -108,13 +101,12 @@ def _all(questions: int) -> Iterator[np.ndarray]:
   yield 1.0 - 2.0 * bits
 
 
-def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+def _drawn(questions: int, draws: int) -> Iterator[np.ndarray]:
   """Yields random signs, 1 or -1, int8 `[r, N]` for `draws` rows in blocks.
 
-  Every test starts from the same seed, so those over equally many questions use
-  the same signs.
+  Tests over equally many questions use the same signs.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   step = max(1, _CHUNK // questions)
   for start in range(0, draws, step):
     shape = min(step, draws - start), questions
@@ -122,7 +114,7 @@ def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def between_trainings(
-  ours: np.ndarray, theirs: np.ndarray, *, paired: bool, seed: int = 0
+  ours: np.ndarray, theirs: np.ndarray, *, paired: bool
 ) -> np.ndarray:
   """Returns p values of equal methods, by exchanging whole trainings.
 
@@ -133,7 +125,6 @@ def between_trainings(
   Args:
     ours, theirs: float `[R, S]`, values of each training.
     paired: whether the rows have the same trainings, in the same order.
-    seed: seed of random exchanges.
 
   Returns:
     p values `[S]`; nan where a value is undefined or a row has one training.
@@ -147,7 +138,7 @@ def between_trainings(
     n_resamples=10_000,
     vectorized=True,
     axis=0,
-    rng=np.random.default_rng(seed),
+    rng=np.random.default_rng(0),
   )
   undefined = np.isnan(ours).any(axis=0) | np.isnan(theirs).any(axis=0)
   return np.where(undefined, np.nan, found.pvalue)

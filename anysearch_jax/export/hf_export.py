@@ -127,10 +127,10 @@ def load_policy(
   """Loads the policy of a checkpoint, sharded over all local devices.
 
   Args:
-    run: the run's folder.
+    run: its folder.
     rollout: number of the checkpoint; None: the newest undamaged one.
-    base: Hugging Face folder of the policy that the run's adapters apply to;
-      "": the one that the run's configuration names. Unused without adapters.
+    base: folder of the policy that the run's adapters apply to; "": the one
+      that the configuration names. Unused without adapters.
 
   Returns:
     The number of rollouts trained, the run's configuration, and the policy:

@@ -163,10 +163,6 @@ Measure = Callable[
 ]
 
 
-def _nothing(trajectory: types.Trajectory) -> dict[str, float]:
-  return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
   """A compared system.
@@ -210,7 +206,7 @@ class Method:
     [config_lib.ExperimentConfig], config_lib.ExperimentConfig
   ] = lambda config: config
   measures: tuple[str, ...] = ()
-  measure: Measure = _nothing
+  measure: Measure = lambda trajectory: {}
   measurer: Callable[[config_lib.ExperimentConfig], Measure] | None = None
   steps: Callable[[types.Trajectory, Any], np.ndarray] | None = None
 

@@ -55,12 +55,8 @@ def grpo_productivity(
       r_tool = sin(f pi / (2 n))         if n > 0: 1 at m = n, falls with m
       r_tool = cos(m pi / (2 m + c))     if n = 0: 1 at m = 0, falls with m
 
-  n is the minimum over the right answers of a group.
-
-  Args:
-    m: `[..., G]` number of searches.
-    correct: bool `[..., G]`, valid and right.
-    c: smoothing constant, > 0.
+  n is the minimum over the right answers of a group, those that are `correct`,
+  bool `[..., G]`; c is above 0.
 
   Returns:
     float32 `[..., G]`; meaningless where `correct` is False.

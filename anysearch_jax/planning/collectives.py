@@ -62,9 +62,8 @@ def total(traffic: Mapping[str, Traffic]) -> float:
 def count(text: str, *, trips: int = 1) -> dict[str, Traffic]:
   """Counts the traffic of a compiled module by kind of collective.
 
-  Args:
-    text: the optimized HLO, as `compiled.as_text()` or XLA's dump has it.
-    trips: iterations of a loop whose bound the text does not show.
+  `text` is the optimized HLO, as `compiled.as_text()` or XLA's dump has it, and
+  `trips` are the iterations of a loop whose bound it does not show.
 
   Raises:
     ValueError: the text has no entry computation, or an instruction is

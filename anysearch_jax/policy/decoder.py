@@ -232,12 +232,10 @@ def forward(
 
   Args:
     params: nested dict laid out by `table.rows(a)`.
-    a: the architecture.
     tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp.
     positions: int `[B, T]`, counted from 0 in each segment.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.
-    compute: dtype, remat, attention and layout.
 
   Returns:
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.

@@ -27,11 +27,7 @@ def lookup(
 ) -> jax.Array:
   """Returns hidden states `[B, T, D]`, sharded as they are between blocks.
 
-  Args:
-    embed: `[V, D]`.
-    tokens: int `[B, T]`.
-    dtype: of the result.
-    layout: the mesh's layout; None means one device.
+  `embed` is `[V, D]`, `tokens` int `[B, T]`, and no layout means one device.
   """
   if layout is None:
     return embed[tokens].astype(dtype)

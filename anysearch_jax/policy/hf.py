@@ -163,10 +163,8 @@ def save_files(
 ) -> None:
   """Writes configuration and tokenizer; copies those of `source` if it is set.
 
-  Args:
-    folder: must exist.
-    policy: its parameters are not used.
-    dtype: the weights' type in config.json; None keeps the source's value.
+  The folder must exist; the parameters are not used. `dtype` is the weights'
+  type in config.json; None keeps the source's value.
   """
   folder = pathlib.Path(folder)
   if policy.source is None:
@@ -194,10 +192,7 @@ def save_adapter(
 ) -> None:
   """Writes only the adapters, as a PEFT folder in float32; see `save`.
 
-  Args:
-    folder: replaced if it exists.
-    policy: has adapters.
-    base: name or path of the base model.
+  `base` is the name or the path of the base model.
   """
   a = policy.architecture
   if a.lora is None:

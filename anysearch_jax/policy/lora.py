@@ -24,10 +24,6 @@ def attach(
 ) -> architecture_lib.Architecture:
   """Returns `a` with the adapters of `config`; unchanged if the rank is 0.
 
-  Args:
-    a: the architecture.
-    config: settings that `validate` accepts.
-
   Raises:
     ValueError: the rank is too large for this policy.
   """

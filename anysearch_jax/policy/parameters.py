@@ -190,13 +190,9 @@ def spec(
 ) -> jax.P:
   """Returns the partition of an array with these logical axes.
 
-  Args:
-    shape: of the array.
-    axes: a logical axis or None for each.
-    mesh: any mesh.
-    rules: maps every logical axis to the mesh axis it is sharded over, or None.
-      An axis whose size the mesh axis does not divide is replicated (fewer kv
-      heads than tensor parallelism, an odd vocabulary).
+  `rules` map every logical axis to the mesh axis it is sharded over, or None.
+  An axis whose size the mesh axis does not divide is replicated (fewer kv heads
+  than tensor parallelism, an odd vocabulary).
   """
   out = []
   for axis, size in zip(axes, shape, strict=True):

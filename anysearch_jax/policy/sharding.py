@@ -80,10 +80,8 @@ def training_mesh(
 ) -> jax.sharding.Mesh:
   """Returns the mesh for training, over devices of all processes.
 
-  Args:
-    config: the mesh's axes, and indices of its devices.
-    devices: the devices of a plan, to which indices refer. None means the real
-      devices; indices then refer to the devices of each process.
+  `devices` are those of a plan, to which the indices of `config` refer. None
+  means the real devices; indices then refer to the devices of each process.
 
   Raises:
     ValueError: the devices do not exist, their number does not match the axes,
@@ -133,11 +131,8 @@ def rollout_mesh(
   take an eighth of a device, and keys and values the rest. Devices that also
   train, or whose memory is unknown, share a copy with as many as possible.
 
-  Args:
-    config: indices of the mesh's devices; if none are given, it has the
-      process's devices of the training mesh.
-    a: the policy's architecture.
-    devices: as for `training_mesh`; the process is that of the first device.
+  Without indices in `config`, it has the process's devices of the training
+  mesh. `devices` are as for `training_mesh`; the process is that of the first.
 
   Raises:
     ValueError: an index exceeds the number of devices, or `rollout_tensor` does

@@ -116,9 +116,6 @@ class Tokenizer:
 
     Without a template (a base model) the raw text is encoded, with the
     tokenizer's special tokens. The template writes BOS if the family has one.
-
-    Returns:
-      The prompt text and its ids.
     """
     text, ids = self._rendered(content)
     return text, list(ids)

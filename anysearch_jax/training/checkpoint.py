@@ -423,13 +423,9 @@ def stop_seconds(
 
   A stop waits for the optimizer step in progress, and for rollouts that use
   older weights; both take less than one rollout. Times vary, so the result is
-  twice the expected duration.
-
-  Args:
-    folder: of the checkpoints; its newest save gives the disk's speed.
-    size: bytes of the state.
-    longest_rollout: seconds from one rollout's end to the next.
-    stepped: whether this process has taken an optimizer step.
+  twice the expected duration. The newest save in `folder` gives the disk's
+  speed, `size` are the bytes of the state, and `stepped` says whether this
+  process has taken an optimizer step.
   """
   try:
     last = json_files.read(folder / _LAST_SAVE)

@@ -273,13 +273,10 @@ class Fingerprint:
       return Gap()
 
     def gaps() -> list[list]:
-      scores = engine.scores(self._ids)
-      of_parts = {
-        part: _difference(np.asarray(x), expected) for part, x in scores.items()
-      }
       return [
         [float(np.mean(gap)), float(np.max(gap)), part]
-        for part, gap in of_parts.items()
+        for part, x in engine.scores(self._ids).items()
+        for gap in [_difference(np.asarray(x), expected)]
       ]
 
     # Processes exchange their gaps, so that all of them raise the same error.

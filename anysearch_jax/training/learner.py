@@ -129,11 +129,7 @@ class Learner:
   def offload(self, kind: str) -> int:
     """Moves arrays of the state to host memory until `fetch`.
 
-    Args:
-      kind: `pipeline.offload`; the count of steps stays on the device.
-
-    Returns:
-      The bytes that this frees on a device.
+    `kind` is `pipeline.offload`. Returns the bytes that this frees on a device.
     """
     self._offloaded = placement.OFFLOADED[kind]
     moved = self._move("pinned_host")

@@ -39,12 +39,8 @@ def token_logprobs(
   Both are of `log_softmax(logits / temperature)`, as the engine samples.
 
   Args:
-    params: the policy's parameters.
-    a: its architecture.
-    tokens: int `[B, T]`.
+    params, a, tokens, positions, segment_ids: as for `decoder.forward`.
     targets: int `[B, T]`, the token after each of `tokens`.
-    positions: int `[B, T]`, position of each token in its segment.
-    segment_ids: int `[B, T]`, 0 is padding.
     temperature: > 0.
     compute: numerics and layout; `logprob_chunk` is lowered to a divisor of T.
     entropy_trains: whether the entropy has a gradient; it is 0 otherwise.

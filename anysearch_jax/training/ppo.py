@@ -188,14 +188,8 @@ def values(
 ) -> jax.Array:
   """Returns the value of each state of packed rows.
 
-  Args:
-    critic: parameters laid out by `table.critic_rows`.
-    base: the frozen weights under the adapters; unused without adapters.
-    a: the policy's architecture, adapters included.
-    tokens: int `[B, T]`.
-    positions: int `[B, T]`.
-    segment_ids: int `[B, T]`, 0 is padding.
-    compute: dtype, remat, attention and layout.
+  `critic` is laid out by `table.critic_rows`; `a` has its adapters, and `base`
+  are the frozen weights under these. The rest is as for `decoder.forward`.
 
   Returns:
     float32 `[B, T]`: index t has the value of the state after `tokens[..t]`,

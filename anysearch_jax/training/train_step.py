@@ -150,16 +150,12 @@ def grpo_loss(
   return loss_fn
 
 
-def cross_entropy_loss(
-  a: architecture_lib.Architecture,
-  *,
-  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
-) -> LossFn:
+def cross_entropy_loss(a: architecture_lib.Architecture) -> LossFn:
   """Returns the weighted negative log-likelihood, for supervised training."""
 
   def loss_fn(params, reference, rows):
     del reference
-    logp, _ = logprobs.token_logprobs(params, a, *rows.inputs, compute=compute)
+    logp, _ = logprobs.token_logprobs(params, a, *rows.inputs)
     return -jnp.sum(rows.weight * logp), {}
 
   return loss_fn

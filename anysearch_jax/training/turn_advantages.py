@@ -115,11 +115,9 @@ def of_tokens(
   A token belongs to the next search that ends at or after it, so a turn without
   a call counts to the search that follows it.
 
-  Args:
-    trajectory: T tokens.
-    outcome: advantage of the trajectory.
-    turns: float32 `[searches]`, weighted, in the order of `search_ends`, or
-      `[searches + 1]` with that of what follows the last search.
+  `outcome` is the advantage of the trajectory of T tokens. `turns` are float32
+  `[searches]`, weighted, in the order of `search_ends`, or `[searches + 1]`
+  with that of what follows the last search.
 
   Returns:
     float32 `[T]`.

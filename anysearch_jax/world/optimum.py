@@ -188,17 +188,12 @@ def accuracy(
 ) -> np.ndarray:
   """Returns P(right answer) of an agent for each question and budget.
 
-  The agent searches again after a miss and verifies two values if the strategy
-  says so; it makes no search that the budget does not allow.
-
-  Args:
-    world: its memory is the agent's.
-    strategy: decides on searches; returns 0 or 1.
-    ids: ids of N questions of the world.
-    budgets: B numbers of searches, >= 0.
+  The world's memory is the agent's. It searches again after a miss and
+  verifies two values if the strategy, which returns 0 or 1, says so; it makes
+  no search that the budget does not allow.
 
   Returns:
-    float64 `[N, B]`, in [0, 1].
+    float64 `[N, B]`, in [0, 1], of N `ids` and B `budgets`.
 
   Raises:
     ValueError: an id is not that of a question of the world.

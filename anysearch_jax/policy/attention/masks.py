@@ -42,9 +42,7 @@ def rotary(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
 
-  Args:
-    a: the architecture.
-    positions: int `[B, T]`, 0-based token positions.
+  `positions` are those of tokens, int `[B, T]`, from 0.
   """
   angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(a)
   angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
@@ -68,8 +66,7 @@ def attend(
 
   Args:
     q: `[B, T, N, H]`.
-    k: `[B, K, S, H]`.
-    v: `[B, K, S, H]`.
+    k: `[B, K, S, H]`. v: as `k`.
     mask: bool `[B, T, S]`, True where a query attends to a key.
 
   Returns:

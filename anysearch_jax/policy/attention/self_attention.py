@@ -41,12 +41,9 @@ def self_attention(
 ) -> jax.Array:
   """Computes causal attention inside segments.
 
-  Each kv head serves N / K query heads.
-
   Args:
-    q: `[B, T, N, H]`.
-    k: `[B, T, K, H]`.
-    v: `[B, T, K, H]`.
+    q: `[B, T, N, H]`; each kv head serves N / K query heads.
+    k: `[B, T, K, H]`. v: as `k`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
     implementation: `xla`, `cudnn` or `splash`; see `choose`.
     chunk: for `xla`, number of queries whose scores are in memory at a time.
