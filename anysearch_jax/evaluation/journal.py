@@ -136,11 +136,16 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def parse(
-  lines: Iterable[str | bytes], *, source: str
+  lines: Iterable[str | bytes],
+  *,
+  source: str,
+  of: str = "episode",
+  advice: str = "Evaluate this row again.",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields where a line is, for messages, and its JSON object.
 
-  Blank lines are skipped; `source` names the file in messages.
+  Blank lines are skipped. Messages name the file, `source`, and say that a line
+  is one `of` something, with some advice.
 
   Raises:
     ValueError: a line is not a JSON object.
@@ -154,12 +159,11 @@ def parse(
     except (ValueError, RecursionError) as error:
       raise ValueError(
         f"{where}: found text that is not JSON ({error}); "
-        "expected one episode a line. Evaluate this row again."
+        f"expected one {of} a line. {advice}"
       ) from error
     if not isinstance(row, dict):
       raise ValueError(
-        f"{where}: found {type(row).__name__}, expected a JSON object. "
-        "Evaluate this row again."
+        f"{where}: found {type(row).__name__}, expected a JSON object. {advice}"
       )
     yield where, row
 

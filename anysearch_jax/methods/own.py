@@ -169,14 +169,40 @@ def trial(
   `measures` are the names of `outcomes.measures`.
   """
   trajectories, verdicts, measured = {}, {}, {}
+  authors = np.array([types.Author.PROMPT] * 2 + [types.Author.MODEL] * 4)
+  shown = types.Passage("it", "it", "it is here")
+  turn = (
+    types.Span(
+      types.Author.MODEL, "<think> so ; </think> <search> where </search>"
+    ),
+    types.Span(
+      types.Author.ENVIRONMENT,
+      "<information>Doc 1(Title: it) it is here</information>",
+    ),
+  )
   for g in range(max(1, group - 1)):
-    right = g % 2 == 0
+    right, searches = g % 2 == 0, g % (budget + 1)
     answer = "here" if right else "there"
-    trajectories[0, g] = _trajectory(
+    said = types.Span(types.Author.MODEL, f"<answer> {answer} </answer>")
+    trajectories[0, g] = types.Trajectory(
       types.Address(0, 0, g),
-      answer,
-      searches=g % (budget + 1),
+      types.Question("trial", "where is it ?", ("here",)),
       budget=budget,
+      scaffold=False,
+      token_ids=np.arange(len(authors), dtype=np.int32),
+      authors=authors.astype(np.int8),
+      logps=np.zeros(len(authors), np.float32),
+      versions=np.where(authors == types.Author.MODEL, 0, -1).astype(np.int32),
+      spans=(*turn * searches, said),
+      searches=searches,
+      queries=("where",) * searches,
+      violation=False,
+      outcome=types.Outcome.ANSWERED,
+      observations=tuple(
+        types.Observation(protocol.SEARCH, "where", n, (shown,))
+        for n in range(searches)
+      ),
+      search_ends=(2,) * searches,
     )
     verdicts[0, g] = scoring.Verdict(answer, int(right), 1)
     measured[0, g] = dict.fromkeys(measures, 0.0)
@@ -187,41 +213,4 @@ def trial(
     budgets=np.full(2, budget, np.int32),
     samples=group,
     measures=measures,
-  )
-
-
-def _trajectory(
-  address: types.Address, answer: str, *, searches: int, budget: int
-) -> types.Trajectory:
-  query = "<think> so ; </think> <search> where </search>"
-  passages = "<information>Doc 1(Title: it) it is here</information>"
-  authors = np.array([types.Author.PROMPT] * 2 + [types.Author.MODEL] * 4)
-  return types.Trajectory(
-    address,
-    types.Question("trial", "where is it ?", ("here",)),
-    budget=budget,
-    scaffold=False,
-    token_ids=np.arange(len(authors), dtype=np.int32),
-    authors=authors.astype(np.int8),
-    logps=np.zeros(len(authors), np.float32),
-    versions=np.where(authors == types.Author.MODEL, 0, -1).astype(np.int32),
-    spans=(
-      *(
-        types.Span(types.Author.MODEL, query),
-        types.Span(types.Author.ENVIRONMENT, passages),
-      )
-      * searches,
-      types.Span(types.Author.MODEL, f"<answer> {answer} </answer>"),
-    ),
-    searches=searches,
-    queries=("where",) * searches,
-    violation=False,
-    outcome=types.Outcome.ANSWERED,
-    observations=tuple(
-      types.Observation(
-        protocol.SEARCH, "where", n, (types.Passage("it", "it", "it is here"),)
-      )
-      for n in range(searches)
-    ),
-    search_ends=(2,) * searches,
   )

@@ -132,7 +132,12 @@ def compiled(
           raise
     if needed is None:
       analysis = found.memory_analysis()
-      text = _text(found, platform, folder)
+      if platform != "tpu":
+        text = found.as_text() or ""
+      else:
+        # The dump also has small modules; the program's own is the longest.
+        dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
+        text = max((path.read_text() for path in dumps), key=len)
   return traced.jaxpr, text, analysis, needed, errors.text
 
 
@@ -149,14 +154,6 @@ def _options(platform: str, folder: str) -> dict[str, Any]:
   if platform == "tpu":
     return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
   return {}
-
-
-def _text(compiled: jax.stages.Compiled, platform: str, folder: str) -> str:
-  if platform != "tpu":
-    return compiled.as_text() or ""
-  dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
-  # The dump also has small modules; the program's own is the longest.
-  return max((path.read_text() for path in dumps), key=len)
 
 
 def refused_bytes(message: str) -> int | None:

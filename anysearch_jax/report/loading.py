@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from anysearch_jax.evaluation import columns, metrics
+from anysearch_jax.evaluation import columns, journal, metrics
 from anysearch_jax.host import json_files
 from anysearch_jax.report import study, trajectories
 
@@ -154,9 +154,7 @@ def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
 
 def home(source: Source) -> pathlib.Path:
   """Returns the folder for a row's report: its run, or its evaluation."""
-  if source.run is not None:
-    return source.run
-  return _run_of(source.folders[0]) or source.folders[0]
+  return source.run or source.folders[0]
 
 
 def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
@@ -286,17 +284,13 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
       f"Training run {label!r}: found no {path}; expected the folder of a "
       "training run. Train it first, or correct its path."
     )
-  records = {}
-  for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-    try:
-      record = json.loads(line) if line.strip() else None
-    except json.JSONDecodeError as error:
-      raise ValueError(
-        f"{path}, line {number}: found text that is not JSON ({error}); "
-        "expected one rollout a line. Remove the line if a crash cut it."
-      ) from error
-    if record is not None:
-      records[record.get("rollout", number - 1)] = record
+  advice = "Remove the line if a crash cut it."
+  with path.open("rb") as file:
+    lines = journal.parse(file, source=str(path), of="rollout", advice=advice)
+    records = {
+      record.get("rollout", number): record
+      for number, (_, record) in enumerate(lines)
+    }
   config = folder / "config.json"
   return study.Training(
     label,

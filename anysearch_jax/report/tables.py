@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import html
 import io
 import re
@@ -206,31 +207,22 @@ def escaped(text: str) -> str:
   return " ".join(text.split())
 
 
-def _number(found: Cell | None, column: Column) -> str:
+def _shown(found: Cell | None, column: Column, *, brief: bool = False) -> str:
+  """Returns a cell's number and its interval, in full or half of it after ±."""
   if found is None or found.value is None:
     return "–"
-  sign = "+" if column.signed else ""
-  return f"{found.value:{sign}.{column.digits}f}"
-
-
-def _shown(found: Cell | None, column: Column) -> str:
-  text = _number(found, column)
-  if found is None or found.value is None:
-    return text
+  sign, form = "+" if column.signed else "", f".{column.digits}f"
+  text = f"{found.value:{sign}{form}}"
   if found.low is not None and found.high is not None:
-    text += f" [{found.low:.{column.digits}f}, {found.high:.{column.digits}f}]"
-  return text if found.n is None else f"{text} n={found.n}"
+    if brief:
+      return f"{text}±{(found.high - found.low) / 2:{form}}"
+    text += f" [{found.low:{form}}, {found.high:{form}}]"
+  return text if brief or found.n is None else f"{text} n={found.n}"
 
 
 def to_text(table: Table) -> str:
   """Returns the table as aligned plain text, half an interval after ±."""
-
-  def shown(found: Cell | None, column: Column) -> str:
-    text = _number(found, column)
-    if found is None or found.low is None or found.high is None:
-      return text
-    return f"{text}±{(found.high - found.low) / 2:.{column.digits}f}"
-
+  shown = functools.partial(_shown, brief=True)
   lines = [[*table.keys, *(column.full_name for column in table.columns)]]
   for line in table.lines:
     lines.append([*line.keys, *map(shown, line.cells, table.columns)])

@@ -6,6 +6,7 @@ each row ranks its keys by their hash, which needs no knowledge of the others.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -64,16 +65,13 @@ def _spread(
   episodes: Iterable[columns_lib.Episode],
 ) -> list[columns_lib.Episode]:
   """Orders episodes by rank, in a round robin over (dataset, budget)."""
-  cells: dict[tuple[str, int], list[columns_lib.Episode]] = {}
+  turns: collections.Counter[tuple[str, int]] = collections.Counter()
+  placed = []
   for episode in sorted(episodes, key=_rank):
-    cell = (columns_lib.dataset_of(episode), episode["budget"])
-    cells.setdefault(cell, []).append(episode)
-  turns = [
-    (turn, _rank(episode), episode)
-    for cell in cells.values()
-    for turn, episode in enumerate(cell)
-  ]
-  return [episode for *_, episode in sorted(turns, key=lambda t: t[:2])]
+    cell = columns_lib.dataset_of(episode), episode["budget"]
+    placed.append((turns[cell], episode))
+    turns[cell] += 1
+  return [episode for _, episode in sorted(placed, key=lambda each: each[0])]
 
 
 def browsed(

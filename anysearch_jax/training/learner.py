@@ -43,13 +43,14 @@ class Learner:
     self._config = config
     self.architecture = a = lora.attach(policy.architecture, config.lora)
     self.placement = placed = placement.Placement.of(a, config)
-    compute = placement.compute(a, config, placed.trainer)
+    c = config.curriculum
+    scored: dict[str, Any] = {
+      "temperature": config.sampling.temperature,
+      "compute": placement.compute(a, config, placed.trainer),
+    }
     critic = config.critic if config.objective.has_critic else None
     tx = optimizers.adamw(
-      a,
-      config.optimizer,
-      critic=critic,
-      total_steps=config.curriculum.total_steps,
+      a, config.optimizer, critic=critic, total_steps=c.total_steps
     )
     shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
@@ -68,34 +69,19 @@ class Learner:
     # The frozen base under adapters, here and on the engine's devices.
     self._base = reference if a.lora and reference else {}
     self._engine_base = placed.to_engine(self._base) if self._base else {}
-    temperature = config.sampling.temperature
     # The first step's log-probs are under the old weights. Those of later steps
     # need a forward pass before the weights change; so do those of the first,
     # if another epoch needs them again.
-    c = config.curriculum
     scores = config.objective.old_logp == "trainer"
     self._first_is_old = scores and c.epochs == 1
     self._scored = (c.steps_per_rollout - self._first_is_old) * scores
-    loss = train_step.grpo_loss(
-      a,
-      config.objective,
-      temperature=temperature,
-      compute=compute,
-    )
+    loss = train_step.grpo_loss(a, config.objective, **scored)
     self._estimator: ppo.Estimator | None = None
     if critic is not None:
-      loss = ppo.with_critic(loss, a, critic, compute=compute)
-      self._estimator = ppo.Estimator(
-        a,
-        critic,
-        temperature=temperature,
-        compute=compute,
-        sharding=placed.rows,
-      )
+      loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
+      self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
     self._step = train_step.make(loss, tx, shardings)
-    self._score = train_step.make_scorer(
-      a, temperature=temperature, compute=compute, sharding=placed.rows
-    )
+    self._score = train_step.make_scorer(a, sharding=placed.rows, **scored)
 
   def params(self) -> decoder.Params:
     """Returns all current parameters of the policy, frozen base included."""

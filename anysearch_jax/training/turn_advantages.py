@@ -156,13 +156,10 @@ def against_others(
   pooled = np.concatenate([*centred.values(), []])
   found = {}
   for q, members in groups.items():
-    match config.normalize:
-      case "none":
-        divisor = 1.0
-      case "batch":
-        divisor = np.sqrt(np.mean(pooled**2)) + config.advantage_epsilon
-      case _:
-        divisor = np.sqrt(np.mean(centred[q] ** 2)) + config.advantage_epsilon
+    divisor = 1.0
+    if config.normalize != "none":
+      spread = pooled if config.normalize == "batch" else centred[q]
+      divisor = np.sqrt(np.mean(spread**2)) + config.advantage_epsilon
     points = [_points(trajectories[q, g]) for g in members]
     for i, g in enumerate(members):
       differences = _differences(i, points, centred[q])
