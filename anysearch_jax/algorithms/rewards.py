@@ -223,12 +223,25 @@ def composite(
     limit=config.length_limit,
     tolerance=config.length_tolerance,
   )
-  r_abs = _absolute(em, searches, budget, spent or {}, caps or {}, config)
+  weights = {
+    "searches": config.abs_searches,
+    "tokens": config.abs_tokens,
+    "dollars": config.abs_dollars,
+    "seconds": config.abs_seconds,
+  }
+  weights = {unit: weight for unit, weight in weights.items() if weight}
+  spent, caps, budget = spent or {}, caps or {}, jnp.asarray(budget)
+  if list(weights) == ["searches"]:
+    r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))
+  else:
+    free = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
+    spends, caps = {**spent, "searches": searches}, {**caps, "searches": free}
+    r_abs = share_saved(em, spends, caps, weights)
   match config.rel_cost:
     case "searches":
       r_rel = relative_reward(em, searches, valid, xi=config.xi)
     case "dollars":
-      r_rel = relative_cost(em, (spent or {})["dollars"], valid, xi=config.xi)
+      r_rel = relative_cost(em, spent["dollars"], valid, xi=config.xi)
     case _:
       raise settings.unknown("rel_cost", config.rel_cost, RELATIVE_COSTS)
   tool = (r_abs if config.use_abs else em) * (r_rel if config.use_rel else em)
@@ -249,28 +262,3 @@ def composite(
     - config.charge * searches
   )
   return Rewards(em, format_, length, r_abs, r_rel, tool, gamma, total)
-
-
-def _absolute(
-  em: chex.Array,
-  searches: chex.Array,
-  budget: chex.Array,
-  spent: Mapping[str, chex.Array],
-  caps: Mapping[str, chex.Array],
-  config: config_lib.RewardConfig,
-) -> chex.Array:
-  """Returns the absolute factor by the units that have a weight."""
-  weights = {
-    "searches": config.abs_searches,
-    "tokens": config.abs_tokens,
-    "dollars": config.abs_dollars,
-    "seconds": config.abs_seconds,
-  }
-  weights = {unit: weight for unit, weight in weights.items() if weight}
-  if list(weights) == ["searches"]:
-    return absolute_reward(em, searches, jnp.expand_dims(budget, -1))
-  budget = jnp.asarray(budget)
-  free = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
-  return share_saved(
-    em, {**spent, "searches": searches}, {**caps, "searches": free}, weights
-  )

@@ -95,7 +95,17 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
     (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
     for c in (left, right)
   ]
-  return _join(left, right, *_matched(left, right, sides))
+  rows, keys = _matched(left, right, sides)
+  _, *found = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+  first, second = (at[own] for at, own in zip(rows, found, strict=True))
+  order = np.lexsort((second, first))
+  unpaired = len(left) - len(np.unique(first))
+  unpaired += len(right) - len(np.unique(second))
+  left, right = left.where(first[order]), right.where(second[order])
+  kept = ~(left.ended("failed") | right.ended("failed"))
+  return Pairs(
+    left.where(kept), right.where(kept), int((~kept).sum()), unpaired
+  )
 
 
 def _matched(
@@ -142,29 +152,6 @@ def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
       for code, column in zip(codes, columns_, strict=True)
     ]
   return codes
-
-
-def _join(
-  left: columns.Columns,
-  right: columns.Columns,
-  rows: list[np.ndarray],
-  keys: list[np.ndarray],
-) -> Pairs:
-  """Joins `rows` of each side whose keys are equal; keys are unique."""
-  _, mine, others = np.intersect1d(
-    keys[0], keys[1], assume_unique=True, return_indices=True
-  )
-  at = rows[0][mine], rows[1][others]
-  left_out = sum(
-    len(side) - len(np.unique(found))
-    for side, found in zip((left, right), at, strict=True)
-  )
-  order = np.lexsort((at[1], at[0]))
-  left, right = left.where(at[0][order]), right.where(at[1][order])
-  kept = ~(left.ended("failed") | right.ended("failed"))
-  return Pairs(
-    left.where(kept), right.where(kept), int((~kept).sum()), left_out
-  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,7 +153,17 @@ def load_policy(
   params = checkpoint.read(run / "checkpoints", rollout, "params", like)
   if a.lora is not None:
     base = base or config.policy
-    _check_base(run, base)
+    if not pathlib.Path(base).is_dir():
+      raise ValueError(
+        f"{base}: no such folder; {run} trained adapters, whose export needs "
+        "the policy that it began with. Name its folder with --base."
+      )
+    noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
+    if noted and noted != tensor_files.digest(base):
+      raise ValueError(
+        f"{base}: its weights are not those that {run} began with (another "
+        "SHA-256); name that folder with --base."
+      )
     frozen = hf.load(base, mesh=mesh, dtype=lora.base_dtype(config.lora)).params
     params = lora.combine(frozen, params)
   return rollout, config, hf.Policy(params, a, tokenizer, run / "source")
@@ -172,21 +182,6 @@ def _checkpoint(
   return rollout, config_settings.from_dict(
     config_lib.ExperimentConfig, config_settings.renamed(values)
   )
-
-
-def _check_base(run: pathlib.Path, base: str | pathlib.Path) -> None:
-  """Checks that `base` has the weights that the adapters were trained on."""
-  if not pathlib.Path(base).is_dir():
-    raise ValueError(
-      f"{base}: no such folder; {run} trained adapters, whose export needs the "
-      "policy that it began with. Name its folder with --base."
-    )
-  noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
-  if noted and noted != tensor_files.digest(base):
-    raise ValueError(
-      f"{base}: its weights are not those that {run} began with (another "
-      "SHA-256); name that folder with --base."
-    )
 
 
 def _check_targets(

@@ -85,7 +85,19 @@ def load(
     for row in rows
     for name in row.names()
   )
-  return weights.tree(rows, lambda row: _assemble(row, placed, of(row), dtype))
+
+  def assembled(row: weights.Weight) -> jax.Array:
+    """Returns a row's array, made of the next tensors of `placed`."""
+    jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=of(row))
+    if not row.stacked:
+      return jit(lambda x: x.astype(dtype))(next(placed))
+    put, stack = jit(_put), jnp.zeros(row.shape, dtype, device=of(row))
+    for i in range(row.shape[0]):
+      # Without this wait the host would read far ahead of the devices.
+      stack = put(stack, next(placed), i).block_until_ready()
+    return stack
+
+  return weights.tree(rows, assembled)
 
 
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
@@ -237,26 +249,6 @@ def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
       running = started
     if running is not None:
       yield running.result()
-
-
-def _assemble(
-  row: weights.Weight,
-  placed: Iterator[jax.Array],
-  sharding: jax.sharding.Sharding,
-  dtype: Any,
-) -> jax.Array:
-  """Returns a row's array, made of the next tensors of `placed`."""
-  if not row.stacked:
-    cast = jax.jit(
-      lambda x: x.astype(dtype), donate_argnums=0, out_shardings=sharding
-    )
-    return cast(next(placed))
-  put = jax.jit(_put, donate_argnums=0, out_shardings=sharding)
-  stack = jnp.zeros(row.shape, dtype, device=sharding)
-  for i in range(row.shape[0]):
-    # Without this wait the host would read far ahead of the devices.
-    stack = put(stack, next(placed), i).block_until_ready()
-  return stack
 
 
 def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:

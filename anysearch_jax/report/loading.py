@@ -207,9 +207,15 @@ def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
   """
   seen: dict[pathlib.Path, tuple[str, str, pathlib.Path]] = {}
   for folder in folders:
-    run, which = _trained_in(_policy_of(folder))
-    if run is None:
-      continue
+    policy = _policy_of(folder)
+    if "checkpoint" in policy:
+      run = pathlib.Path(policy["checkpoint"]).resolve()
+      which = f"checkpoint {policy.get('rollout')}"
+    else:
+      own = pathlib.Path(policy.get("folder", ".")).resolve()
+      run, which = own.parent, own.name
+      if not (run / "metrics.jsonl").is_file():
+        continue  # It is of no run.
     training, other, first = seen.setdefault(
       run, (_training_of(folder), which, folder)
     )
@@ -220,18 +226,6 @@ def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
         f"and {which} of {run}; expected one of each training, because its "
         "checkpoints are not independent. Give each a row of its own."
       )
-
-
-def _trained_in(
-  policy: Mapping[str, Any],
-) -> tuple[pathlib.Path | None, str]:
-  """Returns the run that trained a policy, and which of the run's it is."""
-  if "checkpoint" in policy:
-    run = pathlib.Path(policy["checkpoint"]).resolve()
-    return run, f"checkpoint {policy.get('rollout')}"
-  folder = pathlib.Path(policy.get("folder", ".")).resolve()
-  in_run = (folder.parent / "metrics.jsonl").is_file()
-  return (folder.parent, folder.name) if in_run else (None, "")
 
 
 def _training_of(folder: pathlib.Path) -> str:

@@ -161,10 +161,7 @@ def measure(
       dataclasses.replace(row, table=row.columns.priced(prices)) for row in rows
     ]
   system = labels[0] if rows else training[0].label
-  named = {
-    name: (title, [row for row in rows if row.label in members])
-    for name, (title, members) in _groups(labels, groups).items()
-  }
+  named = _groups(rows, groups)
   known = [*labels, *(run.label for run in training), *paired]
   compared = {}
   for row in rows[1:]:
@@ -198,17 +195,17 @@ def trained_budget(label: str, training: Sequence[Training]) -> int:
 
 
 def _groups(
-  labels: Sequence[str], groups: Mapping[str, str]
-) -> dict[str, tuple[str, list[str]]]:
-  """Returns file name -> (title, labels), with the system first in each."""
-  if not labels:
+  rows: Sequence[metrics.Row], groups: Mapping[str, str]
+) -> dict[str, tuple[str, list[metrics.Row]]]:
+  """Returns file name -> (title, rows), with the system first in each."""
+  if not rows:
     return {}
-  members: dict[str, list[str]] = {}
-  for label in labels[1:] if groups else ():
-    members.setdefault(groups.get(label, "other"), [labels[0]]).append(label)
+  members: dict[str, list[metrics.Row]] = {}
+  for row in rows[1:] if groups else ():
+    members.setdefault(groups.get(row.label, "other"), [rows[0]]).append(row)
   if not members:
-    return {"rows": ("All rows", list(labels))}
-  found: dict[str, tuple[str, list[str]]] = {}
+    return {"rows": ("All rows", list(rows))}
+  found: dict[str, tuple[str, list[metrics.Row]]] = {}
   for title, together in members.items():
     name = re.sub(r"[^\w-]+", "_", title, flags=re.ASCII)[:40]
     name = f"{name}_{len(found)}" if name in found else name

@@ -108,7 +108,7 @@ class Trainer:
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._sinks = sinks
-    self._folder = metrics.RunFolder(folder)
+    self._folder = folder
     self._checkpoints = folder / "checkpoints"
     self._timeline = timeline_lib.Timeline(
       clock,
@@ -165,7 +165,8 @@ class Trainer:
     self._phases = learner_lib.Phases(
       self._learner, self._engine, config=config, timeline=self._timeline
     )
-    self._folder.begin(
+    metrics.begin(
+      folder,
       self._policy,
       {
         name: self._prompt(scaffold)[0]
@@ -234,7 +235,7 @@ class Trainer:
       contextlib.closing(self._engine),
       # The context is None except on process 0.
       (
-        metrics.Writer(self._folder.path, self._sinks)
+        metrics.Writer(self._folder, self._sinks)
         if processes.is_main()
         else contextlib.nullcontext()
       ) as writer,
@@ -278,7 +279,8 @@ class Trainer:
             writer.write(int(values["step"]), values, steps)
           self._save_if_due(sampled, values, checkpoints, ahead)
           on_event(Event(rollout, rollouts, values))
-    self._folder.export(
+    metrics.export(
+      self._folder,
       self._policy._replace(
         params=self._learner.params(), architecture=self._learner.architecture
       ),
@@ -348,7 +350,9 @@ class Trainer:
   def _record(
     self, name: str, scored: rewards_and_advantages.Experience
   ) -> pathlib.Path:
-    return self._folder.record(name, rewards_and_advantages.records(scored))
+    return metrics.record(
+      self._folder, name, rewards_and_advantages.records(scored)
+    )
 
   def _save_if_due(
     self,

@@ -19,7 +19,7 @@ import numpy as np
 
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.environment import records
-from anysearch_jax.host import disk, processes
+from anysearch_jax.host import disk, json_files, processes
 from anysearch_jax.policy import hf
 from anysearch_jax.training import trackers
 
@@ -179,51 +179,47 @@ def _no_torch() -> Iterator[None]:
     del sys.modules["torch"]
 
 
-class RunFolder:
-  """The files of one run, except its checkpoints and metrics.
+def begin(
+  folder: pathlib.Path, policy: hf.Policy, prompts: Mapping[str, str]
+) -> None:
+  """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
-  path: an existing folder.
+  Later exports copy the files of the initial policy.
   """
 
-  def __init__(self, path: pathlib.Path):
-    self.path = path
+  def write() -> None:
+    (folder / "trajectories").mkdir(exist_ok=True)
+    source = folder / "source"
+    if not source.is_dir():
+      with hf.appears_whole(source) as beside:
+        hf.save_files(beside, policy)
+    json_files.write(folder / "prompts.json", prompts)
 
-  def begin(self, policy: hf.Policy, prompts: Mapping[str, str]) -> None:
-    """Writes `source/` and `prompts.json`, and creates `trajectories/`.
+  with disk.translate_errors(folder):
+    processes.on_main(write)
 
-    Later exports copy the files of the initial policy.
-    """
 
-    def write() -> None:
-      (self.path / "trajectories").mkdir(exist_ok=True)
-      source = self.path / "source"
-      if not source.is_dir():
-        with hf.appears_whole(source) as beside:
-          hf.save_files(beside, policy)
-      text = json.dumps(dict(prompts), indent=2) + "\n"
-      (self.path / "prompts.json").write_text(text)
+def record(
+  folder: pathlib.Path, name: str, groups: Iterable[Mapping[str, Any]]
+) -> pathlib.Path:
+  """Writes groups of trajectories, one a line; returns the file's path."""
+  path = folder / "trajectories" / f"{name}.jsonl"
+  if processes.is_main():
+    with disk.translate_errors(path):
+      records.write(path, groups)
+  return path
 
-    with disk.translate_errors(self.path):
-      processes.on_main(write)
 
-  def record(
-    self, name: str, groups: Iterable[Mapping[str, Any]]
-  ) -> pathlib.Path:
-    """Writes groups of trajectories, one a line; returns the file's path."""
-    path = self.path / "trajectories" / f"{name}.jsonl"
-    if processes.is_main():
-      with disk.translate_errors(path):
-        records.write(path, groups)
-    return path
+def export(
+  folder: pathlib.Path, policy: hf.Policy, *, base: str, dtype: str
+) -> None:
+  """Writes `policy/`, and `adapter/` of adapters; all processes call it.
 
-  def export(self, policy: hf.Policy, *, base: str, dtype: str) -> None:
-    """Writes `policy/`, and `adapter/` of adapters; all processes call it.
-
-    The adapters belong to `base`, the folder of the initial policy.
-    """
-    policy = policy._replace(source=self.path / "source")
-    with disk.translate_errors(self.path / "policy"):
-      hf.save(self.path / "policy", policy, dtype=dtype)
-    if policy.architecture.lora is not None:
-      with disk.translate_errors(self.path / "adapter"):
-        hf.save_adapter(self.path / "adapter", policy, base=base)
+  The adapters belong to `base`, the folder of the initial policy.
+  """
+  policy = policy._replace(source=folder / "source")
+  with disk.translate_errors(folder / "policy"):
+    hf.save(folder / "policy", policy, dtype=dtype)
+  if policy.architecture.lora is not None:
+    with disk.translate_errors(folder / "adapter"):
+      hf.save_adapter(folder / "adapter", policy, base=base)

@@ -354,14 +354,8 @@ def with_evidence(
 
   The evidence of a question has a passage for each fact of its chain, known or
   not, and the query in the wording that finds it. A fact with a false twin also
-  has the passage and the query of the verdict.
-
-  Args:
-    world: the world of the questions.
-    questions: any of `world.questions`.
-
-  Returns:
-    The questions, with `supporting` and `search_keys` added to their metadata.
+  has the passage and the query of the verdict. They are `supporting` and
+  `search_keys` of the metadata.
   """
   corpora: dict[str, dict[str, types.Passage]] = {}
   out = []

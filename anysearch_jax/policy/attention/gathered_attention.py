@@ -226,10 +226,9 @@ def specs(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   data, tensor = paged_attention.cut(mesh)
 
   def spec(*axes: str | None) -> jax.P:
-    used = len(axes) - next(
-      (i for i, axis in enumerate(reversed(axes)) if axis), len(axes)
-    )
-    return jax.P(*axes[:used])
+    while axes and axes[-1] is None:
+      axes = axes[:-1]
+    return jax.P(*axes)
 
   blocks: Any = spec(None, tensor, data)
   rows: Any = spec(data)
