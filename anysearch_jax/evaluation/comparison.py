@@ -191,19 +191,14 @@ def compare(pairs: Pairs) -> list[Comparison]:
   budgets = [int(b) for b in np.unique(pairs.ours.budget)]
   used = [b for b in budgets if b]
   cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
-  pools = np.array([np.isin(budgets, pool) for _, pool in cells])
   names = ("accuracy", "tp")
-  gaps = inference.minus(
-    *(
-      measures.sums(side, names).linearised(names, pools)
-      for side in (pairs.ours, pairs.theirs)
-    )
-  )
-  found = inference.effects(gaps)
+  sums = [measures.sums(side, names) for side in (pairs.ours, pairs.theirs)]
   table = []
-  for (budget, pool), accuracy, tp in zip(
-    cells, found[::2], found[1::2], strict=True
-  ):
+  for budget, pool in cells:
+    found = (
+      side.linearised(names, np.isin(side.budgets, pool)[None]) for side in sums
+    )
+    accuracy, tp = inference.effects(inference.minus(*found))
     mask = np.isin(pairs.ours.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
@@ -323,9 +318,20 @@ def _compared(
   shown = [inference.average(parts), *(parts if several else ())]
   effects = [effect for part in shown for effect in inference.effects(part)]
   seeds, alone = _by_seed(pairs, names, first, pools)
-  flipped = _flipped(sides, names, pools, parts[0], draws)
+  p_flipped = None
+  if np.bincount(parts[0].group).max() == 1:  # A training of each.
+    scores = [
+      significance.null_scores(
+        *(
+          tuple(x.sum(axis=0) for x in side.parts(names, pools)[:2])
+          for side in both
+        )
+      )
+      for both in sides
+    ]
+    p = significance.sign_flips(scores, draws=draws)
+    p_flipped = (p if several else p[:1]).ravel()
   between = _between(sides, names, pools)
-  p_flipped = flipped.ravel() if flipped is not None else None
   sets = [None, *(first.datasets if several else ())]
   by_set = {None: pairs} | pairs.by_dataset()
   cells = [
@@ -358,32 +364,10 @@ def _compared(
   return lines
 
 
-_Sides = Sequence[tuple[measures.Sums, measures.Sums]]
-
-
-def _flipped(
-  sides: _Sides,
+def _between(
+  sides: Sequence[tuple[measures.Sums, measures.Sums]],
   names: Sequence[str],
   pools: np.ndarray,
-  part: inference.Linear,
-  draws: int,
-) -> np.ndarray | None:
-  """Returns p values of flipped signs; None with several trainings."""
-  if np.bincount(part.group).max() > 1:
-    return None
-  scores = []
-  for pair in sides:
-    ours, theirs = (
-      tuple(x.sum(axis=0) for x in side.parts(names, pools)[:2])
-      for side in pair
-    )
-    scores.append(significance.null_scores(ours, theirs))
-  p = significance.sign_flips(scores, draws=draws)
-  return p if len(sides) > 1 else p[:1]
-
-
-def _between(
-  sides: _Sides, names: Sequence[str], pools: np.ndarray
 ) -> np.ndarray:
   """Returns p values of exchanged trainings: of the mean, then by dataset."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -241,13 +242,9 @@ def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
 def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
   """Yields the calls' results in order; the next call runs ahead."""
   with futures.ThreadPoolExecutor(1) as pool:
-    running = None
-    for call in calls:
-      started = pool.submit(call)
-      if running is not None:
-        yield running.result()
-      running = started
-    if running is not None:
+    started = (pool.submit(call) for call in calls)
+    end: Iterable[futures.Future] = [futures.Future()]
+    for running, _ in itertools.pairwise(itertools.chain(started, end)):
       yield running.result()
 
 
