@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging as absl_logging
@@ -97,7 +97,7 @@ class _Mlflow:
     self._client.set_terminated(self.id, self._STATUS[status])
 
 
-KINDS: Mapping[str, Callable[[pathlib.Path, Values, str], Tracker]] = {
+KINDS: Mapping[str, type[_Wandb | _Mlflow]] = {
   "wandb": _Wandb,
   "mlflow": _Mlflow,
 }
