@@ -96,7 +96,9 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
     for c in (left, right)
   ]
   rows, keys = _matched(left, right, sides)
-  _, *found = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+  _, *found = np.intersect1d(
+    keys[0], keys[1], assume_unique=True, return_indices=True
+  )
   first, second = (at[own] for at, own in zip(rows, found, strict=True))
   order = np.lexsort((second, first))
   unpaired = len(left) - len(np.unique(first))
@@ -329,8 +331,8 @@ def _compared(
       )
       for both in sides
     ]
-    p = significance.sign_flips(scores, draws=draws)
-    p_flipped = (p if several else p[:1]).ravel()
+    flipped = significance.sign_flips(scores, draws=draws)
+    p_flipped = (flipped if several else flipped[:1]).ravel()
   between = _between(sides, names, pools)
   sets = [None, *(first.datasets if several else ())]
   by_set = {None: pairs} | pairs.by_dataset()

@@ -261,8 +261,8 @@ class _Grid:
   A place is the index of an episode's line in the file.
 
   Raises:
-    ValueError: an axis is empty or holds a value twice, or a seed or budget is
-      out of range.
+    ValueError: an axis is empty or holds a value twice, or a budget is out of
+      range.
   """
 
   def __init__(
@@ -287,11 +287,6 @@ class _Grid:
           f"{name}: found {len(values)} values, {len(set(values))} of them "
           "different; expected at least one value, and each value once."
         )
-    if min(self._seeds) < 0 or max(self._seeds) >= 2**32:
-      raise ValueError(
-        f"evaluation.seeds: found {self._seeds}, expected numbers from 0 to "
-        "2^32 - 1."
-      )
     axes = self._seeds, map(str, self._budgets), ids
     self._at = [{key: i for i, key in enumerate(axis)} for axis in axes]
     self._places = np.arange(math.prod(map(len, self._at))).reshape(

@@ -178,7 +178,7 @@ class Sampler:
       why,
       sum(counts.values()),
     )
-    self._count(**counts)
+    self._count(counts)
 
   def _verify(self, rollout: int) -> health.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
@@ -235,15 +235,17 @@ class Sampler:
     self.state = self.state._replace(curriculum=recorded)
     played = stream.per_rollout - collected.stragglers
     self._count(
+      {
+        "optimizer_steps": c.steps_per_rollout,
+        "trajectories": (played + collected.resampled) * stream.samples,
+        "failed": collected.failed + len(scored.unmeasured),
+        "dropped_groups": collected.dropped,
+        "resampled_groups": collected.resampled,
+        "stragglers": collected.stragglers,
+        "stale_rollouts": 0,
+        "failed_rollouts": 0,
+      },
       collected.engine,
-      optimizer_steps=c.steps_per_rollout,
-      trajectories=(played + collected.resampled) * stream.samples,
-      failed=collected.failed + len(scored.unmeasured),
-      dropped_groups=collected.dropped,
-      resampled_groups=collected.resampled,
-      stragglers=collected.stragglers,
-      stale_rollouts=0,
-      failed_rollouts=0,
     )
     return ScoredRollout(
       rollout,
@@ -255,8 +257,10 @@ class Sampler:
       self.state,
     )
 
-  def _count(self, engine: Mapping[str, int] = {}, **run: int) -> None:
-    """Adds counts of the engine and of the run."""
+  def _count(
+    self, run: Mapping[str, int], engine: Mapping[str, int] = {}
+  ) -> None:
+    """Adds counts of the run and of the engine."""
     counters = {name: Counter(c) for name, c in self.state.counters.items()}
     counters["run"].update(run)
     counters["engine"].update(engine)
