@@ -63,7 +63,6 @@ def run(main: Callable[[], object]) -> None:
   flags.DEFINE_string("json", None, "File for the numbers.")
 
   def command(argv: Sequence[str]) -> None:
-    del argv
     numbers = main()
     if flags.FLAGS.json:
       text = json.dumps(numbers, indent=2) + "\n"

@@ -103,13 +103,7 @@ def generated(rollout: driver.Rollout) -> int:
 def prepared(
   params: decoder.Params, a: architecture_lib.Architecture, dtype: Any
 ) -> decoder.Params:
-  """Returns weights as the engine prepares them for one device.
-
-  Args:
-    params: laid out by `table.rows(a)`.
-    a: the architecture, adapters included.
-    dtype: compute type.
-  """
+  """Returns weights as the engine prepares them for one device."""
   engine = config_lib.EngineConfig()
   model = kv_store.make_model(engine, a, sharding.mesh(), dtype=dtype)
   return model.prepare(params, a)

@@ -111,7 +111,6 @@ def define_flags() -> None:
 
 
 def main(argv) -> None:
-  del argv
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms

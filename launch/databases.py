@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 def make(c: config_lib.RetrievalConfig) -> milvus.MilvusRetriever:
   """Returns the retriever of a collection.
 
-  Args:
-    c: of the kind `milvus`.
-
   Raises:
     ValueError: the collection cannot be opened, or a setting is invalid.
   """

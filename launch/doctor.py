@@ -75,7 +75,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   f = flags.FLAGS
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -73,7 +73,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   f = flags.FLAGS
   if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")

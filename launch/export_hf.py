@@ -46,7 +46,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.export import hf_export

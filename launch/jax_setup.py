@@ -162,10 +162,6 @@ def cpu_problem(a: architecture_lib.Architecture) -> str:
 def refuse_cpu(a: architecture_lib.Architecture, *, allow: bool) -> None:
   """Refuses a policy of full size on a CPU.
 
-  Args:
-    a: architecture of the policy.
-    allow: whether that is wanted, `--allow_cpu`.
-
   Raises:
     ValueError: JAX computes on the CPU.
   """

@@ -299,7 +299,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-  del argv
   config, f = launch_flags.read_config(), flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
   # Nodes that train together share the run folder, so each logs to its own.

@@ -94,7 +94,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   print(run(flags.FLAGS))
 
 

@@ -164,7 +164,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   f = flags.FLAGS
   root, started = pathlib.Path(f.output), time.monotonic()
   cores = os.cpu_count() or 1

@@ -46,7 +46,6 @@ class IdentifiedRetriever:
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns the identity and its hash, the same for all corpora."""
-    del corpora
     return self._identity
 
 

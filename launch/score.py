@@ -316,7 +316,6 @@ def score_file(
 
 def main(argv: Sequence[str]) -> int:
   """Scores --input into --output; returns the exit code."""
-  del argv
   f = flags.FLAGS
   try:
     config = launch_flags.read_config()

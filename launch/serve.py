@@ -87,7 +87,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   f = flags.FLAGS
   if f.new_key is not None:
     _add_key()

@@ -107,7 +107,6 @@ def define_flags() -> None:
 
 
 def main(argv) -> None:
-  del argv
   f = flags.FLAGS
   try:
     names = [field.name for field in dataclasses.fields(dialects.Limits)]

@@ -110,9 +110,6 @@ def command(*, resumes: bool) -> Iterator[None]:
 
   A signal that arrives later, until the process ends, keeps the exit code.
 
-  Args:
-    resumes: whether the same command resumes.
-
   Raises:
     StoppedError: with exit code `RESUME`, or 128 + signal if not `resumes`.
   """

@@ -92,7 +92,6 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()

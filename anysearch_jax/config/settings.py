@@ -364,12 +364,7 @@ def _kind(meta: Meta | None, old: Any, new: Any) -> Kind:
 
 
 def refusal(changed: Sequence[Change], *, allow: bool) -> str:
-  """Returns why a run must not resume with these changes; "" if it may.
-
-  Args:
-    changed: the result of `changes`.
-    allow: whether settings of learning may change.
-  """
+  """Returns why a run must not resume with these changes; "" if it may."""
   if identity := named(changed, Kind.IDENTITY):
     return (
       f"found {identity}: such settings say which run it is and never change. "

@@ -15,10 +15,6 @@ from anysearch_jax.environment import citations, protocol, scoring
 from anysearch_jax.environment import tools as tools_lib
 
 
-def _nothing(budget: int, used: int) -> str:
-  return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Verification:
   """How the policy verifies its own answer while searches are left.
@@ -82,7 +78,7 @@ class Environment:
   format: Callable[..., int] | None = scoring.check_format
   tools: tuple[tools_lib.Tool, ...] = (tools_lib.SEARCH,)
   before_turn: Callable[[int, int], str] = protocol.budget_line
-  after_search: Callable[[int, int], str] = _nothing
+  after_search: Callable[[int, int], str] = lambda budget, used: ""
   markers: tuple[str, ...] = ()
   turns_are_budget: bool = False
   ends_itself: bool = False

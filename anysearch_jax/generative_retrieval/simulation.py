@@ -143,7 +143,6 @@ class ModelSimulator:
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
     """Returns JSON values that identify the simulator."""
-    del corpora
     return {**self._model.identity(), "texts": self._texts.sha256}
 
 

@@ -36,11 +36,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 class Redactor:
-  """Replaces keys by "...".
-
-  Args:
-    secrets: the keys; empty ones are ignored.
-  """
+  """Replaces keys by "..."."""
 
   def __init__(self, *secrets: str):
     self._literals = {s: _spellings(s) for s in secrets if s}

@@ -376,12 +376,7 @@ class Episode:
   def trajectory(
     self, outcome: types.Outcome, reason: str = ""
   ) -> types.Trajectory:
-    """Returns the trajectory of an episode that ends now.
-
-    Args:
-      outcome: how it ends.
-      reason: why, if it failed or is truncated.
-    """
+    """Returns the trajectory of an episode that ends now."""
     chunks = self.chunks
     lengths = [len(chunk.token_ids) for chunk in chunks]
 

@@ -397,7 +397,6 @@ class PageRetriever:
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns where pages are from; the passages are those of `search`."""
-    del corpora
     exact = isinstance(self._retriever, tools.PageSource)
     return {"kind": "pages", "depth": None if exact else _DEPTH}
 

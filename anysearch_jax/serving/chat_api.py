@@ -63,12 +63,7 @@ def _turns(found: Any) -> list[tuple[str, str]]:
 
 
 class Writer:
-  """Turns an agent's events into chunks, and replies into a completion.
-
-  Args:
-    asked: the request.
-    served: what the service offers.
-  """
+  """Turns an agent's events into chunks, and replies into a completion."""
 
   framed = staticmethod(wire.data)
   last = wire.DONE

@@ -177,13 +177,7 @@ class Body:
     fits: Callable[[Any], bool] = lambda found: True,
     expected: str = "",
   ) -> Any:
-    """Returns a field, None if it is absent, and marks it as read.
-
-    Args:
-      name: of the field.
-      fits: whether its value can be honoured.
-      expected: what values can be.
-    """
+    """Returns a field, None if it is absent, and marks it as read."""
     found = self._left.pop(name, None)
     if found is not None and not fits(found):
       raise refuse(name, found, expected)

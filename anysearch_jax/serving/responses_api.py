@@ -128,12 +128,7 @@ def citations(reply: events.Reply, cites: bool) -> list[Item]:
 
 
 class Writer:
-  """Turns an agent's events into those of the API, which end in the response.
-
-  Args:
-    asked: the request.
-    served: what the service offers.
-  """
+  """Turns an agent's events into the API's, which end in the response."""
 
   framed = staticmethod(wire.named)
   last = b""
@@ -160,7 +155,6 @@ class Writer:
 
   def write(self, index: int, event: events.Event) -> Iterator[Item]:
     """Yields the API's events for one of the agent's; there is one answer."""
-    del index
     if not isinstance(event, events.Thinking):
       yield from self._end_reasoning()
     match event:

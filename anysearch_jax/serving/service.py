@@ -126,7 +126,6 @@ class Service:
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early."""
     self._metrics.responded("connection", 499, 0.0)
-    del reason
 
   async def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""

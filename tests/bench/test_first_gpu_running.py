@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 
 import numpy as np
 import packed_rows
 import pytest
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
+from anysearch_jax.training import batching, throughput
+from bench import policies
 from bench.first_gpu import engine, machine, running
 
 _WRITES = """
@@ -185,3 +189,18 @@ def test_reference_in_float64_equals_sums_written_out(heads):
     expected = packed_rows.written_out(q[some], k[some], v[some], g[some])
     for ours, theirs in zip(found, expected, strict=True):
       np.testing.assert_allclose(ours[some], theirs, atol=1e-10)
+
+
+@pytest.mark.parametrize("tokens", [256, 1024, 2048 + 32])
+def test_trajectories_fill_the_rows_that_run(tokens):
+  config = config_lib.ExperimentConfig(
+    batch=config_lib.BatchConfig(
+      row_lengths=(256,), micro_batch_tokens=256, max_micro_batches=10
+    )
+  )
+  work = policies.train_examples(row=256, vocab=64, tokens=tokens)
+  (rows,) = packed = batching.pack(work, config=config.batch)
+  assert throughput.count([packed]).tokens == tokens
+  assert rows.used == math.ceil(tokens / 256)
+  assert sum(x.weights[1:].sum() for x in work) == pytest.approx(1)
+  assert len({x.weights.size for x in work}) > 1

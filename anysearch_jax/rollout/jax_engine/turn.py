@@ -70,11 +70,6 @@ class Halting:
   has a bit, and a row halts at the tokens that have its bit. With more sets
   than bits some share one: their rows then halt more often than they must,
   which costs time and changes no text.
-
-  Args:
-    tokenizer: of the policy.
-    vocab_size: of the policy.
-    stop: the stop texts of most requests.
   """
 
   def __init__(
