@@ -175,8 +175,9 @@ class HttpRetriever(requests_lib.OneByBatch):
         continue
       except types.RetrievalError as met:
         error = met
-      if _may_be_of_a_query(error):
-        failed += 1
+      is_answer = isinstance(error, http_calls.AnswerError)
+      if is_answer and getattr(error, "status", 0) not in _ABOUT_CALLERS:
+        failed += 1  # A query may cause it, and not the caller or the server.
         if not is_well and failed > _FAILED:
           part, parts = queries[len(answers) :], []
         elif len(part) > 1:
@@ -188,7 +189,7 @@ class HttpRetriever(requests_lib.OneByBatch):
           parts.append((part, True))
           continue
       # The caller leaves it to us to count these.
-      self.counters["failures"] += isinstance(error, http_calls.AnswerError)
+      self.counters["failures"] += is_answer
       answers += [error] * len(part)
     if (
       failed and not is_well and not isinstance(error, http_calls.RefusedError)
@@ -235,14 +236,6 @@ class HttpRetriever(requests_lib.OneByBatch):
       raise refused[0]
     self.counters["failures"] += len(refused)
     return answers
-
-
-def _may_be_of_a_query(error: types.RetrievalError) -> bool:
-  """Returns whether a query, and not caller or server, may cause the error."""
-  status = getattr(error, "status", 0)
-  return isinstance(error, http_calls.AnswerError) and (
-    status not in _ABOUT_CALLERS
-  )
 
 
 def _passage(hit: _Hit) -> types.Passage:

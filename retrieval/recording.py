@@ -291,7 +291,6 @@ _SCHEMA = f"""
 """
 _BUSY_SECONDS = 60.0
 _HIT = struct.Struct("<32sd")
-MODES = ("record", "replay", "strict")
 
 
 class Recorder:
@@ -311,12 +310,12 @@ class Recorder:
   Args:
     retriever: the wrapped retriever; a strict recorder does not ask it.
     path: path of the log.
-    mode: one of `MODES`.
+    mode: one of the modes above.
     identity: JSON values; retrievers with equal values give equal answers. None
       without a retriever: the only identity in the log.
 
   Raises:
-    ValueError: the mode is unknown, or needs a retriever or an identity.
+    ValueError: an identity is needed.
     RetrievalError: the log is missing or is not a log of answers.
 
   `counters` has the `hits` (answers from the log), the `misses`, the `failures`
@@ -331,10 +330,6 @@ class Recorder:
     mode: str,
     identity: Any = None,
   ):
-    if mode not in MODES:
-      raise ValueError(f"mode: found {mode!r}, expected one of {MODES}.")
-    if retriever is None and mode != "strict":
-      raise ValueError(f"Mode {mode!r} needs a retriever; 'strict' needs none.")
     self._retriever = None if mode == "strict" else retriever
     self._mode = mode
     self._log = AnswerLog(path, writable=mode != "strict")

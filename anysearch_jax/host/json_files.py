@@ -11,8 +11,8 @@ from typing import Any
 from anysearch_jax.host import disk
 
 
-def read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the JSON object in a file.
+def read(path: pathlib.Path, kind: type = dict) -> Any:
+  """Returns the JSON object, or the list, in a file.
 
   Raises:
     ValueError: the file contains something else; the message names the file.
@@ -23,9 +23,10 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(
       f"{path}: not a whole JSON file ({error}); copy it again."
     ) from error
-  if not isinstance(values, dict):
+  if not isinstance(values, kind):
+    expected = "object" if kind is dict else "list"
     raise ValueError(
-      f"{path}: found {type(values).__name__}, expected a JSON object."
+      f"{path}: found {type(values).__name__}, expected a JSON {expected}."
     )
   return values
 

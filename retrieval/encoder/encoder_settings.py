@@ -12,10 +12,11 @@ Qwen3-Embedding, or empty.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 from typing import Any
+
+from anysearch_jax.host import json_files
 
 POOLINGS = ("mean", "cls", "lasttoken")
 # "e5" as a word: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
@@ -101,7 +102,7 @@ def settle(
   """
   given = {name: value for name, value in given.items() if value is not None}
   path = folder / "sentence_bert_config.json"
-  said = read(path, dict) if path.is_file() else {}
+  said = _object(path)
   if said.get("do_lower_case"):
     raise ValueError(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
@@ -109,7 +110,9 @@ def settle(
     )
   prefixes = {"query_prefix": "", "passage_prefix": ""}
   if not prefixes.keys() <= given.keys():
-    given = prefixes | (_prompts(folder) or _named(folder)) | given
+    names = _names(folder)
+    trained = (each for name, each in _TRAINED if name.search(names))
+    given = prefixes | (_prompts(folder) or next(trained, {})) | given
   if "max_tokens" not in given:
     length = said.get("max_seq_length")
     length = length if type(length) is int and length > 0 else _MAX_TOKENS
@@ -124,16 +127,9 @@ def settle(
   return EncoderSettings(**given)
 
 
-def _named(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the prefixes that models of this name are trained with."""
-  names = _names(folder)
-  found = (p for pattern, p in _TRAINED if pattern.search(names))
-  return next(found, {})
-
-
 def _names(folder: pathlib.Path) -> str:
   """Returns the names of a folder's model and of the one it was made from."""
-  config = read(folder.resolve() / "config.json", dict)
+  config = _object(folder.resolve() / "config.json")
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
   return f"{model_name(folder)}\n{made_from.name}"
 
@@ -143,7 +139,7 @@ def _pooling(folder: pathlib.Path, usual: str) -> str:
   if not path.is_file():
     return "cls" if _FIRST_TOKEN.search(_names(folder)) else usual
   modules = {}
-  for module in read(path, list):
+  for module in json_files.read(path, list):
     kind = str(module.get("type") if isinstance(module, dict) else module)
     kind = kind.rsplit(".", 1)[-1]
     if kind not in _MODULES:
@@ -162,7 +158,7 @@ def _pooling(folder: pathlib.Path, usual: str) -> str:
       "inside this folder."
     )
   path = at / "config.json"
-  config = read(path, dict)
+  config = _object(path)
   if "pooling_mode" in config and config.get("include_prompt", True):
     return str(config["pooling_mode"])
   modes = [
@@ -183,7 +179,7 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
   sentence-transformers writes empty prompts by default, so these mean nothing.
   """
   path = folder / "config_sentence_transformers.json"
-  values = read(path, dict) if path.is_file() else {}
+  values = _object(path)
   prompts = values.get("prompts")
   if not isinstance(prompts, dict):
     return {}
@@ -216,15 +212,6 @@ def is_e5_name(name: str) -> bool:
   return _E5_NAME.search(name) is not None
 
 
-def read(path: pathlib.Path, kind: type) -> Any:
-  try:
-    values = json.loads(path.read_bytes())
-  except (OSError, ValueError, RecursionError) as error:
-    raise ValueError(
-      f"{path}: the JSON is incomplete or damaged ({error}); copy it again."
-    ) from error
-  if not isinstance(values, kind):
-    raise ValueError(
-      f"{path}: found {type(values).__name__}, expected {kind.__name__}."
-    )
-  return values
+def _object(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the JSON object in a file; {} if it is missing."""
+  return json_files.read(path) if path.is_file() else {}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from anysearch_jax.host import json_files
 from anysearch_jax.policy import (
   architecture,
   decoder,
@@ -22,7 +23,7 @@ from anysearch_jax.policy import (
   tensor_files,
 )
 from anysearch_jax.policy import parameters as weights
-from retrieval.encoder import bidirectional, encoder_settings
+from retrieval.encoder import bidirectional
 
 Params = dict[str, Any]
 
@@ -71,7 +72,7 @@ def describe(folder: pathlib.Path) -> Model:
       f"{folder}: no config.json; expected a Hugging Face folder of an encoder."
     )
   hf_config.refuse_adapter(folder)
-  config = encoder_settings.read(path, dict)
+  config = json_files.read(path)
   kind = config.get("model_type")
   try:
     if kind in _DECODERS:

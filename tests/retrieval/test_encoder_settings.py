@@ -139,7 +139,7 @@ def test_empty_prompts_do_not_hide_that_a_model_is_e5(own):
       "expected .*, prompts included",
     ),
     ({"pooling_mode": "max"}, "pooling: found 'max', expected one"),
-    ([], "found list, expected dict"),
+    ([], "found list, expected a JSON object"),
   ],
 )
 def test_another_pooling_is_refused_by_name(
