@@ -15,6 +15,7 @@ import os
 import re
 import threading
 import unicodedata
+from collections.abc import Iterator
 
 import regex
 import Stemmer
@@ -118,24 +119,17 @@ class Analyzer:
       self._kept[word] = terms
     return terms
 
-  def _terms(self, word: str) -> list[str]:
-    if not word.isascii() and _UNSPACED.search(word):
-      # Every second part is of a script without spaces.
-      parts = _UNSPACED.split(word)
-      out: list[str] = []
-      for i, part in enumerate(parts):
-        pairs = [part[at : at + 2] for at in range(len(part) - 1)]
-        out += [*part, *pairs] if i % 2 else self._spaced(part)
-      return out
-    return self._spaced(word)
-
-  def _spaced(self, word: str) -> list[str]:
-    if self.language == "english" and word[-2:] in ("'s", "’s"):
-      word = word[:-2]
-    if not word or word in self._stops:
-      return []
-    stem = self._stem(word)
-    return [stem] if stem else []
+  def _terms(self, word: str) -> Iterator[str]:
+    parts = [word] if word.isascii() else _UNSPACED.split(word)
+    for i, part in enumerate(parts):
+      if i % 2:  # Of a script without spaces.
+        yield from part
+        yield from (part[at : at + 2] for at in range(len(part) - 1))
+        continue
+      if self.language == "english" and part[-2:] in ("'s", "’s"):
+        part = part[:-2]
+      if part and part not in self._stops and (stem := self._stem(part)):
+        yield stem
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.environment import tools
 from retrieval import analysis
+from retrieval import requests as requests_lib
 
 # bm25s logs a line for every index that it builds.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
@@ -26,7 +27,7 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)
 _ANSWERS = 65536  # That are cached; the least recently used is evicted.
 
 
-class LexicalRetriever:
+class LexicalRetriever(requests_lib.OneByBatch):
   """Answers searches by BM25 over titles and texts, with one index per corpus.
 
   An index is built when its corpus is first searched; answers are cached.
@@ -56,12 +57,6 @@ class LexicalRetriever:
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(_ANSWERS)(self._rank)
     self._pages = functools.cache(self._build_pages)
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    """Answers a request; see `lookup`."""
-    return self._cached(request.query, request.k, request.corpus)
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

@@ -143,7 +143,12 @@ def tune(index: Any, queries: np.ndarray, value: int = 0) -> Search:
   tried = [least << i for i in range(most.bit_length()) if least << i < most]
   for each in [value] if value else [*tried, most]:
     apply(index, each)
-    recall = _recall(index.search(queries, _K)[1], exact)
+    found = index.search(queries, _K)[1]
+    shares = [
+      np.isin(e[e >= 0], f).sum() / max(1, (e >= 0).sum())
+      for f, e in zip(found, exact, strict=True)
+    ]
+    recall = float(np.mean(shares))
     if recall >= LEAST:
       break
   return Search(parameter(index), each, recall)
@@ -192,11 +197,3 @@ def _stored(index: Any, rows: Sequence[int]) -> np.ndarray:
       raise RuntimeError("The codes of FastScan cannot be read back.")
     lists.make_direct_map()
   return np.stack([index.reconstruct(row) for row in rows])
-
-
-def _recall(found: np.ndarray, exact: np.ndarray) -> float:
-  shares = [
-    len(set(f.tolist()) & set(e[e >= 0].tolist())) / max(1, (e >= 0).sum())
-    for f, e in zip(found, exact, strict=True)
-  ]
-  return float(np.mean(shares))
