@@ -74,7 +74,7 @@ class AnswerLog:
     fixed = not writable and not os.access(self.path.parent, os.W_OK)
     how = "mode=ro&immutable=1" if fixed else "mode=rw"
     self._lock = threading.Lock()
-    try:
+    with self._errors(), contextlib.ExitStack() as unless_refused:
       self._db = sqlite3.connect(
         f"{self.path.as_uri()}?{how}",
         uri=True,
@@ -82,25 +82,20 @@ class AnswerLog:
         isolation_level=None,
         check_same_thread=False,
       )
-    except sqlite3.Error as error:
-      raise self._unreadable(error) from error
-    try:
+      unless_refused.callback(self._db.close)
       # Commits survive a killed process; the last may be lost in a power cut.
       self._db.execute("PRAGMA synchronous = NORMAL")
       found = [
         self._db.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("application_id", "user_version")
       ]
-    except sqlite3.Error as error:
-      self._db.close()
-      raise self._unreadable(error) from error
-    if found != [_APPLICATION, _VERSION]:
-      self._db.close()
-      raise types.RetrievalError(
-        f"{self.path}: found a database with application id and version "
-        f"{found}, expected a log of answers with {[_APPLICATION, _VERSION]}; "
-        "name another file."
-      )
+      if found != [_APPLICATION, _VERSION]:
+        raise types.RetrievalError(
+          f"{self.path}: found a database with application id and version "
+          f"{found}, expected a log of answers with "
+          f"{[_APPLICATION, _VERSION]}; name another file."
+        )
+      unless_refused.pop_all()
 
   def read(self, keys: Sequence[Key]) -> list[Answer | None]:
     """Returns the answer to each key; None if the log has none.
@@ -161,16 +156,14 @@ class AnswerLog:
     """Creates an empty log, unless another process creates it meanwhile."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     beside = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-      database = sqlite3.connect(beside)
-      database.executescript(_SCHEMA)
-      database.close()
-      with contextlib.suppress(FileExistsError):
-        os.link(beside, self.path)
-    except (OSError, sqlite3.Error) as error:
-      raise self._unreadable(error) from error
-    finally:
-      beside.unlink(missing_ok=True)
+    with self._errors():
+      try:
+        with contextlib.closing(sqlite3.connect(beside)) as database:
+          database.executescript(_SCHEMA)
+        with contextlib.suppress(FileExistsError):
+          os.link(beside, self.path)
+      finally:
+        beside.unlink(missing_ok=True)
 
   def _answer(self, key: Key) -> Answer | None:
     address = _address(key)
@@ -226,17 +219,14 @@ class AnswerLog:
 
   @contextlib.contextmanager
   def _transaction(self, kind: str) -> Iterator[None]:
-    with self._lock:
+    with self._lock, self._errors():
+      self._db.execute(f"BEGIN {kind}")
       try:
-        self._db.execute(f"BEGIN {kind}")
-        try:
-          yield
-          self._db.execute("COMMIT")
-        finally:
-          if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
-      except sqlite3.Error as error:
-        raise self._unreadable(error) from error
+        yield
+        self._db.execute("COMMIT")
+      finally:
+        if self._db.in_transaction:
+          self._db.execute("ROLLBACK")
 
   def _damaged(self, what: str) -> types.RetrievalError:
     return types.RetrievalError(
@@ -244,11 +234,15 @@ class AnswerLog:
       "damaged. Restore a copy, or record again."
     )
 
-  def _unreadable(self, error: Exception) -> types.RetrievalError:
-    return types.RetrievalError(
-      f"{self.path}: {error}. Expected a log of answers on a local disk with "
-      "room on it; if it is damaged, bring a copy back or record again."
-    )
+  @contextlib.contextmanager
+  def _errors(self) -> Iterator[None]:
+    try:
+      yield
+    except (OSError, sqlite3.Error) as error:
+      raise types.RetrievalError(
+        f"{self.path}: {error}. Expected a log of answers on a local disk with "
+        "room on it; if it is damaged, bring a copy back or record again."
+      ) from error
 
 
 def _address(value: Key | types.Passage) -> bytes:

@@ -67,7 +67,7 @@ class Batcher:
     self._line: dict[_Query, None] = {}
     self._open: set[_Query] = set()
     self._numbers = itertools.count()
-    self._starting = self._closed = False
+    self._closed = False
     self._seconds = 0.0  # Duration of the last search.
     self._begun: float | None = None  # Start of the running search.
 
@@ -121,9 +121,8 @@ class Batcher:
       query.answer.add_done_callback(functools.partial(self._leave, query))
     self._line |= dict.fromkeys(asked)
     self._open |= {*asked}
-    if asked and not self.busy and not self._starting:
+    if asked and not self.busy:
       # Deferred, so that requests of the same event-loop iteration join it.
-      self._starting = True
       loop.call_soon(self._start)
     found = asyncio.gather(*(query.answer for query in asked))
     timer = None if end is None else loop.call_at(end, self._give_up, asked)
@@ -166,7 +165,6 @@ class Batcher:
     self._line.pop(query, None)
 
   def _start(self) -> None:
-    self._starting = False
     if self.busy or self._closed or not self._line:
       return
     batch: list[_Query] = []
