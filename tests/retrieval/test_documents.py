@@ -136,7 +136,7 @@ def test_what_is_no_corpus_is_pointed_to_documents(tmp_path, name):
 
 def test_passages_fit_the_encoder_and_longer_ones_are_counted(tmp_path):
   sizes = {"hidden_size": 32, "num_attention_heads": 4}
-  random_encoders.make(tmp_path / "e", num_hidden_layers=1, **sizes)
+  random_encoders.make(tmp_path / "e", **sizes)
   encoder = encoder_lib.Encoder(tmp_path / "e", max_tokens=96)
   words = " ".join(random_encoders.words()[:300])
   notes = write(tmp_path / "n", a__txt=words)

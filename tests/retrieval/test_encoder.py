@@ -21,12 +21,6 @@ from retrieval.encoder import encoder as encoder_lib
 from retrieval.index import building, opening
 from retrieval.index import search as index_search
 
-TINY = {
-  "hidden_size": 64,
-  "num_attention_heads": 2,
-  "intermediate_size": 96,
-  "num_hidden_layers": 1,
-}
 # Texts of several lengths; one is cut.
 TEXTS = [
   "bada",
@@ -36,11 +30,6 @@ TEXTS = [
   *random_encoders.texts(1, seed=1, mean=60),
   *random_encoders.texts(1, seed=2, mean=300),
 ]
-
-
-def make(folder: pathlib.Path, **sizes) -> pathlib.Path:
-  random_encoders.make(folder, **TINY | sizes)
-  return folder
 
 
 def read(path: pathlib.Path):
@@ -54,7 +43,9 @@ def write(path: pathlib.Path, values) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  return make(tmp_path_factory.mktemp("encoders") / "tiny")
+  folder = tmp_path_factory.mktemp("encoders") / "tiny"
+  random_encoders.make(folder)
+  return folder
 
 
 @pytest.fixture
@@ -72,7 +63,8 @@ def test_vectors_are_those_of_torch_and_its_tokenizer(torch, tmp_path):
   import transformers
 
   folder = tmp_path / "e5-small-v2"  # Prefixes follow from the name.
-  random_encoders.make(folder, num_hidden_layers=2)
+  small = {"hidden_size": 384, "num_attention_heads": 12}  # Of E5's.
+  random_encoders.make(folder, num_hidden_layers=2, **small)
   encoder = encoder_lib.Encoder(folder)
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   model = transformers.AutoModel.from_pretrained(
@@ -291,7 +283,8 @@ def test_a_missing_or_damaged_file_is_refused_by_name(
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, nothing_loads):
-  few = make(tmp_path / "few", vocab_size=len(random_encoders.vocabulary()) - 1)
+  few, tokens = tmp_path / "few", len(random_encoders.vocabulary())
+  random_encoders.make(few, vocab_size=tokens - 1)
   with pytest.raises(ValueError, match="2886 tokens, .* 2885 rows"):
     encoder_lib.Encoder(few)
   path = few / "tokenizer.json"

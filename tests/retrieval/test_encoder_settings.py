@@ -16,13 +16,7 @@ from retrieval.encoder import encoder_settings
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp("encoders") / "tiny"
-  random_encoders.make(
-    folder,
-    hidden_size=32,
-    num_attention_heads=2,
-    intermediate_size=32,
-    num_hidden_layers=1,
-  )
+  random_encoders.make(folder)
   return folder
 
 

@@ -17,11 +17,11 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
 from retrieval.encoder import bidirectional
 
-# Of E5's and MiniLM's small models.
 _SIZES = {
-  "hidden_size": 384,
-  "num_attention_heads": 12,
-  "intermediate_size": 1536,
+  "hidden_size": 64,
+  "num_attention_heads": 2,
+  "intermediate_size": 96,
+  "num_hidden_layers": 1,
 }
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 _WORDS = 4000
