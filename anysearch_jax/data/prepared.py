@@ -60,7 +60,11 @@ def write(
   tables = {name: part.entries for name, part in parts.items() if part.entries}
   if mixed:
     tables[MIX] = list(mixed)
-  contents = {f"{name}.parquet": _parquet(e) for name, e in tables.items()}
+  contents = {}
+  for name, entries in tables.items():
+    out = pa.BufferOutputStream()
+    pq.write_table(_table(entries), out, compression="zstd")
+    contents[f"{name}.parquet"] = out.getvalue()
   whole = {
     "version": _VERSION,
     **manifest,
@@ -257,13 +261,6 @@ class Rows(dataset_iterator.Indexed):
   def ids(self) -> list[str]:
     """Returns the ids of the questions, in order."""
     return self._table.column("id").to_pylist()
-
-
-def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
-  """Returns the contents of a Parquet file with these questions."""
-  out = pa.BufferOutputStream()
-  pq.write_table(_table(entries), out, compression="zstd")
-  return out.getvalue()
 
 
 def _table(entries: Sequence[preparing.Entry]) -> pa.Table:

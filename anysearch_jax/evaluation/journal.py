@@ -7,6 +7,7 @@ order of their places, so that the file does not depend on timing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from anysearch_jax.host import disk, json_files
 Row = Mapping[str, Any]
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
   """The rows of one file; use as a context manager.
 
   Memory holds only the byte offset of each row. One process at a time may
@@ -56,9 +57,6 @@ class Journal:
     except BaseException:
       self._file.close()
       raise
-
-  def __enter__(self) -> Journal:
-    return self
 
   def __exit__(self, *unused) -> None:
     self._file.close()

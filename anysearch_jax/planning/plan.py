@@ -14,6 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
 from anysearch_jax.planning import compilation, targets
 from anysearch_jax.policy import sharding
+from anysearch_jax.report import tables
 
 Cells = Sequence[Sequence[str]]
 
@@ -167,9 +168,9 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
 
 def text(plan: Plan) -> str:
   """Formats a plan for a terminal: tables, verdict and what is assumed."""
-  lines = [_title(plan), "", *_aligned(_rows(plan)), ""]
+  lines = [_title(plan), "", *tables.aligned(_rows(plan)), ""]
   if plan.step:
-    lines += [*_aligned(_step_rows(plan, plan.step)), ""]
+    lines += [*tables.aligned(_step_rows(plan, plan.step)), ""]
   lines += [f"Verdict: {plan.verdict}"]
   for title, sentences in (
     ("What would make it fit:", plan.advice),
@@ -178,17 +179,6 @@ def text(plan: Plan) -> str:
     if sentences:
       lines += ["", title, *("  " + sentence for sentence in sentences)]
   return "\n".join(lines)
-
-
-def _aligned(rows: Cells) -> list[str]:
-  """Returns lines with aligned columns, the first one to the left."""
-  first, *rest = (max(map(len, column)) for column in zip(*rows, strict=True))
-  return [
-    "  ".join(
-      [row[0].ljust(first), *(x.rjust(n) for x, n in zip(row[1:], rest))]
-    ).rstrip()
-    for row in rows
-  ]
 
 
 def _title(plan: Plan) -> str:

@@ -145,33 +145,23 @@ def rollout_mesh(
     here = jax.process_index() if devices is None else devices[0].process_index
     trainer = training_mesh(config, devices)
     chosen = [d for d in trainer.devices.flat if d.process_index == here]
-  tensor = _rollout_tensor(config, a, chosen)
-  return mesh(data=len(chosen) // tensor, tensor=tensor, devices=chosen)
-
-
-def _rollout_tensor(
-  config: config_lib.MeshConfig,
-  a: architecture_lib.Architecture,
-  devices: Sequence[jax.Device],
-) -> int:
-  """Returns the number of devices that share a copy of the sampled policy."""
-  largest = math.gcd(len(devices), a.kv_heads)
+  largest = math.gcd(len(chosen), a.kv_heads)
   possible = [n for n in range(1, largest + 1) if largest % n == 0]
-  if config.rollout_tensor:
-    if config.rollout_tensor not in possible:
-      raise ValueError(
-        f"mesh.rollout_tensor: found {config.rollout_tensor} for "
-        f"{len(devices)} devices that sample and {a.kv_heads} kv heads; "
-        f"expected a divisor of both: {', '.join(map(str, possible))}, or 0."
-      )
-    return config.rollout_tensor
-  trainer = config.trainer or range(config.data * config.fsdp * config.tensor)
-  known = hardware.of_kind(devices[0].device_kind)
-  if known is None or set(trainer) & set(config.rollout or trainer):
-    return largest
-  taken = _BFLOAT16 * weights.count(table.rows(a.without_lora()))
-  fits = (n for n in possible if taken / n <= known.memory * _WEIGHTS)
-  return next(fits, largest)
+  tensor = config.rollout_tensor
+  if tensor and tensor not in possible:
+    raise ValueError(
+      f"mesh.rollout_tensor: found {tensor} for {len(chosen)} devices that "
+      f"sample and {a.kv_heads} kv heads; expected a divisor of both: "
+      f"{', '.join(map(str, possible))}, or 0."
+    )
+  train = config.trainer or range(config.data * config.fsdp * config.tensor)
+  known = hardware.of_kind(chosen[0].device_kind)
+  if not tensor and known and not set(train) & set(config.rollout or train):
+    taken = _BFLOAT16 * weights.count(table.rows(a.without_lora()))
+    fits = (n for n in possible if taken / n <= known.memory * _WEIGHTS)
+    tensor = next(fits, largest)
+  tensor = tensor or largest
+  return mesh(data=len(chosen) // tensor, tensor=tensor, devices=chosen)
 
 
 def _pick(

@@ -164,10 +164,8 @@ def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
   """
   for name in ("generation_config.json", "config.json"):
     path = folder / name
-    if not path.is_file():
-      continue
-    value = json_files.read(path).get("eos_token_id")
-    if value is None:
+    values = json_files.read(path) if path.is_file() else {}
+    if (value := values.get("eos_token_id")) is None:
       continue
     ids = value if isinstance(value, list) else [value]
     if not all(type(i) is int and i >= 0 for i in ids):

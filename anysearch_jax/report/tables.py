@@ -226,15 +226,19 @@ def to_text(table: Table) -> str:
   lines = [[*table.keys, *(column.full_name for column in table.columns)]]
   for line in table.lines:
     lines.append([*line.keys, *map(shown, line.cells, table.columns)])
+  return "\n".join(aligned(lines, len(table.keys)))
+
+
+def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+  """Aligns columns of text: the first `left` to the left, all others right."""
   widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
-  lead = len(table.keys)
-  return "\n".join(
+  return [
     "  ".join(
-      text.ljust(width) if place < lead else text.rjust(width)
+      text.ljust(width) if place < left else text.rjust(width)
       for place, (text, width) in enumerate(zip(line, widths, strict=True))
     ).rstrip()
     for line in lines
-  )
+  ]
 
 
 def to_json(table: Table) -> dict[str, Any]:

@@ -27,6 +27,7 @@ and reads the shards of its devices, and the first does everything else.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import json
 import math
@@ -110,7 +111,7 @@ def quality(
   return value if math.isfinite(value) else -math.inf
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   """The checkpoints of one run; use as a context manager.
 
   folder: of the checkpoints, an absolute path.
@@ -223,9 +224,6 @@ class Checkpoints:
       read_json(self.folder, rollout, "progress"),
       pending,
     )
-
-  def __enter__(self) -> Checkpoints:
-    return self
 
   def __exit__(self, failure: type | None = None, *unused) -> None:
     if failure is not None and jax.process_count() > 1:

@@ -26,7 +26,7 @@ from anysearch_jax.training import trackers
 Values = Mapping[str, float | int | bool]
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager["Writer"]):
   """Appends the records of rollouts; use as a context manager.
 
   Besides, `sinks` get a rollout's step and its finite metrics.
@@ -102,9 +102,6 @@ class Writer:
     )
     self._board.write_event(event)
     self._board.flush()
-
-  def __enter__(self) -> Writer:
-    return self
 
   def __exit__(self, *unused) -> None:
     with disk.translate_errors(self._board_folder):

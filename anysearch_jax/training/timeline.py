@@ -34,7 +34,7 @@ class Span(NamedTuple):
   detail: Mapping[str, Any]
 
 
-class Timeline:
+class Timeline(contextlib.AbstractContextManager["Timeline"]):
   """Collects spans. Thread-safe.
 
   The trace replaces the file at `path`; None writes no trace.
@@ -88,9 +88,6 @@ class Timeline:
         file.seek(-len(_CLOSE), 2)
         file.write(b",\n" + _joined(events) + _CLOSE)
     return spans
-
-  def __enter__(self) -> Timeline:
-    return self
 
   def __exit__(self, *unused) -> None:
     """Writes the spans that were never taken."""
