@@ -26,7 +26,6 @@ Questions from data/qa (launch.prepare_data), passages from indexes/e5
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
@@ -37,24 +36,12 @@ _CONTEXT = 6144
 _QUESTIONS = 128
 
 
-class Memory(NamedTuple):
-  """What a GPU of one size is given.
-
-  Attributes:
-    slots: episodes whose KV cache is kept.
-    lanes: rows of a decode call.
-    rows: of a micro-batch.
-  """
-
-  slots: int
-  lanes: tuple[int, ...]
-  rows: int
-
-
+# By memory: episodes whose KV cache is kept, rows of decode calls, rows of a
+# micro-batch.
 MEMORIES = {
-  "24": Memory(32, (8, 16, 32), rows=1),
-  "80": Memory(128, (32, 64, 128), rows=4),
-  "141": Memory(320, (64, 128, 256), rows=8),
+  "24": (32, (8, 16, 32), 1),
+  "80": (128, (32, 64, 128), 4),
+  "141": (320, (64, 128, 256), 8),
 }
 # By policy: its folder, and the tokens of KV cache by memory. 0 is all that the
 # slots can need; a token of Qwen3 takes 4 to 12 times that of Qwen2.5.
@@ -84,10 +71,10 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   policy, size = preset.rsplit("-", 1)
   if preset in LARGE:
     folder, kv, rows = LARGE[preset]
-    memory = Memory(320, (32, 64, 128, 256), rows)
+    slots, lanes = 320, (32, 64, 128, 256)
   else:
     folder, kv_tokens = POLICIES[policy]
-    memory = MEMORIES[size]
+    slots, lanes, rows = MEMORIES[size]
     kv = kv_tokens[list(MEMORIES).index(size)]
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
@@ -106,16 +93,12 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     questions=_QUESTIONS,
     reward=config_lib.RewardConfig(length_limit=1024, length_tolerance=512),
     episode=config_lib.EpisodeConfig(max_generated=2048, max_context=_CONTEXT),
-    engine={
-      "slots": memory.slots,
-      "max_context": _CONTEXT,
-      "lanes": memory.lanes,
-    },
+    engine={"slots": slots, "max_context": _CONTEXT, "lanes": lanes},
     batch={
       "row_lengths": (_CONTEXT,),
-      "micro_batch_tokens": memory.rows * _CONTEXT,
+      "micro_batch_tokens": rows * _CONTEXT,
       "remat": "dots" if preset in LARGE else base.batch.remat,
       # Also where every trajectory fills a row.
-      "max_micro_batches": trajectories // memory.rows,
+      "max_micro_batches": trajectories // rows,
     },
   )

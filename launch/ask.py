@@ -258,7 +258,7 @@ def show(told: Iterable[events.Event]) -> events.Reply:
         if not passages:
           _say("  no results", "passage")
       case events.Budget() as budget if budget.total < budgets_lib.UNCAPPED:
-        _say(f"{_count(budget.left, 'search', 'searches')} left", "budget")
+        _say(f"{_searches(budget.left)} left", "budget")
       case events.Answer(reply):
         _conclude(reply)
         return reply
@@ -301,7 +301,7 @@ def _conclude(reply: events.Reply) -> None:
   if reply.refused_citations:
     numbers = ", ".join(map(str, reply.refused_citations))
     _say(f"It also cited {numbers}, which no search had shown.", "problem")
-  searches = _count(reply.searches, "search", "searches")
+  searches = _searches(reply.searches)
   _say(f"{searches}, {reply.tokens} tokens, {reply.seconds:.1f} s", "thinking")
 
 
@@ -324,8 +324,8 @@ def _line(title: str, text: str) -> str:
   return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def _count(number: int, one: str, more: str) -> str:
-  return f"{number} {one if number == 1 else more}"
+def _searches(number: int) -> str:
+  return f"{number} search" if number == 1 else f"{number} searches"
 
 
 def _clean(text: str) -> str:

@@ -105,12 +105,9 @@ def _environments() -> Iterator[str]:
 
 
 def _retrievers() -> Iterator[str]:
-  (kind,) = (
-    each
-    for each in config_settings.listed(CONFIG.retrieval)
-    if each.path == "kind"
-  )
-  yield kind.sentence
+  for each in config_settings.listed(CONFIG.retrieval):
+    if each.path == "kind":
+      yield each.sentence
 
 
 if __name__ == "__main__":

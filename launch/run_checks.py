@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -533,17 +533,17 @@ def footprint(
   a = lora.attach(a, config.lora)
   trained = weights.count(table.trainable_rows(a))
   base = weights.count(table.base_rows(a))
-  compute = _bytes(config.compute_dtype)
+  compute = jnp.dtype(config.compute_dtype).itemsize
   checkpoint = 3 * _MASTER * trained  # Weights and both moments.
   keep, mesh, e = config.checkpoint, config.mesh, config.engine
   c = config.curriculum
   recorded = math.ceil(c.total_steps / c.steps_per_rollout / config.save_every)
   tokens = config.questions * config.group * config.episode.max_context
-  export = base * _bytes(keep.export_dtype)
+  export = base * jnp.dtype(keep.export_dtype).itemsize
   frozen = 0
   if config.lora.rank:
     export += _MASTER * trained
-    frozen = base * _bytes(config.lora.base_dtype)
+    frozen = base * jnp.dtype(config.lora.base_dtype).itemsize
   elif config.objective.kl_coefficient:
     frozen = base * compute
   shards = mesh.fsdp * mesh.tensor
@@ -578,7 +578,3 @@ def footprint(
     sampled=policy + cache,
     shared=policy + shared,
   )
-
-
-def _bytes(dtype: str) -> int:
-  return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize

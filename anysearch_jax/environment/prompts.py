@@ -47,10 +47,6 @@ def _with_fetch(texts: Mapping[str, str]) -> spec.Environment:
   return dataclasses.replace(env, format=formed)
 
 
-def _world(env: spec.Environment) -> spec.Environment:
-  return dataclasses.replace(env, units="budget_world.toml")
-
-
 def _documents(
   texts: Mapping[str, str],
   states: str = "<budget>{}</budget>",
@@ -83,7 +79,9 @@ def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   return dataclasses.replace(env, format=None)
 
 
-WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)
+WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(
+  lambda env: dataclasses.replace(env, units="budget_world.toml")
+)
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),

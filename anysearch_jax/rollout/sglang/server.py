@@ -115,8 +115,7 @@ class Server:
 
   async def version(self, seconds: float = _CONTROL_SECONDS) -> str:
     """Returns the name of the weights that the server reports in time."""
-    patience = min(seconds, self._patience)
-    info = self._object(await self._ask("GET", "/model_info", None, patience))
+    info = await self.get("/model_info", min(seconds, self._patience))
     found = info.get("weight_version")
     if not isinstance(found, str):
       raise self.error(
@@ -196,9 +195,10 @@ class Server:
     except types.EngineError as error:
       raise self.error(error) from None
 
-  async def get(self, path: str) -> Json:
-    """Returns the object at this path."""
-    return self._object(await self._ask("GET", path, None, self._patience))
+  async def get(self, path: str, deadline: float | None = None) -> Json:
+    """Returns the object at this path; the default deadline is short."""
+    seconds = deadline or self._patience
+    return self._object(await self._ask("GET", path, None, seconds))
 
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
