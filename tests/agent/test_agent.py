@@ -12,7 +12,8 @@ import time
 import pytest
 import scripted
 from scripted import CODEC, answer, search
-from scripted_agent import ANSWERED, CONFIG, EMMA, Held, make, wait_for
+from scripted_agent import ANSWERED, CONFIG, EMMA, Held, make
+from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types

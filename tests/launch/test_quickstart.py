@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import waits
 
 from launch import evaluate, parts, progress, quickstart, stopping, train
 from launch import flags as launch_flags
@@ -205,10 +206,7 @@ jobs = [
 quickstart.run(jobs, root / "logs", at_once=1)
 """
   process = subprocess.Popen([sys.executable, "-c", code])
-  end = time.monotonic() + 120
-  while not (pid.is_file() and pid.read_text()):
-    assert time.monotonic() < end
-    time.sleep(0.01)
+  waits.wait_for(lambda: pid.is_file() and pid.read_text(), 120)
   process.send_signal(signal.SIGTERM)
   assert process.wait(120) == stopping.RESUME
   with pytest.raises(ProcessLookupError):

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 
@@ -24,6 +23,7 @@ import httpx2
 import pytest
 import served
 import uvicorn
+import waits
 
 from launch import http_server, serve_retriever
 from retrieval.index import building, opening
@@ -336,14 +336,6 @@ def ended(connection):
   return True
 
 
-def waits_until(holds, seconds=30):
-  """Returns whether `holds()` becomes true in time."""
-  end = time.monotonic() + seconds
-  while not holds() and time.monotonic() < end:
-    time.sleep(0.01)
-  return holds()
-
-
 def ask(address, query="a"):
   url = "http://{}:{}/retrieve".format(*address)
   body = {"queries": [query], "topk": 1}
@@ -374,7 +366,7 @@ def test_client_that_reads_nothing_is_disconnected():
     body = b'{"queries": ["much"]}'
     asked = HALF + b"Length: %d\r\n\r\n" % len(body) + body
     with half_open(address, 1, asked) as (connection,):
-      assert waits_until(lambda: reasons)
+      waits.wait_for(lambda: reasons)
       assert ended(connection)
     assert reasons == ["request"]
 
@@ -387,7 +379,7 @@ def test_server_with_only_busy_connections_refuses_with_503():
     search.wait_for_call()
     threads[1].start()
     # It waits for the search of the first.
-    assert waits_until(lambda: search.service.batcher.waiting == 1)
+    waits.wait_for(lambda: search.service.batcher.waiting == 1)
     assert "Every connection of this server is busy" in ask_raw(address)
     search.free.set()
     for thread in threads:
@@ -418,7 +410,7 @@ def test_body_that_does_not_end_is_dropped_after_a_while(monkeypatch, limit):
       assert said.startswith(b"HTTP/1.1 413 ") and b"connection: close" in said
       if limit == "_LINGER_BYTES":
         connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
-      assert waits_until(lambda: reasons == ["request"], 5)
+      waits.wait_for(lambda: reasons == ["request"], 5)
 
 
 def ask_raw(address):

@@ -18,7 +18,7 @@ import foreign_pages
 import httpx2
 import openai
 import pytest
-from served_agent import wait_for
+from waits import wait_for
 
 from launch import serve
 

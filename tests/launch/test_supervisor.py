@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import source_tree
+import waits
 
 from launch import stopping, supervisor
 
@@ -61,20 +61,14 @@ def state(pid):
 
 def pids(folder, seconds=60.0):
   """Returns the process ids that `PARENT` prints."""
-  end = time.monotonic() + seconds
-  while not (folder / "pids").is_file():
-    assert time.monotonic() < end
-    time.sleep(0.02)
+  waits.wait_for((folder / "pids").is_file, seconds)
   return [int(pid) for pid in (folder / "pids").read_text().split()]
 
 
 def assert_ended(folder):
   """Asserts that the processes end soon; a kill takes a moment."""
-  end = time.monotonic() + 60
-  for pid in pids(folder):
-    while state(pid) not in ("gone", "Z", "X"):
-      assert time.monotonic() < end, f"{pid} still runs"
-      time.sleep(0.02)
+  ended = {"gone", "Z", "X"}
+  waits.wait_for(lambda: ended.issuperset(map(state, pids(folder))), 60)
 
 
 def python(name, code, *arguments, **settings):
@@ -84,9 +78,7 @@ def python(name, code, *arguments, **settings):
 
 @pytest.fixture
 def port():
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return free.getsockname()[1]
+  return waits.free_port()
 
 
 def service(port, late=0.0):
@@ -118,9 +110,7 @@ def wait_for(path):
 
 
 def test_the_main_command_starts_when_all_services_answer(run, port, tmp_path):
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    other = free.getsockname()[1]
+  other = waits.free_port()
   ask = (
     "import urllib.request, os;"
     f"print(urllib.request.urlopen('http://127.0.0.1:{port}/health').status,"
@@ -399,10 +389,7 @@ def test_text_and_tail_skip_what_was_in_the_log(tmp_path):
   child = supervisor.Child(
     [sys.executable, "-c", code], log, heading="$ x\n", append=True
   )
-  end = time.monotonic() + 30
-  while child.code != 0:
-    assert time.monotonic() < end
-    time.sleep(0.01)
+  waits.wait_for(lambda: child.code == 0, 30)
   assert child.text() == "10%\r100%\n\nend\n"
   assert child.tail(2) == ["100%", "end"]
   assert log.read_text().startswith("before\n$ x\n")

@@ -17,7 +17,8 @@ import time
 import mcp_servers
 import pytest
 import web_site
-from mcp_servers import COMMAND, EMMA, ask, free_port, ids, opened
+from mcp_servers import COMMAND, EMMA, ask, ids, opened
+from waits import free_port
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types

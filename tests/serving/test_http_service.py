@@ -13,8 +13,9 @@ import openai
 import pytest
 import scripted
 from scripted import answer, search
-from scripted_agent import Held, wait_for
+from scripted_agent import Held
 from served_agent import guarding, script, served
+from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events

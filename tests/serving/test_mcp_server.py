@@ -15,7 +15,8 @@ import scripted
 import scripted_agent
 import uvicorn
 from scripted import answer, search
-from scripted_agent import Held, wait_for
+from scripted_agent import Held
+from waits import wait_for
 
 from anysearch_jax import budgets, types
 from anysearch_jax.serving import mcp_server

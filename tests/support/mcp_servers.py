@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+import waits
 
 tool_lib = pytest.importorskip(
   "retrieval.mcp_tool", reason="needs the extra [serve]"
@@ -51,14 +52,9 @@ def started(port, *limit):
   raise AssertionError("The server did not start.")
 
 
-def free_port():
-  with socket.create_server(("127.0.0.1", 0)) as listening:
-    return listening.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def url():
-  port = free_port()
+  port = waits.free_port()
   process = started(port)
   yield f"http://127.0.0.1:{port}/mcp"
   process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import scripted
 from scripted import answer, search
@@ -47,11 +46,3 @@ class Held(scripted.Engine):
     while not self.go.is_set():
       await asyncio.sleep(0.005)
     return await super().generate(request)
-
-
-def wait_for(what, seconds=10):
-  """Waits until a function returns something true."""
-  end = time.monotonic() + seconds
-  while not what():
-    assert time.monotonic() < end, "It did not happen."
-    time.sleep(0.005)

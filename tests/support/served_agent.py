@@ -10,7 +10,8 @@ import threading
 import scripted
 import uvicorn
 from scripted import CODEC, answer, search
-from scripted_agent import EMMA, wait_for
+from scripted_agent import EMMA
+from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types

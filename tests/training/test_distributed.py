@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 import small_run
+import waits
 from absl import app
 
 from anysearch_jax.policy import decoder, hf
@@ -86,9 +86,7 @@ def train(root, output, *, each=((),), meanwhile=lambda started: None):
   `each` has the extra arguments of each process; `meanwhile` is called when
   all have started.
   """
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{free.getsockname()[1]}"
+  address = f"127.0.0.1:{waits.free_port()}"
   count = len(each)
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
@@ -197,11 +195,13 @@ def test_two_processes_resume_to_the_same_bits(root, two):
 
 
 def wait_for_a_rollout(output, started):
-  end, written = time.monotonic() + DEADLINE, output / "metrics.jsonl"
-  while not (written.is_file() and "\n" in written.read_text()):
-    assert time.monotonic() < end
+  written = output / "metrics.jsonl"
+
+  def has_one():
     assert all(process.poll() is None for process in started)
-    time.sleep(0.05)
+    return written.is_file() and "\n" in written.read_text()
+
+  waits.wait_for(has_one, DEADLINE)
 
 
 @pytest.mark.slow
@@ -253,10 +253,7 @@ def test_a_stop_during_a_compilation_ends_both_processes_soon(root):
   output = root / "compiling"
 
   def stop(started):
-    end = time.monotonic() + DEADLINE
-    while not (output / "metrics.jsonl").is_file():
-      assert time.monotonic() < end
-      time.sleep(0.05)
+    waits.wait_for((output / "metrics.jsonl").is_file, DEADLINE)
     started[1].terminate()
 
   each = [("--grace=0", "--heartbeat=20", f"--cache={root / 'cold'}")] * 2
