@@ -337,7 +337,7 @@ _7B, _TRACED = {"policy": "Qwen2.5-7B-Instruct"}, {"profile": True}
 STAGES = (
   Stage("doctor", "installation and devices", "machine.doctor", 90),
   Stage("peaks", "matrix products and copies", "machine.peaks", 90),
-  Stage("kernels", "attention against float64", "machine.attention", 180),
+  Stage("kernels", "attention against float32", "machine.attention", 180),
   Stage("small", "the quickstart's policy, twice", "rollouts.small", 180),
   Stage("decode", "decode, Qwen3-4B", _DECODE, 300, _4B),
   Stage("step", "train step, 4B, adapters, remat dots", _STEP, 240, _LORA),

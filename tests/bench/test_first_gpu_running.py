@@ -7,15 +7,13 @@ import json
 import math
 import sys
 
-import numpy as np
-import packed_rows
 import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.training import batching, throughput
 from bench import policies
-from bench.first_gpu import engine, machine, running
+from bench.first_gpu import engine, running
 
 _WRITES = """
 import json, pathlib
@@ -170,25 +168,6 @@ def test_some_words_search_and_some_answer():
   ids = words.encode("what is word7 and word7")
   assert ids[2] == ids[4] and all(0 < i < 512 for i in ids)
   assert words.decode([3, 4]) == texts[3] + texts[4]
-
-
-@pytest.mark.parametrize(
-  "heads", [machine.Heads(4, 2, 8), machine.Heads(3, 1, 4)]
-)
-def test_reference_in_float64_equals_sums_written_out(heads):
-  rng = np.random.default_rng(0)
-  lengths = (5, 9)
-  ids = np.repeat([1, 2], lengths)
-  q, k, v, g = (
-    rng.normal(size=(len(ids), n, heads.size))
-    for n in (heads.query, heads.kv, heads.kv, heads.query)
-  )
-  found = machine._float64(ids, q, k, v, g)
-  for number in (1, 2):
-    some = ids == number
-    expected = packed_rows.written_out(q[some], k[some], v[some], g[some])
-    for ours, theirs in zip(found, expected, strict=True):
-      np.testing.assert_allclose(ours[some], theirs, atol=1e-10)
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 2048 + 32])
