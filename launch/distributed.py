@@ -30,7 +30,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app, flags
 
@@ -42,14 +42,6 @@ _GRACE = 60
 _BEAT = 1.0  # Seconds between a process's signs of life.
 # Seconds of silence after which a process is missing, once something failed.
 _SILENT = 6.0
-
-
-class Address(NamedTuple):
-  """Where several processes meet, and which of them this is."""
-
-  coordinator: str
-  processes: int
-  process: int
 
 
 def define_flags() -> None:
@@ -83,20 +75,27 @@ def connect() -> None:
     app.UsageError: the flags are incomplete or contradict each other.
   """
   f = flags.FLAGS
-  where = address(f.coordinator, f.processes, f.process, f.distributed)
-  if where is None and not f.distributed:
+  where = named(f.coordinator, f.processes, f.process, f.distributed)
+  if not where and not f.distributed:
     return
   import jax  # Imported late: `jax_setup.configure` has set its flags by now.
 
   # JAX's preemption service would handle SIGTERM itself; see `Trainer.stop`.
   jax.config.update("jax_enable_preemption_service", False)
 
+  others = "the cluster's other processes"
+  if where:
+    others = (
+      f"{f.processes} processes at {f.coordinator}, of which this is "
+      f"{f.process}"
+    )
+
   def give_up() -> None:
     sys.stderr.write(
-      f"launch: waited {f.connect_timeout} seconds for "
-      f"{_others(where)}; expected the same command on every host at about the "
-      "same time, and a way through to the coordinator's port. Raise "
-      "--connect_timeout if they are slow to start.\n"
+      f"launch: waited {f.connect_timeout} seconds for {others}; expected the "
+      "same command on every host at about the same time, and a way through to "
+      "the coordinator's port. Raise --connect_timeout if they are slow to "
+      "start.\n"
     )
     sys.stderr.flush()
     os._exit(1)
@@ -106,9 +105,9 @@ def connect() -> None:
   watch.start()
   try:
     jax.distributed.initialize(
-      coordinator_address=where and where.coordinator,
-      num_processes=where and where.processes,
-      process_id=where and where.process,
+      coordinator_address=f.coordinator,
+      num_processes=f.processes,
+      process_id=f.process,
       # The three values suffice, so JAX need not detect a cluster.
       cluster_detection_method="deactivate" if where else None,
       initialization_timeout=f.connect_timeout + _GRACE,
@@ -116,28 +115,26 @@ def connect() -> None:
     )
   except (ValueError, RuntimeError) as error:
     sys.exit(
-      f"launch: could not connect to {_others(where)} ({error}); outside of a "
+      f"launch: could not connect to {others} ({error}); outside of a "
       "cluster that JAX knows, name --coordinator, --processes and --process."
     )
   finally:
     watch.cancel()
 
 
-def address(
+def named(
   coordinator: str | None,
   processes: int | None,
   process: int | None,
   distributed: bool,
-) -> Address | None:
-  """Returns where the processes meet, from the flags.
-
-  None if JAX finds the other processes itself or if there are none.
+) -> bool:
+  """Returns whether flags say where the processes meet.
 
   Raises:
     app.UsageError: the flags are incomplete or contradict each other.
   """
   if coordinator is None and processes is None and process is None:
-    return None
+    return False
   if coordinator is None or processes is None or process is None or distributed:
     found = f"found {coordinator}, {processes}, {process}"
     raise app.UsageError(
@@ -154,7 +151,7 @@ def address(
     raise app.UsageError(
       f"--process: found {process}, expected 0 to {processes - 1}."
     )
-  return Address(coordinator, processes, process)
+  return True
 
 
 @contextlib.contextmanager
@@ -286,12 +283,3 @@ def _is_of_jax(error: BaseException | None) -> bool:
   while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
     error = error.__cause__ or error.__context__
   return error is not None
-
-
-def _others(where: Address | None) -> str:
-  if where is None:
-    return "the cluster's other processes"
-  return (
-    f"{where.processes} processes at {where.coordinator}, of which this is "
-    f"{where.process}"
-  )

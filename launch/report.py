@@ -221,9 +221,7 @@ def with_optimum(
   found = row.columns
   budgets = np.unique(found.budget).tolist()
   try:
-    best = np.array(
-      [[_right(seed, name, budget) for budget in budgets] for name in found.ids]
-    )
+    best = _best(seed, tuple(found.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
   return dataclasses.replace(row, table=found.with_optimum(best, budgets))
@@ -240,17 +238,14 @@ def _world_seed(folder: pathlib.Path) -> int | None:
   return data["world_seed"] if data["source"] == default.source else None
 
 
-@functools.cache
-def _agent(seed: int) -> tuple[world_lib.World, optimum.Optimum]:
-  made = world_lib.World(seed)
-  return made, optimum.Optimum(made)
-
-
 # Rows of a report share their questions.
 @functools.cache
-def _right(seed: int, question: str, budget: int) -> float:
-  """Returns P(right answer) of the best agent."""
-  return float(optimum.accuracy(*_agent(seed), [question], [budget])[0, 0])
+def _best(
+  seed: int, ids: tuple[str, ...], budgets: tuple[int, ...]
+) -> np.ndarray:
+  """Returns P(right answer) of the best agent, `[N, B]`."""
+  world = world_lib.World(seed)
+  return optimum.accuracy(world, optimum.Optimum(world), ids, budgets)
 
 
 def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:

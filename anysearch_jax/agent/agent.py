@@ -74,11 +74,10 @@ class Limits:
         continue  # It checks itself.
       if value is None and name == "max_tokens":
         continue
-      if type(value) is not int:
-        raise ValueError(f"{name}: found {value!r}, expected a whole number.")
-      if not least <= value < 2**32:
+      if type(value) is not int or not least <= value < 2**32:
         raise ValueError(
-          f"{name}: found {value}, expected {least} to 2^32 - 1."
+          f"{name}: found {value!r}, expected a whole number from {least} to "
+          "2^32 - 1."
         )
     seconds = self.deadline
     number = type(seconds) in (int, float)

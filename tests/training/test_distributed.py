@@ -290,7 +290,7 @@ def test_processes_of_different_runs_all_stop_with_an_error(root):
 )
 def test_flags_that_name_no_processes_are_refused(given, sentence):
   with pytest.raises(app.UsageError, match=sentence):
-    distributed.address(*given)
+    distributed.named(*given)
 
 
 def test_a_process_that_waits_in_vain_for_others_reports_it(root):
