@@ -112,10 +112,12 @@ def test_prompts_share_their_common_prefix(params, played):
 def test_new_weights_do_not_reuse_cached_prompts(params):
   engine = _engine(params)
   _play(engine, [(0, 0)])
-  engine.set_params(jax.tree.map(lambda p: 0.5 * p, params), 1)
+  half = jax.tree.map(lambda p: 0.5 * p, params)
+  engine.set_params(half, 1)
   new = _play(engine, [(0, 0)])
   assert engine.counters["shared_tokens"] == 0
-  fresh = _engine(jax.tree.map(lambda p: 0.5 * p, params), version=1)
+  fresh = _engine(params)
+  fresh.set_params(half, 1)
   assert new == _play(fresh, [(0, 0)])
 
 

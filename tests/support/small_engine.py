@@ -61,7 +61,6 @@ def engine(
   sampling=None,
   seed=7,
   mesh=None,
-  version=0,
   **changes,
 ):
   """Returns an engine of `CONFIG` with `changes`."""
@@ -71,7 +70,6 @@ def engine(
     sampling=sampling or config_lib.SamplingConfig(),
     seed=seed,
     mesh=mesh,
-    version=version,
   )
 
 

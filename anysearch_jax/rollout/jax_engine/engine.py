@@ -59,7 +59,6 @@ class JaxEngine:
     config: slots, pages and compiled shapes.
     sampling: how tokens are drawn, unless a request says otherwise.
     seed: seed of all draws; `types.Address` is folded into it.
-    version: version of its parameters, recorded with every token.
     dtype: compute and cache type.
     mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
       and pages over `data`. None means one device.
@@ -83,7 +82,6 @@ class JaxEngine:
     config: config_lib.EngineConfig,
     sampling: config_lib.SamplingConfig,
     seed: int,
-    version: int = 0,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
     stop: tuple[str, ...] = protocol.STOPS,
@@ -92,7 +90,7 @@ class JaxEngine:
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
     self._tokenizer = policy.tokenizer
-    self._config, self._version = config, version
+    self._config, self._version = config, 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
       policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop

@@ -184,10 +184,10 @@ class KvDevice:
 
     return self._wait(call, "did not free its pages")
 
-  def drain(self, deadline: float = 60.0) -> None:
-    """Waits at most `deadline` seconds until no call is running."""
+  def drain(self) -> None:
+    """Waits at most a minute until no call is running."""
     with contextlib.suppress(Exception):  # Already raised in its waiter.
-      self._submit(lambda: None).result(deadline)
+      self._submit(lambda: None).result(60.0)
 
   def _put(self, rows: Any) -> Any:
     """Moves the rows of a call to the devices, sharded over `data`.

@@ -43,7 +43,6 @@ class SglangEngine:
     policy: its weights are loaded into the servers immediately.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
-    version: of the policy, recorded with every token.
     dtype: of the weights in the folder that the servers load.
 
   Attributes:
@@ -64,7 +63,6 @@ class SglangEngine:
     *,
     config: config_lib.SglangConfig,
     sampling: config_lib.SamplingConfig,
-    version: int = 0,
     dtype: Any = jnp.bfloat16,
   ):
     # Keep no reference to the weights: the servers hold their own copy.
@@ -88,7 +86,7 @@ class SglangEngine:
     )
     try:
       self.max_context = loop.run(self._fleet.start())
-      self.set_params(policy.params, version)
+      self.set_params(policy.params, 0)
     except BaseException:
       self.close()
       raise
