@@ -1,7 +1,10 @@
 r"""Predicts whether a configuration fits hardware, which need not be present.
 
     python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
-        --mesh=fsdp=2,tensor=2 --json=plan.json
+        --json=plan.json
+    python -m launch.plan --config=configs/qwen3_4b.py --target=h100:1 \
+        --config.mesh.fsdp=1 --config.mesh.tensor=1 \
+        --config.mesh.trainer='()' --config.mesh.rollout='()'
 
 Compiles the train step, the pass for old log-probabilities, prefill and decode
 ahead of time and prints the memory and the predicted time of each and of the
@@ -13,13 +16,10 @@ the flags or the configuration are invalid. Needs the compilers of the extra
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 import os
 import pathlib
 import sys
-from typing import Any
 
 from absl import app, flags
 
@@ -37,12 +37,6 @@ def define_flags() -> None:
     "target", None, "Hardware and how much of it: h100:4, h200:1, v5p:2x2x1."
   )
   flags.mark_flag_as_required("target")
-  flags.DEFINE_list(
-    "mesh",
-    [],
-    "Another training mesh, as fsdp=2,tensor=2; axes left out are 1. One of "
-    "another size than the configuration's also samples.",
-  )
   flags.DEFINE_integer(
     "episode_tokens",
     None,
@@ -67,8 +61,7 @@ def main(argv) -> None:
   try:
     if len(argv) > 1:
       raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-    config = with_mesh(launch_flags.read_config(), flags.FLAGS.mesh)
-    made = _plan(config)
+    made = _plan(launch_flags.read_config())
   except (app.UsageError, ModuleNotFoundError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
@@ -82,34 +75,6 @@ def main(argv) -> None:
       print(f"launch.plan: {error}; the plan is above.", file=sys.stderr)
       sys.exit(2)
   sys.exit(0 if made.fits else 1)
-
-
-def with_mesh(
-  config: config_lib.ExperimentConfig, axes: list[str]
-) -> config_lib.ExperimentConfig:
-  """Returns the configuration with the mesh that `axes` (`name=size`) name.
-
-  Axes that are not named have size 1. Without `axes` nothing changes.
-
-  Raises:
-    ValueError: an axis is unknown or has no positive size.
-  """
-  if not axes:
-    return config
-  sizes: dict[str, Any] = {"data": 1, "fsdp": 1, "tensor": 1}
-  for axis in axes:
-    name, _, size = axis.partition("=")
-    if name not in sizes or not size.isdecimal() or not int(size):
-      raise ValueError(
-        f"--mesh: found {axis!r}, expected data, fsdp or tensor and its size, "
-        "as in fsdp=2,tensor=2."
-      )
-    sizes[name] = int(size)
-  mesh = dataclasses.replace(config.mesh, **sizes)
-  before = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
-  if math.prod(sizes.values()) != before:
-    mesh = dataclasses.replace(mesh, trainer=(), rollout=())
-  return dataclasses.replace(config, mesh=mesh)
 
 
 def _plan(config: config_lib.ExperimentConfig):

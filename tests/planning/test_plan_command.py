@@ -12,7 +12,6 @@ import commands
 import planned
 import pytest
 
-from anysearch_jax import config as config_lib
 from launch import plan as command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -100,9 +99,7 @@ def test_a_configuration_that_fits(tmp_path):
   ("args", "sentence"),
   [
     (["--target=b300:1"], "target: found 'b300:1', expected one of h100"),
-    (["--target=h100:1", "--mesh=pipeline=2"], "expected data, fsdp or tensor"),
-    (["--target=h100:1", "--mesh=fsdp=0"], "--mesh: found 'fsdp=0', expected"),
-    (["--target=h100:1", "--mesh=fsdp=2"], "needs more devices than h100:1"),
+    (["--target=h100:1", "--config.mesh.fsdp=2"], "more devices than h100:1"),
     (["--target=h100:1", "--config.policy=nowhere/X"], "policy: 'nowhere/X'"),
     (["--target=h100:1", "--config.seed=x"], "config.seed: found 'x'"),
     (["--target=h100:1", "--config.batch.remat=some"], "batch.remat: found"),
@@ -116,28 +113,6 @@ def test_invalid_arguments_are_refused(tmp_path, monkeypatch, args, sentence):
   said = commands.run(command, written(tmp_path), *args)
   assert sentence in said
   assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-  ("axes", "sizes", "kept"),
-  [
-    (["fsdp=2", "tensor=2"], (1, 2, 2), True),
-    (["tensor=2", "data=2"], (2, 1, 2), True),
-    ([], (1, 2, 2), True),
-    # A mesh of another size shares its devices with sampling.
-    (["fsdp=1"], (1, 1, 1), False),
-  ],
-)
-def test_a_mesh_of_the_same_size_keeps_the_devices(axes, sizes, kept):
-  config = config_lib.ExperimentConfig(
-    mesh=config_lib.MeshConfig(
-      fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
-    )
-  )
-  mesh = command.with_mesh(config, axes).mesh
-  assert (mesh.data, mesh.fsdp, mesh.tensor) == sizes
-  assert mesh.trainer == ((0, 1, 2, 3) if kept else ())
-  assert mesh.rollout == ((4, 5, 6, 7) if kept else ())
 
 
 def test_a_policy_is_a_folder_or_a_known_name(tmp_path):
