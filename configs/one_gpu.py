@@ -38,7 +38,7 @@ _QUESTIONS = 128
 
 # By memory: episodes whose KV cache is kept, rows of decode calls, rows of a
 # micro-batch.
-MEMORIES = {
+MEMORIES: dict[str, tuple[int, tuple[int, ...], int]] = {
   "24": (32, (8, 16, 32), 1),
   "80": (128, (32, 64, 128), 4),
   "141": (320, (64, 128, 256), 8),
@@ -69,13 +69,13 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   if preset not in PRESETS:
     raise settings.unknown("preset", preset, PRESETS)
   policy, size = preset.rsplit("-", 1)
-  if preset in LARGE:
-    folder, kv, rows = LARGE[preset]
-    slots, lanes = 320, (32, 64, 128, 256)
-  else:
+  if preset not in LARGE:
     folder, kv_tokens = POLICIES[policy]
     slots, lanes, rows = MEMORIES[size]
     kv = kv_tokens[list(MEMORIES).index(size)]
+  else:
+    folder, kv, rows = LARGE[preset]
+    slots, lanes = 320, (32, 64, 128, 256)
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
     policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)

@@ -264,7 +264,7 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
 
   def made(implementation: str) -> Callable[..., tuple[jax.Array, ...]]:
     pulled = functools.partial(_pulled, implementation=implementation)
-    return jax.jit(functools.partial(pulled, ids[None]))
+    return jax.jit(functools.partial(pulled, jnp.asarray(ids[None])))
 
   exact = _exact(made("xla"), arguments)
   out: dict[str, Any] = {}
@@ -278,7 +278,7 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
 
 
 def _pulled(
-  ids: np.ndarray,
+  ids: jax.Array,
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
