@@ -20,7 +20,7 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,8 @@ from retrieval.documents import finding, reading, splitting
 from retrieval.index import building, search, vectors
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
-# Changes with what the readers make of a file.
-_VERSION = 1
+# Changes with what the readers make of a file, and with `_File`.
+_VERSION = 2
 # Tokens of an encoder's text that a title and headings may take, and the least
 # that remain for a passage.
 _TITLE, _LEAST = 48, 16
@@ -83,7 +83,7 @@ class Summary(NamedTuple):
   removed: int
   skipped: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
-  is_new: bool
+  is_new: bool = True
 
 
 def update(
@@ -126,7 +126,7 @@ def update(
     newest = building.newest(folder)
     before, is_same = ({}, False) if afresh else _read(newest, made_by)
     if is_same and before.keys() == {*found.files}:
-      if all(file.is_as_it_was() for file in before.values()):
+      if all(each.stamp == _stamp(each.path) for each in before.values()):
         return _summary(found, before, before)._replace(is_new=False)
     beside = folder / _NEXT
     (beside / "corpus").mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class _File(NamedTuple):
   """A file of a build.
 
   path, name: see `finding.File`.
-  size, time: of the file in bytes and nanoseconds.
+  stamp: see `_stamp`.
   sha256: of the file; "": it could not be opened.
   rows: number of its passages.
   start, end: of their lines, in bytes.
@@ -168,22 +168,21 @@ class _File(NamedTuple):
 
   path: str
   name: str
-  size: int
-  time: int
+  stamp: list[int]
   sha256: str
   rows: int
   start: int
   end: int
   reason: str
 
-  def is_as_it_was(self) -> bool:
-    """Returns whether the file has the same size and time."""
-    try:
-      now = os.stat(self.path)
-    except OSError:
-      return False
-    is_same = (self.size, self.time) == (now.st_size, now.st_mtime_ns)
-    return is_same and bool(self.sha256 or not os.access(self.path, os.R_OK))
+
+def _stamp(path: str) -> list[int]:
+  """Returns size and time of a file's last change, of its rights too."""
+  try:
+    now = os.stat(path)
+  except OSError:
+    return []
+  return [now.st_size, now.st_ctime_ns]
 
 
 def _read(
@@ -213,15 +212,13 @@ def _write(
 
   A file that cannot be read has no rows.
   """
-  start, count = out.tell(), 0
-  size, time, sha256, reason = 0, 0, "", ""
+  start, count, reason = out.tell(), 0, ""
+  stamp = _stamp(file.path)
   try:
-    now = os.stat(file.path)
-    size, time = now.st_size, now.st_mtime_ns
-    is_old = old is not None and old.is_as_it_was()
+    is_old = old is not None and old.stamp == stamp
     sha256 = old.sha256 if old and is_old else vectors.digest(file.path)
   except OSError as error:
-    reason = f"cannot be opened: {error.strerror}"
+    sha256, reason = "", f"cannot be opened: {error.strerror}"
   if old and old.sha256 == sha256:
     with (build / _ROWS).open("rb") as lines:
       lines.seek(old.start)
@@ -229,35 +226,26 @@ def _write(
     count, reason = old.rows, old.reason
   elif not reason:
     try:
-      for count, row in enumerate(_rows(file, splitter), start=1):
-        row = {"id": f"{file.name}#{count}"} | row
-        line = json.dumps(row, ensure_ascii=False) + "\n"
-        # A file's name may have bytes that are not UTF-8.
-        out.write(line.encode(errors="backslashreplace"))
+      for part in reading.read(file.path):
+        for heading, text in splitter(part.text, is_markdown=part.is_markdown):
+          count += 1
+          row = {
+            "id": f"{file.name}#{count}",
+            "title": part.title or os.path.basename(file.path),
+            "text": text,
+            "path": file.path,
+            "page": part.page,
+            "heading": heading or part.heading,
+          }
+          line = json.dumps(row, ensure_ascii=False) + "\n"
+          # A file's name may have bytes that are not UTF-8.
+          out.write(line.encode(errors="backslashreplace"))
+      reason = "" if count else "has no text below its headings"
     except reading.ReadError as error:
       out.seek(start)
       out.truncate()
       count, reason = 0, str(error)
-  return _File(*file, size, time, sha256, count, start, out.tell(), reason)
-
-
-def _rows(
-  file: finding.File, splitter: splitting.Splitter
-) -> Iterator[dict[str, Any]]:
-  """Yields the passages of a file as rows without ids."""
-  is_empty = True
-  for part in reading.read(file.path):
-    for heading, text in splitter(part.text, is_markdown=part.is_markdown):
-      is_empty = False
-      yield {
-        "title": part.title or os.path.basename(file.path),
-        "text": text,
-        "path": file.path,
-        "page": part.page,
-        "heading": heading or part.heading,
-      }
-  if is_empty:
-    raise reading.ReadError("has no text below its headings")
+  return _File(*file, stamp, sha256, count, start, out.tell(), reason)
 
 
 def _made_by(
@@ -357,5 +345,4 @@ def _summary(
       *((each.path, each.reason) for each in files.values() if each.reason),
     ),
     ignored=found.ignored,
-    is_new=True,
   )

@@ -216,15 +216,10 @@ class LocalRetriever(requests_lib.OneByBatch):
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests_lib.check(requests, "")
-    found: list[Answer] = [()] * len(requests)
-    for k in sorted({request.k for request in requests}):
-      slots = [i for i, request in enumerate(requests) if request.k == k]
-      queries = [requests[i].query for i in slots]
-      answers = await asyncio.to_thread(self._searching.search, queries, k)
-      for i, answer in zip(slots, answers, strict=True):
-        found[i] = answer
-    return found
+    search = self._searching.search
+    return await requests_lib.by_k(
+      requests, lambda queries, k: asyncio.to_thread(search, queries, k)
+    )
 
   def identity(self) -> dict:
     """Returns JSON values that identify the answers."""
