@@ -79,17 +79,9 @@ def main(argv: Sequence[str]) -> None:
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
-  found = [
-    finding.level
-    for finding in examine(
-      config,
-      output=f.output,
-      processes=f.processes,
-      ask_web=f.ask_web,
-      deadline=f.deadline,
-      threads=f.threads,
-    )
-  ]
+  names = ("output", "processes", "ask_web", "deadline", "threads")
+  given = {name: f[name].value for name in names}
+  found = [finding.level for finding in examine(config, **given)]
   print(f"{found.count(PROBLEM)} problems, {found.count(WARNING)} warnings")
   sys.stdout.flush()
   # A hanging check could block an orderly exit.

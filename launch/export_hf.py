@@ -57,16 +57,9 @@ def main(argv: Sequence[str]) -> None:
     run = run.parent
   with run_lock.hold(run_lock.beside(f.output)):
     try:
-      rollout = hf_export.write(
-        run,
-        f.output,
-        rollout=f.rollout,
-        dtype=f.dtype,
-        base=f.base,
-        base_model=f.base_model,
-        adapter=f.adapter,
-        overwrite=f.overwrite,
-      )
+      names = ("dtype", "base", "base_model", "adapter", "overwrite", "rollout")
+      given = {name: f[name].value for name in names}
+      rollout = hf_export.write(run, f.output, **given)
     except checkpoint.DamagedError as error:
       raise ValueError(str(error)) from error
   print(f"policy after {rollout} rollouts: {f.output}")

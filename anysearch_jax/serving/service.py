@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import (
   AsyncGenerator,
-  Awaitable,
   Callable,
   Iterator,
   Mapping,
@@ -416,7 +415,7 @@ def create_app(service: Service) -> applications.Starlette:
     routing.Route("/health", service.health),
     routing.Route("/metrics", service.metrics),
     *(
-      routing.Route(path, _file(name, kind))
+      routing.Route(path, _file(name, kind), methods=["GET"])
       for path, (name, kind) in _FILES.items()
     ),
   ]
@@ -453,14 +452,7 @@ def _failed(request: str, error: Exception) -> fields.RequestError:
   )
 
 
-def _file(
-  name: str, kind: str
-) -> Callable[[requests.Request], Awaitable[responses_lib.Response]]:
-  """Returns what answers with a file of the page."""
+def _file(name: str, kind: str) -> responses_lib.Response:
+  """Returns a file of the page, an app by itself."""
   file = importlib.resources.files(__package__).joinpath("page", name)
-  content = file.read_bytes()
-
-  async def answer(_: requests.Request) -> responses_lib.Response:
-    return responses_lib.Response(content, headers=_HEADERS, media_type=kind)
-
-  return answer
+  return responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
