@@ -29,6 +29,7 @@ answer them: JSON lines in FlashRAG's format with `metadata.gold_doc_ids`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
@@ -123,16 +124,9 @@ def main(argv) -> None:
       "found both or neither of --corpus and --documents, expected "
       "--documents=PATH (a file, a folder or a glob) or --corpus=FILE.jsonl."
     )
-  settings = building.Settings(
-    kind=f.kind,
-    dtype=f.dtype,
-    language=f.language,
-    faiss_file=f.faiss_file,
-    search=f.search,
-    vectors=tuple(f.vectors),
-    shard=f.shard,
-    skip_malformed=f.skip_malformed,
-  )
+  names = [field.name for field in dataclasses.fields(building.Settings)]
+  given: dict[str, Any] = {name: f[name].value for name in names}
+  settings = building.Settings(**given | {"vectors": tuple(f.vectors)})
   lines: dict[str, progress.Line] = {}
 
   def on(unit: str, done: int, of: int) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 from packaging import requirements
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
   names = ("output", "processes", "ask_web", "deadline", "threads")
-  given = {name: f[name].value for name in names}
+  given: dict[str, Any] = {name: f[name].value for name in names}
   found = [finding.level for finding in examine(config, **given)]
   print(f"{found.count(PROBLEM)} problems, {found.count(WARNING)} warnings")
   sys.stdout.flush()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   with run_lock.hold(run_lock.beside(f.output)):
     try:
       names = ("dtype", "base", "base_model", "adapter", "overwrite", "rollout")
-      given = {name: f[name].value for name in names}
+      given: dict[str, Any] = {name: f[name].value for name in names}
       rollout = hf_export.write(run, f.output, **given)
     except checkpoint.DamagedError as error:
       raise ValueError(str(error)) from error

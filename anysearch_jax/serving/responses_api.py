@@ -167,9 +167,9 @@ class Writer:
       case events.Answer(reply):
         yield from self._answer(reply)
 
-  def end(self) -> Iterator[Item]:
-    """Yields nothing: the answer's event is the last one."""
-    return iter(())
+  def end(self) -> Sequence[Item]:
+    """Returns nothing: the answer's event is the last one."""
+    return ()
 
   def refused(self, error: fields.RequestError) -> Item:
     """Returns the event of an error after the first event was sent."""
