@@ -14,6 +14,7 @@ Presets, `--config=configs/documents.py:<preset>`:
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from anysearch_jax.rollout import endpoints
 
 PRESETS = ("", "cpu", "gpu")
@@ -21,10 +22,7 @@ PRESETS = ("", "cpu", "gpu")
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   if preset not in PRESETS:
-    raise ValueError(
-      f"configs/documents.py: found preset {preset!r}, expected cpu, gpu or "
-      "none."
-    )
+    raise settings.unknown("preset", preset, ("cpu", "gpu"))
   config = endpoints.default_config()
   if not preset:
     return config

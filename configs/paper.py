@@ -32,6 +32,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from configs import objectives
 
 PRESETS = ("", "questions", "lora80", "lora141", "priced")
@@ -70,10 +71,7 @@ def experiment(
     ValueError: the preset is unknown.
   """
   if preset not in PRESETS:
-    raise ValueError(
-      f"{name}: found preset {preset!r}, expected one of "
-      f"{', '.join(filter(None, PRESETS))}, or none."
-    )
+    raise settings.unknown("preset", preset, filter(None, PRESETS))
   config = config_lib.ExperimentConfig(
     name="-".join(filter(None, (name, preset))),
     policy=policy,

@@ -14,21 +14,10 @@ from bench.first_gpu import running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _OWN = ("anysearch_jax", "bench", "configs", "launch", "retrieval")
+# With requirements of JAX and of transformers.
 _PACKAGES = (
-  "absl",
-  "chex",
-  "flax",
-  "jax",
-  "numpy",
-  "optax",
-  "orbax",
-  "safetensors",
-  "tokenizers",
-  "transformers",
-  # Requirements of JAX and of transformers.
-  "jaxlib",
-  "ml_dtypes",
-  "packaging",
+  *("absl", "chex", "flax", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"),
+  *("orbax", "packaging", "safetensors", "tokenizers", "transformers"),
 )
 # Refuses other packages to files of this project.
 _SITE = f"""

@@ -91,7 +91,7 @@ def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
   [
     ("quickstart.py:thrifty", "'thrifty'; expected one of anysearch"),
     ("one_gpu.py:qwen3_4b-16", "qwen3_4b-16.*qwen3_4b-24"),
-    ("qwen3_4b.py:all", "preset 'all', expected one of questions, lora"),
+    ("qwen3_4b.py:all", "preset 'all'; expected one of questions, lora"),
   ],
 )
 def test_an_unknown_preset_is_refused(name, sentence):
