@@ -142,7 +142,14 @@ def build(
       return False
   with alone(folder):
     if not (folder / BUILT).is_file():
-      _finish(folder, corpus, settings, identity, encoder)
+      if encoder is None:
+        from retrieval.index import word_index
+
+        texts = corpus.contents(0, len(corpus))
+        word_index.write(folder / "words", texts, language=settings.language)
+      elif settings.kind == "faiss_file":
+        identity = _tuned(settings, corpus, identity, encoder)
+      json_files.write(folder / BUILT, identity)
   return True
 
 
@@ -321,28 +328,6 @@ def _write(
       add(end - start)
     else:
       shards.write(shard, counted(start, end))
-
-
-def _finish(
-  folder: pathlib.Path,
-  corpus: passages.Corpus,
-  settings: Settings,
-  identity: dict[str, Any],
-  encoder: search.Encoder | None,
-) -> None:
-  """Makes the index from the encoded shards and writes its identity."""
-  if settings.kind == "bm25":
-    from retrieval.index import word_index
-
-    word_index.write(
-      folder / "words",
-      corpus.contents(0, len(corpus)),
-      language=settings.language,
-    )
-  elif settings.kind == "faiss_file":
-    assert encoder is not None  # As `_validate` checked.
-    identity = _tuned(settings, corpus, identity, encoder)
-  json_files.write(folder / BUILT, identity)
 
 
 def _tuned(

@@ -181,13 +181,7 @@ def test_miss_names_the_query(path):
 
 @pytest.mark.parametrize(
   "other",
-  [
-    ask("A"),
-    ask("a "),
-    ask("a", 2),
-    ask("a", corpus="x"),
-    ask(""),
-  ],
+  [ask("A"), ask("a "), ask("a", 2), ask("a", corpus="x"), ask("")],
   ids=str,
 )
 def test_every_part_of_the_key_counts(path, other):
@@ -216,10 +210,7 @@ def test_failures_are_answered_and_not_recorded(path):
   source = Source()
   with recorder(source, path) as tested:
     first, bad, last = search(tested, ask("a"), ask("bad"), ask("b"))
-    assert (first, last) == (
-      truth(ask("a")),
-      truth(ask("b")),
-    )
+    assert (first, last) == (truth(ask("a")), truth(ask("b")))
     assert isinstance(bad, types.RetrievalError)
     assert tested.counters["failures"] == 1
   with recorder(None, path, mode="strict") as tested:
@@ -372,11 +363,8 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(path):
     assert search(tested, ask("c")) == [truth(ask("c"))]
   with recorder(None, path, mode="strict") as tested:
     found = search(tested, ask("a"), ask("b"), ask("c"))
-  assert [type(answer) for answer in found] == [
-    recording.MissError,
-    recording.MissError,
-    tuple,
-  ]
+  missed = recording.MissError
+  assert [type(answer) for answer in found] == [missed, missed, tuple]
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,8 @@ def config(**values):
 
 
 def ask(retriever, *queries, k=3, corpus=""):
-  async def run():
-    return await retriever.search_many(
-      [types.SearchRequest(query, k, corpus) for query in queries]
-    )
-
-  return asyncio.run(run())
+  asked = [types.SearchRequest(query, k, corpus) for query in queries]
+  return asyncio.run(retriever.search_many(asked))
 
 
 def test_an_index_answers_episodes(folder):
