@@ -322,9 +322,7 @@ class ShardedRetriever(requests_lib.OneByBatch):
     )
     return [
       _merged(answers, request.k)
-      for request, answers in zip(
-        requests, zip(*found, strict=True), strict=True
-      )
+      for request, *answers in zip(requests, *found, strict=True)
     ]
 
   def identity(self) -> Any:
