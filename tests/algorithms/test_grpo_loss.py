@@ -353,12 +353,9 @@ def test_log_ratios_beyond_float32_s_exponent_are_clamped():
 )  # fmt: skip
 def test_clip_edges(ratio, advantage, clipped):
   def policy_loss(logp):
+    old = reference = jnp.float32(0)
     terms = grpo.token_terms(
-      logp,
-      jnp.float32(0),
-      jnp.float32(0),
-      jnp.float32(advantage),
-      config=CONFIG,
+      logp, old, reference, jnp.float32(advantage), config=CONFIG
     )
     return terms.policy_loss, terms
 

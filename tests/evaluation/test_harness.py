@@ -28,6 +28,15 @@ def for_random(**evaluation):
   )
 
 
+def played(parts, config, questions, folder, **options):
+  """Plays by the policy of `parts`; returns the summary and the rows."""
+  player = jax_player(parts, config)
+  summary, text = play(
+    config, player, questions, parts["retriever"], folder, **options
+  )
+  return summary, rows_of(text)
+
+
 def key(row):
   return row["seed"], row["budget"], row["question_id"]
 
@@ -40,18 +49,12 @@ def test_official_scores_are_recorded_beside_exact_match(parts, tmp_path):
   made = {}
   for scorer in ("paper", "official"):
     config = for_random(scorer=scorer, budgets=(0,), seeds=(1,))
-    made[scorer] = play(
-      config,
-      jax_player(parts, config),
-      questions,
-      parts["retriever"],
-      tmp_path / scorer,
-    )
-  rows = rows_of(made["official"][1])
+    made[scorer] = played(parts, config, questions, tmp_path / scorer)
+  summary, rows = made["official"]
   scores = [(row.pop("official_em"), row.pop("official_f1")) for row in rows]
   assert scores == [(rows[0]["em"], 0), (None, None)]
-  assert rows == rows_of(made["paper"][1])
-  sums = [cell.get("official_em") for cell in made["official"][0]["cells"]]
+  assert rows == made["paper"][1]
+  sums = [cell.get("official_em") for cell in summary["cells"]]
   assert sums == [rows[0]["em"], None]
 
 
@@ -59,15 +62,13 @@ def test_every_cell_is_played_once_in_file_order(parts, tmp_path):
   config = for_random()
   questions = parts["questions"][:3]
   ticks = []
-  summary, text = play(
+  summary, rows = played(
+    parts,
     config,
-    jax_player(parts, config),
     questions,
-    parts["retriever"],
     tmp_path,
-    on_done=lambda done, total: ticks.append((done, total)),
+    on_done=lambda *counts: ticks.append(counts),
   )
-  rows = rows_of(text)
   assert [key(row) for row in rows] == [
     (seed, budget, question.id)
     for seed in (1, 2)
@@ -89,27 +90,18 @@ def test_every_cell_is_played_once_in_file_order(parts, tmp_path):
 def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
   config = for_random()
   questions = parts["questions"][:6]
-  _, whole = play(
-    config,
-    jax_player(parts, config),
-    questions,
-    searching.BatchingRetriever(parts["retriever"], config.search),
-    tmp_path / "whole",
+  batching = searching.BatchingRetriever(parts["retriever"], config.search)
+  _, whole = played(
+    parts | {"retriever": batching}, config, questions, tmp_path / "whole"
   )
   alone = []
   for seed in (1, 2):
     for budget in (0, 2):
       one = for_random(budgets=(budget,), seeds=(seed,))
       # Neither the other questions nor their order matter.
-      _, text = play(
-        one,
-        jax_player(parts, one),
-        questions[::-1],
-        parts["retriever"],
-        tmp_path / f"{seed}-{budget}",
-      )
-      alone += rows_of(text)
-  assert sorted(rows_of(whole), key=key) == sorted(alone, key=key)
+      folder = tmp_path / f"{seed}-{budget}"
+      alone += played(parts, one, questions[::-1], folder)[1]
+  assert sorted(whole, key=key) == sorted(alone, key=key)
   texts = {
     (row["question_id"], row["budget"], json.dumps(row["spans"]))
     for row in alone

@@ -77,21 +77,12 @@ def test_text_has_all_numbers():
 def test_a_run_takes_the_hours_of_all_its_steps():
   phases = plan.Phase("decode", 36, 18, 9), plan.Phase("train", 36, 18, 9)
   step = plan.Step(phases[:1], phases[1:], overlapped=False)
-  whole = dataclasses.replace(made(part(kinds=TRAINING)), step=step)
   curriculum = config_lib.CurriculumConfig(total_steps=1500)
-  whole = dataclasses.replace(
-    whole, config=dataclasses.replace(CONFIG, curriculum=curriculum)
-  )
+  config = dataclasses.replace(CONFIG, curriculum=curriculum)
+  whole = made(part(kinds=TRAINING), config=config)
+  whole = dataclasses.replace(whole, step=step)
   (line,) = [x for x in plan.text(whole).splitlines() if "hours of" in x]
-  assert line.split() == [
-    "hours",
-    "of",
-    "1,500",
-    "steps",
-    "30.0",
-    "15.0",
-    "7.5",
-  ]
+  assert line.split() == "hours of 1,500 steps 30.0 15.0 7.5".split()
   assert json.loads(plan.to_json(whole))["run_hours"] == {
     "predicted": 30.0,
     "sixty": 15.0,

@@ -44,19 +44,16 @@ def written(tmp_path_factory):
   group = {
     key: value for key, value in rows[0].episodes[0].items() if key != "tokens"
   } | {"training": True, "reward": 0.65, "advantage": -1.25, "seed": 7}
-  samples += [
-    trajectories.Sample("A, training", [_hostile(group)]),
-  ]
   samples[0] = trajectories.Sample(
-    "A", [_hostile(e) for e in rows[0].episodes], lambda ids: _decoded(ids)
+    "A", [_hostile(e) for e in rows[0].episodes], _decoded
   )
   output = tmp_path_factory.mktemp("report") / "report.html"
   data = study.write(
     output,
     rows,
     [study.training("A")],
-    samples=samples[:2],
-    recorded=samples[2:],
+    samples=samples,
+    recorded=[trajectories.Sample("A, training", [_hostile(group)])],
     words={"notes": _HOSTILE},
   )
   return output, data

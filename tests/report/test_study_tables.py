@@ -170,17 +170,9 @@ def test_incomplete_row_has_no_mean(rows, kept, lacks, tmp_path):
   for cell, budget in zip(cells["less"], data["budgets"]):
     sets = {e["dataset"] for e in less.episodes if e["budget"] == budget}
     assert (cell is None) == (len(sets) < 3)
-  (pooled,) = (
-    line["cells"][3:]
-    for line in data["tables"]["ablation_rows"]["lines"]
-    if line["keys"] == ("less",)
-  )
-  assert pooled == (None, None, None)
-  averages = [
-    line["keys"][-1]
-    for line in data["tables"]["area"]["lines"]
-    if line["keys"][0] == "average"
-  ]
+  *_, a, b, c = _by_row(data["tables"]["ablation_rows"])["less"]
+  assert a is b is c is None
+  averages = _by_row(data["tables"]["area"], "average")
   assert ("less" in averages) == (lacks == "B = 5")
   assert "A" in averages
 
@@ -210,17 +202,9 @@ def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
     )
     for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
   ]
-  data = study.told(rows)
-  (table,) = (
-    value
-    for name, value in data["tables"].items()
-    if name.startswith("pairwise")
-  )
-  heads = [(column["group"], column["name"]) for column in table["columns"]]
-  assert "dollars" not in [group for group, _ in heads]
-  holm = heads.index(("EM", "p, Holm"))
-  lines = {line["keys"][1:]: line["cells"][holm] for line in table["lines"]}
-  assert lines["4", "A − C"]["value"] < 0.05
+  table = study.told(rows)["tables"]["pairwise_rows"]
+  assert "dollars" not in [column["group"] for column in table["columns"]]
+  assert _line(table, "all", "4", "A − C")["EM p, Holm"]["value"] < 0.05
 
 
 def test_early_stopping_has_counts_and_rates(rows, built):
@@ -346,16 +330,16 @@ def _trained(label, trainings, **options):
   )
 
 
-def _built(*rows):
-  data = study.told(rows, draws=100)
-  return data, data["tables"]
+def _tables(*rows):
+  return study.told(rows, draws=100)["tables"]
 
 
 def test_several_trainings_are_told_apart_from_seeds():
   one = [study.row(n, seeds=(1, 2), budgets=(0, 2), questions=9) for n in "AB"]
-  _, tables = _built(*one)
+  tables = _tables(*one)
   assert "these policies only" in tables["pairwise_rows"]["note"]
-  data, tables = _built(_trained("A", 3), _trained("B", 3, skill=0.1))
+  data = study.told([_trained("A", 3), _trained("B", 3, skill=0.1)], draws=100)
+  tables = data["tables"]
   assert data["trainings"] == 3
   line = _line(tables["pairwise_rows"], "all", "2", "A − B")
   assert line["EM p, trainings"]["value"] >= 0.1  # Three against three.
@@ -367,9 +351,9 @@ def test_several_trainings_are_told_apart_from_seeds():
 
 
 def test_rows_that_share_one_seed_of_several_have_gaps():
-  _, tables = _built(_trained("A", 3), _trained("B", 1))
+  tables = _tables(_trained("A", 3), _trained("B", 1))
   assert not tables["by_seed_rows"]["lines"]  # There is one common seed.
-  _, tables = _built(_trained("A", 3), _trained("B", 3), _trained("C", 1))
+  tables = _tables(_trained("A", 3), _trained("B", 3), _trained("C", 1))
   line = _line(tables["by_seed_rows"], "EM", "A − C")
   first, *others = (line[f"seed {seed}"] for seed in range(3))
   assert first["value"] == pytest.approx(line["together"]["value"])

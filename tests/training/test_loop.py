@@ -118,23 +118,12 @@ def test_a_finished_run_exports_again_in_another_dtype(
     )
 
 
-@pytest.mark.parametrize(
-  ("questions", "seed", "message"),
-  [
-    (31, 42, "'of': 32}.* expected .*'of': 31}"),
-    (32, 43, "found seed 42 -> 43: such settings say which run it is"),
-  ],
-)
-def test_a_run_does_not_resume_with_other_settings(
-  trained, parts, tmp_path, questions, seed, message
-):
+def test_a_run_does_not_resume_with_other_questions(trained, parts, tmp_path):
   folder = tmp_path / "run"
   shutil.copytree(trained, folder)
-  parts = parts | {"questions": parts["questions"][:questions]}
-  with pytest.raises(ValueError, match=message):
-    small_run.train(
-      folder, parts, dataclasses.replace(small_run.CONFIG, seed=seed)
-    )
+  parts = parts | {"questions": parts["questions"][:31]}
+  with pytest.raises(ValueError, match="'of': 32}.* expected .*'of': 31}"):
+    small_run.train(folder, parts, small_run.CONFIG)
 
 
 @pytest.fixture

@@ -296,13 +296,8 @@ def test_the_gap_of_the_engine_is_that_of_the_first_step():
     for step in (1, 7)
   ]
   on_policy = metrics.over_steps(steps, on_policy=True)
-  assert [on_policy[f"policy/engine_gap{name}"] for name in names] == [
-    1,
-    2,
-    3,
-    4,
-    5,
-  ]
+  gaps = [on_policy[f"policy/engine_gap{name}"] for name in names]
+  assert gaps == [1, 2, 3, 4, 5]
   assert on_policy["loss/logp_difference"] == 4
   assert on_policy["loss/logp_difference_max"] == 11
   stale = metrics.over_steps(steps, on_policy=False)

@@ -293,14 +293,7 @@ def test_other_losses_of_a_micro_batch(params, trajectories):
 
 # AdamW.
 
-NOT_DECAYED = {
-  "attention_norm",
-  "mlp_norm",
-  "norm",
-  "q_bias",
-  "k_bias",
-  "v_bias",
-}
+NOT_DECAYED = "attention_norm mlp_norm norm q_bias k_bias v_bias".split()
 OPTIMIZER = config_lib.OptimizerConfig(learning_rate=0.01, weight_decay=0.5)
 
 
