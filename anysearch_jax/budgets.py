@@ -102,7 +102,7 @@ class Budget:
 
   def __post_init__(self):
     for unit, expected, fits in (
-      ("searches", "0 or more", 0 <= self.searches <= UNCAPPED),
+      ("searches", f"0 to {UNCAPPED}", 0 <= self.searches <= UNCAPPED),
       ("tokens", "1 or more", 1 <= self.tokens <= UNCAPPED),
       ("dollars", "a number above 0", self.dollars > 0),
       ("seconds", "a number above 0", self.seconds > 0),

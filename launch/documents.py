@@ -103,7 +103,11 @@ def update(config: config_lib.ExperimentConfig) -> None:
   from retrieval.documents import folder
 
   index = config.retrieval.index
-  made = folder.update(flags.FLAGS.documents, index, on_file=_progress())
+  try:
+    made = folder.update(flags.FLAGS.documents, index, on_file=_progress())
+  except OSError as error:
+    advice = "--index=FOLDER names another place."
+    raise ValueError(f"{index}: {error}. {advice}") from error
   for line in described(made, index):
     stopping.say(f"documents: {line}")
 

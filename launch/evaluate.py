@@ -170,9 +170,10 @@ def _play(
     cost = e.prices.dollars(
       searches=0, input_tokens=read, output_tokens=written
     )
+    by_prices = f": ${cost:.4f} by --prices" if cost else ""
     print(
-      f"the server counted {read:,} tokens read and {written:,} written: "
-      f"${cost:.4f} by --prices"
+      f"the server counted {read:,} tokens read and {written:,} written"
+      f"{by_prices}"
     )
 
 

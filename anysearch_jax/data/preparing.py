@@ -271,8 +271,8 @@ def _read(
     except formats.MalformedError as error:
       if not settings.skip_malformed:
         raise formats.DataError(
-          f"{source.path}, row {number}: {error}. Correct it, or leave such "
-          "rows out and count them (--skip_malformed)."
+          f"{source.path}, row {number}: {error}. Correct it, or have "
+          "such rows left out: anysearch prepare_data --skip_malformed."
         ) from error
       part = parts[f"{dataset or 'unknown'}_{split or 'unknown'}"]
       part.read += 1

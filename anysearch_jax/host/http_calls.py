@@ -419,7 +419,7 @@ class Caller:
       if len(data) > self._largest:
         raise AnswerError(
           f"{url}: found an answer of more than {self._largest} bytes; "
-          "expected passages only."
+          "expected a shorter one."
         )
     return bytes(data) if events is None else events.whole()
 

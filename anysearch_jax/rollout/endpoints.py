@@ -154,6 +154,11 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
     try:
       calls, why = loop.run(asking.probe()), asking.why
     except http_calls.StatusError as error:
+      if error.status == 401 and not key:
+        raise ValueError(
+          f"{error} No key was sent; --openai_key_variable={KEY} sends the one "
+          "in that variable, also without https."
+        ) from None
       if error.status not in chat_completions.MISSING:
         raise
       asking, why = engine(COMPLETIONS), "the server has no /chat/completions"

@@ -96,9 +96,8 @@ def priced(budget: budgets.Budget, env: spec.Environment) -> budgets.Budget:
   if not prices:
     raise ValueError(
       f"Found a budget of {budget.dollars:g} dollars where nothing has a "
-      "price; expected a price of searches, of tokens or of a tool. Set "
-      "search_price, input_price, output_price or tool_prices of "
-      "config.evaluation."
+      "price; expected --prices=input=0.15,output=0.60, or search_price, "
+      "input_price, output_price or tool_prices in config.evaluation."
     )
   return dataclasses.replace(budget, prices=prices)
 

@@ -47,7 +47,7 @@ def find(
     without: a folder whose files are left out.
 
   Raises:
-    ValueError: a path is missing, or a glob matches nothing.
+    ValueError: a path is missing or below `without`, or a glob matches nothing.
   """
   ignored: collections.Counter[str] = collections.Counter()
   refused: list[tuple[str, str]] = []
@@ -77,6 +77,12 @@ def find(
       raise ValueError(
         f"documents: found nothing at {given}, expected a file, a folder or a "
         "glob such as 'notes/**/*.md'."
+      )
+    real = pathlib.Path(root).resolve()
+    if out in (real, *real.parents):
+      raise ValueError(
+        f"documents: {given} is in {without}, the folder of the index; "
+        "expected an index elsewhere."
       )
     roots.append(os.path.abspath(root))
     for one in each:

@@ -192,13 +192,14 @@ def _read(
 
   And whether the whole index may: it is made with the same settings.
   """
-  if not (build / _FILES).is_file():
+  try:
+    found = json_files.read(build / _FILES)
+    files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}
+    rows, index = found["rows"], found["index"]
+  except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return {}, False
-  found = json_files.read(build / _FILES)
-  if found["rows"] != made_by["rows"]:
-    return {}, False
-  files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}
-  return files, found["index"] == made_by["index"]
+  is_same = rows == made_by["rows"]
+  return files if is_same else {}, is_same and index == made_by["index"]
 
 
 def _write(

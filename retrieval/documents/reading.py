@@ -117,11 +117,12 @@ def _markdown(path: pathlib.Path) -> Iterator[Part]:
 
 def _html(path: pathlib.Path) -> Iterator[Part]:
   import trafilatura
-  from lxml import html
+  from lxml import etree, html
 
   # Bytes, because lxml refuses a text that declares its encoding.
   parser = html.HTMLParser(encoding="utf-8")
   tree = html.document_fromstring(_text(path).encode(), parser=parser)
+  etree.strip_elements(tree, "script", "style", with_tail=False)
   # trafilatura looks for the main part and drops the rest; in a file of one's
   # own, all but menus is wanted.
   if tree.find(".//article") is None and tree.find(".//main") is None:
@@ -158,8 +159,15 @@ def _csv(path: pathlib.Path) -> Iterator[Part]:
     dialect = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
   except csv.Error:
     dialect = csv.excel
-  rows = csv.DictReader(io.StringIO(text), dialect=dialect)
-  yield from itertools.starmap(_row, enumerate(rows, start=1))
+  rows = filter(any, csv.reader(io.StringIO(text), dialect=dialect))
+  header = next(rows, [])
+  for number, row in enumerate(rows, start=1):
+    fields: dict[str, str] = {}
+    each = itertools.zip_longest(header, row, fillvalue="")
+    for column, (name, value) in enumerate(each, start=1):
+      is_new = name and name not in fields
+      fields[name if is_new else f"{name or 'column'} {column}"] = value
+    yield _row(number, fields)
 
 
 def _records(path: pathlib.Path) -> Iterator[Part]:
@@ -204,7 +212,9 @@ def _docx(path: pathlib.Path) -> Iterator[Part]:
   for each in document.iter_inner_content():
     if isinstance(each, Table):
       for row in each.rows:
-        lines.append(" | ".join(cell.text for cell in row.cells))
+        # A merged cell is there once, with the tables in it.
+        cells = [cell._tc.xpath(".//w:p") for cell in dict.fromkeys(row.cells)]
+        lines.append(" | ".join(" ".join(p.text for p in c) for c in cells))
       continue
     style = each.style.name if each.style else ""
     level = re.fullmatch(r"Heading ([1-6])|Title", style or "")

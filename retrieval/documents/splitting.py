@@ -23,12 +23,12 @@ _LONG_WORD = re.compile(r"\S{1000}")
 # A fence of code, in which `#` begins no heading; `# heading`; and a heading
 # that is underlined.
 _MARKS = re.compile(
-  r"^ {0,3}(?:(```+|~~~+)|(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$"
+  r"^ {0,3}(?:(```+|~~~+)|(#{1,6})[ \t]+(\S[^\n]*)$"
   r"|([^\s#>|+*=-][^\n]*)\n {0,3}(={3,}|-{3,})[ \t]*$)",
   re.M,
 )
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*\n", re.S)
-_FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.+?)[\"']?[ \t]*$", re.M)
+_FRONT_TITLE = re.compile(r"^title:([^\n]*)$", re.M)
 
 
 class Splitter:
@@ -82,8 +82,8 @@ class Splitter:
 def title(text: str) -> str:
   """Returns the title in the front matter of Markdown, or its first heading."""
   front = _FRONT.match(text)
-  if named := front and _FRONT_TITLE.search(front[1]):
-    return named[1]
+  if front and (named := _FRONT_TITLE.search(front[1])):
+    return named[1].strip(" \t\"'")
   return next((words for _, _, words in _headings(text)), "")
 
 

@@ -221,7 +221,7 @@ def test_running_episodes_never_exceed_slots(tmp_path):
   [
     ({"budgets": ()}, "evaluation.budgets: found 0"),
     ({"seeds": (1, 1)}, "evaluation.seeds: found 2 values, 1 of them"),
-    ({"budgets": (0, -1)}, "budget of -1 searches; expected 0 or more"),
+    ({"budgets": (0, -1)}, "budget of -1 searches; expected 0 to"),
     ({"pairs": ("3", "searches=0")}, "found 4 values, 3 of them"),
   ],
 )

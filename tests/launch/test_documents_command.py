@@ -126,6 +126,7 @@ def test_a_service_answers_from_the_documents(notes, monkeypatch):
   [
     (["--documents=nowhere"], "found nothing at nowhere, expected a file"),
     (["--documents=notes/bad.md"], "bad.md"),
+    (["--index=notes/bad.md"], "--index=FOLDER names another place."),
     (["--documents="], "or --documents=FOLDER of files to ask about."),
     (["--chat", "--json"], "--chat: expected neither --json nor --compare."),
   ],

@@ -121,6 +121,13 @@ def test_bad_flags_are_one_sentence(flags, expected):
   assert expected in said and "word" not in said
 
 
+def test_a_key_that_http_does_not_send_is_named(monkeypatch):
+  monkeypatch.setenv("OPENAI_API_KEY", "k")
+  with chat_endpoint.served(key="k") as server:
+    said = commands.run(ask, CONFIG, f"--openai={server.url}", QUESTION)
+  assert "--openai_key_variable=OPENAI_API_KEY" in said
+
+
 def test_unknown_model_is_one_sentence_before_any_question():
   with fake_openai.served(said) as server:
     flags = flags_of(server, "other", "auto")

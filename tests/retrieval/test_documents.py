@@ -103,6 +103,21 @@ def test_a_folder_without_text_is_refused_with_what_it_has(tmp_path):
     folder.update([str(tmp_path / "nope")], tmp_path / "index")
 
 
+def test_an_index_above_its_documents_is_refused(tmp_path):
+  (tmp_path / "a.md").write_text("Lease")
+  with pytest.raises(ValueError, match="expected an index elsewhere"):
+    folder.update([str(tmp_path)], tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", "x", '{"files": [["a"]]}'])
+def test_a_damaged_list_of_files_is_made_anew(tmp_path, text):
+  (tmp_path / "notes").mkdir()
+  (tmp_path / "notes/a.md").write_text("Lease")
+  folder.update([str(tmp_path / "notes")], tmp_path / "index")
+  (building.newest(tmp_path / "index") / "files.json").write_text(text)
+  assert folder.update([str(tmp_path / "notes")], tmp_path / "index").added
+
+
 def test_the_command_says_what_it_read_and_what_not(tmp_path):
   notes = write(tmp_path / "n", lease__md=LEASE, x__png=b"1", b__txt=b"a\0b")
   out = f"--output={tmp_path / 'i'}"

@@ -240,6 +240,43 @@ def test_passages_end_at_headings_and_sentences():
   assert "Last words of all." in found[-1][1]
 
 
+def _texts(path, data):
+  path.write_bytes(data)
+  return [part.text for part in reading.read(str(path))]
+
+
+def test_a_table_loses_no_value(tmp_path):
+  rows = b"\n\na,a,b\n1,2,3\n\n4,5,6,7\n8\n"
+  assert _texts(tmp_path / "t.csv", rows) == [
+    "a: 1\na 2: 2\nb: 3",
+    "a: 4\na 2: 5\nb: 6\ncolumn 4: 7",
+    "a: 8",
+  ]
+
+
+def test_scripts_of_a_page_without_text_are_no_text(tmp_path):
+  page = b"<html><head><script>var x</script><style>b{}</style></head></html>"
+  with pytest.raises(reading.ReadError, match="has no text"):
+    _texts(tmp_path / "t.html", page)
+
+
+def test_tables_in_tables_are_read_and_merged_cells_once(tmp_path):
+  document = docx.Document()
+  table = document.add_table(2, 2)
+  table.cell(0, 0).merge(table.cell(0, 1)).text = "Rent"
+  table.cell(1, 0).add_table(1, 1).cell(0, 0).text = "900"
+  document.save(tmp_path / "t.docx")
+  (part,) = reading.read(str(tmp_path / "t.docx"))
+  assert part.text.count("Rent") == part.text.count("900") == 1
+
+
+@pytest.mark.parametrize("line", ["# a{}b", "---\ntitle: a{}b\n---\n"])
+def test_a_line_of_blanks_takes_no_time(line):
+  text = line.format(" " * 20_000)  # Took hours.
+  split = splitting.Splitter(200, 30)(text, is_markdown=True)
+  assert splitting.title(text) and len(list(split)) < 9
+
+
 def test_a_word_without_end_takes_no_time():
   found = list(splitting.Splitter(200, 30)("a" * 500_000, is_markdown=False))
   assert len(found) < 1500
