@@ -154,20 +154,24 @@ def _row(number: int, row: Mapping[str, Any]) -> Part:
 
 def _csv(path: pathlib.Path) -> Iterator[Part]:
   text = _text(path)
-  csv.field_size_limit(LARGEST)
   try:
     dialect = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
   except csv.Error:
     dialect = csv.excel
-  rows = filter(any, csv.reader(io.StringIO(text), dialect=dialect))
-  header = next(rows, [])
-  for number, row in enumerate(rows, start=1):
-    fields: dict[str, str] = {}
-    each = itertools.zip_longest(header, row, fillvalue="")
-    for column, (name, value) in enumerate(each, start=1):
-      is_new = name and name not in fields
-      fields[name if is_new else f"{name or 'column'} {column}"] = value
-    yield _row(number, fields)
+  # The limit is one of the process, in which questions are read with theirs.
+  limit = csv.field_size_limit(LARGEST)
+  try:
+    rows = filter(any, csv.reader(io.StringIO(text), dialect=dialect))
+    header = next(rows, [])
+    for number, row in enumerate(rows, start=1):
+      fields: dict[str, str] = {}
+      each = itertools.zip_longest(header, row, fillvalue="")
+      for column, (name, value) in enumerate(each, start=1):
+        is_new = name and name not in fields
+        fields[name if is_new else f"{name or 'column'} {column}"] = value
+      yield _row(number, fields)
+  finally:
+    csv.field_size_limit(limit)
 
 
 def _records(path: pathlib.Path) -> Iterator[Part]:
