@@ -43,7 +43,11 @@ def test_the_world_is_the_one_of_earlier_trainings():
     s = WORLD.snapshot(index)
     for array in (s.values, s.alternative, s.twins, s.twin_first):
       digest.update(np.ascontiguousarray(array).tobytes())
-    digest.update(repr(WORLD.corpus(s.name)).encode())
+    # Without the fields that passages have got since.
+    passages = repr(WORLD.corpus(s.name)).replace(
+      f", source={types.Source()}", ""
+    )
+    digest.update(passages.encode())
   for question in WORLD.questions("held-out", 200, 3):
     digest.update(repr(question).encode())
   assert digest.hexdigest() == (
