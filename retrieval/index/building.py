@@ -184,8 +184,10 @@ def _planned(
 def newest(folder: str | os.PathLike) -> pathlib.Path:
   """Returns the folder with an index's files: that of the newest build."""
   folder = pathlib.Path(folder)
-  named = folder / CURRENT
-  return folder / json_files.read(named)["build"] if named.is_file() else folder
+  try:
+    return folder / json_files.read(folder / CURRENT)["build"]
+  except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
+    return folder
 
 
 def shards_of(

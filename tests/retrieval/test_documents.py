@@ -109,12 +109,15 @@ def test_an_index_above_its_documents_is_refused(tmp_path):
     folder.update([str(tmp_path)], tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{}", "x", '{"files": [["a"]]}'])
-def test_a_damaged_list_of_files_is_made_anew(tmp_path, text):
+@pytest.mark.parametrize("name", ["files.json", building.CURRENT])
+@pytest.mark.parametrize("text", ["{}", "x", '{"files": [["a"]], "build": 3}'])
+def test_a_damaged_list_of_files_is_made_anew(tmp_path, text, name):
   (tmp_path / "notes").mkdir()
   (tmp_path / "notes/a.md").write_text("Lease")
   folder.update([str(tmp_path / "notes")], tmp_path / "index")
-  (building.newest(tmp_path / "index") / "files.json").write_text(text)
+  build = building.newest(tmp_path / "index")
+  at = tmp_path / "index" if name == building.CURRENT else build
+  (at / name).write_text(text)
   assert folder.update([str(tmp_path / "notes")], tmp_path / "index").added
 
 
