@@ -50,7 +50,7 @@ def null_scores(
 
 
 def sign_flips(
-  scores: Sequence[np.ndarray], *, draws: int = 10_000
+  scores: Sequence[np.ndarray], *, draws: int = 10_000, seed: int = 0
 ) -> np.ndarray:
   """Returns two-sided p values of no difference, by flipping signs.
 
@@ -63,6 +63,7 @@ def sign_flips(
     scores: for each of D datasets, float `[N, C]`, see `null_scores`; nan where
       a difference is undefined.
     draws: number of random assignments of signs.
+    seed: seed of the draws.
 
   Returns:
     p values `[1 + D, C]`: of the mean over datasets, then of each dataset; nan
@@ -88,7 +89,7 @@ def sign_flips(
   # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
   reached, count = np.zeros(observed.shape), 0
-  for signs in _all(ends[-1]) if exact else _drawn(ends[-1], draws):
+  for signs in _all(ends[-1]) if exact else _drawn(ends[-1], draws, seed):
     reached += (differences(signs) >= bound).sum(axis=0)
     count += len(signs)
   extra = 0 if exact else 1
@@ -101,12 +102,12 @@ def _all(questions: int) -> Iterator[np.ndarray]:
   yield 1.0 - 2.0 * bits
 
 
-def _drawn(questions: int, draws: int) -> Iterator[np.ndarray]:
+def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
   """Yields random signs, 1 or -1, int8 `[r, N]` for `draws` rows in blocks.
 
-  Tests over equally many questions use the same signs.
+  Tests over equally many questions and of one seed use the same signs.
   """
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   step = max(1, _CHUNK // questions)
   for start in range(0, draws, step):
     shape = min(step, draws - start), questions
