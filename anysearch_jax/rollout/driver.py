@@ -339,8 +339,23 @@ async def run_groups(
     and counts.
 
   Raises:
+    ValueError: `group`, `max_concurrency` or `keep` below 1, or two
+      assignments with the same index.
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
+  for name, value in (
+    ("group", group),
+    ("max_concurrency", max_concurrency),
+    ("keep", keep),
+  ):
+    if value is not None and value < 1:
+      raise ValueError(f"Found {name}={value}, expected 1 or more.")
+  indices = {assignment.index for assignment in assignments}
+  if len(indices) != len(assignments):
+    raise ValueError(
+      f"Found {len(assignments)} assignments with {len(indices)} indices; "
+      "expected each index once, because episodes are addressed by it."
+    )
   gate = (
     _OPEN if max_concurrency is None else asyncio.Semaphore(max_concurrency)
   )

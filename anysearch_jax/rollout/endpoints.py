@@ -154,6 +154,7 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
     try:
       calls, why = loop.run(asking.probe()), asking.why
     except http_calls.StatusError as error:
+      asking.close()
       if error.status == 401 and not key:
         raise ValueError(
           f"{error} No key was sent; --openai_key_variable={KEY} sends the one "

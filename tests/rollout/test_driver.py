@@ -240,6 +240,20 @@ def test_surplus_groups_are_cancelled():
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
 
 
+@pytest.mark.parametrize(
+  ("given", "kwargs", "sentence"),
+  [
+    (1, {"group": 0}, "Found group=0"),
+    (1, {"max_concurrency": 0}, "Found max_concurrency=0"),
+    (1, {"keep": 0}, "Found keep=0"),
+    (2, {}, "2 assignments with 1 indices"),
+  ],
+)
+def test_arguments_that_cannot_work_are_refused(given, kwargs, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    run_groups(assignments(1) * given, scripted.Engine(script), **kwargs)
+
+
 class Slow(scripted.Codec):
   """A codec that encodes a long text only after the event loop has run."""
 
