@@ -14,12 +14,14 @@ Presets, `--config=configs/<policy>.py:<preset>`:
                  found better in the generated world; it costs no more than the
                  paper's run. At this size nobody has tried it
 
-The objective differs slightly from the paper's: importance ratios use the
-trainer's own old log-probabilities, with a correction for the engine's
-(`objective.importance_cap`). This costs one more forward pass for four of five
-steps, a fifth of the training time, and a run can then stop only between
-rollouts. To switch it off: `--config.objective.old_logp=engine
---config.objective.importance_cap=0`.
+Importance ratios are to the engine's log-probabilities, as in the run of the
+paper's authors, with a cap on the ratio of tokens of negative advantage
+(`objective.importance_cap`). If `loss/logp_difference` or
+`loss/importance_capped` grows, let the trainer compute the old log-probabilities
+and weight tokens by the ratio of both: `--config.objective.old_logp=trainer
+--config.objective.importance_cap=2`. This costs one more forward pass for four
+of five steps, a fifth of the training time, and a run can then stop only between
+rollouts.
 
 An episode of B <= 5 searches needs at most about 7,000 tokens: the prompt, 4096
 generated tokens and 15 passages. Contexts end at 8192, although retrievers with
@@ -98,18 +100,13 @@ def experiment(
     ),
     pipeline=config_lib.PipelineConfig(async_level=1),
     # In bfloat16 engine and trainer give a token different log-probabilities
-    # (each about .016 from float32 at 153 M parameters), and rollouts come from
-    # older weights. So the clipped ratio uses the trainer's own old
-    # log-probabilities, and a token's loss is weighted by the ratio of the
-    # trainer's probability to the engine's, at most 2. This is truncated
-    # importance sampling,
-    # https://fengyao.notion.site/off-policy-rl
-    objective=config_lib.ObjectiveConfig(
-      old_logp="trainer", importance_cap=2.0
-    ),
-    # The same authors measured single tokens whose probabilities differ by
-    # almost 1, at 32 B parameters, so one such token does not mean that the
-    # engine has other weights.
+    # (each about .016 from float32 at 153 M parameters), well inside the clip
+    # range. Where the advantage is negative, the clip alone does not bound a
+    # ratio above 1; 3 is verl's bound (its `clip_ratio_c`).
+    objective=config_lib.ObjectiveConfig(importance_cap=3.0),
+    # Single tokens were measured whose probabilities differ by almost 1, at
+    # 32 B parameters, https://fengyao.notion.site/off-policy-rl, so one such
+    # token does not mean that the engine has other weights.
     watch=config_lib.WatchConfig(max_largest_gap=20.0),
   )
   if preset == "priced":

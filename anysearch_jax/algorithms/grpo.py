@@ -47,6 +47,7 @@ class TokenTerms(NamedTuple):
   ratio: importance ratio to the old policy.
   clipped_low, clipped_high: bool, whether this side of the clip is active, so
     that the token's policy gradient is 0.
+  capped: bool, whether `importance_cap` holds the ratio; the gradient is 0 too.
   """
 
   policy_loss: chex.Array
@@ -54,6 +55,7 @@ class TokenTerms(NamedTuple):
   ratio: chex.Array
   clipped_low: chex.Array
   clipped_high: chex.Array
+  capped: chex.Array
 
 
 @functools.partial(jax.jit, static_argnames=("epsilon", "normalize"))
@@ -155,14 +157,16 @@ def token_terms(
 
     policy_loss = -min(r A, clip(r, 1 - low, 1 + high) A),  r = pi / pi_old
 
-  log r is clamped to [-20, 20]; above 20 it has no gradient.
+  log r is clamped to [-20, 20]; above 20 it has no gradient. Where A < 0, that
+  minimum has no bound. With `old_logp` `engine`, r counts as `importance_cap`
+  beyond it (dual clip, Eq. 5 of https://arxiv.org/abs/1912.09729).
 
   Args:
     logp_t: float, log-probabilities under the policy being trained.
     old_logp_t: under the old policy, equal shape.
     reference_logp_t: under the reference policy, equal shape.
     advantage_t: the advantage of the token's trajectory, equal shape.
-    config: clip range and KL estimator.
+    config: clip range, importance cap and KL estimator.
 
   Returns:
     The terms, elementwise.
@@ -183,10 +187,17 @@ def token_terms(
   # edge of the clip keeps its gradient here.
   bound_t = jnp.where(advantage_t > 0, high, low).astype(ratio_t.dtype)
   clipped_t = clipped_low_t | clipped_high_t
+  capped_t = jnp.zeros_like(clipped_t)
+  if config.old_logp == "engine" and (cap := config.importance_cap):
+    capped_t = (advantage_t < 0) & (ratio_t > cap)
+    bound_t = jnp.where(capped_t, cap, bound_t)
+    clipped_t |= capped_t
   bound_t = jnp.where(clipped_t, bound_t, jax.lax.stop_gradient(ratio_t))
   surrogate_t = jnp.where(clipped_t | far_t, bound_t, ratio_t) * advantage_t
   kl_t = kl_estimate(logp_t, reference_logp_t, estimator=config.kl_estimator)
-  return TokenTerms(-surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t)
+  return TokenTerms(
+    -surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t, capped_t
+  )
 
 
 def _near(logp_t: chex.Array, to_t: chex.Array) -> chex.Array:
@@ -245,7 +256,8 @@ def grpo_loss(
   """Returns the loss of a micro-batch: the negative of Eq. 12, to be minimised.
 
     loss = sum weight (importance policy_loss + beta_KL kl)
-    importance = min(pi_old / pi_behaviour, cap), 1 where the cap is 0
+    importance = min(pi_old / pi_behaviour, cap), 1 where the cap is 0 or
+    pi_old is pi_behaviour
 
   Args:
     logp: float, log-probabilities under the policy being trained.
@@ -297,7 +309,9 @@ def grpo_loss(
     return jnp.max(values, where=live, initial=0)
 
   policy_loss, metrics = terms.policy_loss, {}
-  if config.importance_cap:
+  if config.importance_cap and config.old_logp == "engine":
+    metrics = {"importance_capped": mean(terms.capped)}
+  elif config.importance_cap:
     drift = jnp.exp(old_logp - behaviour_logp)
     importance = jnp.minimum(drift, config.importance_cap)
     policy_loss = importance * policy_loss

@@ -142,7 +142,8 @@ class ObjectiveConfig:
   trainer before the rollout's first step."""
   importance_cap: float = learning(0.0, at_least(0))
   """With `trainer`, a token's policy loss is multiplied by min(pi_trainer /
-  pi_engine, importance_cap); 0 is off."""
+  pi_engine, importance_cap). With `engine`, the ratio of a token of negative
+  advantage counts as importance_cap beyond it. 0 is off."""
   advantage: str = identity("group", one_of("group", "gae"))
   """`group` (GRPO: rewards standardised in their group) or `gae` (PPO:
   estimated by a critic, see `CriticConfig`)."""

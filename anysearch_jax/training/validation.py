@@ -268,11 +268,12 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
       "baseline is the critic; set one of them to 'group'."
     )
-  if objective.importance_cap and objective.old_logp == "engine":
+  cap, clip = objective.importance_cap, 1 + objective.clip_high
+  if objective.old_logp == "engine" and 0 < cap < clip:
     raise ValueError(
-      f"objective.importance_cap: found {objective.importance_cap} with "
-      "old_logp 'engine', whose ratio already is to the policy that sampled; "
-      "set importance_cap 0 or old_logp 'trainer'."
+      f"objective.importance_cap: found {cap} with old_logp 'engine', where it "
+      f"bounds the ratio; expected 0 (off) or at least {clip:g}, the end of "
+      "the clip range."
     )
   if critic.reward_kl and not objective.has_critic:
     raise ValueError(

@@ -77,6 +77,7 @@ def loss_and_gradient(logp, *rest, old_logp=None, config=CONFIG):
 TRAINER = dataclasses.replace(CONFIG, old_logp="trainer", importance_cap=1.3)
 VARIANTS = {
   "engine": CONFIG,
+  "dual clip": dataclasses.replace(CONFIG, importance_cap=1.4),
   "trainer": dataclasses.replace(TRAINER, importance_cap=0.0),
   "capped": TRAINER,
   "token-mean": dataclasses.replace(TRAINER, reduction="token-mean"),
@@ -103,6 +104,7 @@ def test_the_oracles_gradient_is_the_slope_of_its_loss(config):
   ("variant", "estimator"),
   [
     *(("engine", estimator) for estimator in grpo.KL_ESTIMATORS),
+    ("dual clip", "k3"),
     ("trainer", "k1"),
     ("capped", "k2"),
     ("token-mean", "k3"),

@@ -30,6 +30,7 @@ def changed(part, **values):
     ("objective", {"normalize": "batch"}),
     ("objective", {"old_logp": "trainer"}),
     ("objective", {"old_logp": "trainer", "importance_cap": 2.0}),
+    ("objective", {"old_logp": "engine", "importance_cap": 3.0}),
     ("batch", {"remat": "none", "attention": "auto"}),
     ("batch", {"remat": "dots", "attention": "xla"}),
     ("batch", {"remat": "attention", "attention": "cudnn"}),
@@ -66,8 +67,8 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
   [
     (
       "objective",
-      {"importance_cap": 2.0},
-      "objective.importance_cap: found 2.0 with old_logp 'engine'",
+      {"importance_cap": 1.0},
+      "objective.importance_cap: found 1.0 with old_logp 'engine'",
     ),
     ("batch", {"row_lengths": ()}, "batch.row_lengths: found ()"),
     ("batch", {"row_lengths": (128, 128)}, "expected ascending numbers"),

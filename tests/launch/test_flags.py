@@ -122,9 +122,9 @@ def test_the_papers_configurations_can_run_in_every_preset(policy):
   assert len({c.name for c in found.values()}) == len(paper.PRESETS)
   for config in found.values():
     assert config.compute_dtype == "bfloat16"
-    # What separates engine and trainer there is corrected.
-    assert config.objective.old_logp == "trainer"
-    assert config.objective.importance_cap == 2.0
+    # What separates engine and trainer there has a bound.
+    assert config.objective.old_logp == "engine"
+    assert config.objective.importance_cap == 3.0
 
 
 class Command:

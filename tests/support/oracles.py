@@ -141,7 +141,10 @@ def surrogate(logp, behaviour, advantage, c: config_lib.ObjectiveConfig):
   """min(r A, clip(r, 1 - low, 1 + high) A) at one token."""
   ratio = math.exp(clamped(logp - behaviour))
   clipped = min(max(ratio, 1 - c.clip_low), 1 + c.clip_high)
-  return min(ratio * advantage, clipped * advantage)
+  kept = min(ratio * advantage, clipped * advantage)
+  if c.old_logp == "engine" and c.importance_cap and advantage < 0:
+    return max(kept, c.importance_cap * advantage)  # Dual clip.
+  return kept
 
 
 def surrogate_gradient(
@@ -154,12 +157,14 @@ def surrogate_gradient(
   held = (advantage > 0 and ratio > 1 + c.clip_high) or (
     advantage < 0 and ratio < 1 - c.clip_low
   )
+  if c.old_logp == "engine" and c.importance_cap and advantage < 0:
+    held = held or ratio > c.importance_cap
   return 0.0 if held else ratio * advantage
 
 
 def importance(old, behaviour, c: config_lib.ObjectiveConfig):
   """min(pi_old / pi_behaviour, cap) at one token; 1 where there is no cap."""
-  if not c.importance_cap:
+  if not c.importance_cap or c.old_logp == "engine":
     return 1.0
   return min(math.exp(old - behaviour), c.importance_cap)
 
