@@ -17,11 +17,11 @@ Presets, `--config=configs/<policy>.py:<preset>`:
 Importance ratios are to the engine's log-probabilities, as in the run of the
 paper's authors, with a cap on the ratio of tokens of negative advantage
 (`objective.importance_cap`). If `loss/logp_difference` or
-`loss/importance_capped` grows, let the trainer compute the old log-probabilities
-and weight tokens by the ratio of both: `--config.objective.old_logp=trainer
---config.objective.importance_cap=2`. This costs one more forward pass for four
-of five steps, a fifth of the training time, and a run can then stop only between
-rollouts.
+`loss/importance_capped` grows, let the trainer compute the old
+log-probabilities and weight tokens by the ratio of both:
+`--config.objective.old_logp=trainer --config.objective.importance_cap=2`. This
+costs one more forward pass for four of five steps, a fifth of the training
+time, and a run can then stop only between rollouts.
 
 An episode of B <= 5 searches needs at most about 7,000 tokens: the prompt, 4096
 generated tokens and 15 passages. Contexts end at 8192, although retrievers with
