@@ -50,6 +50,11 @@ def define_flags() -> None:
     "half of the episode if that is less.",
   )
   flags.DEFINE_string("json", None, "File that the plan is written to.")
+  flags.DEFINE_string(
+    "before",
+    None,
+    "An earlier plan's --json, whose seconds of a step are shown beside.",
+  )
 
 
 def main(argv) -> None:
@@ -61,13 +66,21 @@ def main(argv) -> None:
   try:
     if len(argv) > 1:
       raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+    before = None
+    if path := flags.FLAGS.before:
+      before = json_files.read(pathlib.Path(path)).get("step_seconds")
+      if before is None:
+        raise ValueError(
+          f"--before: {path} has no seconds of a step; expected what --json of "
+          "another plan wrote."
+        )
     made = _plan(launch_flags.read_config())
-  except (app.UsageError, ModuleNotFoundError, ValueError) as error:
+  except (app.UsageError, ImportError, OSError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
   from anysearch_jax.planning import plan
 
-  print(plan.text(made))
+  print(plan.text(made, before=before))
   if path := flags.FLAGS.json:
     try:
       pathlib.Path(path).write_text(plan.to_json(made))

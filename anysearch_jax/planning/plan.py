@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax import config as config_lib
@@ -166,11 +166,15 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
   }
 
 
-def text(plan: Plan) -> str:
-  """Formats a plan for a terminal: tables, verdict and what is assumed."""
+def text(plan: Plan, *, before: Mapping[str, Any] | None = None) -> str:
+  """Formats a plan for a terminal: tables, verdict and what is assumed.
+
+  `before` has another plan's `step_seconds` of `to_json`, which stand beside
+  this plan's.
+  """
   lines = [_title(plan), "", *tables.aligned(_rows(plan)), ""]
   if plan.step:
-    lines += [*tables.aligned(_step_rows(plan, plan.step)), ""]
+    lines += [*tables.aligned(_step_rows(plan, plan.step, before)), ""]
   lines += [f"Verdict: {plan.verdict}"]
   for title, sentences in (
     ("What would make it fit:", plan.advice),
@@ -259,14 +263,35 @@ def _kind_cell(part: compilation.Part, kind: str) -> str:
   return f"({part.held[kind] / hardware.GIB:.2f})" if kind in part.held else ""
 
 
-def _step_rows(plan: Plan, step: Step) -> Cells:
+def _step_rows(
+  plan: Plan, step: Step, before: Mapping[str, Any] | None
+) -> Cells:
   """Returns table rows of the phases of a step, and of the whole run."""
   together = ", sampling beside training" if step.overlapped else ""
+  heads, fields = ["predicted", "at 60 %", "floor"], Phase._fields[1:]
+  found = {phase.name: phase[1:] for phase in step.phases}
+  earlier: dict[str, tuple[float, ...]] = {}
+  if before is not None:
+    earlier = {
+      name: tuple(phase[field] for field in fields)
+      for name, phase in before.items()
+    }
+    heads += [f"{head}, before" for head in heads]
+  # The last phase of both is the whole step.
+  names = dict.fromkeys([*list(found)[:-1], *earlier, "whole step"])
+  nothing = (0.0,) * len(fields) if earlier else ()
+  rows = {
+    name: (*found.get(name, nothing), *earlier.get(name, nothing))
+    for name in names
+  }
+  rows[f"hours of {plan.config.curriculum.total_steps:,} steps"] = (
+    *plan.hours,
+  )
+  width = len(heads)
   return [
-    [f"seconds of a step{together}", "predicted", "at 60 %", "floor"],
-    *([name, *(f"{x:.1f}" for x in found)] for name, *found in step.phases),
-    [
-      f"hours of {plan.config.curriculum.total_steps:,} steps",
-      *(f"{x:.1f}" for x in plan.hours),
-    ],
+    [f"seconds of a step{together}", *heads],
+    *(
+      [name, *(f"{x:.1f}" for x in values), *[""] * (width - len(values))]
+      for name, values in rows.items()
+    ),
   ]

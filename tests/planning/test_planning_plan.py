@@ -90,6 +90,25 @@ def test_a_run_takes_the_hours_of_all_its_steps():
   }
 
 
+def test_an_earlier_plan_stands_beside():
+  whole = made(part(kinds=TRAINING))
+  decode, train, old = (
+    plan.Phase("decode", 3.0, 2.5, 2.0),
+    plan.Phase("train step", 6.0, 4.0, 3.0),
+    plan.Phase("old log-probabilities", 1.0, 0.5, 0.2),
+  )
+  steps = [
+    plan.Step((decode,), training, overlapped=False)
+    for training in ((old, train), (train,))
+  ]
+  earlier, now = (dataclasses.replace(whole, step=step) for step in steps)
+  before = json.loads(plan.to_json(earlier))["step_seconds"]
+  rows = [line.split() for line in plan.text(now, before=before).splitlines()]
+  assert "train step 6.0 4.0 3.0 6.0 4.0 3.0".split() in rows
+  assert "old log-probabilities 0.0 0.0 0.0 1.0 0.5 0.2".split() in rows
+  assert "whole step 9.0 6.5 5.0 10.0 7.0 5.2".split() in rows
+
+
 def test_json_holds_numbers():
   whole = made(part(total=40, kinds=TRAINING, held={"KV cache": 1.0}))
   found = json.loads(plan.to_json(whole))
