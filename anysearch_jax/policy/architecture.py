@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -91,6 +92,17 @@ _LLAMA3_ROPE = {
   "high_freq_factor": hf_config.NUMBER,
   "original_max_position_embeddings": hf_config.SIZE,
 }
+_YARN_ROPE = {
+  "factor": hf_config.NUMBER,
+  "original_max_position_embeddings": hf_config.SIZE,
+  "beta_fast": hf_config.NUMBER,
+  "beta_slow": hf_config.NUMBER,
+  "truncate": hf_config.SWITCH,
+}
+# These may also be null or missing.
+_YARN_ATTENTION = dict.fromkeys(
+  ("attention_factor", "mscale", "mscale_all_dim"), hf_config.NUMBER
+)
 # Options for which the decoder supports only these values.
 _ONLY = {
   "hidden_act": ("silu", "swish"),
@@ -127,6 +139,24 @@ class Llama3Rope:
   low_freq_factor: float
   high_freq_factor: float
   original_max_position_embeddings: int
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnRope:
+  """YaRN's RoPE scaling, https://arxiv.org/abs/2309.00071.
+
+  Frequencies of more than `beta_fast` turns in the original length (in tokens)
+  are kept, and those below `beta_slow` turns are divided by `factor`, at least
+  1. attention_factor: multiplies cos and sin. truncate: whether interpolation
+  begins and ends at a whole dimension.
+  """
+
+  factor: float
+  original_max_position_embeddings: int
+  attention_factor: float
+  beta_fast: float
+  beta_slow: float
+  truncate: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +199,7 @@ class Architecture:
   mlp_dim: int
   norm_eps: float = 1e-6
   rope_theta: float = 10_000.0
-  rope_scaling: Llama3Rope | None = None
+  rope_scaling: Llama3Rope | YarnRope | None = None
   qkv_bias: bool = False
   o_bias: bool = False
   mlp_bias: bool = False
@@ -288,7 +318,7 @@ def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
 
 def _rope(
   rope: Mapping[str, Any], hf: Mapping[str, Any]
-) -> tuple[float, Llama3Rope | None]:
+) -> tuple[float, Llama3Rope | YarnRope | None]:
   """Returns theta and scaling, from `rope` or from top-level keys of `hf`."""
   rope = {"rope_theta": hf.get("rope_theta", 10_000.0), **rope}
   kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -297,14 +327,15 @@ def _rope(
     for key, value in rope.items()
   ):
     kind = "one for each layer type"
-  if kind not in ("default", "llama3"):
+  if kind not in ("default", "llama3", "yarn"):
     raise ValueError(
-      f"config.json: RoPE type {kind!r} is not supported; expected 'default' "
-      "or 'llama3'."
+      f"config.json: RoPE type {kind!r} is not supported; expected 'default', "
+      "'llama3' or 'yarn'."
     )
+  keys = (*_LLAMA3_ROPE, *_YARN_ROPE, *_YARN_ATTENTION)
   hf_config.check(
     rope,
-    understood=("rope_type", "type", "rope_theta", *_LLAMA3_ROPE),
+    understood=("rope_type", "type", "rope_theta", *keys),
     only={"partial_rotary_factor": _ONLY["partial_rotary_factor"]},
   )
   hf_config.typed(rope, {"rope_theta": hf_config.NUMBER})
@@ -316,6 +347,8 @@ def _rope(
   key = "original_max_position_embeddings"
   rope = {key: hf["max_position_embeddings"], **rope}
   rope = {**rope, key: hf.get(key, rope[key])}
+  if kind == "yarn":
+    return theta, _yarn(rope, theta)
   hf_config.typed(rope, _LLAMA3_ROPE)
   low, high = rope["low_freq_factor"], rope["high_freq_factor"]
   if low >= high:
@@ -328,12 +361,39 @@ def _rope(
   )
 
 
+def _yarn(rope: Mapping[str, Any], theta: float) -> YarnRope:
+  """Reads YaRN's settings, with the defaults of transformers."""
+  rope = {k: v for k, v in rope.items() if v is not None or k == "truncate"}
+  rope = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, **rope}
+  given = {k: kind for k, kind in _YARN_ATTENTION.items() if k in rope}
+  hf_config.typed(rope, _YARN_ROPE | given)
+  factor, fast, slow = rope["factor"], rope["beta_fast"], rope["beta_slow"]
+  if factor < 1 or fast < slow or theta <= 1:
+    raise ValueError(
+      f"config.json: YaRN of factor {factor}, beta_fast {fast}, beta_slow "
+      f"{slow} and rope_theta {theta}; expected a factor of at least 1, a "
+      "beta_fast of at least beta_slow and a rope_theta above 1."
+    )
+
+  def magnitude(scale: float = 1.0) -> float:
+    return 0.1 * scale * math.log(factor) + 1
+
+  attention = magnitude()
+  if {"mscale", "mscale_all_dim"} <= rope.keys():
+    attention = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
+  return YarnRope(
+    attention_factor=float(rope.get("attention_factor", attention)),
+    **{key: rope[key] for key in _YARN_ROPE},
+  )
+
+
 def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   """Returns a `config.json` for a policy without a source folder."""
   a = architecture
   rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rope_theta}
   if a.rope_scaling is not None:
-    rope |= {"rope_type": "llama3", **dataclasses.asdict(a.rope_scaling)}
+    kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
+    rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
   return {
     "architectures": [_FAMILIES[a.family].class_name],
     "model_type": a.family,

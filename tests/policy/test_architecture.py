@@ -92,9 +92,49 @@ def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
   new = without("rope_theta", without("rope_scaling", QWEN3_4B))
   new["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
   assert architecture_lib.from_hf(new).rope_theta == 1e6
-  yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
-  with pytest.raises(ValueError, match="RoPE type 'yarn' is not supported"):
-    architecture_lib.from_hf(new | {"rope_scaling": yarn})
+  yarn = {"rope_type": "yarn", "factor": 4.0, CONTEXT: 32768}
+  a = architecture_lib.from_hf(new | {"rope_scaling": yarn})
+  assert (a.rope_theta, a.rope_scaling.factor) == (10_000.0, 4.0)
+  assert a.max_context == QWEN3_4B["max_position_embeddings"]
+
+
+YARN = {"type": "yarn", "factor": 4.0, CONTEXT: 32768}
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {},  # As model cards recommend.
+    {CONTEXT: 60},  # All dimensions are beyond the original length.
+    {"factor": 1, "rope_theta": 1e4},
+    {"attention_factor": 0.75, "mscale": 0.7, "mscale_all_dim": 1.0},
+    {"attention_factor": None, "mscale": 0.7, "mscale_all_dim": 1.4},
+    {"mscale": 0.7, "beta_fast": 20, "beta_slow": 2.5, "truncate": False},
+    {"beta_fast": 3, "beta_slow": 3, CONTEXT: 5000},
+  ],
+)
+@pytest.mark.parametrize("config", PUBLISHED)
+def test_yarn_matches_transformers_and_survives_an_export(
+  torch, config, change
+):
+  from transformers.models.qwen3 import modeling_qwen3
+
+  config = without("rope_scaling", config) | {"rope_scaling": YARN | change}
+  a = architecture_lib.from_hf(config)
+  new = of_transformers(config)
+  prefix = config["architectures"][0].removesuffix("ForCausalLM")
+  theirs = modeling_qwen3.Qwen3RotaryEmbedding(
+    getattr(transformers, prefix + "Config")(**copy.deepcopy(config))
+  )
+  np.testing.assert_allclose(
+    attention.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
+  )
+  positions = np.array([[0, 1, 50, 700]])
+  expected = theirs(torch.zeros(1), torch.as_tensor(positions))
+  for ours, truth in zip(attention.rotary(a, jnp.asarray(positions)), expected):
+    np.testing.assert_allclose(ours[:, :, 0], truth.numpy(), atol=5e-4)
+  assert architecture_lib.from_hf(new) == a
+  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
 
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
@@ -227,8 +267,8 @@ def rope(change):
     # RoPE.
     (
       QWEN2_7B,
-      {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-      "RoPE type 'yarn' is not supported; expected 'default' or 'llama3'",
+      {"rope_scaling": {"type": "linear", "factor": 4.0}},
+      "RoPE type 'linear' is not supported; expected 'default', 'llama3' or",
     ),
     (
       QWEN3_4B,
@@ -256,6 +296,19 @@ def rope(change):
       LLAMA3_8B,
       {"rope_scaling": without("factor", LLAMA3_ROPE)},
       f"factor is missing, {NUMBER}",
+    ),
+    *(
+      (QWEN2_7B, {"rope_scaling": YARN | change}, sentence)
+      for change, sentence in [
+        ({"factor": None}, f"factor is missing, {NUMBER}"),
+        ({"factor": 0.5}, "factor 0.5, .* expected a factor of at least 1"),
+        ({"beta_fast": 0.5}, "beta_fast 0.5, .* of at least beta_slow"),
+        ({"rope_theta": 1}, "rope_theta 1.0; .* a rope_theta above 1"),
+        ({"truncate": None}, f"truncate is None, {SWITCH}"),
+        ({"mscale": "1"}, f"mscale is '1', {NUMBER}"),
+        ({CONTEXT: 0}, f"{CONTEXT} is 0, {SIZE}"),
+        ({"long_factor": [1.0]}, UNKNOWN.format("long_factor")),
+      ]
     ),
     # Sizes that do not fit each other.
     (

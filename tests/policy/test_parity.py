@@ -131,9 +131,10 @@ def test_gradients_equal_autograd_through_recomputed_layers(make_pair):
   assert_same_gradients(deep, compute=compute)
 
 
-def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
+@pytest.mark.parametrize("case", ["llama", "qwen3-yarn"])
+def test_rows_reach_far_beyond_the_original_context(make_pair, case):
   """Otherwise parity would not show that RoPE scaling is applied."""
-  a = make_pair("llama").policy.architecture
+  a = make_pair(case).policy.architecture
   assert a.rope_scaling.original_max_position_embeddings * 8 < TOKENS
 
 

@@ -19,7 +19,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 
 TOKENS = 61  # Size of the tokenizer; a padded embedding has more rows.
-ORIGINAL_CONTEXT = 32  # Of llama3's RoPE scaling; longer rows are scaled.
+ORIGINAL_CONTEXT = 32  # Of RoPE scaling; longer rows are scaled.
 
 _SIZES = {
   "vocab_size": TOKENS,
@@ -43,6 +43,14 @@ _LLAMA: dict[str, Any] = {
     "original_max_position_embeddings": ORIGINAL_CONTEXT,
   },
 }
+_YARN = {
+  "rope_parameters": {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": ORIGINAL_CONTEXT,
+  }
+}
 _TIED = {"tie_word_embeddings": True}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen3": ("Qwen3", _QWEN3),
   "qwen3-tied": ("Qwen3", _QWEN3 | _TIED),
   "qwen3-biased": ("Qwen3", _QWEN3 | {"attention_bias": True}),
+  "qwen3-yarn": ("Qwen3", _QWEN3 | _YARN),
   "llama": ("Llama", _LLAMA),
   "llama-tied": ("Llama", _LLAMA | _TIED),
   "llama-biased": (

@@ -18,22 +18,35 @@ _MASKED = -1e30
 def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
   """Returns rotary frequencies `[H / 2]` in radians per token.
 
-  With `rope_scaling` they are scaled as in Llama-3.1: frequencies whose
-  wavelength exceeds the original length / low_freq_factor are divided by
-  `factor`, wavelengths below it / high_freq_factor are kept, and those in
-  between are interpolated. RoPE: https://arxiv.org/abs/2104.09864.
+  With Llama-3.1's `rope_scaling`, frequencies whose wavelength exceeds the
+  original length / low_freq_factor are divided by `factor`, wavelengths below
+  it / high_freq_factor are kept, and those in between are interpolated. YaRN
+  interpolates by the dimension instead (`architecture.YarnRope`). RoPE:
+  https://arxiv.org/abs/2104.09864.
   """
   exponent = np.arange(0, a.head_dim, 2, dtype=np.float64) / a.head_dim
   frequency = a.rope_theta**-exponent
   s = a.rope_scaling
   if s is None:
     return frequency.astype(np.float32)
-  wavelength = 2 * math.pi / frequency
-  smooth = (
-    s.original_max_position_embeddings / wavelength - s.low_freq_factor
-  ) / (s.high_freq_factor - s.low_freq_factor)
-  smooth = np.clip(smooth, 0.0, 1.0)
-  scaled = (1 - smooth) * frequency / s.factor + smooth * frequency
+  original = s.original_max_position_embeddings / (2 * math.pi)
+  if isinstance(s, architecture_lib.YarnRope):
+    low, high = (
+      a.head_dim * math.log(original / n) / (2 * math.log(a.rope_theta))
+      for n in (s.beta_fast, s.beta_slow)
+    )
+    if s.truncate:
+      low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, a.head_dim - 1)
+    # transformers also makes an empty range a step.
+    ramp = np.arange(a.head_dim // 2) - low
+    kept = 1 - ramp / (high - low if high != low else 0.001)
+  else:
+    kept = (original * frequency - s.low_freq_factor) / (
+      s.high_freq_factor - s.low_freq_factor
+    )
+  kept = np.clip(kept, 0.0, 1.0)
+  scaled = (1 - kept) * frequency / s.factor + kept * frequency
   return scaled.astype(np.float32)
 
 
@@ -42,11 +55,13 @@ def rotary(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
 
-  `positions` are those of tokens, int `[B, T]`, from 0.
+  YaRN multiplies both by its `attention_factor`. `positions` are those of
+  tokens, int `[B, T]`, from 0.
   """
   angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(a)
   angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
-  return jnp.cos(angles), jnp.sin(angles)
+  scale = getattr(a.rope_scaling, "attention_factor", 1.0)
+  return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
