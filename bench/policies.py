@@ -20,6 +20,7 @@ from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
@@ -136,7 +137,8 @@ class Decoder:
       params = prepared(weights_of(a, dtype=self.dtype), a, dtype)
     self.params = params
     pages = kv_memory.pages(engine, shards=1)
-    make = kv_store.allocator(a, pages, engine.page, self.dtype, mesh=mesh)
+    stored = self._model.stored
+    make = kv_store.allocator(a, pages, engine.page, stored, mesh=mesh)
     self._pages = make()
     # Each row has the same share of the pages; page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
@@ -214,9 +216,8 @@ class Decoder:
 
   def cache_bytes(self, context: int) -> int:
     """Returns the bytes of keys and values that each step reads."""
-    a = self.a
-    numbers = self.rows * context * a.layers * 2 * a.kv_heads * a.head_dim
-    return numbers * self.dtype.itemsize
+    each = pages_lib.token_bytes(self.a, self._model.stored)
+    return self.rows * context * each
 
 
 def train_examples(

@@ -34,6 +34,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import turn
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -557,7 +558,8 @@ def footprint(
     copies = math.gcd(devices, a.kv_heads)
     policy = 0 if same else base * compute // copies
     cached = e.kv_tokens or e.slots * e.max_context
-    cache = 2 * a.layers * a.kv_heads * a.head_dim * cached * compute // copies
+    stored = pages_lib.stored(e.kv_dtype, config.compute_dtype)
+    cache = pages_lib.token_bytes(a, stored) * cached // copies
   if config.pipeline.async_level:
     shared = trains + cache
   else:

@@ -118,6 +118,10 @@ class EngineConfig:
   are chosen again."""
   attention: str = placement("auto", one_of("auto", "xla", "triton", "tpu"))
   """`xla`, `triton` (NVIDIA), `tpu` or `auto`, the best that can run."""
+  kv_dtype: str = learning("auto", one_of("auto", "float8"))
+  """Dtype of the KV cache of the in-process engine: `auto`, that of
+  `compute_dtype`, or `float8` (e4m3) with a scale for each token and kv head,
+  which takes half of the memory; see docs/rollouts.md."""
   free_kv_while_training: bool = placement(True)
   """Whether the KV cache is freed before each training and allocated again for
   the next rollout, if the in-process engine shares devices with training and

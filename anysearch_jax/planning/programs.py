@@ -242,7 +242,7 @@ def sampling(
         a,
         kv_memory.pages(config, shards=shards) * shards,
         config.page,
-        placed.dtype,
+        model.stored,
       )
     ),
   )

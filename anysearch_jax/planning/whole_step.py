@@ -13,13 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import collectives, compilation, plan, targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
+from anysearch_jax.policy.attention import pages as pages_lib
 
 # Three or four turns with their passages; nobody has measured it.
 _TOKENS = 2560
@@ -188,8 +187,8 @@ def sampling(
   # Contexts grow evenly, so the mean one is half of the last.
   context = expected.tokens // 2
   scores = 4 * a.layers * a.heads * a.head_dim * context
-  size = jnp.dtype(config.compute_dtype).itemsize
-  cached = 2 * a.layers * a.kv_heads * a.head_dim * size * context
+  stored = pages_lib.stored(config.engine.kv_dtype, config.compute_dtype)
+  cached = pages_lib.token_bytes(a, stored) * context
 
   chunk = engine.prefill_chunk
   padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION

@@ -19,9 +19,32 @@ from anysearch_jax.policy.attention import pages as pages_lib
 B, K, G, H, S, M = 4, 2, 3, 8, 4, 6
 # Tokens of the rows, the last of which are new.
 LENGTHS = np.array([1, 9, 24, 14])
+FLOAT8 = pytest.mark.parametrize("float8", [False, True])
 
 
-def case(t, starts=None):
+def as_float8(k, v):
+  """Rounds vectors in float64 to the nearest float8 that pages can store.
+
+  Returns numbers and scales, in the order of `Pages`.
+  """
+  exponent, part = np.divmod(np.arange(127), 8)
+  numbers = np.where(
+    exponent == 0, part / 512, (1 + part / 8) * 2.0 ** (exponent - 7)
+  )
+
+  def rounded(x):
+    x = np.asarray(x, np.float64)
+    largest = np.abs(x).max(-1, keepdims=True)
+    scale = 2.0 ** np.ceil(np.log2(np.maximum(largest, 1e-30) / 464))
+    nearest = np.abs(np.abs(x / scale)[..., None] - numbers).argmin(-1)
+    return np.copysign(numbers[nearest], x), scale[..., 0]
+
+  (k, k_scale), (v, v_scale) = rounded(k), rounded(v)
+  dtypes = (jnp.float8_e4m3fn,) * 2 + (jnp.bfloat16,) * 2
+  return tuple(map(jnp.asarray, (k, v, k_scale, v_scale), dtypes))
+
+
+def case(t, starts=None, float8=False):
   """Returns arguments of `Paged`: rows with `t` new tokens, shuffled pages.
 
   Rows begin with padding where `starts`, by default `LENGTHS - t`, are below 0.
@@ -33,20 +56,24 @@ def case(t, starts=None):
   q, k, v = np.split(jnp.float32(new), (K * G, K * G + K), axis=2)
   starts = LENGTHS - t if starts is None else starts
   positions = starts[:, None] + np.arange(t)
-  pages = pages_lib.Pages(*map(jnp.float32, pages))
+  pages = as_float8(*pages) if float8 else map(jnp.float32, pages)
+  pages = pages_lib.Pages(*pages)
   return q, k, v, pages, table, np.maximum(positions, 0), positions >= 0
 
 
 @pytest.mark.parametrize("block", [4, 8, 100])
 @pytest.mark.parametrize("t", [1, 5])
-def test_paged_attention_equals_the_written_out_sum(t, block):
-  q, k, v, pages, table, positions, real = arguments = case(t)
+@FLOAT8
+def test_paged_attention_equals_the_written_out_sum(t, block, float8):
+  arguments = case(t, float8=float8)
+  q, k, v, pages, table, positions, real = arguments
   out, after = jax.jit(paged_attention.Paged(block=block))(*arguments)
   wanted = paged_cases.truth(q, after, table, positions)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
   # New tokens are in their pages, padding is in the reserved one, and all else
   # is as before.
-  for old, new, written in zip(pages, (k, v), after):
+  stored = as_float8(k, v) if float8 else (k, v)
+  for old, new, written in zip(*map(jax.tree.leaves, (pages, stored, after))):
     expected = np.array(old)
     for row, step in zip(*np.nonzero(real)):
       at = positions[row, step]
@@ -82,9 +109,11 @@ def halved(pages, table):
   return apart, np.concatenate(tables), before
 
 
-def test_a_mesh_cuts_rows_pages_and_heads():
+@FLOAT8
+def test_a_mesh_cuts_rows_pages_and_heads(float8):
   paged = paged_attention.Paged(mesh=sharding.mesh(data=2, tensor=2))
-  q, k, v, pages, table, positions, real = arguments = case(1)
+  arguments = case(1, float8=float8)
+  q, k, v, pages, table, positions, real = arguments
   whole, _ = jax.jit(paged_attention.Paged())(*arguments)
   apart, own, _ = halved(pages, table)
   out, _ = jax.jit(paged)(q, k, v, apart, own, positions, real)
@@ -102,10 +131,10 @@ def memory(gathered, pages, lanes=B):
   return jax.tree.map(lambda x: jnp.full_like(x, 777), empty)
 
 
-def played(counts, starts=STARTS, pages=None, block=8):
+def played(counts, starts=STARTS, pages=None, block=8, float8=False):
   """Returns outputs and pages of a call whose rows add `counts` tokens."""
-  gathered = gathered_attention.Gathered(block)
-  q, k, v, found, table, *_ = case(STEPS, STARTS)
+  gathered = gathered_attention.Gathered(block, rounds=float8)
+  q, k, v, found, table, *_ = case(STEPS, STARTS, float8)
   pages = found if pages is None else pages
   cache = gathered.gather(memory(gathered, pages), pages, table, starts)
   out = []
@@ -120,16 +149,21 @@ def played(counts, starts=STARTS, pages=None, block=8):
   return np.concatenate(out, axis=1), after
 
 
+def assert_same_pages(found, known):
+  """Compares pages to the bit, but not page 0, which is for padding."""
+  for x, y in zip(*map(jax.tree.leaves, (found, known)), strict=True):
+    np.testing.assert_array_equal(x[:, 1:], y[:, 1:])
+
+
+@FLOAT8
 @pytest.mark.parametrize("block", [1, 8, 100])
-def test_gathered_rows_attend_as_their_pages_do(block):
-  out, pages = played(COUNTS, block=block)
-  *arguments, positions, _ = case(STEPS, STARTS)
+def test_gathered_rows_attend_as_their_pages_do(block, float8):
+  out, pages = played(COUNTS, block=block, float8=float8)
+  *arguments, positions, _ = case(STEPS, STARTS, float8)
   real = np.arange(STEPS) < COUNTS[:, None]
   wanted, after = jax.jit(paged_attention.Paged())(*arguments, positions, real)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
-  for found, known in zip(pages, after):
-    # Page 0 is padding's.
-    np.testing.assert_array_equal(found[:, 1:], known[:, 1:])
+  assert_same_pages(pages, after)
 
 
 def test_a_gathered_row_does_not_depend_on_the_others_to_the_bit():
@@ -139,30 +173,31 @@ def test_a_gathered_row_does_not_depend_on_the_others_to_the_bit():
   np.testing.assert_array_equal(apart[:2], together[:2])
 
 
-def test_a_gathered_row_does_not_depend_on_where_calls_end_to_the_bit():
-  at_once, pages = played(COUNTS)
+@FLOAT8
+def test_a_gathered_row_does_not_depend_on_where_calls_end_to_the_bit(float8):
+  at_once, pages = played(COUNTS, float8=float8)
   some = np.minimum(COUNTS, 2)
-  first, between = played(some)
-  rest, after = played(COUNTS - some, STARTS + some, between)
+  first, between = played(some, float8=float8)
+  rest, after = played(COUNTS - some, STARTS + some, between, float8=float8)
   np.testing.assert_array_equal(np.concatenate([first, rest], 1), at_once)
-  for found, known in zip(after, pages):
-    np.testing.assert_array_equal(found[:, 1:], known[:, 1:])
+  assert_same_pages(after, pages)
 
 
 def test_a_full_row_writes_no_other_page():
   starts = np.array([0, 9, M * S - 2, 14])
   *_, pages, table, _, _ = case(STEPS, STARTS)
   _, after = played(np.array([5, 3, 2, 4]), starts)
-  for found, known in zip(after, pages):
+  for found, known in zip(after[:2], pages[:2]):
     full = table[2, :-1]
     np.testing.assert_array_equal(found[:, full], known[:, full])
 
 
-def test_a_mesh_cuts_gathered_rows_pages_and_heads():
-  q, k, v, pages, table, *_ = case(1, STARTS)
+@FLOAT8
+def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8):
+  q, k, v, pages, table, *_ = case(1, STARTS, float8)
 
   def call(mesh, pages, table):
-    gathered = gathered_attention.Gathered(8, mesh=mesh)
+    gathered = gathered_attention.Gathered(8, mesh=mesh, rounds=float8)
 
     @jax.jit
     def run(pages, table):
@@ -179,23 +214,48 @@ def test_a_mesh_cuts_gathered_rows_pages_and_heads():
   wanted, known = call(None, pages, table)
   np.testing.assert_allclose(out, wanted, atol=1e-6)
   real = before > 0
-  for found, there in zip(after, known):
+  for found, there in zip(*map(jax.tree.leaves, (after, known)), strict=True):
     np.testing.assert_array_equal(found[:, real], there[:, before[real]])
 
 
 @pytest.mark.parametrize(
-  ("platform", "head_dim", "dtype", "page", "best"),
+  ("platform", "head_dim", "dtype", "page", "kv_dtype", "best"),
   [
-    ("cpu", 128, "bfloat16", 64, "xla"),
-    ("cuda", 128, "bfloat16", 64, "triton"),
-    ("cuda", 96, "bfloat16", 64, "xla"),
-    ("cuda", 128, "float32", 64, "xla"),
-    ("tpu", 128, "bfloat16", 64, "tpu"),
-    ("tpu", 64, "bfloat16", 64, "xla"),
+    ("cpu", 128, "bfloat16", 64, "auto", "xla"),
+    ("cuda", 128, "bfloat16", 64, "auto", "triton"),
+    ("cuda", 128, "bfloat16", 64, "float8", "triton"),
+    ("cuda", 96, "bfloat16", 64, "auto", "xla"),
+    ("cuda", 128, "float32", 64, "auto", "xla"),
+    ("tpu", 128, "bfloat16", 64, "auto", "tpu"),
+    ("tpu", 128, "bfloat16", 64, "float8", "xla"),
+    ("tpu", 64, "bfloat16", 64, "auto", "xla"),
   ],
 )
 def test_auto_chooses_the_best_kernel_that_runs(
-  platform, head_dim, dtype, page, best
+  platform, head_dim, dtype, page, kv_dtype, best
 ):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
+  how["stored"] = pages_lib.stored(kv_dtype, dtype)
   assert paged_attention.choose("auto", platform=platform, **how) == best
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float8_vectors_are_the_nearest_and_are_written_back_to_the_bit(dtype):
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(3000, H)) * np.exp2(rng.integers(-99, 120, (3000, 1)))
+  # Zeros, a number below all others, the largest, and where scales change.
+  x[:6] = np.array([0, 1e-40, 1.7e38, 464, 466, 232])[:, None] * np.eye(H)[0]
+  x = jnp.asarray(x, dtype)
+  number, scale = found = jax.jit(pages_lib.quantised)(x)
+  wanted, own = (np.float64(x) for x in as_float8(x, x)[::2])
+  # Both may be as near.
+  off, least = (
+    np.abs(np.float64(n) * np.float64(s)[:, None] - np.float64(x))
+    for n, s in ((number, scale), (wanted, own))
+  )
+  np.testing.assert_array_equal(off[2:], least[2:])
+  assert not np.float32(number[:2]).any() and (scale > 0).all()
+  again = pages_lib.rounded(x)
+  assert again.dtype == x.dtype and np.isfinite(again).all()
+  for one, other in zip(jax.jit(pages_lib.quantised)(again), found):
+    np.testing.assert_array_equal(one, other)

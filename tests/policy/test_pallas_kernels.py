@@ -38,11 +38,14 @@ def test_prefill_of_ragged_rows_is_as_exact_as_xla(kernel, heads):
   paged_cases.assert_as_exact_as_xla(kernel, arguments)
 
 
+@pytest.mark.parametrize("float8", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-def test_decode_is_as_exact_as_xla(heads):
+def test_decode_is_as_exact_as_xla(heads, float8):
   (kernel,) = TRITON.values
   ends = (1, 65, 8192)
-  arguments = paged_cases.case(heads=heads, ends=ends, new=1, columns=128)
+  arguments = paged_cases.case(
+    heads=heads, ends=ends, new=1, columns=128, float8=float8
+  )
   paged_cases.assert_as_exact_as_xla(kernel, arguments)
 
 

@@ -159,6 +159,24 @@ def test_mesh_samples_the_same_as_one_device(params, played, axes):
   )
 
 
+def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(params):
+  played = _play(_engine(params, kv_dtype="float8"), _ALL)
+  few = _engine(params, slots=5, kv_tokens=_PAGES, kv_dtype="float8")
+  assert _play(few, _ALL[::-1], delay=np.random.default_rng(0)) == played
+  mesh = sharding.mesh(data=4, tensor=2)
+  placed = jax.device_put(params, sharding.shardings(_A, mesh))
+  cut = _engine(placed, mesh=mesh, slots=20, kv_dtype="float8")
+  _alike(_play(cut, _ALL[:10]), played)
+  # Numbers are rounded to 1/16, of log-probabilities around -3.
+  gaps = []
+  for context, (first, *_) in played.values():
+    ids = np.asarray(first.token_ids)
+    at = len(_prompt(0)) - 1 + np.arange(len(ids))
+    exact = np.asarray(small_engine.log_probs(params, context))[at, ids]
+    gaps.extend(first.logps - exact)
+  assert 1e-4 < np.abs(gaps).mean() < 0.02
+
+
 def test_long_context_is_not_starved_by_short_ones(params):
   """Later, shorter contexts must not take the pages that it waits for."""
   engine = _engine(params, slots=20, kv_tokens=304)

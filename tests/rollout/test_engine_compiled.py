@@ -6,6 +6,7 @@ each weight once, and nothing but its new tokens changes in the cache.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -45,7 +46,7 @@ FLOAT32 = 32
 
 
 @functools.cache
-def compiled(target_name, family, adapted, name):
+def compiled(target_name, family, adapted, name, kv_dtype="auto"):
   """Returns a program's text and temporary bytes, and what it must not write.
 
   The last are numbers of elements on a device: of each weight, and of a layer's
@@ -73,7 +74,10 @@ def compiled(target_name, family, adapted, name):
     devices,
   )
   found = programs.sampling(
-    ENGINE, config_lib.SamplingConfig(), placed, "bfloat16"
+    dataclasses.replace(ENGINE, kv_dtype=kv_dtype),
+    config_lib.SamplingConfig(),
+    placed,
+    "bfloat16",
   )
   (program,) = (each for each in found if each.name == name)
   _, text, analysis, _, _ = compilation.compiled(program, target)
@@ -152,3 +156,16 @@ KERNELS = {
 def test_attention_is_one_kernel_a_layer(target, name, kernels):
   text, _, _, _ = compiled(target, "qwen3", False, name)
   assert len(re.findall(KERNELS[target], text)) == kernels
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
+  text, temporary, _, pages = compiled("h100:1", "qwen3", False, name, "float8")
+  written = compiled_loops.written(text, everywhere=name == "prefill")
+  found = [x for x in written if x.elements in pages]
+  # Keys and values of two layers with their scales.
+  assert sorted(x.dtype for x in found) == ["bf16"] * 4 + ["f8e4m3fn"] * 4
+  assert all("scatter" in x.name for x in found), found
+  assert temporary < max(pages)  # A layer's keys.
+  kernels = {"prefill": 1, "decode": 2}[name]
+  assert len(re.findall(KERNELS["h100:1"], text)) == kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,7 +10,7 @@ from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
 
-def case(*, heads, ends, new, columns, size=64, kv=1):
+def case(*, heads, ends, new, columns, size=64, kv=1, float8=False):
   """Returns queries, pages, their table and positions.
 
   Args:
@@ -19,6 +20,7 @@ def case(*, heads, ends, new, columns, size=64, kv=1):
     columns: pages of a row.
     size: tokens of a page.
     kv: number of kv heads.
+    float8: whether pages are float8 with scales.
   """
   (group, h), rng = heads, np.random.default_rng(0)
   table = 1 + rng.permutation(len(ends) * columns)
@@ -26,6 +28,9 @@ def case(*, heads, ends, new, columns, size=64, kv=1):
   pages = pages_lib.Pages(
     *(jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(2))
   )
+  if float8:
+    (k, k_scale), (v, v_scale) = map(pages_lib.quantised, pages[:2])
+    pages = pages_lib.Pages(k, v, k_scale, v_scale)
   q = jnp.asarray(
     rng.normal(size=(len(ends), new, kv * group, h)), jnp.bfloat16
   )
@@ -37,9 +42,10 @@ def case(*, heads, ends, new, columns, size=64, kv=1):
 def truth(q, pages, table, positions):
   """Attends in float64, one row and head after the other."""
   b, _, n, h = q.shape
-  k, v = (
-    np.asarray(x, np.float64)[:, table].reshape(len(x), b, -1, h) for x in pages
-  )
+  k, v, *scales = (np.asarray(x, np.float64) for x in jax.tree.leaves(pages))
+  if scales:
+    k, v = (x * scale[..., None] for x, scale in zip((k, v), scales))
+  k, v = (x[:, table].reshape(len(x), b, -1, h) for x in (k, v))
   q, out = np.asarray(q, np.float64), np.zeros(q.shape)
   for row, head in np.ndindex(b, n):
     kv = head // (n // len(k))

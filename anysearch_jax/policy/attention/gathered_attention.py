@@ -53,10 +53,15 @@ class Gathered:
 
   block: number of tokens of a block, rounded down to whole pages.
   mesh: as in `paged_attention.Paged`.
+  dtype: of the gathered keys and values.
+  rounds: whether pages are float8. New tokens then are rounded at once, so that
+    they are the same numbers as when a later call gathers them.
   """
 
   block: int = 64
   mesh: jax.sharding.Mesh | None = None
+  dtype: Any = jnp.float32
+  rounds: bool = False
 
   def empty(
     self,
@@ -80,9 +85,9 @@ class Gathered:
     each, blocks = self._blocks(size, columns)
     shape = (blocks, heads, lanes)
     return Rows(
-      jnp.zeros((*shape, h, each * size), pages.k.dtype),
-      jnp.zeros((*shape, each * size, h), pages.v.dtype),
-      jnp.zeros((lanes, steps, heads, h), pages.k.dtype),
+      jnp.zeros((*shape, h, each * size), self.dtype),
+      jnp.zeros((*shape, each * size, h), self.dtype),
+      jnp.zeros((lanes, steps, heads, h), self.dtype),
       jnp.zeros(lanes, jnp.int32),
     )
 
@@ -104,7 +109,7 @@ class Gathered:
     """
 
     def here(rows, pages, table, starts):
-      (b, columns), (heads, count, size, h) = table.shape, pages.k.shape
+      (b, columns), (heads, count, size, _) = table.shape, pages.k.shape
       each, blocks = self._blocks(size, columns)
       span, steps = each * size, rows.new.shape[1]
       table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
@@ -113,10 +118,13 @@ class Gathered:
         numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
         # Gathering whole contiguous pages is faster than x[:, numbers].
         numbers += count * jnp.arange(heads)[:, None, None]
-        k, v = (
-          x.reshape(heads * count, size * h)[numbers].reshape(heads, b, span, h)
-          for x in pages
+        part = jax.tree.map(
+          lambda x: x.reshape(heads * count, -1)[numbers].reshape(
+            heads, b, span, *x.shape[3:]
+          ),
+          pages,
         )
+        k, v = pages_lib.values(part, self.dtype)
         return (
           jax.lax.dynamic_update_index_in_dim(rows[0], k.swapaxes(2, 3), i, 0),
           jax.lax.dynamic_update_index_in_dim(rows[1], v, i, 0),
@@ -162,6 +170,8 @@ class Gathered:
 
     def here(q, k, v, rows, positions, real):
       at, real = positions[:, 0], real[:, 0]
+      if self.rounds:
+        k, v = pages_lib.rounded(k), pages_lib.rounded(v)
       rows = _add(rows, k[:, 0], v[:, 0], at)
       return _attend(q, rows, at, jnp.max(jnp.where(real, at, 0))), rows
 

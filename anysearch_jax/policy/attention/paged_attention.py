@@ -119,7 +119,13 @@ def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
 
 
 def choose(
-  implementation: str, *, platform: str, head_dim: int, dtype: Any, page: int
+  implementation: str,
+  *,
+  platform: str,
+  head_dim: int,
+  dtype: Any,
+  page: int,
+  stored: Any = None,
 ) -> str:
   """Returns the implementation to use on a platform; `auto` takes the best.
 
@@ -127,8 +133,9 @@ def choose(
     implementation: `auto`, or one of `IMPLEMENTATIONS`.
     platform: `cpu`, `gpu`, `cuda` or `tpu`.
     head_dim: H.
-    dtype: of keys and values.
+    dtype: of queries.
     page: tokens per page.
+    stored: dtype of the pages; None means `dtype`.
 
   Raises:
     ValueError: the name is unknown, or the kernel cannot run there.
@@ -139,13 +146,20 @@ def choose(
       f"{', '.join(IMPLEMENTATIONS)}."
     )
   half = jnp.dtype(dtype) == jnp.bfloat16
+  stored = jnp.dtype(dtype if stored is None else stored)
   able = ["xla"]
   if platform in ("gpu", "cuda"):
     # Triton needs block sizes that are powers of two, and matrix products with
     # dimensions of at least 16.
     if half and head_dim in (64, 128, 256) and page in (16, 32, 64, 128):
       able.append("triton")
-  elif platform == "tpu" and half and head_dim % 128 == 0 and page % 16 == 0:
+  elif (
+    platform == "tpu"
+    and half
+    and stored == dtype
+    and head_dim % 128 == 0
+    and page % 16 == 0
+  ):
     # The compiler stores narrower heads with tokens in the last axis, and would
     # lay out the whole pool anew for a kernel.
     able.append("tpu")
@@ -154,7 +168,8 @@ def choose(
   if implementation not in able:
     raise ValueError(
       f"engine.attention: {implementation} does not run on {platform} with "
-      f"head_dim {head_dim}, {jnp.dtype(dtype).name} and pages of {page}; "
+      f"head_dim {head_dim}, {jnp.dtype(dtype).name} and pages of {page} "
+      f"{stored.name} tokens; "
       f"expected {' or '.join(able)}."
     )
   return implementation
@@ -185,9 +200,10 @@ def _xla(
 
   def step(i, carry):
     numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
-    k, v = (
-      x[:, numbers].reshape(kv_heads, b, span, h).astype(dtype) for x in pages
+    part = jax.tree.map(
+      lambda x: x[:, numbers].reshape(kv_heads, b, span, *x.shape[3:]), pages
     )
+    k, v = pages_lib.values(part, dtype)
     scores = jnp.einsum(
       "kbgth,kbsh->kbgts", q, k, preferred_element_type=jnp.float32
     )
@@ -240,7 +256,8 @@ def _tpu_decode(
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % each)))
   out = paged_attention_kernel.paged_attention(
     q[:, 0] * q.shape[-1] ** -0.5,
-    *pages,
+    pages.k,
+    pages.v,
     positions[:, 0] + 1,
     table,
     pages_per_compute_block=each,

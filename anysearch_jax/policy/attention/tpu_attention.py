@@ -98,7 +98,7 @@ def attend(
     ),
     interpret=interpret,
     name="paged_prefill",
-  )(table, positions[:, 0], jnp.max(positions, axis=1), q, *pages)
+  )(table, positions[:, 0], jnp.max(positions, axis=1), q, pages.k, pages.v)
   return found[:, :, :t].swapaxes(1, 2)
 
 

@@ -63,7 +63,7 @@ def attend(
   tiles = (rows + pad) // tile
   splits = _PROGRAMS // (b * heads) if t == 1 else 1
   splits = max(1, min(_MAX_SPLITS, splits))
-  pool = pl.BlockSpec((None, *pages.k.shape[1:]), lambda _, k, i: (k, 0, 0, 0))
+  pools = [x for x in pages if x is not None]
   whole = pl.BlockSpec(
     (None, None, tile, h), lambda x, k, i: (i, k, x // splits, 0)
   )
@@ -77,15 +77,16 @@ def attend(
     ]
     output_specs = [_part(splits, tile, *rest) for rest in ((h,), (), ())]
   found = pl.pallas_call(
-    functools.partial(_kernel, each=each, splits=splits, rows=rows),
+    functools.partial(
+      _kernel, pools=len(pools), each=each, splits=splits, rows=rows
+    ),
     # Neighbours read the same keys, which stay in the cache.
     grid=(tiles * splits, heads, b),
     in_specs=[
       whole,
       pl.BlockSpec((None, tile), lambda x, k, i: (i, x // splits)),
       pl.BlockSpec((None, table.shape[1]), lambda x, k, i: (i, 0)),
-      pool,
-      pool,
+      *map(_pool, pools),
     ],
     out_shape=outputs,
     out_specs=output_specs,
@@ -94,7 +95,7 @@ def attend(
       num_warps=8 if tile == _TILES[0] else 4, num_stages=2
     ),
     name="paged_attention",
-  )(q, last, table, *pages)
+  )(q, last, table, *pools)
   if splits > 1:
     found = _joined(*(x[:, :, :, :rows] for x in found)).astype(q.dtype)
   found = found[:, :, :rows].reshape(b, heads, t, group, h)
@@ -113,6 +114,12 @@ def _tile(rows: int, h: int) -> int:
   )
 
 
+def _pool(x: jax.Array) -> pl.BlockSpec:
+  """Returns a kv head's part of `[K, P, ...]`."""
+  zeros = (0,) * (x.ndim - 1)
+  return pl.BlockSpec((None, *x.shape[1:]), lambda _, k, i: (k, *zeros))
+
+
 def _part(splits: int, tile: int, *rest: int) -> pl.BlockSpec:
   """Returns where a program writes in `[B, K, splits, R, *rest]`."""
   zeros = (0,) * len(rest)
@@ -128,8 +135,8 @@ def _kernel(
   table_ref: Any,
   k_ref: Any,
   v_ref: Any,
-  out_ref: Any,
-  *sums: Any,
+  *refs: Any,
+  pools: int,
   each: int,
   splits: int,
   rows: int,
@@ -140,12 +147,15 @@ def _kernel(
     q_ref: `[R, H]`. last_ref: `[R]`, the last token that each query sees.
     table_ref: `[M]`.
     k_ref: `[P, S, H]`. v_ref: as `k_ref`.
-    out_ref: `[R, H]`; with several splits, before it is divided by the sum.
-    sums: with several splits, the maximum and the sum of each query, `[R]`.
+    refs: of float8 pages the scales of keys and of values, `[P, S]`; the output
+      `[R, H]`; with several splits, the output before it is divided by the sum,
+      and the maximum and the sum of each query, `[R]`.
+    pools: 2, or 4 with scales.
     each: pages of a block.
     splits: parts that the blocks are divided into.
     rows: of all tiles of a kv head; those beyond are padding.
   """
+  scale_refs, (out_ref, *sums) = refs[: pools - 2], refs[pools - 2 :]
   tile, h = q_ref.shape
   span = each * k_ref.shape[1]
   q, last = q_ref[...], last_ref[...]
@@ -158,15 +168,22 @@ def _kernel(
   def step(i, carry):
     most, total, out = carry
     numbers = table_ref[pl.ds(i * each, each)]
-    k, v = (x[numbers].reshape(span, h) for x in (k_ref, v_ref))
-    scores = triton.dot(q, k.astype(q.dtype).T) * scale
+    k, v = (x[numbers].reshape(span, h).astype(q.dtype) for x in (k_ref, v_ref))
+    scales = [
+      x[numbers].reshape(span).astype(jnp.float32)[None] for x in scale_refs
+    ]
+    scores = triton.dot(q, k.T) * scale
+    if scales:
+      scores *= scales[0]
     at = i * span + jnp.arange(span)
     scores = jnp.where(at[None, :] <= last[:, None], scores, _MASKED)
     larger = jnp.maximum(most, jnp.max(scores, axis=1))
     p = jnp.exp2(scores - larger[:, None])
     shrink = jnp.exp2(most - larger)
-    new = triton.dot(p.astype(q.dtype), v.astype(q.dtype))
     total = total * shrink + jnp.sum(p, axis=1)
+    if scales:
+      p *= scales[1]
+    new = triton.dot(p.astype(q.dtype), v)
     return larger, total, out * shrink[:, None] + new
 
   nothing = jnp.zeros(tile, jnp.float32)

@@ -68,7 +68,7 @@ class KvDevice:
       architecture,
       kv_memory.pages(config, shards=self._shards),
       config.page,
-      dtype,
+      self._model.stored,
       mesh=mesh,
     )
     # None until a call needs them. Only the thread of the calls uses them.

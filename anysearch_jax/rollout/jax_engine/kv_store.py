@@ -35,13 +35,14 @@ class Model:
   """How the rows of all calls are computed.
 
   a: the architecture, without adapters. dtype: of activations and matrix
-  products. paged: attention over pages. gathered: attention of decode over
-  gathered rows; None if decode reads the pages too. fused: see
-  `serving.prepare`. mesh: of all arrays.
+  products. stored: dtype of pages. paged: attention over pages. gathered:
+  attention of decode over gathered rows; None if decode reads the pages too.
+  fused: see `serving.prepare`. mesh: of all arrays.
   """
 
   a: architecture_lib.Architecture
   dtype: np.dtype
+  stored: np.dtype
   paged: paged_attention.Paged
   gathered: gathered_attention.Gathered | None
   fused: bool
@@ -86,6 +87,8 @@ def make_model(
   Raises:
     ValueError: `engine.attention` cannot run there.
   """
+  dtype = jnp.dtype(dtype)
+  stored = pages_lib.stored(config.kv_dtype, dtype)
   platform = mesh.devices.flat[0].platform
   several = mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
@@ -95,16 +98,20 @@ def make_model(
       head_dim=a.head_dim,
       dtype=dtype,
       page=config.page,
+      stored=stored,
     ),
     # Small blocks skip more padding; on accelerators loop overhead dominates.
     block=64 if platform == "cpu" else 512,
     mesh=several,
     as_vectors=platform == "tpu",
   )
-  gathered = gathered_attention.Gathered(paged.block, several)
+  gathered = gathered_attention.Gathered(
+    paged.block, several, dtype, rounds=stored != dtype
+  )
   return Model(
     a.without_lora(),
-    jnp.dtype(dtype),
+    dtype,
+    stored,
     paged,
     gathered if platform == "cpu" else None,
     # The GPU compiler would otherwise join the matrices in every decode step.
@@ -183,7 +190,7 @@ def allocator(
     a: the architecture.
     pages: number of pages of each data shard, the padding page included.
     size: tokens per page.
-    dtype: of keys and values.
+    dtype: of pages.
     mesh: each shard of `data` has its own pages.
   """
   pages *= mesh.shape["data"]
@@ -216,7 +223,7 @@ def empty_rows(
 def sharding(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
-  """Returns the sharding of pages `[K, P, S, H]`.
+  """Returns the sharding of pages `[K, P, S, H]` and of scales `[K, P, S]`.
 
   Kv heads are sharded over `tensor`, pages over `data`.
 
@@ -253,7 +260,7 @@ def copy(
   sources, targets = (x.reshape(shards, -1) for x in (sources, targets))
 
   def moved(pool: jax.Array) -> jax.Array:
-    """Copies within one pool `[K, P, S, H]`, without crossing shards."""
+    """Copies within one pool `[K, P, ...]`, without crossing shards."""
     k, p, *page = pool.shape
     cut = pool.reshape(k, shards, p // shards, *page)
     shard = jnp.arange(shards)[:, None]
@@ -310,7 +317,7 @@ def score(
     jnp.broadcast_to(x, (shards, len(x))) for x in (tokens[:-1], table)
   )
   pages = pages_lib.empty(
-    model.a, shards * (table.shape[1] + 1), size, model.dtype
+    model.a, shards * (table.shape[1] + 1), size, model.stored
   )
   starts = jnp.zeros(shards, jnp.int32)
   hidden, _ = model.extend(
