@@ -92,7 +92,8 @@ def values(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
 def rounded(x: jax.Array) -> jax.Array:
   """Returns `x` as float8 pages give it back."""
   # Otherwise the compiler may leave out a conversion there and back.
-  return _product(*jax.lax.optimization_barrier(quantised(x)), x.dtype)
+  number, scale = jax.lax.optimization_barrier(quantised(x))
+  return _product(number, scale, x.dtype)
 
 
 def _product(x: jax.Array, scale: jax.Array | None, dtype: Any) -> jax.Array:
@@ -108,7 +109,7 @@ def empty(
   The layers are separate arrays: a stack would be copied in every step.
   """
   shape = (a.kv_heads, pages, size, a.head_dim)
-  arrays = [(shape, dtype)] * 2
+  arrays: list[tuple[tuple[int, ...], Any]] = [(shape, dtype)] * 2
   if dtype == _FLOAT8:
     arrays += [(shape[:-1], _SCALE)] * 2
   return tuple(
