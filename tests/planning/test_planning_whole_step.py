@@ -46,9 +46,12 @@ SCORES = 2 * 2 * (4 * 16) * 1000 * 2
 CACHED = 2 * 2 * (2 * 16) * 1000
 
 
-def test_decode_reads_the_weights_for_every_token_of_a_row():
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8"])
+def test_decode_reads_the_weights_for_every_token_of_a_row(kv_dtype):
   size = 4 if CONFIG.compute_dtype == "float32" else 2
-  _, found = _sampled()
+  if kv_dtype == "float8":
+    size = 1 + 2 / 16  # A scale of two bytes for the 16 numbers of a head.
+  _, found = _sampled(config_lib.changed(CONFIG, engine={"kv_dtype": kv_dtype}))
   steps, rows = 32 * 400 / (16 * 0.8), 16 * 0.8
   assert found.times == pytest.approx(steps / 8)
   assert found.read == pytest.approx(8 * (GIB + rows * CACHED * size / 4))
