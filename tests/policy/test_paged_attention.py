@@ -227,7 +227,6 @@ def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8):
     ("cuda", 96, "bfloat16", 64, "auto", "xla"),
     ("cuda", 128, "float32", 64, "auto", "xla"),
     ("tpu", 128, "bfloat16", 64, "auto", "tpu"),
-    ("tpu", 128, "bfloat16", 64, "float8", "xla"),
     ("tpu", 64, "bfloat16", 64, "auto", "xla"),
   ],
 )
@@ -237,6 +236,16 @@ def test_auto_chooses_the_best_kernel_that_runs(
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
   how["stored"] = pages_lib.stored(kv_dtype, dtype)
   assert paged_attention.choose("auto", platform=platform, **how) == best
+
+
+@pytest.mark.parametrize("where", [("tpu", None), ("cuda", "8.0")])
+def test_float8_is_refused_where_the_kernel_does_not_read_it(where):
+  how = {"head_dim": 128, "dtype": "bfloat16", "page": 64}
+  how |= dict(zip(("platform", "capability"), where))
+  how["stored"] = pages_lib.stored("float8", "bfloat16")
+  with pytest.raises(ValueError, match="engine.kv_dtype: found float8, which"):
+    paged_attention.choose("auto", **how)
+  assert paged_attention.choose("xla", **how) == "xla"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -126,6 +126,7 @@ def choose(
   dtype: Any,
   page: int,
   stored: Any = None,
+  capability: str | None = None,
 ) -> str:
   """Returns the implementation to use on a platform; `auto` takes the best.
 
@@ -136,6 +137,7 @@ def choose(
     dtype: of queries.
     page: tokens per page.
     stored: dtype of the pages; None means `dtype`.
+    capability: of an NVIDIA GPU, such as "9.0"; None if it is unknown.
 
   Raises:
     ValueError: the name is unknown, or the kernel cannot run there.
@@ -146,31 +148,31 @@ def choose(
       f"{', '.join(IMPLEMENTATIONS)}."
     )
   half = jnp.dtype(dtype) == jnp.bfloat16
-  stored = jnp.dtype(dtype if stored is None else stored)
   able = ["xla"]
   if platform in ("gpu", "cuda"):
     # Triton needs block sizes that are powers of two, and matrix products with
     # dimensions of at least 16.
     if half and head_dim in (64, 128, 256) and page in (16, 32, 64, 128):
       able.append("triton")
-  elif (
-    platform == "tpu"
-    and half
-    and stored == dtype
-    and head_dim % 128 == 0
-    and page % 16 == 0
-  ):
+  elif platform == "tpu" and half and head_dim % 128 == 0 and page % 16 == 0:
     # The compiler stores narrower heads with tokens in the last axis, and would
     # lay out the whole pool anew for a kernel.
     able.append("tpu")
   if implementation == "auto":
-    return able[-1]
+    implementation = able[-1]
   if implementation not in able:
     raise ValueError(
       f"engine.attention: {implementation} does not run on {platform} with "
-      f"head_dim {head_dim}, {jnp.dtype(dtype).name} and pages of {page} "
-      f"{stored.name} tokens; "
+      f"head_dim {head_dim}, {jnp.dtype(dtype).name} and pages of {page}; "
       f"expected {' or '.join(able)}."
+    )
+  # Triton converts float8 from Ada on; what is older ends the process.
+  reads = implementation == "triton" and float(capability or 8.9) >= 8.9
+  if stored not in (None, dtype) and not (reads or implementation == "xla"):
+    raise ValueError(
+      f"engine.kv_dtype: found float8, which the kernel {implementation} does "
+      f"not read on {platform}{capability or ''}; expected auto, or "
+      "engine.attention=xla, which is slower."
     )
   return implementation
 

@@ -85,11 +85,13 @@ def make_model(
   """Returns how rows are computed on a mesh.
 
   Raises:
-    ValueError: `engine.attention` cannot run there.
+    ValueError: `engine.attention` cannot run there, or not read
+      `engine.kv_dtype`.
   """
   dtype = jnp.dtype(dtype)
   stored = pages_lib.stored(config.kv_dtype, dtype)
-  platform = mesh.devices.flat[0].platform
+  device = mesh.devices.flat[0]
+  platform = device.platform
   several = mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
     paged_attention.choose(
@@ -99,6 +101,7 @@ def make_model(
       dtype=dtype,
       page=config.page,
       stored=stored,
+      capability=getattr(device, "compute_capability", None),
     ),
     # Small blocks skip more padding; on accelerators loop overhead dominates.
     block=64 if platform == "cpu" else 512,
