@@ -66,13 +66,14 @@ def make(
     ModuleNotFoundError: a compiler is not installed.
   """
   expected = expected or whole_step.episodes_of(config)
-  micro_batches = expected.micro_batches(config.batch)
+  mesh = config.mesh
+  filled = expected.micro_batches(config.batch, mesh.data * mesh.fsdp)
   found = programs.programs(
     config,
     a,
-    devices=devices(config.mesh, target),
-    micro_batches=micro_batches,
-    segment=expected.tokens,
+    devices=devices(mesh, target),
+    micro_batches=sum(filled),
+    segment=expected.segment(config.batch.row_lengths[-1]),
   )
   parts = []
   for program in found:
@@ -97,8 +98,9 @@ def make(
     trained=weights.count(table.trainable_rows(a)),
     parts=tuple(parts),
     assumptions=(
-      f"An optimizer step fills {micro_batches} micro-batches with "
-      f"{expected.trajectories} episodes of {expected.tokens:,} tokens.",
+      f"An optimizer step packs {expected.trajectories} episodes of "
+      f"{expected.tokens:,} tokens on average, spread by "
+      f"{whole_step.SPREAD:.0%}, into {sum(filled)} micro-batches.",
       _ATTENTION,
       _memory_sentence(target.hardware),
       *targets.sentences(target),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,10 +20,13 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.training import batching
 
 # Three or four turns with their passages; nobody has measured it.
 _TOKENS = 2560
 _GENERATED = 800
+# The standard deviation of an episode's tokens, as a share of their mean.
+SPREAD = 0.3
 # The share of a decode call's rows that sample, on average.
 OCCUPANCY = 0.8
 # Tokens of the passages that a search adds; a chunk of prefill is padded.
@@ -34,10 +38,10 @@ SIXTY = targets.Assumptions(compute=0.6, memory=0.6, links=0.6)
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-  """The average episode, as every episode is taken to be.
+  """The episodes of an optimizer step.
 
-  tokens: of its whole context, which is one segment of a training row.
-  generated: of them, those that the policy samples.
+  tokens: of the average episode's whole context, which is one segment of a
+    training row. generated: of them, those that the policy samples.
   trajectories: episodes that an optimizer step trains on.
   """
 
@@ -45,11 +49,40 @@ class Episodes:
   generated: int
   trajectories: int
 
-  def micro_batches(self, batch: config_lib.BatchConfig) -> int:
-    """Returns the number of micro-batches that fill up with these episodes."""
-    tokens = self.trajectories * self.tokens
-    needed = math.ceil(tokens / batch.micro_batch_tokens)
-    return min(needed, batch.max_micro_batches)
+  def sizes(self, longest: int) -> list[int]:
+    """Returns the tokens of each episode: quantiles of a normal distribution.
+
+    Their mean is `tokens`. They are spread less if the largest would exceed
+    `longest`.
+    """
+    normal = statistics.NormalDist()
+    ranks = [(i + 0.5) / self.trajectories for i in range(self.trajectories)]
+    scores = [normal.inv_cdf(rank) for rank in ranks]
+    room = (longest - self.tokens) / max(scores[-1], 1e-9)
+    deviation = min(SPREAD * self.tokens, room)
+    return [max(1, round(self.tokens + deviation * z)) for z in scores]
+
+  def segment(self, longest: int) -> int:
+    """Returns the mean over all tokens of the tokens of their episode.
+
+    Attention's work grows with the squares of `sizes`: it is that of segments
+    of this length.
+    """
+    sizes = self.sizes(longest)
+    return round(sum(n * n for n in sizes) / sum(sizes))
+
+  def micro_batches(
+    self, batch: config_lib.BatchConfig, multiple: int
+  ) -> tuple[int, ...]:
+    """Returns the micro-batches of each row length that `pack` makes of them.
+
+    `multiple` is the number of devices that rows are sharded over.
+
+    Raises:
+      ValueError: the configuration allows fewer.
+    """
+    sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
+    return batching.micro_batches(sizes, config=batch, multiple=multiple)
 
 
 def episodes_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import planned
 import pytest
 
@@ -154,7 +155,7 @@ def test_a_step_with_a_refused_program_is_not_predicted():
   assert _predicted([*PARTS, planned.part(predicted=None)]) is None
 
 
-def test_episodes_fill_the_micro_batches_that_there_are():
+def test_episodes_are_packed_as_a_training_packs_them():
   config = dataclasses.replace(
     CONFIG,
     questions=512,
@@ -166,11 +167,23 @@ def test_episodes_fill_the_micro_batches_that_there_are():
   )
   found = whole_step.episodes_of(config)
   assert (found.trajectories, found.tokens) == (512, 2560)
-  assert found.micro_batches(config.batch) == 512 * 2560 // 32768
-  longer = whole_step.episodes_of(config, tokens=3600)
-  assert longer.micro_batches(config.batch) == 57  # 56.25, the last not full.
+  sizes = found.sizes(8192)
+  assert np.mean(sizes) == pytest.approx(2560, abs=1)
+  assert np.std(sizes) == pytest.approx(0.3 * 2560, rel=0.01)
+  squares = np.mean(np.square(sizes)) / np.mean(sizes)
+  assert found.segment(8192) == pytest.approx(squares, abs=1)
+  # At best 40 micro-batches of four rows.
+  assert found.micro_batches(config.batch, 1) in [(40,), (41,)]
+  # Four devices share the rows of a micro-batch.
+  assert found.micro_batches(config.batch, 4) == found.micro_batches(
+    config.batch, 1
+  )
+  full = whole_step.episodes_of(config, tokens=8192)
+  assert set(full.sizes(8192)) == {8192}
+  assert full.micro_batches(config.batch, 1) == (128,)
   few = dataclasses.replace(config.batch, max_micro_batches=8)
-  assert found.micro_batches(few) == 8
+  with pytest.raises(ValueError, match="max_micro_batches is 8; raise it"):
+    found.micro_batches(few, 1)
 
 
 def test_an_episode_is_at_most_a_row():
