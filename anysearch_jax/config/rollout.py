@@ -116,6 +116,10 @@ class EngineConfig:
   decode_steps: int = placement(16, at_least(1))
   """Limit on the tokens per row that one decode call samples before the rows
   are chosen again."""
+  lookahead: int = placement(0, at_least(0))
+  """Tokens that each step of decode guesses for a row by copying from its
+  context; those that equal the draws save steps. 0: no guesses. Texts are the
+  same but for rounding at near ties."""
   attention: str = placement("auto", one_of("auto", "xla", "triton", "tpu"))
   """`xla`, `triton` (NVIDIA), `tpu` or `auto`, the best that can run."""
   kv_dtype: str = learning("auto", one_of("auto", "float8"))

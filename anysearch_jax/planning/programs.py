@@ -298,7 +298,7 @@ def sampling(
     tuple(_placed(layer, where) for layer in gathered),
     kv_store.Turns(
       array(rows, columns),
-      ints,
+      array(rows, kv_store.window(config)),
       ints,
       ints,
       array(rows, 5, dtype=jnp.uint32),

@@ -46,7 +46,7 @@ FLOAT32 = 32
 
 
 @functools.cache
-def compiled(target_name, family, adapted, name, kv_dtype="auto"):
+def compiled(target_name, family, adapted, name, **engine):
   """Returns a program's text and temporary bytes, and what it must not write.
 
   The last are numbers of elements on a device: of each weight, and of a layer's
@@ -74,7 +74,7 @@ def compiled(target_name, family, adapted, name, kv_dtype="auto"):
     devices,
   )
   found = programs.sampling(
-    dataclasses.replace(ENGINE, kv_dtype=kv_dtype),
+    dataclasses.replace(ENGINE, **engine),
     config_lib.SamplingConfig(),
     placed,
     "bfloat16",
@@ -109,13 +109,18 @@ def weights(a, mesh):
   return {size for size in sizes if size > 2**20}
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+  ("family", "adapted", "engine"),
+  [(family, adapted, {}) for family in FAMILIES for adapted in (False, True)]
+  + [("qwen3", False, {"lookahead": 3})],
+)
 @pytest.mark.parametrize("target", TARGETS)
 def test_decode_rewrites_no_weight_and_writes_pages_in_place(
-  target, family, adapted
+  target, family, adapted, engine
 ):
-  text, temporary, sizes, pages = compiled(target, family, adapted, "decode")
+  text, temporary, sizes, pages = compiled(
+    target, family, adapted, "decode", **engine
+  )
   written = compiled_loops.written(text)
   again = [x for x in written if x.elements in sizes]
   assert sum(2 * x.elements for x in again) == 0, again
@@ -160,7 +165,9 @@ def test_attention_is_one_kernel_a_layer(target, name, kernels):
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
-  text, temporary, _, pages = compiled("h100:1", "qwen3", False, name, "float8")
+  text, temporary, _, pages = compiled(
+    "h100:1", "qwen3", False, name, kv_dtype="float8"
+  )
   written = compiled_loops.written(text, everywhere=name == "prefill")
   found = [x for x in written if x.elements in pages]
   # Keys and values of two layers with their scales.

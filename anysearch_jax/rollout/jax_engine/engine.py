@@ -69,7 +69,10 @@ class JaxEngine:
       by other episodes), `reused_tokens` (cached by the episode's own earlier
       turns), `discarded_tokens` (dropped because a context changed),
       `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
-      `lanes_used` (their ratio is the occupancy of decode calls).
+      `lanes_used` (their ratio is the occupancy of decode calls; each lane
+      used samples one token and those of `accepted_tokens`),
+      `proposed_tokens` and `accepted_tokens` (guesses of lookahead that were
+      computed, and that were right).
 
   Raises:
     ValueError: the shapes cannot work.
@@ -163,7 +166,15 @@ class JaxEngine:
         self.release(request.address)
     future = asyncio.get_running_loop().create_future()
     context = list(request.token_ids)
-    self._queue.append(turn_lib.Turn(request, future, context, sampling, halts))
+    turn = turn_lib.Turn(
+      request,
+      future,
+      context,
+      sampling,
+      halts,
+      width=kv_store.window(self._config),
+    )
+    self._queue.append(turn)
     self._news.set()
     if self._server is None or self._server.done():
       self._server = asyncio.create_task(self._serve())
@@ -377,13 +388,18 @@ class JaxEngine:
 
   def _land(self, flight: _Flight, decoded: kv_store.Decoded) -> None:
     """Hands out the tokens of a decode call."""
-    sampled = int(decoded.counts.sum())
+    steps = decoded.counts - decoded.accepted  # Of each lane.
     self.counters.update(
       decode_calls=1,
-      lanes_offered=flight.width * int(decoded.counts.max()),
-      lanes_used=sampled,
-      sampled_tokens=sampled,
+      lanes_offered=flight.width * int(steps.max()),
+      lanes_used=int(steps.sum()),
+      sampled_tokens=int(decoded.counts.sum()),
     )
+    if self._config.lookahead:
+      self.counters.update(
+        proposed_tokens=int(decoded.guessed.sum()),
+        accepted_tokens=int(decoded.accepted.sum()),
+      )
     over = set()
     for lane, turn in flight.lanes.items():
       turn.extend(decoded, lane)

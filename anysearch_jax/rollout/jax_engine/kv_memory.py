@@ -391,6 +391,11 @@ def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
         f"engine: found {n} lanes for {shards} parts of the devices that "
         "sample; expected a multiple."
       )
+  if config.lookahead >= config.decode_steps:
+    raise ValueError(
+      f"engine.lookahead: found {config.lookahead}, expected less than the "
+      f"tokens of a decode call (engine.decode_steps {config.decode_steps})."
+    )
   room = (pages(config, shards=shards) - 1) * config.page
   if room < config.max_context:
     raise ValueError(

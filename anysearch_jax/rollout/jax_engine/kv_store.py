@@ -21,6 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.rollout.jax_engine import lookahead
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 # NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
@@ -37,7 +38,8 @@ class Model:
   a: the architecture, without adapters. dtype: of activations and matrix
   products. stored: dtype of pages. paged: attention over pages. gathered:
   attention of decode over gathered rows; None if decode reads the pages too.
-  fused: see `serving.prepare`. mesh: of all arrays.
+  fused: see `serving.prepare`. mesh: of all arrays. guesses: tokens of each row
+  that a step of decode guesses.
   """
 
   a: architecture_lib.Architecture
@@ -47,6 +49,7 @@ class Model:
   gathered: gathered_attention.Gathered | None
   fused: bool
   mesh: jax.sharding.Mesh
+  guesses: int = 0
 
   def prepare(
     self, params: decoder.Params, a: architecture_lib.Architecture
@@ -116,10 +119,12 @@ def make_model(
     dtype,
     stored,
     paged,
-    gathered if platform == "cpu" else None,
+    # Gathered rows take one token a step.
+    gathered if platform == "cpu" and not config.lookahead else None,
     # The GPU compiler would otherwise join the matrices in every decode step.
     fused=platform in ("gpu", "cuda"),
     mesh=mesh,
+    guesses=config.lookahead,
   )
 
 
@@ -141,8 +146,9 @@ class Turns(NamedTuple, Generic[A]):
   """The rows of a decode call.
 
   table: int `[R, M]`, pages of each row, with room for the sampled tokens.
-  tokens: int `[R]`, each row's last token, not yet cached. starts: int `[R]`,
-  number of tokens cached in the row's pages. limits: int `[R]`, maximum number
+  window: int `[R, W]`, each row's last W tokens, `lookahead.EMPTY` before its
+  first; the last token is not yet cached. starts: int `[R]`, number of tokens
+  cached in the row's pages. limits: int `[R]`, maximum number
   of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`, the
   turn's address. sampled: int `[R]`, tokens of this turn sampled in earlier
   calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the row.
@@ -150,7 +156,7 @@ class Turns(NamedTuple, Generic[A]):
   """
 
   table: A
-  tokens: A
+  window: A
   starts: A
   limits: A
   addresses: A
@@ -174,6 +180,13 @@ class Decoded(NamedTuple):
   tokens: jax.Array  # int32 [R, steps]
   logps: jax.Array  # float32 [R, steps]
   counts: jax.Array  # int32 [R]
+  guessed: jax.Array  # int32 [R], guesses that the policy saw
+  accepted: jax.Array  # int32 [R], guesses that were right
+
+
+def window(config: config_lib.EngineConfig) -> int:
+  """Returns W of `Turns`: 1, or a whole context where tokens are guessed."""
+  return config.max_context if config.lookahead else 1
 
 
 def allocator(
@@ -335,7 +348,7 @@ class _Carry(NamedTuple):
   """What the decode loop changes."""
 
   step: jax.Array
-  tokens: jax.Array  # int [R], each row's last token
+  window: jax.Array  # int [R, W], each row's last tokens
   caches: tuple[Any, ...]  # of each layer: pages, or gathered rows
   done: jax.Array  # bool [R], rows that have halted
   found: Decoded
@@ -371,6 +384,10 @@ def decode(
     steps: columns of the result.
     restricted: see `sampling.sample`.
 
+  A step guesses tokens of each row (`lookahead`), and samples as many as it
+  guessed right, and one. Keys and values of wrong guesses remain in the row's
+  pages beyond its tokens, where nothing attends to them.
+
   Returns:
     The pages with the new tokens (all but each row's last), `rows` for the next
     call, and the sample.
@@ -403,38 +420,54 @@ def decode(
     key = sampling_lib.fold_in(key, count)
     return sampling_lib.sample(logits, key, settings, restricted=restricted)
 
+  draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None))
+
   def step(carry: _Carry) -> _Carry:
-    i, tokens, caches, done, found = carry
+    i, window, caches, done, found = carry
     going = (~done).astype(jnp.int32)
+    guesses, known = lookahead.propose(window, model.guesses)
+    # The last draw of a row is never an input: it needs no room in the pages.
+    room = jnp.minimum(limits - found.counts - 1, model.guesses)
+    guessed = jnp.where(done | ~known, 0, room)
     hidden, caches = model.extend(
       params,
-      tokens[:, None],
+      jnp.concatenate([window[:, -1:], guesses], axis=1),
       turns.starts + found.counts,
-      going,
+      going + guessed,
       caches,
       attend,
     )
-    logits = decoder.logits(params, hidden[:, 0])
-    drawn, logps = jax.vmap(draw)(
-      logits, keys, turns.sampled + found.counts, turns.settings
+    places = jnp.arange(1 + model.guesses)
+    drawn, logps = jax.vmap(draws_of_row)(
+      decoder.logits(params, hidden),
+      keys,
+      (turns.sampled + found.counts)[:, None] + places,
+      turns.settings,
     )
-    tokens = jnp.where(done, tokens, drawn)
+    halts = draws.halts[drawn] & turns.stops[:, None] != 0
+    new = going * lookahead.accepted(drawn, guesses, guessed, halts)
+    halted = jnp.any(halts & (places == new[:, None] - 1), axis=1)
     found = Decoded(
-      found.tokens.at[:, i].set(tokens),
-      found.logps.at[:, i].set(logps),
-      found.counts + going,
+      lookahead.put(found.tokens, drawn, found.counts, new),
+      lookahead.put(found.logps, logps, found.counts, new),
+      found.counts + new,
+      found.guessed + guessed,
+      found.accepted + new - going,
     )
-    halted = draws.halts[tokens] & turns.stops != 0
     done = done | halted | (found.counts >= limits)
-    return _Carry(i + 1, tokens, caches, done, found)
+    window = lookahead.shifted(window, drawn, new)
+    return _Carry(i + 1, window, caches, done, found)
 
   r = len(limits)
+  zeros = jnp.zeros(r, jnp.int32)
   nothing = Decoded(
     jnp.zeros((r, steps), jnp.int32),
     jnp.zeros((r, steps), jnp.float32),
-    jnp.zeros(r, jnp.int32),
+    zeros,
+    zeros,
+    zeros,
   )
-  first = _Carry(jnp.int32(0), turns.tokens, caches, limits <= 0, nothing)
+  first = _Carry(jnp.int32(0), turns.window, caches, limits <= 0, nothing)
   last = jax.lax.while_loop(goes_on, step, first)
   if gathered is None:
     return last.caches, (), last.found

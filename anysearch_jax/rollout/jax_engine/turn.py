@@ -19,7 +19,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store, lookahead
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 _BITS = 32
@@ -134,6 +134,7 @@ class Turn:
   """A turn that waits or runs; sampled tokens are appended to `context`.
 
   sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
+  width: W of `window`, its last tokens as `kv_store.Turns` has them.
   row: its episode's KV cache, while it runs. flying: whether a decode call in
   progress contains it.
   """
@@ -143,9 +144,16 @@ class Turn:
   context: list[int]
   sampling: config_lib.SamplingConfig
   halts: np.ndarray
+  width: int = 1
   logps: list[float] = dataclasses.field(default_factory=list)
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
   flying: bool = False
+  window: np.ndarray = dataclasses.field(init=False, repr=False)
+
+  def __post_init__(self) -> None:
+    known = self.context[-self.width :]
+    empty = self.width - len(known)
+    self.window = np.array([lookahead.EMPTY] * empty + known, np.int32)
 
   @property
   def left(self) -> int:
@@ -163,6 +171,7 @@ class Turn:
     count = int(decoded.counts[lane])
     sampled = decoded.tokens[lane, :count].tolist()
     self.context += sampled
+    self.window = np.append(self.window, decoded.tokens[lane, :count])[count:]
     self.logps += decoded.logps[lane, :count].tolist()
     self.row.cached += count
     if self.request.on_tokens is not None and not self.future.done():
@@ -201,13 +210,15 @@ def decode_rows(
     lanes: the turns by lane; the other lanes are padding.
     bits: of the turns, see `Halting.call`.
   """
-  tokens, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
+  starts, limits, sampled = np.zeros((3, len(table)), np.int32)
+  width = next(iter(lanes.values())).width
+  window = np.zeros((len(table), width), np.int32)
   addresses = np.zeros((len(table), 5), np.uint32)
   stops = np.ones(len(table), np.uint32)
   stops[list(lanes)] = bits
   settings = [config_lib.SamplingConfig()] * len(table)
   for lane, turn in lanes.items():
-    tokens[lane], starts[lane] = turn.context[-1], turn.row.cached
+    window[lane], starts[lane] = turn.window, turn.row.cached
     limits[lane], sampled[lane] = turn.left, len(turn.logps)
     settings[lane] = turn.sampling
     address = turn.request.address
@@ -220,7 +231,7 @@ def decode_rows(
     )
   return kv_store.Turns(
     table,
-    tokens,
+    window,
     starts,
     limits,
     addresses,
