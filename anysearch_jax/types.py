@@ -345,10 +345,12 @@ class ScoringEngine(TrainableEngine, Protocol):
 
 @runtime_checkable
 class CachingEngine(TrainableEngine, Protocol):
-  """A trainable engine in this process, which can lend its cache's memory."""
+  """A trainable engine on the trainer's devices, which can lend its memory."""
 
   def free_cache(self) -> int:
     """Frees the KV cache until a turn needs it; returns its bytes on a device.
+
+    Servers release their weights too, and return 0.
 
     Raises:
       RuntimeError: an episode still holds a cache.

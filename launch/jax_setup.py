@@ -39,6 +39,11 @@ XLA_FLAGS = {
     # kernels need (set xla_gpu_enable_command_buffer to nothing if one fails).
   },
 }
+# For a trainer whose GPUs SGLang servers share. Other allocators keep what is
+# freed. This one returns it to the driver, so that servers have it while they
+# sample; training calls few large programs, for which it costs little:
+# https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+SHARED_MEMORY = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 # One thread for a process: several processes share the cores, and each computes
 # on one.
 ONE_THREAD = {"xla_cpu_multi_thread_eigen": "false"}

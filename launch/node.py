@@ -4,7 +4,9 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
     python -m launch.node --config=configs/qwen2_5_7b.py \
         --sglang_python=.venv-sglang/bin/python --output=runs/qwen2_5_7b
 
-`mesh.trainer` and `mesh.rollout` name the GPUs. SGLang servers are started if
+`mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
+servers and trainer take turns on them (`sglang.colocated`: by default each GPU
+of the trainer has a server of its own). SGLang servers are started if
 `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not in
 `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
 (`retrieval.kind`) is served by a separate process on the CPU.
@@ -33,7 +35,7 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
-from launch import distributed, run_history, shipped, supervisor
+from launch import distributed, jax_setup, run_history, shipped, supervisor
 from launch import flags as launch_flags
 
 SERVER = (
@@ -55,7 +57,7 @@ class Servers:
 
   Attributes:
     count: number of servers, which share the GPUs equally; None: one server
-      for every two GPUs.
+      for every two GPUs, or for each that it shares with the trainer.
     port: port of the first server, on 127.0.0.1; the others follow it.
     memory: share of a GPU's memory for weights and KV cache.
     python: interpreter of an environment with SGLang.
@@ -103,11 +105,17 @@ def parts_of(
   trains = mesh.trainer or tuple(
     range(mesh.data * mesh.fsdp * mesh.tensor // processes)
   )
-  shares = _shares(mesh.rollout, servers.count)
-  if shares and set(trains) & set(mesh.rollout):
+  rollout, count, env = mesh.rollout, servers.count, {}
+  if config.sglang.colocated:
+    rollout = rollout or trains
+    count = len(rollout) if count is None else count
+    env = jax_setup.SHARED_MEMORY
+  shares = _shares(rollout, count)
+  if shares and not env and set(trains) & set(rollout):
     raise ValueError(
-      f"mesh.rollout: found {mesh.rollout} for the servers and {trains} for "
-      "the trainer; expected GPUs that are not the trainer's."
+      f"mesh.rollout: found {rollout} for the servers and {trains} for the "
+      "trainer; expected GPUs that are not the trainer's, or "
+      "sglang.colocated=true, with which they take turns."
     )
   started = [_server(i, gpus, config, servers) for i, gpus in enumerate(shares)]
   urls = [part.health.removesuffix("/health") for part in started]
@@ -120,7 +128,7 @@ def parts_of(
   }
   command += [f"--config.{name}={value}" for name, value in overrides.items()]
   return served + started, supervisor.Part(
-    "trainer", tuple(command), {"CUDA_VISIBLE_DEVICES": _indices(trains)}
+    "trainer", tuple(command), {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env
   )
 
 
@@ -214,6 +222,8 @@ def _server(
       f"--server_command: found {servers.command!r} ({error}), expected a "
       f"command with no other names in braces than {', '.join(values)}."
     ) from error
+  if config.sglang.colocated:
+    command.append("--enable-memory-saver")
   return supervisor.Part(
     f"server-{index}",
     tuple(command),
@@ -266,8 +276,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "servers",
     None,
-    "SGLang servers on this node; default: one for two GPUs of mesh.rollout. "
-    "0: those of sglang.urls are used.",
+    "SGLang servers on this node; default: one for two GPUs of mesh.rollout, "
+    "or for each that it shares. 0: those of sglang.urls are used.",
     lower_bound=0,
   )
   flags.DEFINE_string(

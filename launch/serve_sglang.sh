@@ -4,7 +4,8 @@
 #   launch/serve_sglang.sh MODEL_DIR [PORT] [more flags of the server]
 # Settings, by environment: PYTHON (of that environment), HOST, TP (GPUs that
 # the policy is cut over), STATIC (share of their memory for weights and KV
-# cache), CONTEXT (episode.max_context), CUDA_VISIBLE_DEVICES.
+# cache), CONTEXT (episode.max_context), CUDA_VISIBLE_DEVICES. A server on the
+# trainer's GPU (sglang.colocated) needs the flag --enable-memory-saver.
 # Whoever reaches a server can give it other weights. So one whose HOST is not
 # this machine's loopback asks for a key: the one in KEY_FILE (by default
 # ~/.anysearch_sglang_key), which is made if it is missing. Servers of one run

@@ -105,6 +105,9 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(
       "--target goes with --dry_run; training takes the devices that there are."
     )
+  if config.servers_share:
+    for name, value in jax_setup.SHARED_MEMORY.items():
+      os.environ.setdefault(name, value)
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   distributed.connect()
   folder = launch_flags.run_folder(config, flags.FLAGS.output)

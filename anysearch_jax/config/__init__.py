@@ -245,6 +245,11 @@ class ExperimentConfig:
     """The number of questions that a rollout consumes."""
     return self.questions + self.pipeline.extra_groups
 
+  @property
+  def servers_share(self) -> bool:
+    """Whether SGLang servers sample on the GPUs that train."""
+    return self.engine.kind == "sglang" and self.sglang.colocated
+
 
 def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:
   """Returns a configuration with other values; a mapping changes a group's."""

@@ -223,9 +223,10 @@ class PipelineConfig:
   """Groups sampled beyond `questions`. The groups that finish last are
   abandoned, so results depend on timing; 0: off."""
   offload: str = placement("none", one_of("none", "moments", "state"))
-  """What of the training state is in host memory while the in-process engine
-  samples: `none`, `moments` (the optimizer's) or `state` (also the float32
-  masters). It costs a copy each way a rollout and needs async_level 0.
+  """What of the training state is in host memory while the same devices
+  sample, in process or by `sglang.colocated`: `none`, `moments` (the
+  optimizer's) or `state` (also the float32 masters). It costs a copy each way a
+  rollout and needs async_level 0.
   launch.plan says where sampling does not fit without it."""
 
 

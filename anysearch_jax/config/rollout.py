@@ -149,6 +149,10 @@ class SglangConfig:
   weights: str = placement("")
   """Folder in RAM through which the servers get the current weights; "": one
   under /dev/shm."""
+  colocated: bool = placement(False)
+  """Whether the servers are on the trainer's own GPUs, started with
+  --enable-memory-saver. They release their memory before each training and get
+  it back with the next turn; needs `pipeline.async_level` 0."""
   api_key_variable: str = placement("")
   """Environment variable with the servers' key; "": no key."""
 

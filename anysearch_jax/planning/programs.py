@@ -106,10 +106,12 @@ def programs(
   freed: frozenset[str] = frozenset()
   offloaded: frozenset[str] = frozenset()
   turns = placement.take_turns(placed, async_level=config.pipeline.async_level)
-  if turns and config.engine.kind == "jax":
+  if turns and (config.engine.kind == "jax" or config.servers_share):
     fields = placement.OFFLOADED[config.pipeline.offload]
     offloaded = frozenset(_KINDS[field] for field in fields)
-    if config.engine.free_kv_while_training:
+    if config.servers_share:
+      freed = frozenset(["KV cache", "engine weights"])
+    elif config.engine.free_kv_while_training:
       freed = frozenset(["KV cache"])
   trained = _training(config, placed, base_dtype, micro_batches, segment)
   sampled = sampling(config.engine, config.sampling, placed, base_dtype)

@@ -238,8 +238,9 @@ class Phases:
   """Frees what the next phase does not need; the trainer's thread calls it.
 
   Where sampling and training use the same devices and never run at the same
-  time, neither needs the other's memory: the KV cache is freed while training,
-  and the training state may be in host memory while sampling
+  time, neither needs the other's memory: the KV cache is freed while training
+  (with servers, their weights too), and the training state may be in host
+  memory while sampling
   (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
 
@@ -256,7 +257,11 @@ class Phases:
   ):
     self._learner, self._offload = learner, config.pipeline.offload
     frees = (
-      config.engine.free_kv_while_training
+      (
+        config.servers_share
+        if config.engine.kind == "sglang"
+        else config.engine.free_kv_while_training
+      )
       and isinstance(engine, types.CachingEngine)
       and placement.take_turns(
         learner.placement, async_level=config.pipeline.async_level

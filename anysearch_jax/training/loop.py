@@ -17,7 +17,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import hf, lora
 from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
@@ -120,7 +120,15 @@ class Trainer:
     self._stepped = False
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
+    beside = None
+    if engine is None and config.servers_share:
+      # Made first: servers release the memory that the learner needs.
+      a = lora.attach(policy.architecture, config.lora)
+      empty = policy._replace(params={}, architecture=a)
+      engine = beside = engines.make(empty, config, seed=config.seed)
     self._learner = learner_lib.Learner(config, policy)
+    if beside is not None:
+      beside.set_params(self._learner.published(), 0)
     if engine is None:
       published = policy._replace(
         params=self._learner.published(),

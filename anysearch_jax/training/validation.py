@@ -304,12 +304,19 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if c.offload != "none" and (level or kind != "jax"):
+  if level and config.servers_share:
+    raise ValueError(
+      f"sglang.colocated: found True with pipeline.async_level {level}, "
+      "expected 0: on the trainer's GPUs servers sample while nothing trains."
+    )
+  if c.offload != "none" and (
+    level or not (kind == "jax" or config.servers_share)
+  ):
     raise ValueError(
       f"pipeline.offload: found {c.offload!r} with pipeline.async_level "
-      f"{level} and engine.kind {kind!r}, expected 0 and 'jax': only then do "
-      "sampling and training take turns on the same devices. Set "
-      "pipeline.offload none."
+      f"{level} and engine.kind {kind!r}, expected 0 and 'jax', or 'sglang' "
+      "with sglang.colocated: only then do sampling and training take turns on "
+      "the same devices. Set pipeline.offload none."
     )
   turn, deadline = config.episode.turn_deadline, config.sglang.deadline
   # Otherwise the driver gives up turns that the engine still waits for.

@@ -150,6 +150,28 @@ def test_every_gpu_has_one_part(mesh, servers, gpus):
   assert resolved(config, trainer).mesh.trainer == tuple(range(len(seen)))
 
 
+@pytest.mark.parametrize(
+  ("rollout", "count", "gpus"),
+  [((), None, ["0", "1", "2", "3"]), ((), 2, ["0,1", "2,3"]), ((3,), 1, ["3"])],
+)
+def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
+  config = config_lib.changed(
+    paper(rollout=rollout),
+    engine={"kind": "sglang"},
+    sglang={"colocated": True},
+    pipeline={"async_level": 0, "offload": "state"},
+  )
+  services, trainer = node.parts_of(config, [], servers=node.Servers(count))
+  services = services[1:] if services[0].name == "retriever" else services
+  assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == gpus
+  assert {part.command[-1] for part in services} == {"--enable-memory-saver"}
+  # XLA's own pool would keep what training frees.
+  assert trainer.shown().startswith(
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 XLA_PYTHON_CLIENT_ALLOCATOR=platform"
+  )
+  node.validate(config, trainer, pathlib.Path("nowhere"))
+
+
 def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
     paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
@@ -203,7 +225,7 @@ def test_a_containers_command_is_a_template():
   [
     ({}, {"count": 3}, 1, "found 3 for the 4 GPUs of mesh.rollout"),
     ({"rollout": ()}, {}, 1, "mesh.rollout: found no GPUs for the servers"),
-    ({"rollout": (3, 4)}, {}, 1, "expected GPUs that are not the trainer's"),
+    ({"rollout": (3, 4)}, {}, 1, "the trainer's, or sglang.colocated=true"),
     ({}, {}, 2, "--processes: found 2 with servers on this node"),
     ({}, {"command": "serve {ports}"}, 1, "--server_command: found 'serve"),
     ({}, {"command": "serve {"}, 1, "no other names in braces than python"),

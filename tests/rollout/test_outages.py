@@ -496,13 +496,14 @@ def served(sampler, tmp_path, monkeypatch):
   """Returns a function that makes a run whose turns the server samples."""
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
 
-  def make(level=0, **settings):
+  def make(level=0, offload="none", **settings):
     sglang = config_lib.SglangConfig(
       urls=(sampler.url,), weights=str(tmp_path / "ram"), **settings
     )
+    config = runs.at_level(level, SERVED, sglang=sglang, save_every=2)
     return Drill(
       tmp_path / "run",
-      runs.at_level(level, SERVED, sglang=sglang, save_every=2),
+      config_lib.changed(config, pipeline={"offload": offload}),
       policy=sglang_engines.policy(),
       questions=[
         types.Question(str(i), "c" * (i + 1), ("b",)) for i in range(16)
@@ -511,6 +512,37 @@ def served(sampler, tmp_path, monkeypatch):
     )
 
   return make
+
+
+def test_memory_of_a_shared_gpu_belongs_to_who_computes(
+  served, sampler, monkeypatch
+):
+  """The server's while it samples, the trainer's state's while it trains."""
+  made, seen = [], collections.defaultdict(set)
+
+  def note(phase, call):
+    def noted(*args):
+      if phase == "make":
+        made.append(args[0])
+      state = jax.tree.leaves(getattr(made[-1], "state", ()))
+      where = {x.sharding.memory_kind for x in state}
+      seen[phase].add((bool(sampler.away), *sorted(where)))
+      return call(*args)
+
+    return noted
+
+  for phase, name in (("train", "steps"), ("make", "__init__")):
+    noted = note(phase, getattr(learner.Learner, name))
+    monkeypatch.setattr(learner.Learner, name, noted)
+  sampler._generate = note("sample", sampler._generate)
+  drill = served(offload="state", colocated=True).run()
+  assert not drill.failed() and not sampler.died
+  assert seen == {
+    "make": {(True,)},
+    "train": {(True, "device")},
+    "sample": {(False, "device", "pinned_host")},
+  }
+  assert [r["policy/staleness_max"] for r in drill.metrics()] == [0] * 4
 
 
 def test_a_run_resumes_when_its_server_is_back(served, sampler):

@@ -211,6 +211,18 @@ def test_a_server_with_other_weights_gets_the_present_ones(policy, start):
   assert engine.scores((5, 6, 7)) == {}
 
 
+def test_a_server_lends_its_memory_until_a_turn(policy, start):
+  engine = start("lending")
+  engine.free_cache()
+  _check_turns(engine, policy)
+  assert not engine.counters["server_down"]
+  # It said that it had released memory, although this one, on a CPU, cannot.
+  (server,) = engine._servers
+  server._lends = True
+  with pytest.raises(types.EngineError, match="with --enable-memory-saver"):
+    loop.run(server.ready())
+
+
 def _rename_weights():
   """Makes a running server name its weights as if it had been restarted."""
   if _URL:

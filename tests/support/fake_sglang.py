@@ -3,8 +3,10 @@
 It generates what a script says, token by token, and behaves like version
 0.5.23. A stop text is searched in the last n + 1 tokens, where n is its length
 when encoded. The returned ids end with the token that completes it. An update
-of the weights waits for running requests, unless the server is paused. Tests
-inject faults.
+of the weights waits for running requests, unless the server is paused. It dies
+where a real one on a GPU does: over a release while a request runs, a second
+release or resume, and whatever needs memory that it has released. Tests inject
+faults.
 """
 
 from __future__ import annotations
@@ -67,6 +69,10 @@ def logp(place: int) -> float:
   return -(place + 1) / 64
 
 
+# What a server with a memory saver can release.
+MEMORY = {"weights", "kv_cache", "cuda_graph"}
+
+
 class _Request:
   def __init__(self, rid: str):
     self.rid, self.aborted = rid, False
@@ -91,6 +97,9 @@ class Server:
     hold_at: tokens after which the next request waits for other weights.
     running: requests that are being generated.
     last_paused: mode of the last pause.
+    away: the memory that it has released.
+    saver: whether it has a memory saver.
+    died: what it died of.
   """
 
   def __init__(
@@ -105,6 +114,8 @@ class Server:
     self._paused, self.policy = "", None
     self._cache: list[tuple[str, tuple[int, ...]]] = []
     self.version, self.last_paused, self.hold_at = "default", "", -1
+    self.away: set[str] = set()
+    self.saver, self.died = True, ""
     self.running: dict[str, _Request] = {}
     self.asked: list[tuple[str, dict]] = []
     self.faults: dict[str, list] = collections.defaultdict(list)
@@ -147,6 +158,7 @@ class Server:
     self._bind(self._http.server_port)
     with self._state:
       self.version, self._paused, self.running = "default", "", {}
+      self.away.clear()
       self._cache.clear()
     self.__enter__()
 
@@ -169,14 +181,43 @@ class Server:
     method = getattr(self, "_" + name, None)
     return method(body) if method else (404, {"detail": "Not Found"})
 
+  def needs(self, held: bool, why: str) -> None:
+    """Dies, and raises ConnectionAbortedError, unless `held`."""
+    if not held:
+      self.died = why
+      self.kill()
+      raise ConnectionAbortedError(why)
+
+  def _release_memory_occupation(self, body: dict) -> tuple[int, Any]:
+    self.needs(not self.running, "released while a request ran")
+    self.needs(not self.away & set(body["tags"]), "released twice")
+    self.away |= set(body["tags"])
+    return 200, None
+
+  def _resume_memory_occupation(self, body: dict) -> tuple[int, Any]:
+    self.needs(self.away >= set(body["tags"]), "resumed twice")
+    self.away -= set(body["tags"])
+    if "weights" in body["tags"]:
+      self.policy = None  # Their memory is new.
+    return 200, None
+
+  def _update_weight_version(self, body: dict) -> tuple[int, Any]:
+    self.version = body["new_version"]
+    return 200, {"success": True, "new_version": self.version}
+
   def _health(self, body: dict) -> tuple[int, Any]:
-    return (503 if self._paused else 200), ""
+    if self._paused:
+      return 503, ""
+    self.needs(not self.away, "generated without memory")
+    return 200, ""
 
   def _model_info(self, body: dict) -> tuple[int, Any]:
     return 200, {"model_path": "policy", "weight_version": self.version}
 
   def _server_info(self, body: dict) -> tuple[int, Any]:
-    return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6}
+    return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6} | {
+      "enable_memory_saver": self.saver
+    }
 
   def _abort_request(self, body: dict) -> tuple[int, Any]:
     with self._state:
@@ -211,6 +252,7 @@ class Server:
 
   def _update_weights_from_disk(self, body: dict) -> tuple[int, Any]:
     folder = pathlib.Path(body["model_path"])
+    self.needs("weights" not in self.away, "loaded without memory")
     try:
       policy = hf.load(folder)
     except (OSError, ValueError) as error:
@@ -241,6 +283,7 @@ class Server:
     request = _Request(body["rid"])
     with self._state:
       self._state.wait_for(lambda: not self._paused)
+      self.needs(not self.away, "generated without memory")
       if request.rid in self.running:
         message = f"Duplicate request ID detected: {request.rid}"
         return 400, {"error": {"message": message}}
@@ -348,7 +391,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if isinstance(fault, tuple):
       status, value = fault
     else:
-      status, value = self.fake.answer(self.path, body)
+      try:
+        status, value = self.fake.answer(self.path, body)
+      except ConnectionAbortedError:
+        self.close_connection = True
+        return
       value = fault(value) if fault else value
     content = value if isinstance(value, str) else json.dumps(value)
     try:

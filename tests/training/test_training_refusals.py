@@ -91,6 +91,10 @@ def changed(values, config=small_run.CONFIG):
       AHEAD | {"pipeline.offload": "state"},
       "pipeline.offload: found 'state' with pipeline.async_level 1",
     ),
+    (
+      AHEAD | {"engine.kind": "sglang", "sglang.colocated": True},
+      "sglang.colocated: found True with pipeline.async_level 1, expected 0",
+    ),
     # A critic.
     (PPO | {"objective.baseline": "turn"}, "whose baseline is the critic"),
     (

@@ -40,7 +40,8 @@ class SglangEngine:
   call `set_params` together.
 
   Args:
-    policy: its weights are loaded into the servers immediately.
+    policy: its weights are loaded into the servers immediately, or with the
+      first turn (`sglang.colocated`); without any, the caller sets them first.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
     dtype: of the weights in the folder that the servers load.
@@ -85,8 +86,16 @@ class SglangEngine:
       self._servers, run=self._run, wait=config.wait, counters=self.counters
     )
     try:
-      self.max_context = loop.run(self._fleet.start())
-      self.set_params(policy.params, 0)
+      # The first process alone gives back what a killed run released.
+      self.max_context = processes.on_main(
+        lambda: loop.run(self._fleet.start())
+      )
+      if not processes.is_main():
+        loop.run(self._fleet.start())
+      if config.colocated:
+        self.free_cache()
+      if policy.params:
+        self.set_params(policy.params, 0)
     except BaseException:
       self.close()
       raise
@@ -97,7 +106,7 @@ class SglangEngine:
     Running turns continue with the new weights from the next token, over a KV
     cache that the old weights filled. A server that is unavailable gets the
     weights when it is back: they remain in their folder until the next ones are
-    written.
+    written. After `free_cache` they are loaded with the next turn or `scores`.
 
     Args:
       params: laid out as the policy's, on any mesh.
@@ -147,6 +156,17 @@ class SglangEngine:
 
   def release(self, address: types.Address) -> None:
     """Does nothing: servers evict the least recently used prefixes."""
+
+  def free_cache(self) -> int:
+    """Makes the servers release their GPU memory, see `CachingEngine`.
+
+    The next turn gives it back. Returns 0: servers do not say how much it is.
+
+    Raises:
+      types.EngineError: a server refused.
+    """
+    processes.on_main(lambda: loop.run(self._fleet.lend()))
+    return 0
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns log-probabilities by server, see `ScoringEngine`.

@@ -14,6 +14,9 @@ A server is
 A turn depends only on its context. A lost turn is therefore sampled again from
 its beginning, by another server or by the same one after it recovers, and its
 episode continues. If no server is up, turns wait for one.
+
+Servers that lend their memory to training are only asked for the name of their
+weights; one that was restarted lends again. The next turn ends this.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class _Member:
 
   reason: why the server is not up.
   turns: the deadlines of its running turns.
+  released: whether it had released its memory when it was last asked.
   loading: lock for loading weights.
   doubted: event that starts a check immediately.
   """
@@ -68,6 +72,7 @@ class _Member:
     self.state = State.UP
     self.reason = ""
     self.turns: set[asyncio.Timeout] = set()
+    self.released = False
     self.loading = asyncio.Lock()
     self.doubted = asyncio.Event()
 
@@ -91,6 +96,7 @@ class Fleet:
     wait: float,
     counters: Counter[str],
   ):
+    self._lent, self._returning = False, asyncio.Lock()
     self._members = [_Member(server) for server in servers]
     self._run, self._wait = run, wait
     self._counters = counters
@@ -142,6 +148,7 @@ class Fleet:
     Raises:
       types.EngineError: no server was up in time, or the turn failed.
     """
+    await self._take_back()
     left = _MOVES
     while True:
       member = await self._pick(place)
@@ -184,19 +191,57 @@ class Fleet:
     before, self._present = self._present, weights
     return before
 
+  async def lend(self) -> None:
+    """Makes all servers that answer release their memory until the next turn.
+
+    Raises:
+      types.EngineError: a server refused.
+    """
+    await self.hold()
+    try:
+      self._lent = True
+      members = [m for m in await self._answering() if not m.released]
+      outcomes = await asyncio.gather(
+        *(m.server.lend(self._run) for m in members), return_exceptions=True
+      )
+      for member, outcome in zip(members, outcomes, strict=True):
+        if isinstance(outcome, sglang_server.UnansweredError):
+          why = f"{outcome} It may still hold the memory that training needs."
+          self._enter(member, State.DOWN, why)
+        elif outcome is not None:
+          raise outcome
+    finally:
+      await self.release()
+
+  async def _take_back(self) -> None:
+    """Ends `lend`: the present weights are loaded into all servers."""
+    async with self._returning:
+      if self._lent and (weights := self._present):
+        await self.hold()
+        self._lent = False
+        try:
+          await self.hand_over(weights)
+        except BaseException:
+          self._lent = True  # The next turn tries again.
+          raise
+        finally:
+          await self.release()
+
   async def hand_over(self, weights: sglang_server.Weights) -> None:
     """Loads the weights of `present` into all servers that answer.
 
     The caller has called `hold`. Every other server goes down and gets the
-    weights when it is back.
+    weights when it is back, and one that lends its memory with the next turn.
 
     Raises:
       types.EngineError: a server did not load the weights or serves others; the
         message says what each server serves.
     """
+    if self._lent:
+      return
     members = await self._answering()
     outcomes = await asyncio.gather(
-      *(member.server.load(weights) for member in members),
+      *(m.server.load(weights, lent=m.released) for m in members),
       return_exceptions=True,
     )
     for outcome in outcomes:
@@ -220,6 +265,7 @@ class Fleet:
 
     See `Server.score`; a server that serves other weights is left out.
     """
+    await self._take_back()
     members = await self._answering()
     deadline = min(deadline, _SCORING_SECONDS)
     outcomes = await asyncio.gather(
@@ -247,7 +293,8 @@ class Fleet:
 
     async def check(member: _Member) -> None:
       try:
-        await member.server.version(_ANSWER_SECONDS)
+        found = await member.server.version(_ANSWER_SECONDS)
+        member.released = sglang_server.released(found)
       except sglang_server.UnansweredError as error:
         self._enter(member, State.DOWN, str(error))
 
@@ -302,7 +349,7 @@ class Fleet:
         async with asyncio.timeout(pause):
           await member.doubted.wait()
       member.doubted.clear()
-      if member.state is State.UP and not member.turns:
+      if member.state is State.UP and not (member.turns or self._lent):
         continue
       await self._look(member)
       tries = 0 if member.state is State.UP else tries + 1
@@ -313,18 +360,23 @@ class Fleet:
     if weights is None:
       return  # The run has not handed any over yet.
     try:
+      if self._lent:
+        await server.version()  # As below, before the lock.
+        async with member.loading:
+          if not self._lent:
+            return
+          if not sglang_server.released(await server.version(_ANSWER_SECONDS)):
+            await self._check_ready(server)  # It was restarted.
+            await server.lend(self._run)
+          self._enter(member, State.UP)
+        return
       if member.state is State.DOWN:
-        context = await server.ready()
-        if context < self._max_context:
-          raise types.EngineError(
-            f"{server.url}: came back with contexts of {context} tokens, "
-            f"expected {self._max_context}; start it as it was."
-          )
+        await self._check_ready(server)
       found = await server.version()
       # Not before: a hand-over must not wait for a server that never answers.
       async with member.loading:
-        if self._present is not weights:
-          return  # The run has handed over others meanwhile.
+        if self._present is not weights or sglang_server.released(found):
+          return  # The run has handed over others meanwhile, or lent it.
         if found != weights.name:
           if sglang_server.of_another_run(found, self._run):
             raise server.error(
@@ -341,6 +393,15 @@ class Fleet:
     except types.EngineError as error:
       up = member.state is State.UP
       self._enter(member, State.SUSPECT if up else State.DOWN, str(error))
+
+  async def _check_ready(self, server: sglang_server.Server) -> None:
+    """Checks that a server that was down is as it was."""
+    context = await server.ready()
+    if context < self._max_context:
+      raise types.EngineError(
+        f"{server.url}: came back with contexts of {context} tokens, "
+        f"expected {self._max_context}; start it as it was."
+      )
 
   def _enter(self, member: _Member, state: State, reason: str = "") -> None:
     """Sets the state of a server, and logs and counts a change."""

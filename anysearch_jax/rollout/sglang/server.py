@@ -7,6 +7,11 @@ safe: no part of an answer has been used. Every other failure is a
 New weights are loaded through a folder in RAM of the Hugging Face format. It is
 written once and read by every server. Each server is paused, updated, resumed
 even after a failure, and then asked which weights it serves.
+
+A server on the trainer's GPU releases its memory while training. It would end
+itself over a release while it computes, a second release or resume, and turns
+without memory. So it is paused and emptied first, what may have been done is
+not asked again, and its weights are renamed: it says itself that it has none.
 """
 
 from __future__ import annotations
@@ -34,11 +39,15 @@ from anysearch_jax.rollout.sglang import reply as sglang_reply
 Json = dict[str, Any]
 
 _BUSY = (429, 502, 503, 504)
+_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _RAM = pathlib.Path("/dev/shm")
+# What a server releases: weights, and what it gets back after them. The name of
+# its weights then ends so.
+_WEIGHTS, _REST, _RELEASED = "weights", ("kv_cache", "cuda_graph"), ".released"
 # Maximum characters quoted of a connection's error, and of a reply.
 _LONGEST = 300
 _LONGEST_FOUND = 1000
@@ -88,20 +97,29 @@ class Server:
     self._client = client
     self._retries = config.retries
     self._patience = min(_CONTROL_SECONDS, config.deadline)
-    self._counters = counters
+    self._counters, self._lends = counters, config.colocated
     self.tasks: set[asyncio.Task] = set()
 
   async def ready(self) -> int:
-    """Checks that the server generates.
+    """Checks that the server generates, and can lend memory if it is to.
 
     Returns:
       The longest context in tokens, sampled ones included.
     """
-    await self.version()
+    if released(await self.version()):
+      await self._memory("resume", _WEIGHTS, *_REST)
+      await self._rename("resumed")
     # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
     await self.healthy()
-    longest = (await self.get("/server_info")).get("max_req_input_len")
+    info = await self.get("/server_info")
+    # Others answer that they have released their memory, and keep it.
+    if self._lends and info.get("enable_memory_saver") is not True:
+      raise self.error(
+        "it keeps its memory, expected a server that releases it while "
+        "training (sglang.colocated): start it with --enable-memory-saver."
+      )
+    longest = info.get("max_req_input_len")
     if type(longest) is not int:
       raise self.error(
         f"found max_req_input_len {longest!r} in its server_info, expected the "
@@ -124,8 +142,40 @@ class Server:
       )
     return found
 
-  async def load(self, weights: Weights) -> None:
+  async def lend(self, run: str) -> None:
+    """Releases the memory of weights, KV cache and CUDA graphs until `load`.
+
+    `run` is the run's part of the names of weights.
+
+    Raises:
+      UnansweredError: the server gave no answer, and may have released.
+      types.EngineError: it refused.
+    """
+    try:
+      await self.post("/pause_generation", {"mode": "abort"})
+      await self._ask(
+        "POST", f"/flush_cache?timeout={self._patience:g}", None, self._patience
+      )
+      await self._rename(run + _RELEASED)
+    except BaseException:
+      with contextlib.suppress(types.EngineError):
+        await self.post("/continue_generation", {})
+      raise
+    await self._memory("release", _WEIGHTS, *_REST)
+
+  async def _memory(self, change: str, *tags: str) -> None:
+    """Changes what the server holds, with a request that is never repeated."""
+    path, body = f"/{change}_memory_occupation", {"tags": tags}
+    await self._ask("POST", path, lambda: body, self._patience, repeat=False)
+
+  async def _rename(self, name: str) -> None:
+    body = {"new_version": name, "abort_all_requests": False}
+    await self.post("/update_weight_version", body)
+
+  async def load(self, weights: Weights, *, lent: bool = False) -> None:
     """Loads weights and checks that the server serves them.
+
+    With `lent`, it gets its memory back, that of its cache after the weights.
 
     Raises:
       UnansweredError: the server could not be reached, or was restarted.
@@ -136,6 +186,8 @@ class Server:
       # Running requests wait and continue with the new weights.
       mode = {"mode": "in_place"}
       await self.post("/pause_generation", mode)
+      if lent:
+        await self._memory("resume", _WEIGHTS)
       done = await self.post(
         "/update_weights_from_disk",
         {
@@ -146,6 +198,8 @@ class Server:
         },
         deadline=deadline,
       )
+      if lent:
+        await self._memory("resume", *_REST)
       # This succeeds only if no request is running. Otherwise prefixes of the
       # old weights remain until they are evicted, but are never matched again:
       # requests contain the weights' name (`extra_key`).
@@ -250,8 +304,13 @@ class Server:
     path: str,
     body: Callable[[], Json] | None,
     deadline: float | None,
+    *,
+    repeat: bool = True,
   ) -> httpx2.Response:
-    """Sends a request until the server accepts it, and returns its answer."""
+    """Sends a request until the server accepts it, and returns its answer.
+
+    Without `repeat`, only until a connection is there to send it.
+    """
     url = self.url + path
     try:
       async with asyncio.timeout(deadline):
@@ -266,6 +325,8 @@ class Server:
           except httpx2.TransportError as error:
             met = self._redact.quote(str(error), _LONGEST)
             met = f"{type(error).__name__}: {met}".rstrip(": ")
+            if not repeat and not isinstance(error, _UNSENT):
+              break
             continue
           if response.status_code == 200:
             return response
@@ -273,6 +334,8 @@ class Server:
           met = f"HTTP {response.status_code}: {said}"
           if response.status_code not in _BUSY:
             raise types.EngineError(f"{url}: {met}")
+          if not repeat:
+            break
     except TimeoutError:
       raise UnansweredError(
         f"{url}: no answer within {deadline:g} seconds."
@@ -282,7 +345,7 @@ class Server:
       met = self._redact.quote(str(error), _LONGEST)
       raise types.EngineError(f"{url}: {met}") from None
     raise UnansweredError(
-      f"{url}: tried {self._retries + 1} times, the last met {met}. Is an "
+      f"{url}: tried {attempt + 1} times, the last met {met}. Is an "
       "SGLang server running there (launch/serve_sglang.sh)?"
     )
 
@@ -378,8 +441,13 @@ def of_another_run(found: str, run: str) -> bool:
   mistake the weights of another run for its own. A restarted server names the
   weights of its own folder in another form.
   """
-  made = re.fullmatch(r"([0-9a-f]{8})\.\d+-\d+", found)
+  made = re.fullmatch(rf"([0-9a-f]{{8}})(\.\d+-\d+|{_RELEASED})", found)
   return made is not None and made[1] != run
+
+
+def released(found: str) -> bool:
+  """Returns whether a server whose weights are called so has no memory."""
+  return found.endswith(_RELEASED)
 
 
 def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
