@@ -49,7 +49,9 @@ def test_memory_is_away_until_a_turn_and_weights_precede_the_cache(lending):
   for version in (1, 2):
     first = len(server.asked)
     assert engine.free_cache() == 0
-    changed = jax.tree.map(lambda p: p + version, engines.policy().params)
+    changed = jax.tree.map(
+      lambda p, by=version: p + by, engines.policy().params
+    )
     engine.set_params(changed, version)
     engine.free_cache()  # Nothing is left to release.
     scores = engine.scores(engines.PROMPT)[server.url]
