@@ -28,7 +28,7 @@ from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
-# Blocks that attention visits without a loop; see `_attend`.
+# Blocks that are visited one by one without a loop; see `gather` and `_attend`.
 _NESTED = 4
 
 
@@ -100,12 +100,16 @@ class Gathered:
   ) -> Rows:
     """Copies the pages of some rows.
 
+    Conditions are nested here, because XLA may compile a loop that copies as
+    one slow kernel. After the first blocks, each condition copies a quarter
+    more, so that there are few of them for long rows.
+
     Args:
       rows: memory to copy to, of `empty` or of an earlier call.
       pages: of one layer.
       table: int `[B, M]`, the pages of each row in order, padded with 0.
-      starts: int `[B]`, number of tokens cached for each row. Blocks that no
-        row reaches are not copied: nothing reads them.
+      starts: int `[B]`, number of tokens cached for each row. Blocks far
+        beyond all rows are not copied: nothing reads them.
     """
 
     def here(rows, pages, table, starts):
@@ -113,25 +117,28 @@ class Gathered:
       each, blocks = self._blocks(size, columns)
       span, steps = each * size, rows.new.shape[1]
       table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
+      table = table.reshape(b, blocks, 1, each).transpose(1, 2, 0, 3)
+      # Gathering whole contiguous pages is faster than x[:, numbers].
+      table += count * jnp.arange(heads)[:, None, None]
+      used = -(-(jnp.max(starts) + steps) // span)
 
-      def copy(i, rows):
-        numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
-        # Gathering whole contiguous pages is faster than x[:, numbers].
-        numbers += count * jnp.arange(heads)[:, None, None]
+      def following(first: int, kv):
+        """Copies blocks `first` to `used`; block `first` is one of them."""
+        end = min(first + max(1, first // _NESTED), blocks)
         part = jax.tree.map(
-          lambda x: x.reshape(heads * count, -1)[numbers].reshape(
-            heads, b, span, *x.shape[3:]
+          lambda x: x.reshape(heads * count, -1)[table[first:end]].reshape(
+            end - first, heads, b, span, *x.shape[3:]
           ),
           pages,
         )
         k, v = pages_lib.values(part, self.dtype)
-        return (
-          jax.lax.dynamic_update_index_in_dim(rows[0], k.swapaxes(2, 3), i, 0),
-          jax.lax.dynamic_update_index_in_dim(rows[1], v, i, 0),
-        )
+        kv = kv[0].at[first:end].set(k.mT), kv[1].at[first:end].set(v)
+        if end == blocks:
+          return kv
+        rest = functools.partial(following, end)
+        return jax.lax.cond(end < used, rest, lambda kv: kv, kv)
 
-      used = jnp.minimum(-(-(jnp.max(starts) + steps) // span), blocks)
-      k, v = jax.lax.fori_loop(0, used, copy, (rows.k, rows.v))
+      k, v = following(0, (rows.k, rows.v))
       return Rows(k, v, rows.new, starts)
 
     return self._local(
