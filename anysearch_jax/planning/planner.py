@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ def make(
       _memory_sentence(target.hardware),
       *targets.sentences(target),
       *whole_step.sentences(config, expected),
+      *_servers_sentence(config, parts, target),
     ),
     step=step,
   )
@@ -152,6 +154,27 @@ def _memory_sentence(found: hardware.Hardware) -> str:
     "count. JAX by itself takes 0.75: run with "
     f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
   )
+
+
+def _servers_sentence(
+  config: config_lib.ExperimentConfig,
+  parts: list[compilation.Part],
+  target: targets.Target,
+) -> list[str]:
+  """Returns what SGLang servers on the training devices may take, if any."""
+  if not config.servers_share:
+    return []
+  decode = next(part for part in parts if part.name == "decode")
+  held, size = sum(decode.held.values()), decode.kinds["engine weights"]
+  share = max(0.0, (target.capacity - held) / target.hardware.memory)
+  return [
+    "SGLang servers have these devices while they sample (sglang.colocated), "
+    f"beside {plan_lib.gib(held)} GiB of the trainer: weights "
+    f"({plan_lib.gib(size)} GiB), KV cache and CUDA graphs may take "
+    f"{math.floor(100 * share) / 100} of a device, --memory somewhat less. "
+    "While it trains they hold nothing. Prefill and decode are planned as those "
+    "of the in-process engine, and its settings do not apply to them."
+  ]
 
 
 class Change(NamedTuple):

@@ -275,9 +275,9 @@ def sentences(
     f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
     "Its memory is counted by its arrays, not compiled.",
   ]
-  if config.pipeline.async_level or config.engine.kind != "jax":
+  if config.pipeline.async_level:
     return found
-  if config.engine.free_kv_while_training:
+  if config.engine.kind == "jax" and config.engine.free_kv_while_training:
     found.append(
       "A device that samples and trains has no KV cache while it trains, nor "
       "at the hand-over (engine.free_kv_while_training)."

@@ -256,6 +256,31 @@ def test_phases_hold_what_the_configuration_leaves_them(
   assert held("prefill") == held("decode") == samples
 
 
+def test_servers_beside_the_trainer_may_take_what_it_does_not_hold():
+  config = dataclasses.replace(
+    CONFIG,
+    engine=config_lib.EngineConfig(kind="sglang"),
+    sglang=config_lib.SglangConfig(colocated=True),
+  )
+  found = programs.programs(
+    config, A, devices=jax.devices(), micro_batches=1, segment=128
+  )
+  for program in found:
+    sampled = program.name in ("prefill", "decode")
+    assert ("engine weights" in program.freed) is not sampled
+  target = targets.parse("h100:1")
+  decode = part(
+    name="decode",
+    kinds={"engine weights": 7.0, "KV cache": 9.0},
+    held={"masters": 14.0, "moments": 10.0},
+  )
+  (said,) = planner._servers_sentence(config, [decode], target)
+  # 72.77 GiB for programs of 79.1 in all; 24 are the trainer's.
+  assert "beside 24.0 GiB of the trainer: weights (7.0 GiB)" in said
+  assert "may take 0.61 of a device" in said
+  assert planner._servers_sentence(CONFIG, [decode], target) == []
+
+
 def test_kinds_sum_to_the_arguments_of_the_compiler(toy):
   train = toy[0].parts[0]
   assert set(train.kinds) == {"masters", "moments", "reference", "batch"}
