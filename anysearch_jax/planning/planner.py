@@ -172,8 +172,8 @@ def _servers_sentence(
     f"beside {plan_lib.gib(held)} GiB of the trainer: weights "
     f"({plan_lib.gib(size)} GiB), KV cache and CUDA graphs may take "
     f"{math.floor(100 * share) / 100} of a device, --memory somewhat less. "
-    "While it trains they hold nothing. Prefill and decode are planned as those "
-    "of the in-process engine, and its settings do not apply to them."
+    "While it trains they hold a CUDA context. Prefill and decode are those of "
+    "the in-process engine, whose settings the servers do not have."
   ]
 
 
