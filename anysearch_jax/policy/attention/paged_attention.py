@@ -171,7 +171,7 @@ def choose(
   if stored not in (None, dtype) and not (reads or implementation == "xla"):
     raise ValueError(
       f"engine.kv_dtype: found float8, which the kernel {implementation} does "
-      f"not read on {platform}{capability or ''}; expected auto, or "
+      f"not read on {platform} {capability or 'devices'}; expected auto, or "
       "engine.attention=xla, which is slower."
     )
   return implementation
