@@ -62,6 +62,7 @@ def test_rows_of_8192_tokens_are_as_exact_as_xla(kernel, rows):
   ("kernel", "size", "new", "end"),
   [
     (*TRITON.values, 16, 1, 200),
+    (*TRITON.values, 16, 4, 200),
     (*TRITON.values, 128, 20, 300),
     (*TPU.values, 16, 20, 300),
     # A row of 300 new tokens has several tiles.

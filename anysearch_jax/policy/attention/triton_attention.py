@@ -61,7 +61,9 @@ def attend(
   q = jnp.pad(q, ((0, 0), (0, 0), (0, pad), (0, 0)))
   last = jnp.pad(jnp.repeat(positions, group, axis=1), ((0, 0), (0, pad)))
   tiles = (rows + pad) // tile
-  splits = _PROGRAMS // (b * heads) if t == 1 else 1
+  # Decode has a token for each row, or some more that it guessed.
+  decode = t == 1 or rows <= 32
+  splits = _PROGRAMS // (b * heads * tiles) if decode else 1
   splits = max(1, min(_MAX_SPLITS, splits))
   pools = [x for x in pages if x is not None]
   whole = pl.BlockSpec(

@@ -44,13 +44,14 @@ def propose(window: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
   if size == 0 or width == 1:
     return jnp.zeros((rows, size), jnp.int32), jnp.zeros(rows, bool)
   # How many tokens that end at each place, but the last, equal the last ones.
-  same, length = jnp.ones((rows, width - 1), bool), 0
+  same = jnp.ones((rows, width - 1), bool)
+  length = jnp.zeros((rows, width - 1), jnp.int32)
   for i in range(min(LONGEST, width - 1)):
     earlier = jnp.pad(
       window[:, : width - 1 - i], ((0, 0), (i, 0)), constant_values=EMPTY
     )
     same &= earlier == window[:, width - 1 - i, None]
-    length += same.astype(jnp.int32)
+    length += same
   best = jnp.max(length * width + jnp.arange(width - 1), axis=1)
   place = best % width
   period = width - 1 - place
