@@ -8,7 +8,7 @@ r"""Compares decode calls of the in-process engine with the memory bandwidth.
 
 A decode step reads every weight once for all rows, and the keys and values of
 every row. The lower bound of its time is these bytes divided by the bandwidth
-of one large copy, measured in the same process.
+of one large sum, measured in the same process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(
     "tokens/s": decoder.rows / step,
     "weights, GB a step": read / 1e9,
     "keys and values, GB a step": cache / 1e9,
-    "bandwidth of a copy, GB/s": speed / 1e9,
+    "bandwidth of reads, GB/s": speed / 1e9,
     "limit by bytes, ms": 1e3 * limit,
     "share of the limit": limit / step,
     "GFLOP a step": 2e-9 * decoder.rows * (read // decoder.dtype.itemsize),

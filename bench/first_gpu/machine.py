@@ -97,13 +97,13 @@ def peaks(notes: running.Notes) -> None:
   ):
     notes.case(name, functools.partial(_product, m, k, n, dtype))
   for size in (22, 24) if notes.rehearse else (28, 32):
-    copied = functools.partial(_copy, 2**size)
-    notes.case(f"copy of 2^{size} bytes", copied)
+    read = functools.partial(_read, 2**size)
+    notes.case(f"sum of 2^{size} bytes", read)
   size = 2**22 if notes.rehearse else 2**30
   notes.case("from the host", functools.partial(_transfer, size))
 
 
-def _copy(size: int) -> Mapping[str, Any]:
+def _read(size: int) -> Mapping[str, Any]:
   return {"GB/s": harness.bandwidth(size) / 1e9}
 
 
@@ -143,7 +143,7 @@ def _transfer(size: int) -> Mapping[str, Any]:
 
 
 def search(notes: running.Notes) -> None:
-  """Compares searches of random vectors with the bandwidth of a copy."""
+  """Compares searches of random vectors with the bandwidth of reads."""
   all_vectors = 4000 if notes.rehearse else WIKI_18
   for share in (1, 4):
     count = all_vectors // share
@@ -181,7 +181,7 @@ def _search(count: int, *, rehearse: bool) -> dict[str, object]:
     "device": jax.devices()[0].device_kind,
     "vectors": count,
     "dim": _DIM,
-    "bandwidth of a copy, GB/s": speed / 1e9,
+    "bandwidth of reads, GB/s": speed / 1e9,
     "limit by bytes, ms": 1e3 * floor,
   }
   for queries in (1, 8) if rehearse else (1, 8, 32, 128):
