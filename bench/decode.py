@@ -17,7 +17,7 @@ import contextlib
 import functools
 import pathlib
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -50,7 +50,7 @@ def measure(
   context: int,
   calls: int,
   profile: str | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
   """Times decode calls that start at `context` tokens, and their lower bound.
 
   Args:

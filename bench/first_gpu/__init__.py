@@ -2,8 +2,9 @@
 
 * `running`: the stages in order of worth; each runs in a process of its own and
   notes what it finds.
-* `machine`: the installation, peaks of products and copies, errors of
-  attention, exact search.
+* `floors`: what a figure is compared with.
+* `machine`: the installation, peaks of products and copies, attention, exact
+  search, SGLang.
 * `engine`: policies of real shapes, decode, prefill, and both sides'
   log-probabilities.
 * `rollouts`: train steps, and whole rollouts with them.

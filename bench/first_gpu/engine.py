@@ -17,7 +17,6 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder as decoder_lib
-from anysearch_jax.policy import lora as lora_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import sharding, table
 from anysearch_jax.policy import tokenizer as tokenizer_lib
@@ -25,7 +24,7 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import logprobs, placement
 from bench import decode as decode_lib
 from bench import harness, policies
-from bench.first_gpu import running
+from bench.first_gpu import floors, running
 from launch import shipped
 
 _TINY = {
@@ -52,7 +51,11 @@ _PREFILL_ROWS, _LANES, _CHUNK = 16, 32, 64
 
 
 def decode(
-  notes: running.Notes, *, policy: str, rank: int = 0, profile: bool = False
+  notes: running.Notes,
+  *,
+  policy: str,
+  kv_dtype: str = "auto",
+  profile: bool = False,
 ) -> None:
   """Times decode calls at several rows and contexts.
 
@@ -62,11 +65,10 @@ def decode(
   Args:
     notes: gets the figures.
     policy: of configs/shapes.
-    rank: of the policy's adapters, which the engine merges; 0: none.
+    kv_dtype: as `engine.kv_dtype`.
     profile: whether to trace the smallest size alone.
   """
   a = architecture(policy, rehearse=notes.rehearse)
-  a = lora_lib.attach(a, config_lib.LoraConfig(rank=rank))
   params = _random(notes, a)
   contexts = (32, 64) if notes.rehearse else (2048, 8192)
   steps, count = (4, 2) if notes.rehearse else (_STEPS, _CALLS)
@@ -88,6 +90,7 @@ def decode(
       page=_PAGE,
       lanes=(rows,),
       decode_steps=steps,
+      kv_dtype=kv_dtype,
     )
     return policies.Decoder(a, engine, dtype=_DTYPE, params=params)
 
@@ -95,8 +98,17 @@ def decode(
 
   def measure(rows: int, context: int) -> Mapping[str, Any]:
     need(size(rows, context))
-    return decode_lib.measure(
+    found: dict[str, Any] = decode_lib.measure(
       decoder(rows), context=context, calls=count, profile=trace
+    )
+    seconds = 1e-3 * found["step, ms"]
+    read = found["weights, GB a step"] + found["keys and values, GB a step"]
+    return found | floors.beside(
+      notes,
+      seconds,
+      flops=1e9 * found["GFLOP a step"],
+      read=1e9 * read,
+      paper=floors.EPISODES.generated * seconds / rows,
     )
 
   every_rows = (2, 4) if notes.rehearse else (32, 128, 256)
@@ -161,6 +173,7 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
     prefill_chunk=chunk,
   )
   need(_engine_bytes(a, params, rows * engine.max_context))
+  held = sum(x.nbytes for x in jax.tree.leaves(params))
   mesh = sharding.mesh()
   model = kv_store.make_model(engine, a, mesh, dtype=_DTYPE)
   pages = kv_store.allocator(
@@ -184,10 +197,14 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
       "calls": len(calls),
       "padding": 1 - tokens / (len(calls) * lanes * chunk),
       "first, s": first,
-      "ms": 1e3 * seconds,
       "tokens/s": tokens / seconds,
-      "TFLOP/s by 2 N": 2 * parameters(a) * tokens / seconds / 1e12,
-    }
+    } | floors.beside(
+      notes,
+      seconds,
+      flops=2 * parameters(a) * tokens,
+      read=len(calls) * held,
+      paper=floors.PREFILLED * seconds / tokens,
+    )
 
   for context in contexts:
     name = f"passages after {context} tokens"
@@ -219,7 +236,7 @@ def _chunks(
   return calls
 
 
-def gaps(notes: running.Notes, *, policy: str) -> None:
+def gaps(notes: running.Notes, *, policy: str, kv_dtype: str = "auto") -> None:
   """Compares sampled log-probabilities with the trainer's, in bfloat16.
 
   Both are also compared with the trainer's computation in float32.
@@ -230,7 +247,10 @@ def gaps(notes: running.Notes, *, policy: str) -> None:
   masters = policies.weights_of(a)
   # Larger logits than at random: a trained policy is seldom undecided.
   masters["embed"] = 4 * masters["embed"]
-  tokens, sampled = _sampled(a, masters, rows, prompt, steps)
+  (tokens, sampled), again = (
+    _sampled(a, masters, rows, prompt, steps, kv_dtype) for _ in range(2)
+  )
+  notes.add({"same bits twice": np.array_equal(sampled, again[1])})
   targets = tokens[:, 1:]
   run = functools.partial(_trained, a, masters, tokens[:, :-1], targets)
   ours = run(_DTYPE)[:, prompt - 1 :]
@@ -260,6 +280,7 @@ def _sampled(
   rows: int,
   prompt: int,
   steps: int,
+  kv_dtype: str,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Samples after random prompts; returns all tokens, and log-probabilities."""
   engine = config_lib.EngineConfig(
@@ -270,6 +291,7 @@ def _sampled(
     prefill_lanes=rows,
     prefill_chunk=prompt,
     decode_steps=steps,
+    kv_dtype=kv_dtype,
   )
   half = jax.tree.map(lambda x: x.astype(_DTYPE), masters)
   params = policies.prepared(half, a, _DTYPE)

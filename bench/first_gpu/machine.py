@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import json
 import os
+import pathlib
 import platform
 import shutil
 import statistics
@@ -21,9 +23,9 @@ from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 from bench import harness
 from bench.first_gpu import engine, running
+from launch import shipped
 from retrieval.index import flat
 
-_KERNEL_CALLS = 10
 _NAMES = ("out", "dq", "dk", "dv")
 _DIM = 768
 WIKI_18 = 21_015_324  # Passages of the paper's corpus.
@@ -33,6 +35,8 @@ _PACKAGES = """
   tokenizers transformers absl-py
 """.split()
 _SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
+# As launch/serve_sglang.sh has it.
+_SGLANG = ".venv-sglang/bin/python"
 _CALLS = 20
 _WARM = 3
 
@@ -110,15 +114,7 @@ def _read(size: int) -> Mapping[str, Any]:
 def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
   a = jax.random.normal(jax.random.key(0), (m, k), dtype)
   b = jax.random.normal(jax.random.key(1), (k, n), dtype)
-  product = jax.jit(jnp.matmul)
-  for _ in range(_WARM):
-    jax.block_until_ready(product(a, b))
-
-  def calls() -> None:
-    """Makes many calls that wait for each other only."""
-    jax.block_until_ready([product(a, b) for _ in range(_CALLS)])
-
-  seconds = min(harness.seconds(calls) for _ in range(3)) / _CALLS
+  seconds = _seconds(jax.jit(jnp.matmul), a, b)
   moved = a.nbytes + b.nbytes + m * n * a.dtype.itemsize
   return {
     "shape": f"{m} x {k} x {n}",
@@ -126,6 +122,16 @@ def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
     "TFLOP/s": 2 * m * k * n / seconds / 1e12,
     "GB/s at least": moved / seconds / 1e9,
   }
+
+
+def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
+  """Returns the seconds of a call among many that are in flight."""
+
+  def calls() -> None:
+    jax.block_until_ready([run(*arguments) for _ in range(_CALLS)])
+
+  jax.block_until_ready(run(*arguments))
+  return min(harness.seconds(calls) for _ in range(_WARM)) / _CALLS
 
 
 def _transfer(size: int) -> Mapping[str, Any]:
@@ -140,6 +146,40 @@ def _transfer(size: int) -> Mapping[str, Any]:
     "to the device, GB/s": size / there / 1e9,
     "to the host, GB/s": size / back / 1e9,
   }
+
+
+def sglang(notes: running.Notes, *, policy: str) -> None:
+  """Runs SGLang's own measurement of a batch, on random weights of a policy."""
+  python = pathlib.Path(_SGLANG).absolute()
+  if not python.exists():
+    raise running.SkippedError(
+      f"found no {_SGLANG}; launch/requirements-sglang.txt says what it needs"
+    )
+  folder = notes.folder / "sglang"
+  folder.mkdir(exist_ok=True)
+  tokenizer = pathlib.Path(shipped.find("configs/graded_world_policy"))
+  for path in tokenizer.glob("*token*"):
+    shutil.copy(path, folder)
+  shape = shipped.find(f"configs/shapes/{policy}.json")
+  shutil.copy(shape, folder / "config.json")
+  results = folder / "results.jsonl"
+  results.unlink(missing_ok=True)
+  subprocess.run(
+    [
+      *(python, "-m", "sglang.bench_one_batch", "--model-path", folder),
+      *("--load-format", "dummy", "--input-len", "2048", "--output-len", "64"),
+      *("--batch-size", "32", "128", "256", "--result-filename", results),
+    ],
+    check=True,
+  )
+  for line in results.read_text().splitlines():
+    found = json.loads(line)
+    case = {
+      running.MS: 1e3 * found["median_decode_latency"],
+      "tokens/s": found["median_decode_throughput"],
+      "prefill, tokens/s": found["prefill_throughput"],
+    }
+    notes.add({f"{found['batch_size']} rows of {found['input_len']}": case})
 
 
 def search(notes: running.Notes) -> None:
@@ -213,34 +253,25 @@ class Heads(NamedTuple):
     return f"heads {self.query}:{self.kv} of {self.size}"
 
 
-# Qwen3 (4:1), Qwen2.5-7B (7:1), Qwen2.5-1.5B's ratio of 6, 8:1; both sizes.
-_HEADS = (
-  Heads(8, 2, 128),
-  Heads(7, 1, 128),
-  Heads(8, 1, 128),
-  Heads(8, 2, 64),
-  Heads(7, 1, 64),
-)
+# Of Qwen3-4B and Llama-3.1-8B, of Qwen2.5-7B, of Qwen2.5-0.5B.
+_HEADS = (Heads(32, 8, 128), Heads(28, 4, 128), Heads(14, 2, 64))
 
 
 def attention(notes: running.Notes) -> None:
   """Compares every implementation that runs here with XLA's in float32."""
-  length = 64 if notes.rehearse else 2048
-  heads = _HEADS[:1] if notes.rehearse else _HEADS
-  for each in heads:
-    for segments in (1, 4) if notes.rehearse else (1, 4, 16):
+  length, rows, context = (64, 4, 96) if notes.rehearse else (8192, 128, 2048)
+  lanes, chunk = (2, 8) if notes.rehearse else (32, 64)
+  for each in (Heads(4, 2, 64),) if notes.rehearse else _HEADS:
+    for name, count, tokens in (("decode", rows, 1), ("prefill", lanes, chunk)):
       notes.case(
-        f"training, {each}, {segments} segments",
+        f"{name}, {each}, {count} rows of {context}",
+        functools.partial(_paged, each, context, count, tokens),
+      )
+    for segments in (1, 4):
+      notes.case(
+        f"training, {each}, {segments} segments of {length // segments}",
         functools.partial(_training, each, length, segments),
       )
-  contexts = (100,) if notes.rehearse else (1000, 8000)
-  for each in heads:
-    for context in contexts:
-      for name, tokens in (("decode", 1), ("prefill", 64)):
-        notes.case(
-          f"{name}, {each}, context {context}",
-          functools.partial(_paged, each, context, tokens),
-        )
 
 
 def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
@@ -267,13 +298,18 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
     return jax.jit(functools.partial(pulled, jnp.asarray(ids[None])))
 
   exact = _exact(made("xla"), arguments)
+  # Two products forward and four backward, over the scores of causal segments.
+  products = 6 * 2 * heads.query * heads.size * length
+  flops = products * (length // segments + 1) / 2
   out: dict[str, Any] = {}
   for implementation in dict.fromkeys((best, "xla")):
     run = made(implementation)
     found = jax.block_until_ready(run(*arguments))
     for name, ours, truth in zip(_NAMES, found, exact, strict=True):
       out[f"{implementation} {name} error"] = _error(ours, truth)
-    out[f"{implementation} ms"] = _ms(run, *arguments)
+    seconds = _seconds(run, *arguments)
+    out[f"{implementation} ms"] = 1e3 * seconds
+    out[f"{implementation} TFLOP/s"] = flops / seconds / 1e12
   return out
 
 
@@ -309,9 +345,14 @@ def _exact(run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     return run(*wide)
 
 
-def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
-  """Returns errors of each row's last tokens over paged keys and values."""
-  size, rows = 64, 4
+def _paged(
+  heads: Heads, context: int, rows: int, tokens: int
+) -> Mapping[str, Any]:
+  """Returns errors and speeds of rows' last tokens over paged keys and values.
+
+  The last two rows are shorter, for the errors.
+  """
+  size = 64
   rng = np.random.default_rng(0)
 
   def normal(*shape: int) -> jax.Array:
@@ -326,9 +367,8 @@ def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
     normal(rows, tokens, n, heads.size)
     for n in (heads.query, heads.kv, heads.kv)
   )
-  lengths = np.asarray(
-    [context, context - 1, max(context // 2, tokens), tokens]
-  )
+  lengths = np.full(rows, context)
+  lengths[-2:] = max(context // 2, tokens), tokens
   positions = (lengths[:, None] - tokens + np.arange(tokens)).astype(np.int32)
   best = paged_attention.choose(
     "auto",
@@ -343,21 +383,29 @@ def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
     return jax.jit(paged_attention.Paged(implementation, block=512).__call__)
 
   exact, _ = _exact(made("xla"), arguments)
+  # Keys and values; two products of queries with each.
+  read = 4 * int(lengths.sum()) * heads.kv * heads.size
+  flops = 4 * int(lengths.sum()) * tokens * heads.query * heads.size
   out: dict[str, Any] = {}
   for implementation in dict.fromkeys((best, "xla")):
     run = made(implementation)
     out[f"{implementation} error"] = _error(run(*arguments)[0], exact)
-    out[f"{implementation} ms"] = _ms(run, *arguments)
+    # As in the engine, the next call writes to the same pages.
+    again = jax.jit(run, donate_argnums=3)
+    held = jax.tree.map(jnp.copy, pages)
+
+    def calls(again=again) -> None:
+      nonlocal held
+      for _ in range(_CALLS):
+        found, held = again(q, k, v, held, *arguments[4:])
+      jax.block_until_ready(found)
+
+    calls()
+    seconds = min(harness.seconds(calls) for _ in range(_WARM)) / _CALLS
+    out[f"{implementation} ms"] = 1e3 * seconds
+    out[f"{implementation} GB/s"] = read / seconds / 1e9
+    out[f"{implementation} TFLOP/s"] = flops / seconds / 1e12
   return out
-
-
-def _ms(run: Callable[..., Any], *arguments: Any) -> float:
-  """Returns the milliseconds of the fastest of some calls."""
-  call = functools.partial(run, *arguments)
-  return 1e3 * min(
-    harness.seconds(lambda: jax.block_until_ready(call()))
-    for _ in range(_KERNEL_CALLS)
-  )
 
 
 def _error(found: jax.Array, truth: jax.Array) -> float:

@@ -1,13 +1,9 @@
-"""Whole rollouts with their optimizer steps, and the bits they end with."""
+"""Whole rollouts with their optimizer steps."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import importlib.util
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,52 +13,24 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
+from anysearch_jax.planning import flops
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
-from anysearch_jax.world import world as world_lib
 from bench import harness, policies
-from bench.first_gpu import engine, running
-from configs import quickstart, qwen3_4b
+from bench.first_gpu import engine, floors, running
+from configs import one_gpu, qwen3_4b
 from launch import flags as launch_flags
-from launch import shipped
 
 _POLICY = "Qwen3-4B"
 _STEPS = 3
 _MICRO_BATCHES = 2
-_ROLLOUTS = 4
-# Of a rehearsal of the quickstart.
-_FEWER = (
-  *("questions=2", "group=2", "curriculum.steps_per_rollout=1"),
-  *("engine.lanes=(4,)", "batch.row_lengths=(576,)"),
-  "batch.micro_batch_tokens=576",
-)
-_WORD = re.compile(r"\w+")
-
-
-class WordOverlap:
-  """Finds the passages of the world that share most words with a query.
-
-  The retriever of the quickstart needs a package; this one needs none.
-  """
-
-  def __init__(self, world: world_lib.World):
-    self._world = world
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    wanted = set(_words(request.query))
-
-    def shared(passage: types.Passage) -> int:
-      """Counts shared words; those of the title three times."""
-      words = 3 * _words(passage.title) + _words(passage.text)
-      return sum(word in wanted for word in words)
-
-    passages = self._world.corpus(request.corpus)
-    return sorted(passages, key=shared, reverse=True)[: request.k]
+# Of an H200, on which a step of all weights fits.
+_LARGE = 120 * 2**30
+# What a step needs besides state and weights.
+_ACTIVATIONS = 6 * 2**30
 
 
 class Invented:
@@ -80,11 +48,6 @@ class Invented:
       )
       for i in range(request.k)
     ]
-
-
-@functools.cache
-def _words(text: str) -> list[str]:
-  return _WORD.findall(text.lower())
 
 
 class Loop:
@@ -139,7 +102,7 @@ class Loop:
     )
     packed = self._learner.pack(scored)
     values, trained = harness.timed(lambda: list(self._learner.steps(packed)))
-    bits, handed = harness.timed(self._publish)
+    handed = harness.seconds(self._publish)
     self._done += 1
     found, tokens = policies.trajectories(rollout), policies.generated(rollout)
     counters = self._engine.counters
@@ -155,58 +118,28 @@ class Loop:
       "searches": sum(t.searches for t in found),
       "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
       "loss": values[-1]["loss/total"],
-      "bits": bits,
+      "KL to the reference": values[-1].get("loss/kl", 0.0),
     }
 
-  def _publish(self) -> str:
-    """Hands over the weights; returns a hash of the trained ones."""
-    self._engine.set_params(self._learner.published(), self._done + 1)
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(self._learner.state.params):
-      digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def small(notes: running.Notes) -> None:
-  """Trains the quickstart's policy twice: do the bits repeat?"""
-  config, count = quickstart.get_config(), _ROLLOUTS
-  if notes.rehearse:
-    config, count = launch_flags.override(config, _FEWER), 1
-  first, second = (_small(config, count) for _ in range(2))
-  notes.add({f"rollout {i}": figures for i, figures in enumerate(first)})
-  bits = [[figures["bits"] for figures in run] for run in (first, second)]
-  last = second[-1]
-  notes.add(
-    {
-      "same bits twice": bits[0] == bits[1],
-      "second run, s a rollout": last["sampled, s"] + last["trained, s"],
-    }
-  )
-
-
-def _small(
-  config: config_lib.ExperimentConfig, rollouts: int
-) -> list[dict[str, Any]]:
-  world = world_lib.World(config.data.world_seed)
-  policy = hf.load(shipped.find(config.policy))
-  if importlib.util.find_spec("jinja2") is None:
-    # transformers renders templates by it, but does not require it.
-    policy.tokenizer.hf.chat_template = None
-  loop = Loop(
-    config,
-    policy,
-    questions=world.questions("train", rollouts * config.questions, 0),
-    retriever=WordOverlap(world),
-  )
-  return [loop.rollout() for _ in range(rollouts)]
+  def _publish(self) -> None:
+    """Hands the trained weights to the engine, and waits."""
+    published = jax.block_until_ready(self._learner.published())
+    self._engine.set_params(published, self._done + 1)
 
 
 def colocated(notes: running.Notes, *, policy: str) -> None:
-  """Samples, trains and hands over adapters of a large policy on one device."""
+  """Samples, trains and hands over a large policy on one device.
+
+  All weights are trained where they fit, otherwise adapters; both with the KL
+  term.
+  """
   a = engine.architecture(policy, rehearse=notes.rehearse)
-  config = _colocated(rehearse=notes.rehearse)
-  engine.need(2 * engine.parameters(a) + 30 * 2**30)
-  base = policies.weights_of(a, dtype=config.lora.base_dtype)
+  adapters = not engine.fits(_LARGE)
+  config = _colocated(adapters=adapters, rehearse=notes.rehearse)
+  engine.need(2 * engine.parameters(a) + 30 * 2**30 if adapters else _LARGE)
+  notes.add({"trained": "adapters" if adapters else "every weight"})
+  dtype = config.lora.base_dtype if adapters else "float32"
+  base = policies.weights_of(a, dtype=dtype)
   questions = [
     types.Question(
       id=str(i),
@@ -226,12 +159,16 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
   notes.add(throughput.memory(jax.local_devices()))
 
 
-def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
-  """Returns a rollout of 160 trajectories of at most 2,048 tokens."""
-  config = qwen3_4b.get_config("lora80")
+def _colocated(
+  *, adapters: bool, rehearse: bool
+) -> config_lib.ExperimentConfig:
+  """Returns a rollout of 160 trajectories of at most 4,096 tokens."""
+  config = one_gpu.get_config("qwen3_4b-full141")
+  if adapters:
+    config = qwen3_4b.get_config("lora80")
   context, generated, group = (1024, 24, 2) if rehearse else (4096, 512, 5)
   slots, lanes, questions = (4, 4, 1) if rehearse else (160, 128, 32)
-  tokens = context if rehearse else 4 * context
+  tokens = context if rehearse else (4 if adapters else 2) * context
   return launch_flags.override(
     config,
     [
@@ -244,7 +181,7 @@ def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
       f"engine.prefill_lanes={2 if rehearse else config.engine.prefill_lanes}",
       f"batch.row_lengths=({context},)",
       f"batch.micro_batch_tokens={tokens}",
-      f"batch.max_micro_batches={2 * questions}",
+      f"batch.max_micro_batches={questions * group}",
     ],
   )
 
@@ -266,14 +203,23 @@ def step(
     rows: rows of a micro-batch.
     profile: whether to trace them.
   """
+  a = engine.architecture(_POLICY, rehearse=notes.rehearse)
+  count = engine.parameters(a)
+  # Masters, two moments and gradients; or the frozen base.
+  size = (2 if lora else 16) * count + _ACTIVATIONS
+  engine.need(size)
   config = qwen3_4b.get_config("lora80" if lora else "")
+  # With adapters, the base is the reference too.
+  kl = config.objective.kl_coefficient
+  if not lora and not engine.fits(size + 2 * count):
+    kl = 0.0
+    notes.add({"reference": "left out with its KL, for lack of memory"})
   row = 128 if notes.rehearse else config.batch.row_lengths[-1]
   config = dataclasses.replace(
     launch_flags.override(
       config,
       [
-        # Without a KL term there is no reference beside the masters.
-        "objective.kl_coefficient=0",
+        f"objective.kl_coefficient={kl}",
         *(f"batch.row_lengths=({row},)", f"batch.remat={remat}"),
         f"batch.micro_batch_tokens={rows * row}",
         f"batch.max_micro_batches={_MICRO_BATCHES}",
@@ -282,19 +228,24 @@ def step(
     mesh=config_lib.MeshConfig(),
     pipeline=config_lib.PipelineConfig(),
   )
-  a = engine.architecture(_POLICY, rehearse=notes.rehearse)
-  count = engine.parameters(a)
-  # Masters, two moments and gradients; or the frozen base.
-  engine.need(2 * count if lora else 16 * count)
   ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   arguments = (ours.state, ours.reference, ours.batch)
-  compiled, took = harness.timed(lambda: ours.step.lower(*arguments).compile())
+  traced = ours.step.trace(*arguments)
+  compiled, took = harness.timed(lambda: traced.lower().compile())
   notes.add({"compile, s": took} | _planned(compiled))
   trace = str(notes.traces) if profile else None
   found = policies.measure_step(ours, _STEPS, profile=trace)
-  # Forward and activations' gradients cost 4 N, gradients of weights 2 T.
-  flops = (4 * count + 2 * found["trained"]) * found["tokens"]
-  found["TFLOP/s by 6 N"] = flops / found["step, s"] / 1e12
+  tokens, seconds = found["tokens"], found["step, s"]
+  found |= floors.beside(
+    notes,
+    seconds,
+    flops=1e12 * found["model TFLOP a step"],
+    read=1e9 * found["optimizer's least traffic, GB"],
+    # Two micro-batches hardly hide the optimizer; a whole step has 160.
+    paper=floors.EPISODES.tokens * seconds / tokens,
+    # Trajectories take an eighth to a half of a row.
+    planned_flops=flops.count(traced.jaxpr, segment=row // 4),
+  )
   notes.add(found | ({"trace": trace} if trace else {}))
 
 

@@ -37,11 +37,11 @@ DONE, FAILED, LATE, SKIPPED, UNTIMED = (
 # A stage with one of these is not run again.
 _FINAL = (DONE, SKIPPED)
 _POLL = 0.2
-# A stage with fewer seconds left would hardly compile.
-_LEAST = 20.0
 _TAIL = 15
 # A rehearsal compiles more than it computes.
 _QUICK = "--xla_backend_optimization_level=0"
+# The share of memory that plans assume.
+_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 class SkippedError(Exception):
@@ -69,11 +69,13 @@ class Notes:
     rehearse: whether sizes are tiny.
 
   Attributes:
+    folder: of the run.
     traces: folder for profiler traces of the stage.
   """
 
   def __init__(self, folder: pathlib.Path, stage: str, *, rehearse: bool):
     self.rehearse = rehearse
+    self.folder = folder
     self.traces = folder / "traces" / stage
     self.figures: dict[str, Any] = {}
     self._path = _notes(folder, stage)
@@ -128,9 +130,10 @@ class Stage:
   name: a word, also of its files.
   measures: what, as a phrase.
   function: `module.function` of this package.
-  seconds: limit.
+  seconds: that it should take at most.
   options: keyword arguments of the function.
   xla_flags: that its process adds to XLA_FLAGS.
+  extra: whether it only has the time that others leave.
   """
 
   name: str
@@ -139,6 +142,7 @@ class Stage:
   seconds: float
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   xla_flags: str = ""
+  extra: bool = False
 
   def measure(self, folder: pathlib.Path, *, rehearse: bool) -> Figures:
     """Measures in this process; notes what it finds and how it ends."""
@@ -183,7 +187,7 @@ def run(
     stages: in the order to run them.
     folder: of the results.
     rehearse: whether sizes are tiny.
-    minutes: for all stages together; a stage that begins gets what is left.
+    minutes: for all stages together, see `limit`.
     command: returns the command of a stage's process.
 
   Raises:
@@ -195,19 +199,21 @@ def run(
   end = time.monotonic() + 60 * minutes
   earlier = _read(folder, rehearse=rehearse)
   results = dict(earlier)
-  for stage in stages:
+  for i, stage in enumerate(stages):
     before = earlier.get(stage.name)
     if before is not None and before.status in _FINAL:
       print(f"{stage.name}: {before.status} before", flush=True)
       continue
     left = end - time.monotonic()
-    if left < min(_LEAST, stage.seconds):
-      result = Result(stage.name, stage.measures, UNTIMED, 0.0, "", {})
+    # Rehearsals find mistakes, on machines that may be slow.
+    seconds = limit(stages[i:], left) if not rehearse else max(left, 1.0)
+    if seconds is None:
+      reason = f"needs {stage.seconds:.0f} s of {max(left, 0):.0f}"
+      result = Result(stage.name, stage.measures, UNTIMED, 0.0, reason, {})
     else:
-      limit = min(stage.seconds, left)
-      print(f"{stage.name}: {stage.measures} ({limit:.0f} s)", flush=True)
+      print(f"{stage.name}: {stage.measures} ({seconds:.0f} s)", flush=True)
       flags = f"{stage.xla_flags} {_QUICK if rehearse else ''}"
-      result = _run_one(stage, folder, command(stage), limit, flags)
+      result = _run_one(stage, folder, command(stage), seconds, flags)
       print(f"  {_verdict(result)}", flush=True)
     results[stage.name] = result
     # In the order of worth, whatever ran first.
@@ -220,6 +226,19 @@ def run(
     )
     (folder / TABLE).write_text(table([*results.values()]))
   return [*results.values()]
+
+
+def limit(stages: Sequence[Stage], left: float) -> float | None:
+  """Returns the limit of the first stage in seconds; None if too few are left.
+
+  A stage has its own `seconds`. What is left beyond those of all main stages
+  may double them.
+  """
+  first = stages[0]
+  if left < first.seconds:
+    return None
+  kept = sum(stage.seconds for stage in stages if not stage.extra)
+  return first.seconds + min(first.seconds, max(0.0, left - kept))
 
 
 def _read(folder: pathlib.Path, *, rehearse: bool) -> dict[str, Result]:
@@ -249,7 +268,10 @@ def _run_one(
   flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
   started = time.monotonic()
   log = folder / "logs" / f"{stage.name}.log"
-  child = supervisor.Child(command, log, env={"XLA_FLAGS": flags})
+  memory = os.environ.get(_MEMORY, "0.92")
+  child = supervisor.Child(
+    command, log, env={"XLA_FLAGS": flags, _MEMORY: memory}
+  )
   try:
     while child.code is None and time.monotonic() < started + limit:
       time.sleep(_POLL)
@@ -285,26 +307,64 @@ def table(results: Sequence[Result]) -> str:
   lines += [*highlights({r.name: r.figures for r in results})]
   for result in results:
     lines += ["", f"{result.name}: {result.measures}", *_lines(result.figures)]
-  return "\n".join(lines) + "\n"
+  return "\n".join([*lines, "", f"next: {advice(results)}"]) + "\n"
+
+
+def _best(figures: Figures) -> tuple[str, Figures]:
+  """Returns the case with most tokens a second, or the stage's own figures."""
+  cases = {k: v for k, v in figures.items() if isinstance(v, Mapping)}
+  found = {k: v for k, v in {"": figures, **cases}.items() if SHARE in v}
+  if not found:
+    return "", {}
+  return max(found.items(), key=lambda item: item[1].get("tokens/s", 0.0))
 
 
 def highlights(figures: Mapping[str, Figures]) -> Iterator[str]:
-  """Yields train steps as shares of the measured peak, and the best decode."""
-  peak = figures.get("peaks", {}).get("training bfloat16", {}).get("TFLOP/s")
+  """Yields the best of a stage beside its floor, and the paper's step."""
+  paper = {}
   for name, found in figures.items():
-    if peak and (speed := found.get("TFLOP/s by 6 N")):
-      yield (
-        f"{name}: {speed:.0f} TFLOP/s by 6 N, {speed / peak:.0%} of the matrix "
-        "products measured here"
+    case, best = _best(found)
+    if not best:
+      continue
+    yield (
+      f"{name}: {best[MS]:,.4g} ms{f' ({case})' if case else ''}, "
+      f"{best[SHARE]:.0%} of the floor; a plan says {best[PLANNED]:,.4g} ms"
+    )
+    if PAPER in best:
+      paper[name] = best[PAPER]
+  if {"decode", "prefill", "step_full"} <= paper.keys():
+    parts = {name: paper[name] for name in ("decode", "prefill", "step_full")}
+    yield (
+      f"512 trajectories of the paper, every weight: {sum(parts.values()):.0f} "
+      f"s ({', '.join(f'{k} {v:.0f}' for k, v in parts.items())})"
+    )
+
+
+def advice(results: Sequence[Result]) -> str:
+  """Returns what to do next: the first of these that applies."""
+  for result in results:
+    if result.status in (FAILED, LATE):
+      return f"read logs/{result.name}.log: {result.reason}"
+  figures = {result.name: result.figures for result in results}
+  for case, found in figures.get("kernels", {}).items():
+    for name, error in found.items():
+      kind, _, of = name.partition(" ")
+      if of.endswith("error") and error > 2 * found[f"xla {of}"]:
+        return (
+          f"do not use {kind} ({case}): its {of} is {error:.2g}, XLA's "
+          f"{found[f'xla {of}']:.2g}; set engine.attention or batch.attention"
+        )
+  for name, least, what in _GOALS:
+    _, best = _best(figures.get(name, {}))
+    if best and best[SHARE] < least:
+      return (
+        f"{what}, because {name} reaches {best[SHARE]:.0%} of its floor; "
+        f"{least:.0%} is the goal"
       )
-    cases = [(k, v) for k, v in found.items() if isinstance(v, Mapping)]
-    shares = [(k, v) for k, v in cases if "share of the limit" in v]
-    if shares:
-      case, best = max(shares, key=lambda item: item[1]["tokens/s"])
-      yield (
-        f"{name}: at most {best['tokens/s']:,.0f} tokens/s ({case}), "
-        f"{best['share of the limit']:.0%} of the limit by bytes"
-      )
+  for result in results:
+    if result.status == UNTIMED:
+      return f"the same command again, for {result.name} and what follows"
+  return "train: docs/training.md, One GPU"
 
 
 def _verdict(result: Result) -> str:
@@ -327,59 +387,50 @@ def _lines(figures: Figures, indent: int = 2) -> Iterator[str]:
 _CUBLAS = "--xla_gpu_enable_triton_gemm=false"
 # Command buffers (CUDA graphs) save launches, which dominate small programs.
 _NO_GRAPHS = "--xla_gpu_enable_command_buffer="
-_DECODE, _STEP = "engine.decode", "rollouts.step"
+# Names of figures: milliseconds of the best case, their floor's share, what a
+# plan predicts, and the seconds of the paper's step.
+MS, SHARE, PLANNED = "ms", "share of the floor", "planned, ms"
+PAPER = "of the paper's step, s"
+# By stage: the least share of the floor, and what to do below it.
+_GOALS = (
+  ("decode", 0.5, "open traces/trace_decode in XProf"),
+  ("step_full", 0.4, "compare step_cublas, and open traces/trace_step"),
+  ("step", 0.4, "compare step_cublas, and open traces/trace_step"),
+  ("prefill", 0.3, "try other engine.prefill_lanes and prefill_chunk"),
+)
+_DECODE, _STEP, _GAPS = "engine.decode", "rollouts.step", "engine.gaps"
 _4B = {"policy": "Qwen3-4B"}
 _LORA = {"lora": True, "remat": "dots", "rows": 2}
 _FULL = {"lora": False, "remat": "full", "rows": 1}
+_FP8, _SMALL = {"kv_dtype": "float8"}, {"policy": "Qwen3-0.6B"}
 _7B, _TRACED = {"policy": "Qwen2.5-7B-Instruct"}, {"profile": True}
 
-# In the order of worth.
+
+def _extra(name: str, measures: str, *arguments: Any) -> Stage:
+  return dataclasses.replace(Stage(name, measures, *arguments), extra=True)
+
+
+# In the order of worth. The first five take 10 minutes at most, and all that
+# are not extra take 25.
 STAGES = (
-  Stage("doctor", "installation and devices", "machine.doctor", 90),
-  Stage("peaks", "matrix products and copies", "machine.peaks", 90),
-  Stage("kernels", "attention against float32", "machine.attention", 180),
-  Stage("small", "the quickstart's policy, twice", "rollouts.small", 180),
-  Stage("decode", "decode, Qwen3-4B", _DECODE, 300, _4B),
-  Stage("step", "train step, 4B, adapters, remat dots", _STEP, 240, _LORA),
-  Stage("prefill", "prefill of passages, 4B", "engine.prefill", 150, _4B),
-  Stage(
-    "gaps",
-    "sampled against trained log-probabilities, Qwen3-0.6B",
-    "engine.gaps",
-    200,
-    {"policy": "Qwen3-0.6B"},
-  ),
-  Stage(
-    "colocated",
-    "rollout, step and hand-over on one device, 4B with adapters",
-    "rollouts.colocated",
-    240,
-    _4B,
-  ),
-  Stage("vectors", "exact search of 21 M x 768", "machine.search", 120),
-  Stage("step_full", "train step, 4B, all weights", _STEP, 240, _FULL),
-  Stage(
-    "step_remat",
-    "train step, 4B, adapters, remat full",
-    _STEP,
-    200,
-    _LORA | {"remat": "full"},
-  ),
-  Stage("trace_decode", "profile of a decode", _DECODE, 120, _4B | _TRACED),
-  Stage("trace_step", "profile of a step", _STEP, 180, _LORA | _TRACED),
-  Stage("decode_cublas", "decode by cuBLAS", _DECODE, 300, _4B, _CUBLAS),
-  Stage("step_cublas", "train step by cuBLAS", _STEP, 200, _LORA, _CUBLAS),
-  Stage(
-    "decode_no_graphs",
-    "decode, Qwen3-4B, without command buffers",
-    _DECODE,
-    300,
-    _4B,
-    _NO_GRAPHS,
-  ),
-  Stage(
-    "decode_lora", "decode, 4B, adapters", _DECODE, 300, _4B | {"rank": 32}
-  ),
-  Stage("decode_7b", "decode, Qwen2.5-7B", _DECODE, 300, _7B),
+  Stage("doctor", "installation and devices", "machine.doctor", 45),
+  Stage("peaks", "matrix products and copies", "machine.peaks", 45),
+  Stage("decode", "decode, Qwen3-4B", _DECODE, 150, _4B),
+  Stage("step_full", "train step, 4B, all weights", _STEP, 150, _FULL),
+  Stage("colocated", "a whole loop, 4B", "rollouts.colocated", 200, _4B),
+  Stage("step", "train step, 4B, adapters, remat dots", _STEP, 120, _LORA),
+  Stage("trace_decode", "profile of a decode", _DECODE, 70, _4B | _TRACED),
+  Stage("trace_step", "profile of a step", _STEP, 90, _FULL | _TRACED),
+  Stage("prefill", "prefill of passages, 4B", "engine.prefill", 100, _4B),
+  Stage("gaps", "sampled against trained log-probs", _GAPS, 110, _SMALL),
+  Stage("sglang", "decode by SGLang, 4B", "machine.sglang", 150, _4B),
+  Stage("kernels", "attention at real sizes", "machine.attention", 140),
+  Stage("vectors", "exact search of 21 M x 768", "machine.search", 90),
+  _extra("decode_fp8", "decode, KV cache in float8", _DECODE, 150, _4B | _FP8),
+  _extra("gaps_fp8", "gaps of float8", _GAPS, 110, _SMALL | _FP8),
+  _extra("decode_cublas", "decode by cuBLAS", _DECODE, 150, _4B, _CUBLAS),
+  _extra("step_cublas", "full step by cuBLAS", _STEP, 150, _FULL, _CUBLAS),
+  _extra("decode_no_graphs", "no CUDA graphs", _DECODE, 150, _4B, _NO_GRAPHS),
+  _extra("decode_7b", "decode, Qwen2.5-7B", _DECODE, 150, _7B),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}

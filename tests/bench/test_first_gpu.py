@@ -66,7 +66,7 @@ def _rehearse(folder, *arguments):
   table = (folder / "out/first_gpu.txt").read_text()
   stages = {stage["name"]: stage for stage in found["stages"]}
   for name, stage in stages.items():
-    assert stage["status"] == "done", stage
+    assert stage["status"] == "skipped" if name == "sglang" else "done", stage
     assert stage["seconds"] > 0
     assert name in table
     assert not list(_values(stage["figures"], "failed")), name
@@ -86,10 +86,16 @@ def _values(figures, wanted):
 def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
   found = _rehearse(tmp_path)
   assert list(found) == [stage.name for stage in running.STAGES]
-  assert all(found.values())
+  assert all(figures for name, figures in found.items() if name != "sglang")
   assert found["doctor"]["backend"] == "cpu"
   assert found["peaks"]["square bfloat16"]["TFLOP/s"] > 0
-  assert found["small"]["same bits twice"] is True
+  assert found["gaps"]["same bits twice"] is True
+  for name in ("decode", "decode_fp8", "step_full", "step", "prefill"):
+    shares = [*_values(found[name], running.SHARE)]
+    planned = [*_values(found[name], running.PLANNED)]
+    # No CPU has a data sheet: the floor is of what `peaks` measured.
+    assert shares and planned and all(x > 0 for x in shares + planned)
+  assert found["colocated"]["rollout 0"]["handed over, s"] > 0
   errors = [
     value
     for case in found["kernels"].values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.training import batching, throughput
 from bench import policies
-from bench.first_gpu import engine, running
+from bench.first_gpu import engine, machine, running
 
 _WRITES = """
 import json, pathlib
@@ -109,9 +110,97 @@ def test_only_what_is_not_done_runs_again(runs):
 def test_no_stage_begins_after_the_minutes(runs):
   found = runs(_stage("good"), minutes=0.0)
   assert found["good"].status == "no time left"
+  assert found["good"].reason == "needs 30 s of 0"
   assert not runs.started
   # With time it runs.
   assert runs(_stage("good"))["good"].status == "done"
+
+
+@pytest.mark.parametrize(
+  ("minutes", "last"), [(10, "colocated"), (25, "vectors")]
+)
+def test_stages_at_their_limits_fit_the_minutes(minutes, last):
+  """Every stage takes its whole limit; those up to `last` must still run."""
+  names = [stage.name for stage in running.STAGES]
+  assert names[:5] == ["doctor", "peaks", "decode", "step_full", "colocated"]
+  left, ran = 60.0 * minutes, []
+  for i, stage in enumerate(running.STAGES):
+    seconds = running.limit(running.STAGES[i:], left)
+    if seconds is not None:
+      assert stage.seconds <= seconds <= min(left, 2 * stage.seconds)
+      left -= seconds
+      ran.append(stage.name)
+  assert ran[: names.index(last) + 1] == names[: names.index(last) + 1]
+
+
+def test_time_that_is_left_over_goes_to_stages_that_need_it():
+  main, extra = _stage("a", 10.0), dataclasses.replace(_stage("b"), extra=True)
+  assert running.limit([main, main, extra], 24.0) == 14.0
+  assert running.limit([main, main, extra], 500.0) == 20.0
+  assert running.limit([main, main, extra], 12.0) == 10.0
+  assert running.limit([main, main, extra], 9.0) is None
+
+
+def _result(name, status="done", **figures):
+  return running.Result(name, "", status, 1.0, "why", figures)
+
+
+def _timed(share, paper=1.0):
+  named = (running.MS, running.SHARE, running.PLANNED, running.PAPER)
+  return dict(zip(named, (2.0, share, 3.0, paper), strict=True))
+
+
+@pytest.mark.parametrize(
+  ("results", "sentence"),
+  [
+    ([_result("a"), _result("b", "failed")], "read logs/b.log: why"),
+    (
+      [_result("kernels", case={"triton error": 0.3, "xla error": 0.1})],
+      r"do not use triton \(case\): its error is 0.3, XLA's 0.1",
+    ),
+    ([_result("decode", x=_timed(0.3))], "open traces/trace_decode .* 30% of"),
+    (
+      [_result("decode", x=_timed(0.6)), _result("step_full", **_timed(0.25))],
+      "compare step_cublas, .* step_full reaches 25% of its floor; 40% is",
+    ),
+    ([_result("x", "no time left")], "the same command again, for x"),
+    ([_result("decode", x=_timed(0.6))], "train: docs/training.md"),
+  ],
+)
+def test_the_last_line_says_what_to_do_next(results, sentence):
+  assert re.match(f"next: {sentence}", running.table(results).splitlines()[-1])
+
+
+def test_the_papers_step_is_the_sum_of_its_best_parts():
+  best = {**_timed(0.5, 40.0), "tokens/s": 9.0}
+  found = {
+    "decode": {"slow": {**_timed(0.1, 90.0), "tokens/s": 4.0}, "fast": best},
+    "prefill": {"x": _timed(0.5, 5.0)},
+    "step_full": _timed(0.5, 100.0),
+  }
+  *lines, paper = running.highlights(found)
+  assert lines[0] == "decode: 2 ms (fast), 50% of the floor; a plan says 3 ms"
+  assert "145 s (decode 40, prefill 5, step_full 100)" in paper
+
+
+def test_sglang_is_measured_where_it_is_installed(tmp_path, monkeypatch):
+  (tmp_path / "stages").mkdir()
+  monkeypatch.chdir(tmp_path)
+  notes = running.Notes(tmp_path, "sglang", rehearse=False)
+  with pytest.raises(running.SkippedError, match="found no .venv-sglang"):
+    machine.sglang(notes, policy="Qwen3-4B")
+  python = tmp_path / ".venv-sglang/bin/python"
+  python.parent.mkdir(parents=True)
+  values = {"batch_size": 32, "input_len": 2048, "prefill_throughput": 7.0}
+  values |= {"median_decode_latency": 0.004, "median_decode_throughput": 8e3}
+  # Of https://github.com/sgl-project/sglang, python/sglang/bench_one_batch.py.
+  python.write_text(
+    f"#!/bin/sh\ntest -e $4/tokenizer.json && test -e $4/config.json && "
+    f"echo '{json.dumps(values)}' > $(echo $* | sed 's/.*--result-filename //')"
+  )
+  python.chmod(0o755)
+  machine.sglang(notes, policy="Qwen3-4B")
+  assert notes.figures["32 rows of 2048"]["tokens/s"] == 8e3
 
 
 def test_the_table_has_every_figure():
