@@ -111,7 +111,7 @@ def decode(
       paper=floors.EPISODES.generated * seconds / rows,
     )
 
-  every_rows = (2, 4) if notes.rehearse else (32, 128, 256)
+  every_rows = (2,) if notes.rehearse else (32, 128, 256)
   if profile:
     notes.case("traced", lambda: measure(every_rows[0], contexts[0]))
     notes.add({"trace": trace})
