@@ -62,6 +62,21 @@ def test_decode_reads_the_weights_for_every_token_of_a_row(kv_dtype):
   assert found.traffic == {"all-gather": (3, 2e9)}
 
 
+def test_guesses_cost_products_and_save_reads():
+  (_, plain), (_, found) = (
+    _sampled(
+      dataclasses.replace(
+        CONFIG, engine=dataclasses.replace(ENGINE, lookahead=k)
+      )
+    )
+    for k in (0, 2)
+  )
+  each = 1 + whole_step.ACCEPTED + whole_step.ACCEPTED**2
+  assert found.times == pytest.approx(plain.times / each)
+  assert found.flops == pytest.approx(plain.flops * 3)
+  assert found.read == plain.read
+
+
 def test_prefill_pads_passages_to_chunks_and_has_no_head():
   found, _ = _sampled()
   # Five rows share a prompt of 230 tokens.
