@@ -20,7 +20,10 @@ _END = re.compile(r"^\}(, execution_thread=.*)?$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)?)")
+# An element of a tuple as an operand, which newer compilers write in place of
+# a get-tuple-element.
+_ELEMENT = re.compile(r"%(([\w.\-]+)#(\d+))")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 # Ratio of the bytes that a device sends to the bytes of its operand, for n
 # devices in a group.
@@ -243,7 +246,13 @@ def _parse(text: str, trips: int) -> _Module:
     elif _END.match(line):
       current = None
     elif found := _INSTRUCTION.match(line):
-      current[found[2]] = _one_instruction(found[3], root=bool(found[1]))
+      new = _one_instruction(found[3], root=bool(found[1]))
+      for name, whole, index in _ELEMENT.findall(new.inside):
+        kind = _elements(current[whole].type)[int(index)]
+        current[name] = _Instruction(
+          kind, "get-tuple-element", f"%{whole}", f"index={index}", False
+        )
+      current[found[2]] = new
   if entry is None:
     raise ValueError("The compiler's text holds no ENTRY computation.")
   partitions = _PARTITIONS.search(text)
@@ -265,6 +274,18 @@ def _one_instruction(text: str, *, root: bool) -> _Instruction:
     attributes=text[end + 1 :],
     root=root,
   )
+
+
+def _elements(kind: str) -> list[str]:
+  """Returns the types of a tuple's elements."""
+  found, depth = [""], 0
+  for c in kind.strip()[1:-1]:
+    depth += (c in "([{") - (c in ")]}")
+    if c == "," and depth == 0:
+      found.append("")
+    else:
+      found[-1] += c
+  return found
 
 
 def _closing(text: str, start: int) -> int:

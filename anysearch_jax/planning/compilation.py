@@ -120,7 +120,11 @@ def compiled(
     major, minor = target.hardware.capability
     lowering = cudnn.lowering(major + minor / 10)
   text, analysis, needed = "", None, None
-  with lowering, tempfile.TemporaryDirectory() as folder:
+  with (
+    lowering,
+    jax.sharding.use_abstract_mesh(_mesh(program)),
+    tempfile.TemporaryDirectory() as folder,
+  ):
     traced = program.fn.trace(*program.args, **program.kwargs)
     with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))
@@ -139,6 +143,18 @@ def compiled(
         dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
         text = max((path.read_text() for path in dumps), key=len)
   return traced.jaxpr, text, analysis, needed, errors.text
+
+
+def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:
+  """Returns the mesh of a program, which names its devices to kernels.
+
+  Pallas asks it, or else a device of this machine, for what it lowers to.
+  """
+  return next(
+    x.sharding.mesh.abstract_mesh
+    for x in jax.tree.leaves(program.args)
+    if isinstance(x.sharding, jax.NamedSharding)
+  )
 
 
 def _options(platform: str, folder: str) -> dict[str, Any]:

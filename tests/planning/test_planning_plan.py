@@ -285,8 +285,11 @@ def test_kinds_sum_to_the_arguments_of_the_compiler(toy):
   train = toy[0].parts[0]
   assert set(train.kinds) == {"masters", "moments", "reference", "batch"}
   assert set(train.held) == {"engine weights"}
-  # The counter of steps belongs to no kind.
-  assert train.arguments == pytest.approx(sum(train.kinds.values()), rel=1e-3)
+  # The counter of steps belongs to no kind. This step's ratio does not read the
+  # old log-probabilities, an argument that newer versions of JAX leave out.
+  counter, unused = 4, 4 * 512 * 4 // 2
+  rest = train.arguments - sum(train.kinds.values())
+  assert rest in (counter, counter - unused)
   # Every matrix is sharded in four; norms are replicated.
   assert train.kinds["masters"] == pytest.approx(
     toy[0].parameters * 4 / 4, rel=0.02
