@@ -24,7 +24,7 @@ install = $(PIP) --require-hashes --requirement requirements.lock \
 	$(PIP) --no-deps --no-build-isolation --editable .
 endif
 
-.PHONY: setup quickstart quickstart-full serve test test-all test-research bench lint types docs lock clean
+.PHONY: setup quickstart quickstart-full serve test test-all test-versions test-research bench lint types docs lock clean
 
 setup: $(READY)
 	@echo 'set up; now: . $(BIN)/activate'
@@ -52,10 +52,29 @@ test-research: $(READY)-test
 	$(PYTEST) research/tests
 
 # Every property test with all its cases, every family, mesh, fault and kill.
-test-all: types
+test-all: types test-versions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
+
+# What is compiled for absent devices, with each JAX and its compilers, in
+# .venv-jax-*; no test may be skipped. Each JAX has the Python that is named here:
+# `make test-versions PYTHON-0.11.2=/path/to/python`.
+PYTHON-0.10.2 ?= python3.11
+PYTHON-0.11.2 ?= python3.12
+PYTHON-0.12.0.1 ?= python3.13
+COMPILED := tests/planning $(addprefix tests/,training/test_ahead.py \
+	training/test_phases.py rollout/test_engine_compiled.py \
+	policy/test_attention_kernels.py policy/test_pallas_kernels.py)
+
+test-versions: jax-0.10.2 jax-0.11.2 jax-0.12.0.1
+
+jax-%: $(VENV)/bin/python
+	@$(PYTHON-$*) -c '' || { echo 'Found no $(PYTHON-$*), on which JAX $* is tested; name it: make test-versions PYTHON-$*=/path/to/python'; exit 1; }
+	$(PIP) uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON-$*) .venv-jax-$*
+	$(BIN)/uv pip install --quiet --python .venv-jax-$* jax==$* --editable '.[plan,test]'
+	ANYSEARCH_MAY_SKIP='^$$' $(subst $(VENV),.venv-jax-$*,$(PYTEST)) -m 'not slow' $(COMPILED)
 
 bench: $(READY)-test
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.rollout --threads=1
