@@ -321,7 +321,7 @@ def _compared(
   effects = [effect for part in shown for effect in inference.effects(part)]
   seeds, alone = _by_seed(pairs, names, first, pools)
   p_flipped = None
-  if np.bincount(parts[0].group).max() == 1:  # A training of each.
+  if np.max(np.bincount(parts[0].group)) == 1:  # A training of each.
     scores = [
       significance.null_scores(
         *(

@@ -29,7 +29,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def null_scores(
-  ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray]
+  ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
 ) -> np.ndarray:
   """Linearises differences of ratios under the hypothesis that they are equal.
 
