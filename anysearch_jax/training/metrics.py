@@ -117,10 +117,9 @@ def over_steps(
   step updates.
   """
   out = {
-    name: float(
-      (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
-    )
+    name: float(np.max(seen) if name.endswith("_max") else np.mean(seen))
     for name in steps[0]
+    for seen in [[v[name] for v in steps]]
   }
   if on_policy:
     # Before the first step, only numerics separate engine and trainer.
