@@ -75,6 +75,7 @@ def make(
     devices=devices(mesh, target),
     micro_batches=sum(filled),
     segment=expected.segment(config.batch.row_lengths[-1]),
+    scored=expected.generated / expected.tokens,
   )
   parts = []
   for program in found:

@@ -20,6 +20,7 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
   batching,
+  logprobs,
   optimizers,
   placement,
   ppo,
@@ -49,8 +50,9 @@ class Program(NamedTuple):
       program has them freed or offloaded.
     reads: abstract arrays that each trip reads from memory at least; None means
       all arguments.
-    blocks: iterations of attention's loop over blocks of cached keys, which is
-      inside the other loop if a call has both; 0 without such a loop.
+    blocks: iterations of the loop that is inside the other one, or alone:
+      attention's over blocks of cached keys, or that over chunks of scored
+      positions in a micro-batch; 0 without such a loop.
     segment: tokens of the segments that its rows are packed with; None if rows
       are not packed.
     freed: kinds of other programs that are in no memory while it runs.
@@ -73,7 +75,7 @@ class Program(NamedTuple):
   @property
   def loops(self) -> dict[str, int]:
     """Iterations of loops of unknown bounds, as arguments of `flops.count`."""
-    if self.blocks and self.trips == 1:
+    if self.blocks and self.trips == 1 and self.segment is None:
       return {"trips": self.blocks}
     return {"trips": self.trips, "inner": max(self.blocks, 1)}
 
@@ -85,6 +87,7 @@ def programs(
   devices: Sequence[jax.Device],
   micro_batches: int,
   segment: int,
+  scored: float = 1.0,
 ) -> list[Program]:
   """Returns the train step, the passes before it, prefill and decode.
 
@@ -95,6 +98,7 @@ def programs(
       of `config.mesh.rollout`, by default the training devices.
     micro_batches: number of micro-batches that one optimizer step fills.
     segment: tokens of the episodes that training rows are packed with.
+    scored: share of the positions whose log-probabilities are computed.
 
   Raises:
     ValueError: the mesh does not suit the devices or the policy.
@@ -113,7 +117,9 @@ def programs(
       freed = frozenset(["KV cache", "engine weights"])
     elif config.engine.free_kv_while_training:
       freed = frozenset(["KV cache"])
-  trained = _training(config, placed, base_dtype, micro_batches, segment)
+  trained = _training(
+    config, placed, base_dtype, micro_batches, segment, scored
+  )
   sampled = sampling(config.engine, config.sampling, placed, base_dtype)
   return [
     *(program._replace(freed=freed) for program in trained),
@@ -127,6 +133,7 @@ def _training(
   base_dtype: Any,
   micro_batches: int,
   segment: int,
+  share: float,
 ) -> Iterator[Program]:
   """Yields the train step and the passes before it."""
   a, objective = placed.a, config.objective
@@ -150,6 +157,10 @@ def _training(
   # Each row length has its own loop; micro-batches are assumed to be divided
   # evenly among them.
   trips = math.ceil(micro_batches / len(batch))
+  _, rows, length = batch[-1].tokens.shape
+  rows //= placed.row_multiple
+  chunk = logprobs.chunk(rows, length, config.batch.logprob_chunk)
+  chunks = math.ceil(share * rows * length / chunk)
 
   def program(name, fn, state, read, reference, batch, **kinds) -> Program:
     return Program(
@@ -161,6 +172,7 @@ def _training(
       trips=trips,
       kinds=kinds | {"reference": reference, BATCH: batch},
       reads=(read, reference),
+      blocks=chunks,
       segment=segment,
     )
 

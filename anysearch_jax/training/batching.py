@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -73,9 +73,10 @@ class Rows(NamedTuple, Generic[ArrayT]):
   returns: ArrayT | None = None
 
   @property
-  def inputs(self) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT]:
-    """What log-probabilities are computed from."""
-    return self.tokens, self.targets, self.positions, self.segment_ids
+  def inputs(self) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT, Any]:
+    """What log-probabilities are computed from, and where: at the weights."""
+    scored = self.weight != 0
+    return self.tokens, self.targets, self.positions, self.segment_ids, scored
 
   @property
   def states(self) -> tuple[ArrayT, ArrayT, ArrayT]:

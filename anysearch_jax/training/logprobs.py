@@ -2,8 +2,10 @@
 
 Logits are computed for a chunk of positions at a time, in the forward pass and
 again in the backward pass: a vocabulary is much wider than the hidden states,
-so the logits of all positions would dominate the memory. On a mesh every device
-has a part of the vocabulary and of the rows, as in Megatron-LM
+so the logits of all positions would dominate the memory. Positions that no loss
+needs, such as those of passages, have none: each device compacts the others of
+its rows and loops over as many chunks as they fill. On a mesh every device has
+a part of the vocabulary and of the rows, as in Megatron-LM
 (https://arxiv.org/abs/1909.08053, section 3). The head is gathered over fsdp
 once a pass, the normalizer is combined from the parts, and the head's gradient
 is summed in float32 and scattered back once.
@@ -21,6 +23,9 @@ import jax.numpy as jnp
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
 
+# The least number of chunks that all positions of a device fill.
+_CHUNKS = 8
+
 
 def token_logprobs(
   params: decoder.Params,
@@ -29,6 +34,7 @@ def token_logprobs(
   targets: jax.Array,
   positions: jax.Array,
   segment_ids: jax.Array,
+  scored: jax.Array | None = None,
   *,
   temperature: float = 1.0,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
@@ -41,30 +47,42 @@ def token_logprobs(
   Args:
     params, a, tokens, positions, segment_ids: as for `decoder.forward`.
     targets: int `[B, T]`, the token after each of `tokens`.
+    scored: bool `[B, T]`, the positions to compute; None means all of them.
     temperature: > 0.
-    compute: numerics and layout; `logprob_chunk` is lowered to a divisor of T.
+    compute: numerics and layout.
     entropy_trains: whether the entropy has a gradient; it is 0 otherwise.
 
   Returns:
-    logp and entropy (nats), float32 `[B, T]` each.
+    logp and entropy (nats), float32 `[B, T]` each; 0 where not `scored`.
   """
-  chex.assert_equal_shape([tokens, targets, positions, segment_ids])
+  if scored is None:
+    scored = jnp.ones(tokens.shape, bool)
+  chex.assert_equal_shape([tokens, targets, positions, segment_ids, scored])
   hidden = decoder.forward(
     params, a, tokens, positions, segment_ids, compute=compute
   )
-  t = tokens.shape[1]
-  chunk = next(
-    c for c in range(min(compute.logprob_chunk, t), 0, -1) if t % c == 0
-  )
   head = decoder.head(params)
-  how = _How(temperature, chunk, a.lora is None, entropy_trains)
+  how = _How(temperature, compute.logprob_chunk, a.lora is None, entropy_trains)
   if (layout := compute.layout) is not None:
     vocab, model = layout.table(head.shape)
     sequence = layout.rules["between"]
     how = how._replace(
       layout=layout, vocab=vocab, model=model, sequence=sequence
     )
-  return _logprobs(how, hidden, head, targets)
+  return _logprobs(how, hidden, head, targets, scored)
+
+
+def chunk(rows: int, length: int, of_row: int) -> int:
+  """Returns the number of positions whose logits a device computes at a time.
+
+  The last of its chunks is padded, so few positions are cut into several too.
+
+  Args:
+    rows: that the device has of a micro-batch.
+    length: tokens of a row.
+    of_row: `logprob_chunk`, the most positions for each row.
+  """
+  return min(rows * of_row, -(-rows * length // _CHUNKS))
 
 
 class _How(NamedTuple):
@@ -101,37 +119,87 @@ class _How(NamedTuple):
     )
 
 
-# The gradient is custom because autodiff of the scan over chunks would save the
-# probabilities of every chunk, together a `[B, T, V]` array.
+# The gradient is custom because a loop with a bound that only the device knows
+# has none, and because autodiff would save the probabilities of every chunk,
+# together a `[B, T, V]` array.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _logprobs(how: _How, hidden, head, targets):
-  return _forward(how, hidden, head, targets)[0]
+def _logprobs(how: _How, hidden, head, targets, scored):
+  return _forward(how, hidden, head, targets, scored)[0]
 
 
-def _forward(how: _How, hidden, head, targets):
+def _forward(how: _How, hidden, head, targets, scored):
   logp, entropy, normalizer = how.over_mesh(
-    functools.partial(_local_forward, how), "hwt", "ttt"
-  )(hidden, head, targets)
+    functools.partial(_local_forward, how), "hwtt", "ttt"
+  )(hidden, head, targets, scored)
   kept = entropy if how.entropy_trains else None
-  return (logp, entropy), (hidden, head, targets, normalizer, kept)
+  return (logp, entropy), (hidden, head, targets, scored, normalizer, kept)
 
 
 def _backward(how: _How, residuals, cotangents):
-  hidden, head, targets, normalizer, entropy = residuals
+  hidden, head, targets, scored, normalizer, entropy = residuals
   g, of_entropy = cotangents
-  tokens = [targets, normalizer, g]
+  tokens = [targets, scored, normalizer, g]
   if how.entropy_trains:
     tokens += [entropy, of_entropy]
   d_hidden, d_head = how.over_mesh(
     functools.partial(_local_backward, how), "hw" + "t" * len(tokens), "hw"
   )(hidden, head, *tokens)
-  return d_hidden, d_head.astype(head.dtype), None
+  return d_hidden, d_head.astype(head.dtype), None, None
 
 
 _logprobs.defvjp(_forward, _backward)
 
 
-def _local_forward(how: _How, hidden, head, targets):
+class _Compact(NamedTuple):
+  """The scored positions of a device, `[N]` of its rows one after another.
+
+  scored: bool `[N]`. rank: int `[N]`, scored positions before each. order: the
+  scored positions, padded with the first of them to whole chunks of `size`.
+  """
+
+  scored: jax.Array
+  rank: jax.Array
+  order: jax.Array
+  size: int
+
+  @classmethod
+  def of(cls, how: _How, scored: jax.Array) -> _Compact:
+    rows, length = scored.shape
+    size = chunk(rows, length, how.chunk)
+    scored = jnp.ravel(scored)
+    rank = jnp.cumsum(scored) - scored
+    order = jnp.full(-(-scored.size // size) * size, jnp.argmax(scored))
+    places = jnp.where(scored, rank, order.size)
+    return cls(
+      scored,
+      rank,
+      order.at[places].set(jnp.arange(scored.size), mode="drop"),
+      size,
+    )
+
+  def loop(self, f, *init):
+    """Calls `f(start, positions, real, *values)` for each chunk.
+
+    start: of the chunk in `order`. positions: `[C]`. real: bool `[C]`, False in
+    the padding.
+    """
+    count = jnp.sum(self.scored)
+
+    def body(i, values):
+      start = i * self.size
+      positions = jax.lax.dynamic_slice_in_dim(self.order, start, self.size)
+      real = start + jnp.arange(self.size) < count
+      return f(start, positions, real, *values)
+
+    return jax.lax.fori_loop(0, -(-count // self.size), body, init)
+
+  def spread(self, x: jax.Array, shape) -> jax.Array:
+    """Returns `[P, ...]` in the order of `order` as `[B, T, ...]`, else 0."""
+    scored = self.scored.reshape(-1, *[1] * (x.ndim - 1))
+    return jnp.where(scored, x[self.rank], 0).reshape(*shape, *x.shape[1:])
+
+
+def _local_forward(how: _How, hidden, head, targets, scored):
   """Returns logp, entropy and log-normalizer of this device's rows, `[B, T]`.
 
   Each device reduces its part of the vocabulary relative to its own maximum;
@@ -139,19 +207,29 @@ def _local_forward(how: _How, hidden, head, targets):
   """
   hidden, head = _gathered(how, hidden, head)
   first = _first(how, head)
+  compact = _Compact.of(how, scored)
+  states, tokens = hidden.reshape(-1, hidden.shape[-1]), jnp.ravel(targets)
 
-  def of_chunk(_, chunk):
-    hidden, targets = chunk
-    logits = decoder.project(hidden, head) / how.temperature
+  def of_chunk(start, here, real, parts):
+    del real
+    logits = decoder.project(states[here], head) / how.temperature
     top = jnp.max(logits, -1)
-    p = jnp.exp(logits - top[..., None])
+    p = jnp.exp(logits - top[:, None])
     # A masked sum instead of a gather: it is exact, and 0 on the devices whose
     # part of the vocabulary does not have the target.
-    mine = jnp.sum(jnp.where(_is_target(logits, targets, first), logits, 0), -1)
-    return None, (top, jnp.sum(p, -1), jnp.sum(p * logits, -1), mine)
+    target = _is_target(logits, tokens[here], first)
+    found = (
+      top,
+      jnp.sum(p, -1),
+      jnp.sum(p * logits, -1),
+      jnp.sum(jnp.where(target, logits, 0), -1),
+    )
+    return (
+      jax.lax.dynamic_update_slice_in_dim(parts, jnp.stack(found), start, 1),
+    )
 
-  _, parts = jax.lax.scan(of_chunk, None, _cut(how.chunk, (hidden, targets)))
-  top, total, weighted, target = (_joined(x) for x in parts)
+  (parts,) = compact.loop(of_chunk, jnp.ones((4, compact.order.size)))
+  top, total, weighted, target = parts
   vocab = how.vocab
   if vocab is not None:
     highest = jax.lax.pmax(top, vocab)
@@ -161,10 +239,13 @@ def _local_forward(how: _How, hidden, head, targets):
     )
     top = highest
   normalizer = top + jnp.log(total)
-  return target - normalizer, normalizer - weighted / total, normalizer
+  found = target - normalizer, normalizer - weighted / total, normalizer
+  return tuple(compact.spread(x, targets.shape) for x in found)
 
 
-def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
+def _local_backward(
+  how: _How, hidden, head, targets, scored, normalizer, g, *entropy
+):
   """Returns the gradients of `sum(g * logp)` for this device's hidden and head.
 
   With p the softmax, the gradient for the logits is g (onehot(target) - p).
@@ -173,31 +254,37 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
   """
   whole, gathered = _gathered(how, hidden, head)
   first = _first(how, gathered)
+  compact = _Compact.of(how, scored)
+  states = whole.reshape(-1, whole.shape[-1])
+  tokens = [jnp.ravel(x) for x in (targets, normalizer, g, *entropy)]
 
-  def of_chunk(d_head, chunk):
-    hidden, targets, normalizer, g, *entropy = chunk
+  def of_chunk(start, here, real, d_head, d_hidden):
+    targets, normalizer, g, *entropy = (x[here] for x in tokens)
+    hidden, scale = states[here], jnp.where(real, 1 / how.temperature, 0)
     logits = decoder.project(hidden, gathered) / how.temperature
-    logp = logits - normalizer[..., None]
+    logp = logits - normalizer[:, None]
     p = jnp.exp(logp)
     d = jnp.where(_is_target(logits, targets, first), 1 - p, -p)
-    d *= (g / how.temperature)[..., None]
+    d *= (g * scale)[:, None]
     if entropy:
-      h, e = (x[..., None] for x in entropy)
-      d -= e / how.temperature * p * (logp + h)
+      h, e = (x[:, None] for x in entropy)
+      d -= e * scale[:, None] * p * (logp + h)
     d = d.astype(hidden.dtype)
     if how.head_trains:
       d_head += jnp.einsum(
-        "btv,btd->vd", d, hidden, preferred_element_type=jnp.float32
+        "cv,cd->vd", d, hidden, preferred_element_type=jnp.float32
       )
-    return d_head, jnp.einsum("btv,vd->btd", d, gathered)
+    found = jnp.einsum("cv,vd->cd", d, gathered)
+    return d_head, jax.lax.dynamic_update_slice_in_dim(
+      d_hidden, found, start, 0
+    )
 
-  shape = gathered.shape if how.head_trains else ()
-  d_head, d_hidden = jax.lax.scan(
+  d_head, d_hidden = compact.loop(
     of_chunk,
-    jnp.zeros(shape, jnp.float32),
-    _cut(how.chunk, (whole, targets, normalizer, g, *entropy)),
+    jnp.zeros(gathered.shape if how.head_trains else (), jnp.float32),
+    jnp.zeros((compact.order.size, whole.shape[-1]), whole.dtype),
   )
-  d_hidden = _joined(d_hidden)
+  d_hidden = compact.spread(d_hidden, targets.shape)
   if not how.head_trains:
     d_head = jnp.zeros(head.shape, jnp.float32)
   elif how.layout is not None:
@@ -246,20 +333,5 @@ def _first(how: _How, head) -> jax.Array | int:
 
 
 def _is_target(logits, targets, first) -> jax.Array:
-  tokens = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
-  return tokens == targets[..., None]
-
-
-def _cut(chunk: int, arrays):
-  """Reshapes arrays from `[B, T, ...]` to `[T / chunk, B, chunk, ...]`."""
-
-  def cut(x):
-    return x.reshape(x.shape[0], -1, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-  return jax.tree.map(cut, arrays)
-
-
-def _joined(x: jax.Array) -> jax.Array:
-  """Reverts `_cut`."""
-  x = x.swapaxes(0, 1)
-  return x.reshape(x.shape[0], -1, *x.shape[3:])
+  tokens = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+  return tokens == targets[:, None]

@@ -52,7 +52,6 @@ def test_values_are_those_of_the_whole_softmax(params, inputs, temperature):
   logits /= temperature
   logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   gathered = np.take_along_axis(logp, inputs[1][..., None], -1)[..., 0]
-  # 5 does not divide 12: the largest divisor below it, 4, is taken.
   found, entropy = run(params, inputs, temperature=temperature, chunk=5)
   assert found.dtype == entropy.dtype == jnp.float32
   np.testing.assert_allclose(found, gathered, atol=2e-6)
@@ -83,6 +82,43 @@ def test_gradients_are_those_of_the_whole_softmax(params, inputs):
   assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(chunked))
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 24])
+def test_only_scored_positions_are_computed(count):
+  rng = np.random.default_rng(count)
+  hidden, head = rng.normal(size=(B, T, 3)), rng.normal(size=(37, 3))
+  of_logp, of_entropy = rng.normal(size=(2, B, T))
+  targets = rng.integers(0, 37, (B, T))
+  scored = np.isin(np.arange(B * T), rng.permutation(B * T)[:count])
+  scored = scored.reshape(B, T)
+  # A position that is computed would make everything NaN.
+  poisoned = np.where(scored[..., None], hidden, np.nan)
+
+  def whole(hidden, head):
+    logp = jax.nn.log_softmax(jnp.einsum("btd,vd->btv", hidden, head))
+    picked = jnp.take_along_axis(logp, targets[..., None], -1)[..., 0]
+    entropy = -jnp.sum(jnp.exp(logp) * logp, -1)
+    return jnp.where(scored, picked, 0), jnp.where(scored, entropy, 0)
+
+  def compact(hidden, head):
+    how = logprobs._How(1.0, 5, True, True)
+    return logprobs._logprobs(how, hidden, head, targets, scored)
+
+  def graded(f):
+    def loss(hidden, head):
+      logp, entropy = f(hidden, head)
+      return jnp.sum(of_logp * logp + of_entropy * entropy), (logp, entropy)
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+
+  found = graded(compact)(*(x.astype(np.float32) for x in (poisoned, head)))
+  expected = graded(whole)(*(x.astype(np.float32) for x in (hidden, head)))
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6),
+    found,
+    expected,
+  )
+
+
 def test_entropy_and_its_gradient_are_those_of_float64():
   temperature = 0.6
   rng = np.random.default_rng(4)
@@ -92,7 +128,8 @@ def test_entropy_and_its_gradient_are_those_of_float64():
 
   def loss(hidden, head):
     how = logprobs._How(temperature, 2, True, True)
-    logp, entropy = logprobs._logprobs(how, hidden, head, targets)
+    scored = jnp.ones((2, 6), bool)
+    logp, entropy = logprobs._logprobs(how, hidden, head, targets, scored)
     return jnp.sum(weight * entropy) + jnp.sum(of_logp * logp)
 
   def oracle(hidden, head):
