@@ -43,6 +43,7 @@ A = small_policy.qwen3(
 CONFIG = config_lib.ExperimentConfig(
   name="toy",
   policy="some/toy",
+  questions=16,
   mesh=config_lib.MeshConfig(fsdp=2, tensor=2),
   engine=config_lib.EngineConfig(
     slots=8, max_context=48, lanes=(4,), prefill_lanes=2, decode_steps=4
