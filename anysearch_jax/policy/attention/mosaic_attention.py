@@ -65,7 +65,6 @@ def attend(
       gpu.SMEM((groups, _ROWS, h), q.dtype),
       block,
       block,
-      gpu.SMEM((groups, _ROWS), jnp.int32),
       gpu.Barrier(num_arrivals=tokens + 1, num_barriers=groups),
       ready,
       ready,
@@ -78,6 +77,7 @@ def attend(
     thread_name="warpgroup",
     compiler_params=gpu.CompilerParams(
       approx_math=True,
+      reduction_scratch_bytes=0,
       lowering_semantics=gpu.LoweringSemantics.Warpgroup,
     ),
     interpret=gpu_interpret(interpret),
@@ -99,7 +99,7 @@ def _kernel(
   q_ref, k_ref, v_ref, table_ref, last_ref, ends_ref, out_ref, *rest,
   tokens, groups, splits, interpret,
 ):
-  *sums, q_smem, k_smem, v_smem, last_smem, q_ready, k_ready, v_ready, k_free, v_free = rest
+  *sums, q_smem, k_smem, v_smem, q_ready, k_ready, v_ready, k_free, v_free = rest
   slots, span, h = k_smem.shape
   t, n = q_ref.shape[1:3]
   heads, _, size, _ = k_ref.shape
@@ -109,7 +109,7 @@ def _kernel(
   first_head = head * group
   token = [jnp.minimum((tile * groups + own) * tokens + i, t - 1) for i in range(tokens)]
 
-  def load(stage):
+  def load(stage, seen):
     stage = stage.at[own]
     for i in range(tokens):
       gpu.copy_gmem_to_smem(
@@ -117,13 +117,20 @@ def _kernel(
         stage.at[pl.ds(i * group, group)],
         q_ready.at[own],
       )
-    gpu.copy_gmem_to_smem(last_ref.at[row, tile * groups + own], last_smem.at[own], q_ready.at[own])
+    gpu.copy_gmem_to_smem(
+      last_ref.at[row, tile * groups + own], seen.at[own], q_ready.at[own]
+    )
     gpu.barrier_wait(q_ready.at[own])
     q_smem[own] = stage[...]
     gpu.commit_smem()
+    return seen[own]
 
-  pl.run_scoped(load, gpu.SMEM((groups, _ROWS, h), q_ref.dtype), collective_axes="warpgroup")
-  last = last_smem[own]
+  last = pl.run_scoped(
+    load,
+    gpu.SMEM((groups, _ROWS, h), q_ref.dtype),
+    gpu.SMEM((groups, _ROWS), jnp.int32),
+    collective_axes="warpgroup",
+  )
   blocks = ends_ref[row, tile] // span + 1
   share = (blocks + splits - 1) // splits
   first = part * share
@@ -213,25 +220,36 @@ def _kernel(
   ))
   total = jnp.maximum(total, 1e-30)
 
-  def store(stage, *sums_stage):
+  def store(stage):
     stage = stage.at[own]
     for c, out in enumerate(outs):
       stage[:, pl.ds(c * width, width)] = (out / over(total, out.shape)).astype(stage.dtype)
-    if sums:
-      sums_stage[0][...] = most + jnp.log2(total)
     gpu.commit_smem()
     if sums:
       gpu.copy_smem_to_gmem(stage.at[pl.ds(0, group)], out_ref.at[row, head, part])
-      gpu.copy_smem_to_gmem(sums_stage[0], sums[0].at[row, head, part])
     else:
       for i in range(tokens):
         gpu.copy_smem_to_gmem(stage.at[pl.ds(i * group, group)], out_ref.at[row, token[i], pl.ds(first_head, group)])
     gpu.wait_smem_to_gmem(0)
 
-  stages = [gpu.SMEM((groups, _ROWS, h), out_ref.dtype)]
+  pl.run_scoped(
+    store,
+    gpu.SMEM((groups, _ROWS, h), out_ref.dtype),
+    collective_axes="warpgroup",
+  )
+
+  def store_sums(stage):
+    stage[...] = most + jnp.log2(total)
+    gpu.commit_smem()
+    gpu.copy_smem_to_gmem(stage, sums[0].at[row, head, part])
+    gpu.wait_smem_to_gmem(0)
+
   if sums:
-    stages.append(gpu.SMEM((_ROWS,), jnp.float32))
-  pl.run_scoped(store, *stages, collective_axes="warpgroup")
+    pl.run_scoped(
+      store_sums,
+      gpu.SMEM((_ROWS,), jnp.float32),
+      collective_axes="warpgroup",
+    )
 
 
 def _joined(out, sums):
