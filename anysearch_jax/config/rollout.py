@@ -120,8 +120,11 @@ class EngineConfig:
   """Tokens that each step of decode guesses for a row by copying from its
   context; those that equal the draws save steps. 0: no guesses. Texts are the
   same but for rounding at near ties."""
-  attention: str = placement("auto", one_of("auto", "xla", "triton", "tpu"))
-  """`xla`, `triton` (NVIDIA), `tpu` or `auto`, the best that can run."""
+  attention: str = placement(
+    "auto", one_of("auto", "xla", "triton", "mosaic", "tpu")
+  )
+  """`xla`, `triton` (NVIDIA), `mosaic` (Hopper), `tpu` or `auto`, the best that
+  can run."""
   kv_dtype: str = learning("auto", one_of("auto", "float8"))
   """Dtype of the KV cache of the in-process engine: `auto`, that of
   `compute_dtype`, or `float8` (e4m3) with a scale for each token and kv head,

@@ -373,6 +373,7 @@ def _paged(
   best = paged_attention.choose(
     "auto",
     platform=jax.default_backend(),
+    capability=getattr(jax.local_devices()[0], "compute_capability", None),
     head_dim=heads.size,
     dtype=jnp.bfloat16,
     page=size,

@@ -224,10 +224,15 @@ def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8):
   ("platform", "head_dim", "dtype", "page", "kv_dtype", "best"),
   [
     ("cpu", 128, "bfloat16", 64, "auto", "xla"),
-    ("cuda", 128, "bfloat16", 64, "auto", "triton"),
-    ("cuda", 128, "bfloat16", 64, "float8", "triton"),
-    ("cuda", 96, "bfloat16", 64, "auto", "xla"),
-    ("cuda", 128, "float32", 64, "auto", "xla"),
+    (8.0, 128, "bfloat16", 64, "auto", "triton"),
+    (8.9, 256, "bfloat16", 64, "auto", "triton"),
+    # A thread block of an RTX 4090 has too little shared memory.
+    (8.9, 256, "bfloat16", 128, "auto", "xla"),
+    (9.0, 128, "bfloat16", 128, "auto", "mosaic"),
+    (9.0, 128, "bfloat16", 64, "float8", "triton"),
+    (9.0, 96, "bfloat16", 64, "auto", "xla"),
+    (9.0, 128, "float32", 64, "auto", "xla"),
+    (10.0, 128, "bfloat16", 64, "auto", "triton"),
     ("tpu", 128, "bfloat16", 64, "auto", "tpu"),
     ("tpu", 64, "bfloat16", 64, "auto", "xla"),
   ],
@@ -237,6 +242,8 @@ def test_auto_chooses_the_best_kernel_that_runs(
 ):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
   how["stored"] = pages_lib.stored(kv_dtype, dtype)
+  if isinstance(platform, float):
+    platform, how["capability"] = "cuda", str(platform)
   assert paged_attention.choose("auto", platform=platform, **how) == best
 
 

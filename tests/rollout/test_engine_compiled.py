@@ -150,7 +150,8 @@ def test_prefill_has_no_large_block_and_writes_pages_in_place(
 
 
 KERNELS = {
-  "h100:1": r'custom_call_target="__gpu\$xla\.gpu\.triton"',
+  "h100:1": r'custom_call_target="mosaic_gpu_v2"',
+  "h100:1, float8": r'custom_call_target="__gpu\$xla\.gpu\.triton"',
   "v5p:2x2x1": r'custom_call_target="tpu_custom_call"',
 }
 
@@ -175,4 +176,4 @@ def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
   assert all("scatter" in x.name for x in found), found
   assert temporary < max(pages)  # A layer's keys.
   kernels = {"prefill": 1, "decode": 2}[name]
-  assert len(re.findall(KERNELS["h100:1"], text)) == kernels
+  assert len(re.findall(KERNELS["h100:1, float8"], text)) == kernels

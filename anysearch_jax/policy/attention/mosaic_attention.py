@@ -19,10 +19,9 @@ them; their results are joined at the end
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +35,6 @@ from anysearch_jax.policy.attention import pages as pages_lib
 _MASKED = -1e30
 # Rows of a warpgroup's matrix products: wgmma has no fewer.
 _ROWS = 64
-# Columns of one product with values: a thread holds the sums of all columns,
-# and beside them only those of one product.
-_WIDTH = 128
 # Blocks in shared memory: one is computed and one is under way. In decode with
 # heads of 128, two programs then fit into a multiprocessor.
 _SLOTS = 2
@@ -47,39 +43,13 @@ _PROGRAMS = 1056
 _MAX_SPLITS = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shape:
-  """How work is divided.
+class _Shape(NamedTuple):
+  """How work is divided."""
 
-  tokens: of a warpgroup. warpgroups: of a program. tiles: programs of a row and
-  kv head, each for `splits` parts of the keys. span: tokens of a block.
-  """
-
-  tokens: int
-  warpgroups: int
-  tiles: int
-  splits: int
-  span: int
-
-
-def _shape(b: int, t: int, heads: int, group: int, h: int) -> _Shape:
-  """Returns how to divide `b` rows of `t` tokens and `heads` kv heads."""
-  if group > _ROWS:
-    raise ValueError(
-      f"attention: found {group} query heads to a kv head, expected at most "
-      f"{_ROWS}; set engine.attention=xla."
-    )
-  tokens = min(t, _ROWS // group)
-  # Two warpgroups share a block, which halves what is read from the cache.
-  warpgroups = 2 if t > tokens and h <= _WIDTH else 1
-  splits = _PROGRAMS // (b * heads) if t == 1 else 1
-  return _Shape(
-    tokens=tokens,
-    warpgroups=warpgroups,
-    tiles=-(-t // (warpgroups * tokens)),
-    splits=max(1, min(_MAX_SPLITS, splits)),
-    span=64 * warpgroups,
-  )
+  tokens: int  # Of a warpgroup.
+  warpgroups: int  # Of a program; they share its blocks.
+  splits: int  # Parts of the keys.
+  span: int  # Tokens of a block.
 
 
 def attend(
@@ -99,39 +69,48 @@ def attend(
   b, t, n, h = q.shape
   heads, _, size, _ = pages.k.shape
   group = n // heads
-  shape = _shape(b, t, heads, group, h)
+  if group > _ROWS:
+    raise ValueError(
+      f"attention: found {group} query heads to a kv head, expected at most "
+      f"{_ROWS}; set engine.attention=xla."
+    )
+  tokens = min(t, _ROWS // group)
+  warpgroups = 2 if t > tokens else 1
+  tiles = -(-t // (warpgroups * tokens))
+  splits = _PROGRAMS // (b * heads) if t == 1 else 1
+  splits = max(1, min(_MAX_SPLITS, splits))
+  shape = _Shape(tokens, warpgroups, splits, span=64 * warpgroups)
   pieces = max(1, shape.span // size)
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pieces)))
   # The last token that each query sees. Queries beyond the row's tokens repeat
   # the last one.
-  all_tokens = shape.tiles * shape.warpgroups * shape.tokens
-  last = jnp.pad(positions, ((0, 0), (0, all_tokens - t)), mode="edge")
-  ends = jnp.max(last.reshape(b, shape.tiles, -1), axis=2)
-  last = last.reshape(b, -1, shape.tokens)
-  last = jnp.repeat(last, group, axis=2)
+  more = tiles * warpgroups * tokens - t
+  last = jnp.pad(positions, ((0, 0), (0, more)), mode="edge")
+  ends = jnp.max(last.reshape(b, tiles, -1), axis=2)
+  last = jnp.repeat(last.reshape(b, -1, tokens), group, axis=2)
   last = jnp.pad(last, ((0, 0), (0, 0), (0, _ROWS - last.shape[2])))
   outputs = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
-  if shape.splits > 1:
-    parts = (b, heads, shape.splits)
+  if splits > 1:
+    parts = (b, heads, splits)
     outputs = [
       jax.ShapeDtypeStruct((*parts, group, h), jnp.float32),
       jax.ShapeDtypeStruct((*parts, _ROWS), jnp.float32),
     ]
   block = gpu.SMEM((_SLOTS, shape.span, h), q.dtype)
   loaded = gpu.Barrier(num_arrivals=pieces, num_barriers=_SLOTS)
-  used = gpu.Barrier(num_arrivals=shape.warpgroups)
+  used = gpu.Barrier(num_arrivals=warpgroups)
   found = gpu.kernel(
     functools.partial(_kernel, shape=shape, interpret=interpret is not None),
     out_type=outputs,
     scratch_types=[
-      gpu.SMEM((shape.warpgroups, _ROWS, h), q.dtype),
-      gpu.Barrier(num_arrivals=shape.tokens + 1, num_barriers=shape.warpgroups),
+      gpu.SMEM((warpgroups, _ROWS, h), q.dtype),
+      gpu.Barrier(num_arrivals=tokens + 1, num_barriers=warpgroups),
       *(block, loaded, used) * 2,
     ],
     # Neighbours read the same keys, which stay in the cache.
-    grid=(shape.tiles * shape.splits, heads, b),
+    grid=(tiles * splits, heads, b),
     grid_names=("tile", "head", "row"),
-    num_threads=shape.warpgroups,
+    num_threads=warpgroups,
     thread_name="warpgroup",
     compiler_params=gpu.CompilerParams(
       approx_math=True, lowering_semantics=gpu.LoweringSemantics.Warpgroup
@@ -139,53 +118,11 @@ def attend(
     interpret=interpret,
     kernel_name="paged_attention",
   )(q, pages.k, pages.v, table, last, ends)
-  if shape.splits == 1:
+  if splits == 1:
     return found[0]
   return (
     _joined(found[0], found[1][..., :group]).reshape(q.shape).astype(q.dtype)
   )
-
-
-@dataclasses.dataclass
-class _Blocks:
-  """Blocks of keys or of values of a row and kv head, on their way.
-
-  pool: `[K, P, S, H]`. memory: `[slots, span, H]`. loaded: a barrier for each
-  slot. used: of all warpgroups that have read a slot. head: the kv head. stop:
-  the first block that is not loaded. own: the number of the warpgroup.
-  """
-
-  pool: Any
-  memory: Any
-  loaded: Any
-  used: Any
-  head: Any
-  stop: Any
-  own: Any
-
-  def load(self, i: Any, slot: Any, numbers: tuple[Any, ...]) -> None:
-    """Begins to copy block `i` from its pages to a slot."""
-    size, span = self.pool.shape[2], self.memory.shape[1]
-    length = min(size, span)
-    start = lax.rem(i * span, size) if size > span else 0
-
-    @pl.when((i < self.stop) & (self.own == 0))
-    def _():
-      for j, number in enumerate(numbers):
-        gpu.copy_gmem_to_smem(
-          self.pool.at[self.head, number, pl.ds(start, length)],
-          self.memory.at[slot, pl.ds(j * length, length)],
-          self.loaded.at[slot],
-        )
-
-  def reload(
-    self, i: Any, slot: Any, numbers: tuple[Any, ...], warpgroups: int
-  ) -> None:
-    """Replaces a slot's block by block `i` when all have used it."""
-    if warpgroups > 1:
-      gpu.barrier_arrive(self.used)
-      pl.when(self.own == 0)(lambda: gpu.barrier_wait(self.used))
-    self.load(i, slot, numbers)
 
 
 def _kernel(
@@ -214,7 +151,8 @@ def _kernel(
     interpret: whether the kernel is interpreted.
   """
   out_ref, *sums = refs[:-8]
-  q_memory, q_loaded, *keys, v_memory, v_loaded, v_used = refs[-8:]
+  q_memory, q_loaded, *keys_and_values = refs[-8:]
+  keys, values = (k_ref, *keys_and_values[:3]), (v_ref, *keys_and_values[3:])
   t, n, h = q_ref.shape[1:]
   size, group, span = k_ref.shape[2], n // k_ref.shape[0], shape.span
   x, head, row, own = map(lax.axis_index, ("tile", "head", "row", "warpgroup"))
@@ -225,8 +163,6 @@ def _kernel(
   share = lax.div(blocks + shape.splits - 1, shape.splits)
   first = part * share
   stop = jnp.minimum(first + share, blocks)
-  k_blocks = _Blocks(k_ref, *keys, head, stop, own)
-  v_blocks = _Blocks(v_ref, v_memory, v_loaded, v_used, head, stop, own)
 
   def numbers(i):
     """Returns the pages of block `i`, or of another one past the end."""
@@ -235,10 +171,32 @@ def _kernel(
     page = jnp.minimum(page, table_ref.shape[1] - each)
     return tuple(table_ref[row, page + j] for j in range(each))
 
+  def fetch(which, i, slot, numbers):
+    """Begins to copy block `i` of keys or values to a slot, if there is one."""
+    pool, memory, loaded = which[:3]
+    length = min(size, span)
+    start = lax.rem(i * span, size) if size > span else 0
+
+    @pl.when((i < stop) & (own == 0))
+    def _():
+      for j, number in enumerate(numbers):
+        gpu.copy_gmem_to_smem(
+          pool.at[head, number, pl.ds(start, length)],
+          memory.at[slot, pl.ds(j * length, length)],
+          loaded.at[slot],
+        )
+
+  def replace(which, i, slot, numbers):
+    """Fetches block `i` when all warpgroups have used what is in its slot."""
+    used = which[-1]
+    if shape.warpgroups > 1:
+      gpu.barrier_arrive(used)
+      pl.when(own == 0)(lambda: gpu.barrier_wait(used))
+    fetch(which, i, slot, numbers)
+
   for slot in range(_SLOTS):
-    found = numbers(first + slot)
-    k_blocks.load(first + slot, slot, found)
-    v_blocks.load(first + slot, slot, found)
+    for which in (keys, values):
+      fetch(which, first + slot, slot, numbers(first + slot))
 
   def load(plain, seen):
     # By way of memory without tiles, whose rows TMA can write one by one.
@@ -264,16 +222,16 @@ def _kernel(
   )
   # Powers of 2 are an instruction, powers of e are not.
   scale = h**-0.5 * math.log2(math.e)
-  width = min(h, _WIDTH)
   product = functools.partial(_product, interpret=interpret)
 
   def step(i, carry):
     # Page numbers were read a step ago: the copies need not wait for them.
     most, total, out, found = carry
     slot = lax.rem(i - first, _SLOTS)
-    gpu.barrier_wait(k_blocks.loaded.at[slot])
-    scores = product(q_memory.at[own], k_blocks.memory.at[slot], turned=True)
-    k_blocks.reload(i + _SLOTS, slot, found, shape.warpgroups)
+    k, v = (memory.at[slot] for _, memory, *_ in (keys, values))
+    gpu.barrier_wait(keys[2].at[slot])
+    scores = product(q_memory.at[own], k, turned=True)
+    replace(keys, i + _SLOTS, slot, found)
     token = i * span + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     seen = token <= _rows(last, scores)
     scores = jnp.where(seen, scores * scale, _MASKED)
@@ -282,13 +240,9 @@ def _kernel(
     shrink = jnp.exp2(most - larger)
     total = total * shrink + jnp.sum(p, axis=1)
     p = p.astype(q_ref.dtype)
-    gpu.barrier_wait(v_loaded.at[slot])
-    out = tuple(
-      old * _rows(shrink, old)
-      + product(p, v_memory.at[slot, :, pl.ds(j * width, width)])
-      for j, old in enumerate(out)
-    )
-    v_blocks.reload(i + _SLOTS, slot, found, shape.warpgroups)
+    gpu.barrier_wait(values[2].at[slot])
+    out = out * _rows(shrink, out) + product(p, v)
+    replace(values, i + _SLOTS, slot, found)
     return larger, total, out, numbers(i + _SLOTS + 1)
 
   nothing = jnp.zeros((_ROWS,), jnp.float32)
@@ -299,7 +253,7 @@ def _kernel(
     (
       nothing + _MASKED,
       nothing,
-      (jnp.zeros((_ROWS, width), jnp.float32),) * (h // width),
+      jnp.zeros((_ROWS, h), jnp.float32),
       numbers(first + _SLOTS),
     ),
   )
@@ -307,9 +261,7 @@ def _kernel(
   total = jnp.maximum(total, 1e-30)
 
   def store(plain):
-    for j, x in enumerate(out):
-      x = (x / _rows(total, x)).astype(plain.dtype)
-      plain[own, :, pl.ds(j * width, width)] = x
+    plain[own] = (out / _rows(total, out)).astype(plain.dtype)
     gpu.commit_smem()
 
     @pl.loop(0, shape.tokens)
@@ -319,6 +271,7 @@ def _kernel(
       gpu.copy_smem_to_gmem(
         plain.at[own, pl.ds(i * group, group)], out_ref.at[place]
       )
+
     gpu.wait_smem_to_gmem(0)
 
   pl.run_scoped(

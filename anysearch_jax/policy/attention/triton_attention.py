@@ -1,4 +1,7 @@
-"""Paged attention on NVIDIA GPUs: one Pallas kernel for prefill and decode.
+"""Paged attention on NVIDIA GPUs: one Triton kernel for prefill and decode.
+
+JAX deprecated this backend of Pallas in 0.11. It serves the GPUs and pages that
+`mosaic_attention` does not.
 
 A program takes a tile of queries of one row and kv head, and goes over the
 row's pages block by block with an online softmax, so that no scores are ever in
@@ -29,7 +32,7 @@ _MASKED = -1e30
 # Rows of a tile: tensor cores need 16. The larger a tile, the less often keys
 # are read; but its numbers must fit the registers.
 _TILES = (128, 64, 32, 16)
-_NUMBERS = 128 * 128
+_NUMBERS = 64 * 128
 # Tokens whose keys and values are on a multiprocessor at a time, at least.
 _SPAN = 64
 # Programs that occupy a GPU, about 16 for each multiprocessor.
