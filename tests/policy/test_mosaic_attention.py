@@ -31,7 +31,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
   ("heads", "kv", "ends", "new", "size"),
   [
     # Two warpgroups, of which the second one is not full.
-    ((4, 128), 2, (20, 200), 20, 64),
+    ((4, 128), 1, (20, 200), 20, 64),
     slow((7, 64), 2, (100, 40), 33, 16),
     slow((3, 128), 2, (300, 20), 20, 128),
     # A page has two blocks.
