@@ -34,7 +34,6 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     ((4, 128), 1, (20, 200), 20, 64),
     slow((7, 64), 2, (100, 40), 33, 16),
     slow((3, 128), 2, (300, 20), 20, 128),
-    # A page has two blocks.
     slow((8, 64), 1, (300, 70), 1, 128),
   ],
 )

@@ -79,8 +79,8 @@ def attend(
   tiles = -(-t // (warpgroups * tokens))
   splits = _PROGRAMS // (b * heads) if t == 1 else 1
   splits = max(1, min(_MAX_SPLITS, splits))
-  shape = _Shape(tokens, warpgroups, splits, span=64 * warpgroups)
-  pieces = max(1, shape.span // size)
+  shape = _Shape(tokens, warpgroups, splits, max(64 * warpgroups, size))
+  pieces = shape.span // size
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pieces)))
   # The last token that each query sees. Queries beyond the row's tokens repeat
   # the last one.
@@ -166,23 +166,20 @@ def _kernel(
 
   def numbers(i):
     """Returns the pages of block `i`, or of another one past the end."""
-    each = max(1, span // size)
-    page = lax.div(i * span, size) if size > span else i * each
-    page = jnp.minimum(page, table_ref.shape[1] - each)
+    each = span // size
+    page = jnp.minimum(i * each, table_ref.shape[1] - each)
     return tuple(table_ref[row, page + j] for j in range(each))
 
   def fetch(which, i, slot, numbers):
     """Begins to copy block `i` of keys or values to a slot, if there is one."""
     pool, memory, loaded = which[:3]
-    length = min(size, span)
-    start = lax.rem(i * span, size) if size > span else 0
 
     @pl.when((i < stop) & (own == 0))
     def _():
       for j, number in enumerate(numbers):
         gpu.copy_gmem_to_smem(
-          pool.at[head, number, pl.ds(start, length)],
-          memory.at[slot, pl.ds(j * length, length)],
+          pool.at[head, number],
+          memory.at[slot, pl.ds(j * size, size)],
           loaded.at[slot],
         )
 
