@@ -49,10 +49,7 @@ def define_flags() -> None:
   flags.DEFINE_integer("overlap", 30, "Tokens of it in the next one too.", 0)
   flags.DEFINE_string("output", None, "Folder of the index.", required=True)
   flags.DEFINE_enum(
-    "kind",
-    "bm25",
-    ["bm25", "flat", "faiss_file", "milvus"],
-    "See the module.",
+    "kind", "bm25", ["bm25", "flat", "faiss_file", "milvus"], "See the module."
   )
   flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
   flags.DEFINE_enum(

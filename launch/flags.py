@@ -46,12 +46,7 @@ _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
 # What ends a command with a sentence and no traceback.
-_REFUSALS = (
-  OSError,
-  ValueError,
-  types.EngineError,
-  types.RetrievalError,
-)
+_REFUSALS = (OSError, ValueError, types.EngineError, types.RetrievalError)
 
 
 def run(

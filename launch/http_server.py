@@ -63,12 +63,7 @@ class Server(uvicorn.Server):
   """A uvicorn server that exits normally on signals and drains the service."""
 
   def __init__(
-    self,
-    config: uvicorn.Config,
-    service: Any,
-    *,
-    grace: float,
-    greeting: str,
+    self, config: uvicorn.Config, service: Any, *, grace: float, greeting: str
   ):
     super().__init__(config)
     self.service, self.grace = service, grace

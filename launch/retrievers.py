@@ -25,10 +25,7 @@ class IdentifiedRetriever:
   """
 
   def __init__(
-    self,
-    retriever: types.Retriever,
-    identity: Any,
-    counted: Any = None,
+    self, retriever: types.Retriever, identity: Any, counted: Any = None
   ):
     self._retriever, self._counted = retriever, counted
     # Its own methods, so that a search passes nothing in between.
@@ -124,14 +121,11 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   simulator: Any
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      world.World(config.data.world_seed),
-      lexical,
-      seed=config.seed,
+      world.World(config.data.world_seed), lexical, seed=config.seed
     )
   elif config.retrieval.simulated == "policy" and config.data.source == "world":
     simulator = world_retrieval.SelfSimulator(
-      _model(config, "policy"),
-      prompt=systems.of_episode(config.episode).plain,
+      _model(config, "policy"), prompt=systems.of_episode(config.episode).plain
     )
   else:
     simulator = simulation.ModelSimulator(
@@ -206,10 +200,7 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 
 def _logged(
-  c: config_lib.RetrievalConfig,
-  log: str,
-  retriever: Any,
-  identity: Any = None,
+  c: config_lib.RetrievalConfig, log: str, retriever: Any, identity: Any = None
 ) -> IdentifiedRetriever:
   """Returns a retriever with its identity, and with a log if there is one."""
   if identity is None and retriever is not None:

@@ -148,8 +148,7 @@ def _main(
       ),
     ):
       finished = trainer.run(
-        _progress(line),
-        _noting(folder, config, provenance),
+        _progress(line), _noting(folder, config, provenance)
       )
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")

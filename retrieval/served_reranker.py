@@ -128,8 +128,5 @@ class ServedReranker:
       return [scores[i] for i in range(len(texts))]
 
     return await self._caller.ask(
-      "POST",
-      self._url,
-      content=http_calls.body(asked),
-      read=read,
+      "POST", self._url, content=http_calls.body(asked), read=read
     )

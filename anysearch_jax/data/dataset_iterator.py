@@ -51,9 +51,7 @@ class Stream(Indexed):
     ]
 
 
-def distinct(
-  questions: Sequence[types.Question],
-) -> Iterator[types.Question]:
+def distinct(questions: Sequence[types.Question]) -> Iterator[types.Question]:
   """Yields every question that a run will take; of a stream, each only once."""
   if isinstance(questions, Stream):
     # An epoch takes every question once, so the first epoch has all of them.

@@ -378,11 +378,7 @@ def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
     accepted = dict.fromkeys((*answers, *names))
     metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
   return found._replace(
-    question=question,
-    answers=answers,
-    id=id_,
-    metadata=metadata,
-    mended=mended,
+    question=question, answers=answers, id=id_, metadata=metadata, mended=mended
   )
 
 

@@ -151,9 +151,7 @@ FETCH = Tool(
 )
 
 
-def action(
-  tools: Sequence[Tool],
-) -> Callable[[str], protocol.Action | None]:
+def action(tools: Sequence[Tool]) -> Callable[[str], protocol.Action | None]:
   """Returns a function that reads the last call or `<answer>` of a turn.
 
   See `protocol.last_action`, which does so for `<search>` alone.

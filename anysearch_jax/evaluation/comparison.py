@@ -396,10 +396,7 @@ def _between(
 
 
 def _by_seed(
-  pairs: Pairs,
-  names: Sequence[str],
-  found: measures.Sums,
-  pools: np.ndarray,
+  pairs: Pairs, names: Sequence[str], found: measures.Sums, pools: np.ndarray
 ) -> tuple[tuple[int, ...], np.ndarray]:
   """Returns the seeds and the differences on each, in the lines' order."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)

@@ -184,10 +184,7 @@ def address(question_id: str, *, seed: int, variant: int) -> types.Address:
 
 
 async def each(
-  jobs: Iterable[_Job],
-  work: Callable[[_Job], Awaitable[None]],
-  *,
-  at_once: int,
+  jobs: Iterable[_Job], work: Callable[[_Job], Awaitable[None]], *, at_once: int
 ) -> None:
   """Runs `work` on every job, `at_once` at a time; draws jobs lazily."""
   jobs = iter(jobs)

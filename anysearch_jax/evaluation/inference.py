@@ -244,11 +244,7 @@ def minus(ours: Linear, theirs: Linear) -> Linear:
     each(joined, "both"),
     each(half, "answer"),
     each(half, "answers"),
-    (
-      *shared,
-      *(ours.runs[i] for i in mine),
-      *(theirs.runs[i] for i in other),
-    ),
+    (*shared, *(ours.runs[i] for i in mine), *(theirs.runs[i] for i in other)),
     np.repeat([0, 1, 2], [len(shared), len(mine), len(other)]),
   )
 

@@ -252,9 +252,7 @@ def estimates(
 
 
 def inferred(
-  found: inference.Linear,
-  measures: Sequence[str],
-  trials: float | None = None,
+  found: inference.Linear, measures: Sequence[str], trials: float | None = None
 ) -> list[inference.Estimate]:
   """Returns the estimates of numbers, each with the interval of its measure.
 

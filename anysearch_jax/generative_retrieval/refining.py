@@ -35,11 +35,7 @@ class RefiningRetriever:
   """
 
   def __init__(
-    self,
-    retriever: Any,
-    refiner: Any,
-    *,
-    config: config_lib.SearchConfig,
+    self, retriever: Any, refiner: Any, *, config: config_lib.SearchConfig
   ):
     self._retriever, self._refiner = retriever, refiner
     self._searcher = searching.BatchingRetriever(retriever, config)

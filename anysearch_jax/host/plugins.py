@@ -136,9 +136,7 @@ def as_sentence(
 
 
 @functools.cache
-def _module(
-  source: str,
-) -> tuple[types.ModuleType, pathlib.Path | None, str]:
+def _module(source: str) -> tuple[types.ModuleType, pathlib.Path | None, str]:
   """Returns a module with its file and the hash of the text that it ran."""
   if source.endswith(".py"):
     path = pathlib.Path(source)

@@ -26,10 +26,7 @@ from anysearch_jax.methods import method, search_r1
 
 SEARCH = tools.search(begins="<documents>", ends="</documents>")
 WORDINGS = search_r1.wordings(
-  "autorefine",
-  tools=(SEARCH,),
-  format=None,
-  markers=("<refine>", "</refine>"),
+  "autorefine", tools=(SEARCH,), format=None, markers=("<refine>", "</refine>")
 )
 _REFINED = re.compile(r"<refine>(.*?)</refine>", re.DOTALL)
 

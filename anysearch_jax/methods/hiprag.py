@@ -177,9 +177,7 @@ def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
   return Judge(config.method.hiprag, texts.values).measure
 
 
-def train(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects a fixed budget, and names a judge if there is none."""
   own = config.method.hiprag
   if config.data.source != "world" and not own.url:

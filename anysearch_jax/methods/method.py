@@ -301,10 +301,7 @@ def searching_with_policy(
 
 
 def compared(
-  name: str,
-  label: str,
-  wordings: Mapping[str, wording.Wording],
-  **values: Any,
+  name: str, label: str, wordings: Mapping[str, wording.Wording], **values: Any
 ) -> Method:
   """Returns a shipped system: its constants are those of its name.
 

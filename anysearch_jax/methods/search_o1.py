@@ -135,9 +135,7 @@ WORDINGS = {
 _MOST_TOKENS = 8192
 
 
-def refined(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def refined(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Enables the second model call; in the generated world it is a script."""
   if config.data.source == "world":
     return config_lib.changed(config, retrieval={"refined": "world"})

@@ -27,14 +27,11 @@ from anysearch_jax.methods import method, search_r1
 _WORLD_TOKENS = 64
 
 WORDINGS = search_r1.wordings(
-  "ssrl",
-  {"simulator_useful": wording.Slots(needs=("query",), may=("k",))},
+  "ssrl", {"simulator_useful": wording.Slots(needs=("query",), may=("k",))}
 )
 
 
-def train(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects a fixed budget and the policy as its search engine, never noisy."""
   world = config.data.source == "world"
   tokens = _WORLD_TOKENS if world else config.retrieval.model.max_tokens

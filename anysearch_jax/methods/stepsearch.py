@@ -73,9 +73,7 @@ WORDINGS = {
 }
 
 
-def train(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects PPO with a fixed budget; the critic learns as the policy does."""
   return config_lib.changed(
     method.fixed_budget(config),

@@ -38,9 +38,7 @@ WORDINGS = {
 }
 
 
-def train(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects a fixed budget and a simulated search engine.
 
   Outside the generated world the simulator is a model at an address; one that

@@ -31,10 +31,7 @@ _TRAJECTORIES = "trajectories.html"
 
 
 def data(
-  study: study_lib.Study,
-  tables: Sequence[tables_lib.Table],
-  *,
-  notes: str = "",
+  study: study_lib.Study, tables: Sequence[tables_lib.Table], *, notes: str = ""
 ) -> dict[str, Any]:
   """Returns all that the page says in numbers and words, as plain JSON."""
   system = study.rows[0].columns if study.rows else None

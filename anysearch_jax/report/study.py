@@ -51,9 +51,7 @@ def know_optimum(rows: Sequence[metrics.Row]) -> bool:
 
 
 def complete(
-  row: metrics.Row,
-  rows: Sequence[metrics.Row],
-  at: Iterable[int] | None = None,
+  row: metrics.Row, rows: Sequence[metrics.Row], at: Iterable[int] | None = None
 ) -> bool:
   """Whether a row has every (dataset, budget) that any of `rows` has.
 

@@ -75,10 +75,7 @@ def _spread(
 
 
 def browsed(
-  samples: Sequence[Sample],
-  *,
-  most: int = 320,
-  most_bytes: int = 5_000_000,
+  samples: Sequence[Sample], *, most: int = 320, most_bytes: int = 5_000_000
 ) -> dict[str, Any]:
   """Returns the browser's data.
 

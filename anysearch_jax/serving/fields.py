@@ -394,9 +394,7 @@ def tools(body: Body, known: Collection[str]) -> None:
     if kind not in known:
       expected = ", ".join(sorted(known)) or "no tools"
       raise refuse(
-        "tools",
-        kind,
-        f"{expected}: this policy searches and has no other tool",
+        "tools", kind, f"{expected}: this policy searches and has no other tool"
       )
 
 

@@ -25,12 +25,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import (
-  AsyncGenerator,
-  Callable,
-  Iterator,
-  Mapping,
-)
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 import prometheus_client
 from starlette import applications, exceptions, requests, routing

@@ -90,8 +90,7 @@ def find(
         take(one)
       elif "**" not in path:  # Which names the files of its folders too.
         for folder, folders, names in os.walk(
-          one,
-          onerror=lambda e: refused.append((e.filename, f"{e.strerror}")),
+          one, onerror=lambda e: refused.append((e.filename, f"{e.strerror}"))
         ):
           links = {d for d in folders if os.path.islink(f"{folder}/{d}")}
           ignored["hidden"] += sum(n[0] == "." for n in (*folders, *names))

@@ -242,8 +242,7 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
   Older files say how many layers have no window, and thetas, by other keys.
   """
   hf_config.typed(
-    hf,
-    dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER},
+    hf, dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER}
   )
   rope = _object(hf, "rope_parameters")
   hf_config.check(rope, understood=(_WHOLE, _WINDOW), only={})

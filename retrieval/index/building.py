@@ -241,9 +241,7 @@ def _validate(
 
 
 def _identity(
-  corpus: passages.Corpus,
-  settings: Settings,
-  encoder: search.Encoder | None,
+  corpus: passages.Corpus, settings: Settings, encoder: search.Encoder | None
 ) -> dict[str, Any]:
   """Returns JSON values that identify the answers, with a hash of them all."""
   values: dict[str, Any] = {

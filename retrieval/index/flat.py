@@ -141,9 +141,7 @@ def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
   )
   if values.dtype != jnp.bfloat16:
     return dot(
-      queries,
-      values.astype(jnp.float32),
-      precision=jax.lax.Precision.HIGHEST,
+      queries, values.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
     )
   parts, rest = [], queries
   for _ in range(3):

@@ -277,10 +277,7 @@ class Service:
 
 
 def create_app(
-  search: Search,
-  *,
-  limits: dialects.Limits = dialects.DEFAULT,
-  token: str = "",
+  search: Search, *, limits: dialects.Limits = dialects.DEFAULT, token: str = ""
 ) -> applications.Starlette:
   """Returns the service as an ASGI app; its `Service` is `app.state.service`.
 

@@ -139,9 +139,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def checked(
-  url: httpx2.URL,
-  allowed: Sequence[Network] = (),
-  resolving: Resolve = resolve,
+  url: httpx2.URL, allowed: Sequence[Network] = (), resolving: Resolve = resolve
 ) -> list[str]:
   """Resolves the host of a page once, and checks every address.
 

@@ -75,11 +75,7 @@ class PageReader:
   """
 
   def __init__(
-    self,
-    settings: Any,
-    *,
-    words: int,
-    fetcher: fetching.Fetcher | None = None,
+    self, settings: Any, *, words: int, fetcher: fetching.Fetcher | None = None
   ):
     self._settings, self._words = settings, words
     self._fetcher = fetcher or fetching.Fetcher(settings)

@@ -128,11 +128,7 @@ def test_the_hub_gives_files_of_one_commit(run, hub, tmp_path, revision):
     _write(tmp_path / dataset / f"{split}.jsonl", f"who of {name}")
   out = tmp_path / "qa"
   repository = "RUC-NLPIR/FlashRAG_datasets"
-  run(
-    f"--hub={repository}",
-    f"--revision={revision}",
-    f"--output={out}",
-  )
+  run(f"--hub={repository}", f"--revision={revision}", f"--output={out}")
   opened = prepared.Prepared(out)
   assert opened.manifest["hub"] == {
     "repository": repository,

@@ -13,12 +13,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import (
-  prompts,
-  protocol,
-  scoring,
-  units,
-)
+from anysearch_jax.environment import prompts, protocol, scoring, units
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.types import Author, Span

@@ -171,11 +171,7 @@ def test_the_answer_is_the_last_one_of_the_model(tape):
   expected = said[-1] if said else None
   assert scoring.extract_answer(spans) == expected
   verdict = scoring.judge(
-    spans,
-    golden_answers=(hostile.GOLD,),
-    budget=1,
-    searches=0,
-    scaffold=False,
+    spans, golden_answers=(hostile.GOLD,), budget=1, searches=0, scaffold=False
   )
   if verdict.em:
     assert expected is not None

@@ -88,10 +88,7 @@ def test_missing_values_are_undefined():
     ("\n{", "line 2: found text that is not JSON"),
     ("[]", "line 1: found list, expected a JSON object"),
     ("{}", "line 1: the episode lacks question_id"),
-    (
-      json.dumps(_one(outcome="lost")),
-      "'q0' ended as 'lost'; expected one of",
-    ),
+    (json.dumps(_one(outcome="lost")), "'q0' ended as 'lost'; expected one of"),
     (json.dumps(_one(em="1")), "line 1: found em '1', expected int or float"),
     (
       "\n".join(json.dumps(_one(dataset=f"set{b}", budget=b)) for b in (1, 2)),

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import (
-  columns,
-  comparison,
-  metrics,
-  significance,
-)
+from anysearch_jax.evaluation import columns, comparison, metrics, significance
 
 
 def _row(
@@ -194,8 +189,7 @@ def test_holm_is_over_all_pairs_at_one_level_of_detail():
     ]
     assert len(family) == (3 if pooled else 9)
     np.testing.assert_allclose(
-      [d.adjusted for d in family],
-      significance.holm([d.p for d in family]),
+      [d.adjusted for d in family], significance.holm([d.p for d in family])
     )
   # A real difference is found, and equal ones repeat.
   line = lines[0]

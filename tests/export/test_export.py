@@ -75,10 +75,7 @@ def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
 
 @pytest.mark.parametrize(
   ("shape", "dtype"),
-  [
-    ({"fsdp": 8}, "float32"),
-    ({"data": 2, "fsdp": 2, "tensor": 2}, "bfloat16"),
-  ],
+  [({"fsdp": 8}, "float32"), ({"data": 2, "fsdp": 2, "tensor": 2}, "bfloat16")],
 )
 def test_parameters_on_a_mesh_export_to_the_same_bytes(tmp_path, shape, dtype):
   policy = born_here("llama-biased")

@@ -190,8 +190,7 @@ def test_card_has_the_run_and_its_own_evaluations(runs, tmp_path):
   save_evaluation(run / "evaluation" / "plain", run / "policy")
   save_evaluation(run / "evaluation" / "start", runs / BASE)
   study.save_row(
-    study.row("x", questions=20, budgets=(0, 2)),
-    run / "evaluation" / "unknown",
+    study.row("x", questions=20, budgets=(0, 2)), run / "evaluation" / "unknown"
   )
   (run / "provenance.json").write_text(
     json.dumps({"retriever": {"kind": "bm25", "sha256": "abc"}})

@@ -43,12 +43,7 @@ def change(group: str, **values):
   [
     ("reward", {}, "trained", "every weight"),
     ("reward", {}, "rollouts", "100 of 100"),
-    (
-      "reward",
-      {},
-      "a rollout",
-      "512 questions x 5 samples, 5 optimizer steps",
-    ),
+    ("reward", {}, "a rollout", "512 questions x 5 samples, 5 optimizer steps"),
     ("reward", {}, "budgets", "1 to 5"),
     ("reward", {}, "questions", "not recorded"),
     ("reward", {}, "reward.gamma_mode", "adaptive | "),

@@ -88,8 +88,7 @@ def test_arrays_arrive_bit_for_bit(other, dtype, shape):
 
 
 @pytest.mark.parametrize(
-  "value",
-  [object(), {1, 2}, b"x", np.asarray([object()]), lambda: 3],
+  "value", [object(), {1, 2}, b"x", np.asarray([object()]), lambda: 3]
 )
 def test_values_that_would_need_pickling_are_refused(other, value):
   other(5)

@@ -112,8 +112,7 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
 
 def test_budget_may_cap_tokens():
   (row,) = map(
-    json.loads,
-    output("--json", "--budget=tokens=40", QUESTION).splitlines(),
+    json.loads, output("--json", "--budget=tokens=40", QUESTION).splitlines()
   )
   assert (row["budget"], row["caps"]) == (None, {"tokens": 40})
   assert row["tokens"] <= 40

@@ -114,11 +114,7 @@ WORLD = "--config=configs/quickstart.py"
 @pytest.mark.parametrize(
   ("command", "arguments", "sentence"),
   [
-    (
-      train,
-      [],
-      "found no --config, expected --config=FILE of yours",
-    ),
+    (train, [], "found no --config, expected --config=FILE of yours"),
     (train, [], "configs/{documents.py,llama3_1_8b.py,methods.py,one_gpu.py,"),
     (ask, ["x"], "or --documents=FOLDER of files to ask about."),
     (

@@ -203,8 +203,5 @@ def test_a_full_disk_behind_the_output_stops_nothing():
     process = start("prints_little(); stopping.say('done')", stdout=full)
   assert end(process) == (
     0,
-    [
-      "standard output: No space left on device; its lines are dropped",
-      "done",
-    ],
+    ["standard output: No space left on device; its lines are dropped", "done"],
   )

@@ -281,10 +281,7 @@ def small_run_of(group):
     ("absent.py:reward", "found no file "),
     ("absent_module:reward", "No module named 'absent_module'"),
     ("sys:exit", "'sys', a module without a file"),
-    (
-      "anysearch_jax.methods.anysearch:nothing",
-      "found no 'nothing'",
-    ),
+    ("anysearch_jax.methods.anysearch:nothing", "found no 'nothing'"),
   ],
 )
 def test_wrong_name_is_refused(name, sentence, tmp_path):

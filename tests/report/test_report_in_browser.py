@@ -34,10 +34,7 @@ def _hostile(episode):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
   size = {"questions": 30, "budgets": (0, 2, 6)}
-  rows = [
-    study.row("A", **size),
-    study.row("B", thrift=0.8, **size),
-  ]
+  rows = [study.row("A", **size), study.row("B", thrift=0.8, **size)]
   samples = [
     trajectories.Sample(row.label, row.episodes, study.decode) for row in rows
   ]

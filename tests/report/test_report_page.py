@@ -214,9 +214,7 @@ def test_hostile_text_stays_text(tmp_path):
   rows = [metrics.Row(hostile, episodes), metrics.Row(f"b{hostile}", episodes)]
   training = [
     study_lib.Training(
-      hostile,
-      study.training("x").records,
-      {"a": {hostile: hostile}},
+      hostile, study.training("x").records, {"a": {hostile: hostile}}
     ),
     study_lib.Training("plain", (), {"a": {}}),
   ]

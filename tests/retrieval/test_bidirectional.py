@@ -313,10 +313,7 @@ BERT_REFUSES = (
     "position_embedding_type 'relative_key' is not",
   ),
   # Jina's models say that they are BERT's.
-  (
-    {"auto_map": {"AutoModel": "modeling_bert.JinaBert"}},
-    "auto_map .* is not",
-  ),
+  ({"auto_map": {"AutoModel": "modeling_bert.JinaBert"}}, "auto_map .* is not"),
   ({"pooling": "cls"}, "pooling 'cls' is not supported; expected 'average'"),
   ({"hidden_size": True}, "hidden_size is True, expected a positive"),
   ({"num_attention_heads": 5}, "hidden_size 48 is not divisible by 5"),

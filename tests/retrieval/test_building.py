@@ -46,10 +46,7 @@ def make(tmp_path, kind="flat", count=20, *, name="index", **values):
   source = cases.write(tmp_path / "c.jsonl", count)
   encoder = None if kind == "bm25" else cases.Encoder()
   found = building.build(
-    source,
-    tmp_path / name,
-    settings(kind, tmp_path, **values),
-    encoder=encoder,
+    source, tmp_path / name, settings(kind, tmp_path, **values), encoder=encoder
   )
   assert found
   return opening.open_index(tmp_path / name, encoder=encoder), encoder

@@ -64,12 +64,7 @@ SCORED = [
     # ZeroSearch's.
     (dialects.read_retrieve, {"query": "a", "top_k": 4}, 4, DOCUMENTS),
     (ONE, {"query": "a", "top_n": 4}, 4, DOCUMENTS),
-    (
-      ONE,
-      {"query": "a", "return_score": True},
-      None,
-      [DOCUMENTS, [0.5, 0.25]],
-    ),
+    (ONE, {"query": "a", "return_score": True}, None, [DOCUMENTS, [0.5, 0.25]]),
   ],
 )
 def test_each_projects_requests_get_its_own_answer(read, body, k, response):
@@ -116,11 +111,7 @@ def test_a_filter_is_refused_and_not_ignored(key):
   [
     (dialects.read_retrieve, {}, "queries: found nothing, expected a list"),
     (dialects.read_retrieve, {"queries": "a"}, "queries: found text"),
-    (
-      dialects.read_retrieve,
-      {"queries": ["a", 7]},
-      "found a number",
-    ),
+    (dialects.read_retrieve, {"queries": ["a", 7]}, "found a number"),
     (
       dialects.read_retrieve,
       {"queries": ["a"], "topk": "three"},

@@ -20,11 +20,7 @@ from retrieval.service import dialects, service
 
 CALLER = http_calls.Caller(secret="key", advice="")
 LIMITS = dialects.Limits(
-  characters=200,
-  max_topk=9,
-  queries=3,
-  passages=20,
-  body=4000,
+  characters=200, max_topk=9, queries=3, passages=20, body=4000
 )
 KEYS = (
   *("queries", "query", "topk", "top_k", "top_n"),

@@ -276,8 +276,7 @@ class Documents(Letters):
 
 def test_passages_of_documents_keep_their_places_over_the_service():
   retriever = http_retriever.HttpRetriever(
-    fake.URL,
-    transport=httpx2.ASGITransport(service.create_app(Documents())),
+    fake.URL, transport=httpx2.ASGITransport(service.create_app(Documents()))
   )
   ((found,),) = fake.search(retriever, fake.ask("a", 1))
   assert found.source == ("n/a.pdf", 2, "One > Two")
@@ -287,8 +286,7 @@ def test_passages_of_documents_keep_their_places_over_the_service():
 def test_it_understands_the_service_of_this_package():
   """Tests identity, batches and a refused query over the service's app."""
   retriever = http_retriever.HttpRetriever(
-    fake.URL,
-    transport=httpx2.ASGITransport(service.create_app(Letters())),
+    fake.URL, transport=httpx2.ASGITransport(service.create_app(Letters()))
   )
   assert retriever.identity() == {"kind": "letters"}
   requests = [fake.ask("a"), fake.ask("naïve 東京", 1), fake.ask("c")]

@@ -227,10 +227,7 @@ def test_rows_of_another_order_or_encoder_are_refused(tmp_path, factory):
 
   # An encoder in bfloat16 makes slightly other vectors.
   assert build("right", x + 0.002 * units(300, seed=3))
-  for name, wrong in (
-    ("reversed", x[::-1].copy()),
-    ("other", units(300)),
-  ):
+  for name, wrong in (("reversed", x[::-1].copy()), ("other", units(300))):
     with pytest.raises(ValueError, match="in [0-9]+% of 64 sampled rows, exp"):
       build(name, wrong)
 

@@ -194,9 +194,7 @@ def test_certificates_are_of_the_name_and_not_of_the_address(
   file = tmp_path / "site.pem"
   file.write_bytes(
     key.private_bytes(
-      pem,
-      serialization.PrivateFormat.PKCS8,
-      serialization.NoEncryption(),
+      pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     + certificate.public_bytes(pem)
   )

@@ -193,8 +193,7 @@ def test_a_redirect_is_not_followed(connect):
   """An answer must not send requests, or the key, elsewhere."""
   inside = "http://169.254.169.254/latest/meta-data"
   retriever = connect(
-    "brave",
-    lambda request: httpx2.Response(302, headers={"location": inside}),
+    "brave", lambda request: httpx2.Response(302, headers={"location": inside})
   )
   with pytest.raises(types.RetrievalError, match="HTTP 302"):
     asyncio.run(retriever.search(ask("a")))

@@ -265,9 +265,7 @@ def test_question_that_outlasts_the_grace_is_told_that_the_service_stops(
   assert "The service stops" in found.text
 
 
-def test_metrics_and_log_tell_of_a_request_without_its_question(
-  caplog,
-):
+def test_metrics_and_log_tell_of_a_request_without_its_question(caplog):
   caplog.set_level(logging.INFO, "anysearch_jax.serving.service")
   with served() as (url, _):
     httpx2.post(f"{url}/v1/responses", json=QUESTION)

@@ -79,10 +79,7 @@ def test_answer_is_structured_and_each_search_is_reported_as_progress():
   assert found["queries"] == [
     {
       "query": "emma",
-      "sources": [
-        {"id": "7", "title": "Emma"},
-        {"id": "8", "title": "Novel"},
-      ],
+      "sources": [{"id": "7", "title": "Emma"}, {"id": "8", "title": "Novel"}],
     },
     {"query": "novel", "sources": [{"id": "8", "title": "Novel"}]},
   ]

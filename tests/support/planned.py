@@ -13,12 +13,7 @@ import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
-from anysearch_jax.planning import (
-  collectives,
-  compilation,
-  plan,
-  targets,
-)
+from anysearch_jax.planning import collectives, compilation, plan, targets
 
 AXES = ("fsdp", "tensor")
 

@@ -16,8 +16,7 @@ from anysearch_jax.config import settings
 from anysearch_jax.training import checkpoint, train_step
 
 CONFIG = config_lib.ExperimentConfig(
-  name="small",
-  curriculum=config_lib.CurriculumConfig(max_budget=2, window=3),
+  name="small", curriculum=config_lib.CurriculumConfig(max_budget=2, window=3)
 )
 QUALITY = 0.5
 

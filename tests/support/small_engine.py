@@ -55,13 +55,7 @@ def params():
 
 
 def engine(
-  params,
-  *,
-  architecture=A,
-  sampling=None,
-  seed=7,
-  mesh=None,
-  **changes,
+  params, *, architecture=A, sampling=None, seed=7, mesh=None, **changes
 ):
   """Returns an engine of `CONFIG` with `changes`."""
   return engine_lib.JaxEngine(

@@ -25,11 +25,7 @@ CONFIG = config_lib.ExperimentConfig(
   group=2,
   save_every=2,
   curriculum=config_lib.CurriculumConfig(
-    max_budget=2,
-    phase1_steps=4,
-    total_steps=8,
-    steps_per_rollout=2,
-    window=4,
+    max_budget=2, phase1_steps=4, total_steps=8, steps_per_rollout=2, window=4
   ),
   # Random policies never answer; only their lengths differ.
   reward=config_lib.RewardConfig(length_limit=2, length_tolerance=40),
