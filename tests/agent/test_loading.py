@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 
 import pytest
 import retrieval_cases as cases
 import scripted
+import served
 import small_run
-import uvicorn
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
@@ -90,18 +88,9 @@ def test_folder_of_an_index_is_searched(index):
 
 def test_address_of_a_server_is_searched(index):
   app = service.create_app(opening.open_index(index))
-  with socket.create_server(("127.0.0.1", 0)) as listening:
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
-    thread = threading.Thread(
-      target=server.run, kwargs={"sockets": [listening]}, daemon=True
-    )
-    thread.start()
-    try:
-      url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-      assert found(url) == found(f"{url}|{url}") == found(index)
-    finally:
-      server.should_exit = True
-      thread.join(20)
+  with served.listening(app) as (host, port):
+    url = f"http://{host}:{port}"
+    assert found(url) == found(f"{url}|{url}") == found(index)
 
 
 @pytest.mark.parametrize(

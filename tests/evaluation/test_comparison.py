@@ -197,26 +197,17 @@ def test_holm_is_over_all_pairs_at_one_level_of_detail():
   assert lines == _pairwise(rows, "accuracy", "searches")
 
 
-def _trained(label, trainings, *, seeds=(1,), **size):
-  """Builds a row of several trainings with the same evaluation seeds."""
-  return metrics.Row(
-    label,
-    tuple(
-      e | {"run": f"{label}{i}"}
-      for i in range(trainings)
-      for e in study.row(f"{label}{i}", seeds=seeds, **size).episodes
-    ),
-  )
-
-
 @pytest.mark.parametrize(
   ("ours", "theirs", "pairs", "unpaired"),
   [(3, 3, 3, 0), (3, 1, 3, 0), (1, 3, 3, 0), (3, 2, 2, 20)],
 )
 def test_trainings_of_one_seed_are_matched(ours, theirs, pairs, unpaired):
   """A single training is matched with each; others in their order."""
-  size = {"questions": 10, "budgets": (1, 3)}
-  rows = _trained("a", ours, **size), _trained("b", theirs, **size)
+  size = {"questions": 10, "budgets": (1, 3), "seeds": (1,)}
+  rows = [
+    study.trained("a", ours, **size),
+    study.trained("b", theirs, **size),
+  ]
   found = comparison.pair(*rows)
   assert (found.unpaired, len(found) + found.failed) == (unpaired, pairs * 20)
   (line,) = (d for d in _pairwise(rows, "accuracy") if d.budget == 1)
@@ -224,7 +215,7 @@ def test_trainings_of_one_seed_are_matched(ours, theirs, pairs, unpaired):
 
 
 def test_a_training_meets_itself_in_any_order():
-  ours = _trained("a", 3, questions=10, budgets=(1, 3))
+  ours = study.trained("a", 3, seeds=(1,), questions=10, budgets=(1, 3))
   again = metrics.Row("again", tuple(reversed(ours.episodes)))
   pairs = comparison.pair(ours, again)
   names = [
@@ -236,10 +227,10 @@ def test_a_training_meets_itself_in_any_order():
 
 
 def test_several_trainings_are_compared_as_methods():
-  size = {"questions": 60, "budgets": (2,)}
+  size = {"questions": 60, "budgets": (2,), "seeds": (1,)}
   rows = [
-    _trained("a", 4, skill=0.9, **size),
-    _trained("b", 4, skill=0.2, **size),
+    study.trained("a", 4, skill=0.9, **size),
+    study.trained("b", 4, skill=0.2, **size),
   ]
   found = _by_cell(_pairwise(rows, "accuracy", "searches"))
   line = found["accuracy", None, 2]

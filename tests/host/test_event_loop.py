@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import signal
-import subprocess
-import sys
 
 import httpx2
 import pytest
+import source_tree
 
 from anysearch_jax.host import http_calls, loop
 
@@ -91,13 +90,7 @@ def test_work_that_is_left_is_cancelled_when_the_process_ends():
     "loop.Work(work())\n"
     "loop.run(asyncio.sleep(0))\n"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    capture_output=True,
-    text=True,
-    timeout=60,
-    check=True,
-  )
+  done = source_tree.python("-c", code, timeout=60, check=True)
   assert done.stdout == "cleaned\n"
 
 

@@ -9,11 +9,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import commands
 import pytest
+import source_tree
 
 from anysearch_jax.host import run_lock
 from launch import evaluate, export_hf, train
@@ -32,9 +32,7 @@ with run_lock.hold(sys.argv[1]):
 def other(tmp_path):
   """Yields the path of a lock and another process that holds it."""
   path = tmp_path / "run" / run_lock.NAME
-  process = subprocess.Popen(
-    [sys.executable, "-c", _HOLDS, path], stdout=subprocess.PIPE, text=True
-  )
+  process = source_tree.started("-c", _HOLDS, path)
   assert process.stdout.readline() == "held\n"
   yield path, process
   process.kill()

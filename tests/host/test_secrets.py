@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import pathlib
-import subprocess
-import sys
 
 import commands
 import fake_sglang
 import pytest
 import sglang_engines
 import small_run
+import source_tree
 import web_site
 
 from anysearch_jax import config as config_lib
@@ -116,15 +115,10 @@ def world(tmp_path):
 
 def _command(root: pathlib.Path, module: str, *flags: str):
   """Runs a command and saves its output beside the files that it wrote."""
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", f"launch.{module}"),
-      *(f"--config={root / 'config.py'}", f"--output={root / module}", *flags),
-    ],
-    capture_output=True,
-    text=True,
+  done = source_tree.python(
+    *("-m", f"launch.{module}", f"--config={root / 'config.py'}"),
+    *(f"--output={root / module}", *flags),
     timeout=600,
-    check=False,
     env=os.environ
     | _KEYS
     # No proxy listens at this port.

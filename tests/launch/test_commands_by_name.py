@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
 import sys
 
 import commands
 import pytest
+import source_tree
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
@@ -17,17 +17,6 @@ from launch import ask, build_index, flags, report, shipped, train
 from launch import list as launch_list
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def anysearch(*arguments: str) -> subprocess.CompletedProcess[str]:
-  return subprocess.run(
-    [sys.executable, "-m", "launch", *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    check=False,
-  )
 
 
 def test_every_command_is_listed_with_its_line(capsys, monkeypatch):
@@ -48,16 +37,10 @@ def test_every_command_is_listed_with_its_line(capsys, monkeypatch):
 
 
 def test_listing_imports_no_jax():
-  done = subprocess.run(
-    [
-      *(sys.executable, "-c"),
-      "import sys\nfrom launch import __main__ as by_name\n"
-      "by_name.usage()\nassert 'jax' not in sys.modules",
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
+  done = source_tree.python(
+    "-c",
+    "import sys\nfrom launch import __main__ as by_name\n"
+    "by_name.usage()\nassert 'jax' not in sys.modules",
   )
   assert done.returncode == 0, done.stderr
 
@@ -72,7 +55,9 @@ def test_unknown_command_is_refused_with_the_nearest_name(capsys, monkeypatch):
 
 
 def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
-  done = anysearch("build-index", "--corpus=x", "--korpus=y")
+  done = source_tree.python(
+    *("-m", "launch", "build-index", "--corpus=x", "--korpus=y")
+  )
   assert done.returncode == 2 and not done.stdout
   assert done.stderr.startswith("launch.build_index: ")
   assert "'korpus'" in done.stderr
@@ -95,13 +80,7 @@ def test_list_names_systems_environments_and_every_setting():
 
 def test_another_python_is_told_what_to_do(tmp_path):
   """`-S` hides the installed packages, as in another Python."""
-  done = subprocess.run(
-    [sys.executable, "-S", "-m", "launch.train", "--config=x.py"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = source_tree.python("-S", "-m", "launch.train", "--config=x.py")
   assert done.returncode == 1
   (said,) = done.stderr.splitlines()
   assert "lacks the packages of requirements.txt" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
 
 import commands
 import pytest
@@ -228,22 +227,10 @@ flags.run(lambda argv: None)
 
 def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
-  command = [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}"]
-  found = subprocess.run(
-    [*command, "--config.seed=7", "-h"],
-    cwd=source_tree.ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
+  command = ("-c", COMMAND, f"--config={tmp_path / 'a.py'}")
+  found = source_tree.python(*command, "--config.seed=7", "-h", check=True)
   assert {"name=mine", "seed=7"} <= {*listed(found.stdout)}
-  closed = subprocess.Popen(
-    [*command, "--help"],
-    cwd=source_tree.ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  closed = source_tree.started(*command, "--help", stderr=subprocess.PIPE)
   closed.stdout.close()
   assert closed.stderr.read() == ""
   closed.wait(60)

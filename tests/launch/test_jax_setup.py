@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+import source_tree
 
 from launch import jax_setup
 
@@ -33,14 +32,7 @@ def python(code, *arguments, **variables):
   """Runs code without settings of JAX, and returns what it printed."""
   own = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
   environment = {k: v for k, v in os.environ.items() if k not in own}
-  done = subprocess.run(
-    [sys.executable, "-c", code, *arguments],
-    env=environment | variables,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    check=False,
-  )
+  done = source_tree.python("-c", code, *arguments, env=environment | variables)
   assert done.returncode == 0, done.stderr
   return done.stdout, done.stderr
 

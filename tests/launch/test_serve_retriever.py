@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import pathlib
 import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -22,14 +20,13 @@ import held_search
 import httpx2
 import pytest
 import served
-import uvicorn
+import source_tree
 import waits
 
 from launch import http_server, serve_retriever
 from retrieval.index import building, opening
 from retrieval.service import service
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Serves a search that takes a few seconds.
 SLOW = """
 import sys, time
@@ -64,13 +61,7 @@ def index(tmp_path_factory):
 @contextlib.contextmanager
 def started(*command):
   """Yields a listening server's process and URL; kills it at the end."""
-  process = subprocess.Popen(
-    [sys.executable, *map(str, command)],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  process = source_tree.started(*command, stderr=subprocess.PIPE)
   try:
     line = process.stdout.readline()
     assert line.startswith("serving "), process.communicate()
@@ -300,17 +291,11 @@ def serving(**limits):
   search = Patient()
   app = service.create_app(search)
   search.service = app.state.service
-  config = uvicorn.Config(app, http=guard.protocol, ws="none", log_config=None)
-  server = uvicorn.Server(config)
-  with socket.create_server(("127.0.0.1", 0)) as listening:
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
+  with served.listening(app, http=guard.protocol) as address:
     try:
-      yield listening.getsockname(), reasons, search
+      yield address, reasons, search
     finally:
       search.free.set()
-      server.should_exit = True
-      thread.join(60)
 
 
 @contextlib.contextmanager
@@ -443,11 +428,5 @@ def test_a_process_without_room_for_connections_is_refused_with_what_to_do():
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   most, limit = http_server.room(10)
   assert most == 10 and limit >= soft
-  with subprocess.Popen(
-    [sys.executable, "-c", FEW, "3", "any"],
-    cwd=ROOT,
-    stderr=subprocess.PIPE,
-    text=True,
-  ) as process:
-    said = process.communicate(timeout=120)[1]
+  said = source_tree.python("-c", FEW, "3", "any").stderr
   assert "expected 8 or more. Raise the limit (ulimit -n 4096)." in said

@@ -333,12 +333,7 @@ sys.exit(supervisor.run(
   logs=pathlib.Path({str(tmp_path)!r}), deadline=30, grace={grace},
 ))
 """
-    process = subprocess.Popen(
-      [sys.executable, "-c", script],
-      cwd=source_tree.ROOT,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
+    process = source_tree.started("-c", script)
     assert any(line.startswith(until) for line in process.stdout)
     pids(tmp_path)
     return process

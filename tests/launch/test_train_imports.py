@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
+import source_tree
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Starts the quickstart's training and prints what is loaded where its first
 # rollout would begin.
 CODE = """
@@ -55,16 +52,9 @@ def rooms(modules):
 
 
 def test_a_training_loads_the_rooms_that_it_uses(tmp_path):
-  done = subprocess.run(
-    [
-      *(sys.executable, "-c", CODE),
-      *("--config=configs/quickstart.py", f"--output={tmp_path / 'run'}"),
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-    check=False,
+  done = source_tree.python(
+    *("-c", CODE, "--config=configs/quickstart.py"),
+    f"--output={tmp_path / 'run'}",
   )
   assert done.returncode == 0, done.stderr[-3000:]
   loaded = json.loads(done.stdout.splitlines()[-1])
@@ -118,15 +108,9 @@ def test_a_wrong_value_is_refused_before_the_library_is_imported(
   module, wrong, sentence
 ):
   flags = {"evaluate": ["--output=x"], "score": ["--input=x", "--output=y"]}
-  done = subprocess.run(
-    [
-      *(sys.executable, "-c", REFUSE, module, f"--config.{wrong}"),
-      *("--config=configs/quickstart.py", *flags.get(module, [])),
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
+  done = source_tree.python(
+    *("-c", REFUSE, module, f"--config.{wrong}"),
+    *("--config=configs/quickstart.py", *flags.get(module, [])),
   )
   count, has_jax = done.stdout.split()
   assert int(count) <= 60 and has_jax == "False"

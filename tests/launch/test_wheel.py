@@ -14,6 +14,7 @@ import sys
 import zipfile
 
 import pytest
+import source_tree
 
 import anysearch_jax
 
@@ -25,15 +26,8 @@ EXTRAS = (
 
 
 def pip(*arguments: object) -> None:
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "pip", "--disable-pip-version-check"),
-      *map(str, arguments),
-    ],
-    capture_output=True,
-    text=True,
-    timeout=300,
-    check=False,
+  done = source_tree.python(
+    "-m", "pip", "--disable-pip-version-check", *arguments
   )
   assert done.returncode == 0, done.stdout + done.stderr
 
@@ -84,15 +78,17 @@ def site(wheel, tmp_path_factory) -> pathlib.Path:
 
 
 def run(site, folder, *command: str) -> subprocess.CompletedProcess[str]:
-  return subprocess.run(
+  """Runs a command that must end well."""
+  done = subprocess.run(
     command,
     cwd=folder,
     env=os.environ | {"PYTHONPATH": str(site)},
     capture_output=True,
     text=True,
     timeout=300,
-    check=False,
   )
+  assert done.returncode == 0, done.stderr
+  return done
 
 
 def test_wheel_has_every_file_of_the_packages(wheel):
@@ -136,7 +132,6 @@ def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
     *(site, tmp_path, sys.executable, "-m", "launch.train"),
     *("--config=configs/quickstart.py", "--dry_run"),
   )
-  assert done.returncode == 0, done.stderr
   assert str(site / "configs" / "graded_world_policy") in done.stdout
   assert not list(tmp_path.iterdir())
 
@@ -167,20 +162,17 @@ def test_installed_command_runs_beside_packages_of_the_same_names(
 ):
   command = str(site / "bin" / "anysearch")
   listed = run(site, hostile, command, "list")
-  assert listed.returncode == 0, listed.stderr
   assert "search_r1" in listed.stdout
   dry = run(
     *(site, hostile, command, "train", "--dry_run"),
     *("--config=configs/quickstart.py", "--reward=mine:reward"),
   )
-  assert dry.returncode == 0, dry.stderr
   assert '"function": "mine:reward"' in dry.stdout
 
 
 def test_without_a_package_launch_modules_run_there_too(site, hostile):
   shutil.rmtree(hostile / "launch")
-  done = run(site, hostile, sys.executable, "-m", "launch.list")
-  assert done.returncode == 0, done.stderr
+  run(site, hostile, sys.executable, "-m", "launch.list")
 
 
 @pytest.mark.slow
@@ -191,15 +183,13 @@ def test_installed_commands_answer_and_train_there(site, hostile):
     *("--policy=configs/graded_world_policy", "--budget=3", "--json"),
     "bupor mayor employer ?",
   )
-  assert asked.returncode == 0, asked.stderr
   assert json.loads(asked.stdout)["searches"] <= 3
-  trained = run(
+  run(
     *(site, hostile, command, "train", "--config=configs/quickstart.py"),
     *("--reward=mine:reward", "--output=run", "--mlflow"),
     *("--config.curriculum.total_steps=2", "--config.questions=2"),
     *("--config.curriculum.steps_per_rollout=1", "--config.group=2"),
     "--config.curriculum.phase1_steps=0",
   )
-  assert trained.returncode == 0, trained.stderr
   assert (hostile / "run" / "policy" / "config.json").is_file()
   assert list(json.loads((hostile / "run" / "trackers.json").read_text()))

@@ -106,14 +106,10 @@ def test_second_calls_do_not_deadlock_on_slots():
   engine.set_params(policy.params, 1)  # Raises if a slot is still held.
 
 
-@contextlib.contextmanager
 def endpoint(url, **values):
   values = {"name": "m", "deadline": 20.0} | values
-  made = text_model.EndpointModel(url, config_lib.TextModelConfig(**values))
-  try:
-    yield made
-  finally:
-    made.close()
+  c = config_lib.TextModelConfig(**values)
+  return contextlib.closing(text_model.EndpointModel(url, c))
 
 
 def said(text, **more):

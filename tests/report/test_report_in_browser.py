@@ -61,10 +61,7 @@ def _decoded(ids):
   return study.decode(ids).replace("</answer>", f"{_HOSTILE}</answer>")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-  with chromium.page(tmp_path_factory.mktemp("profile")) as page:
-    yield page
+browser = chromium.browser
 
 
 @pytest.fixture

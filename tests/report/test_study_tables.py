@@ -317,17 +317,8 @@ def test_regret_is_shown_by_budget_pooled_and_in_the_papers_tables(
 
 
 def _trained(label, trainings, **options):
-  """Builds a row of trainings, each with an evaluation seed of its own."""
-  return metrics.Row(
-    label,
-    tuple(
-      e | {"run": f"{label}{seed}"}
-      for seed in range(trainings)
-      for e in study.row(
-        f"{label}{seed}", seeds=(seed,), budgets=(0, 2), questions=12, **options
-      ).episodes
-    ),
-  )
+  size = {"budgets": (0, 2), "questions": 12}
+  return study.trained(label, trainings, **size, **options)
 
 
 def _tables(*rows):

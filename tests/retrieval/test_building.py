@@ -9,8 +9,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -20,6 +18,7 @@ import faiss
 import numpy as np
 import pytest
 import retrieval_cases as cases
+import source_tree
 
 from launch import build_index
 from launch import flags as launch_flags
@@ -231,9 +230,7 @@ def test_a_builder_may_be_killed_at_any_moment(tmp_path):
     folder=str(tmp_path / "index"),
   )
   for seconds in (0.0, 0.4):
-    with subprocess.Popen(
-      [sys.executable, "-c", code], stdout=subprocess.PIPE
-    ) as process:
+    with source_tree.started("-c", code) as process:
       process.stdout.readline()
       time.sleep(seconds)
       process.send_signal(signal.SIGKILL)

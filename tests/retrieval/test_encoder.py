@@ -36,22 +36,9 @@ def read(path: pathlib.Path):
   return json.loads(path.read_text())
 
 
-def write(path: pathlib.Path, values) -> None:
-  path.parent.mkdir(exist_ok=True)
-  path.write_text(json.dumps(values))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("encoders") / "tiny"
-  random_encoders.make(folder)
-  return folder
-
-
-@pytest.fixture
-def own(tmp_path, folder):
-  """Returns a folder that a test may change."""
-  return shutil.copytree(folder, tmp_path / "own")
+folder = random_encoders.folder
+own = random_encoders.own
+write = random_encoders.write
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import shutil
 
 import pytest
@@ -12,23 +11,9 @@ import random_encoders
 from retrieval.encoder import encoder as encoder_lib
 from retrieval.encoder import encoder_settings
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("encoders") / "tiny"
-  random_encoders.make(folder)
-  return folder
-
-
-@pytest.fixture
-def own(tmp_path, folder):
-  """A folder that a test may change."""
-  return shutil.copytree(folder, tmp_path / "own")
-
-
-def write(path: pathlib.Path, values) -> None:
-  path.parent.mkdir(exist_ok=True)
-  path.write_text(json.dumps(values))
+folder = random_encoders.folder
+own = random_encoders.own
+write = random_encoders.write
 
 
 def settle(folder, **given):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import subprocess
-import sys
 
 import commands
 import numpy as np
 import pytest
 import retrieval_cases as cases
+import source_tree
 
 from anysearch_jax import config, types
 from launch import build_index, retrieval_settings, retrievers
@@ -259,12 +258,7 @@ def test_a_file_that_another_process_has_open_is_named(tmp_path):
   )
   address = str(tmp_path / "held.db")
   milvus().Collection(address, "a")
-  found = subprocess.run(
-    [sys.executable, "-c", program, address],
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
+  found = source_tree.python("-c", program, address)
   assert "another process has it open" in found.stdout
   assert "Traceback" not in found.stderr  # Of Milvus Lite.
   (tmp_path / "none.db").write_text("no folder")

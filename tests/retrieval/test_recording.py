@@ -9,14 +9,14 @@ import os
 import signal
 import sqlite3
 import struct
-import subprocess
-import sys
 import textwrap
 import uuid
 
+import fake_retriever as fake
 import hypothesis
 import numpy as np
 import pytest
+import source_tree
 from hypothesis import strategies as st
 
 from anysearch_jax import types
@@ -25,8 +25,7 @@ from retrieval import recording
 WHO = {"kind": "test", "corpus": "abc"}
 
 
-def ask(query, k=3, corpus=""):
-  return types.SearchRequest(query, k, corpus)
+ask = fake.ask
 
 
 def truth(request, word="text"):
@@ -70,6 +69,12 @@ def recorder(retriever, path, mode="record", identity=WHO):
 
 def search(tested, *requests):
   return asyncio.run(tested.search_many(requests))
+
+
+def answered(path, *requests, retriever=None, **how):
+  """Returns the answers of a recorder that is closed after them."""
+  with recorder(retriever, path, **how) as tested:
+    return search(tested, *requests)
 
 
 # What is recorded is replayed.
@@ -161,8 +166,7 @@ def test_modes_ask_log_and_retriever_in_their_order(path):
 
 
 def test_miss_names_the_query(path):
-  with recorder(Source(), path) as tested:
-    search(tested, ask("a"))
+  answered(path, ask("a"), retriever=Source())
   with recorder(None, path, mode="strict") as tested:
     hit, miss = search(tested, ask("a"), ask("Who is it?", 7, "wiki"))
     assert hit == truth(ask("a"))
@@ -185,16 +189,13 @@ def test_miss_names_the_query(path):
   ids=str,
 )
 def test_every_part_of_the_key_counts(path, other):
-  with recorder(Source(), path) as tested:
-    search(tested, ask("a"))
-  with recorder(None, path, mode="strict") as tested:
-    (found,) = search(tested, other)
-    assert isinstance(found, recording.MissError)
+  answered(path, ask("a"), retriever=Source())
+  (found,) = answered(path, other, mode="strict")
+  assert isinstance(found, recording.MissError)
 
 
 def test_without_a_retriever_the_only_identity_is_used(path):
-  with recorder(Source(), path) as tested:
-    search(tested, ask("a"))
+  answered(path, ask("a"), retriever=Source())
   with recorder(None, path, mode="strict", identity=None) as tested:
     assert tested.identity() == WHO
     assert search(tested, ask("a")) == [truth(ask("a"))]
@@ -213,14 +214,12 @@ def test_failures_are_answered_and_not_recorded(path):
     assert (first, last) == (truth(ask("a")), truth(ask("b")))
     assert isinstance(bad, types.RetrievalError)
     assert tested.counters["failures"] == 1
-  with recorder(None, path, mode="strict") as tested:
-    (miss,) = search(tested, ask("bad"))
-    assert isinstance(miss, recording.MissError)
+  (miss,) = answered(path, ask("bad"), mode="strict")
+  assert isinstance(miss, recording.MissError)
 
 
 def test_a_retriever_that_raises_leaves_the_logs_answers(path):
-  with recorder(Source(), path) as tested:
-    search(tested, ask("a"))
+  answered(path, ask("a"), retriever=Source())
 
   class Short:
     async def search_many(self, requests):
@@ -243,8 +242,7 @@ def test_the_first_answer_stays_and_another_is_counted(path):
     ]
     assert tested.counters["conflicts"] == 1
     assert tested.counters["recorded"] == 1
-  with recorder(None, path, mode="strict") as tested:
-    assert search(tested, ask("a")) == [truth(ask("a"))]
+  assert answered(path, ask("a"), mode="strict") == [truth(ask("a"))]
 
 
 def test_loops_and_threads_share_a_recorder(path):
@@ -282,12 +280,7 @@ WRITER = textwrap.dedent("""
 
 
 def write(path, name, count):
-  return subprocess.Popen(
-    [sys.executable, "-c", WRITER, str(path), name, str(count)],
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-  )
+  return source_tree.started("-c", WRITER, path, name, count)
 
 
 def test_writers_of_one_file_agree_on_every_answer(path):
@@ -315,9 +308,9 @@ def test_answers_of_a_killed_writer_survive(path):
   writer.wait()
   done = [line.split(" writer")[0] for line in seen if line.endswith("\n")]
   assert len(done) >= 40
-  with recorder(None, path, mode="strict", identity="w") as tested:
-    found = search(tested, *(ask(query, 2) for query in done))
-    assert [answer[0].id for answer in found] == done
+  asked = [ask(query, 2) for query in done]
+  found = answered(path, *asked, mode="strict", identity="w")
+  assert [answer[0].id for answer in found] == done
   # The next one goes on.
   with recorder(Source(), path, mode="replay", identity="w") as tested:
     search(tested, ask("after", 2))
@@ -361,8 +354,7 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(path):
     with pytest.raises(AttributeError):
       search(tested, ask("a"), ask("b"))
     assert search(tested, ask("c")) == [truth(ask("c"))]
-  with recorder(None, path, mode="strict") as tested:
-    found = search(tested, ask("a"), ask("b"), ask("c"))
+  found = answered(path, ask("a"), ask("b"), ask("c"), mode="strict")
   missed = recording.MissError
   assert [type(answer) for answer in found] == [missed, missed, tuple]
 
@@ -394,8 +386,7 @@ def test_another_file_is_refused_and_left_alone(
 
 
 def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
-  with recorder(Source(), path) as tested:
-    search(tested, ask("a"))
+  answered(path, ask("a"), retriever=Source())
   monkeypatch.setattr(os, "access", lambda *_: False)
   with recorder(None, path, mode="strict") as tested:
     assert search(tested, ask("a")) == [truth(ask("a"))]

@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 
+import fake_retriever as fake
 import httpx2
 import pytest
 import web_site
@@ -35,8 +36,7 @@ QUICK = http_calls.Patience(
 KEY = "k3y-of-nobody"
 
 
-def ask(query, k=3, corpus=""):
-  return types.SearchRequest(query, k, corpus)
+ask = fake.ask
 
 
 @pytest.fixture
@@ -88,12 +88,6 @@ def said(request):
     "params": {k: v for k, v in request.url.params.items() if v != KEY},
     "body": json.loads(request.content) if request.content else None,
   }
-
-
-def body(value, status=200):
-  return lambda request: httpx2.Response(
-    status, content=json.dumps(value).encode()
-  )
 
 
 @pytest.mark.parametrize(("kind", "exchange"), EXCHANGES)
@@ -182,7 +176,7 @@ SHAPES = [
   ids=str,
 )
 def test_reply_of_another_shape_is_an_error(connect, kind, reply, sentence):
-  retriever = connect(kind, body(reply))
+  retriever = connect(kind, fake.status(200, json.dumps(reply)))
   with pytest.raises(types.RetrievalError, match=sentence):
     asyncio.run(retriever.search(ask("a")))
   # It was answered, so it is paid for.

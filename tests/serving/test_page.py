@@ -21,10 +21,7 @@ pytestmark = pytest.mark.skipif(
 EVIL = "<img src=x onerror=alert(1)><script>document.title='hacked'</script>"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-  with chromium.page(tmp_path_factory.mktemp("profile")) as page:
-    yield page
+browser = chromium.browser
 
 
 @pytest.fixture(scope="module")

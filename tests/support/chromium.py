@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 BINARY = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -127,6 +129,12 @@ class Page:
       own = ("file:", "about:", "data:", "blob:", self._own)
       if not url.startswith(own):
         self.errors.append(f"request of {url}")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+  with page(tmp_path_factory.mktemp("profile")) as opened:
+    yield opened
 
 
 @contextlib.contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import socket
 import threading
 from collections.abc import Callable
+
+import web_site
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import http_calls
@@ -53,18 +54,18 @@ class Server:
     self.stop()
 
   def start(self) -> None:
-    handler = type("Handler", (_Handler,), {"of": self})
-    address = "127.0.0.1", int(self.url.rpartition(":")[2])
-    self._http = http.server.ThreadingHTTPServer(address, handler)
-    self._http.daemon_threads = True
-    threading.Thread(
-      target=self._http.serve_forever, args=(0.01,), daemon=True
-    ).start()
+    port = int(self.url.rpartition(":")[2])
+    self._site = web_site.Site("127.0.0.1", port)
+    self._site.post = self._post
 
   def stop(self) -> None:
     """Stops listening at `url`."""
-    self._http.shutdown()
-    self._http.server_close()
+    self._site.__exit__()
+
+  def _post(self, handler) -> None:
+    if answered := self.answer(json.loads(handler.body)):
+      status, text = answered
+      web_site.reply(status, text.encode())(handler)
 
   def answer(self, body: dict) -> tuple[int, str] | None:
     """Returns a status and a text; None closes the connection."""
@@ -91,23 +92,6 @@ class Server:
       }
       for p in self._lexical.lookup(query, k, self._corpus)
     ]
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-  of: Server
-
-  def do_POST(self) -> None:
-    body = self.rfile.read(int(self.headers["Content-Length"]))
-    if answered := self.of.answer(json.loads(body)):
-      status, text = answered
-      with contextlib.suppress(OSError):  # The client has left.
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-  def log_message(self, *args: object) -> None:
-    pass
 
 
 def nobody() -> str:

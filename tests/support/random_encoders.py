@@ -6,11 +6,14 @@ wrong position, mask or layout changes the vectors.
 
 from __future__ import annotations
 
+import json
 import pathlib
+import shutil
 import string
 from typing import Any
 
 import numpy as np
+import pytest
 import transformers
 
 from anysearch_jax.policy import parameters as weights
@@ -25,6 +28,24 @@ _SIZES = {
 }
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 _WORDS = 4000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("encoders") / "tiny"
+  make(folder)
+  return folder
+
+
+@pytest.fixture
+def own(tmp_path, folder):
+  """Returns a folder that a test may change."""
+  return shutil.copytree(folder, tmp_path / "own")
+
+
+def write(path: pathlib.Path, values: Any) -> None:
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(json.dumps(values))
 
 
 def vocabulary() -> dict[str, int]:

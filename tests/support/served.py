@@ -1,14 +1,34 @@
-"""A search service in this process, and requests to it."""
+"""A search service in this process, requests to it, and apps on a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 
 import held_search
 import httpx2
+import uvicorn
+import waits
 
 from retrieval.service import dialects, service
+
+
+@contextlib.contextmanager
+def listening(app, **settings):
+  """Serves an app on a thread by uvicorn; yields host and port."""
+  config = uvicorn.Config(app, ws="none", log_config=None, **settings)
+  server = uvicorn.Server(config)
+  with socket.create_server(("127.0.0.1", 0)) as opened:
+    thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
+    thread.start()
+    try:
+      waits.wait_for(lambda: server.started)
+      yield opened.getsockname()
+    finally:
+      server.should_exit = True
+      thread.join(60)
 
 
 @contextlib.asynccontextmanager

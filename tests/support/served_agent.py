@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import threading
 
 import scripted
-import uvicorn
+import served as served_lib
 from scripted import CODEC, answer, search
 from scripted_agent import EMMA
-from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -60,28 +57,13 @@ def served(
   )
   with agent:
     made = service.Service(agent, served, **kwargs)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-      app = service.create_app(made)
-      guard = http_server.Guard(
-        99, headers=60, request=60, on_closed=made.on_closed
-      )
-      server = uvicorn.Server(
-        uvicorn.Config(
-          app if made.locked else http_server.OwnPages(app, "127.0.0.1"),
-          http=guard.protocol,
-          ws="none",
-          log_config=None,
-          timeout_graceful_shutdown=5,
-        )
-      )
-      thread = threading.Thread(
-        target=server.run, kwargs={"sockets": [listening]}, daemon=True
-      )
-      thread.start()
-      port = listening.getsockname()[1]
-      try:
-        wait_for(lambda: server.started)
-        yield f"http://127.0.0.1:{port}", made
-      finally:
-        server.should_exit = True
-        thread.join(20)
+    app = service.create_app(made)
+    if not made.locked:
+      app = http_server.OwnPages(app, "127.0.0.1")
+    guard = http_server.Guard(
+      99, headers=60, request=60, on_closed=made.on_closed
+    )
+    with served_lib.listening(
+      app, http=guard.protocol, timeout_graceful_shutdown=5
+    ) as (_, port):
+      yield f"http://127.0.0.1:{port}", made

@@ -51,6 +51,20 @@ def row(
   return metrics.Row(label, tuple(episodes))
 
 
+def trained(
+  label: str, trainings: int, *, seeds: tuple[int, ...] = (), **size: Any
+) -> metrics.Row:
+  """Makes a row of trainings with `seeds`, by default one each of its own."""
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"run": f"{label}{i}"}
+      for i in range(trainings)
+      for e in row(f"{label}{i}", seeds=seeds or (i,), **size).episodes
+    ),
+  )
+
+
 def _episode(
   label: str,
   question: int,

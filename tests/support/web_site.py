@@ -30,7 +30,7 @@ class Site:
   heads: the headers of each request.
   """
 
-  def __init__(self, host: str = HOST):
+  def __init__(self, host: str = HOST, port: int = 0):
     site = self
     self.pages, self.asked, self.heads = {}, [], []
     self.post = reply(405)
@@ -64,7 +64,7 @@ class Site:
     class Server(http.server.ThreadingHTTPServer):
       request_queue_size, daemon_threads = 256, True
 
-    self._server = Server((host, 0), Handler)
+    self._server = Server((host, port), Handler)
     self.origin = f"http://{host}:{self._server.server_port}"
     self.port = self._server.server_port
     threading.Thread(
