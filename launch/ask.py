@@ -56,8 +56,6 @@ _STYLES = {
 
 
 def define_flags() -> None:
-  launch_flags.define_config(required=False)
-  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_string(
     "budget", "3", "Searches allowed, or such as searches=3,tokens=256."

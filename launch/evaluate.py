@@ -38,8 +38,6 @@ _SUMMARY = "summary.json"
 
 
 def define_flags() -> None:
-  launch_flags.define_config(required=False)
-  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_string(
     "questions",

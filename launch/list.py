@@ -34,7 +34,11 @@ def main(argv: Sequence[str]) -> None:
   sections = {
     "systems": _systems,
     "environments": _environments,
-    "retrievers": _retrievers,
+    "retrievers": lambda: [
+      each.sentence
+      for each in config_settings.listed(CONFIG.retrieval)
+      if each.path == "kind"
+    ],
     "settings": lambda: [launch_flags.help_text(CONFIG, "the paper")],
   }
   wrong = [name for name in argv[1:] if name not in sections]
@@ -102,12 +106,6 @@ def _environments() -> Iterator[str]:
   for name, environment in systems.ENVIRONMENTS.items():
     tools = ", ".join(tool.name for tool in environment.tools)
     yield f"{name:20}tools {tools}"
-
-
-def _retrievers() -> Iterator[str]:
-  for each in config_settings.listed(CONFIG.retrieval):
-    if each.path == "kind":
-      yield each.sentence
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
 from anysearch_jax.training import validation
+from launch import documents, parts, retrieval_settings, shipped
 from launch import flags as launch_flags
-from launch import parts, retrieval_settings, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
@@ -58,6 +58,9 @@ class Chosen(typing.NamedTuple):
 
 
 def define_flags() -> None:
+  """Defines the flags of a configuration, documents and a policy."""
+  launch_flags.define_config(required=False)
+  documents.define_flags()
   flags.DEFINE_string(
     "hf", None, "Hugging Face folder; default: config.policy."
   )

@@ -51,8 +51,6 @@ _WARM = "?"  # Compiles the engine's programs before the first client.
 
 
 def define_flags() -> None:
-  launch_flags.define_config(required=False)
-  documents.define_flags()
   policies.define_flags()
   flags.DEFINE_integer(
     "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535

@@ -258,10 +258,8 @@ def inferred(
 
   `measures` has that of each number; `trials` are as for `inference.rates`.
   """
-  bounded = [i for i, measure in enumerate(measures) if MEASURES[measure].rate]
-  others = [
-    i for i, measure in enumerate(measures) if not MEASURES[measure].rate
-  ]
+  bounded = [i for i, name in enumerate(measures) if MEASURES[name].rate]
+  others = [i for i, name in enumerate(measures) if not MEASURES[name].rate]
   rates = inference.rates(
     found.columns(bounded), None if trials is None else [trials] * len(bounded)
   )
