@@ -66,9 +66,7 @@ if __name__ == "__main__":
   launch_flags.define_process()
   flags.DEFINE_integer("steps", 5, "Timed steps.")
   flags.DEFINE_string(
-    "shape",
-    None,
-    "config.json of the policy; default: a small one.",
+    "shape", None, "config.json of the policy; default: a small one."
   )
   flags.DEFINE_integer("micro_batches", 4, "Of each step.")
   flags.DEFINE_string("profile", None, "Folder of a profiler trace.")

@@ -180,9 +180,7 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   if name == "search_r1_ppo":
     rate = _CRITIC_RATE * config.optimizer.learning_rate
     return config_lib.changed(
-      config,
-      objective={"advantage": "gae"},
-      critic={"learning_rate": rate},
+      config, objective={"advantage": "gae"}, critic={"learning_rate": rate}
     )
   return config
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from anysearch_jax import config as config_lib
 
 
-def priced(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
+def priced(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Returns the configuration with a price of .1 / B for right answers.
 
   A right answer earns alpha, .5, and loses .1 / B by each search. Advantages

@@ -82,9 +82,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   )
   if size.startswith("full"):
     base = dataclasses.replace(
-      base,
-      lora=config_lib.LoraConfig(),
-      optimizer=config_lib.OptimizerConfig(),
+      base, lora=config_lib.LoraConfig(), optimizer=config_lib.OptimizerConfig()
     )
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return config_lib.changed(

@@ -53,10 +53,7 @@ def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
         curriculum, max_budget=5, phase1_steps=0, fixed_budget=5
       )
   return dataclasses.replace(
-    config,
-    name=f"quickstart-{preset}",
-    reward=reward,
-    curriculum=curriculum,
+    config, name=f"quickstart-{preset}", reward=reward, curriculum=curriculum
   )
 
 

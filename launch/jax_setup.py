@@ -37,7 +37,7 @@ XLA_FLAGS = {
     # to 70 MB of a 7B layer's matrix fill NVLink (raise them where fsdp spans
     # hosts), and command buffers, the CUDA graphs that decode's many small
     # kernels need (set xla_gpu_enable_command_buffer to nothing if one fails).
-  },
+  }
 }
 # For a trainer whose GPUs SGLang servers share. Other allocators keep what is
 # freed. This one returns it to the driver, so that servers have it while they

@@ -60,11 +60,7 @@ class TokenTerms(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("epsilon", "normalize"))
 def advantages(
-  total: chex.Array,
-  valid: chex.Array,
-  *,
-  epsilon: float,
-  normalize: str,
+  total: chex.Array, valid: chex.Array, *, epsilon: float, normalize: str
 ) -> chex.Array:
   """Centres rewards in their group and divides by a deviation (Eq. 11).
 

@@ -32,10 +32,7 @@ from anysearch_jax.policy import parameters as weights
 _TRAINED = ("masters", "critic", "moments", "gradients")
 _SAMPLING = ("engine weights", "KV cache")
 # Kinds that leave the device while it samples, least first.
-_OFFLOADS = {
-  "moments": ("moments",),
-  "state": ("moments", "masters", "critic"),
-}
+_OFFLOADS = {"moments": ("moments",), "state": ("moments", "masters", "critic")}
 _ATTENTION = (
   "Rows are packed: the last episode of a row is shorter. Of attention's "
   f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and splash "

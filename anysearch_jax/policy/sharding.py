@@ -225,8 +225,7 @@ class Layout:
     """Gathers one layer of a row over fsdp; its gradient is scattered."""
     cut, gathered = (
       jax.sharding.NamedSharding(
-        self.mesh,
-        weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules),
+        self.mesh, weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules)
       )
       for rules in (RULES, _GATHERED_RULES)
     )
@@ -257,11 +256,7 @@ class Layout:
   def local(self, f: Callable, in_specs, out_specs) -> Callable:
     """Returns `f` applied to each device's shard; `f` does its collectives."""
     return jax.shard_map(
-      f,
-      mesh=self.mesh,
-      in_specs=in_specs,
-      out_specs=out_specs,
-      check_vma=False,
+      f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 

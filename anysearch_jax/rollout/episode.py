@@ -13,13 +13,7 @@ import math
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import (
-  citations,
-  prompts,
-  protocol,
-  spec,
-  tools,
-)
+from anysearch_jax.environment import citations, prompts, protocol, spec, tools
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
@@ -146,8 +140,7 @@ def step(
         call.tool, query, episode.turns - 1, (), tokens, numbers
       )
       charged = dataclasses.replace(
-        episode,
-        observations=(*episode.observations, made),
+        episode, observations=(*episode.observations, made)
       )
       text += env.after_search(charged.budget, charged.used)
       return _next_turn(charged, _written(charged, text), shown=passages)
@@ -157,9 +150,7 @@ def step(
   )
 
 
-def land(
-  episode: episode_state.Episode,
-) -> episode_state.Episode:
+def land(episode: episode_state.Episode) -> episode_state.Episode:
   """Asks for the answer now; what the episode waited for is not recorded.
 
   The environment's `over_budget` line asks, and one more turn may answer. A
@@ -270,9 +261,7 @@ def _call(
   return dataclasses.replace(episode, request=request)
 
 
-def _answered(
-  episode: episode_state.Episode,
-) -> episode_state.Episode:
+def _answered(episode: episode_state.Episode) -> episode_state.Episode:
   """Ends an episode with its answer, or asks the policy to verify the answer.
 
   The verification is skipped if no search or no token is left.

@@ -325,8 +325,7 @@ class Episode:
 
     def cost(tokens: int) -> float:
       return self.cost(
-        read=read + (tokens if lands else 0),
-        written=after["written"] + tokens,
+        read=read + (tokens if lands else 0), written=after["written"] + tokens
       )
 
     each = caps.prices.output + (caps.prices.input if lands else 0)

@@ -365,11 +365,7 @@ class Toolbox:
       for name, retriever in self._tools.items()
       if hasattr(retriever, "identity")
     }
-    return {
-      "kind": "tools",
-      "tools": found,
-      "sha256": json_files.sha256(found),
-    }
+    return {"kind": "tools", "tools": found, "sha256": json_files.sha256(found)}
 
   async def search(
     self, request: types.SearchRequest

@@ -101,10 +101,7 @@ class Collector:
     self._prices = environment.prices(config.evaluation.prices)
 
   def collect(
-    self,
-    rollout: int,
-    assignment: curriculum.Assignment,
-    scope: loop.Scope,
+    self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope
   ) -> RolloutBatch:
     """Plays the questions of one rollout; `scope` stops its episodes."""
     scaffold = bool(assignment.scaffold)

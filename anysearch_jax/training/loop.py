@@ -111,8 +111,7 @@ class Trainer:
     self._folder = folder
     self._checkpoints = folder / "checkpoints"
     self._timeline = timeline_lib.Timeline(
-      clock,
-      folder / "timeline.json" if trace and processes.is_main() else None,
+      clock, folder / "timeline.json" if trace and processes.is_main() else None
     )
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)

@@ -62,10 +62,7 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
       {"rollout": values["rollout"], "step": first + i, **of_step}
       for i, of_step in enumerate(steps)
     ]
-    for path, lines in (
-      (self._steps, numbered),
-      (self._rollouts, [values]),
-    ):
+    for path, lines in ((self._steps, numbered), (self._rollouts, [values])):
       with disk.translate_errors(path), path.open("a") as file:
         file.writelines(json.dumps(_plain(r)) + "\n" for r in lines)
     finite = {k: v for k, v in _plain(values).items() if v is not None}

@@ -93,11 +93,7 @@ def model_flops(
 
 
 def metrics(
-  work: Work,
-  flops: float,
-  *,
-  seconds: float,
-  devices: Sequence[jax.Device],
+  work: Work, flops: float, *, seconds: float, devices: Sequence[jax.Device]
 ) -> dict[str, float]:
   """Returns speed, padding and, if the devices' peak is known, MFU.
 

@@ -29,8 +29,7 @@ Trained = decoder.Params | optimizers.Both
 Rows = batching.Rows[jax.Array]
 # (trained, reference, micro-batch) -> (loss, additive metrics)
 LossFn = Callable[
-  [Any, decoder.Params | None, Rows],
-  tuple[jax.Array, dict[str, jax.Array]],
+  [Any, decoder.Params | None, Rows], tuple[jax.Array, dict[str, jax.Array]]
 ]
 
 

@@ -104,11 +104,7 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
   group = dataclasses.replace(PPO, advantage="group")
   grpo, expected = one_step(params, batch, KEEP, group)
   both, found = one_step(
-    params,
-    valued,
-    optimizers.Pair(KEEP, KEEP),
-    PPO,
-    ppo.initialize(params, A),
+    params, valued, optimizers.Pair(KEEP, KEEP), PPO, ppo.initialize(params, A)
   )
   np.testing.assert_allclose(expected["loss/ratio"], 1, atol=1e-5)
   for name in ("loss/policy_loss", "loss/ratio", "grad_norm"):
@@ -125,9 +121,7 @@ def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
   """At gamma = lambda = 1 this is REINFORCE, GRPO without its baseline."""
   episodes = bandit.play(params, np.random.default_rng(5))
   state = train_step.init(
-    params,
-    optimizers.Pair(KEEP, KEEP),
-    critic=ppo.initialize(params, A),
+    params, optimizers.Pair(KEEP, KEEP), critic=ppo.initialize(params, A)
   )
   c = config_lib.CriticConfig(whiten=False)
   batches = bandit.pack(episodes)

@@ -54,11 +54,7 @@ class _Runs:
       return [sys.executable, "-c", head + scripts[stage.name]]
 
     results = running.run(
-      stages,
-      self.folder,
-      rehearse=rehearse,
-      minutes=minutes,
-      command=command,
+      stages, self.folder, rehearse=rehearse, minutes=minutes, command=command
     )
     written = json.loads((self.folder / running.RESULTS).read_text())
     assert written["stages"] == [dataclasses.asdict(r) for r in results]

@@ -204,10 +204,7 @@ def test_holm_is_over_all_pairs_at_one_level_of_detail():
 def test_trainings_of_one_seed_are_matched(ours, theirs, pairs, unpaired):
   """A single training is matched with each; others in their order."""
   size = {"questions": 10, "budgets": (1, 3), "seeds": (1,)}
-  rows = [
-    study.trained("a", ours, **size),
-    study.trained("b", theirs, **size),
-  ]
+  rows = [study.trained("a", ours, **size), study.trained("b", theirs, **size)]
   found = comparison.pair(*rows)
   assert (found.unpaired, len(found) + found.failed) == (unpaired, pairs * 20)
   (line,) = (d for d in _pairwise(rows, "accuracy") if d.budget == 1)

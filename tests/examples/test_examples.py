@@ -16,12 +16,7 @@ import source_tree
 
 import anysearch_jax as aj
 from configs import quickstart
-from examples import (
-  evaluate_folder,
-  own_retriever,
-  own_reward,
-  train_anysearch,
-)
+from examples import evaluate_folder, own_retriever, own_reward, train_anysearch
 from launch import flags as launch_flags
 from launch import train
 

@@ -10,12 +10,7 @@ import jax.numpy as jnp
 import planned
 import pytest
 
-from anysearch_jax.planning import (
-  collectives,
-  compilation,
-  programs,
-  targets,
-)
+from anysearch_jax.planning import collectives, compilation, programs, targets
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -71,11 +66,7 @@ def passed_on(x):
 @pytest.mark.parametrize(
   ("function", "kind", "blocks"),
   [
-    (
-      lambda x, _: jax.lax.all_gather(x, "tensor", tiled=True),
-      "all-gather",
-      3,
-    ),
+    (lambda x, _: jax.lax.all_gather(x, "tensor", tiled=True), "all-gather", 3),
     (
       lambda x, _: jax.lax.psum_scatter(x, "tensor", tiled=True),
       "reduce-scatter",
@@ -114,10 +105,7 @@ def test_collectives_in_loops_count_for_each_iteration(name):
 def test_a_conditional_counts_the_branch_that_sends_most(name):
   def f(x, used):
     return jax.lax.cond(
-      used > 0,
-      lambda x: jax.lax.psum(x, "tensor") * 2,
-      passed_on,
-      x,
+      used > 0, lambda x: jax.lax.psum(x, "tensor") * 2, passed_on, x
     )
 
   assert traffic(name, f) == {"all-reduce": (1, 1.5 * BYTES)}

@@ -10,13 +10,7 @@ import planned
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import (
-  compilation,
-  plan,
-  planner,
-  programs,
-  targets,
-)
+from anysearch_jax.planning import compilation, plan, planner, programs, targets
 
 GIB = 2**30
 A, CONFIG = planned.A, planned.CONFIG

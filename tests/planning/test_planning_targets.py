@@ -71,8 +71,7 @@ def test_a_missing_package_is_named_with_its_command(
 ):
   monkeypatch.setattr(targets, "_installed", lambda name: "nvcc" in name)
   with pytest.raises(
-    ModuleNotFoundError,
-    match=rf"{package}, .*pip install -e '\.\[plan\]'",
+    ModuleNotFoundError, match=rf"{package}, .*pip install -e '\.\[plan\]'"
   ):
     targets.devices(targets.parse(text))
 

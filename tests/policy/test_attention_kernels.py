@@ -182,10 +182,7 @@ def test_lowering_asks_the_target_and_then_the_device_again():
 
 @pytest.mark.parametrize(
   "policy, kernels",
-  [
-    (self_attention.saves, 1),
-    (jax.checkpoint_policies.nothing_saveable, 2),
-  ],
+  [(self_attention.saves, 1), (jax.checkpoint_policies.nothing_saveable, 2)],
 )
 def test_saved_attention_is_not_computed_again(policy, kernels):
   inputs = packed_rows.inputs((128,), length=128, dtype=jnp.bfloat16)

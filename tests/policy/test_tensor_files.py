@@ -89,11 +89,7 @@ def _rearrangements(draw):
   file_shape = (math.prod(split[:cut]), math.prod(split[cut:]))
   shape = tuple(split[i] for i in perm)
   return dataclasses.replace(
-    VECTOR,
-    shape=shape,
-    split=split,
-    perm=perm,
-    file_shape=file_shape,
+    VECTOR, shape=shape, split=split, perm=perm, file_shape=file_shape
   )
 
 
@@ -343,12 +339,7 @@ def test_unsupported_export_types_are_refused(tmp_path):
 # A matrix has 192 bytes, the vector 24.
 @pytest.mark.parametrize(
   ("shard_bytes", "held"),
-  [
-    (408, [3]),
-    (407, [2, 1]),
-    (383, [1, 2]),
-    (1, [1, 1, 1]),
-  ],
+  [(408, [3]), (407, [2, 1]), (383, [1, 2]), (1, [1, 1, 1])],
 )
 def test_shards_respect_the_size_limit_and_match_the_index(
   tmp_path, shard_bytes, held
@@ -379,10 +370,7 @@ def test_shards_respect_the_size_limit_and_match_the_index(
 def test_a_load_holds_one_layer_on_the_host_at_a_time(tmp_path):
   """Measures NumPy's memory; the file has ten layers."""
   deep = dataclasses.replace(
-    MATRIX,
-    shape=(10, 600, 20, 40),
-    split=(20, 40, 600),
-    file_shape=(800, 600),
+    MATRIX, shape=(10, 600, 20, 40), split=(20, 40, 600), file_shape=(800, 600)
   )
   size = math.prod(deep.file_shape) * 4
   write(

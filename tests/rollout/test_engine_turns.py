@@ -105,9 +105,7 @@ def _take_turns(engine, contexts):
 def _assert_scored(params, contexts, generations):
   for context, generation in zip(contexts, generations, strict=True):
     small_engine.assert_scored(
-      params,
-      [*context, *generation.token_ids],
-      [(len(context), generation)],
+      params, [*context, *generation.token_ids], [(len(context), generation)]
     )
 
 

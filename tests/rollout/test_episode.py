@@ -77,11 +77,7 @@ def searches(asked):
 
 def length_of_prompt(budget=2, scaffold=False):
   _, ids = episode.prompt(
-    QUESTION,
-    budget=budget,
-    scaffold=scaffold,
-    config=CONFIG,
-    codec=CODEC,
+    QUESTION, budget=budget, scaffold=scaffold, config=CONFIG, codec=CODEC
   )
   return len(ids)
 
@@ -405,9 +401,7 @@ def test_no_cap_is_exceeded_whatever_is_sampled(
     prices=prices,
   )
   config = dataclasses.replace(
-    CONFIG,
-    answer_room=room,
-    max_context=length_of_prompt() + context,
+    CONFIG, answer_room=room, max_context=length_of_prompt() + context
   )
   state = begin(config=config, budget=budget, scaffold=scaffold)
   script = iter(turns)

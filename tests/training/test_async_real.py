@@ -52,10 +52,7 @@ def _scored(config):
     group(
       *(
         of_authors(
-          q,
-          g,
-          [prompt] + [model] * (3 + 40 * g),
-          outcome=types.Outcome.INVALID,
+          q, g, [prompt] + [model] * (3 + 40 * g), outcome=types.Outcome.INVALID
         )
         for g in range(2)
       )

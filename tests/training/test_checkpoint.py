@@ -199,10 +199,7 @@ def test_a_stop_may_take_twice_a_rollout_and_twice_the_last_save(tmp_path):
 def test_a_save_is_measured(tmp_path):
   ticks = itertools.count(0, 60)
   with checkpoint.Checkpoints(
-    tmp_path,
-    config={},
-    keep=small.CONFIG.checkpoint,
-    clock=lambda: next(ticks),
+    tmp_path, config={}, keep=small.CONFIG.checkpoint, clock=lambda: next(ticks)
   ) as checkpoints:
     checkpoints.save(small.saved(2), small.QUALITY)
   written = sum(

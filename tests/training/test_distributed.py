@@ -268,9 +268,7 @@ def test_a_stop_during_a_compilation_ends_both_processes_soon(root):
 @pytest.mark.slow
 def test_processes_of_different_runs_all_stop_with_an_error(root):
   codes, logs = train(
-    root,
-    root / "different",
-    each=[("--config.seed=1",), ("--config.seed=2",)],
+    root, root / "different", each=[("--config.seed=1",), ("--config.seed=2",)]
   )
   assert codes == [1, 1]
   for log in logs:

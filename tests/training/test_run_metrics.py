@@ -107,11 +107,7 @@ def test_mfu_is_a_share_of_a_known_peak():
     work, flops, seconds=3.0, devices=[Device("NVIDIA H200")] * 2
   )
   assert found == pytest.approx(
-    {
-      "train/tokens_per_second": 200,
-      "train/padding": 0.25,
-      "train/mfu": 0.5,
-    }
+    {"train/tokens_per_second": 200, "train/padding": 0.25, "train/mfu": 0.5}
   )
   unknown = throughput.metrics(
     work, flops, seconds=3.0, devices=[Device("cpu")] * 2

@@ -272,11 +272,7 @@ def test_the_score_of_a_batch_is_what_the_step_sees():
   [
     ({}, 8, "found 8, expected a divisor of the policy's heads, 4"),
     (
-      {
-        "hidden_size": 48,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-      },
+      {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
       2,
       "kv_heads, 3",
     ),

@@ -206,10 +206,9 @@ def test_a_step_that_is_not_finite_changes_nothing(
   state, _ = run(step, params, reference, trajectories)
   kept = jax.tree.map(np.array, state)
   assert any(x.any() for x in jax.tree.leaves(kept.opt_state))
-  bad = {
-    "logps": np.full(SIZES[0], np.nan, np.float32),
-    "advantage": np.inf,
-  }[field]
+  bad = {"logps": np.full(SIZES[0], np.nan, np.float32), "advantage": np.inf}[
+    field
+  ]
   first = dataclasses.replace(trajectories[0], **{field: bad})
   # Nor does one without tokens, which is finite.
   for examples, finite in (([first, *trajectories[1:]], 0), ([], 1)):

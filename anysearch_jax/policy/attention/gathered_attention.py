@@ -64,12 +64,7 @@ class Gathered:
   rounds: bool = False
 
   def empty(
-    self,
-    pages: pages_lib.Pages,
-    *,
-    lanes: int,
-    columns: int,
-    steps: int,
+    self, pages: pages_lib.Pages, *, lanes: int, columns: int, steps: int
   ) -> Rows:
     """Returns memory for `gather`, which a caller keeps from call to call.
 

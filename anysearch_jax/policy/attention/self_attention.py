@@ -154,11 +154,7 @@ def saves(primitive, *_, **params) -> bool:
 
 
 def _xla(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  segment_ids: jax.Array,
-  chunk: int,
+  q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, chunk: int
 ) -> jax.Array:
   """Attends chunk after chunk of queries to a prefix of the keys.
 

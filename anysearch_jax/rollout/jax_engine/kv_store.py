@@ -215,12 +215,7 @@ def allocator(
 
 
 def empty_rows(
-  model: Model,
-  pages: pages_lib.Pools,
-  *,
-  lanes: int,
-  columns: int,
-  steps: int,
+  model: Model, pages: pages_lib.Pools, *, lanes: int, columns: int, steps: int
 ) -> GatheredRows:
   """Returns memory for the rows that `decode` gathers, of every layer.
 
@@ -259,11 +254,7 @@ def sharding(
   jax.jit, static_argnames=("shards",), donate_argnames=("pages",)
 )
 def copy(
-  pages: pages_lib.Pools,
-  sources: jax.Array,
-  targets: jax.Array,
-  *,
-  shards: int,
+  pages: pages_lib.Pools, sources: jax.Array, targets: jax.Array, *, shards: int
 ) -> pages_lib.Pools:
   """Copies pages `sources` to pages `targets`; reads all before writing any.
 
