@@ -217,7 +217,7 @@ def make(
     trained = state.trained
     grads, metrics = accumulate(trained, reference, batch)
     parts = (grads,) if state.critic is None else grads
-    norms = [optax.global_norm(part) for part in parts]
+    norms = [optax.tree.norm(part) for part in parts]
     finite = jnp.isfinite(sum(norms)) & jnp.isfinite(metrics["loss/total"])
     # Without tokens gradients are zero, but momentum and decay would still move
     # the weights.

@@ -114,7 +114,7 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
     both.opt_state.policy.trace,
     grpo.opt_state.trace,
   )
-  assert optax.global_norm(both.opt_state.critic.trace) > 0
+  assert optax.tree.norm(both.opt_state.critic.trace) > 0
 
 
 def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
@@ -166,6 +166,6 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
     # The first moment is a tenth of the clipped gradient after one step.
     if step in (0, 2):
       clipped = state.critic if step == 0 else state.policy
-      norm = 10 * optax.global_norm(optax.tree_utils.tree_get(clipped, "mu"))
-      expected = 1 if step == 0 else optax.global_norm(grads[0])
+      norm = 10 * optax.tree.norm(optax.tree_utils.tree_get(clipped, "mu"))
+      expected = 1 if step == 0 else optax.tree.norm(grads[0])
       np.testing.assert_allclose(norm, expected, rtol=1e-4)
