@@ -293,9 +293,10 @@ def test_kinds_sum_to_the_arguments_of_the_compiler(toy):
 def test_the_train_step_has_the_flops_counted_by_hand(toy):
   train = toy[0].parts[0]
   tokens = 4 * 512
-  matrices = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 512 * 64
-  # Forward, twice that backward, and the reference; the head is recomputed.
-  products = 2 * tokens * (4 * matrices + 512 * 64)
+  matrices = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128)
+  # Forward, twice that backward, and the reference. The head is recomputed, and
+  # only half of the tokens, those that were sampled, have logits.
+  products = 2 * tokens * (4 * matrices + 5 * 512 * 64 // 2)
   # Scores and values of two layers: T keys a query, three times the forward.
   attention = 2 * 4 * tokens * 128 * 4 * 16 * 4
   assert train.tokens == tokens

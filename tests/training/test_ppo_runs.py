@@ -64,7 +64,7 @@ def test_a_plan_includes_the_critic_and_its_pass():
   # All attention scores are computed, also masked ones.
   work = throughput.Work(tokens, tokens, pairs=tokens * 128)
   counted = sum(
-    flops.count(p.fn.trace(*p.args).jaxpr, trips=p.trips) for p in found[:2]
+    flops.count(p.fn.trace(*p.args).jaxpr, **p.loops) for p in found[:2]
   )
   # The backward pass computes the head's logits again.
   again = 2 * tokens * 8 * 16
