@@ -75,7 +75,7 @@ def main(argv) -> None:
           "another plan wrote."
         )
     made = _plan(launch_flags.read_config())
-  except (app.UsageError, ImportError, OSError, ValueError) as error:
+  except (app.UsageError, ModuleNotFoundError, OSError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
   from anysearch_jax.planning import plan
