@@ -65,7 +65,8 @@ PYTHON-0.11.2 ?= python3.12
 PYTHON-0.12.0.1 ?= python3.13
 COMPILED := tests/planning $(addprefix tests/,training/test_ahead.py \
 	training/test_phases.py rollout/test_engine_compiled.py \
-	policy/test_attention_kernels.py policy/test_pallas_kernels.py)
+	policy/test_attention_kernels.py policy/test_mosaic_attention.py \
+	policy/test_pallas_kernels.py)
 
 test-versions: jax-0.10.2 jax-0.11.2 jax-0.12.0.1
 

@@ -127,7 +127,15 @@ class Gathered:
           pages,
         )
         k, v = pages_lib.values(part, self.dtype)
-        kv = kv[0].at[first:end].set(k.mT), kv[1].at[first:end].set(v)
+        # Not `at[first:end].set`: its empty array of indices is a constant of
+        # the shard, at which XLA of JAX 0.11 crashes.
+        kv = jax.tree.map(
+          lambda rows, part: jax.lax.dynamic_update_slice_in_dim(
+            rows, part, first, axis=0
+          ),
+          kv,
+          (k.mT, v),
+        )
         if end == blocks:
           return kv
         rest = functools.partial(following, end)
