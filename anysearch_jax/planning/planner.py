@@ -70,7 +70,7 @@ def make(
     config,
     a,
     devices=devices(mesh, target),
-    micro_batches=sum(filled),
+    micro_batches=filled,
     segment=expected.segment(config.batch.row_lengths[-1]),
     scored=expected.generated / expected.tokens,
   )
@@ -99,7 +99,7 @@ def make(
     assumptions=(
       f"An optimizer step packs {expected.trajectories} episodes of "
       f"{expected.tokens:,} tokens on average, spread by "
-      f"{whole_step.SPREAD:.0%}, into {sum(filled)} micro-batches.",
+      f"{whole_step.SPREAD:.0%}, into {filled} micro-batches.",
       _ATTENTION,
       _memory_sentence(target.hardware),
       *targets.sentences(target),

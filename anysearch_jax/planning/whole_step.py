@@ -74,10 +74,8 @@ class Episodes:
     sizes = self.sizes(longest)
     return round(sum(n * n for n in sizes) / sum(sizes))
 
-  def micro_batches(
-    self, batch: config_lib.BatchConfig, multiple: int
-  ) -> tuple[int, ...]:
-    """Returns the micro-batches of each row length that `pack` makes of them.
+  def micro_batches(self, batch: config_lib.BatchConfig, multiple: int) -> int:
+    """Returns the number of micro-batches that `pack` makes of them.
 
     `multiple` is the number of devices that rows are sharded over.
 
@@ -85,7 +83,7 @@ class Episodes:
       ValueError: the configuration allows fewer.
     """
     sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
-    return batching.micro_batches(sizes, config=batch, multiple=multiple)
+    return sum(batching.micro_batches(sizes, config=batch, multiple=multiple))
 
 
 def episodes_of(

@@ -2,18 +2,18 @@
 
 Model FLOPs are those of the mathematics, as in PaLM
 (https://arxiv.org/abs/2204.02311, appendix B): they exclude recomputation,
-padding and masked (query, key) pairs. For n tokens, with P the parameters of
-the matrices that multiply a token (including the head; the embedding is a
-lookup), T the trained ones of these, and s the (query, key) pairs inside causal
-segments:
+padding and masked (query, key) pairs. For n tokens, m of them with a weight in
+the loss, with P the parameters of the matrices that multiply a token, T the
+trained ones of these, V those of the head, which multiplies only the m, and s
+the (query, key) pairs inside causal segments:
 
-    forward              2 P n +  4 L N H s
-    step                 4 P n + 2 T n + 12 L N H s
+    forward              2 P n + 2 V m +  4 L N H s
+    step                 4 P n + 2 T n + 6 V m + 12 L N H s
 
 A step is a forward pass and the gradients of activations and of weights. Either
-all of a policy is trained (6 P n) or only its adapters, which P then includes.
-Every other pass over the same tokens adds one forward pass. A critic adds a
-step and a forward pass, both without the head.
+all of a policy is trained (T = P) or only its adapters, which P then includes;
+the head then takes 4 V m. Every other pass over the same tokens adds one
+forward pass. A critic adds a step and a forward pass, both without the head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import numpy as np
 
 from anysearch_jax.host import hardware
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.training import batching
 
@@ -35,25 +34,28 @@ from anysearch_jax.training import batching
 class Work(NamedTuple):
   """The amount of work in batches.
 
-  tokens: number of predictions. positions: tokens and padding of the
+  tokens: number of predictions. scored: of them, those with a weight, whose
+  log-probabilities are computed. positions: tokens and padding of the
   micro-batches that run. pairs: (query, key) pairs inside causal segments.
   """
 
   tokens: int
+  scored: int
   positions: int
   pairs: int
 
 
 def count(batches: Iterable[batching.HostBatch]) -> Work:
   """Counts the work in batches that are still on the host."""
-  tokens = positions = pairs = 0
+  tokens = scored = positions = pairs = 0
   for rows in (rows for batch in batches for rows in batch):
     used = slice(0, int(rows.used))
     real = rows.segment_ids[used] > 0
     tokens += int(np.count_nonzero(real))
+    scored += int(np.count_nonzero(rows.weight[used]))
     positions += real.size
     pairs += int(np.sum(rows.positions[used] + 1, where=real, dtype=np.int64))
-  return Work(tokens, positions, pairs)
+  return Work(tokens, scored, positions, pairs)
 
 
 def model_flops(
@@ -77,18 +79,23 @@ def model_flops(
     critic: whether a critic is trained too; it scores in the first epoch only.
     epochs: how often `work` contains the same tokens.
   """
-  base = _matrices(a, table.base_rows(a))
-  adapters = _matrices(a, table.adapter_rows(a))
-  trained = _matrices(a, table.trainable_rows(a))
+  base, adapters, trained = (
+    sum(
+      math.prod(row.shape)
+      for row in rows(a)
+      # The embedding is a lookup.
+      if len(row.file_shape) > 1 and row.path not in (("embed",), ("head",))
+    )
+    for rows in (table.base_rows, table.adapter_rows, table.trainable_rows)
+  )
+  head = 2 * a.vocab_size * a.d_model * work.scored
   attention = 4 * a.layers * a.heads * a.head_dim * work.pairs
-  step = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
+  body = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
   passes = forwards + first_forwards / epochs
-  total = step + passes * (2 * base * work.tokens + attention)
+  forward = 2 * base * work.tokens + attention
+  total = body + (2 if adapters else 3) * head + passes * (forward + head)
   if critic:
-    head = a.vocab_size * a.d_model
-    fewer = 6 * head + (0 if adapters else 2 * head)
-    forward = 2 * (base + adapters) * work.tokens + attention
-    total += step + forward / epochs - fewer * work.tokens
+    total += body + (forward + 2 * adapters * work.tokens) / epochs
   return total
 
 
@@ -122,15 +129,3 @@ def memory(devices: Iterable[jax.Device]) -> dict[str, int]:
 def programs(jitted: Callable) -> int:
   """Returns the number of programs that a jitted function has compiled."""
   return jitted._cache_size()  # type: ignore[attr-defined]  # Not in stubs.
-
-
-def _matrices(
-  a: architecture_lib.Architecture, rows: Iterable[weights.Weight]
-) -> int:
-  """Returns the number of parameters in matrices that multiply a token."""
-  looked_up = () if a.tied else (("embed",),)
-  return sum(
-    math.prod(row.shape)
-    for row in rows
-    if len(row.file_shape) > 1 and row.path not in looked_up
-  )

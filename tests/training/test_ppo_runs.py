@@ -62,7 +62,7 @@ def test_a_plan_includes_the_critic_and_its_pass():
   assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
   tokens = step.tokens
   # All attention scores are computed, also masked ones.
-  work = throughput.Work(tokens, tokens, pairs=tokens * 128)
+  work = throughput.Work(tokens, tokens, tokens, pairs=tokens * 128)
   counted = sum(
     flops.count(p.fn.trace(*p.args).jaxpr, **p.loops) for p in found[:2]
   )

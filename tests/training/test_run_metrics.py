@@ -26,9 +26,10 @@ LENGTHS = (3, 5, 9, 17)
 
 
 def pack(lengths):
+  """Packs sequences whose tokens of odd index have a weight."""
   examples = [
     batching.Example(
-      np.ones(n, np.int32), np.ones(n, np.float32), np.zeros(n, np.float32)
+      np.ones(n, np.int32), np.float32(np.arange(n) % 2), np.zeros(n)
     )
     for n in lengths
   ]
@@ -45,12 +46,15 @@ def test_work_is_counted_in_the_micro_batches_that_run():
   # the other: one micro-batch of two rows, none of the shorter length.
   work = throughput.count([pack(LENGTHS)])
   assert work == throughput.Work(
-    tokens=2 + 4 + 8 + 16, positions=2 * 16, pairs=3 + 10 + 36 + 136
+    tokens=2 + 4 + 8 + 16,
+    scored=1 + 2 + 4 + 8,
+    positions=2 * 16,
+    pairs=3 + 10 + 36 + 136,
   )
   both = throughput.count([pack(LENGTHS), pack((3,))])
   # Four rows of 8 for two tokens.
-  assert both == throughput.Work(30 + 2, 32 + 32, 185 + 3)
-  assert throughput.count([pack(())]) == throughput.Work(0, 0, 0)
+  assert both == throughput.Work(30 + 2, 15 + 1, 32 + 32, 185 + 3)
+  assert throughput.count([pack(())]) == throughput.Work(0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +80,13 @@ def test_model_flops_are_those_of_the_jaxpr(case, rank):
     hidden = decoder.forward(
       params, a, tokens, tokens, tokens, compute=decoder.Compute()
     )
-    return jnp.sum(decoder.logits(params, hidden))
+    # Logits of ten tokens of each row, as if the others had no weight.
+    return jnp.sum(decoder.logits(params, hidden[:, :10]))
 
   step = jax.make_jaxpr(jax.grad(lambda x: loss(policy(x))))(trained)
   forward = jax.make_jaxpr(lambda x: loss(x, a.without_lora()))(base)
   # The program computes all attention scores, also masked ones.
-  work = throughput.Work(b * t, b * t, pairs=b * t * t)
+  work = throughput.Work(b * t, b * 10, b * t, pairs=b * t * t)
   assert throughput.model_flops(a, work) == flops.count(step)
   one_more = throughput.model_flops(a, work, forwards=1)
   assert one_more - throughput.model_flops(a, work) == flops.count(forward)
@@ -100,7 +105,7 @@ class Device:
 
 
 def test_mfu_is_a_share_of_a_known_peak():
-  work = throughput.Work(tokens=600, positions=800, pairs=0)
+  work = throughput.Work(tokens=600, scored=0, positions=800, pairs=0)
   # Half of two H200 (989.4 TFLOP/s each) for three seconds.
   flops = 0.5 * 2 * 989.4e12 * 3
   found = throughput.metrics(
