@@ -70,13 +70,23 @@ class Recipe:
   settings: _Settings = dataclasses.field(default_factory=dict)
 
 
-_SEARCH_R1 = Recipe(1005, 512, 1, 2, 4, 1e-6, 0.285, critic=(1e-5, 0.015))
-# Of untrained systems, the settings alone.
+_SEARCH_R1_PPO = Recipe(1005, 512, 1, 2, 4, 1e-6, 0.285, critic=(1e-5, 0.015))
+# Of AnySearch and of untrained systems, the settings alone.
 _RECIPES: dict[str, Recipe | _Settings] = {
-  "search_r1": _SEARCH_R1,
-  "search_r1_ppo": _SEARCH_R1,
+  # The run, where it differs from the paper's text: the environment has its
+  # turn rules.
+  "anysearch": {
+    "objective": {
+      "deviation": "sample",
+      "kl_estimator": "low_var_kl",
+      "importance_cap": 0.0,
+    },
+    "episode": {"prompts": "anysearch"},
+  },
+  "search_r1": Recipe(1005, 512, 5, 10, 4, 1e-6, 0.285),
+  "search_r1_ppo": _SEARCH_R1_PPO,
   # Its README trains by Search-R1's PPO.
-  "hiprag": _SEARCH_R1,
+  "hiprag": _SEARCH_R1_PPO,
   "stepsearch": Recipe(1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05)),
   # The simulator writes five documents. The mini-batches of 256 trajectories
   # are one of 256 and one of 64.
@@ -103,10 +113,14 @@ _RECIPES: dict[str, Recipe | _Settings] = {
       "curriculum": {"epochs": 2},
       "objective": {
         "kl_coefficient": 0.0,
+        "kl_estimator": "k3",
         "entropy_coefficient": 0.0,
         "advantage_epsilon": 1e-4,
       },
-      "optimizer": {"b2": 0.99, "max_grad_norm": 0.1, "warmup_steps": 20},
+      "optimizer": {
+        **{"b2": 0.99, "max_grad_norm": 0.1, "warmup_steps": 20},
+        **{"weight_decay": 0.0, "decayed": "matrices"},
+      },
       "episode": {"top_k": 1},
     },
   ),
@@ -117,11 +131,13 @@ _RECIPES: dict[str, Recipe | _Settings] = {
     settings={
       "objective": {
         "kl_coefficient": 0.0,
+        "kl_estimator": "k3",
+        "deviation": "population",
         "entropy_coefficient": 0.0,
         "normalize": "batch",
         "reduction": "sequence-mean",
       },
-      "optimizer": {"b2": 0.95},
+      "optimizer": {"b2": 0.95, "weight_decay": 0.0, "decayed": "matrices"},
     },
   ),
   # Its script runs five epochs; the repository does not say of how many
@@ -178,7 +194,7 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   if recipe:
     return _original(config, _RECIPES[name])
   if name == "search_r1_ppo":
-    rate = _CRITIC_RATE * config.optimizer.learning_rate
+    rate = round(_CRITIC_RATE * config.optimizer.learning_rate, 12)
     return config_lib.changed(
       config, objective={"advantage": "gae"}, critic={"learning_rate": rate}
     )
@@ -209,6 +225,8 @@ def _original(
     objective=config_lib.ObjectiveConfig(
       advantage="gae" if recipe.critic else "group",
       kl_coefficient=0.0 if recipe.critic else _KL,
+      kl_estimator="k3" if recipe.critic else "low_var_kl",
+      deviation="population" if recipe.critic else "sample",
       clip_low=0.2,
       clip_high=0.2,
       reduction="token-mean",
@@ -220,6 +238,7 @@ def _original(
     optimizer=config_lib.OptimizerConfig(
       learning_rate=recipe.rate,
       b2=0.999,
+      decayed="all",
       warmup_steps=int(recipe.warmup * steps),
     ),
     pipeline=config_lib.PipelineConfig(async_level=0),

@@ -92,6 +92,7 @@ def score(groups: Sequence[aj.Group], config: aj.ExperimentConfig) -> Scored:
     valid,
     epsilon=config.objective.advantage_epsilon,
     normalize=config.objective.normalize,
+    deviation=config.objective.deviation,
   )
   return Scored(em, searches, *jax.device_get((reward.total, advantages)))
 

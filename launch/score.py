@@ -274,6 +274,7 @@ def _compiled() -> Any:
       valid,
       epsilon=config.objective.advantage_epsilon,
       normalize=config.objective.normalize,
+      deviation=config.objective.deviation,
     )
     return reward, advantage
 

@@ -39,6 +39,7 @@ class Place:
     index: which of the function's texts with that variable, in source order.
     names: placeholders by the variables that the text interpolates.
     inner: whether only the lines between the first and the last are the text.
+    filled: whether the text's own braces are the placeholders.
   """
 
   file: str
@@ -48,6 +49,7 @@ class Place:
   index: int = 0
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   inner: bool = False
+  filled: bool = False
 
   @property
   def symbol(self) -> str:
@@ -84,6 +86,7 @@ def _originals() -> dict[str, Original]:
       },
     )
     for system, read in tomllib.loads(path.read_text("utf-8")).items()
+    if "texts" in read
   }
 
 
@@ -239,7 +242,8 @@ def _text(place: Place, path: pathlib.Path) -> str | None:
   scopes: list[list[ast.AST]] = [
     [*ast.walk(node)]
     for node in ast.walk(tree)
-    if isinstance(node, ast.FunctionDef) and node.name == place.function
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    and node.name == place.function
   ]
   texts = [
     text
@@ -250,6 +254,8 @@ def _text(place: Place, path: pathlib.Path) -> str | None:
   if not -len(texts) <= place.index < len(texts):
     return None
   text = texts[place.index]
+  if place.filled:
+    text = text.replace("{{", "{").replace("}}", "}")
   return text.strip() if place.inner else text
 
 

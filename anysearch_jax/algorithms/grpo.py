@@ -21,9 +21,10 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 
-KL_ESTIMATORS = ("k1", "k2", "k3")
+KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl")
 REDUCTIONS = ("sequence-mean", "token-mean")
 NORMALIZERS = ("group", "batch", "none")
+DEVIATIONS = ("population", "sample")
 # Edges of a histogram in nats, eight per decade. Counts of the tokens beyond
 # each edge can be summed over micro-batches and devices; quantiles cannot.
 GAP_EDGES = tuple(10 ** (i / 8) for i in range(-48, 17))
@@ -33,10 +34,11 @@ GAP_EDGES = tuple(10 ** (i / 8) for i in range(-48, 17))
 # and one such token makes the gradient of the whole step NaN. The bound is that
 # of verl,
 # https://github.com/volcengine/verl/blob/main/verl/trainer/ppo/core_algos.py.
-# verl also clamps k3 itself to 10. This code does not, because the penalty
-# would lose its gradient wherever the reference gives a token 14 times the
-# policy's probability. Healthy runs reach that, but not a log-ratio of 20.
+# verl also clamps k3 itself to 10, as `low_var_kl` does. `k3` does not, because
+# the penalty loses its gradient wherever the reference gives a token 14 times
+# the policy's probability. Healthy runs reach that, but not a log-ratio of 20.
 _MAX_LOG_RATIO = 20.0
+_MAX_LOW_VAR_KL = 10.0
 
 
 class TokenTerms(NamedTuple):
@@ -58,9 +60,16 @@ class TokenTerms(NamedTuple):
   capped: chex.Array
 
 
-@functools.partial(jax.jit, static_argnames=("epsilon", "normalize"))
+@functools.partial(
+  jax.jit, static_argnames=("epsilon", "normalize", "deviation")
+)
 def advantages(
-  total: chex.Array, valid: chex.Array, *, epsilon: float, normalize: str
+  total: chex.Array,
+  valid: chex.Array,
+  *,
+  epsilon: float,
+  normalize: str,
+  deviation: str = "population",
 ) -> chex.Array:
   """Centres rewards in their group and divides by a deviation (Eq. 11).
 
@@ -71,17 +80,19 @@ def advantages(
   Args:
     total: `[..., G]` rewards, of a whole rollout if `normalize` is `batch`.
     valid: bool `[..., G]`; means and deviations are those of the valid rewards.
-    epsilon: epsilon_0, added to the population standard deviation.
+    epsilon: epsilon_0, added to the standard deviation.
     normalize: `group`, the deviation of the group's rewards (the paper's);
       `batch`, the root mean square of R - mean over all groups; `none`, a
       divisor of exactly 1.
+    deviation: whether squares are averaged over n rewards (`population`) or
+      over n - 1 (`sample`, as torch.std).
 
   Returns:
     float32 `[..., G]` advantages. They are exactly 0 where not valid, and in
     the whole group if its valid rewards are equal or fewer than two.
 
   Raises:
-    ValueError: `normalize` is unknown.
+    ValueError: `normalize` or `deviation` is unknown.
   """
   chex.assert_equal_shape([total, valid])
   chex.assert_type(valid, bool)
@@ -91,18 +102,21 @@ def advantages(
   # by the small epsilon, would become advantages.
   least = jnp.min(total, -1, where=valid, initial=jnp.inf, keepdims=True)
   shifted = jnp.where(valid, total - least, 0)
-  count = jnp.maximum(jnp.sum(valid, -1, keepdims=True), 1)
-  mean = jnp.sum(shifted, -1, keepdims=True) / count
+  if deviation not in DEVIATIONS:
+    raise settings.unknown("deviation", deviation, DEVIATIONS)
+  count = jnp.sum(valid, -1, keepdims=True)
+  mean = jnp.sum(shifted, -1, keepdims=True) / jnp.maximum(count, 1)
   centred = jnp.where(valid, shifted - mean, 0)
   match normalize:
     case "group":
-      variance = jnp.sum(centred**2, -1, keepdims=True) / count
+      squares = jnp.sum(centred**2, -1, keepdims=True)
     case "batch":
-      variance = jnp.sum(centred**2) / jnp.maximum(jnp.sum(valid), 1)
+      squares, count = jnp.sum(centred**2), jnp.sum(valid)
     case "none":
       return centred
     case _:
       raise settings.unknown("normalize", normalize, NORMALIZERS)
+  variance = squares / jnp.maximum(count - (deviation == "sample"), 1)
   return centred / (jnp.sqrt(variance) + epsilon)
 
 
@@ -113,7 +127,8 @@ def kl_estimate(
 
   k1 is the paper's formula, k2 is half the squared log-ratio, and k3 is the
   unbiased low-variance estimate; see http://joschu.net/blog/kl-approx.html. k3
-  clamps the log-ratio to [-20, 20] and has no gradient beyond.
+  clamps the log-ratio to [-20, 20] and has no gradient beyond. low_var_kl is
+  verl's: k3 up to 10, and 10 without a gradient beyond.
 
   Args:
     logp_t: float, log-probability of each token under the policy.
@@ -133,10 +148,13 @@ def kl_estimate(
       return -log_ratio
     case "k2":
       return 0.5 * log_ratio**2
-    case "k3":
+    case "k3" | "low_var_kl":
       far = jnp.abs(log_ratio) > _MAX_LOG_RATIO
       log_ratio = _near(reference_logp_t, logp_t) - logp_t
       k3 = jnp.expm1(log_ratio) - log_ratio
+      if estimator == "low_var_kl":
+        far |= k3 > _MAX_LOW_VAR_KL
+        k3 = jnp.where(k3 > _MAX_LOW_VAR_KL, _MAX_LOW_VAR_KL, k3)
       return jnp.where(far, jax.lax.stop_gradient(k3), k3)
   raise settings.unknown("kl_estimator", estimator, KL_ESTIMATORS)
 

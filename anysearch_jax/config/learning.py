@@ -122,15 +122,19 @@ class ObjectiveConfig:
   """The ratio is clipped from above at 1 + clip_high."""
   kl_coefficient: float = learning(0.001, at_least(0))
   """Weight of the KL penalty; 0 needs no reference policy."""
-  kl_estimator: str = learning("k3", one_of("k1", "k2", "k3"))
-  """`k1`, `k2` or `k3`."""
+  kl_estimator: str = learning("k3", one_of("k1", "k2", "k3", "low_var_kl"))
+  """`k1` (the paper's formula), `k2`, `k3` or `low_var_kl` (k3 up to 10, as the
+  paper's run)."""
   normalize: str = learning("group", one_of("group", "batch", "none"))
   """What a reward minus its group's mean is divided by: `group` (the standard
   deviation of the group's rewards, the paper's), `batch` (that of these
   differences over the rollout) or `none`. It sets the price of a search, see
   docs/objective.md."""
   advantage_epsilon: float = learning(1e-6, POSITIVE)
-  """Added to that (population) standard deviation."""
+  """Added to that standard deviation."""
+  deviation: str = learning("population", one_of("population", "sample"))
+  """Whether it is that of a `population` of n rewards or of a `sample` (squares
+  over n - 1, as in released code: advantages of five are .894 times)."""
   reduction: str = learning(
     "sequence-mean", one_of("sequence-mean", "token-mean")
   )
@@ -176,7 +180,9 @@ class OptimizerConfig:
   eps: float = learning(1e-8, POSITIVE)
   """Added to the root of the mean of squared gradients."""
   weight_decay: float = learning(0.01, at_least(0))
-  """Applied to matrices only."""
+  """Share of a weight that a step at a learning rate of 1 would subtract."""
+  decayed: str = learning("matrices", one_of("matrices", "all"))
+  """Which weights decay: `matrices`, or `all`, norms and biases too (verl)."""
   max_grad_norm: float = learning(1.0, at_least(0), switch=True)
   """The gradient is clipped to this norm; 0 is off."""
   warmup_steps: int = learning(0, at_least(0), switch=True)

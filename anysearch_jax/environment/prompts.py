@@ -2,7 +2,8 @@
 
 Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
 `{Question}` are placeholders for the budget and the question. `paper_fetch` is
-the paper's environment with a second tool, which opens a page. `documents` is
+the paper's environment with a second tool, which opens a page, `anysearch` with
+the turn rules of the authors' run. `documents` is
 for a user's own documents and models that were not trained here: answers cite
 passages. `documents_tools` is the same for models that search by their own tool
 calls, so it names no tag. The texts of these three are our own words.
@@ -84,6 +85,15 @@ WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(
 )
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
+  "anysearch": wording.Wording("paper.toml", _SLOTS, _environment).then(
+    lambda env: dataclasses.replace(
+      env,
+      action=protocol.first_action,
+      before_turn=lambda budget, used: protocol.budget_line(
+        budget, used
+      ).rstrip(),
+    )
+  ),
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
   "documents": wording.Wording("documents.toml", _SLOTS, _documents),
   "documents_tools": wording.Wording(

@@ -23,6 +23,7 @@ SEARCH = "search"  # The name of the tool that every environment has.
 TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
+_FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
 _ZERO_WIDTH_SPACE = "\u200b"
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -73,6 +74,15 @@ def last_action(
     if (block := _last_block(text, opens, closes)) is not None
   )
   return max(found, key=lambda item: item[0], default=(0, None))[1]
+
+
+def first_action(text: str) -> Action | None:
+  """Returns the first complete `<search>` or `<answer>` block; or None.
+
+  Tags may be in any case, as in the run of the paper's authors.
+  """
+  match = _FIRST_ACTION.search(text)
+  return match and Action(ActionKind(match[1].lower()), match[2].strip())
 
 
 def last_content(text: str, name: str) -> str | None:

@@ -66,7 +66,7 @@ def adamw(
   critic: config_lib.CriticConfig | None = None,
   total_steps: int = 0,
 ) -> optax.GradientTransformation | Pair:
-  """Returns AdamW with global-norm clipping and decay of matrices only.
+  """Returns AdamW with global-norm clipping and decay of `config.decayed`.
 
   The table of `a` says which weights are matrices; `max_grad_norm` 0 disables
   clipping. `schedule` replaces the configuration's learning rate, and the
@@ -110,14 +110,15 @@ def _adamw(
   config: config_lib.OptimizerConfig,
   rate: float | optax.Schedule,
 ) -> optax.GradientTransformation:
-  matrices = weights.tree(rows, lambda row: len(row.file_shape) > 1)
+  every = config.decayed == "all"
+  decayed = weights.tree(rows, lambda row: every or len(row.file_shape) > 1)
   adamw = optax.adamw(
     rate,
     b1=config.b1,
     b2=config.b2,
     eps=config.eps,
     weight_decay=config.weight_decay,
-    mask=matrices,
+    mask=decayed,
   )
   if not config.max_grad_norm:
     return adamw

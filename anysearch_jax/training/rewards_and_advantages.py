@@ -110,6 +110,7 @@ def score(
       outcomes.valid,
       epsilon=objective.advantage_epsilon,
       normalize=objective.normalize,
+      deviation=objective.deviation,
     )
   rewards, advantages = jax.device_get((rewards, advantages))
   steps: dict[Place, np.ndarray] = {}

@@ -98,7 +98,11 @@ def of_searches(
     made[q, : len(rewards), g] = True
   found = np.asarray(
     grpo.advantages(
-      table, made, epsilon=config.advantage_epsilon, normalize=config.normalize
+      table,
+      made,
+      epsilon=config.advantage_epsilon,
+      normalize=config.normalize,
+      deviation=config.deviation,
     )
   )
   return {
@@ -159,7 +163,8 @@ def against_others(
     divisor = 1.0
     if config.normalize != "none":
       spread = pooled if config.normalize == "batch" else centred[q]
-      divisor = np.sqrt(np.mean(spread**2)) + config.advantage_epsilon
+      sample = config.deviation == "sample" and len(spread) > 1
+      divisor = np.std(spread, ddof=sample) + config.advantage_epsilon
     points = [_points(trajectories[q, g]) for g in members]
     for i, g in enumerate(members):
       differences = _differences(i, points, centred[q])

@@ -43,6 +43,19 @@ with <answer> {{x}} </answer>. Question: {question}\\n"""
     return prefix
 '''
 STAND_INS = {
+  "anysearch": {
+    "examples/anysearch/prompts.py": """
+PHASE_ONE_PROMPT = '''You have {B}: {Question}'''
+PHASE_TWO_PROMPT = "Find it: {Question}"
+""",
+    "examples/anysearch/slime_ext/rollout.py": """
+async def generate(args):
+    if budget_exceeded:
+        error_message = ("No " "more.")
+    else:
+        error_message = "{Neither}."
+""",
+  },
   "search_r1": {
     "scripts/data_process/qa_search_train_merge.py": PREFIX,
     "search_r1/llm_agent/generation.py": GENERATION,
@@ -169,6 +182,12 @@ def inference_hf_single(question, model, tokenizer, prompt=None):
   },
 }
 EXPECTED = {
+  "anysearch": {
+    "scaffold": "You have {B}: {Question}",
+    "plain": "Find it: {Question}",
+    "over_budget": "No more.",
+    "no_action": "{{Neither}}.",
+  },
   "search_r1": {
     "prompt": "Find it with <answer> {{x}} </answer>. Question: {Question}\n",
     "no_action": "\nNo {{action}}. Once more.\n",
@@ -293,7 +312,9 @@ def test_no_text_of_the_authors_is_shipped_as_it_is():
   }
   assert len(hashes) > 10
   for words in aj.WORDINGS.values():
-    for text in words.texts().values.values():
+    for name, text in words.texts().values.items():
+      if words.shipped == "paper.toml" and name in ("scaffold", "plain"):
+        continue  # The paper prints them.
       assert hashlib.sha256(text.strip().encode()).hexdigest() not in hashes
 
 

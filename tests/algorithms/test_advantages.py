@@ -17,7 +17,7 @@ from anysearch_jax.algorithms import grpo, rewards
 
 EPSILON = config_lib.ObjectiveConfig().advantage_epsilon
 PLAIN = grpo.advantages.__wrapped__
-STATICS = ("epsilon", "normalize")
+STATICS = ("epsilon", "normalize", "deviation")
 
 
 def advantages(total, valid=None, *, normalize="group"):
@@ -28,8 +28,8 @@ def advantages(total, valid=None, *, normalize="group"):
 
 class AdvantagesTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters(*grpo.NORMALIZERS)
-  def test_equation(self, normalize):
+  @parameterized.product(normalize=grpo.NORMALIZERS, deviation=grpo.DEVIATIONS)
+  def test_equation(self, normalize, deviation):
     fn = self.variant(PLAIN, static_argnames=STATICS)
     rng = np.random.default_rng(0)
     for group in (1, 2, 5, 8):
@@ -41,8 +41,9 @@ class AdvantagesTest(chex.TestCase):
         0, 3, (100, group)
       )
       valid = rng.random((500, group)) < rng.choice([0.5, 1.0], (500, 1))
-      expected = oracles.advantages(total, valid, EPSILON, normalize)
-      actual = fn(total, valid, epsilon=EPSILON, normalize=normalize)
+      how = {"epsilon": EPSILON, "normalize": normalize, "deviation": deviation}
+      expected = oracles.advantages(total, valid, **how)
+      actual = fn(total, valid, **how)
       np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
       np.testing.assert_array_equal(actual[200:300], np.zeros((100, group)))
 

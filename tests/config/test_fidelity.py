@@ -14,7 +14,7 @@ from launch import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMS = (
-  *("search_r1", "search_r1_ppo", "stepsearch"),
+  *("anysearch", "search_r1", "search_r1_ppo", "stepsearch"),
   *("zerosearch", "ikea", "search_o1", "bats"),
   *("research", "autorefine", "mt_grpo", "r1_searcher", "ssrl", "hiprag"),
 )
@@ -35,7 +35,7 @@ def tables():
 
 
 def test_every_recipe_has_a_table():
-  assert sorted(tables()) == sorted(set(SYSTEMS) - {"search_r1_ppo"})
+  assert sorted(tables()) == sorted(SYSTEMS)
 
 
 @pytest.mark.parametrize("system", sorted(tables()))
@@ -81,7 +81,7 @@ def test_unknown_presets_are_refused():
     ("search_r1", ":original", "expected one of qwen2_5_7b"),
     ("search_r1", "qwen2_5_7b:other", "with or without :original"),
     ("otc", "qwen2_5_7b:original", "published no recipe of their own"),
-    ("anysearch", "qwen3_4b:original", "published no recipe of their own"),
+    ("beta_grpo", "qwen3_4b:original", "published no recipe of their own"),
   ):
     with pytest.raises(ValueError, match=sentence):
       load(system, preset)

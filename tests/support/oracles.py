@@ -85,7 +85,7 @@ def relative_cost(em, cost, valid, xi):
   ]
 
 
-def advantages(total, valid, epsilon, normalize):
+def advantages(total, valid, epsilon, normalize, deviation="population"):
   """The advantages of a rollout: `total` and `valid` are rows of groups."""
   centred, counts = [], [sum(map(bool, row)) for row in valid]
   for rewards, judged, count in zip(total, valid, counts):
@@ -99,9 +99,10 @@ def advantages(total, valid, epsilon, normalize):
       ]
     )
   squares = [math.fsum(x * x for x in row) for row in centred]
-  of_batch = math.sqrt(math.fsum(squares) / max(sum(counts), 1))
+  less = {"population": 0, "sample": 1}[deviation]
+  of_batch = math.sqrt(math.fsum(squares) / max(sum(counts) - less, 1))
   scales = {
-    "group": [math.sqrt(s / max(n, 1)) for s, n in zip(squares, counts)],
+    "group": [math.sqrt(s / max(n - less, 1)) for s, n in zip(squares, counts)],
     "batch": [of_batch] * len(centred),
   }
   if normalize == "none":
@@ -124,6 +125,7 @@ def kl(logp, reference, estimator):
     "k1": logp - reference,
     "k2": 0.5 * (logp - reference) ** 2,
     "k3": math.exp(x) - x - 1,
+    "low_var_kl": min(math.exp(x) - x - 1, 10.0),
   }[estimator]
 
 
@@ -134,6 +136,7 @@ def kl_gradient(logp, reference, estimator):
     "k1": 1.0,
     "k2": logp - reference,
     "k3": 1 - math.exp(x) if abs(reference - logp) < 20 else 0.0,
+    "low_var_kl": 1 - math.exp(x) if math.exp(x) - x - 1 < 10 else 0.0,
   }[estimator]
 
 
