@@ -149,6 +149,20 @@ _RECIPES: dict[str, Recipe | _Settings] = {
       "batch": {"max_micro_batches": 512},
     },
   ),
+  # One epoch of 169,615 questions. A step has all 4,096 trajectories.
+  "saas": Recipe(
+    *(331, 512, 8, 1, 5, 1e-6, 0.285),
+    settings={
+      "objective": {
+        "clip_high": 0.28,
+        "entropy_coefficient": 0.0,
+        "reduction": "sequence-mean",
+      },
+      "optimizer": {"b2": 0.98, "decayed": "matrices"},
+      "batch": {"max_micro_batches": 1024},
+      "method": {"saas": config_lib.SaasConfig(formed=0.1, repeated=0.1)},
+    },
+  ),
   # The sampling and the number of documents of its script.
   "search_o1": {
     "sampling": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},

@@ -23,7 +23,7 @@ _REAL = ("retrieval.simulated=",)
 
 
 _FORMAT = ("method.search_r1.format_variant=true",)
-_SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"))
+_SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"), ("saas", "SAAS"))
 _RIVALS = (
   ("search_r1", "Search-R1 (GRPO)"),
   ("search_r1_ppo", "Search-R1 (PPO)"),
@@ -99,6 +99,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     _row("ssrl", "SSRL", evaluation=_REAL),
     _row("hiprag", "HiPRAG"),
     _row("beta_grpo", "beta-GRPO"),
+    _row("saas", "SAAS"),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
     _row("bats", "BATS", "bats", UNTRAINED),

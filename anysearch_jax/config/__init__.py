@@ -29,6 +29,7 @@ from anysearch_jax.config.methods import (
   IkeaConfig,
   MethodConfig,
   OtcConfig,
+  SaasConfig,
   SearchR1Config,
   StepSearchConfig,
   ZeroSearchConfig,
@@ -213,6 +214,9 @@ class ExperimentConfig:
   """Questions of a rollout."""
   group: int = identity(5, at_least(1))
   """Trajectories of each question."""
+  searchless: int = identity(0, at_least(0))
+  """The last so many of these are played with a budget of 0. They are a group
+  of their own where advantages are compared."""
   save_every: int = placement(20, at_least(1))
   """Rollouts between checkpoints (and recorded trajectories)."""
   save_minutes: float = placement(30.0, at_least(0))

@@ -161,6 +161,22 @@ class BetaGrpoConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SaasConfig:
+  """SAAS's reward; `searchless` is the size of its group without searches."""
+
+  stage_one: float = learning(0.5, SHARE)
+  """Share of the training in which no search is penalised."""
+  alpha: float = learning(0.05, at_least(0))
+  """Penalty of a right answer for each needless search."""
+  delta: int = learning(2, at_least(1))
+  """Right answers without searches from which a question needs none."""
+  formed: float = learning(0.0, at_least(0))
+  """Reward of a well-formed response whose answer has an F1 of 0."""
+  repeated: float = learning(0.0, at_least(0))
+  """Penalty of a response that searches a query twice."""
+
+
+@dataclasses.dataclass(frozen=True)
 class HipragConfig:
   """HiPRAG's reward, and the servers that judge steps."""
 
@@ -212,3 +228,4 @@ class MethodConfig:
   ssrl: SsrlConfig = SsrlConfig()
   beta_grpo: BetaGrpoConfig = BetaGrpoConfig()
   hiprag: HipragConfig = HipragConfig()
+  saas: SaasConfig = SaasConfig()

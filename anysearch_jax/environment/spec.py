@@ -65,6 +65,7 @@ class Environment:
     states_caps: whether those units are stated at all.
     marked: returns the answer with its citations, which `answer` leaves out;
       None if answers cite nothing.
+    closed: prompt of an episode with a budget of 0 searches; "": as any other.
   """
 
   scaffold: str
@@ -86,6 +87,7 @@ class Environment:
   units: str = "budget.toml"
   states_caps: bool = True
   marked: Callable[[Sequence[types.Span]], str | None] | None = None
+  closed: str = ""
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""

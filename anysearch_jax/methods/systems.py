@@ -21,6 +21,7 @@ from anysearch_jax.methods import (
   own,
   r1_searcher,
   research,
+  saas,
   search_o1,
   search_r1,
   ssrl,
@@ -35,6 +36,7 @@ METHODS: dict[str, method.Method] = {
   for module in (
     *(anysearch, search_r1, stepsearch, zerosearch, search_o1, bats, otc, ikea),
     *(research, autorefine, mt_grpo, r1_searcher, ssrl, hiprag, beta_grpo),
+    saas,
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {

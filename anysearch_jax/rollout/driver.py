@@ -317,6 +317,7 @@ async def run_groups(
   max_concurrency: int | None = None,
   keep: int | None = None,
   inflight: InFlight = OFF,
+  searchless: int = 0,
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
 
@@ -333,6 +334,7 @@ async def run_groups(
     keep: >= 1; once so many groups can be kept, all others are cancelled and
       released; which ones depends on timing. None waits for all groups.
     inflight: records what the episodes wait for, and warns if nothing moves.
+    searchless: the last so many samples of each group get no search.
 
   Returns:
     The groups in the order of `assignments`, each with its samples in order,
@@ -364,6 +366,7 @@ async def run_groups(
 
   async def play_group(assignment: Assignment) -> None:
     budget = budgets.of(assignment.budget)
+    without = dataclasses.replace(budget, searches=0)
     samplings: list[types.Group] = []
     while not samplings or (len(samplings) < 2 and not _is_kept(samplings[0])):
       async with asyncio.TaskGroup() as of_group:
@@ -372,7 +375,7 @@ async def run_groups(
             run_episode(
               assignment.question,
               parts,
-              budget=assignment.budget,
+              budget=budget if sample < group - searchless else without,
               scaffold=assignment.scaffold,
               address=types.Address(
                 rollout, assignment.index, sample, attempt=len(samplings)

@@ -48,8 +48,9 @@ def prompt(
   """
   env = systems.of_episode(config)
   caps = budgets.of(budget)
+  template = env.scaffold if scaffold else env.plain
   content = prompts.render(
-    env.scaffold if scaffold else env.plain,
+    env.closed or template if caps.searches == 0 else template,
     budget=caps.searches,
     caps=caps if env.states_caps else budgets.NO_CAPS,
     texts=env.units,

@@ -55,12 +55,14 @@ class QuestionStream(NamedTuple):
   groups: that a rollout keeps, one for each question.
   samples: trajectories of each group.
   extra_groups: that a rollout plays beyond these, of questions of their own.
+  searchless: the last so many samples of each group get no search.
   """
 
   questions: Sequence[types.Question]
   groups: int
   samples: int
   extra_groups: int = 0
+  searchless: int = 0
 
   @property
   def per_rollout(self) -> int:
@@ -122,6 +124,7 @@ class Collector:
         inflight=driver.InFlight(
           self._quiet_seconds, span=functools.partial(self._span, rollout)
         ),
+        searchless=self.stream.searchless,
       ),
       scope,
     )

@@ -143,6 +143,7 @@ class Trainer:
       groups=config.questions,
       samples=config.group,
       extra_groups=config.pipeline.extra_groups,
+      searchless=config.searchless,
     )
     self._sampler = sampler.Sampler(
       engine,

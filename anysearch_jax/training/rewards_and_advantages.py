@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -73,11 +75,13 @@ def score(
   objective: config_lib.ObjectiveConfig,
   progress: method_lib.Progress = method_lib.BEGINNING,
   run: Callable[[Coroutine], Any] = loop.run,
+  searchless: int = 0,
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
   `groups` has one for each question, None where it was dropped, and `budgets`
-  is int `[Q]`. `run` runs the coroutine of a measure that asks a server.
+  is int `[Q]`. `run` runs the coroutine of a measure that asks a server. The
+  last `searchless` samples of each question are a group of their own.
   """
   trajectories = {
     (q, g): trajectory
@@ -105,12 +109,19 @@ def score(
   rewards = method.reward(outcomes)
   advantages = None
   if not objective.has_critic:
-    advantages = grpo.advantages(
-      rewards["total"],
-      outcomes.valid,
-      epsilon=objective.advantage_epsilon,
-      normalize=objective.normalize,
-      deviation=objective.deviation,
+    ends = [0, samples - searchless, samples][: 2 + bool(searchless)]
+    advantages = jnp.concatenate(
+      [
+        grpo.advantages(
+          rewards["total"][:, start:end],
+          outcomes.valid[:, start:end],
+          epsilon=objective.advantage_epsilon,
+          normalize=objective.normalize,
+          deviation=objective.deviation,
+        )
+        for start, end in itertools.pairwise(ends)
+      ],
+      axis=1,
     )
   rewards, advantages = jax.device_get((rewards, advantages))
   steps: dict[Place, np.ndarray] = {}

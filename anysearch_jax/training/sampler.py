@@ -223,12 +223,15 @@ class Sampler:
         objective=self._config.objective,
         progress=method_lib.Progress(rollout, step, c.total_steps),
         run=self._scope.run,
+        searchless=stream.searchless,
       )
+      # What is played without searches says nothing of the budget.
+      searching = np.arange(stream.samples) < stream.samples - stream.searchless
       recorded = curriculum_lib.record(
         self.state.curriculum,
         np.repeat(levels, stream.samples),
         scored.em.reshape(-1),
-        scored.valid.reshape(-1),
+        (scored.valid & searching).reshape(-1),
         config=c,
         tokens=tokens,
       )

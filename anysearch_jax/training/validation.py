@@ -292,6 +292,16 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"group: found {config.group}, expected at least 2: an advantage is a "
       "difference from the others of the group."
     )
+  if config.searchless and objective.baseline == "turn":
+    raise ValueError(
+      f"objective.baseline: found 'turn' with {config.searchless} trajectories "
+      "without searches, which are a group of their own; set it to 'group'."
+    )
+  if config.searchless and not 2 <= config.searchless <= config.group - 2:
+    raise ValueError(
+      f"searchless: found {config.searchless} of {config.group} trajectories; "
+      "expected 0, or at least 2 with a search and 2 without."
+    )
 
 
 def _pipeline(config: config_lib.ExperimentConfig) -> None:

@@ -96,6 +96,17 @@ def test_an_invalid_configuration_is_refused(part, values, sentence):
     validation.validate(changed(part, **values))
 
 
+def test_trajectories_without_searches_need_others_of_their_kind():
+  config = config_lib.changed(small_run.CONFIG, group=4, searchless=2)
+  validation.validate(config)
+  for changes, sentence in (
+    ({"searchless": 3}, "searchless: found 3 of 4 trajectories"),
+    ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+      validation.validate(config_lib.changed(config, **changes))
+
+
 @pytest.mark.parametrize(
   "method", [m for m in systems.METHODS.values() if m.reward]
 )

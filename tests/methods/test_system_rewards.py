@@ -124,6 +124,44 @@ TABLES = {
       (0, 1, 0.0, 0.0),
     ],
   ),
+  # Two are right without searches: each search of a right answer costs .05. One
+  # has an F1 of 1 in another order of words.
+  "saas": (
+    {"stage_one": 0.0},
+    "em f1 searches closed",
+    [
+      *((1, 1, 0, 1, 1), (1, 1, 0, 1, 1), (0, 0.4, 0, 1, 0.4), (0, 0, 0, 1, 0)),
+      *((1, 1, 1, 0, 0.95), (1, 1, 3, 0, 0.85), (0, 1, 2, 0, 0.9)),
+      (0, 0.5, 4, 0, 0.5),
+    ],
+  ),
+  # None is: those beyond 2, the fewest of a right answer, cost.
+  "saas needed": (
+    {"stage_one": 0.0},
+    "em f1 searches closed",
+    [
+      *((0, 1, 0, 1, 1), (0, 0.5, 0, 1, 0.5), (1, 1, 2, 0, 1)),
+      *((1, 1, 5, 0, 0.85), (0, 1, 3, 0, 0.95), (0, 0, 1, 0, 0)),
+    ],
+  ),
+  "saas undecided": (
+    {"stage_one": 0.0},
+    "em f1 searches closed",
+    [(1, 1, 0, 1, 1), (0, 0, 0, 1, 0), (1, 1, 1, 0, 1), (1, 1, 4, 0, 1)],
+  ),
+  "saas first stage": (
+    {},
+    "em f1 searches closed",
+    [(1, 1, 0, 1, 1), (1, 1, 0, 1, 1), (1, 1, 4, 0, 1), (0, 0.3, 1, 0, 0.3)],
+  ),
+  "saas script": (
+    {"formed": 0.1, "repeated": 0.1},
+    "em f1 format repeated closed",
+    [
+      *((1, 1, 1, 0, 1, 1), (1, 1, 0, 1, 0, 0.9), (0, 0, 1, 0, 0, 0.1)),
+      *((0, 0, 1, 1, 0, 0), (0, 0, 0, 0, 0, 0), (0, 0.05, 1, 0, 0, 0.05)),
+    ],
+  ),
   "search_r1": ({}, "em format", [(1, 1, 1), (1, 0, 1), (0, 1, 0), (0, 0, 0)]),
   "search_r1 variant": (
     VARIANT,

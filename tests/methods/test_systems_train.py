@@ -19,6 +19,7 @@ PARTS = {
   "r1_searcher": {"f1", "well_formed", "stage"},
   "ssrl": {"em"},
   "beta_grpo": {"confidence"},
+  "saas": {"known", "needed", "penalty"},
 }
 
 
@@ -63,7 +64,7 @@ def trained(name, parts, folder, **method):
 @pytest.mark.parametrize(
   "name",
   [
-    *("mt_grpo", "r1_searcher", "ssrl"),
+    *("mt_grpo", "r1_searcher", "ssrl", "saas"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
@@ -85,6 +86,11 @@ def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
     found = [o for t in played for o in t["observations"]]
     ids = {p["id"] for o in found for p in o["passages"]}
     assert ids and all(id_.startswith("self/") for id_ in ids)
+  if name == "saas":
+    assert len(groups) == 2
+    for group in groups:
+      made = [t["searches"] for t in group["trajectories"]]
+      assert len(made) == 8 and not any(made[4:]) and group["budget"] == 2
   if name == "r1_searcher":
     # The second of four rollouts begins after a quarter of the training.
     assert [record["reward/stage"] for record in records] == [1, 2]

@@ -119,6 +119,17 @@ def failing(*addresses):
   return engine_script
 
 
+def test_the_last_samples_of_a_group_get_no_search():
+  rollout = run_groups(
+    assignments(), scripted.Engine(script), group=4, searchless=2
+  )
+  for budget, group in enumerate(rollout.groups):
+    assert group.budget == budget
+    given = [t.budget for t in group.trajectories]
+    assert given == [budget, budget, 0, 0]
+    assert [t.searches for t in group.trajectories][2:] == [0, 0]
+
+
 def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
   engine = scripted.Engine(failing((10, 1, 0), (11, 0, 0), (11, 2, 0)))
   rollout = run_groups(assignments(), engine)

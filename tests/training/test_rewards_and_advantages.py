@@ -79,6 +79,28 @@ def test_failed_and_dropped_trajectories_are_not_valid(groups):
   assert "rollout/failed" not in found
 
 
+def test_trajectories_without_searches_are_a_group_of_their_own():
+  right = [[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [1, 1, 0, 1, 1]]
+  names = [["tol" if x else "wrong" for x in row] for row in right]
+  scored = rewards_and_advantages.score(
+    [
+      group(*(trajectory(q, g, model=4, answer=a) for g, a in enumerate(row)))
+      for q, row in enumerate(names)
+    ],
+    np.array([2, 2, 2], np.int32),
+    samples=5,
+    method=systems.trained(config_lib.ExperimentConfig()),
+    objective=OBJECTIVE,
+    searchless=2,
+  )
+  totals = np.asarray(scored.rewards["total"], float)
+  for part in (slice(3), slice(3, 5)):
+    own = totals[:, part]
+    centred = own - own.mean(1, keepdims=True)
+    expected = centred / (own.std(1, keepdims=True) + 1e-12)
+    np.testing.assert_allclose(scored.advantages[:, part], expected, atol=1e-4)
+
+
 @pytest.mark.parametrize(
   ("objective", "expected"),
   [

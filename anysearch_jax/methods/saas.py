@@ -1,0 +1,121 @@
+"""SAAS: penalises a search where the present policy gets by without it.
+
+Half of a question's trajectories are played with a budget of 0. With n_d right
+answers among them and n_e among the others, a question is
+
+    known      if n_d >= delta: any search is needless
+    needed     if n_d = 0 and n_e > 0: a search beyond the fewest of a right
+               answer is needless
+    undecided  otherwise: no search is needless
+
+    r = F1                                       in the first stage
+    r = F1 - alpha (needless searches if F1 = 1)    after it
+
+Advantages compare the trajectories of either half. The first stage is the
+first `stage_one` of the training; the paper begins the second when validation
+stops improving. https://arxiv.org/abs/2605.29796
+
+configs/fidelity_rules.csv lists what differs from the released code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import chex
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import prompts, spec, wording
+from anysearch_jax.methods import method, search_r1
+
+# The paper's trajectories of a question, and those of them without searches.
+GROUP, SEARCHLESS = 8, 4
+
+
+def environment(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns Search-R1's environment with a prompt for a budget of 0."""
+  closed = wording.template(texts["closed"])
+  return dataclasses.replace(search_r1.environment(texts), closed=closed)
+
+
+WORDINGS = {
+  "saas": wording.Wording(
+    "saas.toml",
+    {**search_r1.SLOTS, "closed": wording.Slots(needs=("Question",))},
+    environment,
+  ),
+  "search_r1_world": prompts.WORLD,
+}
+
+
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+  """Selects a fixed budget and the paper's groups.
+
+  A rollout keeps its number of trajectories, if the groups divide it.
+  """
+  return config_lib.changed(
+    method.fixed_budget(config),
+    questions=max(1, config.questions * config.group // GROUP),
+    group=GROUP,
+    searchless=SEARCHLESS,
+  )
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `closed`: 1 with a budget of 0; `repeated`: 1 if a query was."""
+  queries = trajectory.queries
+  return {
+    "closed": float(trajectory.budget == 0),
+    "repeated": float(len({*queries}) < len(queries)),
+  }
+
+
+@method.jitted
+def reward(
+  outcomes: method.Outcomes, config: config_methods.SaasConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the table above, with two terms of the script.
+
+  `formed` is the reward of a well-formed response with an F1 of 0, `repeated`
+  the penalty of a repeated query; both are 0 in the paper. The terms `known`
+  and `needed` are 1 in questions of this kind.
+  """
+  right = outcomes.valid & (outcomes.em != 0)
+  closed = outcomes.measures["closed"] != 0
+  searches = jnp.where(outcomes.valid, jnp.asarray(outcomes.searches, float), 0)
+  without = jnp.sum(right & closed, -1, keepdims=True)
+  fewest = jnp.min(
+    searches, -1, keepdims=True, where=right & ~closed, initial=jnp.inf
+  )
+  known = without >= config.delta
+  needed = (without == 0) & jnp.isfinite(fewest)
+  beyond = jnp.maximum(searches - fewest, 0)
+  needless = jnp.where(known, searches, jnp.where(needed, beyond, 0))
+  f1, formed = outcomes.f1, config.formed * outcomes.format
+  staged = outcomes.progress.share >= config.stage_one
+  penalty = config.alpha * needless * (staged & (f1 == 1))
+  base = jnp.where(f1 > 0, f1, formed)
+  if config.repeated:
+    base -= config.repeated * outcomes.measures["repeated"]
+  return {
+    "f1": f1,
+    "known": known & outcomes.valid,
+    "needed": needed & outcomes.valid,
+    "penalty": penalty,
+    "total": base - penalty,
+  }
+
+
+METHOD = method.compared(
+  "saas",
+  "SAAS",
+  WORDINGS,
+  reward=reward,
+  train=train,
+  measures=("closed", "repeated"),
+  measure=measure,
+)
