@@ -221,10 +221,11 @@ def with_optimum(
   found = row.columns
   budgets = np.unique(found.budget).tolist()
   try:
-    best = _best(seed, tuple(found.ids), tuple(budgets))
+    best, ahead = _best(seed, tuple(found.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
-  return dataclasses.replace(row, table=found.with_optimum(best, budgets))
+  table = found.with_optimum(best, budgets, ahead)
+  return dataclasses.replace(row, table=table)
 
 
 def _world_seed(folder: pathlib.Path) -> int | None:
@@ -242,10 +243,12 @@ def _world_seed(folder: pathlib.Path) -> int | None:
 @functools.cache
 def _best(
   seed: int, ids: tuple[str, ...], budgets: tuple[int, ...]
-) -> np.ndarray:
-  """Returns P(right answer) of the best agent, `[N, B]`."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns P(right answer) of the best agent, `[N, B]`, and its forecasts."""
   world = world_lib.World(seed)
-  return optimum.accuracy(world, optimum.Optimum(world), ids, budgets)
+  best = optimum.Optimum(world)
+  right = optimum.accuracy(world, best, ids, budgets)
+  return right, optimum.forecasts(best, ids, budgets)
 
 
 def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:

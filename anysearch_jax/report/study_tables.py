@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, comparison, metrics
+from anysearch_jax.evaluation import columns, comparison, forecast, metrics
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report.study import Study
 from anysearch_jax.report.tables import Cell, Column, Table, make
@@ -75,6 +75,7 @@ def tables(study: Study) -> list[Table]:
     ),
     _hops(rows),
     _budget_use(rows),
+    _table("forecast", _forecast(rows)),
     _table("knowledge", _knowledge(rows)),
     _table("early_stopping", _early_stopping(study), system=study.system),
     *compared,
@@ -276,6 +277,22 @@ def _budget_use(rows: _Rows) -> Table:
     shares,
     [Column(str(k), k, "searches made", 2) for k in range(most)],
   )
+
+
+def _forecast(rows: _Rows) -> Iterator[_Line]:
+  fitted = [(row, forecast.fitted(row.whole.table)) for row in rows]
+  for budget in study_lib.budgets(rows):
+    best: dict[str, Any] = {}
+    for row, sums in fitted:
+      at = row.whole.table.budget == budget
+      table = row.whole.table.where(at)
+      if found := forecast.measured(table, sums[at]):
+        yield (budget, row.label), found
+        if "forecasts" in table.values:
+          n, held, width = table.forecasts.sum(axis=0)
+          best = {"coverage": held / n, "width": width / n, "score": None}
+    if best:
+      yield (budget, "the optimum, computed"), best
 
 
 def _knowledge(rows: _Rows) -> Iterator[_Line]:

@@ -7,7 +7,8 @@ dynamic programming over the facts that are left and the searches that are left.
 
 `accuracy` is that of any exact agent on given questions, without playing them:
 a question names its snapshot, so everything that the agent sees is known. Only
-its guesses, and its choices between two values, are random.
+its guesses, and its choices between two values, are random. `forecasts` says
+how well the best agent can tell how many searches it will still make.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anysearch_jax.evaluation import forecast
 from anysearch_jax.world import expert
 from anysearch_jax.world import world as world_lib
 
@@ -81,6 +83,8 @@ class Optimum:
     """
     if not relations:
       return q
+    if q != 1 and not self._price:
+      return q * self.value(relations, searches)
     key = relations, searches, q
     if key not in self._values:
       known = self._odds[relations[0]].known
@@ -200,6 +204,62 @@ def accuracy(
   """
   found = [_right(world, strategy, name, budgets) for name in ids]
   return np.array(found, dtype=float).reshape(-1, len(budgets))
+
+
+def forecasts(
+  best: Optimum, ids: Iterable[str], budgets: Sequence[int]
+) -> np.ndarray:
+  """Returns how well the best agent, without a price, forecasts its searches.
+
+  It forecasts when `evaluation.forecast` does, and then knows its situation, so
+  the distribution of the searches that follow; its interval is the middle of
+  that. These are expectations over the world's statistics, given a question's
+  relations.
+
+  Returns:
+    float64 `[N, B, 3]`: of N `ids` and B `budgets` the mean number of
+    forecasts, of those that hold the searches that follow, and the mean sum of
+    their widths.
+  """
+  chains = [tuple(name.rpartition("/")[2].split("-")) for name in ids]
+  # A state's array has these three numbers, of the forecasts that follow, and
+  # P(0, 1, ... more searches); a fact takes up to three.
+  end = np.zeros(4 + 3 * max(map(len, chains), default=0))
+  end[3] = 1
+
+  def told(state: np.ndarray, left: int) -> np.ndarray:
+    low, high = forecast.interval(state[3:])
+    own = 1, state[3 + low : 4 + high].sum(), high - low
+    return np.append(state[:3] + own, state[3:]) if left else state
+
+  @functools.cache
+  def start(relations: tuple[str, ...], left: int, tells: bool) -> np.ndarray:
+    if not relations:
+      return told(end, left if tells else 0)
+    p = best._odds[relations[0]].known
+    return p * ahead("known", True, relations, left, tells) + (1 - p) * ahead(
+      "unknown", False, relations, left, tells
+    )
+
+  @functools.cache
+  def ahead(
+    decision: str, known: bool, rest: tuple[str, ...], left: int, tells: bool
+  ) -> np.ndarray:
+    search, stop = best.options(decision, known, rest, left)
+    state = start(rest[1:], left - (search > stop + _TIE), search > stop + _TIE)
+    if search > stop + _TIE:
+      twin, miss = best._odds[rest[0]].twin * (not known), world_lib.ALTERNATIVE
+      if decision != "conflict" and twin:
+        found = ahead("conflict", known, rest, left - 1, True)
+        state = twin * found + (1 - twin) * state
+      if decision in ("known", "unknown"):
+        found = ahead("miss", known, rest, left - 1, True)
+        state = miss * found + (1 - miss) * state
+      state = np.append(state[:3], np.roll(state[3:], 1))
+    return told(state, left if tells else 0)
+
+  found = [[start(chain, b, True)[:3] for b in budgets] for chain in chains]
+  return np.array(found, dtype=float).reshape(-1, len(budgets), 3)
 
 
 def _right(

@@ -42,11 +42,11 @@ def test_a_row_is_held_against_the_optimum_of_its_world(seed, tmp_path):
   world = world_lib.World(seed)
   questions = world.questions("held-out", 12, 0)
   found = report.with_optimum(row_of(questions), [folder, folder]).columns
-  best = optimum.accuracy(
-    world, optimum.Optimum(world), found.ids.tolist(), (0, 2)
-  )
-  expected = best[found.question, (found.budget == 2).astype(int)]
-  np.testing.assert_allclose(found.optimum, expected)
+  agent, at = optimum.Optimum(world), (found.budget == 2).astype(int)
+  best = optimum.accuracy(world, agent, found.ids.tolist(), (0, 2))
+  np.testing.assert_allclose(found.optimum, best[found.question, at])
+  ahead = optimum.forecasts(agent, found.ids.tolist(), (0, 2))
+  np.testing.assert_allclose(found.forecasts, ahead[found.question, at])
 
 
 def test_rows_of_other_questions_are_unchanged(tmp_path):

@@ -155,6 +155,54 @@ def test_accuracy_of_one_fact_by_hand():
     )
 
 
+def simulated(relations, searches, rng):
+  """Yields what the optimum knows at each forecast, and the searches made."""
+  made, told = 0, True
+  for i, relation in enumerate(relations):
+    p_known, twin = odds(relation)
+    known = rng.random() < p_known
+    decision = "known" if known else "unknown"
+    while decision:
+      left = searches - made
+      here = expert.Situation(decision, known, relations[i:], left, ())
+      if told and left:
+        yield here, made
+      told = bool(AGENTS["optimum"](here))
+      made += told
+      missed = decision in ("known", "unknown") and rng.random() < MISS
+      twins = not (known or missed or decision == "conflict")
+      twins = twins and rng.random() < twin
+      decision = told and ("miss" if missed else "conflict" if twins else "")
+  if told and made < searches:
+    yield "end", made
+  yield "over", made
+
+
+def test_forecasts_of_the_optimum_by_hand_and_by_simulation():
+  ids, rng = (
+    ["dev/0/x/country", "dev/0/x/mayor-river"],
+    np.random.default_rng(5),
+  )
+  found = optimum.forecasts(AGENTS["optimum"], ids, (0, 1, 2, 4))
+  known, _ = odds("country")
+  # What memory holds needs no search. The others need one, and another after
+  # a miss or two values, which is not known before.
+  assert (found[:, 0] == 0).all()
+  np.testing.assert_allclose(found[0, 1], [1, 1, 0])
+  np.testing.assert_allclose(found[0, 2], [2 - known, 2 - known, 1 - known])
+  follow = {}
+  for _ in range(8000):
+    *moments, (_, made) = simulated(("mayor", "river"), 4, rng)
+    for state, before in moments:
+      follow.setdefault(state, []).append(made - before)
+  sums = np.zeros(3)
+  for values in follow.values():
+    low, high = np.quantile(values, [0.1, 0.9], method="inverted_cdf")
+    held = [low <= value <= high for value in values]
+    sums += len(values), sum(held), len(values) * (high - low)
+  np.testing.assert_allclose(found[1, 3], sums / 8000, rtol=0.02)
+
+
 @pytest.mark.parametrize(
   "name", ["nq-17", "dev/3/nobody/mayor", "dev/x/gasur/mayor", "dev/99/gasur/x"]
 )
