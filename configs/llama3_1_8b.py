@@ -2,7 +2,7 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 60.6 GiB on a training GPU and 55.6 GiB on a
+Memory, planned for h100:4: 54.5 GiB on a training GPU and 55.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 111.0 of 128.6 GiB.
 Hours, predicted, not measured: 8.0 for training (500 steps of 1.3 M tokens,

@@ -2,7 +2,7 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 59.0 GiB on a training GPU and 49.2 GiB on a
+Memory, planned for h100:4: 52.8 GiB on a training GPU and 49.2 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 99.6 of 128.6 GiB.
 Hours, predicted, not measured: 7.3 for training (500 steps of 1.3 M tokens,

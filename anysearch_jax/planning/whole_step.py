@@ -157,7 +157,7 @@ def predict(
   once = 1 / config.curriculum.epochs
   share = 1 / config.curriculum.steps_per_rollout
 
-  def phase(calls: Calls) -> plan.Phase:
+  def phase(calls: Calls, share: float = 1.0) -> plan.Phase:
     name, times, flops, read, traffic = calls
     predicted, sixty = (
       targets.predict(
@@ -165,12 +165,8 @@ def predict(
       )
       for shares in (targets.ASSUMED, SIXTY)
     )
-    return plan.Phase(
-      name,
-      times * predicted.total,
-      times * sixty.total,
-      times * predicted.floor,
-    )
+    seconds = (predicted.total, sixty.total, predicted.floor)
+    return plan.Phase(name, *(share * times * each for each in seconds))
 
   def counted(name: str, times: float) -> list[plan.Phase]:
     """Returns the phase of a program, if the run has it."""
@@ -180,16 +176,13 @@ def predict(
     return [phase(Calls(name, times, work, part.read, part.traffic or {}))]
 
   sampled = sampling(config, a, expected, named)
-  phases = [
-    phase(calls._replace(times=once * calls.times)) for calls in sampled
-  ]
+  phases = [phase(calls, once) for calls in sampled]
   phases += counted("hand-over", share)
   if moved := named["decode"].offloaded:
-    # To the host and back.
     floor = share * 2 * moved / target.hardware.host_bandwidth
     links = (targets.ASSUMED.links, SIXTY.links, 1.0)
-    seconds = (floor / each for each in links)
-    phases.append(plan.Phase("state to the host and back", *seconds))
+    name = "state to the host and back"
+    phases.append(plan.Phase(name, *(floor / each for each in links)))
   return plan.Step(
     tuple(phases),
     (
@@ -276,23 +269,20 @@ def sentences(
     "episode's context. A step of all rows reads every weight once. Prefill "
     f"pads passages of {OBSERVATION} tokens to chunks of "
     f"{engine.prefill_chunk}.",
-    *(
-      [
-        f"With {engine.lookahead} guesses, a step of decode gives "
-        f"{tokens_a_step(engine):.2f} tokens of a row (engine.lookahead)."
-      ]
-      if engine.lookahead
-      else []
-    ),
     "Searches, the host and the start of kernels take no time: a search is "
     "answered while other rows sample.",
     "A rollout has one hand-over, and "
     f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
     "Its memory is counted by its arrays, not compiled.",
   ]
+  if engine.lookahead:
+    found.append(
+      f"With {engine.lookahead} guesses, a step of decode gives "
+      f"{tokens_a_step(engine):.2f} tokens of a row (engine.lookahead)."
+    )
   if config.pipeline.async_level:
     return found
-  if config.engine.kind == "jax" and config.engine.free_kv_while_training:
+  if engine.kind == "jax" and engine.free_kv_while_training:
     found.append(
       "A device that samples and trains has no KV cache while it trains, nor "
       "at the hand-over (engine.free_kv_while_training)."
