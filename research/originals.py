@@ -17,7 +17,7 @@ Systems without a folder are skipped. Of a row of configs/fidelity.csv whose
 Other places of both tables (FILE, or SYMBOL in FILE) must exist.
 
 To add a system, name its `script` in originals.toml, cite FILE:LINE in its
-rows, and write the function of its reward in `research.original_rewards`.
+rows, and add its reward to research/tests/test_original_rewards.py.
 """
 
 from __future__ import annotations

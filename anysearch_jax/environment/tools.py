@@ -124,7 +124,7 @@ def search(
 
   Args:
     opens, closes: marks around the query.
-    begins, ends: marks around the passages.
+    begins, ends: marks around the passages, with the spaces inside them.
     layout: of a passage, see `protocol.observation`.
   """
   known = {f"<{slash}{tag}>" for tag in protocol.TAGS for slash in ("", "/")}
@@ -135,7 +135,11 @@ def search(
     observation=functools.partial(
       protocol.observation, begins=begins, ends=ends, layout=layout
     ),
-    markers=tuple(x for x in (opens, closes, begins, ends) if x not in known),
+    markers=tuple(
+      mark
+      for mark in map(str.strip, (opens, closes, begins, ends))
+      if mark not in known
+    ),
   )
 
 

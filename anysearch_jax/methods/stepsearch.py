@@ -45,8 +45,8 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
     format=None,
     tools=(
       tools.search(
-        begins="<information>",
-        ends="</information>",
+        begins="<information> ",
+        ends=" </information>",
         layout="Doc {rank}<## Title: {title} ##> {text}",
       ),
     ),
