@@ -229,6 +229,8 @@ class GenerateRequest:
     max_tokens: limit on the sampled tokens, >= 1.
     stop: the turn ends when its decoded text contains one of these texts.
     temperature, top_p, top_k: see `config.SamplingConfig`; None: the engine's.
+    repetition_penalty: divides the logits of tokens that occurred, 1 is off;
+      only SGLang servers apply it.
     may_search: whether the episode can still pay for a call of a tool. A chat
       model is not offered its tools otherwise; other engines ignore this.
     on_tokens: if given, the in-process engine calls it with the ids that each
@@ -244,6 +246,7 @@ class GenerateRequest:
   temperature: float | None = None
   top_p: float | None = None
   top_k: int | None = None
+  repetition_penalty: float = 1.0
   may_search: bool = True
   on_tokens: Callable[[Sequence[int]], None] | None = dataclasses.field(
     default=None, compare=False, repr=False
@@ -462,6 +465,12 @@ class TextCodec(Protocol):
     """Returns the text of ids, without control tokens."""
     ...
 
-  def render(self, content: str) -> tuple[str, list[int]]:
-    """Returns the prompt text of one user message, and its ids."""
+  def render(
+    self, content: str, system: str = "", prefill: str = "", chat: bool = True
+  ) -> tuple[str, list[int]]:
+    """Returns the prompt text of one user message, and its ids.
+
+    `system` is a message before it, `prefill` begins the reply. Without `chat`
+    the content is the whole prompt.
+    """
     ...

@@ -86,7 +86,13 @@ _RECIPES: dict[str, Recipe | _Settings] = {
   "search_r1": Recipe(1005, 512, 5, 10, 4, 1e-6, 0.285),
   "search_r1_ppo": _SEARCH_R1_PPO,
   # Its README trains by Search-R1's PPO.
-  "hiprag": _SEARCH_R1_PPO,
+  "hiprag": dataclasses.replace(
+    _SEARCH_R1_PPO,
+    settings={
+      "method": {"hiprag": {"by_search": True}},
+      "episode": {"max_turn": 500},
+    },
+  ),
   "stepsearch": Recipe(1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05)),
   # The simulator writes five documents. The mini-batches of 256 trajectories
   # are one of 256 and one of 64.
@@ -124,11 +130,13 @@ _RECIPES: dict[str, Recipe | _Settings] = {
       "episode": {"top_k": 1},
     },
   ),
-  # REINFORCE++ with the group's mean as baseline. 350 questions in stage 1, 15
-  # a rollout, then 8,148 of 64, each asked once.
+  # REINFORCE++ with the group's mean as baseline. Qwen is trained in stage 2
+  # alone: 8,148 questions, each asked once.
   "r1_searcher": Recipe(
-    *(150, 64, 16, 4, 10, 2e-6),
+    *(127, 64, 16, 4, 8, 2e-6),
     settings={
+      "method": {"r1_searcher": {"stage_one": 0.0}},
+      "episode": {"max_turn": 512},
       "objective": {
         "kl_coefficient": 0.0,
         "kl_estimator": "k3",

@@ -151,10 +151,11 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   if config.retrieval.refined == "world":
     refiner = world_retrieval.WorldRefiner()
   else:
-    markers = systems.of_episode(config.episode).markers
+    markers = systems.of_episode(config.episode).all_markers
+    begins = (x for x in markers if not x.startswith(("</", "<|end")))
     refiner = refining.ModelRefiner(
       _model(config, config.retrieval.refined),
-      marks=(*markers, "<search>", "<information>"),
+      marks=(*begins, "<search>", "<information>"),
       texts=_texts(config.episode, "reader"),
     )
   return refining.RefiningRetriever(retriever, refiner, config=config.search)
@@ -175,6 +176,12 @@ def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
 
   c = config.retrieval.model
   if name == "policy":
+    if c.repetition_penalty != 1 and config.engine.kind != "sglang":
+      raise ValueError(
+        f"retrieval.model.repetition_penalty: found {c.repetition_penalty:g} "
+        "for the policy's own engine, which has none; expected 1, SGLang "
+        "servers (engine.kind), or a model at an address."
+      )
     stops = systems.of_episode(config.episode).stops
     return text_model.EngineModel(c, stop=stops)
   return text_model.EndpointModel(name, c)

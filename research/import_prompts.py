@@ -6,6 +6,9 @@ r"""Writes a prompt file with the texts of a compared system's authors.
     python -m launch.evaluate --config=configs/methods.py:search_o1:qwen2_5_7b \
         --config.episode.prompt_file=search_o1.toml ...
 
+With --base the file has the prompt of base models, which is sent without a chat
+template.
+
 The texts are read from the source files, which are not executed, and each is
 compared with the SHA-256 of the commit that this project knows. Texts that the
 repository lacks keep this project's words; the file's first lines say which.
@@ -39,7 +42,7 @@ class Place:
     index: which of the function's texts with that variable, in source order.
     names: placeholders by the variables that the text interpolates.
     inner: whether only the lines between the first and the last are the text.
-    filled: whether the text's own braces are the placeholders.
+    filled: whether the text's own braces are the placeholders, by `names`.
   """
 
   file: str
@@ -113,6 +116,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "allow_changes", False, "Takes texts that differ from the known commit's."
   )
+  flags.DEFINE_bool("base", False, "Takes the prompt of base models.")
 
 
 def main(argv) -> None:
@@ -126,6 +130,7 @@ def main(argv) -> None:
       f.system,
       checkout,
       allow_changes=f.allow_changes,
+      base=f.base,
     )
     output.write_text(text)
   except (OSError, ValueError) as error:
@@ -141,6 +146,7 @@ def imported(
   checkout: pathlib.Path,
   *,
   allow_changes: bool = False,
+  base: bool = False,
 ) -> tuple[str, list[str]]:
   """Returns a prompt file and the names of the texts that it keeps as shipped.
 
@@ -149,11 +155,18 @@ def imported(
     system: name of the environment that they are for.
     checkout: folder of the repository.
     allow_changes: whether a text may differ from the known one.
+    base: whether the prompt is that of base models.
 
   Raises:
     ValueError: the folder is missing, or a text is missing, has moved, or has
-      changed.
+      changed, or base models have no prompt.
   """
+  if base and "base" not in original.texts:
+    known = [name for name, each in ORIGINALS.items() if "base" in each.texts]
+    raise ValueError(
+      f"--base: found no prompt of {system} for base models; expected one of "
+      f"{', '.join(known)}."
+    )
   if not checkout.is_dir():
     raise ValueError(
       f"--checkout={checkout}: found no folder; expected a clone of "
@@ -168,17 +181,19 @@ def imported(
       for place in places
     )
     for name, places in original.texts.items()
+    if name not in (("system", "prefill") if base else ("base",))
   }
   kept = sorted(words.slots.keys() - found.keys())
   shipped = words.texts().values
   comments = [
     f"Read by research.import_prompts from {original.repository}; the known",
     f"commit is {original.commit}.",
-    *(f"{name}: {_where(places)}" for name, places in original.texts.items()),
+    *(f"{name}: {_where(original.texts[name])}" for name in found),
     f"In this project's words: {', '.join(kept) or 'none'}.",
   ]
-  ordered = {name: found.get(name, shipped[name]) for name in words.slots}
-  return written(ordered, comments), kept
+  return written(
+    {**{x: shipped[x] for x in words.slots}, **found}, comments
+  ), kept
 
 
 def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
@@ -256,6 +271,8 @@ def _text(place: Place, path: pathlib.Path) -> str | None:
   text = texts[place.index]
   if place.filled:
     text = text.replace("{{", "{").replace("}}", "}")
+    for name, own in place.names.items():
+      text = text.replace(f"{{{name}}}", f"{{{own}}}")
   return text.strip() if place.inner else text
 
 

@@ -257,7 +257,14 @@ class ExperimentConfig:
 
 def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:
   """Returns a configuration with other values; a mapping changes a group's."""
-  for name, value in values.items():
-    if isinstance(value, Mapping):
-      values[name] = dataclasses.replace(getattr(config, name), **value)
-  return dataclasses.replace(config, **values)
+
+  def with_values(group: Any, values: Mapping[str, Any]) -> Any:
+    made = {
+      name: with_values(getattr(group, name), value)
+      if isinstance(value, Mapping)
+      else value
+      for name, value in values.items()
+    }
+    return dataclasses.replace(group, **made)
+
+  return with_values(config, values)

@@ -131,12 +131,12 @@ class R1SearcherConfig:
   stage_one: float = learning(0.16, SHARE)
   """Share of the training that is the first stage."""
   answer: float = learning(1.0, at_least(0))
-  """In stage 1, reward of an answer that holds an accepted one, and loss
+  """In stage 1, reward of an answer with the words of an accepted one, and loss
   otherwise; 0 is the paper's."""
   formed: float = learning(0.5, at_least(0))
-  """In stage 1, added if the response is well formed."""
+  """In stage 1, added if the response thought and answered once."""
   searched: float = learning(0.5, at_least(0))
-  """In stage 1, added if it also searched."""
+  """In stage 1, added if it searched and each search has passages."""
   malformed: float = learning(2.0, at_least(0))
   """In stage 2, subtracted if the response is not well formed."""
 
@@ -185,6 +185,10 @@ class HipragConfig:
   it."""
   process: float = learning(0.4, at_least(0))
   """Bonus of a right answer if all steps are optimal."""
+  by_search: bool = learning(False)
+  """Whether optimal steps are divided by the number of searches, as in the
+  released code, where the share can exceed 1 and is 1 without a search; False:
+  by the number of steps, the paper's share."""
   url: str = learning("")
   """Address of the judge (an OpenAI chat completions API)."""
   name: str = learning("")

@@ -40,6 +40,9 @@ class EpisodeConfig:
   """Limit on the tokens that the model writes in all turns."""
   max_context: int = learning(32768, at_least(1))
   """Limit on all tokens of the episode."""
+  max_turn: int = learning(0, at_least(0))
+  """Limit on the tokens of one turn; a turn that is cut there ends without an
+  action, and the episode goes on. 0: none besides the episode's."""
   answered_bad_turns: int = learning(2, at_least(0))
   """How many turns without an allowed action are answered by an error line and
   followed by another turn."""
@@ -195,6 +198,9 @@ class TextModelConfig:
   `sampling` says."""
   top_p: float = learning(1.0, TOP_P)
   """Probability mass that is sampled from at that address."""
+  repetition_penalty: float = learning(1.0, POSITIVE)
+  """Divides the logits of tokens that occurred; 1 is off. Of the policy, only
+  SGLang servers apply it."""
   max_tokens: int = learning(600, at_least(1))
   """Limit on the tokens of a reply."""
   deadline: float = placement(60.0, POSITIVE)

@@ -106,7 +106,7 @@ class _Rules(NamedTuple):
   f1: Callable[[str, str], float]
 
 
-def _by_words(
+def by_words(
   normalize: Callable[[str], str],
   decided: Callable[[str, str], float | None] = lambda ours, theirs: None,
 ) -> _Rules:
@@ -126,7 +126,7 @@ def _by_words(
   return _Rules(lambda a, gold: normalize(a) == normalize(gold), f1)
 
 
-def _closed(ours: str, theirs: str) -> float | None:
+def closed(ours: str, theirs: str) -> float | None:
   """Applies HotpotQA's rule: yes, no and noanswer match only themselves.
 
   Without it "no" would share a word with "no one".
@@ -144,7 +144,7 @@ def _decomposed(text: str) -> str:
   return scoring.normalize_answer(unicodedata.normalize("NFD", text))
 
 
-def _trivia(text: str) -> str:
+def trivia(text: str) -> str:
   """Normalises as TriviaQA: punctuation and ‘’´` become spaces."""
   text = text.lower().translate(_TRIVIA_SPACES)
   return " ".join(_ARTICLES.sub(" ", text).split())
@@ -153,18 +153,18 @@ def _trivia(text: str) -> str:
 def _holds(answer: str, gold: str) -> bool:
   """Matches as PopQA: the answer contains one of three spellings of `gold`."""
   spellings = gold, gold.lower(), gold.capitalize()
-  return bool(gold) and any(each in answer for each in spellings)
+  return any(each in answer for each in spellings)
 
 
-_SQUAD = _by_words(scoring.normalize_answer)
-_HOTPOT = _by_words(scoring.normalize_answer, _closed)
+_SQUAD = by_words(scoring.normalize_answer)
+_HOTPOT = by_words(scoring.normalize_answer, closed)
 _RULES = {
-  "nq": _by_words(_decomposed),
-  "triviaqa": _by_words(_trivia),
+  "nq": by_words(_decomposed),
+  "triviaqa": by_words(trivia),
   "popqa": _SQUAD._replace(match=_holds),
   "hotpotqa": _HOTPOT,
   "2wikimultihopqa": _HOTPOT,
-  "musique": _by_words(scoring.normalize_answer, _empty),
+  "musique": by_words(scoring.normalize_answer, _empty),
   "bamboogle": _SQUAD,
 }
 # The paper's datasets, in the order of its tables.

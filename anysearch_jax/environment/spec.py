@@ -39,6 +39,9 @@ class Environment:
     scaffold: prompt while the scaffold is on (the paper's Phase I).
     plain: prompt without the scaffold. Both prompts contain `{B}` and
       `{Question}`, which are replaced by the budget and the question.
+    system: content of the system message; "": the chat template's own, if any.
+    prefill: beginning of the response, which the policy continues.
+    chat: whether the chat template is applied to the prompt.
     over_budget: line that answers a search beyond the budget.
     no_action: line that answers a turn without a well-formed action.
     repeated: line that answers a repeated query without a charge; "": a
@@ -72,6 +75,9 @@ class Environment:
   plain: str
   over_budget: str
   no_action: str
+  system: str = ""
+  prefill: str = ""
+  chat: bool = True
   repeated: str = ""
   stops: tuple[str, ...] = protocol.STOPS
   action: Callable[[str], protocol.Action | None] = protocol.last_action
@@ -166,11 +172,14 @@ class Environment:
 
     Under caps besides searches, being asked for the answer costs no format: the
     environment's line, and the turn that it cut to ask, are then as if they
-    were not there. A search that was refused still costs it.
+    were not there. A search that was refused still costs it. A prefill is read
+    as the beginning of the response.
     """
     spans = trajectory.spans
     if trajectory.caps.units:
       spans = self._without_asking(spans, trajectory.scaffold)
+    if self.prefill:
+      spans = (types.Span(types.Author.MODEL, self.prefill), *spans)
     return scoring.judge(
       spans,
       golden_answers=trajectory.question.golden_answers,

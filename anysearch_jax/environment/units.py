@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -116,5 +117,11 @@ def texts(file: str) -> wording.Texts:
 
 
 def _number(value: float) -> str:
-  """Returns a number without an exponent or superfluous digits."""
-  return f"{value:.6f}".rstrip("0").rstrip(".")
+  """Returns a number without an exponent or superfluous digits.
+
+  Small ones have more decimals: one that is above 0 is never stated as 0.
+  """
+  value = round(value, 12)  # Differences of floats leave dust.
+  places = max(6, 2 - math.floor(math.log10(value))) if value else 0
+  text = f"{value:.{places}f}"
+  return text.rstrip("0").rstrip(".") if value else text

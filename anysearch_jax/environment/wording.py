@@ -12,7 +12,7 @@ import pathlib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anysearch_jax.environment import spec
 from anysearch_jax.host import json_files
@@ -30,6 +30,10 @@ class Slots(NamedTuple):
 
 LINE = Slots()
 PROMPT = Slots(needs=("Question",), may=("B",))
+# Texts that the file of any environment may have: a system message, the
+# beginning of the response, and a prompt that is sent as plain text, without a
+# chat template, in place of the others.
+BEGINNINGS = {"system": Slots(may=("B",)), "prefill": LINE, "base": PROMPT}
 
 
 class Texts(NamedTuple):
@@ -70,13 +74,19 @@ class Wording:
         one that is unknown.
     """
     path = pathlib.Path(file) if file else SHIPPED / self.shipped
-    values = read(path, self.slots, shipped=self.shipped)
+    values = read(path, self.slots, BEGINNINGS, shipped=self.shipped)
     return Texts(values, file or self.shipped, json_files.sha256(values))
 
   @functools.cache  # noqa: B019
   def environment(self, file: str = "") -> spec.Environment:
     """Returns the environment with the texts of a file; raises as `texts`."""
-    return self.build(self.texts(file).values)
+    values = self.texts(file).values
+    found: dict[str, Any] = {
+      x: template(values[x]) for x in BEGINNINGS if x in values
+    }
+    if base := found.pop("base", ""):
+      found = {"scaffold": base, "plain": base}
+    return dataclasses.replace(self.build(values), chat=not base, **found)
 
   def then(
     self, change: Callable[[spec.Environment], spec.Environment]
@@ -88,27 +98,32 @@ class Wording:
 
 
 def read(
-  path: pathlib.Path, slots: Mapping[str, Slots], *, shipped: str = ""
+  path: pathlib.Path,
+  slots: Mapping[str, Slots],
+  optional: Mapping[str, Slots] = {},
+  *,
+  shipped: str = "",
 ) -> dict[str, str]:
   """Returns the texts of a file.
 
   Args:
     path: of the file.
     slots: the placeholders of each text, by its name.
+    optional: those of texts that the file may lack.
     shipped: name of the shipped file that has these texts; "": that of `path`.
 
   Raises:
     ValueError: as `Wording.texts`.
   """
   values = _strings(path)
-  if values.keys() != slots.keys():
+  if values.keys() - optional.keys() != slots.keys():
     raise ValueError(
       f"{path}: found the texts {', '.join(sorted(values)) or '(none)'}; "
       f"expected {', '.join(sorted(slots))}, as in "
       f"{SHIPPED / (shipped or path.name)}."
     )
   for name, text in values.items():
-    _check_slots(f"{path}: {name}", text, slots[name])
+    _check_slots(f"{path}: {name}", text, {**slots, **optional}[name])
   return values
 
 
@@ -119,6 +134,11 @@ def fill(text: str, **values: object) -> str:
     return str(values[match[1]]) if match[1] else match[0][0]
 
   return _BRACE.sub(filled, text)
+
+
+def joined(content: str, system: str, prefill: str) -> str:
+  """Returns a prompt without a chat template, as one text."""
+  return "\n\n".join(filter(None, (system, content))) + prefill
 
 
 def template(text: str) -> str:

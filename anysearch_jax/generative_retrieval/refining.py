@@ -8,7 +8,8 @@ https://arxiv.org/abs/2501.05366.
 
 from __future__ import annotations
 
-import re
+import itertools
+import json
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -19,9 +20,8 @@ from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.methods import search_o1
 from anysearch_jax.rollout import searching
 
-_MOST_CHARACTERS = 3000
+_MOST_CHARACTERS = 6000
 _LAST_STEPS = 4
-_BLANK = re.compile(r"\n\s*\n")
 
 
 class RefiningRetriever:
@@ -72,7 +72,7 @@ class ModelRefiner:
 
   Args:
     model: reads the documents.
-    marks: texts that mark a reasoning step as a search or its result.
+    marks: texts that begin searches and their results in a step.
     texts: Search-o1's; `reader`, `final_mark` and `nothing_found` are used.
   """
 
@@ -111,16 +111,14 @@ class ModelRefiner:
       nothing=self._nothing,
       reasoning=reasoning(context.text, self._marks),
       query=request.query,
-      documents="\n".join(
-        f"Doc {rank}(Title: {passage.title}) {passage.text}"[:_MOST_CHARACTERS]
-        for rank, passage in enumerate(found, 1)
-      ),
+      documents="".join(itertools.starmap(_page, enumerate(found, 1))),
     )
     reply = await self._model.complete(
       prompt, address=context.address, turn=context.turn
     )
     _, _, text = reply.rpartition(self._final)
-    text = text.strip().strip("`").strip() if self._final in reply else ""
+    text = text.replace("\n", "").strip("`") if self._final in reply else ""
+    text = text.strip()
     read = "+".join(passage.id for passage in found)
     return (types.Passage(read, "", text or self._nothing),)
 
@@ -129,26 +127,45 @@ class ModelRefiner:
     return {**self._model.identity(), "texts": self._sha256}
 
 
+def _page(rank: int, passage: types.Passage) -> str:
+  """Returns a passage as the released code shows a web page."""
+  address = passage.id if passage.id.startswith("http") else ""
+  shown = {
+    "id": rank,
+    "title": passage.title,
+    "url": address,
+    "site_name": "",
+    "date": "",
+    "snippet": "",
+    "context": passage.text[:_MOST_CHARACTERS],
+  }
+  text = json.dumps(shown, ensure_ascii=False, indent=2)
+  return f"**Web Page {rank}:**\n{text}\n"
+
+
 def reasoning(text: str, marks: Sequence[str]) -> str:
-  """Returns the steps of a response that the second call reads.
+  """Returns the steps of a response that the second call reads, numbered.
 
   Args:
-    text: of the response; a blank line ends a step.
-    marks: texts that mark searches and their results.
+    text: of the response; a line is a step.
+    marks: texts that begin searches and their results.
 
   Returns:
-    The first step, the last four and all steps with a mark; `...` replaces each
-    run of other steps.
+    All steps if they are at most four; otherwise the first, the last three and
+    all with a mark, with `...` in place of each run of others.
   """
-  steps = [step.strip() for step in _BLANK.split(text) if step.strip()]
+  lines = text.replace("\n\n", "\n").split("\n")
+  steps = [f"Step {i}: {line}" for i, line in enumerate(lines, 1)]
+  steps.append("")  # The released code counts the end of the text as a step.
   kept: list[str] = []
   for i, step in enumerate(steps):
     if (
-      i == 0
+      len(steps) <= _LAST_STEPS + 1
+      or i == 0
       or i >= len(steps) - _LAST_STEPS
       or any(mark in step for mark in marks)
     ):
       kept.append(step)
     elif kept[-1] != "...":
       kept.append("...")
-  return "\n\n".join(kept)
+  return "\n\n".join(kept).strip("\n")

@@ -70,7 +70,12 @@ class EngineModel:
     own = address._replace(variant=address.variant + _VARIANT)
     _, ids = codec.render(protocol.neutralise(prompt, codec.control_tokens))
     request = types.GenerateRequest(
-      own, _TURN + turn, tuple(ids), self._config.max_tokens, self._stop
+      own,
+      _TURN + turn,
+      tuple(ids),
+      self._config.max_tokens,
+      self._stop,
+      repetition_penalty=self._config.repetition_penalty,
     )
     self.counters["calls"] += 1
     self.counters["input_tokens"] += len(ids)
@@ -130,6 +135,9 @@ class EndpointModel:
     """See `EngineModel.complete`; raises RetrievalError."""
     c = self._config
     self.counters["calls"] += 1
+    more = {}
+    if c.repetition_penalty != 1:  # OpenAI's own servers refuse it.
+      more["repetition_penalty"] = c.repetition_penalty
     text, usage = await self._endpoint.chat(
       c.name,
       protocol.neutralise(prompt),
@@ -138,6 +146,7 @@ class EndpointModel:
       top_p=c.top_p,
       # Replies are reproducible if the server honours the seed.
       seed=int(uniform(address, turn, "reply") * 2**31),
+      **more,
     )
     self.counters["input_tokens"] += usage.prompt
     self.counters["output_tokens"] += usage.completion
@@ -152,6 +161,7 @@ class EndpointModel:
       "model": c.name,
       "temperature": c.temperature,
       "top_p": c.top_p,
+      "repetition_penalty": c.repetition_penalty,
       "max_tokens": c.max_tokens,
     }
 

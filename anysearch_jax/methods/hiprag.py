@@ -5,12 +5,13 @@
     wrong, well formed       formed
     otherwise                0
 
-A response is a sequence of steps, with a search or without one. A model from
-memory answers the query of each search; if a judge finds that it says the same
-as the step's conclusion, the search was needless. The judge also says whether a
-step without a search is right. Both are servers with OpenAI's interface, asked
-while a rollout is scored. In the generated world a script knows: a fact is to
-be searched unless the policy knows it. https://arxiv.org/abs/2510.07794
+A response is a sequence of steps, with a search or without one. The passages of
+a search open the step's conclusion. A model from memory answers the query of
+each search; if a judge finds that it says the same as the conclusion, the
+search was needless. The judge also says whether a step without a search is
+right. Both are servers with OpenAI's interface, asked while a rollout is
+scored. In the generated world a script knows: a fact is to be searched unless
+the policy knows it. https://arxiv.org/abs/2510.07794
 
 configs/fidelity_rules.csv lists what differs from the released code.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,34 +31,98 @@ import jax.numpy as jnp
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import tools, wording
+from anysearch_jax.environment import protocol, tools, wording
 from anysearch_jax.methods import method, search_r1
 
 if TYPE_CHECKING:
   from anysearch_jax.host import openai_endpoint
 
-SEARCH = tools.search(begins="<context>", ends="</context>")
+
+def _observation(
+  passages: Sequence[types.Passage], unwanted: Sequence[str]
+) -> str:
+  """Returns the passages, and the opening mark of the step's conclusion."""
+  shown = protocol.observation(
+    passages, unwanted, begins="<context>", ends="</context>"
+  )
+  return f"\n    {shown.strip()}\n    <conclusion>"
+
+
+SEARCH = dataclasses.replace(
+  tools.search(begins="<context>", ends="</context>"), observation=_observation
+)
 _OWN = ("step", "reasoning", "conclusion")
 _ADDRESS, _MODEL = "http://127.0.0.1:6002/v1", "Qwen/Qwen2.5-14B-Instruct"
-# Text without a tag of the grammar.
-_TEXT = (
-  r"(?:(?!</?(?:think|step|reasoning|search|context|conclusion|answer)>).)*"
-)
-_STEP = (
-  rf"<step>\s*<reasoning>({_TEXT})</reasoning>\s*"
-  rf"(?:<search>({_TEXT})</search>\s*<context>{_TEXT}</context>\s*)?"
-  rf"<conclusion>({_TEXT})</conclusion>\s*</step>"
-)
-_RESPONSE = re.compile(
-  rf"\s*<think>\s*(?:{_STEP}\s*)+</think>\s*<answer>{_TEXT}</answer>\s*", re.S
-)
-_STEPS = re.compile(_STEP, re.S)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
+
+
+def _blocks(text: str, name: str) -> tuple[list[str], bool]:
+  """Returns the contents of `<name>` blocks, and whether all are closed."""
+  found: list[str] = []
+  end = 0
+  while (start := text.find(f"<{name}>", end)) >= 0:
+    start += len(name) + 2
+    end = text.find(f"</{name}>", start)
+    if end < 0:
+      return found, False
+    found.append(text[start:end])
+  return found, True
+
+
+def _steps(text: str) -> list[str]:
+  """Returns the steps of a response, [] if it is not well formed.
+
+  Its last thought has steps, text between them included, and one answer
+  follows.
+  """
+  _, opened, response = text.rpartition("<think>")
+  thoughts, closed, rest = response.partition("</think>")
+  _, ended, after = rest.partition("</answer>")
+  steps, whole = _blocks(thoughts, "step")
+  formed = opened and closed and rest.lstrip().startswith("<answer>") and ended
+  if not formed or after.strip() or not whole or not all(map(_is_step, steps)):
+    return []
+  return steps
+
+
+def _is_step(step: str) -> bool:
+  """Returns whether a step has its blocks in order, once, and no other tag."""
+  searches = "<search>" in step.partition("</reasoning>")[2]
+  around, end = "", 0
+  for name in ("reasoning", *("search", "context") * searches, "conclusion"):
+    start = step.find(f"<{name}>", end)
+    around += step[end:start]
+    close = step.find(f"</{name}>", start)
+    if start < 0 or close < 0 or step.count(f"<{name}>") != 1:
+      return False
+    content = step[start + len(name) + 2 : close]
+    if name in ("search", "context") and not content.strip():
+      return False
+    end = close + len(name) + 3
+  around += step[end:]
+  return not ("<" in around and ">" in around)
 
 
 def form(spans: Sequence[types.Span], **state: int) -> int:
   """Returns 1 if the response is thought steps and an answer, else 0."""
   del state
-  return int(bool(_RESPONSE.fullmatch("".join(span.text for span in spans))))
+  return int(bool(_steps("".join(span.text for span in spans))))
+
+
+def _contained(text: str, answers: Sequence[str]) -> bool:
+  """Returns whether the last answer of a response holds an accepted one.
+
+  It may be within a word, as in the authors' code.
+  """
+
+  def normalized(text: str) -> str:
+    text = _ARTICLES.sub(" ", text.lower()).translate(_SPACES)
+    return " ".join(text.split())
+
+  given = (_blocks(text, "answer")[0] or [""])[-1].strip()
+  found = normalized(given)
+  return bool(given) and any(normalized(each) in found for each in answers)
 
 
 WORDINGS = search_r1.wordings(
@@ -100,7 +166,7 @@ class Judge:
     )
 
   async def measure(self, trajectory: types.Trajectory) -> dict[str, float]:
-    """Returns `contained`, as `method.contained`, and `optimal`.
+    """Returns `contained`, whether the answer holds one, and `optimal`.
 
     The servers are asked about right and well-formed responses only; `optimal`
     is 0 for the others.
@@ -108,19 +174,25 @@ class Judge:
     Raises:
       types.RetrievalError: a server gave no reply in time.
     """
-    found = method.contained(trajectory)
-    if not (found["contained"] and form(trajectory.spans)):
-      return {**found, "optimal": 0.0}
     said = "".join(span.text for span in trajectory.spans)
-    steps = await asyncio.gather(
-      *(self._optimal(step) for step in _STEPS.finditer(said))
-    )
-    return {**found, "optimal": sum(steps) / len(steps)}
+    said = self._texts.get("prefill", "") + said
+    right = _contained(said, trajectory.question.golden_answers)
+    steps = _steps(said) if right else []
+    counted = len(steps)
+    if self._config.by_search:
+      counted = sum("<search>" in step for step in steps)
+    optimal = float(bool(steps))
+    if counted:
+      good = await asyncio.gather(*(self._optimal(step) for step in steps))
+      optimal = sum(good) / counted
+    return {"contained": float(right), "optimal": optimal}
 
-  async def _optimal(self, step: re.Match[str]) -> bool:
-    _, query, conclusion = step.groups()
-    if query is None:
-      return not await self._says("wrong", step=step[0])
+  async def _optimal(self, step: str) -> bool:
+    if "<search>" not in step:
+      return not await self._says("wrong", step=f"<step>{step}</step>")
+    (query,), (conclusion,) = (
+      _blocks(step, name)[0] for name in ("search", "conclusion")
+    )
     c = self._config
     memory = await self._asked(
       self._memory, c.memory_name or c.name, "memory", query=query

@@ -1,77 +1,145 @@
 """R1-Searcher: first learn to search, then to answer with what was found.
 
-    stage 1    answer if the answer holds an accepted one, otherwise -answer;
-               + formed if well formed; + searched if also a search was made
+    stage 1    answer if the answer holds the words of an accepted one,
+               otherwise -answer; + formed if it thought and answered once;
+               + searched if it searched and every search has passages
     stage 2    F1, minus malformed if the response is not well formed
 
 Stage 1 is the first `stage_one` of the training. The policy searches between
-markers of its own. In the generated world it is played in Search-R1's
-environment. https://arxiv.org/abs/2503.05592
+markers of its own, in a response that the prompt opens with `<think>`. In the
+generated world it is played in Search-R1's environment.
+https://arxiv.org/abs/2503.05592
 
 configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import chex
 import jax.numpy as jnp
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import scoring, tools
+from anysearch_jax.environment import official_scoring, protocol, scoring, tools
 from anysearch_jax.methods import method, search_r1
 
 SEARCH = tools.search(
   "<|begin_of_query|>",
   "<|end_of_query|>",
-  begins="<|begin_of_documents|>",
-  ends="<|end_of_documents|>",
-  layout="({rank}) {title} {text}",
+  begins="<|begin_of_documents|>\n",
+  ends="\n<|end_of_documents|>",
+  layout="({rank}){title}   {text}",
 )
+_BEGIN, _END = "<|begin_of_documents|>", "<|end_of_documents|>"
+_DOCUMENTS = re.compile(rf"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.S)
 _HAN = re.compile("[\u4e00-\u9fff]")
+_ASSISTANT = re.compile("[Aa]ssistant")
 _LONGEST = 10  # Words of a well-formed answer.
+_BOOLEANS = {"True": "yes", "False": "no"}
+
+
+def _normalized(text: str) -> str:
+  return official_scoring.trivia(_BOOLEANS.get(text, text))
+
+
+_SCORES = official_scoring.by_words(_normalized, official_scoring.closed)
+
+
+def action(text: str) -> protocol.Action | None:
+  """Returns the last search, without double quotes, or answer of a turn."""
+  found = tools.action((SEARCH,))(text)
+  if found is None or found.kind is protocol.ActionKind.ANSWER:
+    return found
+  query = " ".join(found.content.replace('"', "").split())
+  return dataclasses.replace(found, content=query)
 
 
 WORDINGS = search_r1.wordings(
   "r1_searcher",
   tools=(SEARCH,),
   stops=(SEARCH.closes, "</answer>"),
-  action=tools.action((SEARCH,)),
+  action=action,
   format=None,
 )
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """Returns `contained`, as `method.contained`, and `well_formed`.
+  """Returns what the authors' two reward servers read of a response.
 
-  A response is well formed if its thoughts and its one answer are closed, every
-  search was answered by passages, the answer has at most ten words, and the
-  model wrote no Chinese letter.
+  contained: the answer has every word of an accepted one.
+  answer_f1: of the answer, whose True and False are yes and no.
+  searched: it searched, and each query is followed by passages.
+  structured: it closed the thought that the prompt opened, and answered once.
+  well_formed: the form of stage 2.
   """
-  said = method.said(trajectory)
-  thoughts, answers = (
-    (said.count(f"<{tag}>"), said.count(f"</{tag}>"))
-    for tag in ("think", "answer")
-  )
-  # The generated world's policy writes the second kind of marks.
-  opened, closed = (
-    said.count(mark) + said.count(plain)
-    for mark, plain in (
-      (SEARCH.opens, "<search>"),
-      (SEARCH.closes, "</search>"),
+  said = "".join(span.text for span in trajectory.spans)
+  *marks, opened, thoughts, begun, ended = (
+    said.count(text)
+    for text in (
+      *(SEARCH.opens, SEARCH.closes, _BEGIN, _BEGIN + "\n", f"{_BEGIN}\n(1)"),
+      *(_END, _END + "\n\n"),
+      *("<think>", "</think>", "<answer>", "</answer>"),
     )
   )
+  answer = said.split("<answer>")[-1].split("</answer>")[0].strip()
+  paired = len({*marks}) == 1
+  structured = opened == 0 and thoughts == begun == ended == 1
   formed = (
-    thoughts[0] == thoughts[1] >= 1
-    and answers == (1, 1)
-    and opened == closed == trajectory.searches
-    and len((scoring.extract_answer(trajectory.spans) or "").split())
-    <= _LONGEST
-    and not _HAN.search(said)
+    structured
+    and paired
+    and not _ASSISTANT.search(said)
+    and "begin_of_query" not in answer
+    and "begin_of_documents" not in answer
+    and len(answer.split()) <= _LONGEST
+    and not _HAN.search(_DOCUMENTS.sub("", said))
   )
-  return {**method.contained(trajectory), "well_formed": float(formed)}
+  found = {
+    "searched": float(paired and marks[0] >= 1),
+    "structured": float(structured),
+    "well_formed": float(formed),
+  }
+  return found | _scored(answer if begun and ended else None, trajectory)
+
+
+def _scored(
+  answer: str | None, trajectory: types.Trajectory
+) -> dict[str, float]:
+  """Returns `contained` and `answer_f1`, the best over the accepted answers."""
+  accepted = trajectory.question.golden_answers
+  if answer is None or not accepted:
+    return {"contained": 0.0, "answer_f1": 0.0}
+  words = {*_normalized(answer).split(" ")}
+  return {
+    "contained": float(
+      any(words.issuperset(_normalized(x).split(" ")) for x in accepted)
+    ),
+    "answer_f1": max(_SCORES.f1(answer, x) for x in accepted),
+  }
+
+
+def in_world(trajectory: types.Trajectory) -> dict[str, float]:
+  """Measures a response in Search-R1's environment, as `measure` does."""
+  said = method.said(trajectory)
+  tags = ("think", "search", "answer")
+  counts = {x: said.count(f"<{x}>") for x in tags}
+  closed = all(said.count(f"</{x}>") == counts[x] for x in tags)
+  formed = closed and counts["think"] >= 1 and counts["answer"] == 1
+  formed = formed and counts["search"] == trajectory.searches
+  return {
+    "searched": float(formed and trajectory.searches > 0),
+    "structured": float(formed),
+    "well_formed": float(formed),
+    **_scored(scoring.extract_answer(trajectory.spans), trajectory),
+  }
+
+
+def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
+  """Returns what measures a run's trajectories."""
+  return in_world if config.data.source == "world" else measure
 
 
 @method.jitted
@@ -79,19 +147,18 @@ def reward(
   outcomes: method.Outcomes, config: config_methods.R1SearcherConfig
 ) -> dict[str, chex.Array]:
   """Returns the reward of the `stage`, 1 or 2, that the training is in."""
-  formed = outcomes.measures["well_formed"]
-  contained = outcomes.measures["contained"]
+  m = outcomes.measures
   first = (
-    config.answer * (2 * contained - 1)
-    + config.formed * formed
-    + config.searched * formed * (outcomes.searches > 0)
+    config.answer * (2 * m["contained"] - 1)
+    + config.formed * m["structured"]
+    + config.searched * m["searched"]
   )
-  second = outcomes.f1 - config.malformed * (1 - formed)
+  second = m["answer_f1"] - config.malformed * (1 - m["well_formed"])
   begins = outcomes.progress.share < config.stage_one
   return {
-    "f1": outcomes.f1,
-    "well_formed": formed,
-    "stage": jnp.where(begins, 1, 2) + 0 * formed,
+    "f1": m["answer_f1"],
+    "well_formed": m["well_formed"],
+    "stage": jnp.where(begins, 1, 2) + 0 * m["answer_f1"],
     "total": jnp.where(begins, first, second),
   }
 
@@ -101,6 +168,7 @@ METHOD = method.compared(
   "R1-Searcher",
   WORDINGS,
   reward=reward,
-  measures=("contained", "well_formed"),
+  measures=("contained", "answer_f1", "searched", "structured", "well_formed"),
   measure=measure,
+  measurer=measurer,
 )

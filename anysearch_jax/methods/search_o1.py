@@ -75,11 +75,11 @@ def observation(
   """Returns the passages' texts or `nothing`, between markers of results."""
   text = "\n".join(p.text.strip() for p in passages).strip()
   text = protocol.neutralise(text, unwanted) or nothing
-  return _result(text)
+  return f"\n\n{RESULT[0]}{text}{RESULT[1]}\n\n"
 
 
-def _result(message: str) -> str:
-  return f"\n\n{RESULT[0]}{message}{RESULT[1]}\n\n"
+def _notice(message: str) -> str:
+  return f"\n{RESULT[0]}\n{message}\n{RESULT[1]}\n"
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
@@ -87,9 +87,9 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
   return spec.Environment(
     scaffold=lines["prompt"],
     plain=lines["prompt"],
-    over_budget=_result(lines["over_budget"]),
+    over_budget=_notice(lines["over_budget"]),
     no_action="\n",
-    repeated=_result(lines["repeated"]),
+    repeated=_notice(lines["repeated"]),
     stops=(QUERY[1],),
     action=action,
     answer=answer,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import transformers
 
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, wording
 from anysearch_jax.host import json_files
 
 _LONG = 8192  # Encoding a text of this many characters takes milliseconds.
@@ -111,27 +111,38 @@ class Tokenizer:
       ids = ids[1:]
     return backend.decode(ids, skip_special_tokens=False)
 
-  def render(self, content: str) -> tuple[str, list[int]]:
+  def render(
+    self, content: str, system: str = "", prefill: str = "", chat: bool = True
+  ) -> tuple[str, list[int]]:
     """Applies the chat template to one user message, with generation prompt.
 
-    Without a template (a base model) the raw text is encoded, with the
-    tokenizer's special tokens. The template writes BOS if the family has one.
+    `system` is a message before it; `prefill` follows the generation prompt.
+    Without a template (a base model), or without `chat`, the raw texts are
+    encoded, with the tokenizer's special tokens. The template writes BOS if the
+    family has one.
     """
-    text, ids = self._rendered(content)
+    text, ids = self._rendered(content, system, prefill, chat)
     return text, list(ids)
 
   @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
-  def _rendered(self, content: str) -> tuple[str, tuple[int, ...]]:
+  def _rendered(
+    self, content: str, system: str, prefill: str, chat: bool
+  ) -> tuple[str, tuple[int, ...]]:
     """Renders a prompt; cached, because a group's samples share the prompt."""
-    if self.hf.chat_template is None:
-      return content, tuple(self.hf(content)["input_ids"])
+    if self.hf.chat_template is None or not chat:
+      text = wording.joined(content, system, prefill)
+      return text, tuple(self.hf(text)["input_ids"])
+    messages = [{"role": "user", "content": content}]
+    if system:
+      messages = [{"role": "system", "content": system}, *messages]
     text = self.hf.apply_chat_template(
-      [{"role": "user", "content": content}],
+      messages,
       tokenize=False,
       add_generation_prompt=True,
       date_string=_LLAMA_DATE,
     )
     assert isinstance(text, str)  # One conversation, not tokenized.
+    text += prefill
     return text, tuple(self.encode(text))
 
   def token_texts(self) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import wording
 from anysearch_jax.host import http_calls, openai_endpoint
 
 T = TypeVar("T")
@@ -332,9 +333,13 @@ class PlainText:
     """Returns what a server is sent for ids: their text."""
     return self.decode(ids)
 
-  def render(self, content: str) -> tuple[str, list[int]]:
-    """Returns the content itself as the prompt, as for a base model."""
-    return content, self.encode(content)
+  def render(
+    self, content: str, system: str = "", prefill: str = "", chat: bool = True
+  ) -> tuple[str, list[int]]:
+    """Returns the texts themselves as the prompt, as for a base model."""
+    del chat
+    text = wording.joined(content, system, prefill)
+    return text, self.encode(text)
 
 
 def _id(piece: str) -> int:

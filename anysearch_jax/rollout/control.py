@@ -207,7 +207,8 @@ def refuse(
   Where turns are the budget, the next turn must answer.
   """
   if asking.environment.turns_are_budget:
-    return episode.land(episode.step(asking, turn))
+    stepped = dataclasses.replace(episode.step(asking, turn), stopped=True)
+    return episode.land(stepped)
   return episode.step(dataclasses.replace(asking, stopped=True), turn)
 
 

@@ -228,7 +228,7 @@ async def run_episode(
     async with gate:
       outside.close()
       clock = asyncio.get_running_loop().time
-      started = clock() if started is None else started
+      began = clock() if started is None else started
       begin = functools.partial(
         episode.start,
         question,
@@ -237,7 +237,7 @@ async def run_episode(
         address=address,
         config=parts.config,
         codec=parts.codec,
-        elapsed=clock() - started,
+        elapsed=lambda: clock() - began,
       )
       try:
         state = await _off_loop(len(question.text), begin)
@@ -249,11 +249,11 @@ async def run_episode(
           if isinstance(request, episode_state.Done):
             return request.trajectory
           assert request is not None  # It is only inside `start`.
-          until = started + seconds * (1.0 if state.landing else LANDING)
+          until = began + seconds * (1.0 if state.landing else LANDING)
           with inflight.waiting(request):
             event = await answer(request, parts, until=until)
           if state.caps.seconds < math.inf:
-            state = dataclasses.replace(state, elapsed=clock() - started)
+            state = dataclasses.replace(state, elapsed=clock() - began)
           length = 0
           if isinstance(event, episode_state.Retrieved):
             length = sum(len(p.title) + len(p.text) for p in event.passages)

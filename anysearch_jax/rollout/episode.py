@@ -9,7 +9,9 @@ events give equal episodes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -38,7 +40,7 @@ def prompt(
     scaffold: True for the Phase I prompt, False for the prompt of Phase II and
       inference.
     config: names the environment.
-    codec: renders one user message.
+    codec: renders the messages.
 
   Returns:
     The prompt's text, chat template included, and its token ids.
@@ -49,14 +51,16 @@ def prompt(
   env = systems.of_episode(config)
   caps = budgets.of(budget)
   template = env.scaffold if scaffold else env.plain
-  content = prompts.render(
-    env.closed or template if caps.searches == 0 else template,
+  if env.closed and caps.searches == 0:
+    template = env.closed
+  render = functools.partial(
+    prompts.render,
     budget=caps.searches,
-    caps=caps if env.states_caps else budgets.NO_CAPS,
     texts=env.units,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
   )
-  return codec.render(content)
+  content = render(template, caps=caps if env.states_caps else budgets.NO_CAPS)
+  return codec.render(content, render(env.system), env.prefill, env.chat)
 
 
 def start(
@@ -67,7 +71,7 @@ def start(
   address: types.Address,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
-  elapsed: float = 0.0,
+  elapsed: Callable[[], float] = lambda: 0.0,
 ) -> episode_state.Episode:
   """Opens an episode.
 
@@ -75,7 +79,8 @@ def start(
     question, budget, config, codec: as in `prompt`; `config` has limits too.
     scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
-    elapsed: seconds that have passed; they count if seconds are capped.
+    elapsed: returns the seconds that have passed, with those of the prompt;
+      they count if seconds are capped.
 
   Returns:
     The episode. Its first request is a turn, or `Done` if the prompt leaves no
@@ -97,7 +102,7 @@ def start(
     config,
     codec,
     caps=caps.beyond_searches,
-    elapsed=elapsed if caps.seconds < math.inf else 0.0,
+    elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
   return _next_turn(episode, _given(types.Author.PROMPT, text, ids))
 
@@ -206,6 +211,9 @@ def _after_turn(
     generation.text,
   )
   episode = dataclasses.replace(episode, chunks=(*episode.chunks, turn))
+  # A turn that its own limit ended leaves room for another one.
+  is_full = generation.finish is types.Finish.LENGTH
+  is_full = is_full and sampled != episode.config.max_turn
 
   env = episode.environment
   if episode.verifying and env.verification is not None:
@@ -224,12 +232,12 @@ def _after_turn(
         line = env.repeated
       else:
         return _call(episode, query, env.tool(tool))
-    case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
+    case _ if env.ends_itself and not is_full:
       return _finish(episode, types.Outcome.INVALID)
     case _:
       line = env.no_action
 
-  if generation.finish is types.Finish.LENGTH:
+  if is_full:
     if episode.before_landing is not None:
       return land(episode)
     reason = episode.full or (
@@ -319,11 +327,12 @@ def _next_turn(
   most = asking.before_landing
   if reason := asking.full:
     return _finish(episode, types.Outcome.TRUNCATED, reason)
+  most = most if most is not None and most > 0 else asking.most_tokens
   request = types.GenerateRequest(
     address=asking.address,
     turn=asking.turns,
     token_ids=asking.context,
-    max_tokens=most if most is not None and most > 0 else asking.most_tokens,
+    max_tokens=min(most, asking.config.max_turn or most),
     stop=asking.environment.stops,
     may_search=not asking.landing
     and any(asking.affords(tool.name) for tool in asking.environment.tools),

@@ -385,7 +385,7 @@ class Words(tokenizer_lib.Tokenizer):
   def decode(self, ids: Sequence[int]) -> str:
     return "".join(map(self._text, ids))
 
-  def render(self, content: str) -> tuple[str, list[int]]:
+  def render(self, content: str, *_: object) -> tuple[str, list[int]]:
     return content, self.encode(content)
 
   def token_texts(self) -> list[str]:

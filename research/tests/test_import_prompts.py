@@ -144,7 +144,7 @@ def extract_answer(output, mode='gen'):
   },
   "research": {
     "src/verl/utils/dataset/template.py": """
-re_search_template = "Not this one: {prompt}"
+re_search_template = "Box \\\\boxed{{it}}: {prompt}."
 re_search_template_sys = '''Look it up. \
 End in \\\\boxed{answer}.'''
 prompt_template_dict = {}
@@ -165,7 +165,8 @@ then <answer>.'''},
             {"role": "user", "content":question}
         ]
     else:
-        base_prompt = "Not this one: {question}"
+        base_prompt = "Think {{twice}}: \\
+{question}"
 """,
   },
   "ssrl": {"llm_agent/generation.py": GENERATION},
@@ -177,6 +178,7 @@ AGENT_PROMPT_V2_SHORT = "Take small {steps}."
     "inference.py": """
 def inference_hf_single(question, model, tokenizer, prompt=None):
     input_text = f"{prompt}\\nAsked: {question}"
+    think_step_reasoning = "\\n<think> {"
 """,
     "search_r1/llm_agent/generation.py": GENERATION,
   },
@@ -215,11 +217,19 @@ EXPECTED = {
 EXPECTED["ikea"] = EXPECTED["autorefine"] = EXPECTED["search_r1"]
 NO_ACTION = {"no_action": EXPECTED["search_r1"]["no_action"]}
 EXPECTED |= {
-  "research": {"prompt": "Look it up. End in \\boxed{{answer}}.\n\n{Question}"},
-  "r1_searcher": {"prompt": "Think, then <answer>.\n\n{Question}"},
+  "research": {
+    "prompt": "{Question}",
+    "system": "Look it up. End in \\boxed{{answer}}.",
+  },
+  "r1_searcher": {
+    "prompt": "{Question}",
+    "system": "Think, then <answer>.",
+    "prefill": "<think>",
+  },
   "ssrl": NO_ACTION,
   "hiprag": {
     "prompt": "Take small {{steps}}.\nAsked: {Question}",
+    "prefill": "\n<think> {{",
     **NO_ACTION,
   },
 }
@@ -251,6 +261,31 @@ def _known(place, folder):
     return place
   text = import_prompts._text(place, folder / place.file)
   return dataclasses.replace(place, sha256=import_prompts._sha256(text))
+
+
+BASE = {
+  "research": "Box \\boxed{{it}}: {Question}.",
+  "r1_searcher": "Think {{twice}}: {Question}",
+}
+
+
+@pytest.mark.parametrize("system", BASE)
+def test_the_prompt_of_base_models_is_plain_text(system, checkout, tmp_path):
+  folder = checkout(system)
+  original = known(system, folder)
+  written, _ = import_prompts.imported(original, system, folder, base=True)
+  values = tomllib.loads(written)
+  assert values["base"] == BASE[system]
+  assert not values.keys() & {"system", "prefill"}
+  file = tmp_path / "texts.toml"
+  file.write_text(written)
+  env = aj.get_environment(system, str(file))
+  text = BASE[system].replace("{{", "{").replace("}}", "}")
+  assert (env.plain, env.system, env.prefill, env.chat) == (text, "", "", False)
+  with pytest.raises(ValueError, match="expected one of research, r1_searcher"):
+    import_prompts.imported(
+      import_prompts.ORIGINALS["ikea"], "ikea", folder, base=True
+    )
 
 
 @pytest.mark.parametrize("system", sorted(STAND_INS))

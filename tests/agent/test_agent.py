@@ -142,9 +142,9 @@ def test_known_question_keeps_its_id_and_corpus():
 
 def test_long_question_does_not_hold_up_the_others():
   class Slow(scripted.Codec):
-    def render(self, content):
+    def render(self, *texts):
       time.sleep(1)
-      return super().render(content)
+      return super().render(*texts)
 
   async def searched(agent):
     asking = asyncio.ensure_future(agent.ask_async(question, budget=1))

@@ -109,6 +109,14 @@ def test_block_states_what_is_left():
     "dollars remaining=0.0075; used=0.0025; total=0.01 ; "
     "seconds remaining=26; used=4; total=30</budget>\n"
   )
+  few = budgets.parse("dollars=0.0000004", PRICES)
+  assert "at most 0.0000004 US" in units.assigned("budget.toml", few)
+  assert "remaining=0.00000027; used=0.00000013; total=0.0000004" in units.left(
+    line, "budget.toml", few, {**used, "dollars": 1.3e-7}
+  )
+  assert "remaining=0; used" in units.left(
+    line, "budget.toml", few, {**used, "dollars": 4e-7 * (1 - 1e-9)}
+  )
   assert units.left(line, "budget.toml", budgets.of(3), used) == line
   assert units.left("", "budget.toml", caps, used) == ""
 

@@ -51,7 +51,7 @@ TABLE = [
   ("popqa", "POLITICIAN", ["politician"], 0, 1),
   ("popqa", "politician", ["Politician"], 1, 1),
   ("popqa", "", ["Politician"], 0, 0),
-  ("popqa", "x", ["", "y"], 0, 0),
+  ("popqa", "x", ["", "y"], 1, 0),
   # Bamboogle has no script.
   ("bamboogle", "James Madison", ["james madison"], 1, 1),
   # A word counts as often as it is in both.

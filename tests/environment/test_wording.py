@@ -6,10 +6,13 @@ import hashlib
 
 import prompt_files
 import pytest
+import scripted
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.environment import prompts, wording
 from anysearch_jax.methods import systems
+from anysearch_jax.rollout import episode
 
 GOOD = {
   "prompt": "You may search {B} times. {{not a slot}} {Question}",
@@ -41,6 +44,36 @@ def test_a_file_replaces_the_texts_of_an_environment(save):
   # The turn rules of the environment stay.
   file = save(dict(systems.WORDINGS["zerosearch"].texts().values), "z.toml")
   assert systems.environment("zerosearch", file).turns_are_budget
+
+
+@pytest.mark.parametrize(
+  ("more", "expected"),
+  [
+    (
+      {"system": "In {B}.", "prefill": "<think>{{"},
+      "In 3.<|u|>You may search 3 times. {not a slot} Q<|a|><think>{",
+    ),
+    (
+      {"system": "", "base": "{Question} {{C}} {B}:", "prefill": "x"},
+      "Q {C} 3:",
+    ),
+    ({"prefill": "x"}, "<|u|>You may search 3 times. {not a slot} Q<|a|>x"),
+  ],
+)
+def test_a_file_may_begin_the_conversation(more, expected, save):
+  text, ids = episode.prompt(
+    types.Question("q", "Q", ()),
+    budget=3,
+    scaffold=False,
+    config=config_lib.EpisodeConfig(
+      prompts="search_r1", prompt_file=save(GOOD | more)
+    ),
+    codec=scripted.CODEC,
+  )
+  marks = {scripted.USER: "<|u|>", scripted.ASSISTANT: "<|a|>"}
+  for mark, short in marks.items():
+    text = text.replace(mark, short)
+  assert text == expected and scripted.CODEC.decode(ids)
 
 
 @pytest.mark.parametrize("name", sorted(systems.WORDINGS))

@@ -23,7 +23,7 @@ SEARCHED = (
   "<step><reasoning>a</reasoning><search>mouth of the {0}</search>",
   (spoken.passage("1", "Tol", "a <b> river, 1 < 2"),),
 )
-CONCLUDED = "<conclusion>It is the {0}.</conclusion></step>"
+CONCLUDED = "It is the {0}.</conclusion></step>"
 KNOWN = (
   "<step><reasoning>I know {0}</reasoning>"
   "<conclusion>so {0}</conclusion></step>"
@@ -57,8 +57,16 @@ GOOD = search("Tol", before="<think>", after=KNOWN.format("sea") + ANSWER)
     (1, [("<think>" + KNOWN.format("x") + ANSWER, None)]),
     (0, [("<think>" + ANSWER, None)]),
     (0, [("<answer>Tol</answer>", None)]),
-    (0, [("<think>" + KNOWN.format("x") + " so" + ANSWER, None)]),
-    (0, [("<think>" + KNOWN.format("<step>") + ANSWER, None)]),
+    (1, [("Hm. <think>" + KNOWN.format("x") + " so" + ANSWER, None)]),
+    (1, [("<think>" + KNOWN.format("a < b") + "\n " + ANSWER + "\n", None)]),
+    (0, [("<think>" + KNOWN.format("x") + "<step>" + ANSWER, None)]),
+    (0, [("<think>" + KNOWN.format("x") + " ".join(ANSWER), None)]),
+    (0, [("<think>" + KNOWN.format("</step>") + ANSWER, None)]),
+    (0, [(f"<think><step>{KNOWN.format('x')}{ANSWER}", None)]),
+    (0, [("<think>" + KNOWN.format("x") + ANSWER + " so", None)]),
+    (0, [("<think>" + KNOWN.format("x") + "</think> so" + ANSWER[8:], None)]),
+    (0, [(GOOD[0][0].replace("mouth of the Tol", " "), GOOD[0][1]), GOOD[1]]),
+    (1, [("<think>" + KNOWN.format("<step>") + ANSWER, None)]),
     (0, search("Tol", before="<think>", after=ANSWER)[1:]),
     (0, [*GOOD, ("<answer>x</answer>", None)]),
     # A search that was refused has no context.
@@ -77,7 +85,20 @@ def test_form_is_steps_and_an_answer(formed, turns):
 
 def test_reading_a_long_response_takes_linear_time():
   text = "<think>" + "<step><reasoning>" * 3000 + "<conclusion>" * 3000
-  assert hiprag.form(played((text, None)).spans) == 0
+  for each in (text, "<step>" * 60_000, "<think>" + "<step></step>" * 20_000):
+    assert hiprag.form(played((each + ANSWER, None)).spans) == 0
+
+
+@pytest.mark.parametrize(
+  ("answer", "gold", "right"),
+  [
+    *(("Tolkien", "the Tol", 1), ("a_tol", "Tol.", 1), ("Nil", "Tol", 0)),
+    *(("Nil", "the", 1), ("", "the", 0), ("a<answer>Tol", "a answer Tol", 1)),
+  ],
+)
+def test_a_right_answer_holds_an_accepted_one_anywhere(answer, gold, right):
+  text = f"<answer>Tol</answer><answer>{answer}</answer>"
+  assert hiprag._contained(text, (gold,)) == right
 
 
 def judge(server, **values):
@@ -118,6 +139,26 @@ def test_a_search_is_optimal_unless_memory_says_the_same():
   assert found == {"contained": 1.0, "optimal": 2 / 4}
   models = [model for model, _ in asked]
   assert models.count("policy") == 2 and models.count("judge") == 4
+
+
+@pytest.mark.parametrize(
+  ("turns", "optimal"),
+  [
+    # One search, which is needed; a step that is right.
+    (search("Nil", before="<think>", after=KNOWN.format("sea") + ANSWER), 2.0),
+    ([("<think>" + KNOWN.format("hill") + ANSWER, None)], 1.0),
+    (
+      [(KNOWN.format("hill").removeprefix("<step><reasoning>") + ANSWER, None)],
+      1,
+    ),
+  ],
+)
+def test_the_released_code_divides_by_the_searches(turns, optimal):
+  with fake_openai.served(replies([], wrong=["hill"])) as server:
+    tested = judge(server, by_search=True)
+    tested._texts = {**tested._texts, "prefill": "\n<think>\n<step><reasoning>"}
+    found = asyncio.run(tested.measure(played(*turns)))
+  assert found == {"contained": 1.0, "optimal": optimal}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 
 import pytest
 import scripted
@@ -24,7 +25,7 @@ QUESTION = types.Question("q", "who?", ("secret gold",))
 HITS = {
   "q": (
     types.Passage("7", "T7", "first"),
-    types.Passage("8", "T8", "x" * 4000),
+    types.Passage("https://x.org/8", 'T"8', "é" * 7000),
   ),
   "bad": (types.Passage("9", "T9", "fail"),),
 }
@@ -57,20 +58,26 @@ def test_the_second_call_reads_query_documents_and_reasoning():
     lambda request: "thus\n**Final Information**\n\nT7 is first.\n"
   )
   (passage,) = refine(engine, text="I wonder")
-  assert passage == types.Passage("7+8", "", "T7 is first.")
+  read = "7+https://x.org/8"
+  assert passage == types.Passage(read, "", "T7 is first.")
   prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
-  for part in ("I wonder", "Query: q", "Doc 1(Title: T7) first\n"):
+  for part in ("Step 1: I wonder", "Query: q"):
     assert part in prompt
-  # Cut at 3,000 characters, including the title.
-  head = "Doc 2(Title: T8) "
-  assert head + "x" * (3000 - len(head)) + "\n" in prompt
+  _, first, second = prompt.split("**Web Page ")
+  keys = ("id", "title", "url", "site_name", "date", "snippet", "context")
+  assert first.startswith(
+    '1:**\n{\n  "id": 1,\n  "title": "T7",\n  "url": "",\n'
+  )
+  page, _ = json.JSONDecoder().raw_decode(second.partition("\n")[2])
+  values = (2, 'T"8', "https://x.org/8", "", "", "", "é" * 6000)
+  assert page == dict(zip(keys, values, strict=True)) and "é" in second
   assert "secret gold" not in prompt
 
 
 @pytest.mark.parametrize(
   ("reply", "text"),
   [
-    ("**Final Information** a **Final Information**\n```\nb\n```", "b"),
+    ("**Final Information** a **Final Information**\n```\nb\n c\n```", "b c"),
     ("It says a.", NOTHING),
     ("**Final Information**\n \n", NOTHING),
   ],
@@ -80,7 +87,7 @@ def test_text_after_the_last_mark_is_shown(reply, text):
   assert passage.text == text
 
 
-def test_reasoning_keeps_first_step_last_four_and_all_searches():
+def test_reasoning_keeps_first_step_last_ones_and_all_searches():
   steps = [
     "one",
     "two",
@@ -93,18 +100,20 @@ def test_reasoning_keeps_first_step_last_four_and_all_searches():
     *("nine", "ten", "eleven", "twelve"),
   ]
   shown = refining.reasoning(
-    "\n \n".join(steps) + "\n\n\n", ("<search>", "<information>")
+    "\n\n".join(steps) + "\n\n\n", ("<search>", "<information>")
   )
   assert shown.split("\n\n") == [
-    "one",
+    "Step 1: one",
     "...",
-    "a <search>x</search>",
+    "Step 4: a <search>x</search>",
     "...",
-    "<information>six",
+    "Step 6: <information>six",
     "...",
-    *("nine", "ten", "eleven", "twelve"),
+    *("Step 12: twelve", "Step 13: ", "Step 14: "),
   ]
-  assert refining.reasoning("", ()) == ""
+  few = refining.reasoning("a\n\nb\nc\nd", ())
+  assert few == "Step 1: a\n\nStep 2: b\n\nStep 3: c\n\nStep 4: d"
+  assert refining.reasoning("", ()) == "Step 1: "
 
 
 @pytest.mark.parametrize(
@@ -169,13 +178,34 @@ def test_search_o1_episode_reads_refined_text():
   assert search_o1.RESULT[0] + "T7 came first." in shown
   assert "first\n" not in shown and last not in shown
   (observation,) = played.observations
-  assert [(p.id, p.title) for p in observation.passages] == [("7+8", "")]
+  assert [(p.id, p.title) for p in observation.passages] == [
+    ("7+https://x.org/8", "")
+  ]
   # The next turn sends the whole context again: its cache was released.
   contexts = [r.token_ids for r in engine.requests if r.turn < 1 << 20]
   assert contexts[1][: len(contexts[0])] == contexts[0]
   failed = play("who is it?")
   assert failed.outcome is types.Outcome.FAILED
   assert "no room" in failed.reason
+
+
+def test_only_servers_apply_a_repetition_penalty():
+  retrieval = config_lib.RetrievalConfig(
+    refined="policy",
+    model=config_lib.TextModelConfig(repetition_penalty=1.05),
+  )
+  config = dataclasses.replace(small_run.CONFIG, retrieval=retrieval)
+  with pytest.raises(
+    ValueError, match="found 1.05 for the policy's own engine"
+  ):
+    retrievers.make(config, scripted.Retriever(HITS))
+  served = config_lib.changed(config, engine={"kind": "sglang"})
+  retriever = retrievers.make(served, scripted.Retriever(HITS))
+  engine = scripted.Engine(lambda request: "x")
+  searching.attach(retriever, engine, scripted.CODEC)
+  asked = types.SearchRequest("q", 2, context=context())
+  asyncio.run(retriever.search(asked))
+  assert engine.requests[0].repetition_penalty == 1.05
 
 
 def test_world_refiner_keeps_only_requested_facts():

@@ -174,47 +174,102 @@ SEARCH = (
   "<think>t</think><search>q</search>",
   (spoken.passage("1", "Tol", f"{CHINESE} <answer>x</answer> <search>"),),
 )
-BOTH = (r1_searcher, research)
+IN_WORLD = (r1_searcher.in_world, research.measure)
 
 
 @pytest.mark.parametrize(
-  ("systems_", "formed", "turns"),
+  ("measures", "formed", "turns"),
   [
-    (BOTH, 1, [ANSWER]),
-    (BOTH, 1, [SEARCH, ANSWER]),
-    (BOTH, 0, [("<answer>Tol</answer>", None)]),
-    (BOTH, 0, [("<think>so<answer>Tol</answer>", None)]),
-    (BOTH, 0, [(SEARCH[0], "None left."), ANSWER]),
-    (BOTH, 0, [(ANSWER[0] + "<answer>x</answer>", None)]),
-    (BOTH, 0, [("<think>t</think>", None)]),
-    ([research], 0, [("<think>t</think><search>q", "No action."), ANSWER]),
+    (IN_WORLD, 1, [ANSWER]),
+    (IN_WORLD, 1, [SEARCH, ANSWER]),
+    (IN_WORLD, 0, [("<answer>Tol</answer>", None)]),
+    (IN_WORLD, 0, [("<think>so<answer>Tol</answer>", None)]),
+    (IN_WORLD, 0, [(SEARCH[0], "None left."), ANSWER]),
+    (IN_WORLD, 0, [(ANSWER[0] + "<answer>x</answer>", None)]),
+    (IN_WORLD, 0, [("<think>t</think>", None)]),
+    (IN_WORLD[1:], 0, [("<think>t</think><search>q", "No action."), ANSWER]),
     # A turn without an action is only text.
-    ([research], 1, [("Hm.", "No action."), ANSWER]),
-    (
-      [r1_searcher],
-      0,
-      [(f"<think>t</think><answer>{'a ' * 11}</answer>", None)],
-    ),
-    (
-      [r1_searcher],
-      1,
-      [(f"<think>t</think><answer>{'a ' * 10}</answer>", None)],
-    ),
-    (
-      [r1_searcher],
-      0,
-      [(f"<think>{CHINESE}</think><answer>Tol</answer>", None)],
-    ),
+    (IN_WORLD[1:], 1, [("Hm.", "No action."), ANSWER]),
   ],
 )
 def test_form_needs_closed_thoughts_answered_searches_and_one_answer(
-  systems_, formed, turns
+  measures, formed, turns
 ):
   played = spoken.trajectory(types.Question("q", "which?", ("Tol",)), *turns)
-  for each in systems_:
-    assert each.measure(played)["well_formed"] == formed
+  for measure in measures:
+    assert measure(played)["well_formed"] == formed
   cut = dataclasses.replace(played, outcome=types.Outcome.TRUNCATED)
   assert research.measure(cut) == {"well_formed": 0}
+
+
+QUERY = ("so <|begin_of_query|>q<|end_of_query|>", SEARCH[1])
+LAST = ("so</think> <answer>Tol</answer>", None)
+
+
+@pytest.mark.parametrize(
+  ("searched", "structured", "formed", "turns"),
+  [
+    (0, 1, 1, [LAST]),
+    (1, 1, 1, [QUERY, LAST]),
+    (1, 1, 1, [QUERY, QUERY, LAST]),
+    (0, 0, 0, [("<think>" + LAST[0], None)]),
+    (0, 0, 0, [("so <answer>Tol</answer>", None)]),
+    (0, 0, 0, [(LAST[0] + "<answer>x</answer>", None)]),
+    (0, 1, 0, [QUERY, (QUERY[0], "No search is left."), LAST]),
+    (0, 1, 0, [(QUERY[0], ()), LAST]),  # Nothing was found.
+    (0, 1, 1, [("Hm.", "No action."), LAST]),
+    (0, 1, 0, [("The Assistant: " + LAST[0], None)]),
+    (
+      1,
+      1,
+      0,
+      [(QUERY[0], (spoken.passage("1", "Aid", "an assistant"),)), LAST],
+    ),
+    (0, 1, 0, [(CHINESE + LAST[0], None)]),
+    (0, 1, 1, [(f"</think><answer>{'a ' * 10}</answer>", None)]),
+    (0, 1, 0, [(f"</think><answer>{'a ' * 11}</answer>", None)]),
+    (
+      1,
+      1,
+      0,
+      [QUERY, ("</think><answer>end_of_query begin_of_query</answer>", None)],
+    ),
+  ],
+)
+def test_r1_searcher_reads_the_response_as_its_reward_servers_do(
+  searched, structured, formed, turns
+):
+  played = spoken.trajectory(
+    types.Question("q", "which?", ("Tol",)),
+    *turns,
+    observation=lambda passages: r1_searcher.SEARCH.observation(passages, ()),
+  )
+  found = r1_searcher.measure(played)
+  read = [found[x] for x in ("searched", "structured", "well_formed")]
+  assert read == [searched, structured, formed]
+
+
+@pytest.mark.parametrize(
+  ("answer", "accepted", "contained", "f1"),
+  [
+    ("True", ["yes"], 1, 1.0),
+    ("true", ["yes"], 0, 0.0),
+    ("no", ["no one", "False"], 1, 1.0),
+    ("yes it is", ["yes"], 1, 0.0),
+    ("Austen, Jane", ["Jane Austen"], 1, 1.0),
+    ("Jane_Austen-Leigh", ["the Jane Austen"], 1, 0.8),
+    ("Emma", ["Emma Wood", "Tol"], 0, 2 / 3),
+    ("", ["the"], 1, 0.0),
+  ],
+)
+def test_r1_searcher_compares_words_in_any_order(
+  answer, accepted, contained, f1
+):
+  text = f"</think><answer>{answer}</answer>"
+  question = types.Question("q", "which?", tuple(accepted))
+  found = r1_searcher.measure(spoken.trajectory(question, (text, None)))
+  assert found["contained"] == contained
+  assert found["answer_f1"] == pytest.approx(f1)
 
 
 @pytest.mark.parametrize(

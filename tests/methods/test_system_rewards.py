@@ -90,26 +90,25 @@ TABLES = {
   ),
   "r1_searcher": (
     {"stage_one": 1.0},
-    "contained well_formed searches f1",
+    "contained structured searched well_formed answer_f1",
     [
-      (1, 1, 2, 1.0, 2.0),
-      (1, 1, 0, 0.5, 1.5),
-      (1, 0, 1, 0.5, 1.0),
-      (0, 1, 1, 0.0, 0.0),
-      (0, 1, 0, 0.2, -0.5),
-      (0, 0, 3, 0.0, -1.0),
+      (1, 1, 1, 1, 1.0, 2.0),
+      (1, 1, 0, 1, 0.5, 1.5),
+      (1, 0, 1, 0, 0.5, 1.5),
+      (1, 0, 0, 0, 0.5, 1.0),
+      (0, 1, 1, 1, 0.0, 0.0),
+      (0, 1, 0, 0, 0.2, -0.5),
+      (0, 0, 0, 0, 0.0, -1.0),
     ],
   ),
   "r1_searcher two": (
     {"stage_one": 0.0},
-    "contained well_formed searches f1",
+    "contained structured searched well_formed answer_f1",
     [
-      (1, 1, 2, 1.0, 1.0),
-      (1, 1, 0, 0.5, 0.5),
-      (1, 0, 1, 0.5, -1.5),
-      (0, 1, 1, 0.0, 0.0),
-      (0, 1, 0, 0.2, 0.2),
-      (0, 0, 3, 0.0, -2.0),
+      (1, 1, 1, 1, 1.0, 1.0),
+      (0, 1, 0, 1, 0.2, 0.2),
+      (1, 1, 1, 0, 0.5, -1.5),
+      (0, 0, 0, 0, 0.0, -2.0),
     ],
   ),
   "research": (
@@ -266,8 +265,7 @@ def test_drawn_groups_in_float64_and_nothing_for_failed_episodes(case):
 def test_stages_of_r1_searcher_follow_the_training():
   told = spoken.outcomes(
     [0, 0],
-    f1=[0.5, 0.2],
-    measures={"contained": np.eye(2)[0], "well_formed": np.ones(2)},
+    measures=dict.fromkeys(systems.get("r1_searcher").measures, np.ones(2)),
   )
   for step, stage in ((0, 1), (15, 1), (16, 2), (95, 2)):
     at = method_lib.Progress(step // 5, step, 100)

@@ -266,6 +266,14 @@ def test_real_templates_render_one_user_message(real_tokenizer):
   assert ids.count(first_id) == text.count(first)
   assert end_id in real_tokenizer.end_of_turn_ids
   assert {first, end} <= set(real_tokenizer.control_tokens)
+  # With a system message and the beginning of the reply; or without a template.
+  begun, ids = real_tokenizer.render("Why {x}?", "Be brief.", "<think>")
+  assert begun.endswith(text[-20:] + "<think>") and "Be brief." in begun
+  assert begun.index("Be brief.") < begun.index("Why {x}?")
+  assert "You are Qwen" not in begun
+  assert ids == real_tokenizer.encode(begun) and ids[0] == first_id
+  plain, ids = real_tokenizer.render("Why {x}?", chat=False)
+  assert plain == "Why {x}?" and ids[-2:] == real_tokenizer.encode(plain)[-2:]
 
 
 def test_real_base_model_gets_one_bos(real_tokenizer):

@@ -100,9 +100,9 @@ def test_replaced_answer_is_charged(tmp_path):
 def test_stated_budget_is_that_of_now(tmp_path):
   """The scaffold states what discarded turns and a refusal left."""
 
-  def stated(*arguments, **budget):
+  def stated(*arguments, prompts="paper", **budget):
     budget = budgets.Budget(**budget)
-    _, engine = play(*arguments, budget=budget, scaffold=True)
+    _, engine = play(*arguments, budget, scaffold=True, prompts=prompts)
     blocks = (context(r).rpartition("<budget>")[2] for r in engine.requests)
     return [block.partition("</budget>")[0] for block in blocks]
 
@@ -113,8 +113,9 @@ def test_stated_budget_is_that_of_now(tmp_path):
     for n in (0, answer, 2 * answer)
   ]
   never = written(tmp_path, ask=NEVER)
-  refused = stated(asks_until_refused, never, searches=2)
-  assert refused[1] == "remaining=0; used=2; total=2"
+  for name in ("paper", "zerosearch"):  # There, turns are the budget.
+    refused = stated(asks_until_refused, never, prompts=name, searches=2)
+    assert refused[1] == "remaining=0; used=2; total=2"
   assert stated(asks_until_refused, never, tokens=400)[1].startswith("used=0 ;")
 
 

@@ -235,6 +235,20 @@ LINE = prompts.PROMPTS["paper"].over_budget
 PRICES = budgets.Prices(search=5.0, input=0.2, output=1.0)
 
 
+def test_a_turn_may_have_a_limit_of_its_own():
+  config = dataclasses.replace(CONFIG, max_turn=60)
+  trajectory, asked = play("x" * 80, answer("Jane"), config=config)
+  assert [each.max_tokens for each in asked] == [60, 60]
+  line = prompts.PROMPTS["paper"].no_action
+  assert transcript(trajectory) == [
+    *("M " + "x" * 60, "E " + line, "M " + answer("Jane")),
+  ]
+  # The episode's own limit still ends it.
+  few = dataclasses.replace(config, max_generated=60)
+  trajectory, _ = play("x" * 80, config=few)
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+
+
 def test_tokens_end_with_a_question_for_the_answer():
   budget = budgets.parse("searches=2,tokens=200")
   trajectory, asked = play("x" * 300, answer("Jane"), budget=budget)
@@ -452,9 +466,9 @@ def test_search_that_takes_too_long_is_followed_by_the_answer():
 
 def test_seconds_pass_while_the_prompt_is_made_and_before():
   class Slow(scripted.Codec):
-    def render(self, content):
+    def render(self, *texts):
       time.sleep(0.1)
-      return super().render(content)
+      return super().render(*texts)
 
   found = scripted.play(
     scripted.Engine([answer("Jane")]),
@@ -466,7 +480,8 @@ def test_seconds_pass_while_the_prompt_is_made_and_before():
     codec=Slow(),
   )
   assert 2.1 < found.seconds < 9
-  assert "used=2." in found.spans[0].text
+  used = found.spans[0].text.partition("seconds remaining=")[2]
+  assert float(used.split("used=")[1].split(";")[0]) >= 2.1
 
 
 def test_engine_that_never_returns_is_truncated_in_time():

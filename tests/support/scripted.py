@@ -42,8 +42,10 @@ class Codec:
   def decode(self, ids: Sequence[int]) -> str:
     return "".join(_TEXTS[i] if i in _TEXTS else chr(i) for i in ids)
 
-  def render(self, content: str) -> tuple[str, list[int]]:
-    text = f"{USER}{content}{ASSISTANT}"
+  def render(
+    self, content: str, system: str = "", prefill: str = "", chat: bool = True
+  ) -> tuple[str, list[int]]:
+    text = f"{system}{USER}{content}{ASSISTANT}{prefill}" if chat else content
     return text, self.encode(text)
 
 

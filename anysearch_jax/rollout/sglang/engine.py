@@ -244,7 +244,7 @@ class SglangEngine:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": 0.0,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": request.repetition_penalty,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "ignore_eos": False,
