@@ -249,10 +249,8 @@ def tokens_a_step(engine: config_lib.EngineConfig) -> float:
 
 def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
   """Returns the rows of a decode call that the KV cache has room for."""
-  rows = engine.lanes[-1]
-  if engine.kv_tokens:
-    rows = min(rows, max(1, engine.kv_tokens // max(1, context)))
-  return rows
+  room = (engine.kv_tokens or math.inf) / max(1, context)
+  return int(min(engine.lanes[-1], max(1, room)))
 
 
 def sentences(
