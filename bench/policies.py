@@ -221,12 +221,13 @@ class Decoder:
 
 
 def train_examples(
-  *, row: int, vocab: int, tokens: int
+  *, row: int, vocab: int, tokens: int, scored: float
 ) -> list[batching.Example]:
   """Makes trajectories of a half, a quarter or an eighth of a row.
 
   They fill rows exactly: `tokens` tokens in all, a multiple of an eighth of a
-  row, need as many positions, and a side that pads has little padding.
+  row, need as many positions, and a side that pads has little padding. The
+  share `scored` of them, evenly spread, has a loss.
   """
   rng, out, left = np.random.default_rng(0), [], tokens
   while left:
@@ -238,7 +239,8 @@ def train_examples(
   return [
     batching.Example(
       ids.astype(np.int32),
-      np.full(size + 1, 1 / (size * len(out)), np.float32) * (ids >= 0),
+      np.float32(np.arange(size + 1) * scored % 1 >= 1 - scored)
+      / (tokens * scored),
       np.full(size + 1, -np.log(vocab), np.float32),
       float(rng.normal()),
     )
@@ -253,6 +255,8 @@ class TrainStep:
     config: the whole configuration, as the loop's builder takes it.
     a: the policy's architecture, without adapters.
     micro_batches: of a step, which `train_examples` fill.
+    scored: share of tokens that have a loss, in (0, 1]; by default what a
+      search agent writes of its context, so that logits are as many as there.
   """
 
   def __init__(
@@ -260,11 +264,13 @@ class TrainStep:
     config: config_lib.ExperimentConfig,
     a: architecture_lib.Architecture,
     micro_batches: int,
+    scored: float = 0.22,
   ):
     trajectories = train_examples(
       row=config.batch.row_lengths[-1],
       vocab=a.vocab_size,
       tokens=micro_batches * config.batch.micro_batch_tokens,
+      scored=scored,
     )
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(a, config)

@@ -55,7 +55,7 @@ def main() -> dict[str, Any]:
 
   shape = json_files.read(pathlib.Path(f.shape)) if f.shape else decode.SMALL
   a = architecture.from_hf(shape)
-  ours = policies.TrainStep(config, a, f.micro_batches)
+  ours = policies.TrainStep(config, a, f.micro_batches, f.scored)
   out = policies.measure_step(ours, f.steps, profile=f.profile)
   harness.print_numbers(out)
   return out
@@ -69,5 +69,6 @@ if __name__ == "__main__":
     "shape", None, "config.json of the policy; default: a small one."
   )
   flags.DEFINE_integer("micro_batches", 4, "Of each step.")
+  flags.DEFINE_float("scored", 0.22, "Share of tokens that have a loss.")
   flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
   harness.run(main)

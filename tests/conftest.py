@@ -112,7 +112,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def torch():
   """Returns torch, the oracle; tests that need it skip without it."""
   return pytest.importorskip(
-    "torch", reason="oracle tests need torch==2.13.0 (the extra [test])"
+    "torch", reason="oracle tests need torch==2.13.0 (the extra [oracles])"
   )
 
 

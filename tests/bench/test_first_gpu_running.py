@@ -255,16 +255,21 @@ def test_some_words_search_and_some_answer():
   assert words.decode([3, 4]) == texts[3] + texts[4]
 
 
+@pytest.mark.parametrize("scored", [0.22, 1])
 @pytest.mark.parametrize("tokens", [256, 1024, 2048 + 32])
-def test_trajectories_fill_the_rows_that_run(tokens):
+def test_trajectories_fill_the_rows_that_run(tokens, scored):
   config = config_lib.ExperimentConfig(
     batch=config_lib.BatchConfig(
       row_lengths=(256,), micro_batch_tokens=256, max_micro_batches=10
     )
   )
-  work = policies.train_examples(row=256, vocab=64, tokens=tokens)
+  work = policies.train_examples(
+    row=256, vocab=64, tokens=tokens, scored=scored
+  )
   (rows,) = packed = batching.pack(work, config=config.batch)
   assert throughput.count([packed]).tokens == tokens
   assert rows.used == math.ceil(tokens / 256)
-  assert sum(x.weights[1:].sum() for x in work) == pytest.approx(1)
+  assert sum(x.weights[1:].sum() for x in work) == pytest.approx(1, abs=0.05)
+  share = sum((x.weights[1:] > 0).sum() for x in work) / tokens
+  assert share == pytest.approx(scored, abs=0.02)
   assert len({x.weights.size for x in work}) > 1

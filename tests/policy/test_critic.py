@@ -18,7 +18,7 @@ from anysearch_jax.training import ppo
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied"])
 def test_values_equal_a_token_classifier(case, tmp_path):
   torch = pytest.importorskip(
-    "torch", reason="oracle tests need torch==2.13.0 (the extra [test])"
+    "torch", reason="oracle tests need torch==2.13.0 (the extra [oracles])"
   )
   import transformers
 

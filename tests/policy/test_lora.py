@@ -29,7 +29,7 @@ CASES = [("qwen3-tied", SOME), ("llama-biased", ALL)]
 @pytest.fixture(scope="module")
 def peft(torch):
   return pytest.importorskip(
-    "peft", reason="adapter tests need peft==0.21.2 (the extra [test])"
+    "peft", reason="adapter tests need peft==0.21.2 (the extra [oracles])"
   )
 
 

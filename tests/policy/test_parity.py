@@ -13,7 +13,7 @@ import transformers
 from anysearch_jax.policy import decoder, hf
 
 pairs = pytest.importorskip(
-  "pairs", reason="oracle tests need torch==2.13.0 (the extra [test])"
+  "pairs", reason="oracle tests need torch==2.13.0 (the extra [oracles])"
 )
 
 ROWS, TOKENS = 4, 288
