@@ -141,8 +141,9 @@ class Trajectory:
     versions: int32 `[T]`, policy version that sampled each token; -1 at
       positions that are not `MODEL`.
     spans: the response as text, without the prompt.
-    searches: searches executed and charged, in [0, budget].
-    queries: the charged queries in order.
+    searches: searches executed and charged, in [0, budget], with those of
+      branches that were left (`rollout/value_tree`).
+    queries: the charged queries of `spans` in order.
     violation: whether the policy tried to search beyond the budget.
     reason: why a `FAILED` episode failed, or which limit truncated a
       `TRUNCATED` one; "" otherwise.

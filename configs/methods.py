@@ -16,7 +16,7 @@ recipes. With it, a system is trained as its authors published it:
 docs/fidelity.md names the line of the original for each number, and what a
 recipe does not set is that of the backbone.
 
-Search-o1 and BATS are not trained. StepSearch's questions need evidence
+Search-o1, BATS and BAVT are not trained. StepSearch's questions need evidence
 (docs/data.md), which those of the generated world have, and prepared ones of
 MuSiQue, HotpotQA and 2WikiMultihopQA (launch.prepare_data --evidence).
 """

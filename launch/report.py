@@ -221,11 +221,10 @@ def with_optimum(
   found = row.columns
   budgets = np.unique(found.budget).tolist()
   try:
-    best, ahead = _best(seed, tuple(found.ids), tuple(budgets))
+    best = _best(seed, tuple(found.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
-  table = found.with_optimum(best, budgets, ahead)
-  return dataclasses.replace(row, table=table)
+  return dataclasses.replace(row, table=found.with_optimum(best, budgets))
 
 
 def _world_seed(folder: pathlib.Path) -> int | None:
@@ -243,12 +242,12 @@ def _world_seed(folder: pathlib.Path) -> int | None:
 @functools.cache
 def _best(
   seed: int, ids: tuple[str, ...], budgets: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns P(right answer) of the best agent, `[N, B]`, and its forecasts."""
+) -> np.ndarray:
+  """Returns `[N, B, 4]`: P(right answer) of the best agent, its forecasts."""
   world = world_lib.World(seed)
   best = optimum.Optimum(world)
-  right = optimum.accuracy(world, best, ids, budgets)
-  return right, optimum.forecasts(best, ids, budgets)
+  right = optimum.accuracy(world, best, ids, budgets)[..., None]
+  return np.append(right, optimum.forecasts(best, ids, budgets), axis=-1)
 
 
 def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:

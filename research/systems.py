@@ -4,11 +4,11 @@
     python -m research.study --study=methods --rows=anysearch,search_r1
 
 Each row is trained as configs/methods.py has it, from the quickstart's warm
-start, with the same number of steps and episodes. Search-o1 and BATS are not
-trained: they are evaluated with the warm start, and again with the policy that
-Search-R1 trained. Budgets that are fixed are the largest, 8; `search_r1_5` has
-the quickstart's. The rows `search_r1_format` and `search_r1_phase1` give
-Search-R1 what AnySearch has besides its reward.
+start, with the same number of steps and episodes. Search-o1, BATS and BAVT are
+not trained: they are evaluated with the warm start, the first two again with
+the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
+`search_r1_5` has the quickstart's. The rows `search_r1_format` and
+`search_r1_phase1` give Search-R1 what AnySearch has besides its reward.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
     _row("bats", "BATS", "bats", UNTRAINED),
+    _row("bavt", "BAVT", "bavt", UNTRAINED),
     _row("search_o1_r1", "Search-o1 on Search-R1", "search_o1", "search_r1"),
     _row("bats_r1", "BATS on Search-R1", "bats", "search_r1"),
   )

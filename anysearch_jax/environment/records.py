@@ -46,7 +46,7 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
   tools = [each.tool for each in t.observations]
   prices = t.caps.prices if prices is None else prices
   return prices.of_calls(
-    tools or [protocol.SEARCH] * t.searches,
+    [*tools, *[protocol.SEARCH] * (t.searches - len(tools))],
     input_tokens=input_tokens(t),
     output_tokens=t.written_tokens,
   )

@@ -63,6 +63,9 @@ class Environment:
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
     verification: None if the policy does not verify its answers.
+    critic: makes the episode a tree (`rollout/value_tree`): returns a step's
+      progress in [-4, 4] from the policy's reply to `critic_asks`; from the
+      step's own text, if that is "".
     units: file of the texts that state a budget in units besides searches: the
       name of a shipped one or a path, see `units`.
     states_caps: whether those units are stated at all.
@@ -90,6 +93,8 @@ class Environment:
   turns_are_budget: bool = False
   ends_itself: bool = False
   verification: Verification | None = None
+  critic: Callable[[str], float] | None = None
+  critic_asks: str = ""
   units: str = "budget.toml"
   states_caps: bool = True
   marked: Callable[[Sequence[types.Span]], str | None] | None = None

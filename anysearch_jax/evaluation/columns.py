@@ -130,24 +130,19 @@ class Columns:
     """
     return self.replace(**{k: v[chosen] for k, v in self.values.items()})
 
-  def with_optimum(
-    self,
-    best: np.ndarray,
-    budgets: Sequence[int],
-    forecasts: np.ndarray | None = None,
-  ) -> Columns:
+  def with_optimum(self, best: np.ndarray, budgets: Sequence[int]) -> Columns:
     """Returns the episodes beside the best agent's accuracy.
 
     Args:
       best: `[N, B]`, P(right answer) of the agent for each question of `ids`
-        and each of `budgets`.
+        and each of `budgets`; or `[N, B, 4]`, with its forecasts
+        (`world.optimum.forecasts`), which become the column `forecasts`.
       budgets: B budgets, ascending, all that occur.
-      forecasts: `[N, B, 3]`, its forecasts (`world.optimum.forecasts`), which
-        become a column of this name, float `[P, 3]`.
     """
-    at = self.question, np.searchsorted(budgets, self.budget)
-    more = {} if forecasts is None else {"forecasts": forecasts[at]}
-    return self.replace(optimum=best[at], **more)
+    of = best[self.question, np.searchsorted(budgets, self.budget)]
+    if of.ndim == 1:
+      return self.replace(optimum=of)
+    return self.replace(optimum=of[:, 0], forecasts=of[:, 1:])
 
   def priced(self, prices: budgets_lib.Prices) -> Columns:
     """Returns the episodes with the cost that other prices give.

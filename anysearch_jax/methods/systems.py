@@ -12,6 +12,7 @@ from anysearch_jax.methods import (
   anysearch,
   autorefine,
   bats,
+  bavt,
   beta_grpo,
   hiprag,
   ikea,
@@ -36,7 +37,7 @@ METHODS: dict[str, method.Method] = {
   for module in (
     *(anysearch, search_r1, stepsearch, zerosearch, search_o1, bats, otc, ikea),
     *(research, autorefine, mt_grpo, r1_searcher, ssrl, hiprag, beta_grpo),
-    saas,
+    *(saas, bavt),
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {

@@ -101,7 +101,8 @@ def of(config: config_lib.EpisodeConfig) -> Rule | None:
   """
   if not config.control:
     return None
-  if systems.of_episode(config).verification is not None:
+  env = systems.of_episode(config)
+  if env.verification or env.critic:
     raise ValueError(
       "config.episode.control: found an environment that verifies answers, "
       "which is steered already; expected one without (bats, not bats_verify)."
@@ -182,7 +183,7 @@ def _sampled_again(
     made = waiting.address.attempt - answered.address.attempt
     if redo is not None and made < 2 * tries:
       return redo
-    spent = _without(waiting, event)
+    spent = without(waiting, event)
   # The answer counts as written now, not as discarded.
   first, ended = answered.chunks[-1], answered.request
   assert isinstance(ended, episode_state.Done)
@@ -222,7 +223,7 @@ def again(
   """
   asked = waiting.request
   assert isinstance(asked, types.GenerateRequest)
-  redo = episode.restated(_without(waiting, turn))
+  redo = episode.restated(without(waiting, turn))
   most = min(asked.max_tokens, redo.most_tokens)
   if most <= 0:
     return None
@@ -234,7 +235,7 @@ def again(
   return dataclasses.replace(redo, address=address, request=request)
 
 
-def _without(
+def without(
   waiting: episode_state.Episode, turn: types.Generation
 ) -> episode_state.Episode:
   """Returns the episode charged for a turn that is discarded."""

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import turns
-from anysearch_jax.rollout import control, episode, episode_state
+from anysearch_jax.rollout import episode, episode_state, value_tree
 
 T = TypeVar("T")
 
@@ -207,8 +207,8 @@ async def run_episode(
 ) -> types.Trajectory:
   """Plays one episode to its end, and releases it from the engine.
 
-  A rule of `episode.control` steers it, see `control`. An episode whose time
-  has passed by three quarters is asked for its answer.
+  A rule of `episode.control` steers it (`control`), or a critic (`value_tree`).
+  An episode whose time has passed by three quarters is asked for its answer.
 
   Args:
     question, budget, scaffold, address: as in `episode.start`.
@@ -257,7 +257,7 @@ async def run_episode(
           length = 0
           if isinstance(event, episode_state.Retrieved):
             length = sum(len(p.title) + len(p.text) for p in event.passages)
-          step = functools.partial(control.step, state, event)
+          step = functools.partial(value_tree.step, state, event)
           state = await _off_loop(length, step)
           if state.address != address:  # A rule has a turn sampled again.
             parts.engine.release(address)

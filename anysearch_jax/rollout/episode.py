@@ -104,7 +104,7 @@ def start(
     caps=caps.beyond_searches,
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
-  return _next_turn(episode, _given(types.Author.PROMPT, text, ids))
+  return next_turn(episode, _given(types.Author.PROMPT, text, ids))
 
 
 def step(
@@ -149,7 +149,7 @@ def step(
         episode, observations=(*episode.observations, made)
       )
       text += env.after_search(charged.budget, charged.used)
-      return _next_turn(charged, _written(charged, text), shown=passages)
+      return next_turn(charged, written(charged, text), shown=passages)
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
     f"waits on a {type(episode.request).__name__}. Answer each request once."
@@ -171,8 +171,8 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   landing = dataclasses.replace(episode, landing=True, verifying=False)
   line = landing.environment.over_budget
   if landing.chunks[-1].text == line:  # A search has just been refused.
-    return _next_turn(landing)
-  return _next_turn(landing, _written(landing, line))
+    return next_turn(landing)
+  return next_turn(landing, written(landing, line))
 
 
 def _land_before(
@@ -184,9 +184,9 @@ def _land_before(
   read what is right before its turn and nothing else.
   """
   passages = told.chunks[len(episode.chunks) :]
-  line = _written(episode, episode.environment.over_budget)
+  line = written(episode, episode.environment.over_budget)
   chunks = (*episode.chunks, line, *passages)
-  return _next_turn(
+  return next_turn(
     dataclasses.replace(told, chunks=chunks, landing=True, verifying=False)
   )
 
@@ -250,7 +250,7 @@ def _after_turn(
   if spare <= 0:
     return _finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
-  return _next_turn(episode, _written(episode, line))
+  return next_turn(episode, written(episode, line))
 
 
 def _call(
@@ -281,7 +281,7 @@ def _answered(episode: episode_state.Episode) -> episode_state.Episode:
   ):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
-  return _next_turn(asking, _written(asking, verification.ask))
+  return next_turn(asking, written(asking, verification.ask))
 
 
 def _after_verification(
@@ -293,10 +293,10 @@ def _after_verification(
   episode = dataclasses.replace(episode, verifying=False)
   if verification.accepted(generation.text) or episode.full:
     return _finish(episode, types.Outcome.ANSWERED)
-  return _next_turn(episode, _written(episode, verification.resume))
+  return next_turn(episode, written(episode, verification.resume))
 
 
-def _next_turn(
+def next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
   shown: tuple[types.Passage, ...] | None = None,
@@ -315,7 +315,7 @@ def _next_turn(
     told = dataclasses.replace(told, observations=seen)
   asking = told
   if episode.scaffold:
-    line = _written(episode, episode.budget_line)
+    line = written(episode, episode.budget_line)
     asking = dataclasses.replace(told, chunks=(*told.chunks, line))
   if episode.chunks and asking.is_spent:
     if not asking.reads_all:
@@ -344,7 +344,7 @@ def restated(episode: episode_state.Episode) -> episode_state.Episode:
   """Returns an episode before a turn, with what is left stated anew."""
   if not episode.scaffold:
     return episode
-  line = _written(episode, episode.budget_line)
+  line = written(episode, episode.budget_line)
   return dataclasses.replace(episode, chunks=(*episode.chunks[:-1], line))
 
 
@@ -356,7 +356,7 @@ def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   return (*codec.control_tokens, *env.all_markers)
 
 
-def _written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
+def written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
   """Returns a text of the environment as a chunk."""
   ids = episode.codec.encode(text)
   return _given(types.Author.ENVIRONMENT, text, ids)

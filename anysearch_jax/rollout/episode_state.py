@@ -13,13 +13,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import spec, units
+from anysearch_jax.environment import protocol, spec, units
 from anysearch_jax.methods import systems
 
 # Tokens of an answer where `episode.answer_room` does not say.
@@ -80,6 +80,18 @@ class Failure:
   reason: str
 
 
+class Tree(NamedTuple):
+  """The episodes that may be continued, with their values, see `value_tree`.
+
+  value: of the node that is continued.
+  judged: the step that the critic is asked about.
+  """
+
+  nodes: tuple[tuple[Episode, float], ...]
+  value: float
+  judged: Episode | None = None
+
+
 Request = types.GenerateRequest | types.SearchRequest | Done
 Event = types.Generation | Retrieved | Failure
 
@@ -119,6 +131,8 @@ class Episode:
     discarded: number of tokens of turns that were sampled and discarded.
     reread: total length of the contexts of those turns.
     answered: the finished episode whose answer is being sampled again.
+    elsewhere: number of searches charged on other branches of its tree.
+    tree: None if the episode does not branch, or no longer.
     request: the request that the episode waits for; None only inside `start`.
   """
 
@@ -140,6 +154,8 @@ class Episode:
   discarded: int = 0
   reread: int = 0
   answered: Episode | None = None
+  elsewhere: int = 0
+  tree: Tree | None = None
   request: Request | None = None
 
   @property
@@ -155,7 +171,7 @@ class Episode:
   @property
   def used(self) -> int:
     """Number of searches charged."""
-    return len(self.observations)
+    return len(self.observations) + self.elsewhere
 
   @property
   def left(self) -> int:
@@ -366,7 +382,11 @@ class Episode:
   def cost(self, *calls: str, read: int = 0, written: int = 0) -> float:
     """Returns the dollars spent, with these calls and tokens more."""
     return self.caps.prices.of_calls(
-      [*(each.tool for each in self.observations), *calls],
+      [
+        *(each.tool for each in self.observations),
+        *[protocol.SEARCH] * self.elsewhere,
+        *calls,
+      ],
       input_tokens=self.read + read,
       output_tokens=self.written + written,
     )

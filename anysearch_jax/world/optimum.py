@@ -211,15 +211,13 @@ def forecasts(
 ) -> np.ndarray:
   """Returns how well the best agent, without a price, forecasts its searches.
 
-  It forecasts when `evaluation.forecast` does, and then knows its situation, so
-  the distribution of the searches that follow; its interval is the middle of
-  that. These are expectations over the world's statistics, given a question's
-  relations.
+  It forecasts when `evaluation.forecast` does; its situation then tells it the
+  distribution of the searches that follow.
 
   Returns:
-    float64 `[N, B, 3]`: of N `ids` and B `budgets` the mean number of
-    forecasts, of those that hold the searches that follow, and the mean sum of
-    their widths.
+    float64 `[N, B, 3]`: the expected number of forecasts, of those that hold,
+    and the sum of their widths, by the world's statistics and the relations of
+    N `ids`, at B `budgets`.
   """
   chains = [tuple(name.rpartition("/")[2].split("-")) for name in ids]
   # A state's array has these three numbers, of the forecasts that follow, and

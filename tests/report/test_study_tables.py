@@ -318,9 +318,8 @@ def test_regret_is_shown_by_budget_pooled_and_in_the_papers_tables(
 
 def test_forecasts_stand_beside_those_of_the_optimum():
   one = study.row("A", budgets=_BUDGETS)
-  told = np.zeros((len(one.columns.ids), len(_BUDGETS), 3)) + (2, 1, 3)
-  none = np.full(told.shape[:2], np.nan)
-  beside = one.columns.with_optimum(none, _BUDGETS, told)
+  told = np.zeros((len(one.columns.ids), 3, 4)) + (np.nan, 2, 1, 3)
+  beside = one.columns.with_optimum(told, _BUDGETS)
   found = study.told([dataclasses.replace(one, table=beside)])
   lines = _lines_of(found["tables"]["forecast"])
   names = "A", "the optimum, computed"
