@@ -566,7 +566,7 @@ class _Told:
   def watch(self, state: episode_state.Episode) -> None:
     """Tells the searches of an episode, and what they found."""
     if state.used > self._used:
-      if state.used:
+      if state.observations:
         # Passages that had no room were not shown.
         last = state.observations[-1]
         self._tell(events.Found(state.used, last.passages, last.numbers))
