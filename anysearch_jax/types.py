@@ -95,6 +95,8 @@ class Observation(NamedTuple):
   tokens: number of tokens of the call, from its opening mark on, which are the
     last ones of its turn; 0 if an old file does not tell.
   numbers: by which an answer can cite the passages; () if it cannot.
+  answer: what the policy said when it was asked for its answer right after;
+    None if it was not (`episode.early_answers`).
   """
 
   tool: str
@@ -103,6 +105,7 @@ class Observation(NamedTuple):
   passages: tuple[Passage, ...] = ()
   tokens: int = 0
   numbers: tuple[int, ...] = ()
+  answer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,6 +93,9 @@ _RECIPES: dict[str, Recipe | _Settings] = {
       "episode": {"max_turn": 500},
     },
   ),
+  "autosearch": dataclasses.replace(
+    _SEARCH_R1_PPO, settings={"episode": {"max_turn": 500}}
+  ),
   "stepsearch": Recipe(1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05)),
   # The simulator writes five documents. The mini-batches of 256 trajectories
   # are one of 256 and one of 64.
@@ -167,8 +170,9 @@ _RECIPES: dict[str, Recipe | _Settings] = {
         "reduction": "sequence-mean",
       },
       "optimizer": {"b2": 0.98, "decayed": "matrices"},
-      "batch": {"max_micro_batches": 1024},
-      "method": {"saas": config_lib.SaasConfig(formed=0.1, repeated=0.1)},
+      "batch": {"max_micro_batches": 2048},
+      "method": {"saas": {"formed": 0.1, "repeated": 0.1}},
+      "episode": {"max_turn": 512},
     },
   ),
   # The sampling and the number of documents of its script.

@@ -37,6 +37,7 @@ _RIVALS = (
   ("ssrl", "SSRL"),
   ("hiprag", "HiPRAG"),
   ("beta_grpo", "beta-GRPO"),
+  ("autosearch", "AutoSearch"),
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )
@@ -100,6 +101,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     _row("hiprag", "HiPRAG"),
     _row("beta_grpo", "beta-GRPO"),
     _row("saas", "SAAS"),
+    _row("autosearch", "AutoSearch"),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
     _row("bats", "BATS", "bats", UNTRAINED),

@@ -29,7 +29,6 @@ from anysearch_jax.config.methods import (
   IkeaConfig,
   MethodConfig,
   OtcConfig,
-  SaasConfig,
   SearchR1Config,
   StepSearchConfig,
   ZeroSearchConfig,

@@ -177,6 +177,28 @@ class SaasConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AutoSearchConfig:
+  """AutoSearch's rewards of turns."""
+
+  sound: float = learning(0.025, at_least(0))
+  """Reward of a well-formed search that repeats none, and loss otherwise."""
+  answered: float = learning(0.1, REWARD)
+  """Reward of a well-formed turn that answers."""
+  malformed: float = learning(0.5, at_least(0))
+  """Loss of a last turn that is not."""
+  explored: float = learning(0.0125, at_least(0))
+  """Added to each sound turn if the answer is wrong."""
+  memory: float = learning(0.2, at_least(0))
+  """Added to a right answer without searches."""
+  depth: float = learning(0.2, at_least(0))
+  """If the answer is right, shared by its searches up to the sufficient one."""
+  cost: float = learning(0.025, at_least(0))
+  """Subtracted from each of these shares."""
+  beyond: float = learning(0.05, at_least(0))
+  """Loss of each turn after the sufficient search, the answer included."""
+
+
+@dataclasses.dataclass(frozen=True)
 class HipragConfig:
   """HiPRAG's reward, and the servers that judge steps."""
 
@@ -233,3 +255,4 @@ class MethodConfig:
   beta_grpo: BetaGrpoConfig = BetaGrpoConfig()
   hiprag: HipragConfig = HipragConfig()
   saas: SaasConfig = SaasConfig()
+  autosearch: AutoSearchConfig = AutoSearchConfig()

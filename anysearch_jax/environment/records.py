@@ -90,6 +90,7 @@ def observation_values(
       "tokens": each.tokens,
       "passages": passages(each.passages),
       **({"numbers": list(each.numbers)} if each.numbers else {}),
+      **({} if each.answer is None else {"answer": each.answer}),
     }
     for each in found
   ]
@@ -107,6 +108,7 @@ def observations(
       tuple(map(_passage, each["passages"])),
       each["tokens"],
       tuple(each.get("numbers", ())),
+      each.get("answer"),
     )
     for each in values
   )

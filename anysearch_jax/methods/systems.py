@@ -11,6 +11,7 @@ from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
   anysearch,
   autorefine,
+  autosearch,
   bats,
   bavt,
   beta_grpo,
@@ -37,7 +38,7 @@ METHODS: dict[str, method.Method] = {
   for module in (
     *(anysearch, search_r1, stepsearch, zerosearch, search_o1, bats, otc, ikea),
     *(research, autorefine, mt_grpo, r1_searcher, ssrl, hiprag, beta_grpo),
-    *(saas, bavt),
+    *(saas, bavt, autosearch),
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 LANDING = 0.75
 # Tokenizing more characters than this blocks the event loop for milliseconds.
 _LONG = 16384
+# Attempts between those of an episode and those of its early answers.
+_EARLY = 1 << 16
 # Lets every episode run at once.
 _OPEN = contextlib.nullcontext()
 # What an episode waits for. An address: permission to run (max_concurrency).
@@ -255,15 +257,44 @@ async def run_episode(
           if state.caps.seconds < math.inf:
             state = dataclasses.replace(state, elapsed=clock() - began)
           length = 0
-          if isinstance(event, episode_state.Retrieved):
+          if found := isinstance(event, episode_state.Retrieved):
             length = sum(len(p.title) + len(p.text) for p in event.passages)
           step = functools.partial(value_tree.step, state, event)
           state = await _off_loop(length, step)
+          if found and parts.config.early_answers:
+            with inflight.waiting(request):
+              state = await _with_answer(state, parts)
           if state.address != address:  # A rule has a turn sampled again.
             parts.engine.release(address)
             address = state.address
       finally:
         parts.engine.release(address)
+
+
+async def _with_answer(
+  state: episode_state.Episode, parts: EpisodeParts
+) -> episode_state.Episode:
+  """Returns an episode after a search, with the answer that it would give.
+
+  The turn that answers has an address of its own and is not charged. An outage
+  fails the episode.
+  """
+  asked = episode.land(state).request
+  if not isinstance(asked, types.GenerateRequest):
+    return state
+  # Groups are attempts 0 and 1, and rules sample turns again as later ones.
+  own = state.address._replace(
+    attempt=state.address.attempt + _EARLY * state.used
+  )
+  try:
+    event = await answer(dataclasses.replace(asked, address=own), parts)
+  finally:
+    parts.engine.release(own)
+  if not isinstance(event, types.Generation):
+    return state if event is None else episode.step(state, event)
+  *before, last = state.observations
+  seen = last._replace(answer=event.text)
+  return dataclasses.replace(state, observations=(*before, seen))
 
 
 async def _off_loop(characters: int, step: Callable[[], T]) -> T:

@@ -17,7 +17,7 @@ SYSTEMS = (
   *("anysearch", "search_r1", "search_r1_ppo", "stepsearch"),
   *("zerosearch", "ikea", "search_o1", "bats"),
   *("research", "autorefine", "mt_grpo", "r1_searcher", "ssrl", "hiprag"),
-  "saas",
+  *("saas", "autosearch"),
 )
 UNTRAINED = ("search_o1", "bats")
 

@@ -35,6 +35,70 @@ def searched(text, *found):
 
 
 @pytest.mark.parametrize(
+  ("early", "final", "sufficient", "steps"),
+  [
+    # Sufficient at the second of three: .025 + .2 / 2 - .025, with its F1.
+    (("x", "Tol", "Tol"), "Tol", 1, (0.1, 1.1, -0.05)),
+    (("x", "Tol", "x"), "x", 1, (0.0375, 1.0375, -0.05)),
+    # The last is not early: three share .2. F1 rises to 2/3, then to 1.
+    (
+      ("Tol a x", "x", "Tol"),
+      "Tol",
+      0,
+      (2.2 / 3, 0.2 / 3, 1.2 / 3),
+    ),
+    (("x", None, "x"), "x", 0, (0.0375, 0.0375, 0.0375)),
+  ],
+)
+def test_autosearch_rewards_searches_up_to_the_sufficient_one(
+  early, final, sufficient, steps
+):
+  question = types.Question("q", "which?", ("Tol",))
+  played = spoken.trajectory(
+    question,
+    *(
+      (f"<think>so</think><search>{query}</search>", ())
+      for query in ("first river", "second mayor", "third seat")
+    ),
+    (f"<think>so</think><answer>{final}</answer>", None),
+  )
+  said = [None if x is None else f"<answer>{x}</answer>" for x in early]
+  seen = [o._replace(answer=x) for o, x in zip(played.observations, said)]
+  played = dataclasses.replace(played, observations=tuple(seen))
+  system, config = systems.get("autosearch"), config_lib.ExperimentConfig()
+  found = system.measure(played)
+  assert (found["sufficient"], found["sound"]) == (sufficient, 1)
+  constants = system.constants(config)
+  np.testing.assert_allclose(system.steps(played, constants), steps, atol=1e-6)
+
+
+def test_autosearch_searches_that_are_malformed_or_repeated_lose():
+  played = spoken.trajectory(
+    types.Question("q", "which?", ("Tol",)),
+    *(
+      (f"{thought}<search>{query}</search>", ())
+      for thought, query in (
+        ("<think>so</think>", "first river"),
+        ("<think>so</think> x", "second mayor"),
+        ("<think>so</think>", "the first river"),
+      )
+    ),
+    ("<answer>Tol</answer>", None),
+  )
+  system = systems.get("autosearch")
+  assert system.measure(played) == {
+    "sufficient": 0,
+    "sound": 0,
+    "anytime": 1 / 4,
+  }
+  constants = system.constants(config_lib.ExperimentConfig())
+  shared = 0.2 / 3
+  np.testing.assert_allclose(
+    system.steps(played, constants), [shared, -0.025, -0.025], atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
   ("refined", "said", "shown"),
   [
     (1, "<refine>It is the\nTol.</refine>", "nothing"),

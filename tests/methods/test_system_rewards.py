@@ -32,6 +32,16 @@ TABLES = {
       (0.0, 0, 1, 0.0),
     ],
   ),
+  # The last turn: 1 and .2 without searches, else .2 / searches - .025; form.
+  "autosearch": (
+    {},
+    "em searches sound sufficient anytime",
+    [
+      *((1, 0, 1, 0, 1, 1.3), (1, 0, 0, 0, 1, 0.7), (1, 2, 1, 0, 1, 1.175)),
+      *((1, 2, 0, 0, 1, 0.5), (0, 2, 1, 0, 0, 0.1125), (0, 0, 0, 0, 0, -0.5)),
+      *((1, 3, 1, 1, 1, -0.05), (0, 3, 0, 1, 0, -0.05)),
+    ],
+  ),
   "beta_grpo": (
     {},
     "em confidence",

@@ -20,6 +20,7 @@ PARTS = {
   "ssrl": {"em"},
   "beta_grpo": {"confidence"},
   "saas": {"known", "needed", "penalty"},
+  "autosearch": {"anytime", "sufficient", "steps"},
 }
 
 
@@ -64,7 +65,7 @@ def trained(name, parts, folder, **method):
 @pytest.mark.parametrize(
   "name",
   [
-    *("mt_grpo", "r1_searcher", "ssrl", "saas"),
+    *("mt_grpo", "r1_searcher", "ssrl", "saas", "autosearch"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
@@ -74,7 +75,7 @@ def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   assert len(records) == 2 and len(steps) == 4
   for record in records:
     assert {f"reward/{part}" for part in PARTS[name]} <= set(record)
-    assert record["policy/advantage_share"] > 0
+    assert record.get("policy/advantage_share", name == "autosearch") > 0
   assert all(step["finite"] for step in steps)
   assert any(step["grad_norm"] > 0 for step in steps)
   played = [t for group in groups for t in group["trajectories"]]
@@ -82,6 +83,11 @@ def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   if name == "mt_grpo":
     for t in played:
       assert len(t["steps"]) == len(t["turn_advantages"]) == t["searches"]
+  if name == "autosearch":
+    for t in played:
+      assert len(t["steps"]) == t["searches"]
+    # A context without room for it leaves no early answer.
+    assert any("answer" in o for t in played for o in t["observations"])
   if name == "ssrl":
     found = [o for t in played for o in t["observations"]]
     ids = {p["id"] for o in found for p in o["passages"]}

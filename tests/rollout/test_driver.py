@@ -130,6 +130,41 @@ def test_the_last_samples_of_a_group_get_no_search():
     assert [t.searches for t in group.trajectories][2:] == [0, 0]
 
 
+def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
+  def answers(request):
+    if request.address.attempt:  # Of an early answer.
+      used = request.address.attempt >> 16
+      assert "; answer now\n" in CODEC.decode(request.token_ids)
+      return "nothing" if used == 1 else answer(f"early {used}")
+    return search("q1") if request.turn < 2 else answer("last")
+
+  (given,) = assignments(3)[2:]
+  engines = [scripted.Engine(answers) for _ in range(2)]
+  config = dataclasses.replace(CONFIG, early_answers=True)
+  plain, early = (
+    asyncio.run(
+      driver.run_groups(
+        [given],
+        driver.EpisodeParts(engine, scripted.Retriever(HITS), each, CODEC),
+        group=1,
+        rollout=4,
+      )
+    )
+    .groups[0]
+    .trajectories[0]
+    for engine, each in zip(engines, (CONFIG, config))
+  )
+  assert [each.answer for each in early.observations] == [
+    "nothing",
+    answer("early 2"),
+  ]
+  assert plain.spans == early.spans and plain.searches == early.searches == 2
+  assert plain.token_ids.tolist() == early.token_ids.tolist()
+  assert sorted(engines[1].released) == sorted(
+    {request.address for request in engines[1].requests}
+  )
+
+
 def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
   engine = scripted.Engine(failing((10, 1, 0), (11, 0, 0), (11, 2, 0)))
   rollout = run_groups(assignments(), engine)

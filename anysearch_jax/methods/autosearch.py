@@ -1,0 +1,149 @@
+"""AutoSearch: pays for searches up to the one after which the answer is known.
+
+After each search the policy is asked for its answer in a turn of its own, which
+is not a part of the episode (`episode.early_answers`). The first of these that
+is right, before the last search, makes its search the *sufficient* one. PPO
+rewards every turn:
+
+    search up to it    the rise of the answer's F1; sound or -sound; with a
+                       right answer at the end depth / searches up to it - cost,
+                       with a wrong one explored
+    turn after it      -beyond, the final answer too
+    other answer       1 if right; answered or -malformed; with a right answer
+                       memory (no search) or depth / searches - cost, with a
+                       wrong one explored
+
+What a sound turn adds to these needs one. https://arxiv.org/abs/2604.17337
+
+The paper's text could not be read, only its abstract: this is what the released
+code does. configs/fidelity_rules.csv lists what differs from it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import scoring
+from anysearch_jax.methods import method, search_r1, stepsearch
+
+_SIMILAR = 0.8  # A query that is more similar to an earlier one repeats it.
+_TEXT = r"(?:(?!</?(?:think|search|answer)>).)*"
+_SOUND = re.compile(
+  rf"\s*<think>{_TEXT}</think>\s*<(search|answer)>{_TEXT}</\1>\s*", re.DOTALL
+)
+
+
+def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+  """Selects PPO with a fixed budget, and answers after each search."""
+  made = stepsearch.train(config)
+  return config_lib.changed(made, episode={"early_answers": True})
+
+
+def curve(trajectory: types.Trajectory) -> list[tuple[float, int]]:
+  """Returns F1 and exact match of the answer after each search."""
+  golds = trajectory.question.golden_answers
+  found = []
+  for seen in trajectory.observations:
+    said = types.Span(types.Author.MODEL, seen.answer or "")
+    answer = scoring.extract_answer((said,))
+    found.append(
+      (scoring.f1(answer, golds), scoring.exact_match(answer, golds))
+    )
+  return found
+
+
+def sufficient(trajectory: types.Trajectory) -> int | None:
+  """Returns the index of the sufficient search; None without one."""
+  right = [em for _, em in curve(trajectory)[:-1]]
+  return right.index(1) if any(right) else None
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `sufficient`, `sound` of the last turn, and `anytime`.
+
+  `anytime` is the mean F1 of the answers after each search and of the final
+  one, the area under the curve.
+  """
+  final = scoring.extract_answer(trajectory.spans)
+  f1s = [f1 for f1, _ in curve(trajectory)]
+  f1s.append(scoring.f1(final, trajectory.question.golden_answers))
+  last = _turns(trajectory)[-1:]
+  return {
+    "sufficient": float(sufficient(trajectory) is not None),
+    "sound": float(bool(last) and _kind(last[0]) == "answer"),
+    "anytime": sum(f1s) / len(f1s),
+  }
+
+
+def steps(
+  trajectory: types.Trajectory, config: config_methods.AutoSearchConfig
+) -> np.ndarray:
+  """Returns the reward of each charged search, float32 `[searches]`."""
+  final = scoring.extract_answer(trajectory.spans)
+  right = scoring.exact_match(final, trajectory.question.golden_answers)
+  first, turns = sufficient(trajectory), _turns(trajectory)
+  kept = trajectory.searches if first is None else first + 1
+  rewards = np.full(trajectory.searches, -config.beyond, np.float32)
+  best = 0.0
+  for t, (f1, _) in enumerate(curve(trajectory)[:kept]):
+    seen, before = trajectory.observations[t], trajectory.queries[:t]
+    alike = stepsearch.similarities(seen.argument, before) if before else []
+    sound = _kind(turns[seen.turn]) == "search" and max(alike, default=0) <= (
+      _SIMILAR
+    )
+    added = config.depth / kept - config.cost if right else config.explored
+    rewards[t] = max(0.0, f1 - best) + (
+      config.sound + added if sound else -config.sound
+    )
+    best = max(best, f1)
+  return rewards
+
+
+def _turns(trajectory: types.Trajectory) -> list[str]:
+  by_model = types.Author.MODEL
+  return [span.text for span in trajectory.spans if span.author is by_model]
+
+
+def _kind(turn: str) -> str:
+  """Returns what a turn that is well formed does; "" if it is not."""
+  match = _SOUND.fullmatch(turn)
+  return match[1] if match else ""
+
+
+@method.jitted
+def reward(
+  outcomes: method.Outcomes, config: config_methods.AutoSearchConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the last turn, without those of `steps`."""
+  em, searches = outcomes.em, outcomes.searches
+  sound = outcomes.measures["sound"]
+  depth = sound * (config.depth / jnp.maximum(searches, 1) - config.cost)
+  right = 1 + jnp.where(searches > 0, depth, config.memory)
+  scored = jnp.where(em != 0, right, config.explored * sound)
+  form = jnp.where(sound != 0, config.answered, -config.malformed)
+  beyond = outcomes.measures["sufficient"]
+  return {
+    "em": em,
+    "anytime": outcomes.measures["anytime"],
+    "sufficient": beyond,
+    "total": jnp.where(beyond != 0, -config.beyond, scored + form),
+  }
+
+
+METHOD = method.compared(
+  "autosearch",
+  "AutoSearch",
+  search_r1.WORDINGS,
+  reward=reward,
+  train=train,
+  measures=("sufficient", "sound", "anytime"),
+  measure=measure,
+  steps=steps,
+)
