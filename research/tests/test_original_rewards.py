@@ -10,13 +10,17 @@ its turns to `PIECES`, and its rows' predicates to `RULES`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
+import inspect
 import io
 import random
 import re
 import sys
+import textwrap
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +28,8 @@ import scripted
 from test_originals import checkout
 
 import anysearch_jax as aj
+from anysearch_jax.generative_retrieval import refining
+from anysearch_jax.methods import hiprag as our_hiprag
 from configs import methods
 from research import originals
 
@@ -45,6 +51,12 @@ ON = types.SimpleNamespace(
   search_key_reward=True,
 )
 LENGTHS = {"length_limit": 150, "length_tolerance": 100}
+# What the authors' modules import and their rewards do not use.
+UNUSED = (
+  *("datasets", "ujson", "openai", "tensordict", "verl.protocol", "openrlhf"),
+  *("openrlhf.utils", "openrlhf.utils.logging_utils", "lcb_runner"),
+  *("lcb_runner.evaluation", "utils.math_equivalence"),
+)
 
 
 def imported(folder, name):
@@ -57,9 +69,13 @@ def imported(folder, name):
     for i in range(len(path) + 1):
       package = types.ModuleType(".".join((root, *path[:i])))
       package.__path__ = [str(folder.joinpath(root, *path[:i]))]
+      package.DataProto = None
       sys.modules[package.__name__] = package
+    sys.modules.update({each: mock.MagicMock() for each in UNUSED})
     return importlib.import_module(name)
   finally:
+    for each in UNUSED:
+      sys.modules.pop(each, None)
     for known in [k for k in sys.modules if k.split(".")[0] == root]:
       del sys.modules[known]
     sys.modules.update(kept)
@@ -119,6 +135,49 @@ def stepsearch(module, t):
   return found["score"] + 0.6 * sum(found["step_scores"])
 
 
+def r1_searcher(template):
+  """Returns the rewards by a server, which knows one answer a question."""
+
+  def scored(module, group):
+    server = module.MathRuleProxy.__new__(module.MathRuleProxy)
+    server.tokenizer = types.SimpleNamespace(pad_token="<pad>", eos_token="<e>")
+    server.cnt, server.log_file = 0, None
+    for t in group:
+      best = []
+      for server.eval_data_dict in ({"": x} for x in t.question.golden_answers):
+        (found,) = server.get_reward([template.format(response(t))])
+        best.append(np.ravel(found)[0])
+      yield max(best)
+
+  return lambda module, group: list(scored(module, group))
+
+
+QWEN = "{{}}\n\nUser:?\nAssistant: <think>{}"
+LLAMA = (
+  "<|start_header_id|>user<|end_header_id|>\n\n?<|eot_id|>"
+  "<|start_header_id|>assistant<|end_header_id|>\n\n<think>{}"
+)
+
+
+def judged(step):
+  """Decides in place of a judge whether a step is optimal."""
+  return len(step) % 2 == 0
+
+
+def hiprag(module, t):
+  async def is_not_optimal(step_content, *_, **__):
+    return not judged(step_content)
+
+  module.test_oversearch_direct_async = is_not_optimal
+  module.test_undersearch_async = is_not_optimal
+  return asyncio.run(module.compute_score_em(whole(t), target(t)))
+
+
+def search_o1(module, t):
+  accepted = t.question.golden_answers
+  return module.evaluate_predictions(response(t), accepted, mode="qa")[0]["f1"]
+
+
 def each(score):
   return lambda module, group: [score(module, t) for t in group]
 
@@ -135,6 +194,16 @@ AUTHORS = {
   "autorefine": (f"{SCORES}.qa_em", each(autorefine)),
   "research": (f"src.{SCORES}.re_search", each(research)),
   "stepsearch": (f"{SCORES}.qa_step", each(stepsearch)),
+  "r1_searcher": ("train.reward_server_qwen_zero", r1_searcher(QWEN)),
+  "r1_searcher stage 1": (
+    "train.reward_server_llama_stage1",
+    r1_searcher(LLAMA),
+  ),
+  "hiprag": (f"{SCORES}.qa_em_format", each(hiprag)),
+  "search_o1": ("scripts.evaluate", each(search_o1)),
+}
+CHANGES = {
+  "r1_searcher stage 1": {"method": {"r1_searcher": {"stage_one": 1.0}}}
 }
 PIECES = {
   "anysearch": ["<Answer>{}</ANSWER>", "<SEARCH>{}</Search>"] * 2,
@@ -177,6 +246,13 @@ def overwritten(t):
   return t.searches > 1 or any("Emma" in q and "Austen" in q for q in t.queries)
 
 
+def nested(t):
+  """A line has braces besides those of one box."""
+  return any(
+    line.count("{") + line.count("}") > 2 for line in response(t).splitlines()
+  )
+
+
 def refused(t):
   return "".join(said(t)).count("<search>") != t.searches
 
@@ -198,13 +274,65 @@ RULES = {
     "refused queries": refused,
     "passages": labelled,
   },
+  "search_o1": {"box": nested},
 }
 
 
-def turn(draw, system):
+def steps(draw, some, first):
+  """Returns a turn of HiPRAG, well formed two times in three."""
+  known = "<step><reasoning>{}</reasoning><conclusion>{}</conclusion></step>"
+  text = "<think>" if first else f"{some(3)}</conclusion></step>"
+  for _ in range(draw.randint(0, 2)):
+    text += known.format(some(3), some(3))
+  if draw.random() < 0.5:
+    text += f"<step><reasoning>{some(2)}</reasoning><search>{some(2)}</search>"
+  else:
+    answer = draw.choice((some(3), *draw.choice(ALIASES)))
+    text += f"</think> <answer>{answer}</answer>"
+  if draw.random() < 0.15:
+    places = [m.start() for m in re.finditer("<|$", text)]
+    at = draw.choice(places)
+    pieces = ("x", "<b>", "<step>", "</step>", "<think>", "<conclusion>")
+    text = text[:at] + draw.choice(pieces) + text[at:]
+  return text
+
+
+def marks(draw, some):
+  """Returns a turn of R1-Searcher, some of them malformed."""
+  more = (
+    "<think>",
+    "</think>",
+    "the Assistant",
+    "\u4e2d",
+    "<answer>x</answer>",
+  )
+  text = some(3) + draw.choice(more) * (draw.random() < 0.15)
+  answer = draw.choice((some(3), some(20), "True", *draw.choice(ALIASES)))
+  given = f"</think>\n<answer> {answer} </answer>"
+  query = f'<|begin_of_query|>"{some(2)}"<|end_of_query|>'
+  return text + draw.choice((query, given, given, "<answer>begin_of_query"))
+
+
+def boxes(draw, some):
+  """Returns a turn of Search-o1."""
+  query = f"<|begin_search_query|>{some(2)}<|end_search_query|>"
+  given = draw.choice((some(3), "(yes)", *draw.choice(ALIASES)))
+  more = f"\\boxed{{\\text{{{given}}}}}", f"\\boxed{{{given}}} {{x}}"
+  box = f"\\boxed{{{given}}}"
+  return some(3) + draw.choice((query, query, box, box, box, *more))
+
+
+def turn(draw, system, first=False):
   def some(most):
     return " ".join(draw.choices(WORDS, k=draw.randint(0, most)))
 
+  match system.split():
+    case ["hiprag"]:
+      return steps(draw, some, first)
+    case ["r1_searcher", *_]:
+      return marks(draw, some)
+    case ["search_o1"]:
+      return boxes(draw, some)
   pieces = ["<think>{}</think>"] * 2
   pieces += ["{}", "<answer>{}</answer>", "</answer>", *PIECES.get(system, ())]
   text = "<think>so</think>" * (draw.random() < 0.8)
@@ -220,7 +348,9 @@ def turn(draw, system):
 def played(system, config, seed):
   """Plays a group of one question and budget."""
   draw = random.Random(seed)
-  engine = scripted.Engine(lambda request: turn(draw, system))
+  engine = scripted.Engine(
+    lambda request: turn(draw, system, first=request.turn == 0)
+  )
 
   class Retriever:
     async def search(self, request):
@@ -241,7 +371,9 @@ def played(system, config, seed):
 def ours(method, config, group):
   environment = aj.get_environment(config.episode.prompts)
   verdicts = [environment.judge(t) for t in group]
-  values = [method.measure(t) for t in group]
+  measure = method.measurer(config) if method.measurer else method.measure
+  values = [measure(t) for t in group]
+  values = [asyncio.run(v) if inspect.iscoroutine(v) else v for v in values]
   columns = {
     "em": [v.em for v in verdicts],
     "f1": [
@@ -254,6 +386,8 @@ def ours(method, config, group):
   }
   for name in ("generated_tokens", "searches", "violation"):
     columns[name] = [getattr(t, name) for t in group]
+  if method.reward is None:
+    return columns["f1"]
   outcomes = aj.Outcomes(
     **{name: np.array([column]) for name, column in columns.items()},
     budget=np.array([group[0].budget]),
@@ -266,12 +400,18 @@ def ours(method, config, group):
   return total
 
 
-@pytest.mark.parametrize("system", sorted(AUTHORS))
-def test_rewards_equal_those_of_the_authors_functions(system):
-  name, score = AUTHORS[system]
+@pytest.mark.parametrize("case", sorted(AUTHORS))
+def test_rewards_equal_those_of_the_authors_functions(case, monkeypatch):
+  async def optimal(self, step):
+    return judged(step)
+
+  monkeypatch.setattr(our_hiprag.Judge, "_optimal", optimal)
+  name, score = AUTHORS[case]
+  system = case.split()[0]
   module = imported(checkout(system), name)
   config = methods.get_config(f"{system}:qwen2_5_7b:original")
-  config = aj.config.changed(config, reward=LENGTHS)
+  changes = {"reward": LENGTHS, **CHANGES.get(case, {})}
+  config = aj.config.changed(config, **changes)
   rules = {"answer": unclosed, **RULES.get(system, {})}
   explained, unexplained = 0, []
   for seed in range(GROUPS):
@@ -288,9 +428,34 @@ def test_rewards_equal_those_of_the_authors_functions(system):
         explained += 1
       else:
         unexplained.append((float(a), float(b), response(t)))
-  print(f"{system}: {explained} of {GROUP * GROUPS} differ as documented")
+  print(f"{case}: {explained} of {GROUP * GROUPS} differ as documented")
   assert not unexplained, (len(unexplained), unexplained[0])
   documented = {
     row["text or rule"] for row in originals.rows("fidelity_rules", system)
   }
   assert rules.keys() - {"answer"} <= documented
+
+
+def test_search_o1_numbers_the_steps_as_its_authors_do():
+  script = checkout("search_o1") / "scripts/run_search_o1.py"
+  code = script.read_text("utf-8")
+  code = code[code.index("all_reasoning_steps = seq") :]
+  code = code[: code.index("# Collect parameters")]
+  begins = ("<|begin_search_query|>", "<|begin_search_result|>")
+  pieces = (
+    "a",
+    "\n",
+    "\n\n",
+    "...",
+    "Step 1:",
+    "<|end_search_result|>",
+    *begins,
+  )
+  draw = random.Random(0)
+  for _ in range(500):
+    text = "".join(draw.choices(pieces, k=draw.randint(0, 40)))
+    names = dict(zip(("BEGIN_SEARCH_QUERY", "BEGIN_SEARCH_RESULT"), begins))
+    names |= {"seq": {"output": text}}
+    exec(textwrap.dedent(" " * 24 + code), names)  # noqa: S102
+    expected = names["truncated_prev_reasoning"]
+    assert refining.reasoning(text, begins) == expected
