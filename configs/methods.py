@@ -56,6 +56,7 @@ class Recipe:
     warmup: share of the steps over which the rate rises.
     critic: learning rate of the critic, and share of the steps over which it
       rises; None: no critic.
+    turn: limit on the tokens of a turn; 0: none.
     settings: what differs from verl's.
   """
 
@@ -67,10 +68,13 @@ class Recipe:
   rate: float
   warmup: float = 0.0
   critic: tuple[float, float] | None = None
+  turn: int = 0
   settings: _Settings = dataclasses.field(default_factory=dict)
 
 
-_SEARCH_R1_PPO = Recipe(1005, 512, 1, 2, 4, 1e-6, 0.285, critic=(1e-5, 0.015))
+_SEARCH_R1_PPO = Recipe(
+  1005, 512, 1, 2, 4, 1e-6, 0.285, critic=(1e-5, 0.015), turn=500
+)
 # Of AnySearch and of untrained systems, the settings alone.
 _RECIPES: dict[str, Recipe | _Settings] = {
   # The run, where it differs from the paper's text: the environment has its
@@ -83,38 +87,36 @@ _RECIPES: dict[str, Recipe | _Settings] = {
     },
     "episode": {"prompts": "anysearch"},
   },
-  "search_r1": Recipe(1005, 512, 5, 10, 4, 1e-6, 0.285),
+  "search_r1": Recipe(1005, 512, 5, 10, 4, 1e-6, 0.285, turn=500),
   "search_r1_ppo": _SEARCH_R1_PPO,
   # Its README trains by Search-R1's PPO.
   "hiprag": dataclasses.replace(
-    _SEARCH_R1_PPO,
-    settings={
-      "method": {"hiprag": {"by_search": True}},
-      "episode": {"max_turn": 500},
-    },
+    _SEARCH_R1_PPO, settings={"method": {"hiprag": {"by_search": True}}}
   ),
-  "autosearch": dataclasses.replace(
-    _SEARCH_R1_PPO, settings={"episode": {"max_turn": 500}}
+  "stepsearch": Recipe(
+    1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05), turn=800
   ),
-  "stepsearch": Recipe(1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05)),
+  "autosearch": _SEARCH_R1_PPO,
   # The simulator writes five documents. The mini-batches of 256 trajectories
   # are one of 256 and one of 64.
   "zerosearch": Recipe(
-    203, 64, 5, 2, 5, 1e-6, 0.95, settings={"episode": {"top_k": 5}}
+    203, 64, 5, 2, 5, 1e-6, 0.95, turn=500, settings={"episode": {"top_k": 5}}
   ),
   # Its script runs two epochs; the repository does not say of how many
   # questions.
   "ikea": Recipe(
-    100, 256, 16, 16, 3, 1e-7, 0.75, settings={"episode": {"prompts": "ikea"}}
+    *(100, 256, 16, 16, 3, 1e-7, 0.75),
+    turn=500,
+    settings={"episode": {"prompts": "ikea"}},
   ),
   # Two epochs of MuSiQue's 19,938 training questions. Its loop sets no number
   # of searches; the comparison's budgets end at 8. A step has all 1,280
   # trajectories.
   "research": Recipe(
     *(155, 256, 5, 1, 8, 1e-6),
-    settings={"episode": {"top_k": 5}, "batch": {"max_micro_batches": 512}},
+    settings={"episode": {"top_k": 5}, "batch": {"max_micro_batches": 1024}},
   ),
-  "autorefine": Recipe(300, 256, 5, 5, 5, 1e-6),
+  "autorefine": Recipe(300, 256, 5, 5, 5, 1e-6, turn=512),
   # Two epochs on each rollout.
   "mt_grpo": Recipe(
     *(150, 16, 21, 2, 1, 1e-6),
@@ -137,9 +139,9 @@ _RECIPES: dict[str, Recipe | _Settings] = {
   # alone: 8,148 questions, each asked once.
   "r1_searcher": Recipe(
     *(127, 64, 16, 4, 8, 2e-6),
+    turn=512,
     settings={
       "method": {"r1_searcher": {"stage_one": 0.0}},
-      "episode": {"max_turn": 512},
       "objective": {
         "kl_coefficient": 0.0,
         "kl_estimator": "k3",
@@ -157,7 +159,7 @@ _RECIPES: dict[str, Recipe | _Settings] = {
     *(200, 256, 5, 1, 3, 1e-6, 0.02),
     settings={
       "objective": {"entropy_coefficient": 0.0},
-      "batch": {"max_micro_batches": 512},
+      "batch": {"max_micro_batches": 1024},
     },
   ),
   # One epoch of 169,615 questions. A step has all 4,096 trajectories.
@@ -268,6 +270,7 @@ def _original(
       warmup_steps=int(recipe.warmup * steps),
     ),
     pipeline=config_lib.PipelineConfig(async_level=0),
+    episode=dataclasses.replace(config.episode, max_turn=recipe.turn),
   )
   if recipe.critic:
     rate, warmup = recipe.critic
