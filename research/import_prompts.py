@@ -201,10 +201,9 @@ def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
   lines = [f"# {line}".rstrip() for line in comments]
   blocks = []
   for name, text in values.items():
-    escaped = "".join(_ESCAPED.get(letter, letter) for letter in text)
-    escaped = escaped.replace('"""', '""\\"')
-    if escaped.endswith('"'):
-      escaped = f'{escaped[:-1]}\\"'
+    body = text.removesuffix('"')
+    escaped = "".join(_ESCAPED.get(letter, letter) for letter in body)
+    escaped = escaped.replace('"""', '""\\"') + '\\"' * (body != text)
     blocks.append(f'{name} = """\n{escaped}"""\n')
   return "\n".join([*lines, "", *blocks] if lines else blocks)
 

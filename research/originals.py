@@ -58,7 +58,6 @@ RULES: Mapping[str, Callable[[float, Recipe], float]] = {
   ),
   "mini-batch of questions": lambda x, ours: math.ceil(ours("questions") / x),
 }
-WORDS = ("reading", "differs")
 
 
 def places() -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
 
 import pytest
 
@@ -17,11 +18,23 @@ SYSTEMS = sorted({row["system"] for row in originals.rows("fidelity")})
 
 
 def checkout(system):
-  name = originals.places().get(system, {}).get("checkout", system)
-  folder = pathlib.Path(CHECKOUTS) / name
+  known = originals.places().get(system, {})
+  folder = pathlib.Path(CHECKOUTS) / known.get("checkout", system)
   if not CHECKOUTS or not folder.is_dir():
-    pytest.skip(f"ANYSEARCH_ORIGINALS has no checkout of {name}")
+    pytest.skip(f"ANYSEARCH_ORIGINALS has no checkout of {folder.name}")
+  if (folder / ".git").exists():
+    git = ("git", "-C", str(folder), "rev-parse", "HEAD")
+    assert subprocess.check_output(git, text=True).strip() == known["commit"]
   return folder
+
+
+def test_the_page_names_the_repositories_and_commits():
+  page = pathlib.Path(__file__).parents[2] / "docs/fidelity.md"
+  text = page.read_text("utf-8")
+  for system, each in originals.places().items():
+    named = f"{each['repository']} at `{each['commit'][:7]}`"
+    lines = [line for line in text.splitlines() if f"`{system}`" in line]
+    assert any(named in line for line in lines), system
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
