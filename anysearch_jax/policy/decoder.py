@@ -24,6 +24,8 @@ from anysearch_jax.policy.attention import masks as attention
 from anysearch_jax.policy.attention import self_attention
 
 Params = dict[str, Any]
+# Cos and sin of the rotary angles.
+Rotary = tuple[jax.Array, jax.Array]
 
 # What each remat policy saves of a layer for the backward pass, besides the
 # layer's input.
@@ -91,6 +93,11 @@ class Block(nn.Module):
       out[key] = weight if layout is None else layout.gather(weight, row)
     return out
 
+  def _stands(self, x: jax.Array, *axes: str | None) -> jax.Array:
+    """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
+    layout = self.compute.layout
+    return x if layout is None else layout.constrain(x, *axes)
+
   def _project(
     self, w: dict[str, jax.Array], key: str, x: jax.Array
   ) -> jax.Array:
@@ -108,11 +115,18 @@ class Block(nn.Module):
     return y
 
   def _heads(
-    self, w: dict[str, jax.Array], y: jax.Array
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, w: dict[str, jax.Array], y: jax.Array, rotary: Rotary
+  ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Returns queries `[B, T, N, H]`, keys and values `[B, T, K, H]`."""
-    q, k, v = (self._project(w, key, y) for key in ("q", "k", "v"))
-    return q, k, v
+    a = self.a
+    q, k, v = (
+      self._stands(self._project(w, key, y), None, axis, None)
+      for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
+    )
+    if a.qk_norm:
+      q = rms_norm(q, w["q_norm"], a.norm_eps)
+      k = rms_norm(k, w["k_norm"], a.norm_eps)
+    return attention.rotate(q, *rotary), attention.rotate(k, *rotary), v
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     """Returns the input of `down` (SwiGLU, https://arxiv.org/abs/2002.05202)."""
@@ -122,7 +136,7 @@ class Block(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array],
+    rotary: Rotary,
     segment_ids: jax.Array | None,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
@@ -135,27 +149,13 @@ class Block(nn.Module):
       cached: maps q, k, v to the attention output and the new cache.
     """
     a, c, w = self.a, self.compute, self._weights(x.dtype)
-    layout = c.layout
-
-    def stands(x: jax.Array, *axes: str | None) -> jax.Array:
-      """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
-      return x if layout is None else layout.constrain(x, *axes)
+    layout, stands = c.layout, self._stands
 
     y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), None, None)
-    # [B, T, D] to [B, T, N or K, H].
-    q, k, v = (
-      stands(x, None, axis, None)
-      for x, axis in zip(
-        self._heads(w, y), ("heads", "kv_heads", "kv_heads"), strict=True
-      )
-    )
-    if a.qk_norm:
-      q = rms_norm(q, w["q_norm"], a.norm_eps)
-      k = rms_norm(k, w["k_norm"], a.norm_eps)
-    q, k = attention.rotate(q, *rotary), attention.rotate(k, *rotary)
+    heads = self._heads(w, y, rotary)
     cache = None
     if cached is not None:
-      out, cache = cached(q, k, v)
+      out, cache = cached(*heads)
     else:
       attend: Callable[..., jax.Array] = functools.partial(
         self_attention.self_attention,
@@ -166,7 +166,7 @@ class Block(nn.Module):
       if layout is not None:
         # Each device computes its own rows and heads.
         attend = layout.over_heads(attend, a)
-      out = attend(q, k, v, segment_ids)
+      out = attend(*heads, segment_ids)
     x += stands(self._project(w, "o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)

@@ -26,9 +26,10 @@ from anysearch_jax.policy.attention import masks as attention
 # The cache of one layer.
 C = TypeVar("C")
 # Maps queries, keys and values of new tokens, a layer's cache, positions and
-# the mask of real tokens to the attention output and the new cache.
+# the mask of real tokens to the attention output and the new cache. Of a fused
+# layer the queries are all three, and the others None: see `Paged.__call__`.
 Attend = Callable[
-  [jax.Array, jax.Array, jax.Array, C, jax.Array, jax.Array],
+  [jax.Array, jax.Array | None, jax.Array | None, C, jax.Array, jax.Array],
   tuple[jax.Array, C],
 ]
 
@@ -41,15 +42,23 @@ class FusedBlock(decoder.Block):
     return dict(self.variables["params"])
 
   def _heads(
-    self, w: dict[str, jax.Array], y: jax.Array
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, w: dict[str, jax.Array], y: jax.Array, rotary: decoder.Rotary
+  ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """Returns `[B, T, K, G + 2, H]`, and None twice, for `Attend`."""
     a, group = self.a, self.a.heads // self.a.kv_heads
-    # [B, T, K, G + 2, H]: the queries of each kv head, its key and its value.
     x = jnp.tensordot(y, w["qkv"], 1)
     if "qkv_bias" in w:
       x += w["qkv_bias"]
-    q = x[..., :group, :].reshape(*y.shape[:-1], a.heads, a.head_dim)
-    return q, x[..., group, :], x[..., group + 1, :]
+    # One kernel on a GPU norms and turns all heads, if it need not also split
+    # the axis of the product's columns.
+    x = jax.lax.optimization_barrier(x)
+    head = jnp.arange(group + 2)[:, None]
+    turned = x
+    if a.qk_norm:
+      scale = jnp.where(head < group, w["q_norm"], w["k_norm"])
+      turned = decoder.rms_norm(x, scale, a.norm_eps)
+    turned = attention.rotate(turned, *(each[..., None, :] for each in rotary))
+    return jnp.where(head <= group, turned, x), None, None
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     x = jnp.tensordot(y, w["gate_up"], 1)

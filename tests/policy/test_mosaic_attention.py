@@ -68,6 +68,24 @@ def test_a_row_depends_on_no_other_row_to_the_bit():
   np.testing.assert_array_equal(first(3), first(299))
 
 
+def test_written_pages_and_queries_equal_those_without_the_kernel():
+  rng = np.random.default_rng(0)
+  heads, k, v = (
+    jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+    for shape in ((2, 3, 2, 5, 64), *[(2, 6, 16, 64)] * 2)
+  )
+  pages, table = pages_lib.Pages(k, v), np.array([[1, 2], [4, 3]])
+  places = np.array([[14, 15, 16], [0, 1, 1]]), np.arange(6).reshape(2, 3) < 5
+  write = functools.partial(
+    mosaic_attention.write, interpret=params.InterpretGPUParams()
+  )
+  q, found = jax.jit(write)(heads, pages, table, *places)
+  new = heads[..., 3, :], heads[..., 4, :]
+  wanted = pages_lib.write(pages, *new, table, *places)
+  np.testing.assert_array_equal(q, heads[..., :3, :].reshape(q.shape))
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def test_too_many_query_heads_are_refused():
   arguments = paged_cases.case(heads=(65, 64), ends=(9,), new=1, columns=1)
   with pytest.raises(ValueError, match="found 65 query heads to a kv head"):

@@ -29,6 +29,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as gpu
 
+from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that differences of masked scores are 0 and not NaN.
@@ -120,9 +121,64 @@ def attend(
   )(q, pages.k, pages.v, table, last, ends)
   if splits == 1:
     return found[0]
-  return (
-    _joined(found[0], found[1][..., :group]).reshape(q.shape).astype(q.dtype)
-  )
+  out = paged_attention.joined(found[0], found[1][..., :group])
+  return out.reshape(q.shape).astype(q.dtype)
+
+
+def write(
+  heads: jax.Array,
+  pages: pages_lib.Pages,
+  table: jax.Array,
+  positions: jax.Array,
+  real: jax.Array,
+  *,
+  interpret: Any = None,
+) -> tuple[jax.Array, pages_lib.Pages]:
+  """Writes tokens to their pages, by one kernel for keys and values.
+
+  Args:
+    heads: `[B, T, K, G + 2, H]`, each kv head's queries, key and value. The
+      other arguments as in `pages.write` and `attend`.
+
+  Returns:
+    The queries `[B, T, N, H]`, and the pages, which are written in place.
+  """
+  b, t, kv_heads, each, h = heads.shape
+  group = each - 2
+
+  def kernel(heads_ref, number_ref, offset_ref, k_ref, v_ref, q_ref):
+    head, token, row = map(lax.axis_index, ("head", "token", "row"))
+    place = head, number_ref[row, token], pl.ds(offset_ref[row, token], 1)
+    queries = row, token, pl.ds(head * group, group)
+    targets = q_ref.at[queries], k_ref.at[place], v_ref.at[place]
+
+    def copied(memory, loaded):
+      gpu.copy_gmem_to_smem(heads_ref.at[row, token, head], memory, loaded)
+      gpu.barrier_wait(loaded)
+      for i, target in zip((0, group, group + 1), targets, strict=True):
+        gpu.copy_smem_to_gmem(memory.at[pl.ds(i, target.shape[-2])], target)
+      gpu.wait_smem_to_gmem(0)
+
+    memory = gpu.SMEM((each, h), heads.dtype), gpu.Barrier()
+    pl.run_scoped(copied, *memory, collective_axes="warpgroup")
+
+  k, v = (jax.new_ref(x, memory_space=gpu.GMEM) for x in pages[:2])
+  q = pl.kernel(
+    kernel,
+    jax.ShapeDtypeStruct((b, t, kv_heads * group, h), heads.dtype),
+    mesh=gpu.Mesh(
+      grid=(kv_heads, t, b),
+      grid_names=("head", "token", "row"),
+      num_threads=1,
+      thread_name="warpgroup",
+    ),
+    compiler_params=gpu.CompilerParams(
+      lowering_semantics=gpu.LoweringSemantics.Warpgroup
+    ),
+    interpret=interpret,
+    name="paged_write",
+  )(heads, *pages_lib.places(pages, table, positions, real), k, v)
+  return q, pages_lib.Pages(jax.freeze(k), jax.freeze(v))
 
 
 def _kernel(
@@ -311,10 +367,3 @@ def _product(
 
   shape = (x.shape[0], y.shape[1])
   return pl.run_scoped(multiply, gpu.ACC(shape, jnp.float32))
-
-
-def _joined(out: jax.Array, sums: jax.Array) -> jax.Array:
-  """Joins parts: results `[B, K, splits, G, H]` by sums `[B, K, splits, G]`."""
-  weight = jnp.exp2(sums - jnp.max(sums, axis=2, keepdims=True))
-  weight /= jnp.sum(weight, axis=2, keepdims=True)
-  return jnp.sum(out * weight[..., None], axis=2)

@@ -48,8 +48,8 @@ class Paged:
   def __call__(
     self,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     pages: pages_lib.Pages,
     table: jax.Array,
     positions: jax.Array,
@@ -59,7 +59,8 @@ class Paged:
 
     Args:
       q: `[B, T, N, H]`.
-      k: `[B, T, K, H]` of the new tokens. v: as `k`.
+      k: `[B, T, K, H]` of the new tokens. v: as `k`. If they are None, `q` is
+        `[B, T, K, G + 2, H]`: each kv head's queries, key and value.
       pages: the layer's.
       table: int `[B, M]`, the pages of each row in order, padded with 0.
       positions: int `[B, T]` of the new tokens in their rows, below M x S.
@@ -69,13 +70,20 @@ class Paged:
       `[B, T, N, H]`, dtype of `q`, and the pages with the new tokens; scores
       and softmax are float32.
     """
-    chex.assert_equal_shape([k, v])
     chex.assert_equal_shape([positions, real])
 
     def here(q, k, v, pages, table, positions, real):
-      pages = pages_lib.write(
-        pages, k, v, table, positions, real, as_vectors=self.as_vectors
-      )
+      if k is None and self.implementation == "mosaic":
+        from anysearch_jax.policy.attention import mosaic_attention
+
+        q, pages = mosaic_attention.write(q, pages, table, positions, real)
+      else:
+        if k is None:
+          q, k, v = q[..., :-2, :], q[..., -2, :], q[..., -1, :]
+          q = q.reshape(*k.shape[:2], -1, k.shape[-1])
+        pages = pages_lib.write(
+          pages, k, v, table, positions, real, as_vectors=self.as_vectors
+        )
       attend = self._attend(tokens=q.shape[1])
       return attend(q, pages, table, positions), pages
 
@@ -268,6 +276,18 @@ def add_block(
   )
   total = total * shrink + jnp.sum(p, -1)
   return larger, total, out * shrink[..., None] + new
+
+
+def joined(out: jax.Array, sums: jax.Array) -> jax.Array:
+  """Joins the results of parts of the keys, `[B, K, splits, R, H]`.
+
+  `sums`, `[B, K, splits, R]`, are the logarithms of the parts' sums of weights,
+  to the base 2.
+  """
+  weight = jnp.exp2(sums - jnp.max(sums, axis=2, keepdims=True))
+  # Divided last, two parts are joined by one kernel.
+  out = jnp.sum(out * weight[..., None], axis=2)
+  return out / jnp.sum(weight, axis=2)[..., None]
 
 
 def _tpu_decode(

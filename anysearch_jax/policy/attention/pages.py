@@ -117,6 +117,18 @@ def empty(
   )
 
 
+def places(
+  pages: Pages, table: jax.Array, positions: jax.Array, real: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns each token's page and its place there, int `[B, T]`.
+
+  Arguments as in `write`. Padding has a place in page 0.
+  """
+  size = pages.k.shape[2]
+  number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
+  return jnp.where(real, number, 0), positions % size
+
+
 def write(
   pages: Pages,
   k: jax.Array,
@@ -134,8 +146,7 @@ def write(
   every layer of every step.
   """
   heads, count, size, _ = pages.k.shape
-  number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
-  number, offset = jnp.where(real, number, 0), positions % size
+  number, offset = places(pages, table, positions, real)
   head = jnp.arange(heads)[:, None, None]
   at = (head * count + number) * size + offset
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Finite, so that differences of masked scores are 0 and not NaN.
@@ -77,10 +78,9 @@ def attend(
   if splits > 1:
     parts = (b, heads, splits, rows + pad)
     outputs = [
-      jax.ShapeDtypeStruct(shape, jnp.float32)
-      for shape in ((*parts, h), parts, parts)
+      jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, h), parts)
     ]
-    output_specs = [_part(splits, tile, *rest) for rest in ((h,), (), ())]
+    output_specs = [_part(splits, tile, *rest) for rest in ((h,), ())]
   found = pl.pallas_call(
     functools.partial(
       _kernel, pools=len(pools), each=each, splits=splits, rows=rows
@@ -102,7 +102,8 @@ def attend(
     name="paged_attention",
   )(q, last, table, *pools)
   if splits > 1:
-    found = _joined(*(x[:, :, :, :rows] for x in found)).astype(q.dtype)
+    out, log_sums = (x[:, :, :, :rows] for x in found)
+    found = paged_attention.joined(out, log_sums).astype(q.dtype)
   found = found[:, :, :rows].reshape(b, heads, t, group, h)
   return found.swapaxes(1, 2).reshape(b, t, n, h)
 
@@ -153,8 +154,8 @@ def _kernel(
     table_ref: `[M]`.
     k_ref: `[P, S, H]`. v_ref: as `k_ref`.
     refs: of float8 pages the scales of keys and of values, `[P, S]`; the output
-      `[R, H]`; with several splits, the output before it is divided by the sum,
-      and the maximum and the sum of each query, `[R]`.
+      `[R, H]`; with several splits, the logarithms of the sums of weights,
+      `[R]`, to the base 2.
     pools: 2, or 4 with scales.
     each: pages of a block.
     splits: parts that the blocks are divided into.
@@ -200,18 +201,9 @@ def _kernel(
   )
   real = pl.program_id(0) // splits * tile + jnp.arange(tile) < rows
   whole = jnp.broadcast_to(real[:, None], (tile, h))
-  if not sums:
-    out = (out / total[:, None]).astype(out_ref.dtype)
-    triton.store(out_ref.at[...], out, mask=whole)
-    return
-  most_ref, total_ref = sums
+  # A part without blocks has neither weights nor results.
+  total = jnp.maximum(total, 1e-30)
+  out = (out / total[:, None]).astype(out_ref.dtype)
   triton.store(out_ref.at[...], out, mask=whole)
-  triton.store(most_ref.at[...], most, mask=real)
-  triton.store(total_ref.at[...], total, mask=real)
-
-
-def _joined(out: jax.Array, most: jax.Array, total: jax.Array) -> jax.Array:
-  """Joins parts: `[B, K, splits, R, H]` and `[B, K, splits, R]` twice."""
-  weight = jnp.exp2(most - jnp.max(most, axis=2, keepdims=True))
-  total = jnp.sum(total * weight, axis=2)
-  return jnp.sum(out * weight[..., None], axis=2) / total[..., None]
+  if sums:
+    triton.store(sums[0].at[...], most + jnp.log2(total), mask=real)
