@@ -37,11 +37,10 @@ XLA_FLAGS = {
     # to 70 MB of a 7B layer's matrix fill NVLink (raise them where fsdp spans
     # hosts), and command buffers, the CUDA graphs that decode's many small
     # kernels need (set xla_gpu_enable_command_buffer to nothing if one fails).
-    # Decode stops rows on the device, but the host reads after each step whether
-    # to go on. FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,WHILE there would make
-    # the loop a part of the graph. Only a device shows whether it does: XLA
-    # decides when it loads a program, and a second call of such a graph once
-    # failed (https://github.com/openxla/xla/pull/35760).
+    # WHILE there would record decode's loop too, so that the host need not read
+    # after each step whether to go on. XLA decides that when a device loads the
+    # program, and a second call once failed: measure before you set it.
+    # https://github.com/openxla/xla/pull/35760
   }
 }
 # For a trainer whose GPUs SGLang servers share. Other allocators keep what is

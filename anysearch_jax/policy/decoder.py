@@ -24,8 +24,7 @@ from anysearch_jax.policy.attention import masks as attention
 from anysearch_jax.policy.attention import self_attention
 
 Params = dict[str, Any]
-# Cos and sin of the rotary angles.
-Rotary = tuple[jax.Array, jax.Array]
+Rotary = tuple[jax.Array, jax.Array]  # Cos and sin of the angles.
 
 # What each remat policy saves of a layer for the backward pass, besides the
 # layer's input.

@@ -42,6 +42,9 @@ _SLOTS = 2
 # Programs that occupy a GPU, about 8 for each multiprocessor.
 _PROGRAMS = 1056
 _MAX_SPLITS = 16
+_COMPILER = gpu.CompilerParams(
+  approx_math=True, lowering_semantics=gpu.LoweringSemantics.Warpgroup
+)
 
 
 class _Shape(NamedTuple):
@@ -113,9 +116,7 @@ def attend(
     grid_names=("tile", "head", "row"),
     num_threads=warpgroups,
     thread_name="warpgroup",
-    compiler_params=gpu.CompilerParams(
-      approx_math=True, lowering_semantics=gpu.LoweringSemantics.Warpgroup
-    ),
+    compiler_params=_COMPILER,
     interpret=interpret,
     kernel_name="paged_attention",
   )(q, pages.k, pages.v, table, last, ends)
@@ -128,20 +129,13 @@ def attend(
 def write(
   heads: jax.Array,
   pages: pages_lib.Pages,
-  table: jax.Array,
-  positions: jax.Array,
-  real: jax.Array,
-  *,
+  *rows: jax.Array,
   interpret: Any = None,
 ) -> tuple[jax.Array, pages_lib.Pages]:
-  """Writes tokens to their pages, by one kernel for keys and values.
+  """Writes keys and values to their pages, in place, by one kernel.
 
-  Args:
-    heads: `[B, T, K, G + 2, H]`, each kv head's queries, key and value. The
-      other arguments as in `pages.write` and `attend`.
-
-  Returns:
-    The queries `[B, T, N, H]`, and the pages, which are written in place.
+  `heads` are `[B, T, K, G + 2, H]`, each kv head's queries, key and value;
+  `rows` are those of `pages.places`. Also returns the queries `[B, T, N, H]`.
   """
   b, t, kv_heads, each, h = heads.shape
   group = each - 2
@@ -149,35 +143,29 @@ def write(
   def kernel(heads_ref, number_ref, offset_ref, k_ref, v_ref, q_ref):
     head, token, row = map(lax.axis_index, ("head", "token", "row"))
     place = head, number_ref[row, token], pl.ds(offset_ref[row, token], 1)
-    queries = row, token, pl.ds(head * group, group)
-    targets = q_ref.at[queries], k_ref.at[place], v_ref.at[place]
+    queries = q_ref.at[row, token, pl.ds(head * group, group)]
 
     def copied(memory, loaded):
       gpu.copy_gmem_to_smem(heads_ref.at[row, token, head], memory, loaded)
       gpu.barrier_wait(loaded)
-      for i, target in zip((0, group, group + 1), targets, strict=True):
-        gpu.copy_smem_to_gmem(memory.at[pl.ds(i, target.shape[-2])], target)
+      gpu.copy_smem_to_gmem(memory.at[pl.ds(0, group)], queries)
+      gpu.copy_smem_to_gmem(memory.at[pl.ds(group, 1)], k_ref.at[place])
+      gpu.copy_smem_to_gmem(memory.at[pl.ds(group + 1, 1)], v_ref.at[place])
       gpu.wait_smem_to_gmem(0)
 
     memory = gpu.SMEM((each, h), heads.dtype), gpu.Barrier()
     pl.run_scoped(copied, *memory, collective_axes="warpgroup")
 
   k, v = (jax.new_ref(x, memory_space=gpu.GMEM) for x in pages[:2])
+  grid = {"grid": (kv_heads, t, b), "grid_names": ("head", "token", "row")}
   q = pl.kernel(
     kernel,
     jax.ShapeDtypeStruct((b, t, kv_heads * group, h), heads.dtype),
-    mesh=gpu.Mesh(
-      grid=(kv_heads, t, b),
-      grid_names=("head", "token", "row"),
-      num_threads=1,
-      thread_name="warpgroup",
-    ),
-    compiler_params=gpu.CompilerParams(
-      lowering_semantics=gpu.LoweringSemantics.Warpgroup
-    ),
+    mesh=gpu.Mesh(**grid, num_threads=1, thread_name="warpgroup"),
+    compiler_params=_COMPILER,
     interpret=interpret,
     name="paged_write",
-  )(heads, *pages_lib.places(pages, table, positions, real), k, v)
+  )(heads, *pages_lib.places(pages, *rows), k, v)
   return q, pages_lib.Pages(jax.freeze(k), jax.freeze(v))
 
 

@@ -120,10 +120,7 @@ def empty(
 def places(
   pages: Pages, table: jax.Array, positions: jax.Array, real: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns each token's page and its place there, int `[B, T]`.
-
-  Arguments as in `write`. Padding has a place in page 0.
-  """
+  """Returns each token's page (0 for padding) and place in it, int `[B, T]`."""
   size = pages.k.shape[2]
   number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
   return jnp.where(real, number, 0), positions % size
