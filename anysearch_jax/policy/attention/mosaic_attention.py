@@ -157,11 +157,15 @@ def write(
     pl.run_scoped(copied, *memory, collective_axes="warpgroup")
 
   k, v = (jax.new_ref(x, memory_space=gpu.GMEM) for x in pages[:2])
-  grid = {"grid": (kv_heads, t, b), "grid_names": ("head", "token", "row")}
   q = pl.kernel(
     kernel,
     jax.ShapeDtypeStruct((b, t, kv_heads * group, h), heads.dtype),
-    mesh=gpu.Mesh(**grid, num_threads=1, thread_name="warpgroup"),
+    mesh=gpu.Mesh(
+      grid=(kv_heads, t, b),
+      grid_names=("head", "token", "row"),
+      num_threads=1,
+      thread_name="warpgroup",
+    ),
     compiler_params=_COMPILER,
     interpret=interpret,
     name="paged_write",
