@@ -28,8 +28,6 @@ import scripted
 from test_originals import checkout
 
 import anysearch_jax as aj
-from anysearch_jax.generative_retrieval import refining
-from anysearch_jax.methods import hiprag as our_hiprag
 from configs import methods
 from research import originals
 
@@ -405,7 +403,7 @@ def test_rewards_equal_those_of_the_authors_functions(case, monkeypatch):
   async def optimal(self, step):
     return judged(step)
 
-  monkeypatch.setattr(our_hiprag.Judge, "_optimal", optimal)
+  monkeypatch.setattr("anysearch_jax.methods.hiprag.Judge._optimal", optimal)
   name, score = AUTHORS[case]
   system = case.split()[0]
   module = imported(checkout(system), name)
@@ -451,6 +449,8 @@ def test_search_o1_numbers_the_steps_as_its_authors_do():
     "<|end_search_result|>",
     *begins,
   )
+  # No public name of the library.
+  room = importlib.import_module("anysearch_jax.generative_retrieval.refining")
   draw = random.Random(0)
   for _ in range(500):
     text = "".join(draw.choices(pieces, k=draw.randint(0, 40)))
@@ -458,4 +458,4 @@ def test_search_o1_numbers_the_steps_as_its_authors_do():
     names |= {"seq": {"output": text}}
     exec(textwrap.dedent(" " * 24 + code), names)  # noqa: S102
     expected = names["truncated_prev_reasoning"]
-    assert refining.reasoning(text, begins) == expected
+    assert room.reasoning(text, begins) == expected
