@@ -100,7 +100,7 @@ def problems(
   place = _PLACE.match(row["where"])
   if missing or place is None:
     return missing
-  return [*_line(row, *place.groups(), checkout, script, ours)]
+  return [*_line(row, place[1], int(place[2]), checkout, script, ours)]
 
 
 def _missing(where: str, checkout: pathlib.Path) -> Iterator[str]:
@@ -122,25 +122,25 @@ def _missing(where: str, checkout: pathlib.Path) -> Iterator[str]:
 def _line(
   row: Mapping[str, str],
   file: str,
-  number: str,
+  number: int,
   checkout: pathlib.Path,
   script: str,
   ours: Recipe,
 ) -> Iterator[str]:
   """Yields what is wrong with a row that cites a line."""
   lines = (checkout / file).read_text("utf-8").splitlines()
-  line, word = lines[int(number) - 1], row["authors"].split(" ")[0]
+  line, word = lines[number - 1], row["authors"].split(" ")[0]
   value = _as_number(word)
   numbers = [_as_number(each) for each in _NUMBER.findall(line)]
   if value not in numbers if value is not None else word not in line:
     yield f"found {line.strip()!r} at {file}:{number}; expected {word!r}"
     return
   if file == script:
-    later = [key for each in lines[int(number) :] for key in _keys(each)]
+    later = [key for each in lines[number:] for key in _keys(each)]
     if again := {*_keys(line)} & {*later}:
       yield f"{file}:{number}: found that later lines set {again} again"
   elif script:
-    keys = {*_yaml_key(lines, int(number))} if file.endswith("ml") else {*()}
+    keys = {*_yaml_key(lines, number)} if file.endswith("ml") else {*()}
     keys |= {*re.findall(r'"(--[\w-]+)"', line)}
     text = (checkout / script).read_text("utf-8").splitlines()
     for at, each in enumerate(text, 1):

@@ -173,9 +173,13 @@ def test_baselines_of_turns_by_hand():
     np.testing.assert_allclose(found[0, g], values, rtol=1e-6)
 
 
+@pytest.mark.parametrize("deviation", grpo.DEVIATIONS)
 @pytest.mark.parametrize("normalize", grpo.NORMALIZERS)
-def test_before_the_first_passage_it_is_the_groups_advantage(normalize):
-  config = dataclasses.replace(TURNS, normalize=normalize)
+def test_before_the_first_passage_it_is_the_groups_advantage(
+  normalize, deviation
+):
+  how = {"normalize": normalize, "deviation": deviation}
+  config = dataclasses.replace(TURNS, **how)
   rng = np.random.default_rng(0)
   members, valid = {}, np.zeros((6, 5), bool)
   for q, g in itertools.product(range(6), range(5)):
@@ -184,7 +188,7 @@ def test_before_the_first_passage_it_is_the_groups_advantage(normalize):
       members[q, g] = shown_to(q, g, rng.choice(list("ab"), rng.integers(0, 4)))
   totals = rng.random((6, 5)).astype(np.float32)
   expected = grpo.advantages(
-    totals, valid, epsilon=config.advantage_epsilon, normalize=normalize
+    totals, valid, epsilon=config.advantage_epsilon, **how
   )
   found = turn_advantages.against_others(members, totals, config=config)
   added = turn_advantages.of_turns(
