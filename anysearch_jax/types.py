@@ -95,8 +95,8 @@ class Observation(NamedTuple):
   tokens: number of tokens of the call, from its opening mark on, which are the
     last ones of its turn; 0 if an old file does not tell.
   numbers: by which an answer can cite the passages; () if it cannot.
-  answer: what the policy said when it was asked for its answer right after;
-    None if it was not (`episode.early_answers`).
+  answer: what the policy would have answered if its budget had ended here, with
+    `episode.early_answers`; None without, or if it gave no answer.
   """
 
   tool: str

@@ -187,9 +187,7 @@ class AutoSearchConfig:
   malformed: float = learning(0.5, at_least(0))
   """Loss of a last turn that is not."""
   explored: float = learning(0.0125, at_least(0))
-  """Added to each sound turn if the answer is wrong."""
-  memory: float = learning(0.2, at_least(0))
-  """Added to a right answer without searches."""
+  """Added to each sound turn if it searches and the answer is wrong."""
   depth: float = learning(0.2, at_least(0))
   """If the answer is right, shared by its searches up to the sufficient one."""
   cost: float = learning(0.025, at_least(0))

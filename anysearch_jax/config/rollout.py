@@ -51,8 +51,9 @@ class EpisodeConfig:
   asks for the answer, and one more turn may give it. 0, as in the paper: the
   episode is truncated."""
   early_answers: bool = learning(False)
-  """Whether the policy is also asked for its answer after each search, in a
-  turn that is recorded with the search and is no part of the episode."""
+  """Whether, after each search, the policy is also asked what it would answer
+  if its budget ended there. This is recorded with the search and is no part of
+  the episode."""
   turn_deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn, including its time in the engine's queue."""
   search_deadline: float = placement(60.0, POSITIVE)

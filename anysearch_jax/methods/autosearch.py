@@ -1,17 +1,16 @@
 """AutoSearch: pays for searches up to the one after which the answer is known.
 
-After each search the policy is asked for its answer in a turn of its own, which
-is not a part of the episode (`episode.early_answers`). The first of these that
-is right, before the last search, makes its search the *sufficient* one. PPO
+After each search the policy is asked what it would answer if its budget ended
+there, beside the episode (`episode.early_answers`). The first of these that is
+right, before the last search, makes its search the *sufficient* one. PPO
 rewards every turn:
 
     search up to it    the rise of the answer's F1; sound or -sound; with a
                        right answer at the end depth / searches up to it - cost,
                        with a wrong one explored
     turn after it      -beyond, the final answer too
-    other answer       1 if right; answered or -malformed; with a right answer
-                       memory (no search) or depth / searches - cost, with a
-                       wrong one explored
+    other answer       1 if right; answered or -malformed; after searches also
+                       depth / searches - cost if right, explored if wrong
 
 What a sound turn adds to these needs one. https://arxiv.org/abs/2604.17337
 
@@ -49,14 +48,10 @@ def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
 def curve(trajectory: types.Trajectory) -> list[tuple[float, int]]:
   """Returns F1 and exact match of the answer after each search."""
   golds = trajectory.question.golden_answers
-  found = []
-  for seen in trajectory.observations:
-    said = types.Span(types.Author.MODEL, seen.answer or "")
-    answer = scoring.extract_answer((said,))
-    found.append(
-      (scoring.f1(answer, golds), scoring.exact_match(answer, golds))
-    )
-  return found
+  return [
+    (scoring.f1(seen.answer, golds), scoring.exact_match(seen.answer, golds))
+    for seen in trajectory.observations
+  ]
 
 
 def sufficient(trajectory: types.Trajectory) -> int | None:
@@ -91,14 +86,17 @@ def steps(
   first, turns = sufficient(trajectory), _turns(trajectory)
   kept = trajectory.searches if first is None else first + 1
   rewards = np.full(trajectory.searches, -config.beyond, np.float32)
-  best = 0.0
+  best, shares = 0.0, True
   for t, (f1, _) in enumerate(curve(trajectory)[:kept]):
     seen, before = trajectory.observations[t], trajectory.queries[:t]
-    alike = stepsearch.similarities(seen.argument, before) if before else []
-    sound = _kind(turns[seen.turn]) == "search" and max(alike, default=0) <= (
-      _SIMILAR
+    repeats = before and (
+      max(stepsearch.similarities(seen.argument, before)) > _SIMILAR
     )
-    added = config.depth / kept - config.cost if right else config.explored
+    sound = _kind(turns[seen.turn]) == "search" and not repeats
+    # Before a sufficient search, the first that is not sound ends the sharing.
+    shares = sound and (shares or first is None)
+    share = (config.depth / kept - config.cost) * shares
+    added = share if right else config.explored
     rewards[t] = max(0.0, f1 - best) + (
       config.sound + added if sound else -config.sound
     )
@@ -124,16 +122,15 @@ def reward(
   """Returns the reward of the last turn, without those of `steps`."""
   em, searches = outcomes.em, outcomes.searches
   sound = outcomes.measures["sound"]
-  depth = sound * (config.depth / jnp.maximum(searches, 1) - config.cost)
-  right = 1 + jnp.where(searches > 0, depth, config.memory)
-  scored = jnp.where(em != 0, right, config.explored * sound)
+  depth = config.depth / jnp.maximum(searches, 1) - config.cost
+  added = jnp.where(em != 0, depth, config.explored) * (searches > 0) * sound
   form = jnp.where(sound != 0, config.answered, -config.malformed)
   beyond = outcomes.measures["sufficient"]
   return {
     "em": em,
     "anytime": outcomes.measures["anytime"],
     "sufficient": beyond,
-    "total": jnp.where(beyond != 0, -config.beyond, scored + form),
+    "total": jnp.where(beyond != 0, -config.beyond, em + added + form),
   }
 
 

@@ -274,26 +274,29 @@ async def run_episode(
 async def _with_answer(
   state: episode_state.Episode, parts: EpisodeParts
 ) -> episode_state.Episode:
-  """Returns an episode after a search, with the answer that it would give.
+  """Returns an episode with what it would answer if its budget ended here.
 
-  The turn that answers has an address of its own and is not charged. An outage
+  That end is played at an address of its own and is not charged. An outage
   fails the episode.
   """
-  asked = episode.land(state).request
-  if not isinstance(asked, types.GenerateRequest):
-    return state
   # Groups are attempts 0 and 1, and rules sample turns again as later ones.
   own = state.address._replace(
     attempt=state.address.attempt + _EARLY * state.used
   )
+  early = episode.ending(state, own)
   try:
-    event = await answer(dataclasses.replace(asked, address=own), parts)
+    while not isinstance(early.request, episode_state.Done):
+      assert isinstance(early.request, types.GenerateRequest)
+      event = await answer(early.request, parts)
+      assert event is not None  # It has no deadline of its own.
+      early = episode.step(early, event)
   finally:
     parts.engine.release(own)
-  if not isinstance(event, types.Generation):
-    return state if event is None else episode.step(state, event)
+  end = early.request.trajectory
+  if end.failed:
+    return episode.step(state, episode_state.Failure(end.reason))
   *before, last = state.observations
-  seen = last._replace(answer=event.text)
+  seen = last._replace(answer=state.environment.answer(end.spans))
   return dataclasses.replace(state, observations=(*before, seen))
 
 

@@ -175,6 +175,34 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   return next_turn(landing, written(landing, line))
 
 
+def ending(
+  episode: episode_state.Episode, address: types.Address
+) -> episode_state.Episode:
+  """Returns an episode at another address, as if its budget ended here.
+
+  The prompt states the searches that were made. The episode waits for a turn.
+  """
+  text, ids = prompt(
+    episode.question,
+    budget=dataclasses.replace(episode.caps, searches=episode.used),
+    scaffold=episode.scaffold,
+    config=episode.config,
+    codec=episode.codec,
+  )
+  ended = dataclasses.replace(
+    episode,
+    address=address,
+    budget=episode.used,
+    chunks=(_given(types.Author.PROMPT, text, ids), *episode.chunks[1:]),
+  )
+  request = episode.request
+  if isinstance(request, types.GenerateRequest):
+    request = dataclasses.replace(
+      request, address=address, token_ids=ended.context, may_search=False
+    )
+  return dataclasses.replace(ended, request=request)
+
+
 def _land_before(
   episode: episode_state.Episode, told: episode_state.Episode
 ) -> episode_state.Episode:

@@ -62,8 +62,7 @@ def test_autosearch_rewards_searches_up_to_the_sufficient_one(
     ),
     (f"<think>so</think><answer>{final}</answer>", None),
   )
-  said = [None if x is None else f"<answer>{x}</answer>" for x in early]
-  seen = [o._replace(answer=x) for o, x in zip(played.observations, said)]
+  seen = [o._replace(answer=x) for o, x in zip(played.observations, early)]
   played = dataclasses.replace(played, observations=tuple(seen))
   system, config = systems.get("autosearch"), config_lib.ExperimentConfig()
   found = system.measure(played)

@@ -132,15 +132,18 @@ def test_the_last_samples_of_a_group_get_no_search():
 
 def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
   def answers(request):
-    if request.address.attempt:  # Of an early answer.
-      used = request.address.attempt >> 16
-      assert "; answer now\n" in CODEC.decode(request.token_ids)
-      return "nothing" if used == 1 else answer(f"early {used}")
-    return search("q1") if request.turn < 2 else answer("last")
+    if used := request.address.attempt >> 16:  # Of an early answer.
+      read = CODEC.decode(request.token_ids)
+      assert f"guide budget {used} question" in read and not request.may_search
+      if "; answer now\n" in read:
+        return answer("asked") if used == 1 else "nothing"
+      return search("q2") if request.turn == used < 3 else answer("early 3")
+    return search("q1") if request.turn < 3 else answer("last")
 
-  (given,) = assignments(3)[2:]
+  (given,) = assignments(4)[3:]
+  given = dataclasses.replace(given, scaffold=True)
   engines = [scripted.Engine(answers) for _ in range(2)]
-  config = dataclasses.replace(CONFIG, early_answers=True)
+  config = dataclasses.replace(CONFIG, early_answers=True, max_generated=900)
   plain, early = (
     asyncio.run(
       driver.run_groups(
@@ -152,13 +155,13 @@ def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
     )
     .groups[0]
     .trajectories[0]
-    for engine, each in zip(engines, (CONFIG, config))
+    for engine, each in zip(
+      engines, (dataclasses.replace(config, early_answers=False), config)
+    )
   )
-  assert [each.answer for each in early.observations] == [
-    "nothing",
-    answer("early 2"),
-  ]
-  assert plain.spans == early.spans and plain.searches == early.searches == 2
+  said = [each.answer for each in early.observations]
+  assert said == ["asked", None, "early 3"]
+  assert plain.spans == early.spans and plain.searches == early.searches == 3
   assert plain.token_ids.tolist() == early.token_ids.tolist()
   assert sorted(engines[1].released) == sorted(
     {request.address for request in engines[1].requests}
