@@ -102,6 +102,12 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     _row("beta_grpo", "beta-GRPO"),
     _row("saas", "SAAS"),
     _row("autosearch", "AutoSearch"),
+    _row(
+      "search_r1_budgets",
+      "Search-R1, all budgets (BRPO)",
+      "search_r1",
+      overrides=("episode.early_answers=true", "objective.baseline=budget"),
+    ),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
     _row("bats", "BATS", "bats", UNTRAINED),

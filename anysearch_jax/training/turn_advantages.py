@@ -22,6 +22,8 @@ lucky memory no longer counts for or against a turn that did not depend on it.
 The baseline does not depend on what i does in the turn, so the gradient has the
 same mean and less noise. GiGPO compares turns by their state too, and adds that
 to the advantage of the episode: https://arxiv.org/abs/2505.10978
+
+`objective.baseline=budget` is `against_budgets`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
+from anysearch_jax.environment import scoring
 
 # A trajectory's question and its sample.
 Place = tuple[int, int]
@@ -61,9 +64,12 @@ def of_turns(
     turns; nothing if all turns have the trajectory's advantage.
   """
   added = of_searches(steps, totals.shape, config=config) if steps else {}
-  if config.baseline != "turn":
+  if config.baseline == "group":
     return added
-  own = against_others(trajectories, totals, config=config)
+  if config.baseline == "budget":
+    own = against_budgets(trajectories)
+  else:
+    own = against_others(trajectories, totals, config=config)
   for place, turns in own.items():
     turns -= advantages[place]
     if place in added:
@@ -170,6 +176,51 @@ def against_others(
       differences = _differences(i, points, centred[q])
       found[q, g] = np.asarray(differences / divisor, np.float32)
   return found
+
+
+def against_budgets(
+  trajectories: Mapping[Place, types.Trajectory],
+) -> dict[Place, np.ndarray]:
+  """Returns budget-relative advantages (BRPO) of the turns of each trajectory.
+
+  With f_b, the F1 of the answer at b of B searches (`episode.early_answers`;
+  the final one from the last search on), the turn of search s + 1 has
+
+      R_s = sum_{b > s} f_b / B
+      A_s = R_s - s / B (1 - s / B) V_s - (1 - s / B) (mean of R_s in the group)
+
+  V_s is the mean of f_1 to f_s with weights 1, 2, 4, ... Rewards do not count.
+  https://arxiv.org/abs/2505.13438
+
+  They are float32 `[searches + 1]`; the last turn has that of the last search.
+  """
+  groups: dict[int, list[int]] = {}
+  for q, g in trajectories:
+    groups.setdefault(q, []).append(g)
+  found = {}
+  for q, members in groups.items():
+    curves = np.array([_curve(trajectories[q, g]) for g in members])
+    count = curves.shape[1]
+    returns = np.cumsum(curves[:, ::-1], 1)[:, ::-1] / count
+    weights = 2.0 ** np.arange(count)
+    before = np.cumsum(weights * curves, 1) / np.cumsum(weights)
+    before = np.concatenate([0 * before[:, :1], before[:, :-1]], 1)
+    share = np.arange(count) / count
+    relative = returns - share * (1 - share) * before
+    relative -= (1 - share) * returns.mean(0)
+    for i, g in enumerate(members):
+      made = trajectories[q, g].searches
+      turns = np.minimum(np.arange(made + 1), max(made - 1, 0))
+      found[q, g] = relative[i, turns].astype(np.float32)
+  return found
+
+
+def _curve(trajectory: types.Trajectory) -> list[float]:
+  """Returns the F1 of the answer at each budget from 1 to the assigned one."""
+  golds = trajectory.question.golden_answers
+  early = [scoring.f1(o.answer, golds) for o in trajectory.observations[:-1]]
+  final = scoring.f1(scoring.extract_answer(trajectory.spans), golds)
+  return early + [final] * (max(trajectory.budget, 1) - len(early))
 
 
 def _points(trajectory: types.Trajectory) -> list[_Point]:

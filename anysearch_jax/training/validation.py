@@ -263,10 +263,11 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"{', '.join(known)}, each once."
     )
   objective, critic = config.objective, config.critic
-  if objective.baseline == "turn" and objective.has_critic:
+  if objective.baseline != "group" and objective.has_critic:
     raise ValueError(
-      "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
-      "baseline is the critic; set one of them to 'group'."
+      f"objective.baseline: found {objective.baseline!r} with "
+      "objective.advantage 'gae', whose baseline is the critic; set one of "
+      "them to 'group'."
     )
   cap, clip = objective.importance_cap, 1 + objective.clip_high
   if objective.old_logp == "engine" and 0 < cap < clip:
@@ -292,10 +293,16 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"group: found {config.group}, expected at least 2: an advantage is a "
       "difference from the others of the group."
     )
-  if config.searchless and objective.baseline == "turn":
+  if config.searchless and objective.baseline != "group":
     raise ValueError(
-      f"objective.baseline: found 'turn' with {config.searchless} trajectories "
-      "without searches, which are a group of their own; set it to 'group'."
+      f"objective.baseline: found {objective.baseline!r} with "
+      f"{config.searchless} trajectories without searches, which are a group "
+      "of their own; set it to 'group'."
+    )
+  if objective.baseline == "budget" and not config.episode.early_answers:
+    raise ValueError(
+      "objective.baseline: found 'budget' without episode.early_answers, whose "
+      "answers it compares; set that to true."
     )
   if config.searchless and not 2 <= config.searchless <= config.group - 2:
     raise ValueError(

@@ -102,6 +102,10 @@ def test_trajectories_without_searches_need_others_of_their_kind():
   for changes, sentence in (
     ({"searchless": 3}, "searchless: found 3 of 4 trajectories"),
     ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
+    (
+      {"searchless": 0, "objective": {"baseline": "budget"}},
+      "found 'budget' without episode.early_answers",
+    ),
   ):
     with pytest.raises(ValueError, match=re.escape(sentence)):
       validation.validate(config_lib.changed(config, **changes))
