@@ -119,9 +119,11 @@ def test_rows_of_the_compared_systems_can_be_played():
     assert not played.retrieval.simulated, row.name
     if not row.policy_of:
       aj.validate(config)
-      steps.add((config.curriculum.total_steps, config.questions, config.group))
+      steps.add(
+        (config.curriculum.total_steps, config.questions * config.group)
+      )
   # At equal steps and episodes.
-  assert steps == {(base.curriculum.total_steps, base.questions, base.group)}
+  assert steps == {(base.curriculum.total_steps, base.questions * base.group)}
 
 
 @pytest.fixture
