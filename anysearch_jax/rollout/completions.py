@@ -183,17 +183,13 @@ class CompletionsEngine:
         known = (w for w in words if w in _OPTIONAL and w in sent)
         if (field := next(known, None)) is None:
           raise
-        self._leave_out(field, str(error))
+        if field not in self.refused:
+          self.refused.add(field)
+          _log.warning("%s Requests leave %s out from now on.", error, field)
         continue
       self.counters["prompt_tokens"] += usage.prompt
       self.counters["sampled_tokens"] += usage.completion
       return found
-
-  def _leave_out(self, field: str, why: str) -> None:
-    """Leaves a field out of all later requests, and says so once."""
-    if field not in self.refused:
-      self.refused.add(field)
-      _log.warning("%s Requests leave %s out from now on.", why, field)
 
 
 @contextlib.contextmanager
