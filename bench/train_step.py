@@ -27,10 +27,23 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import json_files
-from bench import decode, harness
+from bench import harness
 from launch import flags as launch_flags
 from launch import jax_setup
 
+_SHAPE = {
+  "architectures": ["Qwen2ForCausalLM"],
+  "hidden_size": 384,
+  "intermediate_size": 1024,
+  "num_hidden_layers": 8,
+  "num_attention_heads": 6,
+  "num_key_value_heads": 2,
+  "vocab_size": 8192,
+  "rope_theta": 1e6,
+  "rms_norm_eps": 1e-6,
+  "tie_word_embeddings": False,
+  "max_position_embeddings": 4096,
+}
 # For a small policy: rows of 256 tokens.
 _SMALL = config_lib.ExperimentConfig(
   name="small",
@@ -53,7 +66,7 @@ def main() -> dict[str, Any]:
   from anysearch_jax.policy import architecture
   from bench import policies
 
-  shape = json_files.read(pathlib.Path(f.shape)) if f.shape else decode.SMALL
+  shape = json_files.read(pathlib.Path(f.shape)) if f.shape else _SHAPE
   a = architecture.from_hf(shape)
   ours = policies.TrainStep(config, a, f.micro_batches, f.scored)
   out = policies.measure_step(ours, f.steps, profile=f.profile)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import pathlib
+import statistics
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +24,6 @@ from anysearch_jax.policy import sharding, table
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import logprobs, placement
-from bench import decode as decode_lib
 from bench import harness, policies
 from bench.first_gpu import floors, running
 from launch import shipped
@@ -58,6 +59,9 @@ def decode(
   profile: bool = False,
 ) -> None:
   """Times decode calls at several rows and contexts.
+
+  A step reads every weight once for all rows, and the keys and values of every
+  row: these bytes at the measured bandwidth are its floor.
 
   All contexts use one compiled program, as in a run: the table has columns for
   the longest, and the pool has pages for the longest that fits.
@@ -98,18 +102,32 @@ def decode(
 
   def measure(rows: int, context: int) -> Mapping[str, Any]:
     need(size(rows, context))
-    found: dict[str, Any] = decode_lib.measure(
-      decoder(rows), context=context, calls=count, profile=trace
-    )
-    seconds = 1e-3 * found["step, ms"]
-    read = found["weights, GB a step"] + found["keys and values, GB a step"]
-    return found | floors.beside(
-      notes,
-      seconds,
-      flops=1e9 * found["GFLOP a step"],
-      read=1e9 * read,
-      paper=floors.EPISODES.generated * seconds / rows,
-    )
+    ours = decoder(rows)
+    starts = range(context, context + count * steps, steps)
+    first = harness.seconds(lambda: ours(context))
+    with jax.profiler.trace(trace) if trace else contextlib.nullcontext():
+      times = [
+        harness.seconds(functools.partial(ours, start)) / steps
+        for start in starts
+      ]
+    seconds, middle = statistics.median(times), context + count * steps // 2
+    read, cache = ours.weight_bytes(), ours.cache_bytes(middle)
+    return {
+      "attention": ours.attention,
+      "tokens in each row": middle,
+      "first call, s": first,
+      "slowest, ms": 1e3 * max(times),
+      "tokens/s": rows / seconds,
+      "weights, GB a step": read / 1e9,
+      "keys and values, GB a step": cache / 1e9,
+      **floors.beside(
+        notes,
+        seconds,
+        flops=2.0 * rows * (read // ours.dtype.itemsize),
+        read=read + cache,
+        paper=floors.EPISODES.generated * seconds / rows,
+      ),
+    }
 
   every_rows = (2,) if notes.rehearse else (32, 128, 256)
   if profile:
