@@ -183,13 +183,17 @@ class CompletionsEngine:
         known = (w for w in words if w in _OPTIONAL and w in sent)
         if (field := next(known, None)) is None:
           raise
-        if field not in self.refused:
-          self.refused.add(field)
-          _log.warning("%s Requests leave %s out from now on.", error, field)
+        self._leave_out(field, str(error))
         continue
       self.counters["prompt_tokens"] += usage.prompt
       self.counters["sampled_tokens"] += usage.completion
       return found
+
+  def _leave_out(self, field: str, why: str) -> None:
+    """Leaves a field out of all later requests, and says so once."""
+    if field not in self.refused:
+      self.refused.add(field)
+      _log.warning("%s Requests leave %s out from now on.", why, field)
 
 
 @contextlib.contextmanager
