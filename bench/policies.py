@@ -239,7 +239,7 @@ def train_examples(
   return [
     batching.Example(
       ids.astype(np.int32),
-      np.float32(np.arange(size + 1) * scored % 1 >= 1 - scored)
+      np.asarray(np.arange(size + 1) * scored % 1 >= 1 - scored, np.float32)
       / (tokens * scored),
       np.full(size + 1, -np.log(vocab), np.float32),
       float(rng.normal()),

@@ -389,7 +389,7 @@ def decode(
   gathered = model.gathered
   # What decode reads and writes of each layer, and its attention.
   caches: tuple[Any, ...] = pages
-  attend: serving.Attend[Any] = model.over_pages(turns.table)
+  attend: Any = model.over_pages(turns.table)
   if gathered is not None:
     attend = gathered
     caches = tuple(
