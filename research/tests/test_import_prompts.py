@@ -1,7 +1,9 @@
-"""`research.import_prompts`, on stand-ins of the systems' repositories.
+"""`research.import_prompts`, on stand-ins of repositories and on checkouts.
 
 A stand-in has the files, functions and variables of the original and other
-words, so its hashes differ from the known ones.
+words, so its hashes differ from the known ones. The four have texts of every
+form; what originals.toml says of all systems is compared with their checkouts
+in `ANYSEARCH_ORIGINALS`, if there are any.
 """
 
 from __future__ import annotations
@@ -13,34 +15,11 @@ import tomllib
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from test_originals import checkout as original_checkout
 
 import anysearch_jax as aj
 from research import import_prompts
 
-GENERATION = """
-class Manager:
-    def execute_predictions(self, predictions, is_last=False):
-        '''Not this one.'''
-        for action in predictions:
-            if action == 'search':
-                next_obs.append(f'\\n<information>{results.pop(0).strip()}')
-                dones.append(0)
-            else:
-                next_obs.append(f'\\nNo {{action}}. \\
-Once more.\\n')
-                dones.append(0)
-        return next_obs, dones
-"""
-PREFIX = '''
-raise SystemExit("It must not be executed.")
-def make_prefix(dp, template_type):
-    question = dp['question']
-    if template_type == 'base':
-        """A remark."""
-        prefix = f"""Find it \\
-with <answer> {{x}} </answer>. Question: {question}\\n"""
-    return prefix
-'''
 STAND_INS = {
   "anysearch": {
     "examples/anysearch/prompts.py": """
@@ -56,48 +35,29 @@ async def generate(args):
 """,
   },
   "search_r1": {
-    "scripts/data_process/qa_search_train_merge.py": PREFIX,
-    "search_r1/llm_agent/generation.py": GENERATION,
-  },
-  "ikea": {
-    "scripts/data_process/nq_hotpotqa_knowledge_boundary.py": PREFIX,
-    "search_r1/llm_agent/generation.py": GENERATION,
-  },
-  "stepsearch": {
-    "scripts/data_process/musi_search.py": """
-def make_prefix(dp):
-    prefix = f"An older one: {question}"
-    prefix = f"Plan. Question: {question}\\n"
+    "scripts/data_process/qa_search_train_merge.py": '''
+raise SystemExit("It must not be executed.")
+def make_prefix(dp, template_type):
+    question = dp['question']
+    if template_type == 'base':
+        """A remark."""
+        prefix = f"""Find it \\
+with <answer> {{x}} </answer>. Question: {question}\\n"""
     return prefix
-""",
+''',
     "search_r1/llm_agent/generation.py": """
 class Manager:
     def execute_predictions(self, predictions, is_last=False):
-        final_warning = '<warning> It is \\
-over. </warning>'
-        if action == 'search':
-            message = f'<information> {search_result} </information>'
-            if is_last: message += final_warning
-        else:
-            message = f'<warning> Neither. </warning>'
-""",
-  },
-  "zerosearch": {
-    "inference.py": """
-def main(args):
-    question = input("?")
-    prompt = f"Find it. {question}"
-    prompt = tokenizer.apply_chat_template(prompt)
-""",
-    "llm_agent/generation.py": GENERATION
-    + """
-def search_simulate_sft(query):
-    prompt = f'Another {query}'
-def search_simulate_prompt(query, problem, ground_truth):
-    if useful:
-        prompt = f'Help with "{problem}", {ground_truth}: {query}'
-    else:
-        prompt = f'Do not help: {query}'
+        '''Not this one.'''
+        for action in predictions:
+            if action == 'search':
+                next_obs.append(f'\\n<information>{results.pop(0).strip()}')
+                dones.append(0)
+            else:
+                next_obs.append(f'\\nNo {{action}}. \\
+Once more.\\n')
+                dones.append(0)
+        return next_obs, dones
 """,
   },
   "search_o1": {
@@ -141,18 +101,6 @@ def extract_answer(output, mode='gen'):
         extracted_text = matches[-1]
 """,
   },
-  "research": {
-    "src/verl/utils/dataset/template.py": """
-re_search_template = "Box \\\\boxed{{it}}: {prompt}."
-re_search_template_sys = '''Look it up. \
-End in \\\\boxed{answer}.'''
-prompt_template_dict = {}
-""",
-  },
-  "autorefine": {
-    "preprocess/data_process/utils.py": PREFIX,
-    "search_r1/llm_agent/generation.py": GENERATION,
-  },
   "r1_searcher": {
     "OpenRLHF-RAG/openrlhf/datasets/prompts_dataset.py": """
 def preprocess_data(data, apply_chat_template=None):
@@ -168,19 +116,6 @@ then <answer>.'''},
 {question}"
 """,
   },
-  "ssrl": {"llm_agent/generation.py": GENERATION},
-  "hiprag": {
-    "prompt.py": """
-AGENT_PROMPT_V2 = "Not this one."
-AGENT_PROMPT_V2_SHORT = "Take small {steps}."
-""",
-    "inference.py": """
-def inference_hf_single(question, model, tokenizer, prompt=None):
-    input_text = f"{prompt}\\nAsked: {question}"
-    think_step_reasoning = "\\n<think> {"
-""",
-    "search_r1/llm_agent/generation.py": GENERATION,
-  },
 }
 EXPECTED = {
   "anysearch": {
@@ -193,17 +128,6 @@ EXPECTED = {
     "prompt": "Find it with <answer> {{x}} </answer>. Question: {Question}\n",
     "no_action": "\nNo {{action}}. Once more.\n",
   },
-  "stepsearch": {
-    "prompt": "Plan. Question: {Question}\n",
-    "warning": "<warning> It is over. </warning>",
-    "no_action": "<warning> Neither. </warning>",
-  },
-  "zerosearch": {
-    "prompt": "Find it. {Question}",
-    "no_action": "\nNo {{action}}. Once more.\n",
-    "simulator_useful": 'Help with "{question}", {answer}: {query}',
-    "simulator_noisy": "Do not help: {query}",
-  },
   "search_o1": {
     "prompt": "Search with <|begin_search_query|> at most {B} times.\n"
     "In \\boxed{{IT}}: {Question}",
@@ -212,26 +136,13 @@ EXPECTED = {
     "nothing_found": "Nothing there.",
     "reader": '{reasoning} | {query} | {documents} | "{query}"\n',
   },
-}
-EXPECTED["ikea"] = EXPECTED["autorefine"] = EXPECTED["search_r1"]
-NO_ACTION = {"no_action": EXPECTED["search_r1"]["no_action"]}
-EXPECTED |= {
-  "research": {
-    "prompt": "{Question}",
-    "system": "Look it up. End in \\boxed{{answer}}.",
-  },
   "r1_searcher": {
     "prompt": "{Question}",
     "system": "Think, then <answer>.",
     "prefill": "<think>",
   },
-  "ssrl": NO_ACTION,
-  "hiprag": {
-    "prompt": "Take small {{steps}}.\nAsked: {Question}",
-    "prefill": "\n<think> {{",
-    **NO_ACTION,
-  },
 }
+BASE = "Think {{twice}}: {Question}"
 
 
 @pytest.fixture
@@ -262,29 +173,50 @@ def _known(place, folder):
   return dataclasses.replace(place, sha256=import_prompts._sha256(text))
 
 
-BASE = {
-  "research": "Box \\boxed{{it}}: {Question}.",
-  "r1_searcher": "Think {{twice}}: {Question}",
-}
-
-
-@pytest.mark.parametrize("system", BASE)
-def test_the_prompt_of_base_models_is_plain_text(system, checkout, tmp_path):
-  folder = checkout(system)
-  original = known(system, folder)
-  written, _ = import_prompts.imported(original, system, folder, base=True)
+def test_the_prompt_of_base_models_is_plain_text(checkout, tmp_path):
+  folder = checkout("r1_searcher")
+  original = known("r1_searcher", folder)
+  written, _ = import_prompts.imported(
+    original, "r1_searcher", folder, base=True
+  )
   values = tomllib.loads(written)
-  assert values["base"] == BASE[system]
+  assert values["base"] == BASE
   assert not values.keys() & {"system", "prefill"}
   file = tmp_path / "texts.toml"
   file.write_text(written)
-  env = aj.get_environment(system, str(file))
-  text = BASE[system].replace("{{", "{").replace("}}", "}")
+  env = aj.get_environment("r1_searcher", str(file))
+  text = BASE.replace("{{", "{").replace("}}", "}")
   assert (env.plain, env.system, env.prefill, env.chat) == (text, "", "", False)
   with pytest.raises(ValueError, match="expected one of research, r1_searcher"):
     import_prompts.imported(
       import_prompts.ORIGINALS["ikea"], "ikea", folder, base=True
     )
+
+
+@pytest.mark.parametrize("system", sorted(import_prompts.ORIGINALS))
+def test_the_texts_of_a_checkout_are_the_known_ones(system, tmp_path):
+  original = import_prompts.ORIGINALS[system]
+  folder = original_checkout(system)
+  for base in (False, True)[: 1 + ("base" in original.texts)]:
+    written, _ = import_prompts.imported(original, system, folder, base=base)
+    (tmp_path / "texts.toml").write_text(written)
+    aj.get_environment(system, str(tmp_path / "texts.toml"))
+
+
+@pytest.mark.parametrize("system", sorted(import_prompts.ORIGINALS))
+def test_the_environment_has_the_slots_and_placeholders(system, tmp_path):
+  values = dict(aj.WORDINGS[system].texts().values)
+  for name, places in import_prompts.ORIGINALS[system].texts.items():
+    if name != "base":
+      values[name] = ""
+    for place in places if name != "base" else ():
+      if isinstance(place, str):
+        values[name] += place
+        continue
+      own = [*place.names.values()] or ["Question"] * place.filled
+      values[name] += " ".join(f"{{{each}}}" for each in own if each) + "."
+  (tmp_path / "texts.toml").write_text(import_prompts.written(values))
+  aj.get_environment(system, str(tmp_path / "texts.toml"))
 
 
 @pytest.mark.parametrize("system", sorted(STAND_INS))
@@ -300,7 +232,7 @@ def test_texts_are_read_by_file_and_symbol(system, checkout, tmp_path_factory):
   aj.get_environment(system, str(file))
 
 
-@pytest.mark.parametrize("system", sorted(import_prompts.ORIGINALS))
+@pytest.mark.parametrize("system", sorted(STAND_INS))
 def test_other_words_than_the_known_ones_are_refused(system, checkout):
   folder = checkout(system)
   with pytest.raises(ValueError, match=r"has changed \(sha256 .*--allow_ch"):
@@ -311,18 +243,8 @@ def test_other_words_than_the_known_ones_are_refused(system, checkout):
   assert tomllib.loads(written).items() >= EXPECTED[system].items()
 
 
-def test_a_moved_file_is_named(checkout):
-  folder = checkout("zerosearch")
-  original = known("zerosearch", folder)
-  (folder / "app").mkdir()
-  (folder / "inference.py").rename(folder / "app" / "play.py")
-  sentence = r"inference.py: found that the text of main\(\) .* has moved to .*"
-  with pytest.raises(ValueError, match=f"{sentence}app/play.py; expected"):
-    import_prompts.imported(original, "zerosearch", folder)
-
-
 def test_another_repository_is_refused(checkout, tmp_path):
-  folder = checkout("ikea")
+  folder = checkout("search_r1")
   for name in ("none", "."):
     with pytest.raises(ValueError, match="found no folder|at commit 6ced48f"):
       import_prompts.imported(
