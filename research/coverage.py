@@ -20,6 +20,7 @@ from anysearch_jax import inference, significance
 
 _BUDGETS = 8
 _ALPHA, _BETA = 0.35, 0.3  # Most questions are almost always right or wrong.
+EASY = {"low": 0.97, "width": 0.03}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,18 +138,30 @@ def intervals_of_a_row(
   return _measures(held, replicates)
 
 
-def errors_of_comparisons(
-  design: Design, replicates: int, seed: int = 0
+def coverage_of_differences(
+  design: Design,
+  replicates: int,
+  seed: int = 0,
+  *,
+  deviations: np.ndarray | None = None,
 ) -> dict[str, float]:
-  """Returns how often two equal methods are found to differ."""
+  """Returns how often intervals of two equal methods' difference hold 0.
+
+  Args:
+    design: of each method.
+    replicates, seed: of the simulation.
+    deviations: as of `play`.
+  """
   rng = np.random.default_rng(seed)
-  found = np.zeros(2)
+  held = np.zeros(2)
   for _ in range(replicates):
     p = difficulties(design, rng)
-    ours, theirs = (play(design, p, rng) for _ in range(2))
+    ours, theirs = (
+      play(design, p, rng, deviations=deviations) for _ in range(2)
+    )
     gap = inference.minus(ours.scores("a"), theirs.scores("b"))
-    found += [not _holds(effect, 0.0) for effect in inference.effects(gap)]
-  return _measures(found, replicates)
+    held += [_holds(effect, 0.0) for effect in inference.effects(gap)]
+  return _measures(held, replicates)
 
 
 def errors_of_productivity(
@@ -180,22 +193,6 @@ def errors_of_productivity(
   return found / replicates
 
 
-def differences_of_few(
-  design: Design, replicates: int, seed: int = 0
-) -> dict[str, float]:
-  """Returns the coverage of differences over few questions."""
-  rng = np.random.default_rng(seed)
-  held = np.zeros(2)
-  for _ in range(replicates):
-    p = difficulties(design, rng)
-    ours, theirs = (
-      play(design, p, rng, deviations=np.zeros(1)) for _ in range(2)
-    )
-    gap = inference.minus(ours.scores("a"), theirs.scores("b"))
-    held += [_holds(effect, 0.0) for effect in inference.effects(gap)]
-  return _measures(held, replicates)
-
-
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
@@ -215,7 +212,8 @@ def main(argv) -> None:
     line(f"{questions} questions, {trainings} trainings", found)
   print("equal methods found to differ, sd between trainings .02")
   for questions, trainings in ((1000, 3), (1000, 5), (7400, 3), (7400, 5)):
-    found = errors_of_comparisons(Design(questions, trainings), n)
+    held = coverage_of_differences(Design(questions, trainings), n)
+    found = {name: 1 - share for name, share in held.items()}
     line(f"{questions} questions, {trainings} trainings each", found)
   print("equal productivity found to differ, one policy each")
   for ratio in (0.6, 0.4, 0.25):
@@ -224,11 +222,10 @@ def main(argv) -> None:
     line(f"300 questions, {ratio:g} times the searches", wrong)
   print("coverage of a difference over few questions, one policy each")
   for questions in (8, 15, 30, 100):
-    line(f"{questions} questions", differences_of_few(Design(questions), n))
-    easy = Design(questions, low=0.97, width=0.03)
-    line(
-      f"{questions} questions, nearly all right", differences_of_few(easy, n)
-    )
+    for range_of_p, label in ({}, ""), (EASY, ", nearly all right"):
+      design = Design(questions, **range_of_p)
+      found = coverage_of_differences(design, n, deviations=np.zeros(1))
+      line(f"{questions} questions{label}", found)
 
 
 if __name__ == "__main__":

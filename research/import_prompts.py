@@ -21,12 +21,12 @@ import dataclasses
 import hashlib
 import pathlib
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
 import anysearch_jax as aj
+from research import originals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +77,18 @@ class Original:
   texts: Mapping[str, tuple[Place | str, ...]]
 
 
-def _originals() -> dict[str, Original]:
-  path = pathlib.Path(__file__).with_name("originals.toml")
-  return {
-    system: Original(
-      read["repository"],
-      read["commit"],
-      {
-        name: tuple(each.get("text") or Place(**each) for each in places)
-        for name, places in read["texts"].items()
-      },
-    )
-    for system, read in tomllib.loads(path.read_text("utf-8")).items()
-    if "texts" in read
-  }
-
-
-ORIGINALS = _originals()
+ORIGINALS = {
+  system: Original(
+    read["repository"],
+    read["commit"],
+    {
+      name: tuple(each.get("text") or Place(**each) for each in places)
+      for name, places in read["texts"].items()
+    },
+  )
+  for system, read in originals.places().items()
+  if "texts" in read
+}
 # Of what TOML strings must escape, the texts may hold these.
 _ESCAPED = {"\\": "\\\\", "\r": "\\r", "\x7f": "\\u007f"} | {
   chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in "\t\n\r"
@@ -158,8 +153,8 @@ def imported(
     base: whether the prompt is that of base models.
 
   Raises:
-    ValueError: the folder is missing, or a text is missing, has moved, or has
-      changed, or base models have no prompt.
+    ValueError: the folder or a text is missing, a text has changed, or base
+      models have no prompt.
   """
   if base and "base" not in original.texts:
     known = [name for name, each in ORIGINALS.items() if "base" in each.texts]
@@ -172,7 +167,6 @@ def imported(
       f"--checkout={checkout}: found no folder; expected a clone of "
       f"https://github.com/{original.repository}."
     )
-  words = aj.WORDINGS[system]
   found = {
     name: "".join(
       place
@@ -183,17 +177,22 @@ def imported(
     for name, places in original.texts.items()
     if name not in (("system", "prefill") if base else ("base",))
   }
+  words = aj.WORDINGS[system]
   kept = sorted(words.slots.keys() - found.keys())
   shipped = words.texts().values
   comments = [
     f"Read by research.import_prompts from {original.repository}; the known",
     f"commit is {original.commit}.",
-    *(f"{name}: {_where(original.texts[name])}" for name in found),
+    *(
+      f"{name}: {place.file} {place.symbol.removesuffix('()')}"
+      for name in found
+      for place in original.texts[name]
+      if isinstance(place, Place)
+    ),
     f"In this project's words: {', '.join(kept) or 'none'}.",
   ]
-  return written(
-    {**{x: shipped[x] for x in words.slots}, **found}, comments
-  ), kept
+  values = {name: shipped[name] for name in words.slots} | found
+  return written(values, comments), kept
 
 
 def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
@@ -208,14 +207,6 @@ def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
   return "\n".join([*lines, "", *blocks] if lines else blocks)
 
 
-def _where(places: tuple[Place | str, ...]) -> str:
-  return ", ".join(
-    f"{place.file} {place.symbol.removesuffix('()')}"
-    for place in places
-    if isinstance(place, Place)
-  )
-
-
 def _read(
   place: Place,
   checkout: pathlib.Path,
@@ -224,27 +215,20 @@ def _read(
 ) -> str:
   """Returns the text at a place, after comparing its hash."""
   path = checkout / place.file
-  text = _text(place, path) if path.is_file() else None
-  if text is not None and (allow_changes or _sha256(text) == place.sha256):
-    return text
+  text = _text(place, path)
   wanted = f"the text of {place.symbol} with sha256 {place.sha256[:12]}"
-  for other in sorted(checkout.rglob("*.py")):
-    moved = _text(place, other) if other != path else None
-    if moved is not None and _sha256(moved) == place.sha256:
-      raise ValueError(
-        f"{path}: found that {wanted} has moved to {other}; expected it in "
-        f"{place.file}. Check out commit {commit[:7]}, or copy the file there."
-      )
   if text is None:
     raise ValueError(
       f"{path}: found no text of {place.symbol}; expected {wanted}. "
       f"Is this the right repository, at commit {commit[:7]}?"
     )
-  raise ValueError(
-    f"{path}: found that the text of {place.symbol} has changed (sha256 "
-    f"{_sha256(text)[:12]}); expected {wanted}. --allow_changes takes it as it "
-    "is."
-  )
+  found = hashlib.sha256(text.encode()).hexdigest()
+  if not allow_changes and found != place.sha256:
+    raise ValueError(
+      f"{path}: found that the text of {place.symbol} has changed (sha256 "
+      f"{found[:12]}); expected {wanted}. --allow_changes takes it as it is."
+    )
+  return text
 
 
 def _text(place: Place, path: pathlib.Path) -> str | None:
@@ -317,10 +301,6 @@ def _template(value: ast.expr, names: Mapping[str, str]) -> str | None:
       case _:
         return None
   return text
-
-
-def _sha256(text: str) -> str:
-  return hashlib.sha256(text.encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -100,26 +100,18 @@ def _line(
   def each(rows: list[list], of) -> np.ndarray:
     return np.array([[float(of(r)) for r in row] for row in rows])
 
+  def fits(row: Mapping[str, Any]) -> bool:
+    return row["generated_tokens"] <= tokens and row["searches"] <= searches
+
   over = each(theirs, lambda r: r["generated_tokens"] > tokens)
   right = each(ours, lambda r: r["em"])
   kept = each(theirs, lambda r: r["em"]) * (1 - over)
   effect = right - kept
-  within = each(
-    ours,
-    lambda r: r["generated_tokens"] <= tokens and r["searches"] <= searches,
-  )
   none = each(ours, lambda r: r["outcome"] != "answered")
-  line = Line(
-    f"{searches} searches, {tokens} tokens",
-    right.mean(),
-    kept.mean(),
-    effect.mean(),
-    _half(effect),
-    over.mean(),
-    none.mean(),
-    within.mean(),
-  )
-  return line, effect
+  shown = (right, kept, effect, over, none, each(ours, fits))
+  means = [values.mean() for values in shown]
+  means.insert(3, _half(effect))
+  return Line(f"{searches} searches, {tokens} tokens", *means), effect
 
 
 def _half(effect: np.ndarray) -> float:

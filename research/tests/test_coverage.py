@@ -5,6 +5,7 @@ The bounds are four standard errors of a proportion over the replicates.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from research import coverage
@@ -27,9 +28,11 @@ def test_intervals_of_a_row_hold_the_truth(questions, trainings):
 
 @pytest.mark.parametrize("trainings", [3, 5])
 def test_equal_methods_are_seldom_found_to_differ(trainings):
-  found = coverage.errors_of_comparisons(coverage.Design(1000, trainings), 300)
+  found = coverage.coverage_of_differences(
+    coverage.Design(1000, trainings), 300
+  )
   for measure in ("EM", "TP"):
-    assert found[measure] < 0.05 + _error(0.05, 300)
+    assert found[measure] > 0.95 - _error(0.95, 300)
 
 
 def test_equal_productivity_is_found_equal_whatever_the_searches():
@@ -40,8 +43,7 @@ def test_equal_productivity_is_found_equal_whatever_the_searches():
 
 @pytest.mark.parametrize("questions", [8, 30])
 def test_differences_of_few_questions_hold_the_truth(questions):
-  found = coverage.differences_of_few(
-    coverage.Design(questions, low=0.97, width=0.03), 300
-  )
+  design = coverage.Design(questions, **coverage.EASY)
+  found = coverage.coverage_of_differences(design, 300, deviations=np.zeros(1))
   for measure in ("EM", "TP"):
     assert found[measure] > 0.95 - _error(0.95, 300)

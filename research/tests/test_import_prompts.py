@@ -170,7 +170,8 @@ def _known(place, folder):
   if isinstance(place, str):
     return place
   text = import_prompts._text(place, folder / place.file)
-  return dataclasses.replace(place, sha256=import_prompts._sha256(text))
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  return dataclasses.replace(place, sha256=digest)
 
 
 def test_the_prompt_of_base_models_is_plain_text(checkout, tmp_path):
