@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 
 import anysearch_jax as aj
-from research.claims import UNTRAINED, Claim, Row
+from research.claims import AMPLE, TIGHT, UNTRAINED, Claim, Row, above
 
 TITLE = "The ablations, row by row"
 TABLES = ("tool", "format", "scaffold", "sampling", "phases")
@@ -81,7 +81,10 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
     Row("search_r1", "Search-R1-like", "rivals", SEARCH_R1),
-    *_greedy(),
+    *(_greedy_of(name, label) for name, label, _ in _THREE),
+    _greedy_of("undivided", "Undivided"),
+    _greedy_of("batch_anysearch", "AnySearch, batch"),
+    _greedy_of("search_r1", "Search-R1-like"),
     *_cool(),
   )
 
@@ -195,15 +198,16 @@ def _both_ways(
   name: str, label: str, table: str, overrides: tuple[str, ...]
 ) -> tuple[Row, Row]:
   """Returns a row that samples its answers and one that answers greedily."""
-  return (
-    Row(name, label, table, overrides),
-    Row(
-      f"{name}_greedy",
-      f"{label}, greedy",
-      table,
-      evaluation=_GREEDY,
-      policy_of=name,
-    ),
+  return Row(name, label, table, overrides), _greedy_of(name, label, table)
+
+
+def _greedy_of(name: str, label: str, table: str = "greedy") -> Row:
+  return Row(
+    f"{name}_greedy",
+    f"{label}, greedy",
+    table,
+    evaluation=_GREEDY,
+    policy_of=name,
   )
 
 
@@ -259,24 +263,6 @@ def _reuse(c: aj.config.CurriculumConfig) -> tuple[Row, ...]:
   )
 
 
-def _greedy() -> tuple[Row, ...]:
-  return tuple(
-    Row(
-      f"{name}_greedy",
-      f"{label}, greedy",
-      "greedy",
-      evaluation=_GREEDY,
-      policy_of=name,
-    )
-    for name, label in (
-      *((name, label) for name, label, _ in _THREE),
-      ("undivided", "Undivided"),
-      ("batch_anysearch", "AnySearch, batch"),
-      ("search_r1", "Search-R1-like"),
-    )
-  )
-
-
 def _cool() -> tuple[Row, ...]:
   return tuple(
     Row(
@@ -303,7 +289,6 @@ _THREE = (
   ("no_tool", "No tool reward", (_OFF,)),
 )
 
-_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
 # By family; Holm's correction is within a family.
 CLAIMS = {
   "The paper's orderings": (
@@ -346,14 +331,14 @@ CLAIMS = {
       "anysearch",
       "lambda_0",
       "accuracy",
-      _AMPLE,
+      AMPLE,
     ),
     Claim(
       "lambda = 1 loses at small budgets",
       "anysearch",
       "lambda_1",
       "accuracy",
-      _TIGHT,
+      TIGHT,
     ),
   ),
   # docs/objective.md
@@ -363,7 +348,7 @@ CLAIMS = {
       "batch_anysearch",
       "anysearch",
       "accuracy",
-      _AMPLE,
+      AMPLE,
     ),
     *(
       Claim(
@@ -383,7 +368,7 @@ CLAIMS = {
       "priced",
       "anysearch",
       "accuracy",
-      _AMPLE,
+      AMPLE,
     ),
     Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
   ),
@@ -408,12 +393,7 @@ CLAIMS = {
     ),
   ),
   "Baselines of turns, all answering greedily": tuple(
-    Claim(
-      f"Priced with baselines of turns is above {label} {where}",
-      ours,
-      name,
-      *pool,
-    )
+    claim
     for ours, name, label in (
       ("priced_turns_greedy", "priced_greedy", "priced"),
       ("priced_turns_greedy", "search_r1_greedy", "Search-R1"),
@@ -421,15 +401,10 @@ CLAIMS = {
       ("priced_turns_greedy", "batch_anysearch_greedy", "AnySearch, batch,"),
       ("priced_turns_cool", "search_r1_cool", "Search-R1, both cool,"),
     )
-    for where, pool in (
-      ("at B = 1 to 3", ("accuracy", _TIGHT)),
-      ("at B = 6 to 8", ("accuracy", _AMPLE)),
-      ("in all", ("accuracy",)),
-      ("in all", ("tp",)),
-    )
+    for claim in above("Priced with baselines of turns", ours, name, label)
   ),
   "The priced reward against its rivals, all answering greedily": tuple(
-    Claim(f"Priced is above {label} {where}", priced, name, *pool)
+    claim
     for priced, name, label in (
       ("priced_greedy", "anysearch_greedy", "AnySearch"),
       ("priced_greedy", "batch_anysearch_greedy", "AnySearch, batch,"),
@@ -438,10 +413,6 @@ CLAIMS = {
       ("priced_cool", "search_r1_cool", "Search-R1, both cool,"),
       ("priced_cool", "no_tool_cool", "no tool reward, both cool,"),
     )
-    for where, pool in (
-      ("at B = 1 to 3", ("accuracy", _TIGHT)),
-      ("at B = 6 to 8", ("accuracy", _AMPLE)),
-      ("in all", ("tp",)),
-    )
+    for claim in above("Priced", priced, name, label, pooled=False)
   ),
 }

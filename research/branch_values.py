@@ -120,15 +120,9 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       "asks": _mean(cuts, lambda cut: cut.share)._asdict(),
       "gain": of_searches(lambda cut: statistics.fmean(cut.gain))._asdict(),
       "cuts_reached": sum(bool(cut.worth) for cut in cuts),
-      "worth_bounds": _bounds(
-        cuts,
-        lambda cut: statistics.fmean(cut.worth) if cut.worth else -1.0,
-        lambda cut: statistics.fmean(cut.worth) if cut.worth else 1.0,
-      ),
+      "worth_bounds": _bounds(cuts, lambda cut: (cut.worth, -1.0, 1.0)),
       "gain_bounds": _bounds(
-        cuts,
-        lambda cut: statistics.fmean(cut.gain) if cut.gain else -cut.stored,
-        lambda cut: statistics.fmean(cut.gain) if cut.gain else 1 - cut.stored,
+        cuts, lambda cut: (cut.gain, -cut.stored, 1 - cut.stored)
       ),
     }
   return out
@@ -190,13 +184,20 @@ def _mean(
 
 def _bounds(
   cuts: Sequence[_Cut],
-  least: Callable[[_Cut], float],
-  most: Callable[[_Cut], float],
+  known: Callable[[_Cut], tuple[tuple[float, ...], float, float]],
 ) -> dict[str, float | None]:
   """Returns an interval for the mean over all cuts, reached or not.
+
+  `known` returns the values of a cut's ends, and the least and the most that
+  they can be if there are none.
 
   It holds the true mean with a probability of at least 95 %: the bounds are
   known up to sampling error, which is added outside.
   """
-  low, high = _mean(cuts, least), _mean(cuts, most)
-  return {"low": low.low, "high": high.high}
+
+  def of(place: int) -> aj.inference.Estimate:
+    return _mean(
+      cuts, lambda cut: statistics.fmean(known(cut)[0] or [known(cut)[place]])
+    )
+
+  return {"low": of(1).low, "high": of(2).high}

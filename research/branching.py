@@ -37,7 +37,6 @@ line, and summary.json. If it is killed, running it again resumes.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import json
 import pathlib
@@ -238,8 +237,9 @@ class _Replay:
     tries: int = 1,
   ):
     self._engine, self._given, self._known = engine, given, known
-    self._address, self._asks, self._tries = address, asks, tries
-    self._read = 0
+    self._asks, self._tries, self._read = asks, tries, 0
+    # Of the turn that was sampled last.
+    self.address = address
     # The turn that was sampled first, how often it was, and tokens discarded.
     self.first: aj.Generation | None = None
     self.sampled = self.discarded = 0
@@ -264,20 +264,15 @@ class _Replay:
       if self.sampled == self._tries:
         return self.first
       self.discarded += len(self.first.token_ids)
-      self.release(self._address)
-      self._address = self.address._replace(attempt=self.sampled)
-
-  @property
-  def address(self) -> aj.Address:
-    """The address of the turn that was sampled last."""
-    return self._address
+      self.release(self.address)
+      self.address = self.address._replace(attempt=self.sampled)
 
   async def _sample(self, request: aj.GenerateRequest) -> aj.Generation:
-    request = dataclasses.replace(request, address=self._address)
+    request = dataclasses.replace(request, address=self.address)
     return await self._engine.generate(request)
 
   def release(self, address: aj.Address) -> None:
-    self._engine.release(self._address)
+    self._engine.release(self.address)
 
 
 async def _played(
@@ -324,7 +319,7 @@ async def _played(
     )
 
   ends: dict[str, aj.Trajectory] = {}
-  asked, replay = at.generation, None
+  asked, tries_made, discarded = at.generation, 1, 0
   if cut.kind == "continue":
     replay = _Replay(parts.engine, given, address, asks=asks, tries=tries)
     granted = await play(replay, budget)
@@ -337,21 +332,17 @@ async def _played(
         )
     if granted.failed or (replay.first is not None and asks(asked.text)):
       ends["granted"] = granted
+    tries_made, discarded = max(1, replay.sampled), replay.discarded
+    if not ends and replay.first is not None:
+      discarded += len(asked.token_ids)
   if cut.kind == "stop" or ("granted" in ends and not granted.failed):
-    refusing = _Replay(
-      parts.engine,
-      [*given, asked],
-      address,
-      known=(*known, *asked.token_ids),
-    )
+    known = (*known, *asked.token_ids)
+    refusing = _Replay(parts.engine, [*given, asked], address, known=known)
     allowed = dataclasses.replace(budget, searches=cut.searches)
     ends["refused"] = await play(refusing, allowed)
   return _row(stored, cut, sample, ends, env) | {
-    "tries": 1 if replay is None else max(1, replay.sampled),
-    "discarded": 0
-    if replay is None
-    else replay.discarded
-    + (0 if ends or replay.first is None else len(asked.token_ids)),
+    "tries": tries_made,
+    "discarded": discarded,
     "seen": _seen(stored, cut, before)._asdict(),
   }
 
@@ -383,7 +374,6 @@ def _row(
   sampled: dict[str, dict[str, Any]] = {
     name: {
       "em": env.judge(trajectory).em,
-      "answer": env.judge(trajectory).answer,
       "searches": trajectory.searches,
       "tokens": trajectory.written_tokens,
       "outcome": trajectory.outcome.value,
@@ -404,14 +394,11 @@ def _row(
     "kind": cut.kind,
     "cut": cut.searches,
     "sample": sample,
-    "dataset": stored["dataset"],
     "hops": stored["metadata"].get("hops"),
     "budget_left": stored["budget"] - cut.searches,
     "reached": bool(sampled),
-    **{f"stored_{name}": stored[name] for name in ("em", "answer", "searches")},
+    "stored_em": stored["em"],
     "stored_tokens": stored["generated_tokens"],
-    "granted_em": granted,
-    "refused_em": refused,
     "worth": None if granted is None or refused is None else granted - refused,
     "gain": None
     if cut.kind == "stop" or granted is None
@@ -435,26 +422,20 @@ def _ends(
 
 def _places(path: pathlib.Path, plan: Plan) -> dict[tuple[Any, ...], int]:
   """Chooses episodes; returns the place of each cut's first end."""
-  found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
+  found: dict[str, list[tuple[int, list[tuple[Any, ...]]]]] = {
     kind: [] for kind in branch_values.KINDS
   }
   for row in aj.read_episodes(path):
-    by_kind: dict[str, list[tuple[Any, ...]]] = {}
-    for cut in cuts(row):
-      key = _key(row, cut.kind, cut.searches)
-      by_kind.setdefault(cut.kind, []).append(key)
-    for kind, keys in by_kind.items():
-      name = f"{row['question_id']}/{row['budget']}/{row['seed']}"
-      found[kind].append((zlib.crc32(name.encode()), tuple(keys)))
+    name = f"{row['question_id']}/{row['budget']}/{row['seed']}"
+    for kind, chosen in found.items():
+      own = [_key(row, *cut[:2]) for cut in cuts(row) if cut.kind == kind]
+      if own:
+        chosen.append((zlib.crc32(name.encode()), own))
   keys = [
     key
     for chosen in found.values()
-    for _, keys in (
-      heapq.nsmallest(plan.episodes, chosen)
-      if plan.episodes
-      else sorted(chosen)
-    )
-    for key in keys
+    for _, own in sorted(chosen)[: plan.episodes or None]
+    for key in own
   ]
   return {key: i * plan.samples for i, key in enumerate(keys)}
 

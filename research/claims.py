@@ -64,6 +64,28 @@ class Claim(NamedTuple):
   budgets: tuple[int, ...] = ()
 
 
+TIGHT, AMPLE = (1, 2, 3), (6, 7, 8)
+
+
+def above(
+  who: str, more: str, less: str, whom: str, *, pooled: bool = True
+) -> list[Claim]:
+  """Returns that row `more` (`who`) is above row `less` (`whom`).
+
+  In accuracy at tight and at ample budgets and, if `pooled`, at all; in TP.
+  """
+  wheres = [
+    ("at B = 1 to 3", "accuracy", TIGHT),
+    ("at B = 6 to 8", "accuracy", AMPLE),
+    *([("in all", "accuracy", ())] if pooled else []),
+    ("in all", "tp", ()),
+  ]
+  return [
+    Claim(f"{who} is above {whom} {where}", more, less, *pool)
+    for where, *pool in wheres
+  ]
+
+
 class Finding(NamedTuple):
   """What the trainings say of a claim.
 
@@ -87,27 +109,19 @@ def decide(claims: Sequence[Claim], rows: Trainings) -> list[Finding]:
   Raises:
     ValueError: a claim names budgets that one of its rows was not asked at.
   """
-  effects = [
-    difference(rows[c.more], rows[c.less], c.measure, c.budgets)
-    if c.more in rows and c.less in rows
-    else None
-    for c in claims
-  ]
-  # One training of a row tells nothing of its others.
-  several = [
-    effect is not None
-    and min(map(len, _paired(rows[c.more], rows[c.less]))) > 1
-    for c, effect in zip(claims, effects, strict=True)
-  ]
-  p = _holm(
-    effect.p if effect is not None and many else None
-    for effect, many in zip(effects, several, strict=True)
-  )
+  effects: list[tuple[aj.inference.Effect | None, bool]] = []
+  for c in claims:
+    if c.more in rows and c.less in rows:
+      sides = rows[c.more], rows[c.less]
+      # One training of a row tells nothing of its others.
+      several = min(map(len, _paired(*sides))) > 1
+      effects.append((difference(*sides, c.measure, c.budgets), several))
+    else:
+      effects.append((None, False))
+  p = _holm(effect.p if effect and many else None for effect, many in effects)
   return [
     Finding(claim, effect, value, _word(effect, many, value))
-    for claim, effect, many, value in zip(
-      claims, effects, several, p, strict=True
-    )
+    for claim, (effect, many), value in zip(claims, effects, p, strict=True)
   ]
 
 

@@ -31,6 +31,7 @@ if it wrote more. Each end is counted under several caps.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import itertools
@@ -119,11 +120,15 @@ class Value:
 
   def cell(self, found: aj.control.Seen, cap: float) -> tuple[int, int, int]:
     """Returns the cell of an episode."""
-    return (
-      _bin(self.left, found.left),
-      _bin(self.turns_left, found.turns_left(cap)),
-      _bin(self.logp, found.logp),
+    i, j, k = (
+      max(0, bisect.bisect(edges, value) - 1)
+      for edges, value in (
+        (self.left, found.left),
+        (self.turns_left, found.turns_left(cap)),
+        (self.logp, found.logp),
+      )
     )
+    return i, j, k
 
   def __call__(self, found: aj.control.Seen, cap: float) -> float:
     i, j, k = self.cell(found, cap)
@@ -136,7 +141,6 @@ class Value:
 
 
 SCORES = {"stopping": Stopping, "value": Value}
-KINDS = tuple(SCORES)
 
 
 def rule(values: Mapping[str, Any]) -> aj.control.Rule:
@@ -160,15 +164,10 @@ def rule(values: Mapping[str, Any]) -> aj.control.Rule:
   return aj.control.Rule(searches, values["tries"])
 
 
-def _bin(edges: Sequence[float], value: float) -> int:
-  """Returns the index of the last edge that is not above a value."""
-  return max(0, sum(edge <= value for edge in edges) - 1)
-
-
 class Plan(NamedTuple):
   """What is fitted.
 
-  kind: of the rule, one of `KINDS`.
+  kind: of the rule, one of `SCORES`.
   tokens: caps on tokens under which ends are counted; no cap is counted too.
   max_generated: tokens that the episodes could write without a cap.
   tries: of the rule, see `control.Rule`; 0: answers are never replaced.
@@ -242,10 +241,7 @@ def fit(
     )
   assigned = (*plan.tokens, aj.budgets.UNCAPPED)
   caps = sorted({control.cap(cap, plan.max_generated) for cap in assigned})
-  values: dict[str, Any] = {
-    "kind": plan.kind,
-    "tries": plan.tries,
-  }
+  values: dict[str, Any] = {"kind": plan.kind, "tries": plan.tries}
   fitted: dict[str, Any] = {}
   decides: aj.control.Rule | None = None
   for name, chains, rounds in (
@@ -256,7 +252,11 @@ def fit(
       continue
     for _ in range(rounds):
       examples = _examples(name, chains, caps, decides)
-      values[name] = _fitted(examples, plan)
+      values[name] = (
+        _table(examples, plan.penalty)
+        if plan.kind == "value"
+        else _regression(examples)
+      )
       decides = rule(values)
     examples = _examples(name, chains, caps, decides)
     fitted[name] = _measured(name, examples, rule(values))
@@ -279,7 +279,10 @@ def _chains(
     if row["outcome"] != "failed" and row["seen"] is not None:
       key = row["question_id"], row["budget"], row["seed"]
       grouped[row["kind"]][key].append(row)
-  asks = [_chain(ends, _refused) for ends in grouped["stop"].values()]
+  asks = [
+    _chain(ends, lambda row: _end(row["sampled"]["refused"]))
+    for ends in grouped["stop"].values()
+  ]
   answers = [
     _chain(ends, lambda row: _searched(row, tries))
     for ends in grouped["continue"].values()
@@ -298,8 +301,7 @@ def _chain(rows: Sequence[Mapping[str, Any]], end: Any) -> _Chain:
   return _Chain(cuts, _End(first["stored_em"], first["stored_tokens"]))
 
 
-def _refused(row: Mapping[str, Any]) -> _End:
-  found = row["sampled"]["refused"]
+def _end(found: Mapping[str, Any]) -> _End:
   return _End(found["em"], found["tokens"])
 
 
@@ -341,12 +343,6 @@ def _examples(
         if not rule.searches(name, cut.seen, cap):
           follows = other
   return out
-
-
-def _fitted(examples: Sequence[_Example], plan: Plan) -> dict[str, Any]:
-  if plan.kind == "value":
-    return _table(examples, plan.penalty)
-  return _regression(examples)
 
 
 def _regression(examples: Sequence[_Example]) -> dict[str, Any]:
@@ -449,11 +445,9 @@ def branches(
     rows += aj.read_episodes(folder / "branches.jsonl")
     noted.append(json.loads((folder / "config.json").read_text()))
   for name in ("policy", "max_generated"):
-    found = {folder: one[name] for folder, one in zip(folders, noted)}
-    if len({*found.values()}) > 1:
-      shown = ", ".join(
-        f"{value} ({folder})" for folder, value in found.items()
-      )
+    found = [one[name] for one in noted]
+    if len({*found}) > 1:
+      shown = ", ".join(f"{v} ({f})" for v, f in zip(found, folders))
       raise ValueError(
         f"--branches: found more than one {name}: {shown}; expected branches "
         "of one policy under one limit. Fit a rule for each."
@@ -467,7 +461,7 @@ def define_flags() -> None:
     "branches", None, "Folders of research.branching.", required=True
   )
   flags.DEFINE_string("output", None, "File to write.", required=True)
-  flags.DEFINE_enum("kind", "stopping", KINDS, "Form of the rule.")
+  flags.DEFINE_enum("kind", "stopping", [*SCORES], "Form of the rule.")
   flags.DEFINE_list(
     "tokens", [], "Caps on tokens under which ends are counted."
   )

@@ -28,34 +28,24 @@ from research import demonstrations
 _PROBE, _GAP = 0.99, 0.2
 
 
-def validate(config: aj.config.WarmStartConfig) -> None:
-  """Checks the sizes of the policy.
-
-  Raises:
-    ValueError: `kv_heads` does not divide `heads`, or heads have no even size.
-  """
-  c = config
-  if c.heads % c.kv_heads:
-    raise ValueError(
-      f"warm_start.kv_heads: found {c.kv_heads}, expected a divisor of "
-      f"warm_start.heads, {c.heads}."
-    )
-  if c.hidden % (2 * c.heads):
-    raise ValueError(
-      f"warm_start.hidden: found {c.hidden}, expected a multiple of twice "
-      f"warm_start.heads, {2 * c.heads}: rotary positions need heads of an "
-      "even size."
-    )
-
-
 def fresh(world: aj.World, config: aj.ExperimentConfig) -> aj.Policy:
   """Returns an `aj.Policy` with random weights, and the world's tokenizer.
 
   Raises:
-    ValueError: its sizes in `config.warm_start` do not fit together.
+    ValueError: `kv_heads` does not divide `heads`, or heads have no even size.
   """
   w = config.warm_start
-  validate(w)
+  if w.heads % w.kv_heads:
+    raise ValueError(
+      f"warm_start.kv_heads: found {w.kv_heads}, expected a divisor of "
+      f"warm_start.heads, {w.heads}."
+    )
+  if w.hidden % (2 * w.heads):
+    raise ValueError(
+      f"warm_start.hidden: found {w.hidden}, expected a multiple of twice "
+      f"warm_start.heads, {2 * w.heads}: rotary positions need heads of an "
+      "even size."
+    )
   codec = aj.Tokenizer(aj.world_tokenizer(world))
   a = aj.Architecture(
     family="qwen3",

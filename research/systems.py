@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import anysearch_jax as aj
 from research import ablations
-from research.claims import UNTRAINED, Claim, Row
+from research.claims import UNTRAINED, Row, above
 
 TITLE = "The compared systems, row by row"
 # ZeroSearch and SSRL simulate their search engine only in training.
 _REAL = ("retrieval.simulated=",)
-
-
 _FORMAT = ("method.search_r1.format_variant=true",)
 _SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"), ("saas", "SAAS"))
 _RIVALS = (
@@ -41,27 +39,17 @@ _RIVALS = (
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )
-_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
 # By family; Holm's correction is within a family.
 CLAIMS = {
   "AnySearch and its rivals": tuple(
-    Claim(f"AnySearch is above {label} {where}", "anysearch", name, *pool)
+    claim
     for name, label in _RIVALS
-    for where, pool in (
-      ("at B = 1 to 3", ("accuracy", _TIGHT)),
-      ("at B = 6 to 8", ("accuracy", _AMPLE)),
-      ("in all", ("accuracy",)),
-      ("in all", ("tp",)),
-    )
+    for claim in above("AnySearch", "anysearch", name, label)
   ),
   "The priced reward and its rivals": tuple(
-    Claim(f"The priced reward is above {label} {where}", "priced", name, *pool)
+    claim
     for name, label in (("anysearch", "AnySearch"), *_RIVALS[:1], *_SAVERS)
-    for where, pool in (
-      ("at B = 1 to 3", ("accuracy", _TIGHT)),
-      ("at B = 6 to 8", ("accuracy", _AMPLE)),
-      ("in all", ("tp",)),
-    )
+    for claim in above("The priced reward", "priced", name, label, pooled=False)
   ),
 }
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import runpy
 import shutil
 import sys
 import time
@@ -27,6 +26,7 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from research import demonstrations, fitting
+from research.study import load_config
 
 # The least accuracy that the scaffold adds, at this budget over so many
 # questions.
@@ -169,10 +169,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  path, _, preset = f.config.partition(":")
-  get_config = runpy.run_path(path)["get_config"]
-  config = get_config(*([preset] if preset else []))
-  folder = pathlib.Path(f.output)
+  config, folder = load_config(f.config), pathlib.Path(f.output)
   partial = folder.with_name(folder.name + ".partial")
   try:
     aj.validate(config, trains=False, samples=False)

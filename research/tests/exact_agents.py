@@ -1,13 +1,18 @@
-"""Episodes of exact agents in the generated world, without an engine."""
+"""The generated world's agents: exact ones, and the expert's demonstrations."""
 
 from __future__ import annotations
 
 import numpy as np
 
 import anysearch_jax as aj
+from research import demonstrations
 
 WORLD = aj.World()
 LOOKUP = aj.LexicalRetriever(WORLD.corpus).lookup
+CODEC = aj.Tokenizer(aj.world_tokenizer(WORLD))
+SETTING = demonstrations.Setting(
+  WORLD, LOOKUP, CODEC, aj.config.EpisodeConfig(prompts="world")
+)
 EXACT = aj.expert.ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
 
 

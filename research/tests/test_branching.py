@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 
 import commands
 import pytest
@@ -42,18 +41,30 @@ def evaluated(folder, script, config, questions=QUESTIONS):
   return rows_of(text)
 
 
-def branch(evaluation, folder, script, config, **settings):
-  folder.mkdir()
-  engine = scripted.Engine(script)
+def branch(
+  evaluation,
+  folder,
+  player,
+  config,
+  *,
+  samples=2,
+  tries=4,
+  retriever=RETRIEVER,
+):
+  """Branches episodes by a script or a player."""
+  folder.mkdir(exist_ok=True)
+  if not isinstance(player, aj.Player):
+    player = aj.Player(scripted.Engine(player), scripted.CODEC)
   summary = branching.branch(
     playing(config),
-    branching.Plan(**{"episodes": 0, "samples": 2, "tries": 4} | settings),
+    branching.Plan(episodes=0, samples=samples, tries=tries),
     evaluation=evaluation,
-    player=aj.Player(engine, scripted.CODEC),
-    retriever=RETRIEVER,
+    player=player,
+    retriever=retriever,
     folder=folder,
   )
-  return summary, rows_of((folder / "branches.jsonl").read_bytes()), engine
+  rows = rows_of((folder / "branches.jsonl").read_bytes())
+  return summary, rows, player.engine
 
 
 def hesitant(request):
@@ -103,51 +114,6 @@ def test_value_of_forced_search_counts_corrected_answers(tmp_path):
     assert granted["spans"][0] == refused["spans"][0]
   # The engine's cache is empty afterwards.
   assert {r.address for r in engine.requests} == set(engine.released)
-
-
-ASKS = (0.8, 0.3, 0.05, 0.0)  # By the question's number.
-
-
-def moody(request):
-  """Asks with a probability in `ASKS`, and searching corrects 0 and 1 only.
-
-  Before it searches, and if that is refused, it is right for 1, 2 and 3.
-  """
-  kind = number(request) % 4
-  if ANSWERED in context(request):
-    return scripted.answer("x" if kind < 2 else "y")
-  if "No search is left" not in context(request):
-    if random.Random(repr(request.address)).random() < ASKS[kind]:
-      return scripted.search("look")
-  return scripted.answer("y" if kind == 0 else "x")
-
-
-def test_worth_of_a_played_policy_does_not_depend_on_the_tries(tmp_path):
-  questions = [aj.Question(str(i), f"item {i}", ("x",)) for i in range(16)]
-  config = configured(budgets=(1,), seeds=(1, 2, 3))
-  evaluated(tmp_path / "e", moody, config, questions)
-  found = {
-    tries: branch(
-      tmp_path / "e",
-      tmp_path / str(tries),
-      moody,
-      config,
-      samples=5,
-      tries=tries,
-    )[0]["continue"]
-    for tries in (1, 16)
-  }
-  # A search is worth 1, 0, -1 and -1; cuts are the episodes that answered,
-  # which are the fewer, the more a policy asks.
-  by_kind = [1 - asks for asks in ASKS]
-  weights = [n * asks for n, asks in zip(by_kind, ASKS)]
-  truth = (weights[0] - weights[2] - weights[3]) / sum(weights)
-  values = [part["worth"]["value"] for part in found.values()]
-  assert max(values) - min(values) < 1e-9  # Ends of a cut are all alike.
-  for part in found.values():
-    assert part["worth"]["low"] < truth < part["worth"]["high"]
-  reached = [part["cuts_reached"] for part in found.values()]
-  assert reached == sorted(reached) and reached[0] < reached[-1]
 
 
 def searcher(request):
@@ -225,15 +191,7 @@ def test_finished_ends_are_not_played_again(tmp_path):
   partial.parent.mkdir()
   lines = (tmp_path / "a" / "branches.jsonl").read_text().splitlines()
   partial.write_text("\n".join(lines[5:20]) + '\n{"kind": "cont')
-  engine = scripted.Engine(hesitant)
-  again = branching.branch(
-    playing(config),
-    branching.Plan(episodes=0, samples=2, tries=4),
-    evaluation=tmp_path / "e",
-    player=aj.Player(engine, scripted.CODEC),
-    retriever=RETRIEVER,
-    folder=partial.parent,
-  )
+  again, _, engine = branch(tmp_path / "e", partial.parent, hesitant, config)
   assert again == whole
   assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
   # Each end takes three turns until one searches, and two that answer.
@@ -256,20 +214,19 @@ def test_engine_ends_are_reproducible(tmp_path):
     config, player(), source["questions"][:6], source["retriever"], tmp_path
   )
   stored = {cell(row): row for row in rows_of(text)}
-  found = []
-  for name in ("a", "b"):
-    (tmp_path / name).mkdir()
-    branching.branch(
-      playing(config),
-      branching.Plan(episodes=0, samples=2, tries=3),
-      evaluation=tmp_path,
-      player=player(),
+  found, again = (
+    branch(
+      tmp_path,
+      tmp_path / name,
+      player(),
+      config,
+      tries=3,
       retriever=source["retriever"],
-      folder=tmp_path / name,
-    )
-    found.append((tmp_path / name / "branches.jsonl").read_bytes())
-  assert found[0] == found[1]
-  for row in rows_of(found[0]):
+    )[1]
+    for name in "ab"
+  )
+  assert found == again
+  for row in found:
     before = stored[cell(row)]
     assert row["stored_em"] == before["em"]
     ends = row["sampled"]

@@ -25,14 +25,7 @@ RETRIEVER = scripted.Retriever({"look": [aj.Passage("p", "T", "x")]})
 
 
 def seen(made=0, left=3, written=20, turn=10.0, logp=-0.5):
-  return {
-    "made": made,
-    "left": left,
-    "written": written,
-    "turn": turn,
-    "repeated": 0,
-    "logp": logp,
-  }
+  return control.Seen(made, left, written, turn, 0, logp)._asdict()
 
 
 def row(question, kind, cut=0, *, stored, ends=None, tries=1, found=None):
@@ -105,7 +98,7 @@ def test_regression_is_the_optimum_of_its_likelihood():
   assert fitted["ask"]["turns"] == 300
 
 
-@pytest.mark.parametrize("kind", control_fit.KINDS)
+@pytest.mark.parametrize("kind", control_fit.SCORES)
 def test_search_that_leaves_no_tokens_for_an_answer_is_refused(kind):
   # Searching is right with 60 tokens, answering at once in half of the cases
   # with 30.
@@ -138,39 +131,27 @@ def test_search_is_worth_what_follows_under_the_rule():
   for i in range(100):
     first = seen(made=0, left=3, written=10, logp=-0.01 * (i % 5))
     second = seen(made=1, left=2, written=20, logp=-0.01 * (i % 5))
-    for cut, (end, found) in enumerate(
-      (((0.0, 25), first), ((1.0, 35), second))
-    ):
-      rows.append(
-        row(
-          i,
-          "stop",
-          cut,
-          stored=(1.0, 90),
-          ends={"refused": end},
-          found=found,
-        )
-      )
+    for cut, end, found in ((0, (0.0, 25), first), (1, (1.0, 35), second)):
+      ends = {"refused": end}
+      rows.append(row(i, "stop", cut, stored=(1.0, 90), ends=ends, found=found))
   values, fitted = control_fit.fit(rows, plan(tokens=(40,)))
   rule = control_fit.rule(values)
   assert not rule.searches("ask", control.Seen(**second), 40)
   assert rule.searches("ask", control.Seen(**first), 40)
 
 
-@pytest.mark.parametrize("kind", control_fit.KINDS)
+@pytest.mark.parametrize("kind", control_fit.SCORES)
 def test_unlikely_answer_is_replaced(kind):
-  rows = []
-  for i in range(240):
-    sure = i % 2
-    rows.append(
-      row(
-        i,
-        "continue",
-        stored=(float(sure), 40),
-        ends={"granted": (float(i % 4 < 2), 60)},
-        found=seen(logp=-0.001 if sure else -0.9),
-      )
+  rows = [
+    row(
+      i,
+      "continue",
+      stored=(float(i % 2), 40),
+      ends={"granted": (float(i % 4 < 2), 60)},
+      found=seen(logp=-0.001 if i % 2 else -0.9),
     )
+    for i in range(240)
+  ]
   values, fitted = control_fit.fit(rows, plan(kind, tokens=(90,)))
   rule = control_fit.rule(values)
   guess, known = (control.Seen(**seen(logp=logp)) for logp in (-0.9, -0.001))
@@ -230,12 +211,10 @@ def hesitant(request):
   text = scripted.CODEC.decode(request.token_ids)
   if "<information>Doc" in text:
     return scripted.answer("x")
-  number = int(text.partition("item ")[2][0])
-  asks = number % 2 or request.address.attempt
-  refused = "No search is left" in text
-  return (
-    scripted.answer("y") if refused or not asks else scripted.search("look")
-  )
+  asks = int(text.partition("item ")[2][0]) % 2 or request.address.attempt
+  if asks and "No search is left" not in text:
+    return scripted.search("look")
+  return scripted.answer("y")
 
 
 @pytest.mark.parametrize(

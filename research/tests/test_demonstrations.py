@@ -9,48 +9,23 @@ import re
 
 import numpy as np
 import pytest
+from exact_agents import CODEC, SETTING, WORLD
 
 import anysearch_jax as aj
 from research import demonstrations
 
-WORLD = aj.World()
-CODEC = aj.Tokenizer(aj.world_tokenizer(WORLD))
-SETTING = demonstrations.Setting(
-  WORLD,
-  aj.LexicalRetriever(WORLD.corpus).lookup,
-  CODEC,
-  aj.config.EpisodeConfig(prompts="world"),
-)
 DEFAULT = aj.expert.PLAIN
 # Searches for every fact, and again after a miss or a conflict.
-THOROUGH = aj.expert.ExpertConfig(
-  p_search_known=1,
-  p_search_unknown=1,
-  p_retry_on_miss=1,
-  p_check_on_conflict=1,
-  p_over_budget=0,
-  p_redundant=0,
-  p_early_answer=0,
-)
+THOROUGH = aj.expert.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
 NEVER = aj.expert.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
 CELLS = tuple((b, scaffold) for b in (0, 1, 2, 5) for scaffold in (False, True))
 QUESTIONS = WORLD.questions("train", 40, 0)
 
 
-def play(
-  question,
-  *,
-  budget,
-  scaffold=False,
-  expert=DEFAULT,
-  codec=CODEC,
-  seed=0,
-  **options,
-):
+def play(question, *, scaffold=False, expert=DEFAULT, seed=0, **options):
   found = demonstrations.demonstrate(
     question,
-    dataclasses.replace(SETTING, expert=expert, codec=codec),
-    budget=budget,
+    dataclasses.replace(SETTING, expert=expert),
     scaffold=scaffold,
     rng=np.random.default_rng(seed),
     **options,
@@ -86,12 +61,11 @@ def clauses(turn: str) -> list[str]:
 
 
 def test_a_thorough_expert_is_right_when_the_budget_allows():
-  played = play_all(THOROUGH, ((14, False),), 60, "held-out")
-  assert np.mean([judge(trajectory).em for trajectory, _ in played]) > 0.98
-  played = play_all(THOROUGH, ((8, True),), 60, "held-out")
-  verdicts = [judge(trajectory) for trajectory, _ in played]
-  assert np.mean([verdict.em for verdict in verdicts]) > 0.9
-  assert all(verdict.format for verdict in verdicts)
+  for cell, accuracy in (((14, False), 0.98), ((8, True), 0.9)):
+    played = play_all(THOROUGH, (cell,), 60, "held-out")
+    verdicts = [judge(trajectory) for trajectory, _ in played]
+    assert np.mean([verdict.em for verdict in verdicts]) > accuracy
+    assert all(verdict.format for verdict in verdicts)
 
 
 def test_an_expert_that_trusts_memory_needs_the_fewest_searches():
@@ -219,9 +193,7 @@ def test_probes_are_at_the_positions_of_their_decisions():
   probes = demonstrations.probe_sets(
     SETTING, "dev", count=150, seed=0, scaffold=True
   )
-  assert set(probes.kinds.tolist()) == set(
-    range(len(demonstrations.PROBE_KINDS))
-  )
+  assert {*probes.kinds.tolist()} == {*range(len(demonstrations.PROBE_KINDS))}
   words = [CODEC.hf.convert_ids_to_tokens(row) for row in probes.token_ids]
   for row, at, label, kind in zip(*probes[1:5], strict=True):
     assert at >= 1
@@ -321,9 +293,7 @@ def test_expert_searches_until_it_is_asked():
   (free, asked), _ = asked_turns([None, 38], facts=1)
   assert free.endswith("</search>")
   assert "recall" in asked and asked.endswith("</answer>")
-
-
-def test_answer_that_was_cut_is_repeated_without_a_thought():
+  # An answer that was cut is repeated without a thought.
   (first, again), _ = asked_turns([12, 5], facts=1)
   assert again == f"<think> </think> {first.partition('</think> ')[2]}"
 

@@ -5,23 +5,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from exact_agents import SETTING, WORLD
 
 import anysearch_jax as aj
 from research import demonstrations, fitting
-
-WORLD = aj.World()
-SETTING = demonstrations.Setting(
-  WORLD,
-  aj.LexicalRetriever(WORLD.corpus).lookup,
-  aj.Tokenizer(aj.world_tokenizer(WORLD)),
-  aj.config.EpisodeConfig(prompts="world"),
-)
-
-
-def situation(decision, relations, remaining):
-  return aj.expert.Situation(
-    decision, decision == "known", relations, remaining, ()
-  )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +28,8 @@ def situation(decision, relations, remaining):
 def test_the_expert_weighs_reliability_and_slack(
   decision, relations, remaining, plain, scaffolded
 ):
-  here = situation(decision, relations, remaining)
+  known = decision == "known"
+  here = aj.expert.Situation(decision, known, relations, remaining, ())
   assert aj.expert.PLAIN.strategy(WORLD)(here) == pytest.approx(plain)
   assert aj.expert.SCAFFOLDED.strategy(WORLD)(here) == pytest.approx(scaffolded)
 
