@@ -9,8 +9,8 @@ r"""Writes a prompt file with the texts of a compared system's authors.
 With --base the file has the prompt of base models, which is sent without a chat
 template.
 
-The texts are read from the source files, which are not executed, and each is
-compared with the SHA-256 of the commit that this project knows. Texts that the
+The texts are strings of the source files, which are not executed, and each is
+found by its SHA-256 at the commit that this project knows. Texts that the
 repository lacks keep this project's words; the file's first lines say which.
 """
 
@@ -31,33 +31,23 @@ from research import originals
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """A text in a Python file.
+  """A string in a Python file.
 
   Attributes:
     file: path in the repository.
+    line: where the string begins at the known commit.
     sha256: hash of the text, with its placeholders renamed by `names`.
-    function: name of the function that holds the text; "": none does.
-    variable: name that the text is assigned to, alone or as the content of a
-      chat's messages; "" for a text that is returned or appended to a list.
-    index: which of the function's texts with that variable, in source order.
     names: placeholders by the variables that the text interpolates.
     inner: whether only the lines between the first and the last are the text.
     filled: whether the text's own braces are the placeholders, by `names`.
   """
 
   file: str
+  line: int
   sha256: str
-  function: str = ""
-  variable: str = ""
-  index: int = 0
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   inner: bool = False
   filled: bool = False
-
-  @property
-  def symbol(self) -> str:
-    """The function or the variable, for messages."""
-    return f"{self.function}()" if self.function else self.variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +143,7 @@ def imported(
     base: whether the prompt is that of base models.
 
   Raises:
-    ValueError: the folder or a text is missing, a text has changed, or base
-      models have no prompt.
+    ValueError: the folder or a text is missing, or base models have no prompt.
   """
   if base and "base" not in original.texts:
     known = [name for name, each in ORIGINALS.items() if "base" in each.texts]
@@ -184,7 +173,7 @@ def imported(
     f"Read by research.import_prompts from {original.repository}; the known",
     f"commit is {original.commit}.",
     *(
-      f"{name}: {place.file} {place.symbol.removesuffix('()')}"
+      f"{name}: {place.file}:{place.line}"
       for name in found
       for place in original.texts[name]
       if isinstance(place, Place)
@@ -213,79 +202,46 @@ def _read(
   commit: str,
   allow_changes: bool,
 ) -> str:
-  """Returns the text at a place, after comparing its hash."""
+  """Returns the text with the known hash, wherever in the file it is."""
   path = checkout / place.file
-  text = _text(place, path)
-  wanted = f"the text of {place.symbol} with sha256 {place.sha256[:12]}"
-  if text is None:
-    raise ValueError(
-      f"{path}: found no text of {place.symbol}; expected {wanted}. "
-      f"Is this the right repository, at commit {commit[:7]}?"
-    )
-  found = hashlib.sha256(text.encode()).hexdigest()
-  if not allow_changes and found != place.sha256:
-    raise ValueError(
-      f"{path}: found that the text of {place.symbol} has changed (sha256 "
-      f"{found[:12]}); expected {wanted}. --allow_changes takes it as it is."
-    )
-  return text
+  texts = [*_texts(place, path)] if path.is_file() else []
+  for _, text in texts:
+    if hashlib.sha256(text.encode()).hexdigest() == place.sha256:
+      return text
+  there = [text for line, text in texts if line == place.line]
+  if allow_changes and there:
+    return max(there, key=len)
+  raise ValueError(
+    f"{path}: found no text with sha256 {place.sha256[:12]}; expected it at "
+    f"line {place.line}, as in commit {commit[:7]} of the repository. "
+    "--allow_changes takes the longest text that begins there."
+  )
 
 
-def _text(place: Place, path: pathlib.Path) -> str | None:
-  """Returns the text at a place of a file; None if there is none."""
+def _texts(place: Place, path: pathlib.Path) -> Iterator[tuple[int, str]]:
+  """Yields the line and the text of a file's strings, as `place` says."""
   try:
-    tree = ast.parse(path.read_text("utf-8"))
-  except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-    return None
-  scopes: list[list[ast.AST]] = [
-    [*ast.walk(node)]
-    for node in ast.walk(tree)
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    and node.name == place.function
-  ]
-  texts = [
-    text
-    for nodes in (scopes if place.function else [[*tree.body]])
-    for value in _values(nodes, place.variable)
-    if (text := _template(value, place.names)) is not None
-  ]
-  if not -len(texts) <= place.index < len(texts):
-    return None
-  text = texts[place.index]
-  if place.filled:
-    text = text.replace("{{", "{").replace("}}", "}")
-    for name, own in place.names.items():
-      text = text.replace(f"{{{name}}}", f"{{{own}}}")
-  return text.strip() if place.inner else text
-
-
-def _values(nodes: Iterable[ast.AST], variable: str) -> Iterator[ast.expr]:
-  """Yields what is assigned to a variable or, without one, handed out."""
-  placed = [node for node in nodes if isinstance(node, (ast.stmt, ast.expr))]
-  for node in sorted(placed, key=lambda each: (each.lineno, each.col_offset)):
-    match node:
-      case ast.Assign(
-        targets=[ast.Name(id=name)], value=ast.List(elts=messages)
-      ) if variable:
-        if name == variable:
-          yield from _contents(messages)
-      case ast.Assign(targets=[ast.Name(id=name)], value=value) if variable:
-        if name == variable:
-          yield value
-      case ast.Return(value=ast.expr() as value) if not variable:
-        yield value
-      case ast.Call(func=ast.Attribute(attr="append"), args=[value]):
-        if not variable:
-          yield value
-
-
-def _contents(messages: Iterable[ast.expr]) -> Iterator[ast.expr]:
-  """Yields the contents of a chat's messages."""
-  for message in messages:
-    if isinstance(message, ast.Dict):
-      for key, value in zip(message.keys, message.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value == "content":
-          yield value
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+  except SyntaxError as error:
+    raise ValueError(f"{path}: found no Python ({error}).") from error
+  parts = {
+    part
+    for node in nodes
+    if isinstance(node, ast.JoinedStr)
+    for part in ast.walk(node)
+    if part is not node
+  }
+  for node in nodes:
+    if not isinstance(node, ast.expr) or node in parts:
+      continue
+    text = _template(node, place.names)
+    if text is None:
+      continue
+    if place.filled:
+      text = text.replace("{{", "{").replace("}}", "}")
+      for name, own in place.names.items():
+        text = text.replace(f"{{{name}}}", f"{{{own}}}")
+    yield node.lineno, text.strip() if place.inner else text
 
 
 def _template(value: ast.expr, names: Mapping[str, str]) -> str | None:
