@@ -22,6 +22,7 @@ sure of its answer it seldom asks, so that mean depends on `tries`.
 from __future__ import annotations
 
 import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +32,11 @@ import numpy as np
 import anysearch_jax as aj
 
 KINDS = ("continue", "stop")
-_AXES = ("hops", "budget_left", "searches_before")
+# What is read of a row.
+_READ = (
+  *("question_id", "budget", "seed", "cut", "outcome"),
+  *("tries", "stored_em", "worth", "gain"),
+)
 
 
 class _Cut(NamedTuple):
@@ -67,41 +72,16 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     both with intervals; `cuts_reached`, the number of cuts at which an end
     asked; `worth_bounds` and `gain_bounds`, an interval over all cuts: from the
     lower end for the lower bound to the upper end for the upper bound.
-    `by_hops`, `by_budget_left` and `by_searches_before` hold the same for
-    subsets: the last two by the budget left before the search and the number
-    of searches before it.
   """
-  light = [
-    {
-      "kind": row["kind"],
-      "cut": (row["question_id"], row["budget"], row["seed"], row["cut"]),
-      "failed": row["outcome"] == "failed",
-      "tries": row["tries"],
-      "stored": row["stored_em"],
-      "worth": row["worth"],
-      "gain": row["gain"],
-      "hops": row["hops"],
-      "budget_left": row["budget_left"],
-      "searches_before": row["cut"],
-    }
-    for row in rows
-  ]
-  found = {}
-  for kind in KINDS:
-    own = [row for row in light if row["kind"] == kind]
-    if own:
-      found[kind] = _measured(own) | {
-        f"by_{axis}": {
-          str(value): _measured([row for row in own if row[axis] == value])
-          for value in sorted({r[axis] for r in own if r[axis] is not None})
-        }
-        for axis in _AXES
-      }
-  return found
+  found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+  for row in rows:
+    found[row["kind"]].append({name: row[name] for name in _READ})
+  return {kind: _measured(kind, own) for kind, own in found.items() if own}
 
 
-def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  cuts = _cuts(row for row in rows if not row["failed"])
+def _measured(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  ended = [row for row in rows if row["outcome"] != "failed"]
+  cuts = _cuts(ended)
   asked = [cut for cut in cuts if cut.share]
 
   def of_searches(value: Callable[[_Cut], float]) -> aj.inference.Estimate:
@@ -109,20 +89,20 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
   out = {
     "ends": len(rows),
-    "failed": sum(row["failed"] for row in rows),
+    "failed": len(rows) - len(ended),
     "cuts": len(cuts),
     "worth": of_searches(lambda cut: statistics.fmean(cut.worth))._asdict(),
     "gained": of_searches(lambda cut: _share(cut.worth, 1)).value,
     "lost": of_searches(lambda cut: _share(cut.worth, -1)).value,
   }
-  if rows[0]["kind"] == "continue":
+  if kind == "continue":
     out |= {
       "asks": _mean(cuts, lambda cut: cut.share)._asdict(),
       "gain": of_searches(lambda cut: statistics.fmean(cut.gain))._asdict(),
       "cuts_reached": sum(bool(cut.worth) for cut in cuts),
-      "worth_bounds": _bounds(cuts, lambda cut: (cut.worth, -1.0, 1.0)),
+      "worth_bounds": _bounds(cuts, lambda cut: (cut.worth, (-1.0,), (1.0,))),
       "gain_bounds": _bounds(
-        cuts, lambda cut: (cut.gain, -cut.stored, 1 - cut.stored)
+        cuts, lambda cut: (cut.gain, (-cut.stored,), (1 - cut.stored,))
       ),
     }
   return out
@@ -135,16 +115,15 @@ def _share(values: Sequence[float], wanted: float) -> float:
 
 def _cuts(rows: Iterable[Mapping[str, Any]]) -> list[_Cut]:
   """Collects the ends of each cut."""
-  out = []
-  ordered = sorted(rows, key=lambda row: row["cut"])
-  for key, group in itertools.groupby(ordered, key=lambda row: row["cut"]):
+  out, key = [], operator.itemgetter(*_READ[:4])
+  for (question, *_), group in itertools.groupby(sorted(rows, key=key), key):
     ends = list(group)
     asked = [end for end in ends if end["worth"] is not None]
     first = [end for end in asked if end["tries"] == 1]
     out.append(
       _Cut(
-        str(key[0]),
-        float(ends[0]["stored"]),
+        str(question),
+        float(ends[0]["stored_em"]),
         len(first) / len(ends),
         tuple(end["worth"] for end in asked),
         tuple(end["gain"] for end in asked if end["gain"] is not None),
@@ -184,7 +163,7 @@ def _mean(
 
 def _bounds(
   cuts: Sequence[_Cut],
-  known: Callable[[_Cut], tuple[tuple[float, ...], float, float]],
+  known: Callable[[_Cut], tuple[tuple[float, ...], ...]],
 ) -> dict[str, float | None]:
   """Returns an interval for the mean over all cuts, reached or not.
 
@@ -197,7 +176,7 @@ def _bounds(
 
   def of(place: int) -> aj.inference.Estimate:
     return _mean(
-      cuts, lambda cut: statistics.fmean(known(cut)[0] or [known(cut)[place]])
+      cuts, lambda cut: statistics.fmean(known(cut)[0] or known(cut)[place])
     )
 
   return {"low": of(1).low, "high": of(2).high}

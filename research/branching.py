@@ -394,8 +394,6 @@ def _row(
     "kind": cut.kind,
     "cut": cut.searches,
     "sample": sample,
-    "hops": stored["metadata"].get("hops"),
-    "budget_left": stored["budget"] - cut.searches,
     "reached": bool(sampled),
     "stored_em": stored["em"],
     "stored_tokens": stored["generated_tokens"],

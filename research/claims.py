@@ -74,15 +74,15 @@ def above(
 
   In accuracy at tight and at ample budgets and, if `pooled`, at all; in TP.
   """
-  wheres = [
+  of: list[tuple[str, str, tuple[int, ...]]] = [
     ("at B = 1 to 3", "accuracy", TIGHT),
     ("at B = 6 to 8", "accuracy", AMPLE),
     *([("in all", "accuracy", ())] if pooled else []),
     ("in all", "tp", ()),
   ]
   return [
-    Claim(f"{who} is above {whom} {where}", more, less, *pool)
-    for where, *pool in wheres
+    Claim(f"{who} is above {whom} {where}", more, less, measure, budgets)
+    for where, measure, budgets in of
   ]
 
 

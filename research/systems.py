@@ -19,9 +19,10 @@ from research.claims import UNTRAINED, Row, above
 
 TITLE = "The compared systems, row by row"
 # ZeroSearch and SSRL simulate their search engine only in training.
-_REAL = ("retrieval.simulated=",)
+_REAL, _SIMULATED = ("retrieval.simulated=",), ("zerosearch", "ssrl")
 _FORMAT = ("method.search_r1.format_variant=true",)
 _SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"), ("saas", "SAAS"))
+_UNTRAINED = ("search_o1", "bats")
 _RIVALS = (
   ("search_r1", "Search-R1 (GRPO)"),
   ("search_r1_ppo", "Search-R1 (PPO)"),
@@ -76,20 +77,11 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
       "search_r1",
       overrides=("curriculum.fixed_budget=5",),
     ),
-    _row("search_r1_ppo", "Search-R1 (PPO)"),
-    _row("stepsearch", "StepSearch"),
-    _row("zerosearch", "ZeroSearch", evaluation=_REAL),
-    _row("otc", "OTC-PO"),
-    _row("ikea", "IKEA"),
-    _row("research", "ReSearch"),
-    _row("autorefine", "AutoRefine"),
-    _row("mt_grpo", "MT-GRPO"),
-    _row("r1_searcher", "R1-Searcher"),
-    _row("ssrl", "SSRL", evaluation=_REAL),
-    _row("hiprag", "HiPRAG"),
-    _row("beta_grpo", "beta-GRPO"),
-    _row("saas", "SAAS"),
-    _row("autosearch", "AutoSearch"),
+    *(
+      _row(name, label, evaluation=_REAL if name in _SIMULATED else ())
+      for name, label in _RIVALS
+      if name not in ("search_r1", *_UNTRAINED)
+    ),
     _row(
       "search_r1_budgets",
       "Search-R1, all budgets (BRPO)",
@@ -97,9 +89,9 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
       overrides=("episode.early_answers=true", "objective.baseline=budget"),
     ),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
-    _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
-    _row("bats", "BATS", "bats", UNTRAINED),
-    _row("bavt", "BAVT", "bavt", UNTRAINED),
+    _row("search_o1", "Search-o1", policy_of=UNTRAINED),
+    _row("bats", "BATS", policy_of=UNTRAINED),
+    _row("bavt", "BAVT", policy_of=UNTRAINED),
     _row("search_o1_r1", "Search-o1 on Search-R1", "search_o1", "search_r1"),
     _row("bats_r1", "BATS on Search-R1", "bats", "search_r1"),
   )

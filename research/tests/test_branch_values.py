@@ -91,8 +91,6 @@ def _end(question, worth, tries):
     "seed": 1,
     "kind": "continue",
     "cut": 0,
-    "hops": None,
-    "budget_left": 1,
     "tries": tries,
     "outcome": "answered" if worth is not None else None,
     "stored_em": 0,

@@ -105,7 +105,6 @@ def test_value_of_forced_search_counts_corrected_answers(tmp_path):
   # Over all cuts, question 7 is wrong if granted and if refused.
   bounds = found["worth_bounds"]
   assert bounds["low"] < 6 / 8 < bounds["high"]
-  assert list(found["by_budget_left"]) == ["1"]
   assert "stop" not in summary
   for row in rows:
     granted, refused = row["sampled"]["granted"], row["sampled"]["refused"]
@@ -136,8 +135,7 @@ def test_value_of_denied_search_counts_lost_answers(tmp_path):
   # Each of 16 episodes branches at each of its two searches.
   assert (found["ends"], found["cuts"]) == (32, 32)
   assert found["worth"]["value"] == pytest.approx(1 / 2)
-  assert found["by_searches_before"]["0"]["ends"] == 16
-  assert sorted(found["by_budget_left"]) == ["1", "2", "3"]
+  assert sum(row["cut"] == 0 for row in rows) == 16
   refused = [r["sampled"]["refused"] for r in rows if r["kind"] == "stop"]
   assert {end["searches"] for end in refused} == {0, 1}
   # Everything up to the stored search is as stored; then it is refused.

@@ -43,7 +43,7 @@ def test_equal_productivity_is_found_equal_whatever_the_searches():
 
 @pytest.mark.parametrize("questions", [8, 30])
 def test_differences_of_few_questions_hold_the_truth(questions):
-  design = coverage.Design(questions, **coverage.EASY)
+  design = coverage.Design(questions, low=0.97, width=0.03)
   found = coverage.coverage_of_differences(design, 300, deviations=np.zeros(1))
   for measure in ("EM", "TP"):
     assert found[measure] > 0.95 - _error(0.95, 300)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import pathlib
 import subprocess
@@ -38,19 +37,14 @@ CHANGES = {
 def override(config, assignments):
   """Applies `path=value` strings, as the flags of a command do."""
   for path, _, text in (each.partition("=") for each in assignments):
-    text = {"true": "True", "false": "False"}.get(text, text)
     try:
-      value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+      value = json.loads(text)
+    except ValueError:
       value = text
-    config = _replaced(config, path.split("."), value)
+    for key in reversed(path.split(".")):
+      value = {key: value}
+    config = aj.config.changed(config, **value)
   return config
-
-
-def _replaced(node, keys, value):
-  if keys[1:]:
-    value = _replaced(getattr(node, keys[0]), keys[1:], value)
-  return type(node)(**{**vars(node), keys[0]: value})
 
 
 @pytest.mark.parametrize("path", BASES)
