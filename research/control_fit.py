@@ -32,7 +32,6 @@ if it wrote more. Each end is counted under several caps.
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import itertools
 import json
@@ -267,9 +266,8 @@ def _chains(
   rows: Iterable[Mapping[str, Any]], tries: int
 ) -> tuple[list[_Chain], list[_Chain]]:
   """Returns the episodes whose searches, and whose answers, are cuts."""
-  grouped: dict[str, dict[Any, list[Mapping[str, Any]]]] = {
-    kind: collections.defaultdict(list) for kind in ("stop", "continue")
-  }
+  # By episode and searches made.
+  grouped: dict[Any, dict[int, list[Mapping[str, Any]]]] = {}
   for row in rows:
     if "seen" not in row:
       raise ValueError(
@@ -277,42 +275,32 @@ def _chains(
         "run research.branching again."
       )
     if row["outcome"] != "failed" and row["seen"] is not None:
-      key = row["question_id"], row["budget"], row["seed"]
-      grouped[row["kind"]][key].append(row)
-  asks = [
-    _chain(ends, lambda row: _end(row["sampled"]["refused"]))
-    for ends in grouped["stop"].values()
-  ]
-  answers = [
-    _chain(ends, lambda row: _searched(row, tries))
-    for ends in grouped["continue"].values()
-  ]
-  return asks, answers
+      key = row["kind"], row["question_id"], row["budget"], row["seed"]
+      grouped.setdefault(key, {}).setdefault(row["cut"], []).append(row)
+  found: dict[str, list[_Chain]] = {"stop": [], "continue": []}
+  for (kind, *_), by_cut in grouped.items():
+    ends = [by_cut[cut] for cut in sorted(by_cut)]
+    cuts = [
+      _Cut(Seen(**each[0]["seen"]), [_replaced(row, tries) for row in each])
+      for each in ends
+    ]
+    first = ends[0][0]
+    stored = _End(first["stored_em"], first["stored_tokens"])
+    found[kind].append(_Chain(cuts, stored))
+  return found["stop"], found["continue"]
 
 
-def _chain(rows: Sequence[Mapping[str, Any]], end: Any) -> _Chain:
-  ordered = sorted(rows, key=lambda row: row["cut"])
-  cuts = [
-    _Cut(Seen(**ends[0]["seen"]), [end(row) for row in ends])
-    for _, found in itertools.groupby(ordered, key=lambda row: row["cut"])
-    for ends in [list(found)]
-  ]
-  first = ordered[0]
-  return _Chain(cuts, _End(first["stored_em"], first["stored_tokens"]))
-
-
-def _end(found: Mapping[str, Any]) -> _End:
-  return _End(found["em"], found["tokens"])
-
-
-def _searched(row: Mapping[str, Any], tries: int) -> _End:
-  """Returns the end of an answer that was replaced, with what that costs."""
-  seen = Seen(**row["seen"])
+def _replaced(row: Mapping[str, Any], tries: int) -> _End:
+  """Returns the end of a replaced search or answer, with what that costs."""
+  if row["kind"] == "stop":
+    found = row["sampled"]["refused"]
+    return _End(found["em"], found["tokens"])
   if "granted" in row["sampled"] and row["tries"] <= tries:
     found = row["sampled"]["granted"]
     # Of the stored turns, the last one is discarded; its length is near their
     # mean.
-    return _End(found["em"], found["tokens"] + row["discarded"] + seen.turn)
+    charged = row["discarded"] + row["seen"]["turn"]
+    return _End(found["em"], found["tokens"] + charged)
   share = min(1.0, tries / row["tries"])
   extra = share * row["discarded"]
   return _End(row["stored_em"], row["stored_tokens"] + extra)
@@ -352,8 +340,7 @@ def _regression(examples: Sequence[_Example]) -> dict[str, Any]:
   chance that only searching is right minus that only answering is.
   """
   x = np.array([features(each.seen, each.cap) for each in examples])
-  search = np.array([each.search for each in examples])
-  answer = np.array([each.answer for each in examples])
+  search, answer = _earned(examples)
   helps, hurts = search * (1 - answer), answer * (1 - search)
   total = helps + hurts
   if not total.sum():
@@ -404,13 +391,18 @@ def _table(examples: Sequence[_Example], penalty: float) -> dict[str, Any]:
   }
 
 
+def _earned(examples: Sequence[_Example]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns what searching and answering earn, each `[N]`."""
+  search, answer = np.array([(e.search, e.answer) for e in examples]).T
+  return search, answer
+
+
 def _measured(
   name: str, examples: Sequence[_Example], rule: Any
 ) -> dict[str, Any]:
   """Returns the mean exact match by who decides."""
   searched = np.array([rule.searches(name, e.seen, e.cap) for e in examples])
-  search = np.array([each.search for each in examples])
-  answer = np.array([each.answer for each in examples])
+  search, answer = _earned(examples)
   asks = name == control.ASK
   accept, replace = (search, answer) if asks else (answer, search)
   return {

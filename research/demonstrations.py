@@ -165,7 +165,6 @@ def pool(
   seed: int,
   decision_weight: float,
   caps: Sequence[int] = (),
-  on_done: Callable[[int], None] = lambda count: None,
 ) -> list[Demonstration]:
   """Makes a demonstration of each question, under budgets of 0 to 10 searches.
 
@@ -176,7 +175,6 @@ def pool(
     decision_weight: loss weight of the tokens of decisions.
     caps: 60 % of the episodes without the scaffold state one of these caps on
       tokens; empty: none does. 40 % of all have the scaffold.
-    on_done: called with the number of demonstrations made.
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   made: list[Demonstration] = []
@@ -194,9 +192,7 @@ def pool(
       rng=rng,
       decision_weight=decision_weight,
     )
-    ids = played.trajectory.token_ids
-    made.append(Demonstration(ids, played.weights))
-    on_done(len(made))
+    made.append(Demonstration(played.trajectory.token_ids, played.weights))
   return made
 
 
@@ -206,15 +202,13 @@ def probe_sets(
   *,
   count: int,
   seed: int,
-  budgets: Sequence[int] = range(1, 9),
   scaffold: bool = False,
 ) -> Probes:
-  """Makes the probes of `count` demonstrations of a split.
+  """Makes the probes of `count` demonstrations, with 1 to 8 searches each.
 
   Args:
     setting, scaffold: as for `demonstrate`.
     split, count, seed: as for `World.questions`; also the expert's seed.
-    budgets: each demonstration draws one of them uniformly.
 
   Returns:
     The probes, in the order of the demonstrations.
@@ -226,7 +220,7 @@ def probe_sets(
     found = demonstrate(
       question,
       setting,
-      budget=int(rng.choice(budgets)),
+      budget=int(rng.choice(range(1, 9))),
       scaffold=scaffold,
       rng=rng,
     )

@@ -200,8 +200,6 @@ def probe(
   params: aj.decoder.Params,
   a: aj.Architecture,
   probes: demonstrations.Probes,
-  *,
-  rows: int = 16,
 ) -> np.ndarray:
   """Returns the probability of each probe's label, `[P]`.
 
@@ -209,9 +207,8 @@ def probe(
     params: the policy's parameters.
     a: its architecture.
     probes: teacher-forced decisions.
-    rows: number of demonstrations in a forward pass.
   """
-  n, t = probes.token_ids.shape
+  (n, t), rows = probes.token_ids.shape, 16  # Of a forward pass.
   score = jax.jit(_next_logprobs, static_argnames="a")
   p = np.zeros(len(probes.labels))
   for start in range(0, n, rows):

@@ -352,22 +352,12 @@ class Plan:
     """Returns the job that reports all rows and seeds evaluated so far."""
     shown = []
     for row in rows:
-      folders = [path.parent for _, _, path in self.finished([row])]
-      if not folders:
-        continue
-      shown.append(f"{row.label}={'+'.join(map(str, folders))}")
+      if folders := [str(path.parent) for *_, path in self.finished([row])]:
+        shown.append(f"{row.label}={'+'.join(folders)}")
     output = self._root / "report.html"
     output.unlink(missing_ok=True)
-    return Job(
-      "report",
-      [
-        "-m",
-        "launch.report",
-        *shown,
-        f"--output={output}",
-      ],
-      output,
-    )
+    command = ["-m", "launch.report", *shown, f"--output={output}"]
+    return Job("report", command, output)
 
   def _run(self, name: str, seed: int) -> pathlib.Path:
     return self._root / f"{name}-{seed}"

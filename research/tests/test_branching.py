@@ -41,30 +41,18 @@ def evaluated(folder, script, config, questions=QUESTIONS):
   return rows_of(text)
 
 
-def branch(
-  evaluation,
-  folder,
-  player,
-  config,
-  *,
-  samples=2,
-  tries=4,
-  retriever=RETRIEVER,
-):
-  """Branches episodes by a script or a player."""
+def branch(evaluation, folder, script, config, samples=2):
   folder.mkdir(exist_ok=True)
-  if not isinstance(player, aj.Player):
-    player = aj.Player(scripted.Engine(player), scripted.CODEC)
+  engine = scripted.Engine(script)
   summary = branching.branch(
     playing(config),
-    branching.Plan(episodes=0, samples=samples, tries=tries),
+    branching.Plan(episodes=0, samples=samples, tries=4),
     evaluation=evaluation,
-    player=player,
-    retriever=retriever,
+    player=aj.Player(engine, scripted.CODEC),
+    retriever=RETRIEVER,
     folder=folder,
   )
-  rows = rows_of((folder / "branches.jsonl").read_bytes())
-  return summary, rows, player.engine
+  return summary, rows_of((folder / "branches.jsonl").read_bytes()), engine
 
 
 def hesitant(request):
@@ -196,49 +184,6 @@ def test_finished_ends_are_not_played_again(tmp_path):
   assert len(engine.requests) == 5 * (len(rows) - 15)
 
 
-def test_engine_ends_are_reproducible(tmp_path):
-  source = small_run.parts()
-  policy = aj.load_policy("configs/graded_world_policy")
-  config = dataclasses.replace(
-    configured(budgets=(1, 3), seeds=(1,)),
-    episode=quickstart.get_config().episode,
-    engine=dataclasses.replace(small_run.CONFIG.engine, max_context=544),
-  )
-
-  def player():
-    return jax_player({"policy": policy}, config)
-
-  _, text = play(
-    config, player(), source["questions"][:6], source["retriever"], tmp_path
-  )
-  stored = {cell(row): row for row in rows_of(text)}
-  found, again = (
-    branch(
-      tmp_path,
-      tmp_path / name,
-      player(),
-      config,
-      tries=3,
-      retriever=source["retriever"],
-    )[1]
-    for name in "ab"
-  )
-  assert found == again
-  for row in found:
-    before = stored[cell(row)]
-    assert row["stored_em"] == before["em"]
-    ends = row["sampled"]
-    if row["kind"] == "stop":
-      assert ends["refused"]["searches"] == row["cut"] < before["searches"]
-    elif row["reached"]:
-      assert row["cut"] == ends["refused"]["searches"] == before["searches"]
-      assert row["cut"] < ends["granted"]["searches"]
-
-
-def cell(row):
-  return row["question_id"], row["budget"], row["seed"]
-
-
 def test_what_cannot_branch_is_refused(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   (row,) = evaluated(tmp_path / "e", hesitant, config, QUESTIONS[:1])
@@ -265,27 +210,42 @@ def test_the_command_plays_resumes_and_refuses_other_settings(tmp_path):
   config = dataclasses.replace(
     quickstart.get_config(),
     engine=dataclasses.replace(small_run.CONFIG.engine, max_context=544),
+    evaluation=configured(budgets=(1, 3), seeds=(1,)).evaluation,
   )
-  start = "configs/graded_world_policy"
-  evaluation = configured(budgets=(2,), seeds=(1,)).evaluation
-  config = dataclasses.replace(config, evaluation=evaluation)
+  start, where = "configs/graded_world_policy", tmp_path / "e"
   player = jax_player({"policy": aj.load_policy(start)}, config)
-  where, out = tmp_path / "e", tmp_path / "e" / "branches"
-  play(config, player, source["questions"][:2], source["retriever"], where)
+  _, text = play(
+    config, player, source["questions"][:4], source["retriever"], where
+  )
   noted = json.loads(json.dumps(dataclasses.asdict(config)))
   (where / "config.json").write_text(json.dumps(noted))
-  asked = (
-    *(f"--evaluation={where}", f"--policy={start}", f"--output={out}"),
-    "--samples=1",
-  )
-  assert commands.run(branching, *asked, "--tries=2") == ""
-  first = (out / "summary.json").read_bytes()
-  assert "worth" in json.loads(first)["stop"]
-  assert commands.run(branching, *asked, "--tries=2") == ""
-  assert (out / "summary.json").read_bytes() == first
-  said = commands.run(branching, *asked, "--tries=3")
-  assert "tries is 2 there and 3 now" in said
+
+  def run(output="branches", tries=2):
+    named = f"--policy={start}", f"--output={where / output}"
+    counts = "--samples=1", f"--tries={tries}"
+    return commands.run(branching, f"--evaluation={where}", *named, *counts)
+
+  files = []
+  for output in ("branches", "branches", "again"):
+    assert run(output) == ""
+    names = "branches.jsonl", "summary.json"
+    files.append([(where / output / name).read_bytes() for name in names])
+  assert files[0] == files[1] == files[2]
+  assert "worth" in json.loads(files[0][1])["stop"]
+  stored = {cell(row): row for row in rows_of(text)}
+  for row in rows_of(files[0][0]):
+    before, ends = stored[cell(row)], row["sampled"]
+    assert row["stored_em"] == before["em"]
+    if row["kind"] == "stop":
+      assert ends["refused"]["searches"] == row["cut"] < before["searches"]
+    elif row["reached"]:
+      assert row["cut"] == ends["refused"]["searches"] == before["searches"]
+      assert row["cut"] < ends["granted"]["searches"]
+  assert "tries is 2 there and 3 now" in run(tries=3)
   noted["episode"]["prompts"] = "paper"
   (where / "config.json").write_text(json.dumps(noted))
-  said = commands.run(branching, *asked, "--tries=2")
-  assert "name that configuration" in said
+  assert "name that configuration" in run()
+
+
+def cell(row):
+  return row["question_id"], row["budget"], row["seed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import small_policy
 from exact_agents import SETTING, WORLD
 
 import anysearch_jax as aj
@@ -53,18 +54,7 @@ def test_gates_name_what_a_policy_lacks(probes):
   ]
 
 
-A = aj.Architecture(
-  family="qwen3",
-  vocab_size=23,
-  d_model=8,
-  layers=1,
-  heads=2,
-  kv_heads=1,
-  head_dim=4,
-  mlp_dim=16,
-  qk_norm=True,
-  tied=True,
-)
+A = small_policy.qwen3(23)
 STEPS = 6
 
 

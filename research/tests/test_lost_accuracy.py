@@ -64,15 +64,6 @@ def test_agents_that_search_too_much_or_too_little_lose_by_that_alone():
     assert set(found) <= {kind, lib.LUCK}
 
 
-def test_losses_add_up():
-  for seed, question in enumerate(QUESTIONS):
-    episode = played(question, 2, aj.optimum.search_unknown, seed)
-    found = lib.lost(episode, world=WORLD, best=BEST)
-    relations = tuple(f["relation"] for f in question.metadata["facts"])
-    expected = BEST.value(relations, 2) - episode["em"]
-    assert sum(found.values()) == pytest.approx(expected, abs=1e-12)
-
-
 def test_an_unsearched_memory_loses_what_a_search_would_have_gained():
   question, fact = one_fact(known=True, stale=False, reliability=0.5)
   turn = (
