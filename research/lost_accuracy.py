@@ -19,7 +19,7 @@ import collections
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import app
@@ -79,7 +79,9 @@ class _Walk:
     self.facts = record["metadata"]["facts"]
     self.losses: dict[tuple[str, str], float] = collections.defaultdict(float)
     self._relations = tuple(fact["relation"] for fact in self.facts)
-    self._words = list(_words(record))
+    spans = record["spans"]
+    said = [each["text"] for each in spans if each["author"] == "model"]
+    self._words = " ".join(said).split()
     self._world, self._best = world, best
     self._left = record["budget"]
     self._hop = 0
@@ -189,12 +191,6 @@ class _Walk:
       if place == "known":
         place += f" {self._world.reliability(fact['relation']):.2g}"
       self.losses[TOO_MANY if search else TOO_FEW, place] += loss
-
-
-def _words(record: Mapping[str, Any]) -> Iterator[str]:
-  for span in record["spans"]:
-    if span["author"] == "model":
-      yield from span["text"].split()
 
 
 def page(episodes: Iterable[Mapping[str, Any]], world: aj.World) -> str:

@@ -14,8 +14,8 @@ BEST = aj.optimum.Optimum(WORLD)
 QUESTIONS = WORLD.questions("held-out", 200, 3)
 
 
-def losses(*args):
-  return lib.lost(record(*args), world=WORLD, best=BEST)
+def losses(row):
+  return lib.lost(row, world=WORLD, best=BEST)
 
 
 def by_kind(found):
@@ -40,10 +40,7 @@ def one_fact(**like):
 def test_the_best_agent_loses_by_luck_alone(budget):
   total = 0.0
   for seed, question in enumerate(QUESTIONS):
-    found = lib.lost(
-      played(question, budget, BEST, seed), world=WORLD, best=BEST
-    )
-    kinds = by_kind(found)
+    kinds = by_kind(losses(played(question, budget, BEST, seed)))
     assert set(kinds) == {lib.LUCK}
     total += kinds[lib.LUCK]
   # The mean over questions; a question's deviation is below .5.
@@ -57,9 +54,7 @@ def test_agents_that_search_too_much_or_too_little_lose_by_that_alone():
   ):
     found = collections.Counter()
     for seed, question in enumerate(QUESTIONS):
-      found += by_kind(
-        lib.lost(played(question, 3, strategy, seed), world=WORLD, best=BEST)
-      )
+      found += by_kind(losses(played(question, 3, strategy, seed)))
     assert found[kind] > 1
     assert set(found) <= {kind, lib.LUCK}
 
@@ -73,7 +68,7 @@ def test_an_unsearched_memory_loses_what_a_search_would_have_gained():
   search, stop = BEST.options("known", True, (fact["relation"],), 2)
   assert stop == pytest.approx(0.5)
   start = BEST.value((fact["relation"],), 2)
-  assert losses(question, 2, [turn], 1) == pytest.approx(
+  assert losses(record(question, 2, [turn], 1)) == pytest.approx(
     {
       (lib.TOO_FEW, "known 0.5"): search - 0.5,
       # Memory holds the fact, and it is right.
@@ -92,7 +87,7 @@ def test_a_search_for_what_is_found_costs_what_it_could_have_gained():
     f"<search> {query} </search>"
   )
   end = f"<think> found {value} ; </think> <answer> {value} </answer>"
-  found = losses(question, 3, [search, again, end], 1)
+  found = losses(record(question, 3, [search, again, end], 1))
   # Nothing is left to be found, so the wasted search costs nothing.
   assert by_kind(found)[lib.TOO_MANY] == 0
   assert set(by_kind(found)) == {lib.TOO_MANY, lib.LUCK}
@@ -124,7 +119,7 @@ def test_a_search_for_what_is_found_costs_what_it_could_have_gained():
 )
 def test_slips_are_told_from_decisions(turn, slip):
   question, fact = one_fact(known=True)
-  found = losses(question, 0, [turn.format(**fact)], 0)
+  found = losses(record(question, 0, [turn.format(**fact)], 0))
   assert [place for kind, place in found if kind == lib.SLIPS] == [slip]
 
 
@@ -135,7 +130,7 @@ def test_an_answer_before_the_end_is_a_slip():
     f"need {first['entity']} {first['relation']} ; found {first['value']} ; "
     f"<answer> {first['value']} </answer>"
   )
-  found = losses(question, 4, [turn], 0)
+  found = losses(record(question, 4, [turn], 0))
   rest = tuple(f["relation"] for f in question.metadata["facts"][1:])
   assert found[lib.SLIPS, "answers too early"] == BEST.value(rest, 4)
   assert second["entity"] == first["value"]
