@@ -91,5 +91,5 @@ def test_lock_has_every_package_that_an_installation_brings():
 def test_accelerators_take_the_versions_of_jax_that_the_default_takes():
   (default,) = (x for x in read("requirements.txt") if x.name == "jax")
   for name in ACCELERATORS:
-    (own,) = extras()[name]
+    own, *_ = extras()[name]
     assert (own.extras, own.specifier) == ({name}, default.specifier)
