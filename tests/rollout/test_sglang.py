@@ -485,7 +485,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   for version in (1, 2, 3):
     assert engine.scores(engines.PROMPT).keys() == {second.url}
     engine.set_params(engines.policy().params, version)
-  assert time.monotonic() - began < 2.5
+  assert time.monotonic() - began < 4.0  # Thrice would be 5.7.
   assert engine.counters["server_down"] == 1
   first.faults.default_factory = list
   first.faults.clear()
