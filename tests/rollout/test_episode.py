@@ -240,12 +240,11 @@ def test_a_turn_may_have_a_limit_of_its_own():
   trajectory, asked = play("x" * 80, answer("Jane"), config=config)
   assert [each.max_tokens for each in asked] == [60, 60]
   line = prompts.PROMPTS["paper"].no_action
-  assert transcript(trajectory) == [
-    *("M " + "x" * 60, "E " + line, "M " + answer("Jane")),
-  ]
+  turns = ["M " + "x" * 60, "E " + line, "M " + answer("Jane")]
+  assert transcript(trajectory) == turns
   # The episode's own limit still ends it.
-  few = dataclasses.replace(config, max_generated=60)
-  trajectory, _ = play("x" * 80, config=few)
+  config = dataclasses.replace(config, max_generated=60)
+  trajectory, _ = play("x" * 80, config=config)
   assert trajectory.outcome is types.Outcome.TRUNCATED
 
 
@@ -480,8 +479,8 @@ def test_seconds_pass_while_the_prompt_is_made_and_before():
     codec=Slow(),
   )
   assert 2.1 < found.seconds < 9
-  used = found.spans[0].text.partition("seconds remaining=")[2]
-  assert float(used.split("used=")[1].split(";")[0]) >= 2.1
+  used = found.spans[0].text.partition("seconds")[2].partition("used=")[2]
+  assert float(used.partition(";")[0]) >= 2.1
 
 
 def test_engine_that_never_returns_is_truncated_in_time():
@@ -592,12 +591,7 @@ def test_prompt_that_fills_the_context_truncates_without_tokens(scaffold):
   "ids, logps, versions", [(0, 0, 0), (501, 501, 501), (2, 1, 2), (2, 2, 1)]
 )
 def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
-  event = types.Generation(
-    (65,) * ids,
-    (-1.0,) * logps,
-    "A" * ids,
-    types.Finish.LENGTH,
-    (3,) * versions,
-  )
+  end, of = types.Finish.LENGTH, (3,) * versions
+  event = types.Generation((65,) * ids, (-1.0,) * logps, "A" * ids, end, of)
   with pytest.raises(ValueError, match=f"returned {ids} tokens, {logps}"):
     play(event)
