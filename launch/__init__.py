@@ -9,27 +9,23 @@ import sys
 # transformers warns once per process that torch is missing; only tests use it.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-# Ctrl-C ends a command without a traceback until it hears signals (`stopping`).
-if (
-  sys.argv[:1] == ["-m"]
-  and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-):
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 # `python -m launch.X` imports this file first, with "-m" in place of the
-# command's name. Without this check, a Python from outside the environment ends
-# with a traceback about the first package that it lacks.
-if sys.argv[:1] == ["-m"] and not importlib.util.find_spec("absl"):
-  sys.exit(
-    f"launch: {sys.executable} lacks the packages of requirements.txt. Run "
-    "`make setup` in the root of the repository, then `. .venv/bin/activate`, "
-    "and the same command again."
-  )
-
-# `python -m` puts the current folder first. A user's folder comes last instead,
-# so that packages in it (a `configs`, a `retrieval`) do not replace ours, and
-# what it names, such as `--reward=my_rewards:reward`, is still found.
-if sys.argv[:1] == ["-m"] and not os.path.samefile(
-  here := os.getcwd(), pathlib.Path(__file__).parent.parent
-):
-  sys.path[:] = [*(x for x in sys.path if x not in ("", here)), here]
+# command's name.
+if sys.argv[:1] == ["-m"]:
+  # Ctrl-C ends a command without a traceback until it hears signals.
+  if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+  # Without this check, a Python from outside the environment ends with a
+  # traceback about the first package that it lacks.
+  if not importlib.util.find_spec("absl"):
+    sys.exit(
+      f"launch: {sys.executable} lacks the packages of requirements.txt. Run "
+      "`make setup` in the root of the repository, then `. "
+      ".venv/bin/activate`, and the same command again."
+    )
+  # `python -m` puts the current folder first. A user's folder comes last
+  # instead, so that packages in it (a `configs`, a `retrieval`) do not replace
+  # ours, and what it names, such as `--reward=my_rewards:reward`, is found.
+  here = os.getcwd()
+  if not os.path.samefile(here, pathlib.Path(__file__).parent.parent):
+    sys.path[:] = [*(x for x in sys.path if x not in ("", here)), here]

@@ -30,6 +30,7 @@ answer them: JSON lines in FlashRAG's format with `metadata.gold_doc_ids`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -112,7 +113,6 @@ def main(argv) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms
-  from launch import databases
   from retrieval import passages
   from retrieval.index import building, opening
 
@@ -140,7 +140,7 @@ def main(argv) -> None:
     prepared = passages.prepare(
       f.corpus, f.output, skip_malformed=f.skip_malformed
     )
-    print(databases.build(f, prepared, encoder))
+    _fill(f, prepared, encoder, on)
     return
   finished = building.build(
     f.corpus,
@@ -150,7 +150,7 @@ def main(argv) -> None:
     process=f.process,
     processes=f.processes,
     on_bytes=lambda done: on("MB read", done >> 20, size >> 20),
-    on_rows=lambda done, of: on("passage", done, of),
+    on_rows=functools.partial(on, "passage"),
     on_plan=print,
   )
   if not finished:
@@ -180,6 +180,32 @@ def main(argv) -> None:
     )
 
 
+def _fill(
+  f: flags.FlagValues, corpus: Any, encoder: Any, on: Callable[..., None]
+) -> None:
+  """Fills a collection of Milvus, and says so."""
+  if not f.address:
+    raise ValueError("--address: expected where Milvus is.")
+  from launch import retrievers
+
+  collection = retrievers.collection(
+    f.address, f.collection, f.key_variable or ""
+  )
+  from retrieval import milvus
+
+  milvus.build(
+    collection,
+    corpus,
+    encoder=encoder,
+    language=f.language,
+    vectors=f.graph or "flat",
+    fields=f.fields,
+    on_rows=functools.partial(on, "passage"),
+  )
+  collection.client.close()
+  print(f"milvus: {f.collection} of {len(corpus)} passages")
+
+
 def _documents(
   f: flags.FlagValues, encoder: Any, on: Callable[[str, int, int], None]
 ) -> None:
@@ -198,8 +224,8 @@ def _documents(
     folder.Settings(f.passage, f.overlap, f.language),
     encoder=encoder,
     afresh=not f.update,
-    on_file=lambda done, of: on("file", done, of),
-    on_rows=lambda done, of: on("passage", done, of),
+    on_file=functools.partial(on, "file"),
+    on_rows=functools.partial(on, "passage"),
   )
   for line in documents.described(made, f.output, len(made.skipped)):
     print(line)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import ipaddress
 import os
@@ -110,10 +111,11 @@ class Server(uvicorn.Server):
     await super().shutdown(sockets)
 
 
+@dataclasses.dataclass(kw_only=True)
 class Guard:
   """The shared state of a server's connections; makes their protocols.
 
-  Args:
+  Attributes:
     most: the most connections at a time. A further one replaces the connection
       that has waited longest without a complete request; if there is none, the
       new connection is refused.
@@ -122,20 +124,15 @@ class Guard:
     request: seconds from the end of its headers until its answer has been read.
     on_closed: called with the reason for each connection that is closed early:
       "headers", "request", "replaced" or "full".
+    waiting: connections that wait for a complete request, in the order they
+      began to.
   """
 
-  def __init__(
-    self,
-    most: int,
-    *,
-    headers: float,
-    request: float,
-    on_closed: Callable[[str], None],
-  ):
-    self.most, self.headers, self.request = most, headers, request
-    self.on_closed = on_closed
-    # Connections that wait for a complete request, in the order they began to.
-    self.waiting: dict[_Protocol, None] = {}
+  most: int
+  headers: float
+  request: float
+  on_closed: Callable[[str], None]
+  waiting: dict[_Protocol, None] = dataclasses.field(default_factory=dict)
 
   def protocol(self, **server: Any) -> asyncio.Protocol:
     """Returns the protocol of a connection, for `uvicorn.Config(http=...)`."""
@@ -373,6 +370,8 @@ def serve(
   host: str = "127.0.0.1",
   grace: float = 30.0,
   hosts: Sequence[str] = (),
+  kind: type[Server] = Server,
+  path: str = "",
 ) -> None:
   """Serves until a signal arrives; see the module.
 
@@ -388,6 +387,8 @@ def serve(
     request: seconds that a request may take after them.
     grace: seconds for requests that are open when the server stops.
     hosts: further names of the server, see `OwnPages`.
+    kind: the class of the server.
+    path: of the service, in the address that the output names.
 
   Raises:
     ValueError: the server cannot listen at the address, a name cannot be one,
@@ -395,7 +396,7 @@ def serve(
   """
   most, descriptors = room(connections)
   guard = Guard(
-    most,
+    most=most,
     headers=headers,
     request=request + _READING,
     on_closed=service.on_closed,
@@ -416,11 +417,11 @@ def serve(
     # https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()
     gc.freeze()
-    Server(
+    kind(
       config,
       service,
       grace=grace,
-      greeting=f"serving {named} at {address(opened)}\n"
+      greeting=f"serving {named} at {address(opened)}{path}\n"
       f"at most {most} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
     ).run(sockets=[opened])

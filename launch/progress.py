@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 
+@dataclasses.dataclass
 class Line:
   """Prints `done/total unit, rate, time left` at most every `every` seconds."""
 
-  def __init__(
-    self,
-    total: int,
-    *,
-    unit: str,
-    clock: Callable[[], float] = time.monotonic,
-    every: float = 2.0,
-    out: TextIO | None = None,
-  ):
-    self._total = total
-    self._unit = unit
-    self._clock = clock
-    self._every = every
-    self._out = out
-    self._started = clock()
+  total: int
+  _: dataclasses.KW_ONLY
+  unit: str
+  clock: Callable[[], float] = time.monotonic
+  every: float = 2.0
+  out: TextIO | None = None
+
+  def __post_init__(self):
+    self._started = self.clock()
     self._first: int | None = None
     self._printed = float("-inf")
     self._done = 0
 
   def tick(self, done: int, note: str = "") -> None:
     """Reports that `done` items are done; always prints the last one."""
-    now = self._clock()
+    now = self.clock()
     self._done = done
     if self._first is None:
       # A resumed run starts in the middle, and the first item compiles, so the
       # rate counts from here.
       self._first, self._started = done, now
-    if now - self._printed < self._every and done < self._total:
+    if now - self._printed < self.every and done < self.total:
       return
     self._print(now, note)
 
@@ -58,7 +54,7 @@ class Line:
 
     def tell() -> None:
       while not ended.wait(every):
-        now, said = self._clock(), waits()
+        now, said = self.clock(), waits()
         if self._first is None and not said:
           took = duration(now - self._started)
           said = f"the first one also compiles programs, {took} so far"
@@ -73,12 +69,12 @@ class Line:
 
   def _print(self, now: float, note: str) -> None:
     self._printed = now
-    line = f"{self._unit} {self._done}/{self._total}"
+    line = f"{self.unit} {self._done}/{self.total}"
     if made := self._done - (self._first or 0):
       rate = made / max(now - self._started, 1e-9)
-      left = (self._total - self._done) / rate
+      left = (self.total - self._done) / rate
       line += f"  {rate:.1f}/s  {duration(left)} left"
-    print(f"{line}  {note}".rstrip(), file=self._out, flush=True)
+    print(f"{line}  {note}".rstrip(), file=self.out, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -155,12 +155,6 @@ def define_flags() -> None:
     False,
     "All methods, twice the steps, three seeds, more questions and budgets.",
   )
-  flags.DEFINE_integer(
-    "jobs",
-    None,
-    "Processes at a time; default: one for each core, at most three.",
-    lower_bound=1,
-  )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -177,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
     "same command resumes.",
     flush=True,
   )
-  run(jobs, root / "logs", at_once=f.jobs or min(cores, 3))
+  run(jobs, root / "logs", at_once=min(cores, 3))
   print(f"all done in {progress.duration(time.monotonic() - started)}")
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import counting, json_files, loop, plugins
-from launch import databases, retrieval_settings
+from launch import retrieval_settings
 from retrieval import requests as requests_lib
+
+if TYPE_CHECKING:
+  from retrieval import milvus
 
 
 class IdentifiedRetriever:
@@ -359,6 +362,43 @@ def _mcp(c: config_lib.RetrievalConfig) -> Any:
   )
 
 
+def _milvus(c: config_lib.RetrievalConfig) -> Any:
+  name = c.collection or "passages"
+  opened = collection(c.milvus, name, c.key_variable)
+  from retrieval import filters, milvus
+
+  encoder, named = None, opened.described().get("encoder")
+  if c.ranking in ("dense", "hybrid") and c.encoder and named:
+    from retrieval.encoder import encoder as encoder_lib
+
+    encoder = encoder_lib.Encoder.like(named, c.encoder)
+  return milvus.MilvusRetriever(
+    opened,
+    ranking=c.ranking,
+    encoder=encoder,
+    filters=filters.parse(c.filter),
+  )
+
+
+def collection(address: str, name: str, variable: str) -> milvus.Collection:
+  """Returns a collection of Milvus; `variable` has the key, if there is one.
+
+  Raises:
+    ValueError: a package is missing, or Milvus cannot be reached.
+  """
+  try:
+    from retrieval import milvus
+  except ImportError as error:
+    raise _missing("milvus needs", error, "milvus") from None
+  key = ""
+  if variable:
+    # Imported late: a run without a service needs no HTTP.
+    from anysearch_jax.host import http_calls
+
+    key = http_calls.secret_in(variable, "Milvus's key")
+  return milvus.Collection(address, name, key=key)
+
+
 def _missing(what: str, error: Exception, extra: str) -> ValueError:
   return ValueError(
     f"{what} a package that is missing ({error}); run pip install -e "
@@ -370,6 +410,6 @@ _OPEN = {
   "index": _index,
   "http": _http,
   "web": _web,
-  "milvus": databases.make,
+  "milvus": _milvus,
   "mcp": _mcp,
 }

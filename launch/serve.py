@@ -115,7 +115,15 @@ def _serve_http(
   http_server.listening(f.host, port).close()
   jax_setup.configure(threads=f.threads, cache=f.cache)
   documents.update(config)
-  log_requests()
+  # A line of JSON for each request.
+  log, handler = (
+    logging.getLogger("anysearch_jax.serving"),
+    logging.StreamHandler(),
+  )
+  handler.setFormatter(logging.Formatter("%(message)s"))
+  log.addHandler(handler)
+  log.setLevel(logging.INFO)
+  log.propagate = False
   from launch import agents
 
   with (
@@ -190,16 +198,6 @@ def _add_key() -> None:
     "and limits, which you may edit.",
     file=sys.stderr,
   )
-
-
-def log_requests() -> None:
-  """Writes a line of JSON for each request to stderr."""
-  log = logging.getLogger("anysearch_jax.serving")
-  handler = logging.StreamHandler()
-  handler.setFormatter(logging.Formatter("%(message)s"))
-  log.addHandler(handler)
-  log.setLevel(logging.INFO)
-  log.propagate = False
 
 
 def _serve_mcp(
@@ -297,29 +295,9 @@ def _serve_stdio(
 
 def _serve_mcp_http(service: mcp_server.Service) -> None:
   """Serves streamable HTTP until a signal arrives."""
-  import uvicorn
-
   f = flags.FLAGS
   # Its only error is that it ends the streams that clients keep open.
   logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-  config = uvicorn.Config(
-    http_server.OwnPages(
-      # Without a host it leaves Host and Origin to us.
-      service.server.streamable_http_app(host=""),
-      f.host,
-      f.hosts,
-    ),
-    # A call may take as long as it likes.
-    http=http_server.Guard(  # type: ignore[arg-type]  # uvicorn only calls it.
-      f.connections, headers=10, request=1e9, on_closed=lambda reason: None
-    ).protocol,
-    ws="none",
-    log_config=None,
-    access_log=False,
-    server_header=False,
-    # Open calls were answered before; clients keep other streams open.
-    timeout_graceful_shutdown=1,
-  )
 
   class McpServer(http_server.Server):
     """Clients keep streams open, so the service says what is under way."""
@@ -329,10 +307,21 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
         server.close()
       await self.service.drain(self.grace)
 
-  port = 8401 if f.port is None else f.port
-  with http_server.listening(f.host, port) as opened:
-    greeting = f"serving MCP at {http_server.address(opened)}/mcp"
-    McpServer(config, service, grace=f.grace, greeting=greeting).run([opened])
+  http_server.serve(
+    # Without a host it leaves Host and Origin to us.
+    service.server.streamable_http_app(host=""),
+    service,
+    named="MCP",
+    path="/mcp",
+    host=f.host,
+    port=8401 if f.port is None else f.port,
+    connections=f.connections,
+    headers=10,
+    request=1e9,  # A call may take as long as it likes.
+    grace=f.grace,
+    hosts=f.hosts,
+    kind=McpServer,
+  )
 
 
 def _main(argv: Sequence[str]) -> None:

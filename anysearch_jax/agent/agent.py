@@ -526,51 +526,47 @@ _NO_ANSWER = (
 )
 
 
+@dataclasses.dataclass
 class _Told:
   """The engine of one episode, which draws and tells as a question asks.
 
   `watch` tells what the episode's states have besides; see `driver.play`.
   """
 
-  def __init__(
-    self,
-    engine: types.Engine,
-    codec: types.TextCodec,
-    limits: Limits,
-    tell: Callable[[events.Event], None],
-    pieces: bool,
-  ):
-    self._engine, self._codec = engine, codec
-    self._sampling, self._tell, self._pieces = limits.sampling, tell, pieces
-    self._total = budgets_lib.of(limits.budget).searches
-    self._used = -1  # Searches that were told of.
+  engine: types.Engine
+  codec: types.TextCodec
+  limits: Limits
+  tell: Callable[[events.Event], None]
+  pieces: bool
+  used: int = -1  # Searches that were told of.
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples a turn, and tells its reasoning."""
     told = events.Reasoning(
-      self._codec.decode, lambda piece: self._tell(events.Thinking(piece))
+      self.codec.decode, lambda piece: self.tell(events.Thinking(piece))
     )
-    if (s := self._sampling) is not None:
+    if (s := self.limits.sampling) is not None:
       request = dataclasses.replace(
         request, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k
       )
-    if self._pieces:
+    if self.pieces:
       request = dataclasses.replace(request, on_tokens=told.add)
-    turn = await self._engine.generate(request)
+    turn = await self.engine.generate(request)
     told.end(turn.text)
     return turn
 
   def release(self, address: types.Address) -> None:
-    self._engine.release(address)
+    self.engine.release(address)
 
   def watch(self, state: episode_state.Episode) -> None:
     """Tells the searches of an episode, and what they found."""
-    if state.used > self._used:
+    if state.used > self.used:
       if state.observations:
         # Passages that had no room were not shown.
         last = state.observations[-1]
-        self._tell(events.Found(state.used, last.passages, last.numbers))
-      self._tell(events.Budget(state.used, self._total))
-      self._used = state.used
+        self.tell(events.Found(state.used, last.passages, last.numbers))
+      total = budgets_lib.of(self.limits.budget).searches
+      self.tell(events.Budget(state.used, total))
+      self.used = state.used
     if isinstance(state.request, types.SearchRequest):
-      self._tell(events.Searching(state.used + 1, state.request.query))
+      self.tell(events.Searching(state.used + 1, state.request.query))

@@ -32,10 +32,11 @@ _DOCUMENT = re.compile(
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 
 
+@dataclasses.dataclass
 class SimulatedRetriever:
   """A `types.Retriever` that asks a simulator.
 
-  Args:
+  Attributes:
     simulator: generates the passages: has `find` and `identity` as
       `ModelSimulator`.
     config: the schedule of the noise.
@@ -44,20 +45,15 @@ class SimulatedRetriever:
     seed: of the run.
   """
 
-  def __init__(
-    self,
-    simulator: Any,
-    config: config_methods.ZeroSearchConfig,
-    *,
-    rollouts: int,
-    seed: int,
-  ):
-    self._simulator, self._config = simulator, config
-    self._rollouts, self._seed = rollouts, seed
+  simulator: Any
+  config: config_methods.ZeroSearchConfig
+  _: dataclasses.KW_ONLY
+  rollouts: int
+  seed: int
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """See `types.EngineUser`."""
-    searching.attach(self._simulator, engine, codec)
+    searching.attach(self.simulator, engine, codec)
 
   def context_key(self, context: types.SearchContext) -> Hashable:
     """Returns what the draws depend on: each turn of each episode differs."""
@@ -68,26 +64,26 @@ class SimulatedRetriever:
   ) -> Sequence[types.Passage]:
     """Returns useful or noisy passages; raises as the simulator."""
     context = request.known_context()
-    found = await self._simulator.find(request, noisy=self.noisy(context))
+    found = await self.simulator.find(request, noisy=self.noisy(context))
     return tuple(found[: request.k])
 
   def noisy(self, context: types.SearchContext) -> bool:
     """Returns whether a search is answered by noisy passages."""
-    progress = min(context.address.rollout / self._rollouts, 1.0)
+    progress = min(context.address.rollout / self.rollouts, 1.0)
     drawn = text_model.uniform(
-      context.address, context.turn, "noisy", self._seed
+      context.address, context.turn, "noisy", self.seed
     )
-    return drawn < zerosearch.noise(progress, self._config)
+    return drawn < zerosearch.noise(progress, self.config)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify simulator and schedule, with a hash."""
     return text_model.identified(
       {
         "kind": "simulated",
-        "by": self._simulator.identity(corpora),
-        "noise": dataclasses.asdict(self._config),
-        "rollouts": self._rollouts,
-        "seed": self._seed,
+        "by": self.simulator.identity(corpora),
+        "noise": dataclasses.asdict(self.config),
+        "rollouts": self.rollouts,
+        "seed": self.seed,
       }
     )
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 
 
-class Captured:
-  """The captured text; it is complete once the `with` block has ended."""
-
-  text: str = ""
-
-
 @contextlib.contextmanager
-def standard_error() -> Iterator[Captured]:
+def standard_error() -> Iterator[io.StringIO]:
   """Redirects standard error to a file while the `with` block runs.
 
   The redirection is of file descriptor 2, because C++ libraries do not use
   Python's `sys.stderr`.
+
+  Yields:
+    What has the captured text once the block has ended.
   """
-  captured = Captured()
+  captured = io.StringIO()
   sys.stderr.flush()
   kept = os.dup(2)
   with tempfile.TemporaryFile() as file:
@@ -34,4 +32,4 @@ def standard_error() -> Iterator[Captured]:
       os.dup2(kept, 2)
       os.close(kept)
       file.seek(0)
-      captured.text = file.read().decode(errors="replace")
+      captured.write(file.read().decode(errors="replace"))

@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -98,6 +98,7 @@ class Patience:
 DEFAULT = Patience()
 
 
+@dataclasses.dataclass
 class Breaker:
   """Lets calls through, or refuses them at once while the service fails.
 
@@ -106,23 +107,19 @@ class Breaker:
   through again; if it fails, another `cooldown` begins. See
   https://martinfowler.com/bliki/CircuitBreaker.html.
 
-  Args:
+  Attributes:
     failures: 1 or more.
     cooldown: seconds.
     clock: monotonic clock, in seconds.
   """
 
-  def __init__(
-    self,
-    failures: int,
-    cooldown: float,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    self._limit, self._cooldown, self._clock = failures, cooldown, clock
-    self._failed = 0
-    self._closed_until = 0.0
-    self._last = ""
-    self._probing = False
+  failures: int
+  cooldown: float
+  clock: Callable[[], float]
+  _failed: int = 0
+  _closed_until: float = 0.0
+  _last: str = ""
+  _probing: bool = False
 
   @contextlib.contextmanager
   def call(self, *, counted: bool = True) -> Iterator[None]:
@@ -138,8 +135,8 @@ class Breaker:
     Raises:
       RetrievalError: calls are refused at present.
     """
-    is_probe = self._failed >= self._limit
-    left = self._closed_until - self._clock()
+    is_probe = self._failed >= self.failures
+    left = self._closed_until - self.clock()
     if is_probe and (left > 0 or self._probing):
       when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
       raise types.RetrievalError(
@@ -166,20 +163,8 @@ class Breaker:
   def fail(self, error: types.RetrievalError) -> None:
     """Counts a failed call."""
     self._failed += 1
-    self._closed_until = self._clock() + self._cooldown
+    self._closed_until = self.clock() + self.cooldown
     self._last = str(error)
-
-
-class Joined(Protocol):
-  """Joins the server-sent events of an answer while they come."""
-
-  def feed(self, data: bytes) -> None:
-    """Adds the next bytes."""
-    ...
-
-  def whole(self) -> bytes:
-    """Returns the answer as JSON; raises httpx2's error if it broke off."""
-    ...
 
 
 class Caller:
@@ -271,7 +256,7 @@ class Caller:
     read: Callable[[Any], T],
     limit: turns.Limit | None = None,
     counted: bool = True,
-    joined: Callable[[], Joined] | None = None,
+    joined: Callable[[], Any] | None = None,
     **request: Any,
   ) -> T:
     """Makes a call with retries; it may be awaited in any event loop.
@@ -285,8 +270,9 @@ class Caller:
       counted: whether an `AnswerError` counts as a failure of the service. A
         caller whose request may itself be at fault passes False and reports by
         `fail` if it was not.
-      joined: joins each answer that is a stream of events; a stream that breaks
-        off is retried as a broken connection is.
+      joined: makes what joins an answer that is a stream of events: `feed` gets
+        its bytes, and `whole` returns the answer as JSON, or raises httpx2's
+        error if the stream broke off, which is retried as a broken connection.
       request: further arguments of httpx2's `request`.
 
     Raises:
@@ -350,7 +336,7 @@ class Caller:
     method: str,
     url: str,
     limit: turns.Limit,
-    joined: Callable[[], Joined] | None,
+    joined: Callable[[], Any] | None,
     request: dict[str, Any],
   ) -> bytes:
     """Returns the bytes of an answer with status 200, retrying if needed."""
@@ -406,7 +392,7 @@ class Caller:
     self,
     url: str,
     response: httpx2.Response,
-    joined: Callable[[], Joined] | None,
+    joined: Callable[[], Any] | None,
   ) -> bytes:
     """Reads an answer, unless it is too large."""
     data, kind = bytearray(), response.headers.get("Content-Type", "")

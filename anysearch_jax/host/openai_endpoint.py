@@ -139,7 +139,7 @@ class OpenAIEndpoint:
 
 
 class _Joined:
-  """Joins the chunks of a chat completion, see `http_calls.Joined`.
+  """Joins the chunks of a chat completion, see `Caller.ask`.
 
   https://platform.openai.com/docs/api-reference/chat-streaming
 

@@ -142,7 +142,7 @@ def compiled(
         # The dump also has small modules; the program's own is the longest.
         dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
         text = max((path.read_text() for path in dumps), key=len)
-  return traced.jaxpr, text, analysis, needed, errors.text
+  return traced.jaxpr, text, analysis, needed, errors.getvalue()
 
 
 def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:

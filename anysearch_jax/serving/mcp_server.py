@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, ClassVar, NotRequired
 
 import pydantic
 from mcp.server.mcpserver import Context, MCPServer
@@ -98,10 +98,11 @@ class Found(pydantic.BaseModel):
   passages: list[Passage]
 
 
+@dataclasses.dataclass
 class Service:
   """The tools and resources of one agent.
 
-  Args:
+  Attributes:
     agent: answers; calls wait while it is being loaded. The caller closes it.
     examples: questions that can be asked, if only some can.
     max_budget: largest budget of a question.
@@ -110,38 +111,31 @@ class Service:
     deadline: seconds in which an answer is due; None: no deadline.
     kept: number of trajectories that can be read; older ones are dropped.
     prices: by which a budget of dollars is charged.
-
-  Attributes:
     server: speaks the protocol over any transport.
+    locked: False, because no client needs a key.
   """
 
-  def __init__(
-    self,
-    agent: concurrent.futures.Future[agent_lib.Agent],
-    *,
-    version: str,
-    examples: Sequence[types.Question] = (),
-    max_budget: int = 10,
-    passages: int = 3,
-    seed: int = 42,
-    deadline: float | None = None,
-    kept: int = 256,
-    prices: budgets.Prices = budgets.NO_CAPS.prices,
-  ):
-    self._agent = agent
-    self._prices = prices
-    self._max_budget = max_budget
-    self._passages = passages
-    self._seed, self._deadline = seed, deadline
-    self._kept = kept
+  locked: ClassVar[bool] = False
+  agent: concurrent.futures.Future[agent_lib.Agent]
+  _: dataclasses.KW_ONLY
+  version: str
+  examples: Sequence[types.Question] = ()
+  max_budget: int = 10
+  passages: int = 3
+  seed: int = 42
+  deadline: float | None = None
+  kept: int = 256
+  prices: budgets.Prices = budgets.NO_CAPS.prices
+
+  def __post_init__(self):
     # The last replies, each under a name that nobody can guess.
     self._replies: dict[str, events.Reply] = {}
     self._under_way = 0
     self.server: MCPServer[Any] = MCPServer(
       "anysearch",
       title="AnySearch",
-      version=version,
-      instructions=_instructions(examples),
+      version=self.version,
+      instructions=_instructions(self.examples),
       log_level="WARNING",
     )
     self.server.add_tool(
@@ -149,8 +143,8 @@ class Service:
       name="answer",
       title="Answer a question by searching",
       description="Answers a question: a policy reasons and searches, at most "
-      f"`budget` times (0 to {max_budget}). A larger budget finds more and "
-      "takes longer. Tokens, dollars and seconds can be capped too, as in "
+      f"`budget` times (0 to {self.max_budget}). A larger budget finds more "
+      "and takes longer. Tokens, dollars and seconds can be capped too, as in "
       "searches=3,tokens=256,seconds=20. Each search is reported as progress.",
       annotations=_READS_ONLY,
     )
@@ -159,7 +153,7 @@ class Service:
       name="search",
       title="Search passages",
       description="Returns the `k` passages that match a query best (1 to "
-      f"{_MOST_PASSAGES}, default {passages}), without reasoning.",
+      f"{_MOST_PASSAGES}, default {self.passages}), without reasoning.",
       annotations=_READS_ONLY,
     )
     self.server.resource(
@@ -167,9 +161,12 @@ class Service:
       name="trajectory",
       title="Trajectory of an answer",
       description="What the policy wrote, its searches and the passages: the "
-      f"last {kept} answers are kept.",
+      f"last {self.kept} answers are kept.",
       mime_type="application/json",
     )(self.trajectory)
+
+  def on_closed(self, reason: str) -> None:
+    """Does nothing: connections that were closed early are not counted."""
 
   async def drain(self, seconds: float) -> None:
     """Waits at most `seconds` for the calls that are under way."""
@@ -201,7 +198,7 @@ class Service:
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
         agent.stream_async(
-          question, budget=allowed, seed=self._seed, deadline=self._deadline
+          question, budget=allowed, seed=self.seed, deadline=self.deadline
         )
       ) as told:
         async for event in told:
@@ -220,7 +217,7 @@ class Service:
       int | None, pydantic.Field(description="Largest number of passages.")
     ] = None,
   ) -> Found:
-    k = self._passages if k is None else k
+    k = self.passages if k is None else k
     if not 1 <= k <= _MOST_PASSAGES:
       raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
     with self._call(query=query):
@@ -232,7 +229,7 @@ class Service:
     reply = self._replies.get(name)
     if reply is None:
       raise ResourceNotFoundError(
-        f"{_URI}{name}: found no such trajectory; the last {self._kept} are "
+        f"{_URI}{name}: found no such trajectory; the last {self.kept} are "
         "kept. Ask the question again."
       )
     played = reply.trajectory
@@ -254,7 +251,7 @@ class Service:
     if reply.outcome is types.Outcome.FAILED:
       reply = dataclasses.replace(reply, reason=_logged(reply.reason))
     self._replies[name] = reply
-    while len(self._replies) > self._kept:
+    while len(self._replies) > self.kept:
       del self._replies[next(iter(self._replies))]
     return Answered(
       answer=reply.answer,
@@ -278,12 +275,12 @@ class Service:
 
   def _allowed(self, budget: int | str) -> budgets.Assigned:
     """Returns the budget of a call; without searches, the largest number."""
-    most = self._max_budget
+    most = self.max_budget
     assigned: budgets.Assigned = budget if isinstance(budget, int) else 0
     if isinstance(budget, str):
       try:
-        assigned = budgets.parse(budget, self._prices)
-        if assigned.dollars < math.inf and not self._prices:
+        assigned = budgets.parse(budget, self.prices)
+        if assigned.dollars < math.inf and not self.prices:
           raise ValueError("found dollars, but nothing here has a price.")
       except ValueError as error:
         raise ToolError(f"budget: {error}") from error
@@ -296,7 +293,7 @@ class Service:
 
   async def _loaded(self) -> agent_lib.Agent:
     # Cancelling a call must not cancel the loading.
-    return await asyncio.shield(asyncio.wrap_future(self._agent))
+    return await asyncio.shield(asyncio.wrap_future(self.agent))
 
   @contextlib.contextmanager
   def _call(self, **texts: str) -> Iterator[None]:
