@@ -373,10 +373,7 @@ def _milvus(c: config_lib.RetrievalConfig) -> Any:
 
     encoder = encoder_lib.Encoder.like(named, c.encoder)
   return milvus.MilvusRetriever(
-    opened,
-    ranking=c.ranking,
-    encoder=encoder,
-    filters=filters.parse(c.filter),
+    opened, ranking=c.ranking, encoder=encoder, filters=filters.parse(c.filter)
   )
 
 

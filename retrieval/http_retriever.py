@@ -358,6 +358,7 @@ class ShardedRetriever(requests_lib.OneByBatch):
         server.close()
 
 
+@dataclasses.dataclass
 class _Replicas:
   """Servers of the same passages; each query goes to one of them.
 
@@ -365,16 +366,11 @@ class _Replicas:
   others; a server that failed is asked last for a while.
   """
 
-  def __init__(
-    self,
-    servers: Sequence[HttpRetriever],
-    cooldown: float,
-    clock: Callable[[], float],
-  ):
-    self.servers = servers
-    self._open: Counter[int] = Counter()
-    self._failed: dict[int, float] = {}
-    self._cooldown, self._clock = cooldown, clock
+  servers: Sequence[HttpRetriever]
+  cooldown: float
+  clock: Callable[[], float]
+  _open: Counter[int] = dataclasses.field(default_factory=Counter)
+  _failed: dict[int, float] = dataclasses.field(default_factory=dict)
 
   async def search_many(
     self, asked: Sequence[types.SearchRequest]
@@ -401,12 +397,12 @@ class _Replicas:
       answers |= zip(left, some, strict=True)
       left = [i for i in left if isinstance(answers[i], Exception)]
       if left:
-        self._failed[server] = self._clock()
+        self._failed[server] = self.clock()
     return [answers[i] for i in range(len(asked))]
 
   def _order(self, server: int) -> tuple[bool, int, int]:
     failed = self._failed.get(server, float("-inf"))
-    recent = self._clock() - failed < self._cooldown
+    recent = self.clock() - failed < self.cooldown
     return recent, self._open[server], server
 
   def identity(self) -> Any:

@@ -125,7 +125,7 @@ class AnswerLog:
         if there is None:
           self._insert(key, answer)
           new += 1
-        elif list(map(_address, there)) != list(map(_address, answer)):
+        elif [*map(_texts, there)] != [*map(_texts, answer)]:
           others += 1
         held.append(answer if there is None else there)
     return held, new, others
@@ -193,7 +193,7 @@ class AnswerLog:
   def _insert(self, key: Key, answer: Answer) -> None:
     hits = b""
     for passage in answer:
-      row = [_blob(t) for t in (passage.id, passage.title, passage.text)]
+      row = [*map(_blob, _texts(passage))]
       each = _sha256(*row)
       hits += _HIT.pack(each, passage.score)
       self._db.execute(
@@ -245,10 +245,12 @@ class AnswerLog:
       ) from error
 
 
-def _address(value: Key | types.Passage) -> bytes:
-  if isinstance(value, Key):
-    return _sha256(*(_blob(str(part)) for part in value))
-  return _sha256(*(_blob(t) for t in (value.id, value.title, value.text)))
+def _address(key: Key) -> bytes:
+  return _sha256(*(_blob(str(part)) for part in key))
+
+
+def _texts(passage: types.Passage) -> tuple[str, str, str]:
+  return passage.id, passage.title, passage.text
 
 
 def _sha256(*parts: bytes) -> bytes:
@@ -385,8 +387,9 @@ class Recorder:
       found = await requests_lib.answers(
         self._retriever, [requests[i] for i in missing]
       )
+      # As the log returns them: in a tuple, with scores of Python.
       good = {
-        i: _plain(answer)
+        i: tuple(types.Passage(*_texts(p), float(p.score)) for p in answer)
         for i, answer in zip(missing, found, strict=True)
         if not isinstance(answer, Exception)
       }
@@ -421,10 +424,3 @@ class Recorder:
       f"corpus {key.corpus!r}, identity {key.identity}.{hint} Record it in "
       "mode replay with the retriever."
     )
-
-
-def _plain(answer: Sequence[types.Passage]) -> Answer:
-  """Returns passages as the log does: in a tuple, with scores of Python."""
-  return tuple(
-    types.Passage(p.id, p.title, p.text, float(p.score)) for p in answer
-  )

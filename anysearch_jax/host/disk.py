@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -114,8 +115,10 @@ def _said(error: Exception, path: pathlib.Path) -> str:
     if isinstance(each, DiskError):
       return str(each)
     if number := _number(each):
+      there = next(p for p in (path, *path.absolute().parents) if p.exists())
+      free = shutil.disk_usage(there).free / 1e6
       return (
-        f"{path} could not be written: {os.strerror(number)}, {_free(path)} "
+        f"{path} could not be written: {os.strerror(number)}, {free:.1f} MB "
         f"are free there. {_HELP[number]}, and start the same command again."
       )
   return ""
@@ -145,10 +148,3 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
     if isinstance(each, BaseExceptionGroup):
       waiting += each.exceptions
     waiting += [each.__cause__, each.__context__]
-
-
-def _free(path: pathlib.Path) -> str:
-  """Returns the free space of the disk that holds a path, in words."""
-  there = next(p for p in (path, *path.absolute().parents) if p.exists())
-  found = os.statvfs(there)
-  return f"{found.f_bavail * found.f_frsize / 1e6:.1f} MB"

@@ -389,10 +389,7 @@ class Caller:
     raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
 
   async def _read(
-    self,
-    url: str,
-    response: httpx2.Response,
-    joined: Callable[[], Any] | None,
+    self, url: str, response: httpx2.Response, joined: Callable[[], Any] | None
   ) -> bytes:
     """Reads an answer, unless it is too large."""
     data, kind = bytearray(), response.headers.get("Content-Type", "")

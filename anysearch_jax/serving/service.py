@@ -26,6 +26,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any
 
 import prometheus_client
 from starlette import applications, exceptions, requests, routing
@@ -35,14 +36,7 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.host import loop
-from anysearch_jax.serving import (
-  chat_api,
-  fields,
-  keys,
-  responses_api,
-  service_metrics,
-  wire,
-)
+from anysearch_jax.serving import chat_api, fields, keys, responses_api, wire
 
 _log = logging.getLogger(__name__)
 STOPPING = fields.RequestError(
@@ -59,6 +53,9 @@ _FILES = {
   "/page.css": ("page.css", "text/css; charset=utf-8"),
   "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+# Bounds of buckets of times and of numbers of searches.
+_SECONDS = (*(m * 10.0**e for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100)
+_SEARCHES = (0, 1, 2, 3, 4, 5, 8, 12, 16, 32)
 # Nothing from elsewhere, no inline script, no frame around it:
 # https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
 _HEADERS = {
@@ -71,6 +68,73 @@ _HEADERS = {
   "referrer-policy": "no-referrer",
   "cache-control": "no-cache",
 }
+
+
+class _Metrics:
+  """Counts and times for Prometheus, in their own registry.
+
+  Args:
+    slots: questions that are worked on at the same time.
+    pages: returns the used and all pages of the KV cache; None without one.
+  """
+
+  def __init__(
+    self, slots: int, pages: Callable[[], tuple[int, int]] | None = None
+  ):
+    self.registry = prometheus_client.CollectorRegistry()
+    mine: Any = {"namespace": "anysearch", "registry": self.registry}
+    counter: Any = functools.partial(prometheus_client.Counter, **mine)
+    gauge: Any = functools.partial(prometheus_client.Gauge, **mine)
+    histogram: Any = functools.partial(prometheus_client.Histogram, **mine)
+    self._requests = counter(
+      "requests",
+      "Requests that were answered; 499: the client left.",
+      ("route", "status"),
+    )
+    self._seconds = histogram(
+      "request_seconds",
+      "From the headers of a request to the end of its answer.",
+      ("route",),
+      buckets=_SECONDS,
+    )
+    self.first_event = histogram(
+      "first_event_seconds",
+      "From a question to the first piece of reasoning, search or answer.",
+      buckets=_SECONDS,
+    )
+    self._outcomes = counter(
+      "episodes", "Episodes that ended, by their outcome.", ("outcome",)
+    )
+    self.searches = counter(
+      "searches", "Searches that were charged, also of clients that left."
+    )
+    self._searches = histogram(
+      "episode_searches", "Searches of an ended episode.", buckets=_SEARCHES
+    )
+    self._tokens = counter("tokens", "Tokens that the policy wrote.")
+    self._turns = counter("turns", "Turns of the policy.")
+    self.running = gauge(
+      "running_questions",
+      "Questions under way, those that wait for a place included.",
+    )
+    gauge("slots", "Questions that are worked on at the same time.").set(slots)
+    if pages is not None:
+      sentence = "Pages of the KV cache."
+      gauge("kv_pages_used", sentence).set_function(lambda: pages()[0])
+      gauge("kv_pages_all", sentence).set_function(lambda: pages()[1])
+
+  def responded(self, route: str, status: int, seconds: float) -> None:
+    """Counts a response."""
+    self._requests.labels(route, str(status)).inc()
+    self._seconds.labels(route).observe(seconds)
+
+  def ended(self, reply: events.Reply) -> None:
+    """Counts an episode."""
+    self._outcomes.labels(str(reply.outcome)).inc()
+    self._searches.observe(reply.searches)
+    self._tokens.inc(reply.tokens)
+    spans = reply.trajectory.spans
+    self._turns.inc(sum(span.author is types.Author.MODEL for span in spans))
 
 
 class Service:
@@ -101,7 +165,7 @@ class Service:
     self._served = dataclasses.replace(served, cites=agent.cites)
     self._most = most or 8 * agent.slots
     engine = agent.engine
-    self._metrics = service_metrics.Metrics(
+    self._metrics = _Metrics(
       agent.slots,
       (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
     )
@@ -184,9 +248,10 @@ class Service:
           ),
         )
       else:
-        told = await wire.unless_gone(
-          request.receive, self._collect(account, asked)
-        )
+        # Collected in the agent's event loop and handed over at the end.
+        told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
+        playing = self._play(account, asked, lambda i, e: told[i].append(e))
+        await wire.unless_gone(request.receive, playing)
         if account.failures:  # Clients then try again.
           said = fields.unavailable(account.id)
           raise fields.RequestError(
@@ -221,17 +286,6 @@ class Service:
       yield writer.framed(value)
     if writer.last:
       yield writer.last
-
-  async def _collect(
-    self, account: keys.Account, asked: fields.Asked
-  ) -> list[list[events.Event]]:
-    """Returns the events of each answer.
-
-    They are collected in the agent's event loop and handed over at the end.
-    """
-    told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
-    await self._play(account, asked, lambda i, event: told[i].append(event))
-    return told
 
   async def _told(
     self, account: keys.Account, asked: fields.Asked

@@ -20,7 +20,7 @@ from anysearch_jax.host import json_files
 
 POOLINGS = ("mean", "cls", "lasttoken")
 # "e5" as a word: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
-_E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
+E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
 _TASK = (
   "Instruct: Given a web search query, retrieve relevant passages that answer "
   "the query\nQuery:"
@@ -33,11 +33,11 @@ _TRAINED = (
     {"query_prefix": "search_query: ", "passage_prefix": "search_document: "},
   ),
   (
-    re.compile(_E5_NAME.pattern + ".*instruct", re.IGNORECASE),
+    re.compile(E5_NAME.pattern + ".*instruct", re.IGNORECASE),
     {"query_prefix": f"{_TASK} "},
   ),
   (re.compile("qwen3-embedding", re.IGNORECASE), {"query_prefix": _TASK}),
-  (_E5_NAME, {"query_prefix": "query: ", "passage_prefix": "passage: "}),
+  (E5_NAME, {"query_prefix": "query: ", "passage_prefix": "passage: "}),
 )
 _FIRST_TOKEN = re.compile(r"gte-modernbert", re.IGNORECASE)
 _MAX_TOKENS = 256
@@ -205,11 +205,6 @@ def model_name(folder: pathlib.Path) -> str:
     return cached.removeprefix("models--").replace("--", "/")
   of_intfloat = _INTFLOAT.fullmatch(folder.name) is not None
   return f"intfloat/{folder.name}" if of_intfloat else folder.name
-
-
-def is_e5_name(name: str) -> bool:
-  """Returns whether a model's name contains the word "e5"."""
-  return _E5_NAME.search(name) is not None
 
 
 def _object(path: pathlib.Path) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class SearchIndex:
     use, whether FAISS or JAX computes the answers.
     """
     is_exact = self._index.type.startswith("IndexFlat")
-    is_canonical = is_exact and encoder_settings.is_e5_name(self._model)
+    is_canonical = is_exact and encoder_settings.E5_NAME.search(self._model)
     return {
       "backend": "e5-faiss-flat" if is_canonical else self.identity["kind"],
       "model": self._model,

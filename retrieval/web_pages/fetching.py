@@ -31,18 +31,6 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
-# Global for (some versions of) Python, and yet of no public host: Azure's
-# metadata, addresses of protocols (Oracle's metadata is one), relays of 6to4,
-# and site-local ones.
-_CLOSED = tuple(
-  map(
-    ipaddress.ip_network,
-    (
-      *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
-      *("fec0::/10", "64:ff9b:1::/48"),
-    ),
-  )
-)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # Below 1024, ports belong to other protocols; mail servers obey HTTP's lines.
 _PORTS = (80, 443)
@@ -56,7 +44,7 @@ class PageError(types.RetrievalError):
     `large`, `late`, `connection` or `text`.
   """
 
-  def __init__(self, sentence: str, why: str):
+  def __init__(self, sentence: str, why: str = "address"):
     super().__init__(sentence)
     self.why = why
 
@@ -79,6 +67,17 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
   return tuple(found)
 
 
+# Global for (some versions of) Python, and yet of no public host: Azure's
+# metadata, addresses of protocols (Oracle's metadata is one), relays of 6to4,
+# and site-local ones.
+_CLOSED = networks(
+  (
+    *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+    *("fec0::/10", "64:ff9b:1::/48"),
+  )
+)
+
+
 def parse(text: str) -> httpx2.URL:
   """Returns an address of a page.
 
@@ -88,21 +87,16 @@ def parse(text: str) -> httpx2.URL:
   try:
     url = httpx2.URL(text)
   except (httpx2.InvalidURL, UnicodeError) as error:
-    raise PageError(
-      f"{text[:200]!r} is no address ({error}).", "address"
-    ) from None
+    raise PageError(f"{text[:200]!r} is no address ({error}).") from None
   if url.scheme not in ("http", "https") or not url.host:
     raise PageError(
       f"{text[:200]!r} is no address of a page; expected one that begins with "
-      "http:// or https://.",
-      "address",
+      "http:// or https://."
     )
   if not 0 < (url.port or 80) < 1 << 16:
-    raise PageError(f"{url.port} is no port.", "address")
+    raise PageError(f"{url.port} is no port.")
   if url.userinfo:
-    raise PageError(
-      "The address names a user; expected one without.", "address"
-    )
+    raise PageError("The address names a user; expected one without.")
   return url.copy_with(fragment=None)
 
 
@@ -162,24 +156,20 @@ async def checked(
       raise types.RetrievalError(
         f"{url.host}: its address cannot be looked up now ({error.strerror})."
       ) from None
-    raise PageError(f"{url.host}: there is no such host.", "address") from None
+    raise PageError(f"{url.host}: there is no such host.") from None
   except (UnicodeError, ValueError):
-    raise PageError(
-      f"{url.host}: this is no name of a host.", "address"
-    ) from None
+    raise PageError(f"{url.host}: this is no name of a host.") from None
   if not parsed:
-    raise PageError(f"{url.host}: there is no such host.", "address")
+    raise PageError(f"{url.host}: there is no such host.")
   if not all(is_open(each, allowed) for each in parsed):
     raise PageError(
-      f"{url.host}: its address is not public, so nothing is fetched from it.",
-      "address",
+      f"{url.host}: its address is not public, so nothing is fetched from it."
     )
   private = all(any(a in n for n in allowed) for a in parsed)
   if port not in _PORTS and port < _LOWEST_PORT and not private:
     raise PageError(
       f"{url.host}: found port {port}, expected 80, 443 or one from "
-      f"{_LOWEST_PORT} on.",
-      "address",
+      f"{_LOWEST_PORT} on."
     )
   return [str(each) for each in parsed]
 
@@ -263,8 +253,7 @@ class Fetcher:
     if len(address) > _LONGEST_URL:
       raise PageError(
         f"The address has {len(address)} characters, expected at most "
-        f"{_LONGEST_URL}.",
-        "address",
+        f"{_LONGEST_URL}."
       )
     page = await self._follow(parse(address), is_page=True)
     if page.status != 200:
