@@ -15,8 +15,8 @@ on accelerators; `faiss_file`, an existing index (for example Search-R1's
 e5_Flat.index), named by --faiss_file together with the encoder that made it;
 `milvus`, a collection at --address (docs/data.md), beside which --output has
 the line offsets of the corpus.
-A corpus is JSON lines, plain or gzip, of `id` and `contents` (Search-R1's
-format), or of `id`, `title` and `text`.
+A corpus is JSON lines (plain or gzip), a Parquet file or a folder of those, of
+`id` and `contents` (Search-R1's format), or of `id`, `title` and `text`.
 
 If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
@@ -82,8 +82,8 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "vectors",
     [],
-    "Of flat: the file of an IndexFlatIP, or its parts in "
-    "their order, that has the vectors of all passages.",
+    "Of flat: the file of an IndexFlatIP, or its parts in their order, that "
+    "has the vectors of all passages; or Tevatron's, as 'corpus.shard*.pkl'.",
   )
   flags.DEFINE_string(
     "language",

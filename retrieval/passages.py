@@ -1,7 +1,8 @@
 """A corpus of passages in a file, read by line offsets and not kept in memory.
 
 A corpus is JSON lines, plain or gzip, in Search-R1's layout or as rows whose
-title may be missing; the keys of BEIR's rows are `_id`, `title` and `text`:
+title may be missing; the keys of BEIR's rows are `_id`, `title` and `text`,
+those of Tevatron's `docid` and `text`. Parquet files have the same columns.
 
     {"id": "7", "contents": "\\"Title\\"\\nText of the passage."}
     {"id": "7", "title": "Title", "text": "Text of the passage."}
@@ -11,7 +12,7 @@ corpus is a folder:
 
     corpus.json     path of the lines, their number, bytes and SHA-256
     offsets.npy     int64 [N + 1], the start of each row, and the end
-    passages.jsonl  the lines, if the source is compressed or lines were skipped
+    passages.jsonl  the lines, unless they are all those of a plain source
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import mmap
 import os
@@ -123,11 +125,14 @@ class Corpus:
   def contents(self, start: int, stop: int) -> Iterator[str]:
     """Yields what is searched of rows `start` to `stop` (exclusive), in order.
 
-    It is their contents, with the headings above them after the title.
+    It is their contents, with the headings above them after the title; of a
+    passage without a title, only the text.
     """
     for row in range(start, stop):
       passage = self[row]
-      if heading := passage.source.heading:
+      if not passage.title.strip('"'):
+        yield passage.text.strip()
+      elif heading := passage.source.heading:
         yield f"{passage.title}\n{heading}\n{passage.text}"
       else:
         yield passage.contents
@@ -160,7 +165,8 @@ def prepare(
   (by path, size and time) with the same flag is used again.
 
   Args:
-    source: JSON lines; gzip if the name ends in `.gz`.
+    source: JSON lines; gzip if the name ends in `.gz`; or a folder with Parquet
+      files, which are read in the order of their names.
     folder: folder of the prepared corpus; created if missing.
     skip_malformed: whether to skip and count lines that are not a passage.
     on_bytes: called with the bytes of `source` that were read so far.
@@ -170,14 +176,15 @@ def prepare(
       is no passage.
   """
   source, folder = pathlib.Path(source).absolute(), pathlib.Path(folder)
-  if not source.is_file():
+  tables = sorted(source.glob("*.parquet"))
+  if not (source.is_file() or tables):
     kind = "a folder" if source.is_dir() else "no file"
     raise CorpusError(f"{source}: found {kind}, expected a corpus. {_OTHERS}")
-  stat = source.stat()
+  stats = [path.stat() for path in tables or [source]]
   made_of = {
     "source": str(source),
-    "source_bytes": stat.st_size,
-    "source_time": stat.st_mtime_ns,
+    "source_bytes": sum(stat.st_size for stat in stats),
+    "source_time": max(stat.st_mtime_ns for stat in stats),
     "skip_malformed": skip_malformed,
   }
   # A missing or damaged corpus is prepared again.
@@ -187,16 +194,17 @@ def prepare(
       return there
   folder.mkdir(parents=True, exist_ok=True)
   compressed = source.suffix == ".gz"
-  copy = compressed or skip_malformed
+  copy = compressed or skip_malformed or bool(tables)
   is_there = source == folder.absolute() / LINES  # They move together.
   beside = folder / f"{LINES}.tmp"
   digest, offsets, skipped = hashlib.sha256(), array.array("q", [0]), 0
   with (
-    source.open("rb") as raw,
+    (tables or [source])[0].open("rb") as raw,
     gzip.open(raw) if compressed else raw as lines,
     beside.open("wb") if copy else open(os.devnull, "wb") as kept,
   ):
-    for number, line in enumerate(_lines(lines, source), start=1):
+    found = _rows(tables) if tables else _lines(lines, source)
+    for number, line in enumerate(found, start=1):
       try:
         _parse(line, len(offsets) - 1)
       except CorpusError as error:
@@ -214,7 +222,7 @@ def prepare(
       offsets.append(offsets[-1] + len(line))
       if number % 4096 == 0:
         on_bytes(raw.tell())
-  on_bytes(stat.st_size)
+  on_bytes(sum(stat.st_size for stat in stats))
   if len(offsets) == 1:
     raise CorpusError(
       f"{source}: found no passage, expected one a line. {_OTHERS}"
@@ -231,6 +239,14 @@ def prepare(
   }
   json_files.write(folder / _INFO, info)
   return Corpus(folder)
+
+
+def _rows(tables: Sequence[pathlib.Path]) -> Iterator[bytes]:
+  """Yields the rows of Parquet files as JSON lines."""
+  from anysearch_jax.data import files
+
+  for _, row in itertools.chain.from_iterable(map(files.rows, tables)):
+    yield json.dumps(row, default=str).encode() + b"\n"
 
 
 def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
@@ -266,7 +282,7 @@ def _parse(line: bytes, row: int) -> types.Passage:
     ) from error
   if not isinstance(values, dict):
     raise CorpusError(f"Found {line[:60]!r}, expected a JSON object.")
-  name = values.get("id", values.get("_id"))
+  name = values.get("id", values.get("_id", values.get("docid")))
   name = row if name is None else name
   if not isinstance(name, str | int) or isinstance(name, bool):
     raise CorpusError(f"Found id {name!r:.60}, expected text or a number.")

@@ -156,7 +156,7 @@ def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
 
 def _parquet(path: pathlib.Path) -> Iterator[Numbered]:
   with pq.ParquetFile(path) as file:
-    batches = (batch.to_pylist() for batch in file.iter_batches(1024))
+    batches = (batch.to_pylist() for batch in file.iter_batches(64))
     yield from enumerate(itertools.chain.from_iterable(batches), start=1)
 
 

@@ -15,6 +15,8 @@ compares questions.
     musique    paragraphs, question_decomposition, answer_aliases
     hotpotqa   HotpotQA and 2WikiMultihopQA: supporting_facts
     bamboogle  a table of Question, Answer
+    browsecomp_plus  query, gold_docs, evidence_docs, encrypted
+    frames     Prompt, Answer, wiki_links
     plain      question, answer (NQ-open)
 """
 
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anysearch_jax.data import browsing
 from anysearch_jax.environment import official_scoring, scoring
 
 Row = Mapping[str, Any]
@@ -63,7 +66,7 @@ _TAKEN = frozenset(
     *("id", "_id", "question", "Question", "QuestionId", "question_id"),
     *("answer", "Answer", "answers", "answer_aliases", "answerable"),
     *("golden_answers", "possible_answers", "dataset", "split", "index"),
-    *("hops", "n_hops", "data_source", "prompt", "ability", "facts"),
+    *("hops", "n_hops", "data_source", "prompt", "ability", "facts", "canary"),
     *("supporting", "sub_questions", official_scoring.ANSWERS),
   )
 )
@@ -86,10 +89,11 @@ class Found(NamedTuple):
     id, dataset, split: "" if the row does not have it.
     hops: number of consecutive searches that the answer takes; None if unknown.
     metadata: the row's plain values and its evidence: `gold_doc_ids`,
-      `supporting` (title, and text if the row has it), `sub_questions`
-      (MuSiQue), `search_keys` (StepSearch); and `official_answers`, if the
-      dataset's own script accepts other answers.
+      `evidence_doc_ids`, `supporting` (title, and text if the row has it),
+      `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
+      `official_answers`, if the dataset's own script accepts other answers.
     mended: names of the repairs in the answers.
+    verbatim: whether the question is asked as it is, not as `ask` writes it.
   """
 
   question: str
@@ -100,6 +104,7 @@ class Found(NamedTuple):
   hops: int | None = None
   metadata: Mapping[str, Any] = {}
   mended: tuple[str, ...] = ()
+  verbatim: bool = False
 
 
 def recognize(row: Row) -> str | None:
@@ -180,6 +185,29 @@ def _bamboogle(row: Row) -> Found:
   return _found(row, row["answer"], row)
 
 
+def _browsecomp_plus(row: Row) -> Found:
+  try:
+    known = browsing.revealed(row)
+  except (ValueError, KeyError, TypeError) as error:
+    raise MalformedError(
+      "a text that no canary, or a wrong one, decrypts; expected --canary=TEXT "
+      "of launch.prepare_data, the DEFAULT_CANARY of decrypt_dataset.py"
+    ) from error
+  asked = {"id": row["query_id"], "question": known.pop("query")}
+  found = _found(asked, [known.pop("answer")], known)
+  return found._replace(verbatim=True)
+
+
+def _frames(row: Row) -> Found:
+  # Pandas has written the number of a row, in a column without a name.
+  asked = {"id": row.get("", row.get("Unnamed: 0")), "question": row["Prompt"]}
+  known = {
+    "reasoning_types": row.get("reasoning_types"),
+    "supporting_facts": [[title, 0] for title in browsing.articles(row)],
+  }
+  return _found(asked, [row["Answer"]], known)._replace(verbatim=True)
+
+
 # The first format whose columns are all present is chosen. Order matters:
 # Search-R1's files also have FlashRAG's columns, and most files have a question
 # and an answer.
@@ -193,6 +221,8 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
     ("triviaqa", "Question Answer QuestionId", _triviaqa),
     ("musique", "question answer paragraphs", _musique),
     ("hotpotqa", "question answer supporting_facts", _plain),
+    ("browsecomp_plus", "query gold_docs evidence_docs", _browsecomp_plus),
+    ("frames", "Prompt Answer wiki_links", _frames),
     ("bamboogle", "Question Answer", _bamboogle),
     ("plain", "question answer", _plain),
   )
@@ -248,8 +278,9 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
 def _evidence(known: Row) -> dict[str, Any]:
   """Returns what a row records of the passages and steps to its answer."""
   out: dict[str, Any] = {}
-  if gold := listed(known, "gold_doc_ids"):
-    out["gold_doc_ids"] = list(map(str, gold))
+  for name in ("gold_doc_ids", "evidence_doc_ids"):
+    if named := listed(known, name):
+      out[name] = list(map(str, named))
   if supporting := _supporting(known):
     out["supporting"] = supporting
   steps = dicts(known, "question_decomposition")

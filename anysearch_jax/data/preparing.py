@@ -151,6 +151,8 @@ def prepare(
   held_out: Collection[str] = (),
   aliases: Mapping[str, Sequence[str]] = {},
   corpus: pathlib.Path | None = None,
+  canary: str = "",
+  qrels: Mapping[str, Mapping[str, Sequence[str]]] = {},
 ) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
@@ -162,6 +164,9 @@ def prepare(
     aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
     corpus: file with the passages that training questions name by
       `gold_doc_ids`.
+    canary: of encrypted rows that do not have their own, see `browsing`.
+    qrels: for `gold_doc_ids` and `evidence_doc_ids`, the documents by the id
+      that a question has in its file, in place of those of the rows.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -172,11 +177,13 @@ def prepare(
       a limit names an unknown part; or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
-  listed = [_read(source, parts, settings, aliases) for source in inputs]
+  listed = [_read(x, parts, settings, aliases, canary) for x in inputs]
   training = {n: part for n, part in parts.items() if n.endswith("_train")}
   for name, part in parts.items():
     reason = "asked twice, answers merged" if name in training else "read twice"
     part.keep(_merged(part.entries), reason)
+    if qrels:
+      part.entries = [_judged(entry, qrels) for entry in part.entries]
   evaluated = {
     formats.question_key(entry.question)
     for name, part in parts.items()
@@ -247,6 +254,7 @@ def _read(
   parts: Parts,
   settings: Settings,
   aliases: Mapping[str, Sequence[str]],
+  canary: str,
 ) -> dict[str, Any]:
   """Adds a file's questions to `parts` and returns its manifest line."""
   format_, count = source.format, 0
@@ -264,6 +272,8 @@ def _read(
             f"expected those of {', '.join(formats.FORMATS)}, or the name of "
             "a format."
           )
+      if canary:
+        row = {"canary": canary, **row}
       found = formats.read(row, format_)
       dataset, split = _belongs(found, source)
       found = formats.clean(found, aliases)
@@ -328,7 +338,7 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   part.entries.append(
     Entry(
       formats.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
-      formats.ask(found.question),
+      found.question.strip() if found.verbatim else formats.ask(found.question),
       accepted,
       dataset,
       split,
@@ -336,6 +346,16 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
       formats.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
     )
   )
+
+
+def _judged(
+  entry: Entry, qrels: Mapping[str, Mapping[str, Sequence[str]]]
+) -> Entry:
+  """Returns an entry with the documents that qrels name for its question."""
+  id_ = entry.id.partition("/")[2]
+  named = {name: of[id_] for name, of in qrels.items() if id_ in of}
+  text = json.dumps(json.loads(entry.metadata) | named, ensure_ascii=False)
+  return entry._replace(metadata=text)
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
@@ -420,6 +440,25 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
     "2WikiMultihopQA's id_aliases.json."
   )
   return dict(_each(path, named, sentence))
+
+
+def read_qrels(path: pathlib.Path) -> dict[str, list[str]]:
+  """Returns the relevant documents of questions, from a file of TREC's qrels.
+
+  Raises:
+    formats.DataError: a line is not `question 0 document relevance`.
+  """
+  found: dict[str, list[str]] = {}
+  for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    match line.split():
+      case [question, _, document, relevance]:
+        found.setdefault(question, []).extend([document] * (relevance != "0"))
+      case [_, *_]:
+        raise formats.DataError(
+          f"{path}, line {number}: found {line[:60]!r}, expected a question, "
+          "0, a document and its relevance."
+        )
+  return found
 
 
 def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:

@@ -2,7 +2,8 @@
 
 An encoder makes them, or they are read from a FAISS file of exact search, whole
 or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
-`part_ab`, to be joined to one `e5_Flat.index` of 64 GB.
+`part_ab`, to be joined to one `e5_Flat.index` of 64 GB. Tevatron's pickles
+become such a file.
 
     vectors-00007.npy     the rows, float32 or bfloat16 (as uint16)
     vectors-00007.json    written last: rows, width, and the file's SHA-256
@@ -12,10 +13,12 @@ A shard with a JSON file is finished; a resumed builder makes the others again.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import pathlib
+import pickle
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -270,6 +273,72 @@ class FlatFile:
     )
 
 
+# What a pickle of arrays names; `_codecs.encode` makes bytes from text in old
+# protocols, and NumPy 2 renamed its modules. No other function is called.
+_NAMED: dict[tuple[str, str], Any] = {
+  ("numpy", "ndarray"): np.ndarray,
+  ("numpy", "dtype"): np.dtype,
+  ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
+}
+for _core in ("numpy.core", "numpy._core"):
+  _NAMED[f"{_core}.multiarray", "_reconstruct"] = np.empty(1).__reduce__()[0]
+  _NAMED[f"{_core}.numeric", "_frombuffer"] = np.empty(1).__reduce_ex__(5)[0]
+
+
+class _Unpickler(pickle.Unpickler):
+  def find_class(self, module: str, name: str) -> Any:
+    return _NAMED[module, name]
+
+
+def unpickled(
+  parts: Sequence[str], corpus: passages.Corpus, target: pathlib.Path
+) -> str:
+  """Writes vectors that Tevatron pickled as an IndexFlatIP; returns its path.
+
+  Args:
+    parts: pickles of an array `[n, dim]` and the ids of its rows, or globs.
+    corpus: the passages with these ids, in the order of the written rows.
+    target: the file to write.
+
+  Raises:
+    DamagedError: a file is missing, has another form or names a function.
+    ValueError: an id has two vectors, or a passage has none.
+  """
+  paths = [path for part in parts for path in glob.glob(part) or [part]]
+  arrays: list[np.ndarray] = []
+  ids: list[str] = []
+  for path in paths:
+    try:
+      with open(path, "rb") as file:
+        array, names = _Unpickler(file).load()
+      if array.dtype.kind != "f" or len(array) != len(names):
+        raise ValueError(f"{array.dtype} {array.shape} and {len(names)} ids")
+      arrays, ids = [*arrays, array], [*ids, *map(str, names)]
+    # A damaged pickle can raise almost any exception.
+    except Exception as error:
+      raise DamagedError(
+        f"{path}: found {error}; expected a pickle of Tevatron: an array of "
+        "vectors and the ids of its rows, nothing else."
+      ) from error
+  vectors, row_of = np.concatenate(arrays), {x: i for i, x in enumerate(ids)}
+  rows = [row_of.get(corpus[row].id, -1) for row in range(len(corpus))]
+  if len(row_of) < len(ids) or -1 in rows:
+    raise ValueError(
+      f"vectors: found {len(row_of)} ids for {len(ids)} vectors, and no vector "
+      f"for {rows.count(-1)} of {len(rows)} passages; expected one for each. "
+      "Name all pickles of this corpus."
+    )
+  size, dim = len(rows), vectors.shape[1]
+  beside = target.with_suffix(f".{os.getpid()}")
+  with beside.open("wb") as out:
+    out.write(_HEADER.pack(b"IxFI", dim, size, 0, 0, True, 0, size * dim))
+    for first in range(0, size, _ROWS):
+      block = vectors[rows[first : first + _ROWS]]
+      out.write(block.astype("<f4").tobytes())
+  beside.replace(target)
+  return str(target)
+
+
 def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
   """Returns the vectors that an encoder makes of the passages."""
 
@@ -296,7 +365,8 @@ def read(
       f"of {encoder.dim}, one row a passage, of the encoder's dimension."
     )
   rows = sample(len(corpus))
-  made = encoder.passages([corpus[row].contents for row in rows])
+  texts = (next(corpus.contents(row, row + 1)) for row in rows)
+  made = encoder.passages(list(texts))
   for row, vector in zip(rows, made, strict=True):
     (stored,) = next(file.rows(row, row + 1))
     cosine, length = float(stored @ vector), float(np.linalg.norm(stored))
