@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Sequence
-
-import transformers
+from typing import TYPE_CHECKING
 
 from anysearch_jax.environment import protocol, wording
 from anysearch_jax.host import json_files
+
+if TYPE_CHECKING:
+  import transformers
 
 _LONG = 8192  # Encoding a text of this many characters takes milliseconds.
 _LLAMA_DATE = "26 Jul 2024"
@@ -64,6 +66,9 @@ class Tokenizer:
         f"{folder}: no tokenizer.json; expected a Hugging Face folder with a "
         "fast tokenizer."
       )
+    # Importing it takes a second, which most commands need not wait for.
+    import transformers
+
     # AutoTokenizer would build a byte-level BPE from the vocabulary for a Qwen
     # config.json, whatever kind of tokenizer tokenizer.json describes.
     try:

@@ -363,10 +363,8 @@ def _paged(
   table = table.astype(np.int32)
   shape = (heads.kv, 1 + rows * columns, size, heads.size)
   pages = pages_lib.Pages(normal(*shape), normal(*shape))
-  q, k, v = (
-    normal(rows, tokens, n, heads.size)
-    for n in (heads.query, heads.kv, heads.kv)
-  )
+  group = heads.query // heads.kv
+  qkv = normal(rows, tokens, heads.kv, group + 2, heads.size)
   lengths = np.full(rows, context)
   lengths[-2:] = max(context // 2, tokens), tokens
   positions = (lengths[:, None] - tokens + np.arange(tokens)).astype(np.int32)
@@ -378,10 +376,12 @@ def _paged(
     dtype=jnp.bfloat16,
     page=size,
   )
-  arguments = (q, k, v, pages, table, positions, np.ones((rows, tokens), bool))
+  arguments = (qkv, pages, table, positions, np.ones((rows, tokens), bool))
 
   def made(implementation: str) -> Callable[..., tuple[jax.Array, Any]]:
-    return jax.jit(paged_attention.Paged(implementation, block=512).__call__)
+    paged = paged_attention.Paged(implementation, block=512)
+    # Joined heads, as in the engine, so that its kernel writes to the pages.
+    return jax.jit(lambda qkv, *rest: paged(qkv, None, None, *rest))
 
   exact, _ = _exact(made("xla"), arguments)
   # Keys and values; two products of queries with each.
@@ -392,13 +392,13 @@ def _paged(
     run = made(implementation)
     out[f"{implementation} error"] = _error(run(*arguments)[0], exact)
     # As in the engine, the next call writes to the same pages.
-    again = jax.jit(run, donate_argnums=3)
+    again = jax.jit(run, donate_argnums=1)
     held = jax.tree.map(jnp.copy, pages)
 
     def calls(again=again) -> None:
       nonlocal held
       for _ in range(_CALLS):
-        found, held = again(q, k, v, held, *arguments[4:])
+        found, held = again(qkv, held, *arguments[2:])
       jax.block_until_ready(found)
 
     calls()
