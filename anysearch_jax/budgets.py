@@ -65,6 +65,12 @@ class Prices:
         cost = cost + count * price / unit
     return cost
 
+  @property
+  def in_tokens(self) -> Prices:
+    """The prices in written tokens instead of dollars; `output` must be > 0."""
+    unit = 1e6 / self.output
+    return Prices(self.search * unit, self.input * unit, 1e6)
+
   def of_calls(
     self, tools: Sequence[str], *, input_tokens: int, output_tokens: int
   ) -> float:

@@ -132,6 +132,7 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
     training,
     groups=parse_tables(f.tables),
     prices=parse_prices(f.prices),
+    configured=_configured([path for s in evaluated for path in s.folders]),
     surfaces={
       label: loading.load_row(label, *folders, paired=True).columns
       for item in f.surfaces
@@ -227,15 +228,31 @@ def with_optimum(
   return dataclasses.replace(row, table=found.with_optimum(best, budgets))
 
 
-def _world_seed(folder: pathlib.Path) -> int | None:
-  """Returns the seed of an evaluation's world; None without one."""
+def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
+  """Returns a group of an evaluation's settings; {} if it stored none."""
   path = folder / "config.json"
   if not path.is_file():
-    return None
+    return {}
   stored = settings.renamed(json_files.read(path))
+  return dataclasses.asdict(default) | stored.get(group, {})
+
+
+def _world_seed(folder: pathlib.Path) -> int | None:
+  """Returns the seed of an evaluation's world; None without one."""
   default = config_lib.DataConfig()
-  data: dict[str, Any] = dataclasses.asdict(default) | stored.get("data", {})
-  return data["world_seed"] if data["source"] == default.source else None
+  data = _stored(folder, "data", default)
+  return data["world_seed"] if data.get("source") == default.source else None
+
+
+def _configured(folders: Sequence[pathlib.Path]) -> budgets_lib.Prices | None:
+  """Returns the prices of evaluations; None if they differ or are unknown."""
+  default = config_lib.EvaluationConfig()
+  found = {
+    (e["search_price"], e["input_price"], e["output_price"])
+    for e in (_stored(f, "evaluation", default) for f in folders)
+    if e
+  }
+  return budgets_lib.Prices(*found.pop()) if len(found) == 1 else None
 
 
 # Rows of a report share their questions.

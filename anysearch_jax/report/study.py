@@ -88,6 +88,7 @@ class Study:
       system is first.
     index: colour index of each row, training run and surface.
     training: the training runs of the rows.
+    prices: those that the episodes were charged by; None: unknown.
     surfaces: accuracy over pairs of caps, of the rows that have it.
     compared: by label, the pairs of the system with each other row, and the
       paper's comparison of them.
@@ -100,6 +101,7 @@ class Study:
   groups: Mapping[str, tuple[str, Sequence[metrics.Row]]]
   index: Mapping[str, int]
   training: Sequence[Training]
+  prices: budgets_lib.Prices | None
   surfaces: Sequence[metrics.Curve]
   compared: Mapping[
     str, tuple[comparison.Pairs, Sequence[comparison.Comparison]]
@@ -113,6 +115,7 @@ def measure(
   *,
   groups: Mapping[str, str] | None = None,
   prices: budgets_lib.Prices | None = None,
+  configured: budgets_lib.Prices | None = None,
   surfaces: Mapping[str, columns.Columns] | None = None,
   draws: int = 10_000,
 ) -> Study:
@@ -125,6 +128,7 @@ def measure(
     groups: by label, the ablation that the row belongs to: one of report.toml,
       or any name. If empty, all rows are one group.
     prices: prices for costs; None keeps the costs recorded in the episodes.
+    configured: the prices of these recorded costs, if they are known.
     surfaces: by label, episodes under pairs of caps on searches and tokens.
     draws: number of draws of each test by flipped signs, at least.
 
@@ -172,6 +176,7 @@ def measure(
     groups=named,
     index={label: place for place, label in enumerate(dict.fromkeys(known))},
     training=training,
+    prices=prices or configured,
     surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
     differences={

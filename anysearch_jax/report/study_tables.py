@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, comparison, forecast, metrics
+from anysearch_jax import budgets as budgets_lib
+from anysearch_jax.evaluation import (
+  columns,
+  comparison,
+  forecast,
+  measures,
+  metrics,
+)
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report.study import Study
 from anysearch_jax.report.tables import Cell, Column, Table, make
@@ -65,6 +72,7 @@ def tables(study: Study) -> list[Table]:
     _table(
       "tokens", (line for line in _cells(rows) if line[0][0] != "average")
     ),
+    *_prices(study),
     _table(
       "formats",
       (
@@ -80,6 +88,7 @@ def tables(study: Study) -> list[Table]:
     _table("early_stopping", _early_stopping(study), system=study.system),
     *compared,
     _table("training", map(_training, study.training)),
+    _training_cost(study),
     _table(
       "curves",
       (
@@ -279,6 +288,42 @@ def _budget_use(rows: _Rows) -> Table:
   )
 
 
+def _prices(study: Study) -> Iterator[Table]:
+  """Yields what a search costs in tokens, and what was spent, in tokens."""
+  rows, own = study.rows, study.prices
+  known = {
+    name: budgets_lib.Prices(search=search, output=output)
+    for name, (search, output) in study_lib.WORDS["paper_prices"].items()
+  } | ({"this evaluation": own} if own and own.output else {})
+
+  def spent(part: metrics.Part) -> dict[str, Any]:
+    found: dict[str, Any] = {
+      m: getattr(part, m) for m in ("searches", "generated_tokens")
+    }
+    for name, p in known.items():
+      table, sets = part.table.priced(p.in_tokens), part.weigh_sets
+      found |= {
+        name: measures.estimates(table, ["cost"], weigh_sets=sets)["cost"]
+      }
+    return found
+
+  each = {
+    name: vars(p) | {"input": p.input or None, "each": p.in_tokens.search / 1e3}
+    for name, p in known.items()
+  }
+  yield _table("search_price", (((n,), of) for n, of in each.items() if rows))
+  yield _table(
+    "spending",
+    (
+      ((budget, row.label), spent(part))
+      for budget, row in itertools.product(study_lib.budgets(rows), rows)
+      for part in [row.curve.points.get(budget)]
+      if part and study_lib.complete(row, rows, [budget])
+    ),
+    (Column(name, name, "in all, by the prices of", 0) for name in known),
+  )
+
+
 def _forecast(rows: _Rows) -> Iterator[_Line]:
   fitted = [(row, forecast.fitted(row.whole.table)) for row in rows]
   for budget in study_lib.budgets(rows):
@@ -397,6 +442,25 @@ def _training(training: study_lib.Training) -> _Line:
     "train minutes": total("time/train") / 60,
     "failed": total("rollout/failed"),
   }
+
+
+def _training_cost(study: Study) -> Table:
+  """Tabulates device-hours: of one policy, and of those for K budgets."""
+  count = len(study_lib.budgets(study.rows))
+
+  def cost(run: study_lib.Training) -> dict[str, float | None]:
+    products = (
+      r.get("time/elapsed", np.nan) * r.get("device/count", np.nan) / 3600
+      for r in run.records
+    )
+    hours = total if (total := sum(products)) > 0 else None  # nan: unknown.
+    fixed = run.config.get("curriculum", {}).get("fixed_budget")
+    policies = None if fixed is None else count if fixed >= 0 else 1
+    whole = hours * policies if hours and policies else None
+    return {"hours": hours, "policies": policies, "whole": whole}
+
+  lines = (((run.label,), cost(run)) for run in study.training)
+  return _table("training_cost", lines, count=str(count))
 
 
 def _areas(rows: _Rows) -> Iterator[_Line]:

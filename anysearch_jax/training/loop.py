@@ -352,6 +352,8 @@ class Trainer:
       **{f"data/{name}": float(value) for name, value in position.items()},
       **seconds,
     }
+    if self._config.engine.kind == "jax":  # Others sample on unknown devices.
+      values["device/count"] = jax.device_count()
     self._monitor.rollout(values)
     return steps, values
 

@@ -137,7 +137,8 @@ def metrics(spans: Iterable[Span]) -> dict[str, float]:
   search, was active; searches: the sum over all searches. train: the sum of
   scoring, training and syncing (weights to the engine). saving: checkpoints.
   trainer_idle: training waited for the rollout; sampler_idle: sampling waited
-  for weights.
+  for weights. elapsed: the trainer did or awaited anything; over all rollouts,
+  the time of the training.
   """
   spans = list(spans)
   sync = total(spans, TRAINER, "sync") + total(spans, SAMPLER, "sync")
@@ -155,6 +156,7 @@ def metrics(spans: Iterable[Span]) -> dict[str, float]:
     "time/saving": total(spans, TRAINER, "save"),
     "time/trainer_idle": total(spans, TRAINER, "idle"),
     "time/sampler_idle": total(spans, SAMPLER, "idle"),
+    "time/elapsed": covered(spans, TRAINER),
   }
 
 

@@ -13,6 +13,7 @@ import study
 from absl import app, flags
 from absl.testing import flagsaver
 
+from anysearch_jax import budgets
 from anysearch_jax.report import loading
 from launch import report as command
 
@@ -133,6 +134,17 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   assert (run / "report" / "training.csv").is_file()
   for link in re.findall(r'<a href="#(\w+)"', page):
     assert f'<section id="{link}">' in page
+
+
+def test_prices_are_those_of_all_evaluations_or_unknown(tmp_path):
+  folders = [_played(tmp_path / name) for name in "abcd"]
+  for folder, price in zip(folders, (5.0, 5.0, 1.0), strict=False):
+    stored = {"evaluation": {"search_price": price, "output_price": 0.25}}
+    (folder / "config.json").write_text(json.dumps(stored))
+  a, b, c, unknown = folders
+  prices = command._configured([a, b, unknown])
+  assert prices == budgets.Prices(search=5.0, output=0.25)
+  assert command._configured([a, c]) is command._configured([unknown]) is None
 
 
 def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):

@@ -246,6 +246,62 @@ def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
     assert cells[-1]["value"] == pytest.approx(expected)
 
 
+def test_a_search_costs_the_papers_tokens_and_spending_is_in_one_currency():
+  """Cells of the paper's table of prices, at $0.005 a search."""
+  own = budgets_lib.Prices(search=2, input=0.5, output=4)
+  made = study.row("A", questions=9, budgets=(1, 5), seeds=(1,))
+  row = metrics.Row("A", tuple(e | {"input_tokens": 80} for e in made.episodes))
+  tables = study.told([row], configured=own)["tables"]
+  lines = _lines_of(tables["search_price"])
+  each = {name: cells[-1]["value"] for (name,), cells in lines.items()}
+  assert each == {
+    "Qwen2.5-7B-Instruct": pytest.approx(50_000),
+    "Qwen3-4B": pytest.approx(20_000),
+    "LLaMA3.1-8B-Instruct": pytest.approx(100_000),
+    "this evaluation": pytest.approx(500),
+  }
+  assert [x["value"] for x in lines["this evaluation",]] == [2, 0.5, 4, 500]
+  for budget, part in row.by_budget.items():
+    searches, written, *spent = _lines_of(tables["spending"])[str(budget), "A"]
+    assert searches["value"] == pytest.approx(part.table.searches.mean())
+    read = [0, 0, 0, 80 * 0.5 / 4]
+    for cell, tokens, more in zip(spent, each.values(), read, strict=True):
+      total = searches["value"] * tokens + written["value"] + more
+      assert cell["value"] == pytest.approx(total)
+      assert cell["low"] < cell["value"] < cell["high"]
+  bare = study.told([row])["tables"]["search_price"]
+  assert len(bare["lines"]) == 3  # No price, no line; none was read for.
+  assert "dollars of a million tokens read" not in str(bare["columns"])
+
+
+def test_device_hours_are_the_papers_for_one_policy_and_for_k():
+  """500 steps of the paper on 8 devices: 328 GPU-hours, 320 of Search-R1."""
+  runs = []
+  for label, seconds, fixed in (
+    ("AnySearch", 295.2, -1),
+    ("Search-R1", 288.0, 5),
+    ("unmeasured", None, 5),
+    ("unknown", 288.0, None),
+  ):
+    run = study.training(label, rollouts=500)
+    measured = {"time/elapsed": seconds, "device/count": 8} if seconds else {}
+    records = tuple(r | measured for r in run.records)
+    config = {"curriculum": {"fixed_budget": fixed}} if fixed else {}
+    runs.append(dataclasses.replace(run, records=records, config=config))
+  rows = [study.row("AnySearch", questions=4, budgets=range(1, 6))]
+  table = study.told(rows, runs)["tables"]["training_cost"]
+  assert "K = 5 budgets" in table["title"]
+  assert {
+    name: [cell and cell["value"] and round(cell["value"], 6) for cell in cells]
+    for (name,), cells in _lines_of(table).items()
+  } == {
+    "AnySearch": [328, 1, 328],
+    "Search-R1": [320, 5, 1600],
+    "unmeasured": [None, 5, None],
+    "unknown": [320, None, None],
+  }
+
+
 def _beside(row: metrics.Row, seed: int = 0) -> metrics.Row:
   """Puts an invented optimum beside a row: equal questions, equal numbers."""
   table = row.columns

@@ -160,6 +160,7 @@ def test_metrics_sum_the_spans_of_a_rollout():
     "time/saving": 2,
     "time/trainer_idle": 4,
     "time/sampler_idle": 0.5,
+    "time/elapsed": 11.25,
   }
 
 
@@ -231,6 +232,8 @@ def test_the_times_of_a_run_add_up(trained):
     assert r["time/train"] == pytest.approx(
       r["time/scoring"] + r["time/training"] + r["time/syncing"]
     )
+    assert r["time/elapsed"] >= r["time/training"] + r["time/trainer_idle"]
+    assert r["device/count"] == jax.device_count()
     assert 0 < r["engine/lanes_occupied"] <= 1
   used, offered = (
     records[-1][f"engine/lanes_{name}"] for name in ("used", "offered")
