@@ -137,7 +137,7 @@ def reward(
 METHOD = method.compared(
   "autosearch",
   "AutoSearch",
-  search_r1.WORDINGS,
+  search_r1.wordings("autosearch"),
   reward=reward,
   train=train,
   measures=("sufficient", "sound", "anytime"),

@@ -75,14 +75,17 @@ PART = re.compile(r"^--- (.+)\n", re.M)
 SETTING = re.compile(r"budget (\d+)(, scaffold)?\n")
 
 
-def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
+def play(name, turns, *, budget, hits=HITS, early=(), **changes):
   """Plays a script; the episode must end with it.
 
-  A critic praises every step.
+  A critic praises every step. `early` are the turns of early answers.
   """
+  early, asked_early = iter(early), bool(early)
   asks, script = systems.environment(name).critic_asks, iter(turns)
 
   def say(request):
+    if request.address.attempt >> 16:
+      return next(early)
     read = scripted.CODEC.decode(request.token_ids)
     asked = asks and read.endswith(asks)
     return '{"delta": 4}' if asked else next(script)
@@ -93,12 +96,13 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
   trajectory = scripted.play(
     engine,
     searching.Toolbox({"search": found, "fetch": pages, "cheap": found}),
-    config_lib.EpisodeConfig(prompts=name),
+    config_lib.EpisodeConfig(prompts=name, early_answers=asked_early),
     budget=budget,
-    question=question,
-    scaffold=scaffold,
+    **{"question": QUESTION} | changes,
   )
-  assert next(script, None) is None, "It ended before its script."
+  assert next(script, None) is next(early, None) is None, (
+    "It ended before its script."
+  )
   return trajectory
 
 
@@ -113,12 +117,14 @@ def prompt_of(trajectory):
   return scripted.CODEC.decode(trajectory.token_ids[given].tolist())
 
 
-def written(name, title, trajectory, left=()):
+def written(name, title, trajectory, left=(), early=()):
   """Formats a scene as in its file; `left` are turns of other branches."""
+  seen = trajectory.observations
   answer = systems.environment(name).answer(trajectory.spans)
   ends = turn_ends(trajectory)
   said = [("prompt", prompt_of(trajectory))]
   said += [("left", text) for text in left]
+  said += [("early", text) for text in early]
   said += [(s.author.name.lower(), s.text) for s in trajectory.spans]
   came_to = {
     "outcome": trajectory.outcome.value,
@@ -126,6 +132,7 @@ def written(name, title, trajectory, left=()):
     "searches": f"{trajectory.searches} of {trajectory.budget}",
     "violation": "yes" if trajectory.violation else "no",
     "queries": "; ".join(trajectory.queries) or "none",
+    **({"early": "; ".join(o.answer or "none" for o in seen)} if early else {}),
     "search_ends": ", ".join(
       f"turn {ends.index(end)}" for end in trajectory.search_ends
     )
@@ -143,21 +150,22 @@ def written(name, title, trajectory, left=()):
 
 
 def scenes(name):
-  """Yields each scene's title, budget, scaffold, script and turns left."""
+  """Yields each scene's title, script and settings, turns left and early."""
   text = (FOLDER / f"{name}.txt").read_text("utf-8")
   _, *found = SCENE.split(text)
   for title, scene in zip(found[::2], found[1::2], strict=True):
     head, *parts = PART.split(scene)
     budget, scaffold = SETTING.fullmatch(head).groups()
-    left, turns = (
+    left, early, turns = (
       [
         part.removesuffix("\n")
         for author, part in zip(parts[::2], parts[1::2], strict=True)
         if author == kind
       ]
-      for kind in ("left", "model")
+      for kind in ("left", "early", "model")
     )
-    yield title, int(budget), bool(scaffold), left + turns, left
+    settings = {"budget": int(budget), "scaffold": bool(scaffold)}
+    yield title, left + turns, settings, left, early
 
 
 def test_environments_and_golden_files_match():
@@ -167,10 +175,8 @@ def test_environments_and_golden_files_match():
 @pytest.mark.parametrize("name", NAMES)
 def test_episode_equals_its_golden_transcript(name):
   played = [
-    written(
-      name, title, play(name, turns, budget=budget, scaffold=scaffold), left
-    )
-    for title, budget, scaffold, turns, left in scenes(name)
+    written(name, title, play(name, turns, early=early, **how), left, early)
+    for title, turns, how, left, early in scenes(name)
   ]
   assert "".join(played) == (FOLDER / f"{name}.txt").read_text("utf-8")
 
