@@ -262,8 +262,7 @@ async def run_episode(
           step = functools.partial(value_tree.step, state, event)
           state = await _off_loop(length, step)
           if found and parts.config.early_answers:
-            with inflight.waiting(request):
-              state = await _with_answer(state, parts)
+            state = await _with_answer(state, parts, inflight)
           if state.address != address:  # A rule has a turn sampled again.
             parts.engine.release(address)
             address = state.address
@@ -272,7 +271,7 @@ async def run_episode(
 
 
 async def _with_answer(
-  state: episode_state.Episode, parts: EpisodeParts
+  state: episode_state.Episode, parts: EpisodeParts, inflight: InFlight
 ) -> episode_state.Episode:
   """Returns an episode with what it would answer if its budget ended here.
 
@@ -284,10 +283,14 @@ async def _with_answer(
     attempt=state.address.attempt + _EARLY * state.used
   )
   early = episode.ending(state, own)
+  # Episodes that hold a slot of the engine each, and need a second one, would
+  # wait for each other.
+  parts.engine.release(state.address)
   try:
     while not isinstance(early.request, episode_state.Done):
       assert isinstance(early.request, types.GenerateRequest)
-      event = await answer(early.request, parts)
+      with inflight.waiting(early.request):
+        event = await answer(early.request, parts)
       assert event is not None  # It has no deadline of its own.
       early = episode.step(early, event)
   finally:

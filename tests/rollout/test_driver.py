@@ -130,6 +130,21 @@ def test_the_last_samples_of_a_group_get_no_search():
     assert [t.searches for t in group.trajectories][2:] == [0, 0]
 
 
+class OneSlot(scripted.Engine):
+  """Refuses a turn while another episode has its slot."""
+
+  holder: types.Address | None = None
+
+  async def generate(self, request):
+    assert self.holder in (None, request.address)
+    self.holder = request.address
+    return await super().generate(request)
+
+  def release(self, address):
+    self.holder = None if self.holder == address else self.holder
+    super().release(address)
+
+
 def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
   def answers(request):
     if used := request.address.attempt >> 16:  # Of an early answer.
@@ -142,7 +157,7 @@ def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
 
   (given,) = assignments(4)[3:]
   given = dataclasses.replace(given, scaffold=True)
-  engines = [scripted.Engine(answers) for _ in range(2)]
+  engines = [OneSlot(answers) for _ in range(2)]
   config = dataclasses.replace(CONFIG, early_answers=True, max_generated=900)
   plain, early = (
     asyncio.run(
@@ -163,9 +178,9 @@ def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
   assert said == ["asked", None, "early 3"]
   assert plain.spans == early.spans and plain.searches == early.searches == 3
   assert plain.token_ids.tolist() == early.token_ids.tolist()
-  assert sorted(engines[1].released) == sorted(
-    {request.address for request in engines[1].requests}
-  )
+  assert set(engines[1].released) == {
+    request.address for request in engines[1].requests
+  }
 
 
 def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
