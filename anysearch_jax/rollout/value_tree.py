@@ -38,6 +38,11 @@ def step(
     return control.step(waiting, event)
   if tree is None and waiting.left > 0 and not waiting.landing:
     tree = episode_state.Tree(((waiting, START),), START)
+  if event is None and tree is not None and tree.judged is not None:
+    # Time is over in the critic's turn: the step that it judges stays.
+    waiting = dataclasses.replace(tree.judged, elapsed=waiting.elapsed)
+    if isinstance(waiting.request, episode_state.Done):
+      return _ended(waiting)
   if tree is None or event is None or isinstance(event, episode_state.Failure):
     return control.step(dataclasses.replace(waiting, tree=None), event)
   if tree.judged is not None and isinstance(event, types.Generation):
@@ -114,5 +119,9 @@ def _grown(
   )
   if not ends[at]:
     return episode.next_turn(moved)
-  ended = moved.trajectory(types.Outcome.ANSWERED)
-  return dataclasses.replace(moved, request=episode_state.Done(ended))
+  return _ended(moved)
+
+
+def _ended(answered: episode_state.Episode) -> episode_state.Episode:
+  ended = answered.trajectory(types.Outcome.ANSWERED)
+  return dataclasses.replace(answered, request=episode_state.Done(ended))

@@ -13,7 +13,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records, scoring
 from anysearch_jax.methods import bavt, systems
-from anysearch_jax.rollout import value_tree
+from anysearch_jax.rollout import episode, episode_state, value_tree
 
 ASKS = systems.environment("bavt").critic_asks
 
@@ -48,6 +48,39 @@ def test_progress_in_the_world_is_what_a_search_found():
     *((asks + one + one, 4), ("<answer> tol </answer>", 0)),
   ):
     assert bavt.found(step) == progress, step
+
+
+@pytest.mark.parametrize("last", ["search", "answer"])
+def test_a_deadline_in_the_critics_turn_leaves_no_question(last):
+  """The step that was judged is kept: it is landed, or it was the answer."""
+  state = episode.start(
+    scripted.QUESTION,
+    budget=budgets.Budget(searches=3, seconds=9),
+    scaffold=True,
+    address=types.Address(0, 0, 0),
+    config=config_lib.EpisodeConfig(prompts="bavt"),
+    codec=scripted.CODEC,
+  )
+  said = scripted.search("q") if last == "search" else scripted.answer("x")
+  while not scripted.CODEC.decode(state.context).endswith(ASKS):
+    event = episode_state.Retrieved(())
+    if isinstance(state.request, types.GenerateRequest):
+      event = scripted.turn(state.request, said)
+    state = value_tree.step(state, event)
+  late = value_tree.step(dataclasses.replace(state, elapsed=7.0), None)
+  if last == "search":
+    assert late.landing and late.tree is None
+    late = value_tree.step(
+      late, scripted.turn(late.request, scripted.answer("x"))
+    )
+  t = late.request.trajectory
+  assert t.outcome is types.Outcome.ANSWERED and t.seconds == 7
+  assert t.searches == (last == "search") and ASKS not in "".join(
+    s.text for s in t.spans
+  )
+  assert [s.text for s in t.spans if s.author is types.Author.MODEL] == (
+    [said] if last == "answer" else [said, scripted.answer("x")]
+  )
 
 
 def play(seed, budget, most):
@@ -99,7 +132,7 @@ def test_every_call_and_token_of_every_branch_is_charged():
     assert written == t.written_tokens <= min(most, budget.tokens)
     read = sum(len(request.token_ids) for request in engine.requests)
     assert records.input_tokens(t) == read
-    assert ASKS not in str(t.spans)
+    assert ASKS not in "".join(s.text for s in t.spans)
     assert {r.address for r in engine.requests} <= {*engine.released}
     scripted.check_alignment(t)
     prices = config_lib.EvaluationConfig(search_price=1000.0).prices
