@@ -88,8 +88,12 @@ class Server(uvicorn.Server):
     with stopping.heard(end, end_now):
       yield
 
-  async def answered(self, end: float) -> None:
-    """Returns when the open requests are answered, or at time `end`."""
+  async def answered(self, end: float) -> float:
+    """Waits for the answers to open requests, at most until `end`.
+
+    Returns:
+      Until when slow readers may read them.
+    """
     self.service.drain(self.grace)
     open_now = [
       connection.cycle
@@ -101,11 +105,10 @@ class Server(uvicorn.Server):
       if all(each.response_complete or each.disconnected for each in open_now):
         break
       await asyncio.sleep(_POLL)
+    return end
 
   async def shutdown(self, sockets=None) -> None:
-    end = time.monotonic() + self.grace
-    await self.answered(end)
-    # The service has answered; the rest is for slow readers.
+    end = await self.answered(time.monotonic() + self.grace)
     left = max(0.0, end - time.monotonic())
     self.config.timeout_graceful_shutdown = int(left) + 2
     await super().shutdown(sockets)

@@ -204,7 +204,7 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   if plugins.is_name(c.kind):
     return _logged(c, c.log, *own(c.kind, config, setting="retrieval.kind"))
   try:
-    return _logged(c, c.log, _OPEN[c.kind](c))
+    return _logged(c, c.log, _opened(c))
   except types.RetrievalError as error:
     raise ValueError(f"retrieval: {error}") from error
 
@@ -289,19 +289,34 @@ class Served:
     return answers
 
 
-def _index(c: config_lib.RetrievalConfig) -> Any:
-  from retrieval.index import opening, search
+def _opened(c: config_lib.RetrievalConfig) -> Any:
+  """Returns the retriever of a kind; raises what keeps it from being opened."""
+  match c.kind:
+    case "index":
+      from retrieval.index import opening, search
 
-  return search.LocalRetriever(
-    opening.open_index(c.index, encoder=c.encoder or None)
-  )
+      index = opening.open_index(c.index, encoder=c.encoder or None)
+      return search.LocalRetriever(index)
+    case "http":
+      from retrieval import http_retriever
 
-
-def _http(c: config_lib.RetrievalConfig) -> Any:
-  from retrieval import http_retriever
-
-  return http_retriever.opened(
-    c.url, token_variable=c.key_variable, patience=_patience(c, 4)
+      return http_retriever.opened(
+        c.url, token_variable=c.key_variable, patience=_patience(c, 4)
+      )
+    case "web":
+      return _web(c)
+    case "milvus":
+      return _milvus(c)
+  try:
+    from retrieval import mcp_tool
+  except ModuleNotFoundError as error:
+    raise _missing("MCP tools need", error, "serve") from None
+  return mcp_tool.McpRetriever(
+    c.url,
+    c.mcp,
+    key_variable=c.key_variable,
+    price=c.price,
+    patience=_patience(c, 16),
   )
 
 
@@ -348,20 +363,6 @@ def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
     raise ValueError(f"retrieval.pages.allow_private: {error}") from None
 
 
-def _mcp(c: config_lib.RetrievalConfig) -> Any:
-  try:
-    from retrieval import mcp_tool
-  except ModuleNotFoundError as error:
-    raise _missing("MCP tools need", error, "serve") from None
-  return mcp_tool.McpRetriever(
-    c.url,
-    c.mcp,
-    key_variable=c.key_variable,
-    price=c.price,
-    patience=_patience(c, 16),
-  )
-
-
 def _milvus(c: config_lib.RetrievalConfig) -> Any:
   name = c.collection or "passages"
   opened = collection(c.milvus, name, c.key_variable)
@@ -401,12 +402,3 @@ def _missing(what: str, error: Exception, extra: str) -> ValueError:
     f"{what} a package that is missing ({error}); run pip install -e "
     f"'.[{extra}]'."
   )
-
-
-_OPEN = {
-  "index": _index,
-  "http": _http,
-  "web": _web,
-  "milvus": _milvus,
-  "mcp": _mcp,
-}

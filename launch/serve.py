@@ -32,6 +32,7 @@ import logging
 import os
 import pathlib
 import sys
+import time
 import typing
 from collections.abc import Iterator, Sequence
 
@@ -302,10 +303,11 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
   class McpServer(http_server.Server):
     """Clients keep streams open, so the service says what is under way."""
 
-    async def answered(self, end: float) -> None:
+    async def answered(self, end: float) -> float:
       for server in self.servers:
         server.close()
       await self.service.drain(self.grace)
+      return time.monotonic()
 
   http_server.serve(
     # Without a host it leaves Host and Origin to us.

@@ -93,12 +93,11 @@ class McpRetriever:
       self.close()
       raise
 
+  @loop.inside
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Returns the passages of a request. Raises RetrievalError without."""
-    if not loop.is_here():
-      return await loop.wait(self.search(request))
     requests_lib.check([request], "")
     self.counters["queries"] += 1
     limit = turns.Limit(self._deadline, self._wait)

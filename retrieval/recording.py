@@ -355,6 +355,7 @@ class Recorder:
       raise answer
     return answer
 
+  @loop.inside
   async def _answers(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
@@ -370,8 +371,6 @@ class Recorder:
     Raises:
       RetrievalError: the log cannot be read or written.
     """
-    if not loop.is_here():
-      return await loop.wait(self._answers(requests))
     keys = [Key(r.query, r.k, r.corpus, self._identity) for r in requests]
     held: list[Any] = [None] * len(keys)
     if self._mode != "record":

@@ -8,8 +8,6 @@ tokenizer of the starting policy), `provenance.json`, `prompts.json`,
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import huggingface_hub
 import jax
@@ -95,13 +93,13 @@ def write(
   text = model_card.render(
     model_card.Exported(
       config=config,
-      provenance=_json(run / "provenance.json"),
+      provenance=json_files.read(run / "provenance.json", missing={}),
       base_model=start_name,
       licence=terms,
       rollout=rollout,
       dtype=dtype,
       evaluated_dtype=config.checkpoint.export_dtype,
-      prompt=_json(run / "prompts.json").get("plain", ""),
+      prompt=json_files.read(run / "prompts.json", missing={}).get("plain", ""),
       rows=_evaluations(run) if last else [],
     )
   )
@@ -158,7 +156,11 @@ def load_policy(
         f"{base}: no such folder; {run} trained adapters, whose export needs "
         "the policy that it began with. Name its folder with --base."
       )
-    noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
+    noted = (
+      json_files.read(run / "provenance.json", missing={})
+      .get("policy", {})
+      .get("sha256")
+    )
     if noted and noted != tensor_files.digest(base):
       raise ValueError(
         f"{base}: its weights are not those that {run} began with (another "
@@ -265,10 +267,8 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
   return [
     loading.load_row(folder.name, folder)
     for folder in folders
-    if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
+    if json_files.read(folder / "provenance.json", missing={})
+    .get("policy", {})
+    .get("sha256")
+    == own
   ]
-
-
-def _json(path: pathlib.Path) -> Mapping[str, Any]:
-  """Returns the contents of a JSON file, {} if it is missing."""
-  return json_files.read(path) if path.is_file() else {}

@@ -167,10 +167,11 @@ class Breaker:
     self._last = str(error)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class Caller:
   """Makes HTTP calls to a service, in the loop of `host.loop`.
 
-  Args:
+  Attributes:
     secret: the key; `redact` removes it from everything that is quoted.
     advice: last sentence of the error for an unreachable service.
     patience: limits on the waiting.
@@ -188,26 +189,22 @@ class Caller:
   all requests, and those of `turns.Gate`.
   """
 
-  def __init__(
-    self,
-    *,
-    secret: str,
-    advice: str,
-    patience: Patience = DEFAULT,
-    headers: dict[str, str] | None = None,
-    largest: int = 1 << 24,
-    again: tuple[int, ...] = BUSY,
-    price: float = 0.0,
-    proxies: bool = False,
-    transport: httpx2.AsyncBaseTransport | None = None,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    self._patience = patience
-    through = redaction.proxy_passwords() if proxies else []
-    self.redact = redaction.Redactor(secret, *through)
-    self._advice, self._largest = advice, largest
-    self._again, self._price = again, price
-    self._breaker = Breaker(patience.failures, patience.cooldown, clock)
+  secret: str
+  advice: str
+  patience: Patience = DEFAULT
+  headers: dict[str, str] | None = None
+  largest: int = 1 << 24
+  again: tuple[int, ...] = BUSY
+  price: float = 0.0
+  proxies: bool = False
+  transport: httpx2.AsyncBaseTransport | None = None
+  clock: Callable[[], float] = time.monotonic
+
+  def __post_init__(self):
+    patience, headers = self.patience, self.headers
+    through = redaction.proxy_passwords() if self.proxies else []
+    self.redact = redaction.Redactor(self.secret, *through)
+    self._breaker = Breaker(patience.failures, patience.cooldown, self.clock)
     self.fail = self._breaker.fail
     # Counts of events, and the seconds and dollars, which are fractions.
     self.counters: Any = Counter()
@@ -216,7 +213,8 @@ class Caller:
     )
     if headers is None:
       headers = {"Content-Type": "application/json"}
-      headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
+      if self.secret:
+        headers |= {"Authorization": f"Bearer {self.secret}"}
     self._client = httpx2.AsyncClient(
       headers=headers,
       follow_redirects=False,
@@ -224,8 +222,8 @@ class Caller:
         None, connect=min(_CONNECT_SECONDS, patience.deadline)
       ),
       limits=httpx2.Limits(max_connections=patience.concurrency),
-      trust_env=proxies and transport is None,
-      transport=transport,
+      trust_env=self.proxies and self.transport is None,
+      transport=self.transport,
     )
     # The deadlines of calls in progress; None once this is closed.
     self._limits: set[turns.Limit] | None = set()
@@ -246,8 +244,9 @@ class Caller:
 
   def limit(self) -> turns.Limit:
     """Returns the deadline of a call, or of several after each other."""
-    return turns.Limit(self._patience.deadline, self._patience.wait)
+    return turns.Limit(self.patience.deadline, self.patience.wait)
 
+  @loop.inside
   async def ask(
     self,
     method: str,
@@ -279,18 +278,6 @@ class Caller:
       RetrievalError: the call failed; a `StatusError` if the last answer had
         another status than 200, an `AnswerError` if it is not JSON.
     """
-    if not loop.is_here():
-      return await loop.wait(
-        self.ask(
-          method,
-          url,
-          read=read,
-          limit=limit,
-          counted=counted,
-          joined=joined,
-          **request,
-        )
-      )
     if self._limits is None:
       raise types.RetrievalError(f"{url}: not asked, the client was closed.")
     limit = limit or self.limit()
@@ -299,8 +286,8 @@ class Caller:
       async with limit, self._gate.slot():
         with self._breaker.call(counted=counted):
           data = await self._try(method, url, limit, joined, request)
-          if self._price:
-            self.counters["cost"] += self._price
+          if self.price:
+            self.counters["cost"] += self.price
           return read(self._parse(url, data))
     except TimeoutError:
       self.counters["failures"] += 1
@@ -325,8 +312,8 @@ class Caller:
     if not limit.is_late:
       return turns.BusyError(f"{url}: {self._gate.waited(limit)}")
     error = LateError(
-      f"{url}: no whole answer within {self._patience.deadline:g} seconds. "
-      f"{self._advice}"
+      f"{url}: no whole answer within {self.patience.deadline:g} seconds. "
+      f"{self.advice}"
     )
     self.fail(error)
     return error
@@ -370,14 +357,14 @@ class Caller:
           said = f"{url}: {met}"
           self._gate.pause(asked, sent=sent, said=said, limit=limit)
           continue
-        if status not in self._again:
+        if status not in self.again:
           kinds = {4: RefusedError, 5: FailedError}
           kind = kinds.get(status // 100, StatusError)
           raise kind(f"{url}: {met}", status)
-      pause = self._patience.pause * 2**attempt
+      pause = self.patience.pause * 2**attempt
       pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
       pause, attempt = max(pause, asked), attempt + 1
-      if attempt > self._patience.retries:
+      if attempt > self.patience.retries:
         break
       if pause >= limit.seconds:
         met += f" To wait for {pause:.3g} seconds more would be too long."
@@ -386,7 +373,7 @@ class Caller:
     sentence = f"{url}: tried {attempt} times, the last met {met}"
     if status:
       raise (StatusError if status in BUSY else FailedError)(sentence, status)
-    raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
+    raise types.RetrievalError(f"{sentence.rstrip('.')}. {self.advice}")
 
   async def _read(
     self, url: str, response: httpx2.Response, joined: Callable[[], Any] | None
@@ -399,9 +386,9 @@ class Caller:
       data += part
       if events is not None:
         events.feed(part)
-      if len(data) > self._largest:
+      if len(data) > self.largest:
         raise AnswerError(
-          f"{url}: found an answer of more than {self._largest} bytes; "
+          f"{url}: found an answer of more than {self.largest} bytes; "
           "expected a shorter one."
         )
     return bytes(data) if events is None else events.whole()

@@ -11,12 +11,16 @@ from typing import Any
 from anysearch_jax.host import disk
 
 
-def read(path: pathlib.Path, kind: type = dict) -> Any:
+def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
   """Returns the JSON object, or the list, in a file.
+
+  If `missing` is not None, it stands for a file that does not exist.
 
   Raises:
     ValueError: the file contains something else; the message names the file.
   """
+  if missing is not None and not path.is_file():
+    return missing
   try:
     values = json.loads(path.read_bytes())
   except (ValueError, RecursionError) as error:

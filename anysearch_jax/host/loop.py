@@ -12,13 +12,15 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 Q = TypeVar("Q")
+P = ParamSpec("P")
 
 # Seconds that cancelled work has for its clean-up.
 _PATIENCE = 30.0
@@ -163,6 +165,18 @@ async def wait(coroutine: Coroutine[Any, Any, T]) -> T:
   if is_here():
     return await coroutine
   return await asyncio.wrap_future(Work(coroutine))
+
+
+def inside(
+  method: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+  """Makes an async method run in the loop, wherever it is awaited."""
+
+  @functools.wraps(method)
+  async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+    return await wait(method(*args, **kwargs))
+
+  return run
 
 
 def putting(items: asyncio.Queue[Q]) -> Callable[[Q], None]:

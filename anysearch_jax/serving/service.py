@@ -137,47 +137,43 @@ class _Metrics:
     self._turns.inc(sum(span.author is types.Author.MODEL for span in spans))
 
 
+@dataclasses.dataclass(eq=False)
 class Service:
   """The shared state of an app's routes.
 
-  Args:
+  Attributes:
     agent: answers the questions.
     served: what may be asked.
     guard: admits keys; None admits everybody.
     most: questions under way at a time, those that wait for a place included.
     log_questions: whether the log holds the texts of questions.
-
-  Attributes:
     locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
 
-  def __init__(
-    self,
-    agent: agent_lib.Agent,
-    served: fields.Served,
-    *,
-    guard: keys.Guard | None = None,
-    most: int = 0,
-    log_questions: bool = False,
-  ):
-    self._agent, self._guard = agent, guard
-    self._served = dataclasses.replace(served, cites=agent.cites)
-    self._most = most or 8 * agent.slots
-    engine = agent.engine
+  agent: agent_lib.Agent
+  served: fields.Served
+  _: dataclasses.KW_ONLY
+  guard: keys.Guard | None = None
+  most: int = 0
+  log_questions: bool = False
+  draining: bool = False
+
+  def __post_init__(self):
+    self.served = dataclasses.replace(self.served, cites=self.agent.cites)
+    self.most = self.most or 8 * self.agent.slots
+    engine = self.agent.engine
     self._metrics = _Metrics(
-      agent.slots,
+      self.agent.slots,
       (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
     )
-    self._log_questions = log_questions
     self._running = 0
-    self.locked = guard is not None
-    self.draining = False
+    self.locked = self.guard is not None
 
   def drain(self, seconds: float) -> None:
     """Refuses new questions; those under way get 503 after `seconds`."""
     self.draining = True
-    timer = threading.Timer(seconds, self._agent.end_questions)
+    timer = threading.Timer(seconds, self.agent.end_questions)
     timer.daemon = True
     timer.start()
 
@@ -190,11 +186,11 @@ class Service:
     status = "draining" if self.draining else "ok"
     values = {
       "status": status,
-      "model": self._served.model,
-      "slots": self._agent.slots,
+      "model": self.served.model,
+      "slots": self.agent.slots,
       "running": self._running,
-      "max_budget": self._served.max_budget,
-      "passages": self._agent.passages,
+      "max_budget": self.served.max_budget,
+      "passages": self.agent.passages,
       "keys": self.locked,
     }
     return wire.respond(values, 503 if self.draining else 200)
@@ -211,7 +207,7 @@ class Service:
     """Returns the models that a request may name."""
     self._key(request)
     model = {
-      "id": self._served.model,
+      "id": self.served.model,
       "object": "model",
       "created": 0,
       "owned_by": "anysearch",
@@ -220,7 +216,7 @@ class Service:
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
-    return wire.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
+    return wire.respond([q.text for q in self.agent.examples[:_EXAMPLES]])
 
   async def ask(
     self, route: str, request: requests.Request
@@ -233,12 +229,12 @@ class Service:
         raise STOPPING
       key = self._key(request)
       account.key = key.name if key else ""
-      asked = api.read(await wire.read(request), self._served)
-      refusal = await asyncio.to_thread(self._agent.refusal, asked.question)
+      asked = api.read(await wire.read(request), self.served)
+      refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
       if refusal is not None:
         raise fields.RequestError(400, refusal, code="unknown_words")
       self._begin(account, key, asked)
-      writer = api.Writer(asked, self._served)
+      writer = api.Writer(asked, self.served)
       response: responses_lib.Response
       if asked.stream:
         response = wire.EventStream(
@@ -332,7 +328,7 @@ class Service:
     """
     asking = [
       asyncio.ensure_future(
-        self._agent.ask_async(
+        self.agent.ask_async(
           asked.question,
           budget=asked.assigned,
           seed=asked.seed + index,
@@ -406,27 +402,27 @@ class Service:
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
     if _log.isEnabledFor(logging.INFO):
-      _log.info(json.dumps(account.line(status, seconds, self._log_questions)))
+      _log.info(json.dumps(account.line(status, seconds, self.log_questions)))
 
   def _key(self, request: requests.Request) -> keys.Key | None:
-    if self._guard is None:
+    if self.guard is None:
       return None
-    return self._guard.key(request.headers.get("authorization"))
+    return self.guard.key(request.headers.get("authorization"))
 
   def _begin(
     self, account: keys.Account, key: keys.Key | None, asked: fields.Asked
   ) -> None:
     """Charges the key and counts the request until it ends."""
-    if self._running + asked.choices > self._most:
+    if self._running + asked.choices > self.most:
       raise fields.RequestError(
         503,
         f"Found {self._running} questions under way, expected at most "
-        f"{self._most}; ask later.",
+        f"{self.most}; ask later.",
         retry_after=5,
       )
-    if self._guard is not None and key is not None:
+    if self.guard is not None and key is not None:
       account.ends.enter_context(
-        self._guard.admitted(
+        self.guard.admitted(
           key,
           searches=asked.budget * asked.choices,
           tokens=asked.max_tokens * asked.choices,

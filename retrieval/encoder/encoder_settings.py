@@ -102,7 +102,7 @@ def settle(
   """
   given = {name: value for name, value in given.items() if value is not None}
   path = folder / "sentence_bert_config.json"
-  said = _object(path)
+  said = json_files.read(path, missing={})
   if said.get("do_lower_case"):
     raise ValueError(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
@@ -129,7 +129,7 @@ def settle(
 
 def _names(folder: pathlib.Path) -> str:
   """Returns the names of a folder's model and of the one it was made from."""
-  config = _object(folder.resolve() / "config.json")
+  config = json_files.read(folder.resolve() / "config.json", missing={})
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
   return f"{model_name(folder)}\n{made_from.name}"
 
@@ -158,7 +158,7 @@ def _pooling(folder: pathlib.Path, usual: str) -> str:
       "inside this folder."
     )
   path = at / "config.json"
-  config = _object(path)
+  config = json_files.read(path, missing={})
   if "pooling_mode" in config and config.get("include_prompt", True):
     return str(config["pooling_mode"])
   modes = [
@@ -179,7 +179,7 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
   sentence-transformers writes empty prompts by default, so these mean nothing.
   """
   path = folder / "config_sentence_transformers.json"
-  values = _object(path)
+  values = json_files.read(path, missing={})
   prompts = values.get("prompts")
   if not isinstance(prompts, dict):
     return {}
@@ -205,8 +205,3 @@ def model_name(folder: pathlib.Path) -> str:
     return cached.removeprefix("models--").replace("--", "/")
   of_intfloat = _INTFLOAT.fullmatch(folder.name) is not None
   return f"intfloat/{folder.name}" if of_intfloat else folder.name
-
-
-def _object(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the JSON object in a file; {} if it is missing."""
-  return json_files.read(path) if path.is_file() else {}

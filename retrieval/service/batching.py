@@ -35,6 +35,7 @@ class _Query:
   answer: asyncio.Future[Answer]
 
 
+@dataclasses.dataclass(eq=False)
 class Batcher:
   """Runs the searches of one event loop, one at a time, on a thread.
 
@@ -42,7 +43,7 @@ class Batcher:
   with the largest k of all. If a search fails, its requests are searched one by
   one, so that only the requests at fault fail.
 
-  Args:
+  Attributes:
     search: returns at most k passages for each query, as
       `SearchIndex.search`.
     batch: the most distinct queries in a search.
@@ -51,17 +52,14 @@ class Batcher:
     on_late: called with the queries of a request that got no passages in time.
   """
 
-  def __init__(
-    self,
-    search: Search,
-    *,
-    batch: int,
-    queue: int,
-    on_search: Callable[[int, float], None] = lambda queries, seconds: None,
-    on_late: Callable[[int], None] = lambda queries: None,
-  ):
-    self._ask, self._batch, self._queue = search, batch, queue
-    self._on_search, self._on_late = on_search, on_late
+  search: Search
+  _: dataclasses.KW_ONLY
+  batch: int
+  queue: int
+  on_search: Callable[[int, float], None] = lambda queries, seconds: None
+  on_late: Callable[[int], None] = lambda queries: None
+
+  def __post_init__(self):
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
     # Queries that wait in order, and all without an answer.
     self._line: dict[_Query, None] = {}
@@ -106,10 +104,10 @@ class Batcher:
         503,
         Retry_After="1",
       )
-    if self.waiting + len(queries) > self._queue:
-      seconds = math.ceil(self.waiting / self._batch) * self._seconds
+    if self.waiting + len(queries) > self.queue:
+      seconds = math.ceil(self.waiting / self.batch) * self._seconds
       raise dialects.RequestError(
-        f"The queue holds {self.waiting} of at most {self._queue} queries, and "
+        f"The queue holds {self.waiting} of at most {self.queue} queries, and "
         f"the request has {len(queries)} more; try again later, or send fewer.",
         429,
         Retry_After=str(max(1, math.ceil(seconds))),
@@ -158,7 +156,7 @@ class Batcher:
     for query in late:
       query.answer.set_result(())
     if late:
-      self._on_late(len(late))
+      self.on_late(len(late))
 
   def _leave(self, query: _Query, answer: asyncio.Future) -> None:
     self._open.discard(query)
@@ -170,7 +168,7 @@ class Batcher:
     batch: list[_Query] = []
     different: set[str] = set()
     for query in self._line:
-      if query.text not in different and len(different) == self._batch:
+      if query.text not in different and len(different) == self.batch:
         break
       different.add(query.text)
       batch.append(query)
@@ -232,9 +230,9 @@ class Batcher:
   def _search(self, batch: Sequence[_Query]) -> list[Answer]:
     queries = list(dict.fromkeys(query.text for query in batch))
     start = time.monotonic()
-    found = self._ask(queries, max(query.k for query in batch))
+    found = self.search(queries, max(query.k for query in batch))
     self._seconds = time.monotonic() - start
-    self._on_search(len(queries), self._seconds)
+    self.on_search(len(queries), self._seconds)
     if len(found) != len(queries):
       raise ValueError(f"Found {len(found)} answers to {len(queries)} queries.")
     if not all(math.isfinite(p.score) for some in found for p in some):

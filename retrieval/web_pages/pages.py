@@ -94,6 +94,7 @@ class PageReader:
       "agent": self._settings.agent,
     }
 
+  @loop.inside
   async def read(self, address: str) -> types.Passage:
     """Returns a page as a passage.
 
@@ -101,8 +102,6 @@ class PageReader:
       PageError: the page cannot be read.
       RetrievalError: no page can be read at present.
     """
-    if not loop.is_here():
-      return await loop.wait(self.read(address))
     self.counters["pages"] += 1
     limit = turns.Limit(self._settings.deadline, _LONGEST_WAIT)
     try:
