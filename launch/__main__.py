@@ -39,15 +39,9 @@ def usage() -> str:
   """Returns the list of commands, as `anysearch --help` prints it."""
   known = commands()
   width = max(map(len, known))
-  return "\n".join(
-    [
-      "usage: anysearch COMMAND [flags]",
-      "",
-      *(f"  {name:{width}}  {line}" for name, line in known.items()),
-      "",
-      "`anysearch COMMAND --help` lists a command's flags and configuration.",
-    ]
-  )
+  listed = (f"  {name:{width}}  {line}" for name, line in known.items())
+  more = "`anysearch COMMAND --help` lists a command's flags and configuration."
+  return "\n".join(["usage: anysearch COMMAND [flags]", "", *listed, "", more])
 
 
 def main() -> None:

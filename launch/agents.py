@@ -50,12 +50,7 @@ def prepare(
 
   Call `jax_setup.configure` before. Unless the configuration says how much room
   an episode keeps for its answer, an eighth of what the policy may write is
-  kept.
-
-  Args:
-    config: environment, limits, retriever and engine.
-    chosen: the policy.
-    allow_cpu: whether a policy of full size may be played on a CPU.
+  kept. With `allow_cpu` a policy of full size may be played on a CPU.
 
   Raises:
     ValueError: the policy or the configuration cannot be used.

@@ -174,13 +174,9 @@ def run(look: Look, *, deadline: float) -> list[Finding]:
   try:
     return outcome.get(timeout=deadline)
   except queue.Empty:
-    return [
-      problem(
-        f"found no answer within {deadline:g} seconds",
-        "see what it waits for (a device, a disk, a server), or raise "
-        "--deadline.",
-      )
-    ]
+    said = f"found no answer within {deadline:g} seconds"
+    todo = "see what it waits for (device, disk, server), or raise --deadline."
+    return [problem(said, todo)]
 
 
 def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
@@ -216,10 +212,8 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   """Compares versions with the list of requirements and imports each package.
 
   A package can have the right version and still fail to import, because it was
-  copied only in part or because a system library is missing.
-
-  Args:
-    path: the list; if it is missing, the metadata of this package is read.
+  copied only in part or because a system library is missing. Without the list
+  the metadata of this package is read.
   """
   wanted = [requirements.Requirement(line) for line in _wanted(path)]
   good = []

@@ -92,9 +92,6 @@ def _cached(paths: Sequence[str]) -> pathlib.Path:
 def update(config: config_lib.ExperimentConfig) -> None:
   """Builds or updates the index of `--documents`, and says what is in it.
 
-  Args:
-    config: from `read_config`.
-
   Raises:
     ValueError: a path is missing, or no file has any text.
   """

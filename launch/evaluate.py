@@ -100,16 +100,10 @@ def main(argv: Sequence[str]) -> None:
     journal.claim(folder, made | {"provenance.json": played})
     if not (folder / _SUMMARY).is_file():
       with run_lock.hold(folder / run_lock.NAME):
-        _play(
-          config,
-          chosen,
-          source,
-          questions,
-          searching.BatchingRetriever(
-            retriever, config.search, identity=played["retriever"]["sha256"]
-          ),
-          folder,
+        searcher = searching.BatchingRetriever(
+          retriever, config.search, identity=played["retriever"]["sha256"]
         )
+        _play(config, chosen, source, questions, searcher, folder)
   print(f"episodes: {folder / harness.EPISODES}")
 
 

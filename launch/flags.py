@@ -406,12 +406,7 @@ def _print_config() -> None:
 
 
 def help_text(config: Any, source: str) -> str:
-  """Returns every value of a configuration as a flag, group by group.
-
-  Args:
-    config: an `ExperimentConfig`.
-    source: name of the source of the values, for the first line.
-  """
+  """Returns the values of a configuration, from `source`, as flags by group."""
   parts = [f"configuration flags, with the values of {source}:"]
   for path, value, meta, sentence in config_settings.listed(config):
     path = f"--config.{path}".rstrip(".")

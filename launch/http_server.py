@@ -337,10 +337,8 @@ def _foreign(header: str, found: str, name: str) -> str:
 def room(wanted: int) -> tuple[int, int]:
   """Returns how many connections this process can hold, and its file limit.
 
-  The soft limit (`ulimit -n`) is raised as far as needed and allowed.
-
-  Args:
-    wanted: the number of connections wanted; the result is at most this.
+  The number is at most `wanted`. The soft limit (`ulimit -n`) is raised as far
+  as needed and allowed.
 
   Raises:
     ValueError: fewer than 8 connections are possible.

@@ -287,13 +287,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
   flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)
-  flags.DEFINE_float(
-    "memory",
-    0.6,
-    "Share of a GPU's memory for a server's weights and KV.",
-    0,
-    1,
-  )
+  flags.DEFINE_float("memory", 0.6, "Share of a GPU for weights and KV.", 0, 1)
   flags.DEFINE_string(
     "server_command", SERVER, "Template of a server's command, for containers."
   )

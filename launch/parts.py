@@ -131,22 +131,17 @@ def provenance(
   questions: Sequence[types.Question],
 ) -> dict[str, dict[str, object]]:
   """Returns the inputs of a run with their hashes, and package versions."""
+  asked = {"source": config.data.source, "split": config.data.split}
+  packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
   return {
     "policy": policy(config.policy),
-    "questions": {
-      "source": config.data.source,
-      "split": config.data.split,
-      **hashed(questions),
-    },
+    "questions": asked | hashed(questions),
     "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
     "own": own(config),
     "prompts": prompts(config.episode),
-    "packages": {
-      name: importlib.metadata.version(name)
-      for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
-    },
+    "packages": {name: importlib.metadata.version(name) for name in packages},
   }
 
 

@@ -102,13 +102,8 @@ def _plan(config: config_lib.ExperimentConfig):
   expected = whole_step.episodes_of(
     config, tokens=f.episode_tokens, generated=f.generated_tokens
   )
-  return planner.make(
-    config,
-    a,
-    target,
-    expected=expected,
-    log=functools.partial(print, file=sys.stderr, flush=True),
-  )
+  log = functools.partial(print, file=sys.stderr, flush=True)
+  return planner.make(config, a, target, expected=expected, log=log)
 
 
 def read_architecture(policy: str):

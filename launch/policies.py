@@ -224,12 +224,9 @@ def check(
   *,
   allow_cpu: bool = False,
 ) -> None:
-  """Checks that a policy can be played, before its weights are read.
+  """Checks that a policy can be asked questions, before its weights are read.
 
-  Args:
-    chosen, config, source: as for `player`.
-    questions: the questions that will be asked.
-    allow_cpu: whether a policy of full size may be played on a CPU.
+  With `allow_cpu` a policy of full size may be played on a CPU.
 
   Raises:
     ValueError: the policy cannot be played in this configuration.
@@ -312,14 +309,10 @@ def player(
   config: config_lib.ExperimentConfig,
   source: parts.Source | None,
 ) -> Iterator[harness.Player]:
-  """Yields the policy with its engine, ready to play.
+  """Yields the policy that `read_flags` returned with its engine.
 
-  A model elsewhere has then replied once.
-
-  Args:
-    chosen: the policy, from `read_flags`.
-    config: configuration of engine and sampling.
-    source: source of the questions, which scripted policies may use.
+  A model elsewhere has then replied once. Scripted policies may use `source`,
+  that of the questions.
 
   Raises:
     ValueError: the policy cannot be loaded, or the server's key is missing.
@@ -382,9 +375,7 @@ def _run(name: str) -> tuple[pathlib.Path, int | None]:
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function of (config, source) that makes an engine and codec.
 
-  Args:
-    name: a policy of the generated world, or as for `plugins.load`.
-    source: source of the questions.
+  `name` is a policy of the generated world, or as for `plugins.load`.
   """
   from anysearch_jax.world import expert_policy
 

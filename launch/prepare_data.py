@@ -320,14 +320,8 @@ def fetch(
     preparing.Input(path, preparing.dataset_name(dataset), split)
     for path, (dataset, split) in zip(paths, wanted, strict=True)
   ]
-  return inputs, {
-    "hub": {
-      "repository": repository,
-      "revision": revision,
-      "commit": commit,
-      "files": names,
-    }
-  }
+  named = {"repository": repository, "revision": revision}
+  return inputs, {"hub": named | {"commit": commit, "files": names}}
 
 
 def table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:

@@ -140,23 +140,14 @@ def _report(items: Sequence[str], f: flags.FlagValues) -> None:
     },
   )
   samples = [
-    trajectories.Sample(
-      row.label, row.episodes, loading.decoder(source.folders[0])
-    )
-    for row, source in zip(rows, evaluated, strict=True)
+    trajectories.Sample(row.label, row.episodes, loading.decoder(s.folders[0]))
+    for row, s in zip(rows, evaluated, strict=True)
   ]
+  recorded = [loading.recorded(*named) for named in runs.items()]
+  recorded = [sample for sample in recorded if sample.episodes]
   with _writing(output):
     told = page.write(
-      output,
-      measured,
-      samples,
-      [
-        sample
-        for named in runs.items()
-        if (sample := loading.recorded(*named)).episodes
-      ],
-      title=f.title,
-      notes=f.notes,
+      output, measured, samples, recorded, title=f.title, notes=f.notes
     )
   for source in sources:
     if not source.folders:

@@ -53,11 +53,8 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Returns the retriever that `config.retrieval` names.
 
   A retriever that asks the policy itself gets the engine later, from the code
-  that plays the episodes (`searching.attach`).
-
-  Args:
-    config: configuration of the run.
-    lexical: the retriever of the source of the questions, for kind "lexical".
+  that plays the episodes (`searching.attach`). `lexical` is the one that the
+  source of the questions has, for kind "lexical".
 
   Raises:
     ValueError: the configuration is invalid or the retriever cannot be opened.
@@ -259,11 +256,7 @@ def own(
 class Served:
   """A retriever of one's own as a `service.Search`: from a thread, with texts.
 
-  Args:
-    name: see `own`; the function is given the default configuration.
-
-  Raises:
-    ValueError: as of `own`.
+  `own` makes it, which is given the default configuration.
   """
 
   def __init__(self, name: str):

@@ -261,15 +261,10 @@ class Checks:
       if c.kind == "lexical":
         raise
     # Simulated and refined passages need the context of an episode.
-    live = dataclasses.replace(
-      c,
-      log="",
-      log_mode="record",
-      simulated="",
-      refined="",
-      model=config_lib.TextModelConfig(),
-    )
-    made = retrievers.make(dataclasses.replace(config, retrieval=live), lexical)
+    plain = {"log": "", "log_mode": "record", "simulated": "", "refined": ""}
+    bare = {**plain, "model": config_lib.TextModelConfig()}
+    live = config_lib.changed(config, retrieval=bare)
+    made = retrievers.make(live, lexical)
     # What costs money is asked on demand.
     web = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
     if web and not self.ask_web:
@@ -409,15 +404,13 @@ def texts(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[Finding]:
   """Checks the tags, the stop texts and the prompt."""
-  lost = [
-    tag
-    for name in protocol.TAGS
-    for tag in (f"<{name}>", f"</{name}>")
-    if any(
-      tag not in codec.decode(codec.encode(f"{before}{tag} b"))
-      for before in _BEFORE_TAGS
-    )
-  ]
+  tags = [f"<{slash}{name}>" for name in protocol.TAGS for slash in ("", "/")]
+
+  def survives(tag: str) -> bool:
+    said = (f"{before}{tag} b" for before in _BEFORE_TAGS)
+    return all(tag in codec.decode(codec.encode(text)) for text in said)
+
+  lost = [tag for tag in tags if not survives(tag)]
   if lost:
     yield problem(
       f"the tokenizer loses {', '.join(lost)}",

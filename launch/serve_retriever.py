@@ -44,16 +44,9 @@ def serve(
   token: str = "",
   **listening: Any,
 ) -> None:
-  """Serves until a signal arrives; see the module.
+  """Serves the app of `service.create_app` until a signal arrives.
 
-  Args:
-    search: the index that answers.
-    limits: limits of requests and of the queue.
-    token: token that clients must send; "" admits all clients.
-    listening: host, port, grace and hosts, as of `http_server.serve`.
-
-  Raises:
-    ValueError: as of `http_server.serve`.
+  `listening` has host, port, grace and hosts, see `http_server.serve`.
   """
   made = service.create_app(search, limits=limits, token=token)
   running = made.state.service

@@ -223,8 +223,7 @@ def _say_stopping(number: int, seconds: float | None = None) -> None:
 def patience(lines: Sequence[str]) -> float:
   """Returns the seconds that a stopping process may take.
 
-  Args:
-    lines: the last lines of its output, which may say how long it needs.
+  The last lines of its output may say how long it needs.
   """
   said = _WORD.findall("\n".join(lines))
   return (float(said[-1]) if said else _SILENT) + _MARGIN

@@ -56,15 +56,9 @@ def value(found: Any) -> str | None:
 
 
 def check(filters: Filters, built: Mapping[str, Any], where: str) -> None:
-  """Refuses filters by fields that were not built.
+  """Raises ValueError for a field that a collection lacks.
 
-  Args:
-    filters: see `parse`.
-    built: the identity of the collection.
-    where: its name, for the message.
-
-  Raises:
-    ValueError: a field is unknown.
+  `built` is the identity of the collection, and `where` names it in messages.
   """
   known = built.get("fields", ())
   if unknown := sorted(filters.keys() - set(known)):

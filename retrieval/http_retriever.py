@@ -112,16 +112,11 @@ class HttpRetriever(requests_lib.OneByBatch):
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Returns answers in the order of the requests, in one batch for each `k`.
+    """Returns passages or a `RetrievalError` for each request.
 
-    If the server answers a batch with an error that a single query may have
-    caused, the batch is bisected, so that only this query fails.
-
-    Returns:
-      For each request its passages or a `RetrievalError`.
-
-    Raises:
-      ValueError: a request is invalid, see `requests.check`.
+    There is one batch for each `k`. If the server answers it with an error that
+    a single query may have caused, the batch is bisected, so that only this
+    query fails.
     """
     return await requests_lib.by_k(
       requests, self._ask, corpus=self._corpus, most=self._batch
@@ -250,9 +245,7 @@ def _passage(hit: _Hit) -> types.Passage:
 def opened(addresses: str, **settings: Any) -> HttpRetriever | ShardedRetriever:
   """Returns the retriever of an address, or of shards and their replicas.
 
-  Args:
-    addresses: commas divide shards, `|` replicas.
-    settings: further arguments of the retriever.
+  Commas divide shards, `|` replicas; `settings` are arguments of the retriever.
 
   Raises:
     ValueError: an address is invalid or the token is missing.
@@ -306,16 +299,10 @@ class ShardedRetriever(requests_lib.OneByBatch):
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Returns answers in the order of the requests.
+    """Returns passages, or the `RetrievalError` of a shard, for each request.
 
     Equal scores keep the order of shards, so servers of `--shard=0/N` to
     `--shard=N-1/N` in this order answer as one server of the whole index.
-
-    Returns:
-      For each request its passages, or the `RetrievalError` of a shard.
-
-    Raises:
-      ValueError: a request is invalid, see `requests.check`.
     """
     found = await asyncio.gather(
       *(s.search_many(requests) for s in self._shards)

@@ -84,14 +84,9 @@ class LexicalRetriever(requests_lib.OneByBatch):
     return self._cached(query, k, corpus)
 
   def page(self, name: str, corpus: str = "") -> Sequence[types.Passage]:
-    """Returns the passages with this title or id, in corpus order.
+    """Returns the passages with a title or id as `tools.page_name` reads it.
 
-    Args:
-      name: of the page, see `tools.page_name`.
-      corpus: name of the corpus.
-
-    Raises:
-      ValueError: the corpus is unknown.
+    They are in corpus order. Raises ValueError for an unknown corpus.
     """
     return self._pages(corpus).get(tools.page_name(name), ())
 
@@ -108,14 +103,9 @@ class LexicalRetriever(requests_lib.OneByBatch):
         data = text.encode()
         # The length prefix distinguishes "ab" + "c" from "a" + "bc".
         digest.update(len(data).to_bytes(8, "little") + data)
-    return {
-      "kind": "bm25",
-      **self._parameters,
-      "title_weight": self._title_weight,
-      "corpora": len(corpora),
-      "passages": count,
-      "sha256": digest.hexdigest(),
-    }
+    said: dict[str, Any] = {"kind": "bm25", **self._parameters}
+    said |= {"title_weight": self._title_weight, "corpora": len(corpora)}
+    return said | {"passages": count, "sha256": digest.hexdigest()}
 
   def _rank(self, query: str, k: int, corpus: str) -> tuple[types.Passage, ...]:
     if k < 1:

@@ -119,13 +119,9 @@ class Collection:
     schema.add_field("row", kinds.INT64, is_primary=True)
     for name in _FIELDS:
       schema.add_field(name, kinds.VARCHAR, max_length=_LONGEST)
-    schema.add_field(
-      "terms",
-      kinds.VARCHAR,
-      max_length=_LONGEST,
-      enable_analyzer=True,
-      analyzer_params={"tokenizer": "standard"},
-    )
+    analyzed: dict[str, Any] = {"enable_analyzer": True, "max_length": _LONGEST}
+    analyzed |= {"analyzer_params": {"tokenizer": "standard"}}
+    schema.add_field("terms", kinds.VARCHAR, **analyzed)
     schema.add_field("words", kinds.SPARSE_FLOAT_VECTOR)
     schema.add_function(
       pymilvus.Function(
@@ -287,13 +283,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[search_lib.Answer | Exception]:
-    """Returns the passages of each request, or its `RetrievalError`.
-
-    A blank query has no passages.
-
-    Raises:
-      ValueError: a request is invalid, see `requests.check`.
-    """
+    """Returns passages, none for a blank query, or each `RetrievalError`."""
     asked = [request for request in requests if request.query.strip()]
     answers = iter(
       await requests_lib.by_k(
@@ -317,44 +307,33 @@ class MilvusRetriever(requests_lib.OneByBatch):
     if self._encoder is not None:
       data["dense"] = self._encoder.queries(texts).tolist()
     collection, condition = self._collection, _condition(self._filters)
+    client, name = collection.client, collection.name
     options = {"output_fields": _FIELDS, "timeout": _TIMEOUT, "limit": k}
     try:
       if self._ranking == "hybrid":
-        found = collection.client.hybrid_search(
-          collection.name,
-          [
-            pymilvus.AnnSearchRequest(
-              some, field, {}, limit=k + _DEPTH, expr=condition or None
-            )
-            for field, some in data.items()
-          ],
-          pymilvus.RRFRanker(_CONSTANT),
-          **options,
-        )
+        more: dict[str, Any] = {"limit": k + _DEPTH, "expr": condition or None}
+        asked = [
+          pymilvus.AnnSearchRequest(some, field, {}, **more)
+          for field, some in data.items()
+        ]
+        ranker = pymilvus.RRFRanker(_CONSTANT)
+        found = client.hybrid_search(name, asked, ranker, **options)
       else:
         field, some = data.popitem()
-        found = collection.client.search(
-          collection.name,
-          data=some,
-          anns_field=field,
-          filter=condition,
-          **options,
+        found = client.search(
+          name, data=some, anns_field=field, filter=condition, **options
         )
     except pymilvus.MilvusException as error:
       failure = collection.failure(error)
       return [types.RetrievalError(failure)] * len(texts)
     # Milvus Lite returns BM25's scores with a minus.
     sign = -1 if self._ranking == "bm25" else 1
-    return [
-      tuple(
-        types.Passage(
-          **{name: hit["entity"][name] for name in _FIELDS},
-          score=float(max(hit["distance"], sign * hit["distance"])),
-        )
-        for hit in hits
-      )
-      for hits in found
-    ]
+
+    def passage(hit: Any) -> types.Passage:
+      score = float(max(hit["distance"], sign * hit["distance"]))
+      return types.Passage(*(hit["entity"][n] for n in _FIELDS), score)
+
+    return [tuple(map(passage, hits)) for hits in found]
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers, with their hash."""

@@ -112,12 +112,7 @@ class Corpus:
     return _parse(self._map[start:end], row)
 
   def fields(self, row: int, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the values that a row has of other fields than the passage's.
-
-    Args:
-      row: in [0, len).
-      names: the fields; a row may lack some of them.
-    """
+    """Returns what a row in [0, len) has of the fields with these names."""
     start, end = self._offsets[row : row + 2].tolist()
     values = json.loads(self._map[start:end])
     return {name: values[name] for name in names if name in values}
@@ -269,11 +264,7 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes, row: int) -> types.Passage:
-  """Parses the passage of a row; its title is quoted.
-
-  Raises:
-    CorpusError: the line is not a passage.
-  """
+  """Parses the passage of a row, with a quoted title, or raises CorpusError."""
   try:
     values = json.loads(line)
   except (ValueError, RecursionError) as error:

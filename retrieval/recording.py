@@ -204,17 +204,10 @@ class AnswerLog:
       "INSERT OR IGNORE INTO identities VALUES (?, ?)",
       (_sha256(identity), identity),
     )
+    asked = (address, _blob(key.query), key.k, _blob(key.corpus))
+    held = (_sha256(identity), hits, _sha256(address, hits))
     self._db.execute(
-      "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-      (
-        address,
-        _blob(key.query),
-        key.k,
-        _blob(key.corpus),
-        _sha256(identity),
-        hits,
-        _sha256(address, hits),
-      ),
+      "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", (*asked, *held)
     )
 
   @contextlib.contextmanager
@@ -359,17 +352,10 @@ class Recorder:
   async def _answers(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
-    """Returns answers in the order of the requests; `search_many`.
+    """Is `search_many` if the retriever has it, which gets all misses at once.
 
-    It is there if the retriever has it, which then gets all queries that it
-    must answer in one call.
-
-    Returns:
-      For each request its passages, or the retriever's exception; in mode
-      strict an `MissError` if the log has no answer.
-
-    Raises:
-      RetrievalError: the log cannot be read or written.
+    A request has passages, the retriever's exception or, in mode strict, a
+    `MissError`. Raises RetrievalError if the log cannot be read or written.
     """
     keys = [Key(r.query, r.k, r.corpus, self._identity) for r in requests]
     held: list[Any] = [None] * len(keys)

@@ -29,7 +29,11 @@ class OneByBatch(abc.ABC):
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> Sequence[Sequence[types.Passage] | Exception]:
-    """Returns the answers in the order of the requests."""
+    """Returns the answers in the order of the requests.
+
+    Raises:
+      ValueError: a request is invalid, see `check`.
+    """
 
 
 def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:

@@ -224,10 +224,7 @@ class Agent:
 
     A policy of the generated world has one token for each word that it knows.
     Asked in English, it would answer with noise. Tokenizers of real models
-    write every word.
-
-    Args:
-      text: a question, with earlier turns if there are any.
+    write every word. Earlier turns are before the question in `text`.
     """
     codec = self._parts.codec
     words = [protocol.neutralise(w, codec.control_tokens) for w in text.split()]

@@ -7,6 +7,7 @@ tokenizer of the starting policy), `provenance.json`, `prompts.json`,
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 import huggingface_hub
@@ -25,6 +26,8 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import loading
 from anysearch_jax.training import checkpoint
 
+# Reads a JSON file, {} if it is missing.
+_json = functools.partial(json_files.read, missing={})
 # Warnings about missing keys of the card's header.
 _UNKNOWN = {
   "base_model": "The card names no base_model, because %s does not say its "
@@ -90,27 +93,22 @@ def write(
       logging.warning(_UNKNOWN[key], start)
   c = config.curriculum
   last = rollout == c.total_steps // c.steps_per_rollout
-  text = model_card.render(
+  card = model_card.render(
     model_card.Exported(
       config=config,
-      provenance=json_files.read(run / "provenance.json", missing={}),
+      provenance=_json(run / "provenance.json"),
       base_model=start_name,
       licence=terms,
       rollout=rollout,
       dtype=dtype,
       evaluated_dtype=config.checkpoint.export_dtype,
-      prompt=json_files.read(run / "prompts.json", missing={}).get("plain", ""),
+      prompt=_json(run / "prompts.json").get("plain", ""),
       rows=_evaluations(run) if last else [],
     )
   )
   _, _, policy = load_policy(run, rollout=rollout, base=base)
-  hf.save(
-    output,
-    policy,
-    dtype=dtype,
-    shard_bytes=shard_bytes,
-    texts={"README.md": text},
-  )
+  texts = {"README.md": card}
+  hf.save(output, policy, dtype=dtype, shard_bytes=shard_bytes, texts=texts)
   if adapter:
     hf.save_adapter(adapter, policy, base=base_model or str(start))
   return rollout
@@ -156,11 +154,7 @@ def load_policy(
         f"{base}: no such folder; {run} trained adapters, whose export needs "
         "the policy that it began with. Name its folder with --base."
       )
-    noted = (
-      json_files.read(run / "provenance.json", missing={})
-      .get("policy", {})
-      .get("sha256")
-    )
+    noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
     if noted and noted != tensor_files.digest(base):
       raise ValueError(
         f"{base}: its weights are not those that {run} began with (another "
@@ -267,8 +261,5 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
   return [
     loading.load_row(folder.name, folder)
     for folder in folders
-    if json_files.read(folder / "provenance.json", missing={})
-    .get("policy", {})
-    .get("sha256")
-    == own
+    if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
   ]

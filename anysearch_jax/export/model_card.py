@@ -206,16 +206,10 @@ def _evaluation(row: metrics.Row) -> dict[str, Any]:
   lines = []
   for budget, part in row.by_budget.items():
     searches = part.searches.value
-    lines.append(
-      (
-        str(budget),
-        str(part.n),
-        _interval(part.accuracy, scale=100, digits=1),
-        "-" if searches is None else f"{searches:.2f}",
-        _interval(part.tp),
-        str(part.failed),
-      )
-    )
+    shown = "-" if searches is None else f"{searches:.2f}"
+    right = _interval(part.accuracy, scale=100, digits=1)
+    rest = shown, _interval(part.tp), str(part.failed)
+    lines.append((str(budget), str(part.n), right, *rest))
   return {
     "label": row.label,
     "scaffold": "with" if table.scaffold.any() else "no",

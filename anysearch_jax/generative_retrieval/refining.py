@@ -58,13 +58,9 @@ class RefiningRetriever:
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify retriever and refiner, with a hash."""
-    return text_model.identified(
-      {
-        "kind": "refined",
-        "by": self._refiner.identity(),
-        "of": self._retriever.identity(corpora),
-      }
-    )
+    said = {"kind": "refined", "by": self._refiner.identity()}
+    said["of"] = self._retriever.identity(corpora)
+    return text_model.identified(said)
 
 
 class ModelRefiner:
@@ -130,15 +126,9 @@ class ModelRefiner:
 def _page(rank: int, passage: types.Passage) -> str:
   """Returns a passage as the released code shows a web page."""
   address = passage.id if passage.id.startswith("http") else ""
-  shown = {
-    "id": rank,
-    "title": passage.title,
-    "url": address,
-    "site_name": "",
-    "date": "",
-    "snippet": "",
-    "context": passage.text[:_MOST_CHARACTERS],
-  }
+  shown = {"id": rank, "title": passage.title, "url": address}
+  shown |= dict.fromkeys(("site_name", "date", "snippet"), "")
+  shown |= {"context": passage.text[:_MOST_CHARACTERS]}
   text = json.dumps(shown, ensure_ascii=False, indent=2)
   return f"**Web Page {rank}:**\n{text}\n"
 

@@ -77,15 +77,10 @@ class SimulatedRetriever:
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify simulator and schedule, with a hash."""
-    return text_model.identified(
-      {
-        "kind": "simulated",
-        "by": self.simulator.identity(corpora),
-        "noise": dataclasses.asdict(self.config),
-        "rollouts": self.rollouts,
-        "seed": self.seed,
-      }
-    )
+    said = {"kind": "simulated", "by": self.simulator.identity(corpora)}
+    said |= {"noise": dataclasses.asdict(self.config)}
+    said |= {"rollouts": self.rollouts, "seed": self.seed}
+    return text_model.identified(said)
 
 
 class ModelSimulator:

@@ -155,15 +155,9 @@ class EndpointModel:
   def identity(self) -> dict[str, Any]:
     """Returns the address, the model and its sampling settings."""
     c = self._config
-    return {
-      "kind": "endpoint",
-      "url": self._endpoint.url,
-      "model": c.name,
-      "temperature": c.temperature,
-      "top_p": c.top_p,
-      "repetition_penalty": c.repetition_penalty,
-      "max_tokens": c.max_tokens,
-    }
+    names = ("temperature", "top_p", "repetition_penalty", "max_tokens")
+    said = {"kind": "endpoint", "url": self._endpoint.url, "model": c.name}
+    return said | {name: getattr(c, name) for name in names}
 
 
 # Both count `calls`, `input_tokens` and `output_tokens`, as far as known.

@@ -33,16 +33,10 @@ class DiskError(OSError):
 
 @contextlib.contextmanager
 def translate_errors(path: str | pathlib.Path) -> Iterator[None]:
-  """Raises a `DiskError` that names the path in place of any disk error.
+  """Raises a `DiskError` in place of any disk error of the `with` block.
 
-  Libraries wrap such errors in classes of their own, so causes, contexts and
-  messages are searched too.
-
-  Args:
-    path: file or folder that the `with` block writes to.
-
-  Raises:
-    DiskError: the block failed because of the disk.
+  It names the file or folder that the block writes to. Libraries wrap such
+  errors in classes of their own, so causes, contexts and messages are searched.
   """
   try:
     yield

@@ -110,12 +110,10 @@ def as_sentence(
   *,
   kept: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-  """Converts errors of the user's code to PluginError, with their line.
+  """Converts errors of the user's code to PluginError, but not those `kept`.
 
-  Args:
-    name: begins the sentence.
-    path: file of the user; the last line of it in the traceback is named.
-    kept: errors that pass through.
+  The sentence begins with `name` and names the last line of the file `path` in
+  the traceback.
   """
   try:
     yield

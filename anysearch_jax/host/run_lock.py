@@ -27,10 +27,8 @@ _UNABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def hold(path: str | pathlib.Path) -> Iterator[None]:
   """Holds a lock file, which is removed at the end.
 
-  If the file system has no locks, this warns and continues without a lock.
-
-  Args:
-    path: of the file; it is created, with its folder.
+  The file is created, with its folder. If the file system has no locks, this
+  warns and continues without a lock.
 
   Raises:
     ValueError: another process holds the lock, or the file cannot be created.

@@ -113,20 +113,12 @@ class Writer:
       assert isinstance(last, events.Answer)  # It ends a question's events.
       reply = last.reply
       self._replies.append(reply)
-      reasoning = "".join(map(_reasoning, each))
-      choices.append(
-        _choice(index, _finish(reply))
-        | {
-          "message": {
-            **_message(reply, self._cites),
-            "reasoning_content": reasoning,
-          },
-          "anysearch": responses_api.told(reply),
-        }
-      )
-    return self._values("chat.completion", choices) | {
-      "usage": _usage(self._replies)
-    }
+      message = _message(reply, self._cites)
+      message["reasoning_content"] = "".join(map(_reasoning, each))
+      said = {"message": message, "anysearch": responses_api.told(reply)}
+      choices.append(_choice(index, _finish(reply)) | said)
+    usage = _usage(self._replies)
+    return self._values("chat.completion", choices) | {"usage": usage}
 
   def _chunk(
     self, index: int, delta: Mapping[str, Any], finish: str | None = None
@@ -135,13 +127,8 @@ class Writer:
     return self._values("chat.completion.chunk", [choice])
 
   def _values(self, kind: str, choices: list) -> dict[str, Any]:
-    return {
-      "id": self._id,
-      "object": kind,
-      "created": self._created,
-      "model": self._asked.model,
-      "choices": choices,
-    }
+    said = {"id": self._id, "object": kind, "created": self._created}
+    return said | {"model": self._asked.model, "choices": choices}
 
 
 def _choice(index: int, finish: str | None) -> dict[str, Any]:
@@ -168,12 +155,9 @@ def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
     "role": "assistant",
     "content": reply.answer,
     "refusal": reply.reason if reply.answer is None else None,
+    # Here the type is beside the citation, and not in it.
     "annotations": [
-      {
-        "type": "url_citation",
-        "url_citation": {k: v for k, v in each.items() if k != "type"},
-      }
-      for each in cited
+      {"type": each.pop("type"), "url_citation": each} for each in cited
     ],
   }
 

@@ -233,17 +233,11 @@ class Service:
         "kept. Ask the question again."
       )
     played = reply.trajectory
-    return json.dumps(
-      {
-        "question": played.question.text,
-        "budget": played.budget,
-        "answer": reply.answer,
-        **records.trajectory(played),
-        "reason": reply.reason,
-        "seconds": round(reply.seconds, 3),
-        "documents": list(map(records.passages, reply.documents)),
-      }
-    )
+    said = {"question": played.question.text, "budget": played.budget}
+    said |= {"answer": reply.answer, **records.trajectory(played)}
+    said |= {"reason": reply.reason, "seconds": round(reply.seconds, 3)}
+    documents = list(map(records.passages, reply.documents))
+    return json.dumps({**said, "documents": documents})
 
   def _answered(self, reply: events.Reply) -> Answered:
     """Keeps a reply and returns what its caller gets of it."""

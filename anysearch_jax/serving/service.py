@@ -184,15 +184,10 @@ class Service:
   async def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""
     status = "draining" if self.draining else "ok"
-    values = {
-      "status": status,
-      "model": self.served.model,
-      "slots": self.agent.slots,
-      "running": self._running,
-      "max_budget": self.served.max_budget,
-      "passages": self.agent.passages,
-      "keys": self.locked,
-    }
+    agent, served = self.agent, self.served
+    values = {"status": status, "model": served.model, "slots": agent.slots}
+    values |= {"running": self._running, "max_budget": served.max_budget}
+    values |= {"passages": agent.passages, "keys": self.locked}
     return wire.respond(values, 503 if self.draining else 200)
 
   async def metrics(self, request: requests.Request) -> responses_lib.Response:
@@ -319,12 +314,8 @@ class Service:
   ) -> None:
     """Asks the agent for all answers at once; cancelling it cancels them.
 
-    Args:
-      account: counts them.
-      asked: the request.
-      tell: called with an answer's index and each of its events, in the agent's
-        thread.
-      pieces: whether reasoning is told while it is sampled.
+    `tell` gets an answer's index and each of its events, in the agent's thread;
+    with `pieces`, reasoning is told while it is sampled.
     """
     asking = [
       asyncio.ensure_future(

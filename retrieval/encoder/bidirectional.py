@@ -204,14 +204,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       the message names it.
   """
   family = _FAMILIES[hf["model_type"]]
+  known = ("architectures", "model_type", *family.sizes, *family.defaults)
   hf_config.check(
-    hf,
-    understood=(
-      *("architectures", "model_type"),
-      *(*family.sizes, *family.defaults),
-    ),
-    harmless=family.harmless,
-    only=family.only,
+    hf, understood=known, harmless=family.harmless, only=family.only
   )
   hf = {**family.defaults, **hf}
   fields: dict[str, Any]
@@ -362,12 +357,9 @@ def load(
     (p for p in family.prefixes if any(n.startswith(p) for n in found)), ""
   )
   table = rows(a, prefix)
+  where = weights.tree(table, lambda row: sharding)
   params = tensor_files.load(
-    folder,
-    table,
-    shardings=weights.tree(table, lambda row: sharding),
-    dtype=dtype,
-    ignored=family.ignored,
+    folder, table, shardings=where, dtype=dtype, ignored=family.ignored
   )
   # Unstack the layers once, because slicing inside the jitted call would copy
   # every weight in every call.

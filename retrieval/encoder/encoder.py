@@ -124,10 +124,7 @@ class Encoder:
     return self._identity | dataclasses.asdict(self.settings)
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
-    """Returns float32 unit vectors `[Q, dim]`, in the order of `texts`.
-
-    Args:
-      texts: any texts, including empty ones.
+    """Returns float32 unit vectors `[Q, dim]` of any texts, in their order.
 
     Raises:
       ValueError: the vectors are not finite.

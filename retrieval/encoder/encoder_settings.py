@@ -12,6 +12,7 @@ Qwen3-Embedding, or empty.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 from typing import Any
@@ -53,6 +54,8 @@ _MODES = {
   "pooling_mode_cls_token": "cls",
   "pooling_mode_lasttoken": "lasttoken",
 }
+# Reads a JSON file, {} if it is missing.
+_object = functools.partial(json_files.read, missing={})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,7 @@ def settle(
   """
   given = {name: value for name, value in given.items() if value is not None}
   path = folder / "sentence_bert_config.json"
-  said = json_files.read(path, missing={})
+  said = _object(path)
   if said.get("do_lower_case"):
     raise ValueError(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
@@ -129,7 +132,7 @@ def settle(
 
 def _names(folder: pathlib.Path) -> str:
   """Returns the names of a folder's model and of the one it was made from."""
-  config = json_files.read(folder.resolve() / "config.json", missing={})
+  config = _object(folder.resolve() / "config.json")
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
   return f"{model_name(folder)}\n{made_from.name}"
 
@@ -158,7 +161,7 @@ def _pooling(folder: pathlib.Path, usual: str) -> str:
       "inside this folder."
     )
   path = at / "config.json"
-  config = json_files.read(path, missing={})
+  config = _object(path)
   if "pooling_mode" in config and config.get("include_prompt", True):
     return str(config["pooling_mode"])
   modes = [
@@ -179,7 +182,7 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
   sentence-transformers writes empty prompts by default, so these mean nothing.
   """
   path = folder / "config_sentence_transformers.json"
-  values = json_files.read(path, missing={})
+  values = _object(path)
   prompts = values.get("prompts")
   if not isinstance(prompts, dict):
     return {}

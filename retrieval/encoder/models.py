@@ -119,25 +119,17 @@ def _decoder(config: Mapping[str, Any]) -> Model:
         dataclasses.replace(row, name=row.name.removeprefix("model."))
         for row in rows
       ]
+    where = weights.tree(rows, lambda row: sharding)
     return tensor_files.load(
-      folder,
-      rows,
-      shardings=weights.tree(rows, lambda row: sharding),
-      dtype=dtype,
-      ignored=_IGNORED,
+      folder, rows, shardings=where, dtype=dtype, ignored=_IGNORED
     )
 
   def hidden(params: Params, ids: jax.Array, lengths: jax.Array) -> jax.Array:
     """Returns hidden states after the final norm."""
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    return decoder.forward(
-      params,
-      a,
-      ids,
-      positions,
-      (positions < lengths[:, None]).astype(jnp.int32),
-      compute=decoder.Compute(dtype=params["embed"].dtype),
-    )
+    segments = (positions < lengths[:, None]).astype(jnp.int32)
+    compute = decoder.Compute(dtype=params["embed"].dtype)
+    return decoder.forward(params, a, ids, positions, segments, compute=compute)
 
   fields = dataclasses.asdict(a)
   del fields["lora"]

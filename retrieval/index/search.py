@@ -184,12 +184,8 @@ class SearchIndex:
       return []
     return [
       tuple(
-        dataclasses.replace(passage, score=float(score))
-        for passage, score in zip(
-          map(self.corpus.__getitem__, hits.rows.tolist()),
-          hits.scores,
-          strict=True,
-        )
+        dataclasses.replace(self.corpus[row], score=score)
+        for row, score in zip(*(x.tolist() for x in hits), strict=True)
       )
       for hits in self.hits(queries, k)
     ]

@@ -120,15 +120,8 @@ class Shards:
       raise ValueError(f"Shard {shard} got {done} rows, expected {n}.")
     stored.flush()
     beside.replace(file)
-    json_files.write(
-      info,
-      {
-        "rows": n,
-        "dim": self.dim,
-        "dtype": self.dtype,
-        "sha256": {file.name: digest(file)},
-      },
-    )
+    said = {"rows": n, "dim": self.dim, "dtype": self.dtype}
+    json_files.write(info, {**said, "sha256": {file.name: digest(file)}})
 
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""

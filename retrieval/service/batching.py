@@ -140,15 +140,11 @@ class Batcher:
   def close(self) -> None:
     """Accepts no more requests and ends open ones with status 503."""
     self._closed = True
+    stopped = "The service stopped before it had the answer."
     for query in list(self._open):
       if not query.answer.done():
-        query.answer.set_exception(
-          dialects.RequestError(
-            "The service stopped before it had the answer.",
-            503,
-            Retry_After="1",
-          )
-        )
+        error = dialects.RequestError(stopped, 503, Retry_After="1")
+        query.answer.set_exception(error)
     self._thread.shutdown(wait=False)
 
   def _give_up(self, asked: Sequence[_Query]) -> None:
@@ -217,15 +213,11 @@ class Batcher:
         failed.__cause__ = error
         return [failed] * len(batch)
     # Skip requests that were cancelled or have already failed.
-    return [
-      answer
-      for each in requests
-      for answer in (
-        [failed] * len(each)
-        if all(query.answer.done() for query in each)
-        else self._answers(each)
-      )
-    ]
+    out: list[Answer | dialects.RequestError] = []
+    for each in requests:
+      is_over = all(query.answer.done() for query in each)
+      out += [failed] * len(each) if is_over else self._answers(each)
+    return out
 
   def _search(self, batch: Sequence[_Query]) -> list[Answer]:
     queries = list(dict.fromkeys(query.text for query in batch))

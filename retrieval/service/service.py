@@ -143,14 +143,10 @@ class Service:
       status = "draining"
     elif self.batcher.seconds > self._limits.deadline:
       status = "stuck"
-    values = {
-      "status": status,
-      "passages": len(self._search),
-      "identity": self._search.identity,
-      "topk": self._limits.topk,
-      "max_topk": self._limits.max_topk,
-      **self._search.described,
-    }
+    found, limits = self._search, self._limits
+    values = {"status": status, "passages": len(found)}
+    values |= {"identity": found.identity, "topk": limits.topk}
+    values |= {"max_topk": limits.max_topk, **found.described}
     return _json(values, 200 if status == "ok" else 503)
 
   async def metrics(self, request: requests.Request) -> responses.Response:

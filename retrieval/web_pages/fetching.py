@@ -269,10 +269,7 @@ class Fetcher:
   async def _follow(self, url: httpx2.URL, *, is_page: bool) -> Fetched:
     """Returns the last of a chain of redirects, each of them checked.
 
-    Args:
-      url: where the chain begins.
-      is_page: whether it is a page, which robots.txt must allow; otherwise it
-        is a robots.txt.
+    A page must be allowed by robots.txt; what is no page is a robots.txt.
     """
     for _ in range(_REDIRECTS + 1):
       # The address first: a refused host is not asked for its robots.txt.
@@ -347,13 +344,10 @@ class Fetcher:
       return Fetched(str(url), kind, charset, data, is_whole, status, location)
 
   async def _check_robots(self, url: httpx2.URL) -> None:
-    """Returns if a site's rules allow a page to be fetched.
+    """Raises PageError unless a site's rules allow a page to be fetched.
 
     A missing file (4xx) allows all. A site whose file cannot be read allows
     nothing, as the RFC demands.
-
-    Raises:
-      PageError: the rules do not allow it, or they cannot be read.
     """
     site = str(url.copy_with(raw_path=b"/robots.txt"))
     async with self._locks.setdefault(site, asyncio.Lock()):
@@ -392,8 +386,7 @@ class Fetcher:
 async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
   """Returns a body up to a size, decompressed, and whether it is all of it.
 
-  Raises:
-    PageError: the encoding is unknown or broken.
+  Raises PageError for an encoding that is unknown or broken.
   """
   coding = response.headers.get("content-encoding", "").strip().lower()
   data = bytearray()
