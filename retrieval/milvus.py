@@ -331,7 +331,8 @@ class MilvusRetriever(requests_lib.OneByBatch):
 
     def passage(hit: Any) -> types.Passage:
       score = float(max(hit["distance"], sign * hit["distance"]))
-      return types.Passage(*(hit["entity"][n] for n in _FIELDS), score)
+      fields = {name: hit["entity"][name] for name in _FIELDS}
+      return types.Passage(**fields, score=score)
 
     return [tuple(map(passage, hits)) for hits in found]
 
