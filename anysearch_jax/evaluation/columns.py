@@ -23,7 +23,7 @@ import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import official_scoring, scoring
-from anysearch_jax.evaluation import journal
+from anysearch_jax.evaluation import asking, journal
 
 Episode = Mapping[str, Any]
 
@@ -56,13 +56,18 @@ _PRESENT = (
 ).split()
 _OPTIONAL = "format input_tokens cost".split()
 _DERIVED = "f1 asked optimum official_em official_f1".split()
+_SAID = tuple(
+  f"said{part}"
+  for part in ("", "_impossible", "_interval", "_held", "_width", "_score")
+)
 _CAPS = {
   "token_cap": "tokens",
   "dollar_cap": "dollars",
   "second_cap": "seconds",
 }
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
-  (name, np.float64) for name in (*_PRESENT, *_OPTIONAL, *_DERIVED, *_CAPS)
+  (name, np.float64)
+  for name in (*_PRESENT, *_OPTIONAL, *_DERIVED, *_SAID, *_CAPS)
 ]
 
 
@@ -90,6 +95,9 @@ class Columns:
       official_em, official_f1: float, scores of the published script of the
         question's dataset (`environment/official_scoring`); nan where the
         dataset has none.
+      said, said_*: float, how many replies forecast its searches, how many of
+        them are `impossible` and intervals; of these, how many hold the number,
+        and the sums of their widths and of BAGEN's score (see `forecast`).
       token_cap, dollar_cap, second_cap: float, what the budget allows besides
         searches; infinite where it has no such cap.
   """
@@ -330,6 +338,7 @@ def _numbers(
     0 if hop is None else hop[1],
     math.nan,
     *((math.nan, math.nan) if official is None else official),
+    *asking.sums(episode),
     *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
   )
 

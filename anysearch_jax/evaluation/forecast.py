@@ -2,9 +2,10 @@
 
 Before its first search and after every one, while the budget allows another,
 an interval is forecast for the searches that follow (progressive interval
-estimation, BAGEN, arXiv 2606.00198). There the policy is asked in words. Here
-the interval is fitted: it holds the middle `LEVEL` of what followed at equal
-budgets and numbers of searches made, in the other half of the questions.
+estimation, BAGEN, arXiv 2606.00198). There the policy is asked in words, as
+`asking` does. Besides, an interval is fitted: it holds the middle `LEVEL` of
+what followed at equal budgets and numbers of searches made, in the other half
+of the questions.
 """
 
 from __future__ import annotations
@@ -73,9 +74,38 @@ def measured(
   n, held, width, score = sums.T
   if not n.any():
     return {}
-  tops, bottoms = [held, score * table.em, width], [n, n * table.em, n]
-  found = measures.ratios(table, tops, bottoms)
-  rates = inference.rates(found.columns([0, 1]))
-  means = inference.effects(found.columns([2]))
+  shares = {"coverage": (held, n), "score": (score * table.em, n * table.em)}
+  return _estimated(table, shares, width, n)
+
+
+def asked(table: columns.Columns) -> dict[str, inference.Estimate]:
+  """Returns the same of what the policy said, and three shares of replies.
+
+  `impossible_wrong` and `impossible_right` are the shares of `impossible` in
+  wrong and in right episodes, `unparsable` that of replies in another form. The
+  score of replies that are no interval is 0; coverage and width skip them.
+  """
+  said, never, n = table.said, table.said_impossible, table.said_interval
+  right, wrong = said * table.em, said * (1 - table.em)
+  shares = {
+    "coverage": (table.said_held, n),
+    "score": (table.said_score * table.em, right),
+    "impossible_wrong": (never * (1 - table.em), wrong),
+    "impossible_right": (never * table.em, right),
+    "unparsable": (said - never - n, said),
+  }
+  return _estimated(table, shares, table.said_width, n) if said.any() else {}
+
+
+def _estimated(
+  table: columns.Columns,
+  shares: dict[str, tuple[np.ndarray, np.ndarray]],
+  width: np.ndarray,
+  n: np.ndarray,
+) -> dict[str, inference.Estimate]:
+  tops, bottoms = zip(*shares.values(), (width, n), strict=True)
+  found, last = measures.ratios(table, tops, bottoms), len(shares)
+  rates = inference.rates(found.columns(range(last)))
+  means = inference.effects(found.columns([last]))
   made = (each.estimate for each in (*rates, *means))
-  return dict(zip(("coverage", "score", "width"), made, strict=True))
+  return dict(zip((*shares, "width"), made, strict=True))

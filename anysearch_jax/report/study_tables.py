@@ -333,6 +333,8 @@ def _forecast(rows: _Rows) -> Iterator[_Line]:
       table = row.whole.table.where(at)
       if found := forecast.measured(table, sums[at]):
         yield (budget, row.label), found
+        if said := forecast.asked(table):
+          yield (budget, f"{row.label}, asked"), said
         if "forecasts" in table.values:
           n, held, width = table.forecasts.sum(axis=0)
           best = {"coverage": held / n, "width": width / n, "score": None}
