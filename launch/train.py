@@ -275,7 +275,8 @@ def _questions(
   config: config_lib.ExperimentConfig, source: parts.Source
 ) -> Sequence[types.Question]:
   """Returns the training stream: as many questions as the rollouts take."""
-  count = config.curriculum.rollouts * config.questions_per_rollout
+  of_rollout = config.questions + config.pipeline.extra_groups
+  count = config.curriculum.rollouts * of_rollout
   return source.questions(config.data.split, count, config.seed)
 
 

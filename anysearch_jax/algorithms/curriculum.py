@@ -93,9 +93,7 @@ def probabilities(
 
     P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / L
 
-  Args:
-    state: the curriculum state.
-    config: lambda is `uniform_mix`.
+  lambda is `config.uniform_mix`.
 
   Returns:
     float32 `[L]`, a probability distribution.
@@ -113,11 +111,7 @@ def distribution(
   """Returns the distribution from which Phase II draws a rollout's budgets.
 
   It is uniform in the first rollout of Phase II and `probabilities` in all
-  later ones.
-
-  Args:
-    state: the curriculum state; the rollout is the one at `state.step`.
-    config: decides when Phase II begins.
+  later ones. The rollout is the one at `state.step`.
 
   Returns:
     float32 `[L]`, a probability distribution.

@@ -9,7 +9,6 @@ policy's loss is `grpo.grpo_loss` with these advantages.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import chex
@@ -91,22 +90,17 @@ def _backwards(x: chex.Array, keep: chex.Array) -> chex.Array:
 def whiten(advantage: Any, mask: Any) -> Any:
   """Normalises to mean 0 and variance 1 over all positions in `mask`.
 
-  Args:
-    advantage: a tree of float arrays, the advantages of one rollout.
-    mask: bool, the same tree.
-
-  Returns:
-    The same tree; 0 where the mask is False, and everywhere if all advantages
-    are equal.
+  `advantage` is a tree of float arrays, the advantages of one rollout, and
+  `mask` the same tree, bool. So is the result; it is 0 where the mask is False,
+  and everywhere if all advantages are equal.
   """
   # Subtracting the smallest makes equal advantages exact zeros, as in
   # `grpo.advantages`.
-  least = functools.reduce(
+  least = jax.tree.reduce(
     jnp.minimum,
-    [
-      jnp.min(x, where=m, initial=jnp.inf)
-      for x, m in zip(*map(jax.tree.leaves, (advantage, mask)), strict=True)
-    ],
+    jax.tree.map(
+      lambda x, m: jnp.min(x, where=m, initial=jnp.inf), advantage, mask
+    ),
   )
 
   def total(tree: Any) -> chex.Array:

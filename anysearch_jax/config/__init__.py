@@ -247,11 +247,6 @@ class ExperimentConfig:
   evaluation: EvaluationConfig = EvaluationConfig()
 
   @property
-  def questions_per_rollout(self) -> int:
-    """The number of questions that a rollout consumes."""
-    return self.questions + self.pipeline.extra_groups
-
-  @property
   def servers_share(self) -> bool:
     """Whether SGLang servers sample on the GPUs that train."""
     return self.engine.kind == "sglang" and self.sglang.colocated

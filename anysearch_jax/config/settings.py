@@ -134,9 +134,7 @@ class Setting(NamedTuple):
 def listed(group: Any, path: str = "") -> Iterator[Setting]:
   """Yields a group of settings, its settings, then the groups in it.
 
-  Args:
-    group: a configuration dataclass.
-    path: its own path; "" for a whole configuration.
+  `path` is that of the group itself; "" for a whole configuration.
   """
   yield Setting(path, group, None, (inspect.getdoc(group) or "").strip())
   sentences = _sentences(type(group).__module__)[type(group).__name__]

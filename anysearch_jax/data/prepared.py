@@ -141,10 +141,7 @@ class Prepared:
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
-    """Returns the questions of a file, in its order.
-
-    Args:
-      name: `train` for the mix, or `<dataset>_<split>`.
+    """Returns a file's questions, `train` or `<dataset>_<split>`, in its order.
 
     Raises:
       formats.DataError: the file is missing, or was changed afterwards.
@@ -216,11 +213,7 @@ class Prepared:
     return out
 
   def evaluated(self, split: str = "") -> list[str]:
-    """Returns the datasets with an evaluation split, the paper's first.
-
-    Args:
-      split: name of the split; "": test or dev.
-    """
+    """Returns the datasets of a split ("": test or dev); the paper's first."""
     there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
     ordered = dict.fromkeys((*official_scoring.DATASETS, *there))
     return [d for d in ordered if self._evaluation_name(d, split)]

@@ -119,11 +119,8 @@ def without(answer: str | None) -> str | None:
 def read(answer: str | None, known: Mapping[int, types.Passage]) -> Cited:
   """Reads the marks of an answer.
 
-  A range such as `[1-3]` has its ends, and what is known between them.
-
-  Args:
-    answer: as the model wrote it; None without one.
-    known: the passages that were shown, by their numbers.
+  A range such as `[1-3]` has its ends, and what is known between them; `known`
+  are the passages that were shown, by their numbers.
   """
   found: dict[int, None] = {}
 

@@ -19,7 +19,6 @@ as normalised for the exact match (NQ), or by SQuAD (PopQA).
 
 from __future__ import annotations
 
-import re
 import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,6 @@ ANSWERS = "official_answers"
 # The names of the two values of a score in files.
 NAMES = ("official_em", "official_f1")
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TRIVIA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _CLOSED = frozenset(("yes", "no", "noanswer"))
 
@@ -146,8 +144,7 @@ def _decomposed(text: str) -> str:
 
 def trivia(text: str) -> str:
   """Normalises as TriviaQA: punctuation and ‘’´` become spaces."""
-  text = text.lower().translate(_TRIVIA_SPACES)
-  return " ".join(_ARTICLES.sub(" ", text).split())
+  return scoring.normalize_answer(text, _TRIVIA_SPACES)
 
 
 def _holds(answer: str, gold: str) -> bool:

@@ -24,6 +24,7 @@ TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
+_CALLS = ((SEARCH, "<search>", "</search>"),)
 _ZERO_WIDTH_SPACE = "\u200b"
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -50,10 +51,7 @@ class Action:
 
 
 def last_action(
-  text: str,
-  calls: Sequence[tuple[str, str, str]] = (
-    (SEARCH, f"<{SEARCH}>", f"</{SEARCH}>"),
-  ),
+  text: str, calls: Sequence[tuple[str, str, str]] = _CALLS
 ) -> Action | None:
   """Returns the last complete call or `<answer>` block of a turn; or None.
 

@@ -14,6 +14,7 @@ import itertools
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
@@ -98,9 +99,11 @@ def contains(text: str, aliases: Sequence[str]) -> bool:
   return any(f" {answer} " in found for answer in answers if answer)
 
 
-def normalize_answer(text: str) -> str:
+def normalize_answer(
+  text: str, punctuation: dict[int, Any] = _NO_PUNCTUATION
+) -> str:
   """Normalises case, ASCII punctuation, articles and white space as SQuAD."""
-  text = text.lower().translate(_NO_PUNCTUATION)
+  text = text.lower().translate(punctuation)
   return " ".join(_ARTICLES.sub(" ", text).split())
 
 

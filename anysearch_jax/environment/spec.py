@@ -154,11 +154,8 @@ class Environment:
   @property
   def all_markers(self) -> tuple[str, ...]:
     """The markers of the environment and of its tools."""
-    return tuple(
-      dict.fromkeys(
-        [*self.markers, *(m for each in self.tools for m in each.markers)]
-      )
-    )
+    of_tools = (m for each in self.tools for m in each.markers)
+    return tuple(dict.fromkeys((*self.markers, *of_tools)))
 
   def prices(self, prices: budgets.Prices) -> budgets.Prices:
     """Returns the prices with those of the tools that have their own.

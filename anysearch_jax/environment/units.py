@@ -104,10 +104,7 @@ def replaced(env: spec.Environment, file: str) -> spec.Environment:
 
 @functools.cache
 def texts(file: str) -> wording.Texts:
-  """Returns the texts of a file; a process reads it once.
-
-  Args:
-    file: name of a shipped file, or a path.
+  """Returns the texts of a file, shipped or at a path; a process reads it once.
 
   Raises:
     ValueError: as `replaced`.

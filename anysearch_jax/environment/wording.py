@@ -115,7 +115,18 @@ def read(
   Raises:
     ValueError: as `Wording.texts`.
   """
-  values = _strings(path)
+  try:
+    values = tomllib.loads(path.read_bytes().decode("utf-8"))
+  except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    raise ValueError(
+      f"{path}: found {error}; expected a file of TOML such as "
+      f'prompt = """...""", as in {SHIPPED}.'
+    ) from error
+  for name, text in values.items():
+    if not isinstance(text, str):
+      raise ValueError(
+        f"{path}: {name}: found {type(text).__name__}, expected a string."
+      )
   if values.keys() - optional.keys() != slots.keys():
     raise ValueError(
       f"{path}: found the texts {', '.join(sorted(values)) or '(none)'}; "
@@ -144,23 +155,6 @@ def joined(content: str, system: str, prefill: str) -> str:
 def template(text: str) -> str:
   """Returns a text as a template of `spec.Environment`, with single braces."""
   return text.replace("{{", "{").replace("}}", "}")
-
-
-def _strings(path: pathlib.Path) -> dict[str, str]:
-  """Returns the strings of a TOML file."""
-  try:
-    values = tomllib.loads(path.read_bytes().decode("utf-8"))
-  except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-    raise ValueError(
-      f"{path}: found {error}; expected a file of TOML such as "
-      f'prompt = """...""", as in {SHIPPED}.'
-    ) from error
-  for name, text in values.items():
-    if not isinstance(text, str):
-      raise ValueError(
-        f"{path}: {name}: found {type(text).__name__}, expected a string."
-      )
-  return values
 
 
 def _check_slots(place: str, text: str, slots: Slots) -> None:

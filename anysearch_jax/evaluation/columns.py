@@ -253,11 +253,8 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
     ),
     _TYPE,
   )
-  known = official_scoring.DATASETS
-  names = sorted(
-    set(sets.values()),
-    key=lambda s: (known.index(s) if s in known else len(known), s),
-  )
+  present, known = set(sets.values()), official_scoring.DATASETS
+  names = [*(s for s in known if s in present), *sorted(present - {*known})]
   order = sorted(index)
   # Renumber questions from first appearance to id order, so that the order of
   # the file does not matter.
@@ -410,11 +407,8 @@ def key_of(episode: Episode) -> tuple[str, int, int]:
 
 def dataset_of(episode: Episode) -> str:
   """Returns the dataset of an episode's question; `world` if unrecorded."""
-  return (
-    episode.get("dataset")
-    or episode.get("metadata", {}).get("dataset")
-    or "world"
-  )
+  known = episode.get("dataset") or episode.get("metadata", {}).get("dataset")
+  return known or "world"
 
 
 def asks_for(query: str, fact: Mapping[str, Any]) -> bool:

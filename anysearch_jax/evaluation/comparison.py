@@ -129,9 +129,8 @@ def _matched(
       own.append([episodes for episodes in found if len(episodes)])
     width = max(map(len, own))
     for side, found in enumerate(own):
-      for rank, episodes in enumerate(
-        found * width if len(found) == 1 else found
-      ):
+      found = found * width if len(found) == 1 else found
+      for rank, episodes in enumerate(found):
         rows[side].append(episodes)
         ranks[side].append(np.full(len(episodes), rank))
   chosen = [np.concatenate(parts) for parts in rows]
@@ -346,20 +345,11 @@ def _compared(
     p = effect.p if p_flipped is None else _defined(p_flipped[place])
     lines.append(
       Difference(
-        ours.label,
-        theirs.label,
-        name,
-        dataset,
-        budget,
-        n,
-        asked,
+        *(ours.label, theirs.label, name, dataset, budget, n, asked),
         (len(first.runs), len(second.runs)),
-        effect.estimate,
-        effect.detectable,
-        seeds,
+        *(effect.estimate, effect.detectable, seeds),
         tuple(map(_defined, alone[:, place])),
-        p,
-        _defined(between[place]),
+        *(p, _defined(between[place])),
         mcnemar if name == "accuracy" else None,
       )
     )

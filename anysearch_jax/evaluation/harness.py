@@ -79,16 +79,9 @@ def evaluate(
 
   If an earlier call was interrupted, its finished episodes are kept and only
   its failed ones are played again. The file is ordered by seed, budget and
-  question. If the file already exists, nothing is played.
-
-  Args:
-    evaluation: budgets, seeds, scaffold, scorer and prices.
-    playing: how episodes are played.
-    player: the policy to evaluate.
-    questions: the questions; their ids must differ.
-    retriever: answers the searches.
-    folder: an existing folder to write to.
-    on_done: called with (episodes done, episodes in total).
+  question. If the file already exists, nothing is played. The folder exists,
+  and the questions' ids differ. `on_done` is called with (episodes done,
+  episodes in total).
 
   Returns:
     `episodes` and `cells` of the whole evaluation; `last_start` has the cost

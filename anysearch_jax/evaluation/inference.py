@@ -84,12 +84,9 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 def cell_sums(
   at: Sequence[np.ndarray], shape: Sequence[int], columns: Sequence[np.ndarray]
 ) -> np.ndarray:
-  """Sums `columns` within the cells of a grid.
+  """Sums `columns`, K arrays `[P]`, within the cells of a grid of some shape.
 
-  Args:
-    at: for each axis of the grid, int `[P]`, the place of each episode.
-    shape: sizes of the axes.
-    columns: K arrays `[P]`.
+  `at` has for each of its axes, int `[P]`, the place of each episode.
 
   Returns:
     float64 `[*shape, K]`.
@@ -187,13 +184,7 @@ def ratios(
   question[~np.isfinite(question)] = np.nan
   run[~np.isfinite(run)] = np.nan
   return Linear(
-    value,
-    (question,),
-    run,
-    (both,),
-    (answer,),
-    (answers,),
-    tuple(runs),
+    *(value, (question,), run, (both,), (answer,), (answers,), tuple(runs)),
     np.zeros(len(runs), dtype=np.int64),
   )
 
@@ -208,8 +199,8 @@ def average(parts: Sequence[Linear]) -> Linear:
   return dataclasses.replace(
     parts[0],
     value=scale * np.sum([part.value for part in parts], axis=0),
-    question=joined("question"),
     run=scale * np.sum([part.run for part in parts], axis=0),
+    question=joined("question"),
     both=joined("both"),
     answer=joined("answer"),
     answers=joined("answers"),

@@ -208,9 +208,8 @@ def ratios(
 ) -> inference.Linear:
   """Linearises ratios of two sums over episodes, such as conditional rates.
 
-  Args:
-    table: P >= 1 episodes, none of which failed.
-    tops, bottoms: for each ratio, float or bool `[P]`.
+  None of the P >= 1 episodes failed. `tops` and `bottoms` have for each ratio,
+  float or bool `[P]`, what is summed.
   """
   ids, question = np.unique(table.question, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)

@@ -245,13 +245,9 @@ def hand_over(
 
   It is a program for each layer, so there is none to compile for the whole. The
   trainer publishes a cast copy; the engine drops its old weights before it
-  makes new ones of that copy.
-
-  Args:
-    together: the programs of the run; training is first and decode is last.
-    target: the devices.
-    itemsize: bytes of the compute type.
-    adapters: whether only adapters are trained.
+  makes new ones of that copy. Of the programs of the run, `together`, training
+  is first and decode is last; `itemsize` is that of the compute type, and with
+  `adapters` only these are trained.
   """
   trained, sampled = together[0], together[-1]
   program = programs_lib.Program(

@@ -60,9 +60,7 @@ def count(
 def packed_scores(row: int, segment: int) -> int:
   """Returns the scores that cuDNN computes for a row of packed segments.
 
-  Args:
-    row: tokens. Padding at its end is a segment too.
-    segment: tokens of all segments but the last.
+  All but the last have `segment` tokens. Padding at its end is a segment too.
   """
   whole, rest = divmod(row, segment)
   return whole * _causal_scores(segment) + _causal_scores(rest)
@@ -71,13 +69,9 @@ def packed_scores(row: int, segment: int) -> int:
 def splash_blocks(row: int, segment: int, block: int) -> int:
   """Returns the blocks that splash attention computes for a packed row.
 
-  Unlike cuDNN's, a block may belong to two segments. See
+  Unlike cuDNN's, a block may belong to two segments, which have `segment`
+  tokens but for the last. `row` is a multiple of `block`. See
   `self_attention.shared_blocks`.
-
-  Args:
-    row: tokens, a multiple of `block`.
-    segment: tokens of all segments but the last.
-    block: queries and keys of a block.
   """
   found = 0
   for i in range(row // block):

@@ -284,9 +284,8 @@ def _step_rows(
     name: (*found.get(name, nothing), *earlier.get(name, nothing))
     for name in names
   }
-  rows[f"hours of {plan.config.curriculum.total_steps:,} steps"] = (
-    *plan.hours,
-  )
+  hours = f"hours of {plan.config.curriculum.total_steps:,} steps"
+  rows[hours] = tuple(plan.hours)
   width = len(heads)
   return [
     [f"seconds of a step{together}", *heads],

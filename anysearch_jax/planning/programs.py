@@ -15,7 +15,6 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import gathered_attention
-from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
@@ -238,27 +237,15 @@ def sampling(
 ) -> tuple[Program, Program]:
   """Returns prefill and decode at their largest: all rows at full context.
 
-  Args:
-    config: of the in-process engine.
-    drawing: how requests are drawn.
-    placed: the meshes and the architecture.
-    base_dtype: of the weights that are not trained.
+  `drawing` says how requests are drawn, and `base_dtype` is that of the weights
+  that are not trained.
   """
   a, mesh = placed.a, placed.rollout
   model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
   params = _engine_weights(model, placed, base_dtype)
-  shards, pages = mesh.shape["data"], kv_store.sharding(a, mesh)
-  store = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages),
-    jax.eval_shape(
-      functools.partial(
-        pages_lib.empty,
-        a,
-        kv_memory.pages(config, shards=shards) * shards,
-        config.page,
-        model.stored,
-      )
-    ),
+  pages = kv_memory.pages(config, shards=mesh.shape["data"])
+  store = jax.eval_shape(
+    kv_store.allocator(a, pages, config.page, model.stored, mesh=mesh)
   )
   columns = kv_memory.pages_of(config.max_context, config)
   by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -311,13 +298,9 @@ def sampling(
     kv_store.decode,
     tuple(_placed(layer, where) for layer in gathered),
     kv_store.Turns(
-      array(rows, columns),
-      array(rows, kv_store.window(config)),
-      ints,
-      ints,
-      array(rows, 5, dtype=jnp.uint32),
-      ints,
-      array(rows, dtype=jnp.uint32),
+      *(array(rows, columns), array(rows, kv_store.window(config))),
+      *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
+      *(ints, array(rows, dtype=jnp.uint32)),
       sampling_lib.Settings(floats, floats, ints),
     ),
     jax.ShapeDtypeStruct((), jnp.int32),

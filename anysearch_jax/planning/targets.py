@@ -47,10 +47,8 @@ class Target:
   @property
   def link_bandwidth(self) -> float:
     """Bytes a second that a device sends to others, by the slowest link."""
-    slow = self.hosts > 1
-    return (
-      self.hardware.network_bandwidth if slow else self.hardware.link_bandwidth
-    )
+    h = self.hardware
+    return h.network_bandwidth if self.hosts > 1 else h.link_bandwidth
 
   def __str__(self) -> str:
     return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}"
@@ -229,12 +227,8 @@ def predict(
 ) -> Prediction:
   """Predicts the seconds of one call: max(compute, memory) + links.
 
-  Args:
-    target: the devices.
-    flops: of one device.
-    read: bytes that a device reads from its memory.
-    traffic: of one device, by kind of collective.
-    assumed: shares of the peaks.
+  FLOPs, the bytes `read` from memory and the traffic by kind of collective are
+  those of one device; `assumed` are shares of the peaks.
   """
   peaks = (
     flops / target.hardware.flops,

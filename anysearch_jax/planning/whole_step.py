@@ -143,12 +143,7 @@ def predict(
 ) -> plan.Step | None:
   """Predicts a step; returns None if a program was refused by its compiler.
 
-  Args:
-    parts: of the plan.
-    config: the whole configuration.
-    a: the policy's architecture, without adapters.
-    expected: the episodes.
-    target: the devices.
+  `parts` are the plan's, and `a` is without adapters.
   """
   if any(part.predicted is None for part in parts):
     return None

@@ -240,10 +240,8 @@ def forward(
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
   model = Transformer(a, compute)
-  variables = {
-    "params": {k: v for k, v in params.items() if k != "head" or not a.tied}
-  }
-  hidden = model.apply(variables, tokens, positions, segment_ids)
+  params = {k: v for k, v in params.items() if k != "head" or not a.tied}
+  hidden = model.apply({"params": params}, tokens, positions, segment_ids)
   assert isinstance(hidden, jax.Array)  # No collection is mutable.
   return hidden
 

@@ -61,13 +61,9 @@ def load(
 ) -> Policy:
   """Loads a Qwen2 / Qwen2.5, Qwen3 (dense) or Llama-3.x folder.
 
-  Each device reads only its shard. Nothing is allocated before the folder is
-  known to be complete and supported.
-
-  Args:
-    folder: has `config.json`, safetensors and a fast tokenizer.
-    mesh: from `sharding.mesh`; None means the first device.
-    dtype: of the parameters.
+  The folder has `config.json`, safetensors and a fast tokenizer. Each device of
+  the mesh reads only its shard; None means the first device. Nothing is
+  allocated before the folder is known to be complete and supported.
 
   Raises:
     ValueError: something is missing or not supported; the message names it.
@@ -132,15 +128,10 @@ def save(
 ) -> None:
   """Writes a folder that `load` and transformers can read, or nothing at all.
 
-  Adapters are merged into the weights. In a run of several processes all must
-  call this function; the first one writes.
-
-  Args:
-    folder: replaced if it exists.
-    policy: on any mesh.
-    dtype: of the weights in the files.
-    shard_bytes: maximum size of a file in bytes.
-    texts: further text files by name, such as a model card.
+  A folder that exists is replaced. Adapters are merged into the weights, which
+  may be on any mesh. In a run of several processes all must call this function;
+  the first one writes. `texts` are further text files by name, such as a model
+  card.
   """
   a = policy.architecture
   with _appears_once(folder) as beside:

@@ -90,13 +90,9 @@ def check(
 ) -> None:
   """Refuses keys that may change what a model computes.
 
-  An unknown key with a null value is accepted.
-
-  Args:
-    hf: a `config.json`.
-    understood: keys that the caller reads.
-    harmless: further keys that change nothing in this family.
-    only: keys that are harmless only with the given values.
+  An unknown key with a null value is accepted. The caller reads the keys
+  `understood`; those of `harmless` change nothing in this family, those of
+  `only` nothing with the given values.
 
   Raises:
     ValueError: names the first refused key, and what was expected.

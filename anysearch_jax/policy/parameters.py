@@ -79,11 +79,8 @@ class Weight:
 
     One axis of the file may consist of several of ours, such as heads and
     head_dim. A block of the outermost of them is contiguous in the file; for
-    any other, the whole file axis is read and then sliced.
-
-    Args:
-      block: of `layer_shape`.
-      read: returns a block of the file's tensor.
+    any other, the whole file axis is read and then sliced. `block` is one of
+    `layer_shape`, and `read` returns a block of the file's tensor.
 
     Returns:
       A view of the array that `read` returned.

@@ -149,9 +149,8 @@ def extend(
   step = jnp.arange(tokens.shape[1])[None]
   real = step < counts[:, None]
   # Padding repeats the last position, so that no row reads beyond its cache.
-  positions = starts[:, None] + jnp.minimum(
-    step, jnp.maximum(counts[:, None] - 1, 0)
-  )
+  last = jnp.maximum(counts[:, None] - 1, 0)
+  positions = starts[:, None] + jnp.minimum(step, last)
   rotary = attention.rotary(a, positions)
   x = params["embed"][tokens].astype(dtype)
   out: list[C] = []

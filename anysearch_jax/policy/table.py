@@ -77,17 +77,8 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   table.append(norm("attention_norm", "input_layernorm", model))
   for p in projections(a).values():
     name = layer + p.module
-    table.append(
-      _matrix(
-        a,
-        p.key,
-        f"{name}.weight",
-        p.takes,
-        p.gives,
-        init=p.std,
-        gives_first=p.gives_first,
-      )
-    )
+    matrix = a, p.key, f"{name}.weight", p.takes, p.gives
+    table.append(_matrix(*matrix, init=p.std, gives_first=p.gives_first))
     if p.bias:
       size = math.prod(size for size, _ in p.gives)
       key = p.key + "_bias"

@@ -222,15 +222,8 @@ def _said(choice: Any) -> _Said | None:
     function = {"name": str(name), "arguments": json.dumps(fields)}
     made = {"id": call.get("id") or "call", "type": "function"}
     kept["tool_calls"] = [{**made, "function": function}]
-  return _Said(
-    "".join(reasoning.values()),
-    content,
-    written,
-    query,
-    kept,
-    finish,
-    completions.matched(choice),
-  )
+  thought, matched = "".join(reasoning.values()), completions.matched(choice)
+  return _Said(thought, content, written, query, kept, finish, matched)
 
 
 def _split(content: str) -> tuple[str, str]:

@@ -173,17 +173,15 @@ class InFlight:
         longest = round(now - min(since), 1)
         told.append(f"{len(since)} waiting for {state} (longest {longest:g} s)")
     # Queued episodes are blocked by running ones: report a running one first.
-    oldest, _ = min(
-      waits, key=lambda w: (isinstance(w[0], types.Address), w[1])
-    )
-    match oldest:
+    oldest = min(waits, key=lambda w: (isinstance(w[0], types.Address), w[1]))
+    match oldest[0]:
       case types.SearchRequest(query=query):
         more = "..." if len(query) > _QUERY else ""
         name = f"the search for {query[:_QUERY]!r}{more}"
       case types.GenerateRequest(address=address, turn=turn):
         name = f"turn {turn} of {address}"
       case _:
-        name = str(oldest)
+        name = str(oldest[0])
     return (
       f"Nothing moved for {round(quiet, 1):g} s; in flight: {', '.join(told)}. "
       f"The oldest: {name}."
@@ -321,9 +319,11 @@ async def answer(
 
   It is None after the time `until` of the event loop.
   """
-  is_turn = isinstance(request, types.GenerateRequest)
-  config = parts.config
-  seconds = config.turn_deadline if is_turn else config.search_deadline
+  if isinstance(request, types.GenerateRequest):
+    seconds, what = parts.config.turn_deadline, f"Turn {request.turn}"
+  else:
+    seconds = parts.config.search_deadline
+    what = f"The search for {request.query!r}"
   ending = asyncio.timeout_at(None if until == math.inf else until)
   limit = turns.Limit(seconds, LONGEST_WAIT)
   try:
@@ -336,13 +336,7 @@ async def answer(
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     if ending.expired():
       return None
-    why = str(error) or limit.why()
-    what = (
-      f"Turn {request.turn}"
-      if isinstance(request, types.GenerateRequest)
-      else f"The search for {request.query!r}"
-    )
-    return episode_state.Failure(f"{what} failed: {why}")
+    return episode_state.Failure(f"{what} failed: {str(error) or limit.why()}")
 
 
 async def run_groups(
@@ -382,11 +376,8 @@ async def run_groups(
       assignments with the same index.
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
-  for name, value in (
-    ("group", group),
-    ("max_concurrency", max_concurrency),
-    ("keep", keep),
-  ):
+  counts = {"group": group, "max_concurrency": max_concurrency, "keep": keep}
+  for name, value in counts.items():
     if value is not None and value < 1:
       raise ValueError(f"Found {name}={value}, expected 1 or more.")
   indices = {assignment.index for assignment in assignments}
@@ -423,15 +414,9 @@ async def run_groups(
           )
           for sample in range(group)
         ]
-      samplings.append(
-        types.Group(
-          assignment.question,
-          budget.searches,
-          assignment.scaffold,
-          tuple(sample.result() for sample in samples),
-          budget.beyond_searches,
-        )
-      )
+      played = tuple(sample.result() for sample in samples)
+      given = assignment.question, budget.searches, assignment.scaffold
+      samplings.append(types.Group(*given, played, budget.beyond_searches))
     settled[assignment.index] = samplings
     if keep and keep == sum(_is_kept(t[-1]) for t in settled.values()):
       for task in playing:
@@ -451,10 +436,10 @@ async def run_groups(
     if trajectory.failed
   ]
   if failed:
-    played = sum(len(g.trajectories) for tries in samplings for g in tries)
+    count = sum(len(g.trajectories) for tries in samplings for g in tries)
     _log.warning(
       "Rollout %d: %d of %d episodes failed and train nothing: %s",
-      *(rollout, len(failed), played, reasons(failed)),
+      *(rollout, len(failed), count, reasons(failed)),
     )
   return Rollout(
     groups=groups,

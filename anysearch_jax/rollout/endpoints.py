@@ -93,11 +93,8 @@ def default_config() -> config_lib.ExperimentConfig:
 def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
   """Returns a model that can be asked.
 
-  The server is asked for what `endpoint` leaves open.
-
-  Args:
-    endpoint: the model.
-    config: sampling, deadlines and the environment.
+  The server is asked for what `endpoint` leaves open. `config` has sampling,
+  deadlines and the environment.
 
   Raises:
     ValueError: the values contradict each other or the configuration, the

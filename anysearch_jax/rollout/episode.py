@@ -110,11 +110,7 @@ def start(
 def step(
   episode: episode_state.Episode, event: episode_state.Event
 ) -> episode_state.Episode:
-  """Advances an episode by the event that answers its request.
-
-  Args:
-    episode: as returned by the last `start` or `step`.
-    event: the answer to its request, or `Failure`.
+  """Advances an episode by the event that answers its request, or a `Failure`.
 
   Raises:
     ValueError: the event does not answer the request, or a generation breaks

@@ -295,10 +295,7 @@ def attach(part: object, engine: types.Engine, codec: types.TextCodec) -> None:
 
 
 def metrics(counters: Mapping[str, float]) -> dict[str, float]:
-  """Returns the metrics of `BatchingRetriever.counters`.
-
-  Args:
-    counters: may be summed over hosts.
+  """Returns the metrics of `BatchingRetriever.counters`, which may be summed.
 
   Returns:
     `search/...`: the counts, of failures also by their reasons (`failed_...`);
@@ -321,11 +318,7 @@ class Toolbox:
   """Passes each request to its tool's retriever.
 
   The requests of a tool whose retriever is a `types.BatchRetriever` are batched
-  by themselves, so that no tool waits for another.
-
-  Args:
-    tools: a retriever for each name of a tool.
-    config: sizes of batches.
+  by themselves, in the batches of `config`, so that no tool waits for another.
 
   Raises:
     ValueError: an answer depends on the episode that asks; such answers cannot

@@ -101,14 +101,7 @@ def abstract(
     ids = jax.ShapeDtypeStruct(shape, np.int32)
     values = jax.ShapeDtypeStruct(shape, np.float32)
     return Rows(
-      tokens=ids,
-      targets=ids,
-      positions=ids,
-      segment_ids=ids,
-      behaviour_logp=values,
-      old_logp=values,
-      advantage=values,
-      weight=values,
+      *(ids, ids, ids, ids, values, values, values, values),
       used=jax.ShapeDtypeStruct((), np.int32),
       reward=values if rewards else None,
     )
@@ -298,15 +291,9 @@ def _chosen(
 ) -> list[int]:
   """Returns the places in `left`, descending, of sequences that fill a row.
 
-  They are the fewest that leave at most `enough` of `room` free, so that short
-  ones remain for other rows; otherwise those that leave the least.
-
-  Args:
-    left: sequences, shortest first.
-    sizes: of all sequences.
-    room: free tokens of the row.
-    most: the number of sequences that the row may get.
-    enough: tokens.
+  They are the fewest that leave at most `enough` of the row's `room` tokens
+  free, so that short ones remain for other rows; otherwise those that leave the
+  least. `left` is ordered, shortest first; the row may get `most` sequences.
   """
   end = bisect.bisect_right(left, room, key=lambda n: sizes[n])
   # Evenly spread over the sizes, the longest first.

@@ -142,19 +142,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     processes.on_main(lambda: _tidy(self.folder))
     quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
-    self._manager = ocp.CheckpointManager(
-      self.folder,
-      options=ocp.CheckpointManagerOptions(
-        best_fn=quality_of,
-        preservation_policy=policies.AnyPreservationPolicy(
-          [
-            policies.LatestN(keep.keep_last),
-            policies.BestN(get_metric_fn=quality_of, n=keep.keep_best),
-          ]
-        ),
-        async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
-      ),
+    kept = [
+      policies.LatestN(keep.keep_last),
+      policies.BestN(get_metric_fn=quality_of, n=keep.keep_best),
+    ]
+    options = ocp.CheckpointManagerOptions(
+      best_fn=quality_of,
+      preservation_policy=policies.AnyPreservationPolicy(kept),
+      async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
     )
+    self._manager = ocp.CheckpointManager(self.folder, options=options)
 
   def has(self, rollout: int) -> bool:
     """Whether this rollout has a checkpoint, complete or in progress."""

@@ -177,14 +177,8 @@ class Collector:
     """Records a turn or a search on the timeline."""
     match request:
       case types.GenerateRequest(address=a, turn=turn):
-        return self._timeline.span(
-          rollout,
-          timeline_lib.TURNS,
-          "turn",
-          question=a.question,
-          sample=a.sample,
-          turn=turn,
-        )
+        of = {"question": a.question, "sample": a.sample, "turn": turn}
+        return self._timeline.span(rollout, timeline_lib.TURNS, "turn", **of)
       case types.SearchRequest(query=query):
         return self._timeline.span(
           rollout, timeline_lib.SEARCHES, "search", query=query

@@ -93,12 +93,8 @@ class HealthMonitor:
     Raises:
       FailedEpisodesError: the rollout had an `outage`.
     """
-    if found := outage(
-      rollout,
-      collected,
-      stream=self._stream,
-      max_failed=self._config.max_failed,
-    ):
+    most, stream = self._config.max_failed, self._stream
+    if found := outage(rollout, collected, stream=stream, max_failed=most):
       raise FailedEpisodesError(
         f"{found} It was not trained on. Fix the cause and run the same "
         "command again: it resumes and samples this rollout again."
@@ -257,9 +253,8 @@ class Fingerprint:
     """Scores the prompt with weights of a version, as the engine gets them."""
     if self._engine is not None and len(self._ids) > 1:
       ids = np.asarray(self._ids, np.int32)
-      self._expected = np.asarray(
-        _score(params, ids, a=self._a, dtype=self._dtype)
-      )
+      scores = _score(params, ids, a=self._a, dtype=self._dtype)
+      self._expected = np.asarray(scores)
       self._version = version
 
   def check(self, rollout: int) -> Gap:

@@ -131,9 +131,9 @@ class Learner:
   def _move(self, memory: str) -> dict[str, Any]:
     """Moves the arrays of `offload`, and returns them."""
     state = self.state._asdict()
-    moved = placement.in_memory(
-      {name: state[name] for name in self._offloaded}, memory
-    )
+    arrays = {name: state[name] for name in self._offloaded}
+    wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(memory), arrays)
+    moved = jax.block_until_ready(jax.device_put(arrays, wanted))
     self.state = self.state._replace(**moved)
     return moved
 
@@ -203,7 +203,7 @@ class Learner:
     config, estimator = self._config, self._estimator
     scored = self._scored / config.curriculum.steps_per_rollout
     work = throughput.count(packed)
-    return {
+    out: dict[str, float] = {
       **throughput.metrics(
         work,
         throughput.model_flops(
@@ -220,12 +220,10 @@ class Learner:
       **throughput.memory(jax.local_devices()),
       "compile/train_step": throughput.programs(self._step),
       "compile/old_logp": throughput.programs(self._score),
-      **(
-        {}
-        if estimator is None
-        else {"compile/values": throughput.programs(estimator.value)}
-      ),
     }
+    if estimator is not None:
+      out["compile/values"] = throughput.programs(estimator.value)
+    return out
 
   def _with_old_logp(self, batch: batching.TrainBatch) -> batching.TrainBatch:
     scores = self._score(self.state.params, self._reference, batch)
@@ -240,8 +238,7 @@ class Phases:
   Where sampling and training use the same devices and never run at the same
   time, neither needs the other's memory: the KV cache is freed while training
   (with servers, their weights too), and the training state may be in host
-  memory while sampling
-  (`pipeline.offload`). Host memory of a sharding:
+  memory while sampling (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
 
   Only a `types.CachingEngine` frees its cache.
@@ -256,17 +253,11 @@ class Phases:
     timeline: timeline_lib.Timeline,
   ):
     self._learner, self._offload = learner, config.pipeline.offload
-    frees = (
-      (
-        config.servers_share
-        if config.engine.kind == "sglang"
-        else config.engine.free_kv_while_training
-      )
-      and isinstance(engine, types.CachingEngine)
-      and placement.take_turns(
-        learner.placement, async_level=config.pipeline.async_level
-      )
-    )
+    frees, level = config.servers_share, config.pipeline.async_level
+    if config.engine.kind != "sglang":
+      frees = config.engine.free_kv_while_training
+    if frees := frees and isinstance(engine, types.CachingEngine):
+      frees = placement.take_turns(learner.placement, async_level=level)
     self._engine = engine if frees else None
     self._timeline = timeline
     self._logged: set[str] = set()

@@ -76,11 +76,8 @@ def chunk(rows: int, length: int, of_row: int) -> int:
   """Returns the number of positions whose logits a device computes at a time.
 
   The last of its chunks is padded, so few positions are cut into several too.
-
-  Args:
-    rows: that the device has of a micro-batch.
-    length: tokens of a row.
-    of_row: `logprob_chunk`, the most positions for each row.
+  The device has `rows` of `length` tokens of a micro-batch; `of_row` is
+  `logprob_chunk`, the most positions for each row.
   """
   return min(rows * of_row, -(-rows * length // _CHUNKS))
 

@@ -173,14 +173,9 @@ class Trainer:
     self._phases = learner_lib.Phases(
       self._learner, self._engine, config=config, timeline=self._timeline
     )
-    metrics.begin(
-      folder,
-      self._policy,
-      {
-        name: self._prompt(scaffold)[0]
-        for name, scaffold in (("scaffold", True), ("plain", False))
-      },
-    )
+    shown = {"scaffold": True, "plain": False}
+    prompts = {name: self._prompt(on)[0] for name, on in shown.items()}
+    metrics.begin(folder, self._policy, prompts)
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
     """Returns the first question's prompt, as the policy reads it."""

@@ -108,11 +108,15 @@ class Placement:
 
   def to_engine(self, params: decoder.Params) -> decoder.Params:
     """Moves weights of the training mesh to the engine's devices."""
-    wanted = sharding.shardings(self.a, self.rollout)
-    return jax.tree_util.tree_map_with_path(
-      lambda path, x: _moved(x, weights.get(wanted, [k.key for k in path])),
-      params,
-    )
+    shardings = sharding.shardings(self.a, self.rollout)
+
+    def moved(path: tuple, x: jax.Array) -> jax.Array:
+      wanted = weights.get(shardings, [k.key for k in path])
+      if x.sharding.is_equivalent_to(wanted, x.ndim):
+        return x
+      return jax.device_put(processes.to_replicated(x), wanted)
+
+    return jax.tree_util.tree_map_with_path(moved, params)
 
   def _cast(self, params: decoder.Params) -> decoder.Params:
     """Casts weights to the compute dtype, except the scales of norms."""
@@ -178,6 +182,7 @@ def compute(
     )
     for length in batch.row_lengths
   }
+  layout = sharding.Layout(mesh, config.mesh.sequence_parallel)
   return decoder.Compute(
     dtype=jnp.dtype(dtype),
     remat=batch.remat,
@@ -186,11 +191,7 @@ def compute(
     attention_chunk=batch.attention_chunk,
     max_segments=batch.max_segments,
     logprob_chunk=batch.logprob_chunk,
-    layout=(
-      None
-      if mesh.size == 1
-      else sharding.Layout(mesh, config.mesh.sequence_parallel)
-    ),
+    layout=layout if mesh.size > 1 else None,
   )
 
 
@@ -201,16 +202,3 @@ def take_turns(placed: Placement, *, async_level: int) -> bool:
   """
   devices = set(placed.trainer.devices.flat) & set(placed.rollout.devices.flat)
   return bool(devices) and not async_level
-
-
-def in_memory(tree: Any, kind: str) -> Any:
-  """Moves arrays to a memory, `device` or `pinned_host`, of their devices."""
-  wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree)
-  return jax.block_until_ready(jax.device_put(tree, wanted))
-
-
-def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:
-  """Returns `x` with the sharding `wanted`, which may be on other devices."""
-  if x.sharding.is_equivalent_to(wanted, x.ndim):
-    return x
-  return jax.device_put(processes.to_replicated(x), wanted)

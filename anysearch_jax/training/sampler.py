@@ -150,13 +150,11 @@ class Sampler:
     stream = self._collector.stream
     played = collection.unpack(packed, stream.question)
     ready: list[ScoredRollout] = []
+    most = self._config.watch.max_failed
     for rollout, collected in enumerate(played, start=first):
       left = len(played) - len(ready)
       if outage := health.outage(
-        rollout,
-        collected,
-        stream=stream,
-        max_failed=self._config.watch.max_failed,
+        rollout, collected, stream=stream, max_failed=most
       ):
         self.discard_stored(outage, failed_rollouts=left)
         break
@@ -189,12 +187,9 @@ class Sampler:
     self._scope.stop()
 
   def _assign(self) -> curriculum_lib.Assignment:
+    state, groups = self.state.curriculum, self._collector.stream.per_rollout
     return jax.device_get(
-      curriculum_lib.assign(
-        self.state.curriculum,
-        num_groups=self._collector.stream.per_rollout,
-        config=self._curriculum,
-      )
+      curriculum_lib.assign(state, num_groups=groups, config=self._curriculum)
     )
 
   def _enter(
@@ -205,10 +200,9 @@ class Sampler:
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
     c, stream = self._curriculum, self._collector.stream
+    before = self.state.curriculum
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
-      probabilities = curriculum_lib.distribution(
-        self.state.curriculum, config=c
-      )
+      probabilities = curriculum_lib.distribution(before, config=c)
       levels = np.asarray(assignment.budgets)[collected.places]
       tokens = None
       if assignment.tokens is not None:
@@ -228,7 +222,7 @@ class Sampler:
       # What is played without searches says nothing of the budget.
       searching = np.arange(stream.samples) < stream.samples - stream.searchless
       recorded = curriculum_lib.record(
-        self.state.curriculum,
+        before,
         np.repeat(levels, stream.samples),
         scored.em.reshape(-1),
         (scored.valid & searching).reshape(-1),
@@ -251,13 +245,8 @@ class Sampler:
       collected.engine,
     )
     return ScoredRollout(
-      rollout,
-      bool(assignment.scaffold),
-      levels,
-      np.asarray(probabilities),
-      collected,
-      scored,
-      self.state,
+      *(rollout, bool(assignment.scaffold), levels, np.asarray(probabilities)),
+      *(collected, scored, self.state),
     )
 
   def _count(

@@ -26,10 +26,8 @@ def check(
 ) -> None:
   """Checks the values of a configuration, each alone and among each other.
 
-  Args:
-    config: the whole configuration.
-    trains: whether a policy is trained by reinforcement learning.
-    samples: whether an engine samples a policy.
+  `trains`: whether a policy is trained by reinforcement learning. `samples`:
+  whether an engine samples a policy.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -56,12 +54,12 @@ def check(
       budgets.parse(text)
     except ValueError as error:
       raise ValueError(f"evaluation.pairs: {error}") from error
-  if samples and config.engine.kind == "jax":
-    if config.episode.max_context > config.engine.max_context:
-      raise ValueError(
-        f"episode.max_context {config.episode.max_context} exceeds "
-        f"engine.max_context {config.engine.max_context}; raise that."
-      )
+  context, most = config.episode.max_context, config.engine.max_context
+  if samples and config.engine.kind == "jax" and context > most:
+    raise ValueError(
+      f"episode.max_context {context} exceeds engine.max_context {most}; raise "
+      "that."
+    )
   if trains:
     _curriculum(config.curriculum)
     _learning(config)
@@ -121,12 +119,11 @@ def validate(
       "the same time would wait for each other in different orders. Set 0, or "
       "train in one process."
     )
-  if not environment.prices(prices):
-    if config.reward.rel_cost == "dollars":
-      raise ValueError(
-        "reward.rel_cost: found dollars where nothing has a price; expected a "
-        "price of searches, of tokens or of a tool in evaluation."
-      )
+  if config.reward.rel_cost == "dollars" and not environment.prices(prices):
+    raise ValueError(
+      "reward.rel_cost: found dollars where nothing has a price; expected a "
+      "price of searches, of tokens or of a tool in evaluation."
+    )
   name = config.method.name
   method = systems.trained(config)
   known = systems.prompts_of(name)

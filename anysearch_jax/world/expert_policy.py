@@ -112,12 +112,8 @@ def make(
   """Returns the expert's engine, and the tokenizer of its world.
 
   The engine keeps no state between turns: in each turn it replays the episode
-  from the context, with the same random numbers.
-
-  Args:
-    world: its memory is the expert's.
-    strategy: decides on searches within the budget; None: as in the
-      demonstrations.
+  from the context, with the same random numbers. `strategy` decides on searches
+  within the budget; None: as in the demonstrations.
   """
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 

@@ -74,12 +74,10 @@ class Optimum:
   def value(
     self, relations: tuple[str, ...], searches: int, q: float = 1.0
   ) -> float:
-    """Returns the maximum for a chain of facts with this budget.
+    """Returns the maximum for a chain of facts with these searches left.
 
-    Args:
-      relations: of the facts; without one, P(right answer) is q.
-      searches: that are left.
-      q: the probability that all is right so far.
+    q is the probability that all is right so far; without a relation, it is
+    P(right answer).
     """
     if not relations:
       return q
@@ -121,12 +119,10 @@ class Optimum:
         return one
       return (1 - odds.twin) * one + odds.twin * best("conflict", r)
 
+    sure = odds.right if known else odds.guess
     if decision == "conflict":
-      stop = self.value(rest, searches, q / 2)
-    else:
-      stop = self.value(
-        rest, searches, q * (odds.right if known else odds.guess)
-      )
+      sure = 0.5
+    stop = self.value(rest, searches, q * sure)
     if not searches:
       return -np.inf, stop
     match decision:
@@ -145,13 +141,8 @@ class Optimum:
       return 1.0  # The best decisions then do not depend on it.
     q = 1.0
     for relation, how in settled:
-      odds = self._odds[relation]
-      q *= {
-        "found": 1.0,
-        "recall": odds.right,
-        "guess": odds.guess,
-        "choice": 0.5,
-      }[how]
+      _, right, guess, _ = self._odds[relation]
+      q *= {"found": 1.0, "recall": right, "guess": guess, "choice": 0.5}[how]
     return q
 
 

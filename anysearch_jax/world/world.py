@@ -107,10 +107,7 @@ class Snapshot:
 
 
 class World:
-  """Entities, memory, snapshots and questions of one seed.
-
-  Args:
-    seed: equal seeds give equal worlds.
+  """Entities, memory, snapshots and questions; equal seeds give equal ones.
 
   Attributes:
     entities: names, one word each, grouped by kind in the order of
@@ -233,9 +230,7 @@ class World:
   ) -> list[types.Question]:
     """Returns evaluation questions; a smaller set is a prefix of a larger one.
 
-    Args:
-      count: number of questions; 0 returns 1000 (600 of "dev").
-      split: one of `SPLITS`.
+    A count of 0 returns 1000 (600 of "dev") of one of `SPLITS`.
 
     Raises:
       ValueError: the split is unknown, or has fewer questions.

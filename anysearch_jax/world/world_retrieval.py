@@ -21,12 +21,8 @@ class WorldSimulator:
 
   Useful passages are the world's own. In noisy ones, every entity of the text
   is replaced by another one of its kind that is no golden answer. The title is
-  replaced only if it is a golden answer.
-
-  Args:
-    world: the world of the questions.
-    retriever: of the world's passages.
-    seed: of the run.
+  replaced only if it is a golden answer. The retriever is that of the world's
+  passages, the seed that of the run.
   """
 
   def __init__(self, world: world_lib.World, retriever: Any, *, seed: int):

@@ -70,11 +70,7 @@ def build_tokenizer(
 ) -> transformers.PreTrainedTokenizerFast:
   """Builds the tokenizer with its chat template; `<|end|>` ends a turn.
 
-  Args:
-    world: its entities become words.
-
-  Returns:
-    The tokenizer; its length is the number of ids in use.
+  The world's entities become words. Its length is the number of ids in use.
   """
   ids = {word: i for i, word in enumerate(vocabulary(world))}
   core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))

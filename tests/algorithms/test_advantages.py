@@ -37,9 +37,8 @@ class AdvantagesTest(chex.TestCase):
       # Ties, groups of equal rewards, and differences of a few tokens' length.
       total[100:200] = total[100:200].round(1)
       total[200:300] = total[200:300, :1]
-      total[300:400] = total[300:400, :1] - 5e-5 * rng.integers(
-        0, 3, (100, group)
-      )
+      more = 5e-5 * rng.integers(0, 3, (100, group))
+      total[300:400] = total[300:400, :1] - more
       valid = rng.random((500, group)) < rng.choice([0.5, 1.0], (500, 1))
       how = {"epsilon": EPSILON, "normalize": normalize, "deviation": deviation}
       expected = oracles.advantages(total, valid, **how)
@@ -140,11 +139,8 @@ def test_gamma_cancels_in_groups_that_are_right_throughout(gamma):
   )
 
 
-def test_an_unknown_normalizer_is_refused():
+def test_an_unknown_normalizer_and_other_shapes_are_refused():
   with pytest.raises(ValueError, match="'std'; expected one of group, batch"):
     advantages(np.zeros((2, 3)), normalize="std")
-
-
-def test_shapes_are_checked():
   with pytest.raises(AssertionError):
     advantages(np.zeros((2, 3)), np.ones(3, bool))

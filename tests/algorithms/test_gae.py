@@ -132,12 +132,9 @@ def test_the_value_loss_equals_its_formula(clip):
     return ppo.value_loss(value, old, returns, np.float32(weight), clip=clip)
 
   live = weight > 0
-  arrays = [
-    np.float32(np.where(live, x, np.nan)) for x in (value, old, returns)
-  ]
-  (found, sums), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    *arrays
-  )
+  arrays = np.float32(np.where(live, [value, old, returns], np.nan))
+  slope_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (found, sums), slope = slope_of(*arrays)
   np.testing.assert_allclose(found, total, rtol=1e-5)
   np.testing.assert_allclose(slope, slopes, atol=1e-7)
   np.testing.assert_allclose(sums["clip_fraction"], held, atol=1e-6)
@@ -145,9 +142,7 @@ def test_the_value_loss_equals_its_formula(clip):
     sums["mean"], np.sum(weight * value), rtol=1e-4, atol=1e-6
   )
   names = ("weight", "returns", "returns_squared", "rest", "rest_squared")
-  explained = ppo.explained_variance(
-    **{name: float(sums[name]) for name in names}
-  )
+  explained = ppo.explained_variance(*(float(sums[name]) for name in names))
 
   def variance(x):
     return np.average((x - np.average(x, weights=weight)) ** 2, weights=weight)

@@ -128,12 +128,9 @@ def test_the_loss_equals_its_formula_however_packed(estimator, variant):
   )
   weight = [next(weights) if v else 0 * m for m, v in zip(live, step.valid)]
   tokens = [
-    padded(step.logp, 12),
-    padded(step.behaviour, 12),
-    padded(step.reference, 12),
+    *(padded(x, 12) for x in (step.logp, step.behaviour, step.reference)),
     np.repeat(np.float32(step.advantage)[:, None], 12, 1),
-    padded(weight, 12),
-    padded(step.old, 12),
+    *(padded(x, 12) for x in (weight, step.old)),
   ]
 
   def play(tokens):
@@ -317,14 +314,10 @@ def test_log_ratios_beyond_float32_s_exponent_are_clamped(estimator):
   kl = functools.partial(grpo.kl_estimate, estimator=estimator)
   for log_ratio in (-1e4, -90.0, -21, -19, -9, 2.5, 2.7, 19.0, 21.0, 90.0, 1e4):
     logp, ref = jnp.float32(0), jnp.float32(log_ratio)
-    np.testing.assert_allclose(
-      jax.value_and_grad(kl)(logp, ref),
-      [
-        oracles.kl(0.0, log_ratio, estimator),
-        oracles.kl_gradient(0.0, log_ratio, estimator),
-      ],
-      rtol=1e-5,
-    )
+    both = (oracles.kl, oracles.kl_gradient)
+    expected = [oracle(0.0, log_ratio, estimator) for oracle in both]
+    found = jax.value_and_grad(kl)(logp, ref)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     for advantage in (-1.0, 1.0):
 
       def policy_loss(x, old, a=advantage):
@@ -332,14 +325,10 @@ def test_log_ratios_beyond_float32_s_exponent_are_clamped(estimator):
           x, old, x, jnp.float32(a), config=CONFIG
         ).policy_loss
 
-      np.testing.assert_allclose(
-        jax.value_and_grad(policy_loss)(ref, logp),
-        [
-          -oracles.surrogate(log_ratio, 0.0, advantage, CONFIG),
-          -oracles.surrogate_gradient(log_ratio, 0.0, advantage, CONFIG),
-        ],
-        rtol=1e-5,
-      )
+      both = (oracles.surrogate, oracles.surrogate_gradient)
+      expected = [-oracle(log_ratio, 0.0, advantage, CONFIG) for oracle in both]
+      found = jax.value_and_grad(policy_loss)(ref, logp)
+      np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -370,13 +359,10 @@ def test_clip_edges(ratio, advantage, clipped):
   # The low side clips negative advantages, the high side positive ones.
   assert bool(terms.clipped_low) is (clipped and advantage < 0)
   assert bool(terms.clipped_high) is (clipped and advantage > 0)
-  if clipped:
-    bound = 1.28 if advantage > 0 else 0.8
-    assert gradient == 0
-    np.testing.assert_allclose(loss, -bound * advantage, rtol=1e-6)
-  else:
-    np.testing.assert_allclose(gradient, -ratio * advantage, rtol=1e-6)
-    np.testing.assert_allclose(loss, -ratio * advantage, rtol=1e-6)
+  bound = 1.28 if advantage > 0 else 0.8
+  slope, ratio = (0, bound) if clipped else (-ratio * advantage, ratio)
+  np.testing.assert_allclose(gradient, slope, rtol=1e-6)
+  np.testing.assert_allclose(loss, -ratio * advantage, rtol=1e-6)
 
 
 def test_a_ratio_on_the_edge_keeps_its_gradient():

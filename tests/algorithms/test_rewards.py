@@ -66,28 +66,16 @@ class CompositeTest(chex.TestCase):
     total = [
       0.5 + 0.15 + 0.225 * 0.75,
       0.5 - 0.05 * 0.5 + 0.225 * 0.25,
-      0.5 + 0.15 - 0.05,
-      0.15 - 0.05,
-      0,
+      *(0.5 + 0.15 - 0.05, 0.15 - 0.05, 0),
     ]
-    em, f, n, used, valid, length, r_abs, r_rel, tool = map(
-      np.array, zip(*table)
-    )
+    em, f, n, used, valid, *parts = map(np.array, zip(*table))
     out = composite(em, f, n, used, np.int32(4), valid, config=CONFIG)
-    chex.assert_trees_all_close(
-      out,
-      rewards.Rewards(
-        em * valid,
-        f * valid,
-        length,
-        r_abs,
-        r_rel,
-        tool,
-        gamma=np.array(0.225),
-        total=np.array(total),
-      ),
-      atol=1e-6,
+    expected = rewards.Rewards(
+      *(em * valid, f * valid, *parts),
+      gamma=np.array(0.225),
+      total=np.array(total),
     )
+    chex.assert_trees_all_close(out, expected, atol=1e-6)
     chex.assert_type(list(out), np.float32)
 
   @chex.variants(with_jit=True, without_jit=True)
@@ -185,16 +173,8 @@ def test_rewards_do_not_depend_on_the_order_of_members(members, budget, order):
   after = [x if x.ndim == 0 else x[order] for x in before]
   expected = rewards.composite(*before, config=CONFIG)
   out = rewards.composite(*after, config=CONFIG)
-  chex.assert_trees_all_equal(
-    out,
-    expected._replace(
-      **{
-        name: x[order]
-        for name, x in expected._asdict().items()
-        if name != "gamma"
-      }
-    ),
-  )
+  moved = {n: x[order] for n, x in expected._asdict().items() if n != "gamma"}
+  chex.assert_trees_all_equal(out, expected._replace(**moved))
 
 
 @given(MEMBERS, MEMBERS, st.integers(0, 8))

@@ -26,6 +26,13 @@ def load(system, preset):
   return flags.load_config(f"configs/methods.py:{system}:{preset}")
 
 
+def recipes(system):
+  """Returns the settings of the equal and of the original recipe."""
+  both = (load(system, f"qwen2_5_7b{end}") for end in ("", ":original"))
+  dicts = map(config_settings.to_dict, both)
+  return [dict(config_settings.leaves(values)) for values in dicts]
+
+
 def tables():
   """Returns the rows (setting, equal, original) by system."""
   found = {}
@@ -41,14 +48,10 @@ def test_every_recipe_has_a_table():
 
 @pytest.mark.parametrize("system", sorted(tables()))
 def test_the_table_has_the_values_of_the_configurations(system):
-  rows = tables()[system]
+  rows, both = tables()[system], recipes(system)
   assert rows
-  recipes = [
-    dict(config_settings.leaves(config_settings.to_dict(load(system, preset))))
-    for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
-  ]
   found = {
-    setting: tuple(str(recipe[setting]) for recipe in recipes)
+    setting: tuple(str(recipe[setting]) for recipe in both)
     for setting, *_ in rows
   }
   assert {setting: tuple(shown) for setting, *shown in rows} == found
@@ -56,10 +59,7 @@ def test_the_table_has_the_values_of_the_configurations(system):
 
 @pytest.mark.parametrize("system", sorted(tables()))
 def test_the_table_names_every_difference_of_the_recipes(system):
-  equal, original = (
-    dict(config_settings.leaves(config_settings.to_dict(load(system, preset))))
-    for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
-  )
+  equal, original = recipes(system)
   differ = {key for key in equal if equal[key] != original[key]}
   # Without a critic its settings have no effect.
   if equal["objective.advantage"] == original["objective.advantage"] == "group":

@@ -33,12 +33,9 @@ def test_each_epoch_has_every_question_once(of, key):
 
 def test_permutation_is_frozen_across_versions():
   # Values from NumPy's SeedSequence and PCG64; resuming depends on them.
-  by_hand = [
-    np.random.Generator(
-      np.random.PCG64(np.random.SeedSequence((42, epoch)))
-    ).permutation(5)
-    for epoch in (0, 1)
-  ]
+  seeds = (np.random.SeedSequence((42, epoch)) for epoch in (0, 1))
+  streams = (np.random.Generator(np.random.PCG64(seed)) for seed in seeds)
+  by_hand = [stream.permutation(5) for stream in streams]
   assert order(10, of=5, key=42) == np.concatenate(by_hand).tolist()
 
 
@@ -88,23 +85,13 @@ def test_resumed_run_takes_the_streams_questions(resumed, parts):
 def test_the_cursor_is_in_the_metrics_and_the_checkpoint(resumed):
   lines = (resumed / "metrics.jsonl").read_text().splitlines()
   values = map(json.loads, lines)
-  assert [(v["data/epoch"], v["data/position"]) for v in values] == [
-    (0, 4),
-    (1, 2),
-    (2, 0),
-    (2, 4),
-  ]
-  for rollout, place in ((2, (1, 2)), (4, (2, 4))):
-    progress = checkpoint.read_json(
-      resumed / "checkpoints", rollout, "progress"
-    )
-    epoch, position = place
-    assert progress["questions"] == {
-      "epoch": epoch,
-      "key": 7,
-      "position": position,
-      "of": 6,
-    }
+  places = [(v["data/epoch"], v["data/position"]) for v in values]
+  assert places == [(0, 4), (1, 2), (2, 0), (2, 4)]
+  for rollout, (epoch, position) in ((2, (1, 2)), (4, (2, 4))):
+    folder = resumed / "checkpoints"
+    progress = checkpoint.read_json(folder, rollout, "progress")
+    expected = {"epoch": epoch, "key": 7, "position": position, "of": 6}
+    assert progress["questions"] == expected
 
 
 @pytest.mark.parametrize("change", [{"key": 8}, {"questions": 5}])

@@ -52,10 +52,8 @@ def test_answers_may_be_list_array_or_string(value, expected):
   ],
 )
 def test_printed_list_is_parsed_into_answers(value, expected):
-  assert formats.answers(value) == (
-    expected,
-    ("answers in the text of a list",),
-  )
+  mended = ("answers in the text of a list",)
+  assert formats.answers(value) == (expected, mended)
 
 
 def test_year_written_as_float_by_pandas_is_an_integer():
@@ -129,16 +127,8 @@ def test_a_supporting_passage_has_the_sentences_of_its_title(context, text):
     ),
     ({"question": "a", "answer": "b", "hops": 2.5}, "plain", "small number"),
     ({"question": "a", "possible_answers": "b"}, "popqa", "no JSON list"),
-    (
-      question_rows.trained("x", prompt=None),
-      "search_r1",
-      "neither a question nor",
-    ),
-    (
-      question_rows.trained("x", prompt="one\ntwo"),
-      "search_r1",
-      "a prompt without",
-    ),
+    (question_rows.trained("x", prompt=None), "search_r1", "neither a ques"),
+    (question_rows.trained("x", prompt="a\nb"), "search_r1", "a prompt with"),
     (
       {"question": "a", "answer": "b", "supporting_facts": [7]},
       "hotpotqa",

@@ -50,19 +50,10 @@ def test_written_questions_are_read_back(tmp_path):
   made = {"nq_dev": preparing.Part([entry, _entry("nq", "dev", 1)], read=2)}
   prepared.write(tmp_path / "qa", made, [], {})
   rows = prepared.Prepared(tmp_path / "qa").rows("nq_dev")
+  of = {"dataset": "nq", "split": "dev"}
   assert list(rows) == [
-    types.Question(
-      "nq/dev_0",
-      "nq dev 0?",
-      ("x", "0"),
-      metadata={**known, "dataset": "nq", "split": "dev", "hops": 3},
-    ),
-    types.Question(
-      "nq/dev_1",
-      "nq dev 1?",
-      ("x", "1"),
-      metadata={"dataset": "nq", "split": "dev"},
-    ),
+    types.Question(f"nq/dev_{i}", f"nq dev {i}?", ("x", f"{i}"), metadata=more)
+    for i, more in enumerate(({**known, **of, "hops": 3}, of))
   ]
   assert rows[-1] == rows[1]
   with pytest.raises(IndexError, match="expected one of 2"):
@@ -75,15 +66,14 @@ def test_manifest_lists_contents(tmp_path):
   part.read, part.unmatched = 5, 1
   part.dropped.update({"no answer": 2, "asked twice": 1})
   part.mended["control characters"] = 1
-  prepared.write(
-    tmp_path / "qa", made, part.entries[::-1], {"settings": {"seed": 3}}
-  )
+  settings = {"settings": {"seed": 3}}
+  prepared.write(tmp_path / "qa", made, part.entries[::-1], settings)
   manifest = json.loads((tmp_path / "qa" / "manifest.json").read_text())
   listed = manifest.pop("files")
   nothing = {"read": 0, "kept": 0, "dropped": {}, "mended": {}, "unmatched": 0}
   assert manifest == {
     "version": 1,
-    "settings": {"seed": 3},
+    **settings,
     "mixed": {"nq": 2},
     "splits": {
       "nq_train": {
@@ -161,9 +151,8 @@ def test_folder_that_is_not_prepared_is_rejected(tmp_path):
 
 
 def test_training_goes_through_the_mix_epoch_by_epoch(tmp_path):
-  opened = _write(
-    tmp_path / "qa", ("nq", "hotpotqa"), nq_train=4, hotpotqa_train=3
-  )
+  sizes = {"nq_train": 4, "hotpotqa_train": 3}
+  opened = _write(tmp_path / "qa", ("nq", "hotpotqa"), **sizes)
   stream = opened.questions("train", 20, 42)
   assert len(stream) == 20
   ids = [question.id for question in stream]
@@ -174,15 +163,8 @@ def test_training_goes_through_the_mix_epoch_by_epoch(tmp_path):
 
 
 def test_smaller_evaluation_is_a_subset_of_a_larger_one(tmp_path):
-  opened = _write(
-    tmp_path / "qa",
-    musique_dev=30,
-    nq_train=9,
-    nq_dev=5,
-    nq_test=40,
-    zebra_test=1,
-    hotpotqa_train=3,
-  )
+  sizes = {"nq_train": 9, "nq_dev": 5, "nq_test": 40, "zebra_test": 1}
+  opened = _write(tmp_path / "qa", musique_dev=30, hotpotqa_train=3, **sizes)
   few, more = (opened.evaluation_questions(each=n) for n in (10, 20))
   names = [q.metadata["dataset"] for q in few]
   # The paper's datasets come first; test if there is one, otherwise dev.

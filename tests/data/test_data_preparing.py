@@ -161,19 +161,14 @@ def test_official_scorer_accepts_entity_aliases(tmp_path):
     inputs, preparing.Settings(), aliases=preparing.read_aliases(names)
   )
   entries = parts["2wikimultihopqa_dev"].entries
-  assert [json.loads(e.metadata).get("official_answers") for e in entries] == [
-    ["x", "USA", "American"],
-    None,
-    None,
-  ]
+  found = [json.loads(e.metadata).get("official_answers") for e in entries]
+  assert found == [["x", "USA", "American"], None, None]
   assert {e.golden_answers for e in entries} == {("x",)}
   with pytest.raises(ValueError, match="a.jsonl, row 1: found no Q_id"):
     preparing.read_aliases(path)
 
 
-_QUESTION = st.sampled_from(
-  ["who", "Who?", "the who", "where", "a", "", "when?"]
-)
+_QUESTION = st.sampled_from("who|Who?|the who|where|a||when?".split("|"))
 _ANSWERS = st.lists(st.sampled_from(["x", "y", "*", "the"]), max_size=3)
 
 
@@ -241,9 +236,7 @@ def test_smaller_limit_keeps_a_subset(tmp_path):
   # The file's order is kept; the choice does not depend on it.
   chosen = sorted(whole, key=lambda id_: hashlib.sha256(id_.encode()).digest())
   assert few == [id_ for id_ in whole if id_ in chosen[:10]]
-  with pytest.raises(
-    ValueError, match="A limit of nq_dev: expected .*nq_train"
-  ):
+  with pytest.raises(ValueError, match="of nq_dev: expected .*nq_train"):
     prepare((path, "nq", "train"), limits={"nq_dev": 3})
 
 
@@ -291,9 +284,7 @@ def test_a_file_of_another_dataset_is_refused(tmp_path):
   rows = rows_of("b")
   rows[0]["metadata"] = {"dataset": "hotpotqa", "split": "test"}
   path = write_lines(tmp_path / "a.jsonl", rows)
-  with pytest.raises(
-    ValueError, match="a question of hotpotqa in a file of nq"
-  ):
+  with pytest.raises(ValueError, match="question of hotpotqa in a file of nq"):
     prepare((path, "nq", "dev"))
   # The file's split wins: Search-R1 calls every evaluation set test.
   assert list(prepare((path, "hotpotqa", "dev"))) == ["hotpotqa_dev"]
@@ -325,9 +316,7 @@ def test_all_file_types_give_the_same_rows(tmp_path):
   (tmp_path / "data.json").write_text(json.dumps({"Data": rows, "Version": 1}))
   # With a byte order mark, as spreadsheets write it.
   (tmp_path / "c.csv").write_text("\ufeffquestion,answer\r\n" + text)
-  (tmp_path / "d.tsv").write_text(
-    "question\tanswer\n" + text.replace(",", "\t")
-  )
+  (tmp_path / "d.tsv").write_text(f"question,answer\n{text}".replace(",", "\t"))
   pq.write_table(pa.Table.from_pylist(rows), tmp_path / "e.parquet")
   paths = sorted(tmp_path.iterdir())
   random.Random(0).shuffle(paths)

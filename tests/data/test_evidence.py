@@ -119,10 +119,8 @@ def test_training_checks_all_of_its_questions_first(tmp_path):
 def test_evidence_flag_drops_questions_without_evidence(tmp_path):
   parts, path = _prepared(tmp_path / "some", only=True)
   assert parts["nq_train"].dropped == {"no evidence": 6}
-  assert [e.id for e in parts["musique_train"].entries] == [
-    "musique/2hop__a",
-    "musique/2hop__b",
-  ]
+  found = [e.id for e in parts["musique_train"].entries]
+  assert found == ["musique/2hop__a", "musique/2hop__b"]
   evidence.check(prepared.Prepared(path).rows("train"))
 
 
@@ -144,17 +142,15 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
 
 def test_world_evidence_equals_its_passages():
   questions = WORLD.questions("train", 200, 0)
-  for told, question in zip(
-    world_lib.with_evidence(WORLD, questions), questions
-  ):
+  told_of = world_lib.with_evidence(WORLD, questions)
+  for told, question in zip(told_of, questions):
     assert told.metadata.items() >= question.metadata.items()
     passages, keys = evidence.gold(told)
     facts = question.metadata["facts"]
     assert len(passages) == len(keys)
     assert len(keys) == len(facts) + sum(f["contradicted"] for f in facts)
-    corpus = {
-      f"{p.title} {p.text}": p.id for p in WORLD.corpus(question.corpus)
-    }
+    passages_of = WORLD.corpus(question.corpus)
+    corpus = {f"{p.title} {p.text}": p.id for p in passages_of}
     assert not any(corpus[passage].endswith("/twin") for passage in passages)
     stated = [passage.split()[:3] for passage in passages]
     verdicts = [e for e, word, _ in stated if word == world_lib.VERDICT]

@@ -153,26 +153,19 @@ def test_budget_file_replaces_the_sentences(tmp_path):
   ):
     config = config_lib.EpisodeConfig(budget_file=file)
     env = systems.of_episode(config)
+    question = types.Question("q", "Q?", ())
     text, _ = episode.prompt(
-      types.Question("q", "Q?", ()),
+      question,
       budget=dataclasses.replace(caps, searches=3),
       scaffold=False,
       config=config,
       codec=scripted.CODEC,
     )
     assert start in text and (file != units.SILENT or "256" not in text)
+    said = Author.MODEL, (1,) * 56, (0.0,) * 56, (0,) * 56, ""
     state = episode_state.Episode(
-      types.Address(0, 0, 0),
-      types.Question("q", "Q?", ()),
-      3,
-      True,
-      config,
-      scripted.CODEC,
-      chunks=(
-        episode_state.Chunk(
-          types.Author.MODEL, (1,) * 56, (0.0,) * 56, (0,) * 56, ""
-        ),
-      ),
+      *(types.Address(0, 0, 0), question, 3, True, config, scripted.CODEC),
+      chunks=(episode_state.Chunk(*said),),
       caps=caps,
     )
     assert block in state.budget_line

@@ -74,12 +74,8 @@ def test_a_passage_keeps_its_number_and_shows_its_place():
   again = types.Observation("search", "r", 1, (C, B), 0, numbers)
   assert citations.shown([seen, again]) == KNOWN
   assert citations.numbers([D, B], [seen, again]) == (4, 2)
-  placed = types.Passage(
-    "l#3",
-    "Lease",
-    "a\n\n b\n",
-    source=types.Source("n/l.pdf", 3, "Lease > Rent > Due"),
-  )
+  source = types.Source("n/l.pdf", 3, "Lease > Rent > Due")
+  placed = types.Passage("l#3", "Lease", "a\n\n b\n", source=source)
   assert citations.observation([(7, placed)]) == (
     "\n\n<information>[7] Lease | n/l.pdf | page 3 | Rent > Due\na\n b"
     "</information>\n\n"

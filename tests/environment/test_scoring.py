@@ -29,18 +29,12 @@ def test_format_table(row):
 
 
 def test_judge_returns_answer_exact_match_and_format():
+  how = {"budget": 2, "searches": 1, "scaffold": False}
   spans = [m(T + S), e(I), m(f"{T}<answer> The A.</answer>")]
-  verdict = scoring.judge(
-    spans, golden_answers=["x"], budget=2, searches=1, scaffold=False
-  )
+  verdict = scoring.judge(spans, golden_answers=["x"], **how)
   assert verdict == scoring.Verdict(answer="The A.", em=0, format=1)
-  verdict = scoring.judge(
-    [m("<answer>X</answer>")],
-    golden_answers=["", "x"],
-    budget=2,
-    searches=1,
-    scaffold=False,
-  )
+  spans = [m("<answer>X</answer>")]
+  verdict = scoring.judge(spans, golden_answers=["", "x"], **how)
   assert verdict == scoring.Verdict(answer="X", em=1, format=0)
 
 

@@ -111,12 +111,8 @@ def test_lines_of_one_set_are_the_comparison_of_two_rows():
     accuracy = found["accuracy", None, line.budget]
     assert accuracy.n == line.n
     assert accuracy.estimate == pytest.approx(line.difference)
-    tp = found["tp", None, line.budget].estimate
-    assert tp == (
-      line.tp_difference
-      if line.budget == 0
-      else pytest.approx(line.tp_difference)
-    )
+    tp, wanted = found["tp", None, line.budget].estimate, line.tp_difference
+    assert tp == (pytest.approx(wanted) if line.budget != 0 else wanted)
   at = next(line for line in table if line.budget == 2)
   assert found["accuracy", None, 2].mcnemar == pytest.approx(
     significance.mcnemar(at.wins, at.losses)

@@ -91,9 +91,8 @@ def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
   config = for_random()
   questions = parts["questions"][:6]
   batching = searching.BatchingRetriever(parts["retriever"], config.search)
-  _, whole = played(
-    parts | {"retriever": batching}, config, questions, tmp_path / "whole"
-  )
+  batched = parts | {"retriever": batching}
+  _, whole = played(batched, config, questions, tmp_path / "whole")
   alone = []
   for seed in (1, 2):
     for budget in (0, 2):
@@ -102,10 +101,8 @@ def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
       folder = tmp_path / f"{seed}-{budget}"
       alone += played(parts, one, questions[::-1], folder)[1]
   assert sorted(whole, key=key) == sorted(alone, key=key)
-  texts = {
-    (row["question_id"], row["budget"], json.dumps(row["spans"]))
-    for row in alone
-  }
+  parts_of = ("question_id", "budget", "spans")
+  texts = {json.dumps([row[name] for name in parts_of]) for row in alone}
   # Other seeds give other texts.
   assert len(texts) > len(questions) * 2
 
@@ -235,10 +232,7 @@ def test_invalid_evaluation_is_rejected(changes, message, tmp_path):
 
 def test_official_scores_are_summed_even_if_the_first_episode_failed():
   def row(failed, **scores):
-    sums = dict.fromkeys(
-      "em searches generated_tokens retrieved_tokens input_tokens cost".split(),
-      0,
-    )
+    sums = dict.fromkeys(harness._SUMS, 0)
     return {"dataset": "nq", "budget": 1, "failed": failed, **sums, **scores}
 
   none = {"official_em": None, "official_f1": None}
@@ -256,24 +250,15 @@ def test_official_scores_are_summed_even_if_the_first_episode_failed():
 
 
 def test_pairs_are_cells_of_their_own_within_their_caps(tmp_path):
-  config = configured(
-    budgets=(1,),
-    pairs=("searches=1,tokens=60", "searches=1,tokens=90"),
-    seeds=(1,),
-  )
-  questions = [types.Question("q", "Who?", ("a",))]
+  pairs = ("searches=1,tokens=60", "searches=1,tokens=90")
+  config = configured(budgets=(1,), pairs=pairs, seeds=(1,))
+  asked = [types.Question("q", "Who?", ("a",))], scripted.Retriever()
   player = harness.Player(
     scripted.Engine(lambda r: scripted.answer("a") if r.turn else "x" * 999),
     scripted.CODEC,
   )
-  summary, path = play(
-    config, player, questions, scripted.Retriever(), tmp_path
-  )
-  assert [cell.get("caps") for cell in summary["cells"]] == [
-    None,
-    "searches=1,tokens=60",
-    "searches=1,tokens=90",
-  ]
+  summary, path = play(config, player, *asked, tmp_path)
+  assert [cell.get("caps") for cell in summary["cells"]] == [None, *pairs]
   plain, small, large = rows_of(path)
   assert "caps" not in plain
   assert (small["caps"], large["caps"]) == ({"tokens": 60}, {"tokens": 90})
@@ -284,13 +269,8 @@ def test_pairs_are_cells_of_their_own_within_their_caps(tmp_path):
 
 def test_row_records_texts_tokens_and_cost(tmp_path):
   passages = [types.Passage(f"p{i}", "Title", "text") for i in (1, 2)]
-  config = configured(
-    budgets=(2,),
-    seeds=(3,),
-    search_price=5.0,
-    input_price=2.0,
-    output_price=10.0,
-  )
+  prices = {"search_price": 5.0, "input_price": 2.0, "output_price": 10.0}
+  config = configured(budgets=(2,), seeds=(3,), **prices)
   engine = scripted.Engine([scripted.search("a"), scripted.answer("x")])
   _, text = play(
     config,

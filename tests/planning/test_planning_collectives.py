@@ -45,13 +45,12 @@ def traffic(name, function, *, trips=1):
     check_vma=False,
   )
   rows = BLOCK[0] * mesh.size
-  args = (
-    jax.ShapeDtypeStruct(
-      (rows, BLOCK[1]), jnp.float32, sharding=jax.NamedSharding(mesh, spec)
-    ),
-    jax.ShapeDtypeStruct(
-      (), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P())
-    ),
+  args = tuple(
+    jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, of))
+    for shape, dtype, of in (
+      ((rows, BLOCK[1]), jnp.float32, spec),
+      ((), jnp.int32, jax.P()),
+    )
   )
   program = programs.Program("p", jax.jit(cut), args, {}, 1, trips, {})
   part = compilation.measure(program, [program], target)

@@ -171,14 +171,10 @@ def attention(implementation, rows=B, length=T):
   args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
   ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
-  def f(q, k, v, ids):
-    return (
-      self_attention.self_attention(
-        q, k, v, ids, implementation=implementation, chunk=length
-      )
-      .astype(jnp.float32)
-      .sum()
-    )
+  def f(*args):
+    how = {"implementation": implementation, "chunk": length}
+    out = self_attention.self_attention(*args, **how)
+    return out.astype(jnp.float32).sum()
 
   return f, (*args, ids)
 

@@ -52,9 +52,8 @@ def test_arrays_of_other_programs_on_the_same_devices_are_held():
   beside = program(devices[2:], *SAMPLING)
   apart = program(devices[4:], *SAMPLING)
   # Two of four devices are shared; the batch is freed everywhere.
-  assert compilation.held(train, [train, beside]) == dict.fromkeys(
-    SAMPLING, 128
-  )
+  held = compilation.held(train, [train, beside])
+  assert held == dict.fromkeys(SAMPLING, 128)
   assert set(compilation.held(beside, [train])) == set(TRAINING[:3])
   assert compilation.held(train, [apart]) == {}
   # A kind of the same name is the same arrays.
@@ -90,11 +89,8 @@ def test_compilers_find_the_arguments_that_are_counted_by_hand(name):
     g = jax.grad(lambda w: jnp.sum(jnp.sin(batch @ w)))(w)
     return w - m / (1 + v), 0.9 * m + g, 0.9 * v + g * g
 
-  donating = jax.jit(
-    step,
-    donate_argnums=0,
-    out_shardings=jax.tree.map(lambda x: x.sharding, state),
-  )
+  shardings = jax.tree.map(lambda x: x.sharding, state)
+  donating = jax.jit(step, donate_argnums=0, out_shardings=shardings)
   kinds = {"masters": w, "moments": (m, v), "batch": batch}
   train = programs.Program("p", donating, (state, batch), {}, 64, 1, kinds)
   part = compilation.measure(train, [train], target)
@@ -118,15 +114,8 @@ def test_a_program_that_the_tpu_compiler_refuses_does_not_fit():
   big = jax.ShapeDtypeStruct(
     (2**20, 2**14), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("fsdp"))
   )
-  program = programs.Program(
-    "big",
-    jax.jit(jnp.sin, donate_argnums=0, out_shardings=big.sharding),
-    (big,),
-    {},
-    1,
-    1,
-    {"masters": big},
-  )
+  fn = jax.jit(jnp.sin, donate_argnums=0, out_shardings=big.sharding)
+  program = programs.Program("big", fn, (big,), {}, 1, 1, {"masters": big})
   part = compilation.measure(program, [program], target)
   assert part.traffic is None
   assert part.peak == pytest.approx(32 * 2**30, rel=0.01)

@@ -50,15 +50,8 @@ def test_text_has_all_numbers():
     )
   )
   for words in (
-    "toy on h100:4",
-    "8.000 B parameters, all trained",
-    "masters",
-    "gradients",
-    "(1.25)",
-    "72.77",
-    "1.000",
-    "Verdict: fits",
-    "Do this.",
+    *("toy on h100:4", "8.000 B parameters, all trained", "masters"),
+    *("gradients", "(1.25)", "72.77", "1.000", "Verdict: fits", "Do this."),
     "This is assumed.",
   ):
     assert words in text
@@ -77,11 +70,8 @@ def test_a_run_takes_the_hours_of_all_its_steps():
   whole = dataclasses.replace(whole, step=step)
   (line,) = [x for x in plan.text(whole).splitlines() if "hours of" in x]
   assert line.split() == "hours of 1,500 steps 30.0 15.0 7.5".split()
-  assert json.loads(plan.to_json(whole))["run_hours"] == {
-    "predicted": 30.0,
-    "sixty": 15.0,
-    "floor": 7.5,
-  }
+  hours = {"predicted": 30.0, "sixty": 15.0, "floor": 7.5}
+  assert json.loads(plan.to_json(whole))["run_hours"] == hours
 
 
 def test_an_earlier_plan_stands_beside():
@@ -206,14 +196,16 @@ def test_a_hand_over_is_counted_by_hand(apart, adapters, cast, moved):
   assert (found.temporary, found.read) == (cast * GIB, moved * GIB)
 
 
+def _programs(**changes):
+  """Returns a changed configuration and its programs."""
+  config = dataclasses.replace(CONFIG, **changes)
+  how = {"devices": jax.devices(), "micro_batches": 1, "segment": 128}
+  return config, programs.programs(config, A, **how)
+
+
 def test_old_log_probabilities_are_a_program_where_a_run_computes_them():
   def names(**objective):
-    config = dataclasses.replace(
-      CONFIG, objective=config_lib.ObjectiveConfig(**objective)
-    )
-    found = programs.programs(
-      config, A, devices=jax.devices(), micro_batches=1, segment=128
-    )
+    _, found = _programs(objective=config_lib.ObjectiveConfig(**objective))
     return [p.name for p in found]
 
   assert "old log-probabilities" in names(old_logp="trainer")
@@ -236,11 +228,7 @@ def test_old_log_probabilities_are_a_program_where_a_run_computes_them():
 def test_phases_hold_what_the_configuration_leaves_them(
   changes, trains, samples
 ):
-  pipeline = config_lib.PipelineConfig(**changes)
-  config = dataclasses.replace(CONFIG, pipeline=pipeline)
-  found = programs.programs(
-    config, A, devices=jax.devices(), micro_batches=1, segment=128
-  )
+  _, found = _programs(pipeline=config_lib.PipelineConfig(**changes))
 
   def held(name):
     program = next(p for p in found if p.name == name)
@@ -251,13 +239,9 @@ def test_phases_hold_what_the_configuration_leaves_them(
 
 
 def test_servers_beside_the_trainer_may_take_what_it_does_not_hold():
-  config = dataclasses.replace(
-    CONFIG,
+  config, found = _programs(
     engine=config_lib.EngineConfig(kind="sglang"),
     sglang=config_lib.SglangConfig(colocated=True),
-  )
-  found = programs.programs(
-    config, A, devices=jax.devices(), micro_batches=1, segment=128
   )
   for program in found:
     sampled = program.name in ("prefill", "decode")

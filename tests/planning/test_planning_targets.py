@@ -130,19 +130,12 @@ def test_an_unknown_tpu_slice_is_refused():
 
 
 def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
-  assumed = targets.Assumptions(
-    compute=0.5, memory=0.5, links=0.5, latency=1e-3
-  )
+  assumed = targets.Assumptions(0.5, 0.5, 0.5, latency=1e-3)
 
   def predict(flops, read, **sent):
     traffic = {k: collectives.Traffic(*v) for k, v in sent.items()}
-    return targets.predict(
-      planned.target(4),
-      flops=flops,
-      read=read,
-      traffic=traffic,
-      assumed=assumed,
-    )
+    work = {"flops": flops, "read": read, "traffic": traffic}
+    return targets.predict(planned.target(4), **work, assumed=assumed)
 
   # Half of the peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s.
   assert predict(1e12, 1e10) == pytest.approx((2.0, 0.2, 0.0, 2.0, 1.0))

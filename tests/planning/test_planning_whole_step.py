@@ -12,12 +12,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.planning import plan, targets, whole_step
 
 A = planned.A
+PREFILL = {"prefill_lanes": 2, "prefill_chunk": 512}
 ENGINE = config_lib.EngineConfig(
-  max_context=4096,
-  lanes=(4, 16),
-  prefill_lanes=2,
-  prefill_chunk=512,
-  decode_steps=8,
+  max_context=4096, lanes=(4, 16), decode_steps=8, **PREFILL
 )
 CONFIG = dataclasses.replace(planned.CONFIG, engine=ENGINE)
 EPISODES = whole_step.Episodes(tokens=2000, generated=400, trajectories=32)
@@ -64,11 +61,7 @@ def test_decode_reads_the_weights_for_every_token_of_a_row(kv_dtype):
 
 def test_guesses_cost_products_and_save_reads():
   (_, plain), (_, found) = (
-    _sampled(
-      dataclasses.replace(
-        CONFIG, engine=dataclasses.replace(ENGINE, lookahead=k)
-      )
-    )
+    _sampled(config_lib.changed(CONFIG, engine={"lookahead": k}))
     for k in (0, 2)
   )
   each = 1 + whole_step.ACCEPTED + whole_step.ACCEPTED**2
@@ -121,12 +114,8 @@ def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
   silent = [dataclasses.replace(part, traffic={}) for part in PARTS]
   found = _predicted(silent)
   assert list(found) == [
-    "prefill",
-    "decode",
-    "hand-over",
-    "old log-probabilities",
-    "train step",
-    "whole step",
+    *("prefill", "decode", "hand-over"),
+    *("old log-probabilities", "train step", "whole step"),
   ]
   # A PFLOP on four devices of a TFLOP/s.
   train = found["train step"]
@@ -160,10 +149,8 @@ def test_moving_the_state_is_a_phase_with_the_bytes_of_both_ways():
     for part in PARTS
   ]
   # 3 GB each way at a GB/s, for five steps.
-  floor = 1.2
-  assert _predicted(moved)[name][1:] == pytest.approx(
-    (floor / 0.8, floor / 0.6, floor)
-  )
+  phase = _predicted(moved)[name]
+  assert phase[1:] == pytest.approx((1.2 / 0.8, 1.2 / 0.6, 1.2))
 
 
 def test_a_step_with_a_refused_program_is_not_predicted():

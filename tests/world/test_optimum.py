@@ -179,10 +179,8 @@ def simulated(relations, searches, rng):
 
 
 def test_forecasts_of_the_optimum_by_hand_and_by_simulation():
-  ids, rng = (
-    ["dev/0/x/country", "dev/0/x/mayor-river"],
-    np.random.default_rng(5),
-  )
+  ids = ["dev/0/x/country", "dev/0/x/mayor-river"]
+  rng = np.random.default_rng(5)
   found = optimum.forecasts(AGENTS["optimum"], ids, (0, 1, 2, 4))
   known, _ = odds("country")
   # What memory holds needs no search. The others need one, and another after

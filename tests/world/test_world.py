@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -104,11 +105,7 @@ def test_splits_share_no_chain_and_no_snapshot():
     chains[split] = {question.text for question in questions}
     corpora[split] = {question.corpus for question in questions}
     assert len({(q.corpus, q.text) for q in questions}) == 600
-  for one, other in (
-    ("train", "dev"),
-    ("train", "held-out"),
-    ("dev", "held-out"),
-  ):
+  for one, other in itertools.combinations(world_lib.SPLITS, 2):
     assert not chains[one] & chains[other]
     assert not corpora[one] & corpora[other]
   assert corpora["held-out"] == {f"snapshot-{i}" for i in range(34, 38)}

@@ -26,8 +26,6 @@ import jax.numpy as jnp
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Finite, so that a block past a row's last token adds zeros and not NaN.
-_MASKED = -1e30
 # Blocks that are visited one by one without a loop; see `gather` and `_attend`.
 _NESTED = 4
 
@@ -68,13 +66,9 @@ class Gathered:
   ) -> Rows:
     """Returns memory for `gather`, which a caller keeps from call to call.
 
-    Zeroing it in every call would cost more than gathering what is needed.
-
-    Args:
-      pages: of one layer.
-      lanes: B, the rows of all data shards.
-      columns: M, pages of a row.
-      steps: T, the tokens that each row may add in a call.
+    Zeroing it in every call would cost more than gathering what is needed. It
+    has B `lanes`, the rows of all data shards, of M `columns` of a layer's
+    pages each, and room for the T tokens, `steps`, that a call may add to each.
     """
     heads, _, size, h = pages.k.shape
     each, blocks = self._blocks(size, columns)
@@ -200,11 +194,7 @@ class Gathered:
   ) -> pages_lib.Pages:
     """Writes the new tokens of the rows to their pages.
 
-    Args:
-      pages: the layer's.
-      rows: the layer's.
-      table: as in `gather`.
-      counts: int `[B]`, number of new tokens of each row.
+    `table` is as in `gather`; `counts`, int `[B]`, are the new tokens of each.
     """
 
     def here(pages, rows, table, counts):
@@ -304,7 +294,7 @@ def _attend(
       "kbgh,kbhs->kbgs", q, k, preferred_element_type=jnp.float32
     )
     seen = i * span + jnp.arange(span) <= at[:, None]
-    scores = jnp.where(seen[None, :, None], scores * h**-0.5, _MASKED)
+    scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return paged_attention.add_block(carry, scores, v, "kbgs,kbsh->kbgh")
 
   used = jnp.minimum(last // span + 1, blocks)
@@ -320,7 +310,7 @@ def _attend(
     return jax.lax.cond(i + 1 < used, rest, lambda carry: carry, carry)
 
   out = jnp.zeros((heads, b, n // heads, h), jnp.float32)
-  most = jnp.full(out.shape[:-1], _MASKED)
+  most = jnp.full(out.shape[:-1], pages_lib.MASKED)
   _, total, out = following(0, (most, jnp.zeros_like(most), out))
   out = (out / total[..., None]).astype(dtype)
   return out.swapaxes(0, 1).reshape(b, 1, n, h)

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
-
-# Finite, because the softmax of a row of -inf is NaN.
-_MASKED = -1e30
+from anysearch_jax.policy.attention import pages
 
 
 def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
@@ -96,7 +94,7 @@ def attend(
   scores = jnp.einsum(
     "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
   )
-  scores = jnp.where(mask[:, None, None], scores * h**-0.5, _MASKED)
+  scores = jnp.where(mask[:, None, None], scores * h**-0.5, pages.MASKED)
   p = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   out = jnp.einsum("bkrts,bksh->bkrth", p, v)
   return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

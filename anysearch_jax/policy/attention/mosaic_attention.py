@@ -32,8 +32,6 @@ from jax.experimental.pallas import mosaic_gpu as gpu
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Finite, so that differences of masked scores are 0 and not NaN.
-_MASKED = -1e30
 # Rows of a warpgroup's matrix products: wgmma has no fewer.
 _ROWS = 64
 # Blocks in shared memory: one is computed and one is under way. In decode with
@@ -279,7 +277,7 @@ def _kernel(
     replace(keys, i + _SLOTS, slot, found)
     token = i * span + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     seen = token <= _rows(last, scores)
-    scores = jnp.where(seen, scores * scale, _MASKED)
+    scores = jnp.where(seen, scores * scale, pages_lib.MASKED)
     larger = jnp.maximum(most, jnp.max(scores, axis=1))
     p = jnp.exp2(scores - _rows(larger, scores))
     shrink = jnp.exp2(most - larger)
@@ -290,18 +288,9 @@ def _kernel(
     replace(values, i + _SLOTS, slot, found)
     return larger, total, out, numbers(i + _SLOTS + 1)
 
-  nothing = jnp.zeros((_ROWS,), jnp.float32)
-  most, total, out, _ = lax.fori_loop(
-    first,
-    stop,
-    step,
-    (
-      nothing + _MASKED,
-      nothing,
-      jnp.zeros((_ROWS, h), jnp.float32),
-      numbers(first + _SLOTS),
-    ),
-  )
+  nothing, out = (jnp.zeros(x, jnp.float32) for x in ((_ROWS,), (_ROWS, h)))
+  start = nothing + pages_lib.MASKED, nothing, out, numbers(first + _SLOTS)
+  most, total, out, _ = lax.fori_loop(first, stop, step, start)
   # A part without blocks has neither weights nor results.
   total = jnp.maximum(total, 1e-30)
 

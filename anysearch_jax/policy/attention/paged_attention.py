@@ -19,8 +19,6 @@ from absl import logging
 
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Finite, so that a block past a row's last token adds zeros and not NaN.
-_MASKED = -1e30
 # Scores that `_xla` has in memory at a time: 16 MiB.
 _SCORES = 1 << 22
 IMPLEMENTATIONS = ("xla", "triton", "mosaic", "tpu")
@@ -242,11 +240,11 @@ def _xla(
     )
     at = i * span + jnp.arange(span)
     seen = at[None, None, :] <= positions[:, :, None]
-    scores = jnp.where(seen[None, :, None], scores * h**-0.5, _MASKED)
+    scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return add_block(carry, scores, v, "kbgts,kbsh->kbgth")
 
   out = jnp.zeros((kv_heads, b, n // kv_heads, t, h), jnp.float32)
-  most = jnp.full(out.shape[:-1], _MASKED)
+  most = jnp.full(out.shape[:-1], pages_lib.MASKED)
   blocks = jnp.max(positions) // span + 1
   _, total, out = jax.lax.fori_loop(
     0, blocks, step, (most, jnp.zeros_like(most), out)

@@ -27,6 +27,9 @@ _FLOAT8 = jnp.float8_e4m3fn
 _SCALE = jnp.bfloat16
 # Numbers up to it round to 448, the largest of float8_e4m3fn; more become NaN.
 _LARGEST = 464
+# The score of a masked key: finite, so that differences of masked scores are 0
+# and not NaN, as the softmax of a row of -inf would be.
+MASKED = -1e30
 
 
 class Pages(NamedTuple):

@@ -86,45 +86,30 @@ def choose(
     ValueError: the implementation is unknown or cannot run.
   """
   name, capability = jnp.dtype(dtype).name, compute_capability
-  needs: dict[str, list[tuple[bool, str]]] = {
+  nvidia, step = platform in ("gpu", "cuda"), _SPLASH_BLOCKS[-1]
+  found = f"found {length}: change batch.row_lengths"
+  # What each needs, with the reason to refuse it without.
+  needs = {
     # As `check_layout` and `check_is_flash_attention` of JAX.
-    "cudnn": [
-      (
-        platform in ("gpu", "cuda"),
-        f"runs on NVIDIA GPUs; found platform {platform}",
+    "cudnn": {
+      f"runs on NVIDIA GPUs; found platform {platform}": nvidia,
+      "needs compute capability 9.0 (Hopper) for packed rows; found "
+      f"{capability}": capability is not None and capability >= 9.0,
+      f"needs bfloat16 or float16; found {name}: compute in bfloat16": (
+        name in ("bfloat16", "float16")
       ),
-      (
-        capability is not None and capability >= 9.0,
-        "needs compute capability 9.0 (Hopper) for packed rows; found "
-        f"{capability}",
-      ),
-      (
-        name in ("bfloat16", "float16"),
-        f"needs bfloat16 or float16; found {name}: compute in bfloat16",
-      ),
-      (
-        head_dim <= 256 and head_dim % 8 == 0,
-        "needs heads of at most 256 dimensions, a multiple of 8; found "
-        f"{head_dim}",
-      ),
-      (
-        length % 2 == 0,
-        f"needs rows of an even length; found {length}: change "
-        "batch.row_lengths",
-      ),
-    ],
-    "splash": [
-      (platform == "tpu", f"runs on TPUs; found platform {platform}"),
-      (
-        length % _SPLASH_BLOCKS[-1] == 0,
-        f"needs rows of a multiple of {_SPLASH_BLOCKS[-1]} tokens; found "
-        f"{length}: change batch.row_lengths",
-      ),
-    ],
-    "xla": [],
+      "needs heads of at most 256 dimensions, a multiple of 8; found "
+      f"{head_dim}": head_dim <= 256 and head_dim % 8 == 0,
+      f"needs rows of an even length; {found}": length % 2 == 0,
+    },
+    "splash": {
+      f"runs on TPUs; found platform {platform}": platform == "tpu",
+      f"needs rows of a multiple of {step} tokens; {found}": length % step == 0,
+    },
+    "xla": {},
   }
   refused = {
-    name: next((said for able, said in checks if not able), None)
+    name: next((said for said, able in checks.items() if not able), None)
     for name, checks in needs.items()
   }
   if implementation == "auto":
@@ -264,9 +249,8 @@ def _splash(
 def shared_blocks(segment_ids: jax.Array, block: int) -> jax.Array:
   """Returns which blocks of a packed row contain a token pair to attend to.
 
-  Args:
-    segment_ids: int `[T]`; padding at the end is a segment too.
-    block: tokens of a block, a divisor of T.
+  `segment_ids` are int `[T]`; padding at the end is a segment too. A block has
+  `block` tokens, a divisor of T.
 
   Returns:
     bool `[T / block, T / block]` by block of queries and block of keys: the
@@ -286,11 +270,8 @@ def _within_segments(kernel: Any, shared: jax.Array) -> Any:
 
   JAX's kernel skips blocks by tables that it makes of a mask, and masks
   segments only inside the blocks that it computes. The tables are arguments, so
-  those of a row can follow from its segments.
-
-  Args:
-    kernel: of a causal mask, with blocks of one size.
-    shared: as `shared_blocks` returns it.
+  those of a row can follow from its segments. The kernel is that of a causal
+  mask, with blocks of one size.
   """
 
   def following(shared):

@@ -25,8 +25,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Finite, so that differences of masked scores are 0 and not NaN.
-_MASKED = -1e30
 # Tokens whose keys and values are copied at a time.
 _SPAN = 512
 # Queries of a tile, at most. With a block's tokens, their scores take 1 MiB.
@@ -62,7 +60,8 @@ def attend(
   each, group = max(1, _SPAN // size), n // heads
   each = min(each, table.shape[1])
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % each)))
-  tile = _tile(t, group)
+  # Tokens of a tile, a multiple of 16.
+  tile = _ROWS * min(max(1, _QUERIES // group // _ROWS), -(-t // _ROWS))
   q = jnp.pad(q.swapaxes(1, 2), ((0, 0), (0, 0), (0, -t % tile), (0, 0)))
   tiles = q.shape[2] // tile
   # Some TPUs have two cores, which share the first axis of the grid. Rows
@@ -100,12 +99,6 @@ def attend(
     name="paged_prefill",
   )(table, positions[:, 0], jnp.max(positions, axis=1), q, pages.k, pages.v)
   return found[:, :, :t].swapaxes(1, 2)
-
-
-def _tile(tokens: int, group: int) -> int:
-  """Returns the tokens of a tile, a multiple of 16."""
-  limit = max(1, _QUERIES // group // _ROWS)
-  return _ROWS * min(limit, math.ceil(tokens / _ROWS))
 
 
 def _place(
@@ -185,7 +178,7 @@ def _kernel(
     slot_ref[0] = 0
     start(row, head, 0, 0)
 
-  most_ref[...] = jnp.full_like(most_ref, _MASKED)
+  most_ref[...] = jnp.full_like(most_ref, pages_lib.MASKED)
   total_ref[...] = jnp.zeros_like(total_ref)
   sum_ref[...] = jnp.zeros_like(sum_ref)
   slot = slot_ref[0]
@@ -219,7 +212,7 @@ def _kernel(
     at = i * span + jax.lax.broadcasted_iota(jnp.int32, (tile, span), 1)
     seen = at <= first + jax.lax.broadcasted_iota(jnp.int32, (tile, span), 0)
     scores = scores.reshape(group, tile, span) * scale
-    scores = jnp.where(seen[None], scores, _MASKED).reshape(-1, span)
+    scores = jnp.where(seen[None], scores, pages_lib.MASKED).reshape(-1, span)
     most = most_ref[...]
     larger = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
     most_ref[...] = larger

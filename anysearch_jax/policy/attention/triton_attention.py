@@ -28,8 +28,6 @@ from jax.experimental.pallas import triton
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Finite, so that differences of masked scores are 0 and not NaN.
-_MASKED = -1e30
 # Rows of a tile: tensor cores need 16. The larger a tile, the less often keys
 # are read; but its numbers must fit the registers.
 _TILES = (128, 64, 32, 16)
@@ -182,7 +180,7 @@ def _kernel(
     if scales:
       scores *= scales[0]
     at = i * span + jnp.arange(span)
-    scores = jnp.where(at[None, :] <= last[:, None], scores, _MASKED)
+    scores = jnp.where(at[None, :] <= last[:, None], scores, pages_lib.MASKED)
     larger = jnp.maximum(most, jnp.max(scores, axis=1))
     p = jnp.exp2(scores - larger[:, None])
     shrink = jnp.exp2(most - larger)
@@ -197,7 +195,7 @@ def _kernel(
     first,
     jnp.minimum(first + share, blocks),
     step,
-    (nothing + _MASKED, nothing, jnp.zeros((tile, h), jnp.float32)),
+    (nothing + pages_lib.MASKED, nothing, jnp.zeros((tile, h), jnp.float32)),
   )
   real = pl.program_id(0) // splits * tile + jnp.arange(tile) < rows
   whole = jnp.broadcast_to(real[:, None], (tile, h))

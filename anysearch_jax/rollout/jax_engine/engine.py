@@ -165,15 +165,8 @@ class JaxEngine:
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
     future = asyncio.get_running_loop().create_future()
-    context = list(request.token_ids)
-    turn = turn_lib.Turn(
-      request,
-      future,
-      context,
-      sampling,
-      halts,
-      width=kv_store.window(self._config),
-    )
+    context, width = list(request.token_ids), kv_store.window(self._config)
+    turn = turn_lib.Turn(request, future, context, sampling, halts, width)
     self._queue.append(turn)
     self._news.set()
     if self._server is None or self._server.done():
@@ -250,8 +243,8 @@ class JaxEngine:
       address = turn.request.address
       row = self._memory.get(address)
       if row is not None:
-        given_up = self._memory.resume(row, turn.context)
-        self.counters["discarded_tokens"] += given_up
+        dropped = self._memory.resume(row, turn.context)
+        self.counters["discarded_tokens"] += dropped
         self.counters["reused_tokens"] += row.cached
       elif room and not self._memory.filling(turn.context):
         first = turn.request.turn == 0 and not turn.logps

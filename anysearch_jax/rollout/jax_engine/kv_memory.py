@@ -250,20 +250,13 @@ class KvMemory:
     limit = -(-self._config.slots // len(shards))
     balanced = min(rows[shard] for shard in shards) + _AHEAD
 
-    def preference(shard: int) -> tuple[bool, int, bool, int]:
-      shared = found[shard]
-      return (
-        rows[shard] < balanced,
-        len(shared.pages),
-        shared.last is not None,
-        self._pools[shard].free,
-      )
+    free = [pool.free for pool in self._pools]
 
-    fits = [
-      shard
-      for shard in shards
-      if self._pools[shard].free >= pages and rows[shard] < limit
-    ]
+    def preference(shard: int) -> tuple[bool, int, bool, int]:
+      whole, copies = len(found[shard].pages), found[shard].last is not None
+      return rows[shard] < balanced, whole, copies, free[shard]
+
+    fits = [n for n in shards if free[n] >= pages and rows[n] < limit]
     return max(fits, key=preference, default=None)
 
   def resume(self, row: Row, context: Sequence[int]) -> int:

@@ -94,8 +94,7 @@ def make_model(
   dtype = jnp.dtype(dtype)
   stored = pages_lib.stored(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]
-  platform = device.platform
-  several = mesh if mesh.size > 1 else None
+  platform, several = device.platform, mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
     paged_attention.choose(
       config.attention,
@@ -148,11 +147,10 @@ class Turns(NamedTuple, Generic[A]):
   table: int `[R, M]`, pages of each row, with room for the sampled tokens.
   window: int `[R, W]`, each row's last W tokens, `lookahead.EMPTY` before its
   first; the last token is not yet cached. starts: int `[R]`, number of tokens
-  cached in the row's pages. limits: int `[R]`, maximum number
-  of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`, the
-  turn's address. sampled: int `[R]`, tokens of this turn sampled in earlier
-  calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the row.
-  settings: how each row is drawn.
+  cached in the row's pages. limits: int `[R]`, maximum number of tokens to
+  sample; 0 for padding rows. addresses: uint32 `[R, n]`, the turn's address.
+  sampled: int `[R]`, tokens of this turn sampled in earlier calls. stops:
+  uint32 `[R]`, the bit of `Draws.halts` that halts the row.
   """
 
   table: A
@@ -200,14 +198,8 @@ def allocator(
   """Returns a function that allocates zeroed pages, which it compiles once.
 
   They have the sharding that the calls return. With another sharding, the first
-  call of each kind would compile twice.
-
-  Args:
-    a: the architecture.
-    pages: number of pages of each data shard, the padding page included.
-    size: tokens per page.
-    dtype: of pages.
-    mesh: each shard of `data` has its own pages.
+  call of each kind would compile twice. Each shard of `data` has `pages` of its
+  own, the padding page included, of `size` tokens each.
   """
   pages *= mesh.shape["data"]
   make = functools.partial(pages_lib.empty, a, pages, size, dtype)
@@ -258,11 +250,9 @@ def copy(
 ) -> pages_lib.Pools:
   """Copies pages `sources` to pages `targets`; reads all before writing any.
 
-  Args:
-    pages: donated.
-    sources, targets: int `[R]`, page numbers within each data shard; the first
-      R / shards entries belong to the first shard, and so on.
-    shards: number of data shards.
+  `pages` are donated. `sources` and `targets`, int `[R]`, are page numbers
+  within each data shard; the first R / shards entries belong to the first
+  shard, and so on.
   """
   sources, targets = (x.reshape(shards, -1) for x in (sources, targets))
 
@@ -307,12 +297,8 @@ def score(
 ) -> jax.Array:
   """Scores a sequence by the computation of prefill, in separate pages.
 
-  Args:
-    params: of `Model.prepare`.
-    tokens: int `[T]`.
-    model: how they are computed.
-    size: tokens per page.
-    shards: number of data shards; each of them scores the whole sequence.
+  `params` are of `Model.prepare`, `tokens` int `[T]`, and pages have `size` of
+  them. Each of the data `shards` scores the whole sequence.
 
   Returns:
     float32 `[shards, T - 1]`, log-probabilities of all tokens but the first, at
@@ -450,14 +436,9 @@ def decode(
     return _Carry(i + 1, window, caches, done, found)
 
   r = len(limits)
-  zeros = jnp.zeros(r, jnp.int32)
-  nothing = Decoded(
-    jnp.zeros((r, steps), jnp.int32),
-    jnp.zeros((r, steps), jnp.float32),
-    zeros,
-    zeros,
-    zeros,
-  )
+  tokens, zeros = jnp.zeros((r, steps), jnp.int32), jnp.zeros(r, jnp.int32)
+  logps = jnp.zeros((r, steps), jnp.float32)
+  nothing = Decoded(tokens, logps, zeros, zeros, zeros)
   first = _Carry(jnp.int32(0), turns.window, caches, limits <= 0, nothing)
   last = jax.lax.while_loop(goes_on, step, first)
   if gathered is None:

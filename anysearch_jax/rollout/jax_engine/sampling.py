@@ -35,9 +35,7 @@ _ONE = np.uint32(0x3F800000)
 def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
   """Returns the key of an address: `fold_in` of each of its numbers in order.
 
-  Args:
-    seed: a PRNG key.
-    address: uint32 `[n]`.
+  `seed` is a PRNG key, `address` uint32 `[n]`.
   """
   return functools.reduce(fold_in, address, seed)
 
@@ -135,12 +133,7 @@ def _restrict(logps: jax.Array, settings: Settings[jax.Array]) -> jax.Array:
 
 
 def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-  """Returns `jax.random.fold_in(key, data)`.
-
-  Args:
-    key: a PRNG key.
-    data: uint32 or int32 scalar.
-  """
+  """Returns `jax.random.fold_in(key, data)` of a uint32 or int32 scalar."""
 
   def unrolled(key: jax.Array, data: jax.Array) -> jax.Array:
     words = _hash(jax.random.key_data(key), jnp.uint32(0), data)

@@ -194,21 +194,17 @@ class Turn:
       return None
     else:
       finish = types.Finish.LENGTH
-    versions = (version,) * len(ids)
-    return types.Generation(
-      ids, tuple(self.logps), said or text, finish, versions
-    )
+    logps, versions = tuple(self.logps), (version,) * len(ids)
+    return types.Generation(ids, logps, said or text, finish, versions)
 
 
 def decode_rows(
   table: np.ndarray, lanes: Mapping[int, Turn], bits: Sequence[int]
 ) -> kv_store.Turns[np.ndarray]:
-  """Returns the rows of a decode call.
+  """Returns the rows of a decode call; lanes without a turn are padding.
 
-  Args:
-    table: int `[R, M]`, pages of each lane.
-    lanes: the turns by lane; the other lanes are padding.
-    bits: of the turns, see `Halting.call`.
+  `table`, int `[R, M]`, has the pages of each lane. `bits` are the turns', see
+  `Halting.call`.
   """
   starts, limits, sampled = np.zeros((3, len(table)), np.int32)
   width = next(iter(lanes.values())).width
@@ -221,21 +217,9 @@ def decode_rows(
     window[lane], starts[lane] = turn.window, turn.row.cached
     limits[lane], sampled[lane] = turn.left, len(turn.logps)
     settings[lane] = turn.sampling
-    address = turn.request.address
-    addresses[lane] = (
-      address.rollout,
-      address.question,
-      address.attempt,
-      address.sample,
-      turn.request.turn,
-    )
+    a, number = turn.request.address, turn.request.turn
+    addresses[lane] = a.rollout, a.question, a.attempt, a.sample, number
   return kv_store.Turns(
-    table,
-    window,
-    starts,
-    limits,
-    addresses,
-    sampled,
-    stops,
+    *(table, window, starts, limits, addresses, sampled, stops),
     sampling_lib.settings(settings),
   )

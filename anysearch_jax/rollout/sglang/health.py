@@ -383,11 +383,8 @@ class Fleet:
               f"another run handed it weights {found!r}; give each run servers "
               "of its own."
             )
-          self._enter(
-            member,
-            State.DOWN,
-            f"it serves {found!r}, expected {weights.name!r}",
-          )
+          why = f"it serves {found!r}, expected {weights.name!r}"
+          self._enter(member, State.DOWN, why)
           await server.load(weights)
         self._enter(member, State.UP)
     except types.EngineError as error:
@@ -412,11 +409,7 @@ class Fleet:
     self._counters[f"server_{state.name.lower()}"] += 1
     _log.warning(
       "SGLang server %s was %s and is %s; %d of %d are up%s",
-      member.server.url,
-      before.value,
-      state.value,
-      up,
-      len(self._members),
+      *(member.server.url, before.value, state.value, up, len(self._members)),
       f": {reason}" if reason else ".",
     )
     if before is State.UP:

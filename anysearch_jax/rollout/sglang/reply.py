@@ -128,10 +128,9 @@ def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
 
 
 def _logp(logp: Any, token: int) -> float:
-  # NaN fails the comparison too.
-  sound = type(logp) in (float, int) and _LEAST <= logp <= _ABOVE_ZERO
   _expect(
-    sound,
+    # NaN fails the comparison too.
+    type(logp) in (float, int) and _LEAST <= logp <= _ABOVE_ZERO,
     f"log-probability {logp!r} of token {token}",
     "a finite number that is not positive",
   )

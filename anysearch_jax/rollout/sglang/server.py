@@ -181,11 +181,9 @@ class Server:
       UnansweredError: the server could not be reached, or was restarted.
       types.EngineError: it did not load the weights.
     """
-    deadline = weights.deadline
     try:
       # Running requests wait and continue with the new weights.
-      mode = {"mode": "in_place"}
-      await self.post("/pause_generation", mode)
+      await self.post("/pause_generation", {"mode": "in_place"})
       if lent:
         await self._memory("resume", _WEIGHTS)
       done = await self.post(
@@ -196,7 +194,7 @@ class Server:
           # With running requests, it would fail after the weights changed.
           "flush_cache": False,
         },
-        deadline=deadline,
+        deadline=weights.deadline,
       )
       if lent:
         await self._memory("resume", *_REST)
@@ -454,12 +452,8 @@ def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
   """Returns the folder for the weights of these servers.
 
   Only one run may use a set of servers, so files in this folder are left over
-  from a run that was killed.
-
-  Args:
-    root: a folder that all servers can read; "" is RAM (/dev/shm), or the
-      temporary folder if that does not exist.
-    urls: addresses of the servers.
+  from a run that was killed. `root` is a folder that all servers can read; ""
+  is RAM (/dev/shm), or the temporary folder if that does not exist.
   """
   name = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:12]
   default = _RAM if _RAM.is_dir() else pathlib.Path(tempfile.gettempdir())
