@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import chex
-
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import rewards
 from anysearch_jax.environment import prompts
@@ -12,7 +10,7 @@ from anysearch_jax.methods import method
 
 def reward(
   o: method.Outcomes, config: config_lib.ExperimentConfig
-) -> dict[str, chex.Array]:
+) -> method.Terms:
   """Returns the terms and the total of `rewards.composite`.
 
   It is also a valid `reward.function`, so it takes the whole configuration.

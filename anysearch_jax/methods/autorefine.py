@@ -8,19 +8,16 @@ The policy thinks, searches, reads `<documents>` and writes what matters in
 `<refine>`. In the generated world, whose vocabulary has no such tag, it is
 played in Search-R1's environment, and the reward is F1.
 https://arxiv.org/abs/2505.11277
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
 import re
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import scoring, tools
 from anysearch_jax.methods import method, search_r1
 
@@ -46,16 +43,14 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.AutoRefineConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.AutoRefineConfig) -> method.Terms:
   """Returns the reward of the table above."""
-  refined = outcomes.measures["refined"]
-  consoled = config.refined * refined * outcomes.answered
+  refined = o.measures["refined"]
+  consoled = c.refined * refined * o.answered
   return {
-    "f1": outcomes.f1,
+    "f1": o.f1,
     "refined": refined,
-    "total": jnp.where(outcomes.f1 > 0, outcomes.f1, consoled),
+    "total": jnp.where(o.f1 > 0, o.f1, consoled),
   }
 
 

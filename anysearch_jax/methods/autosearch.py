@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import re
 
-import chex
 import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method, search_r1, stepsearch
 
@@ -78,7 +77,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 def steps(
-  trajectory: types.Trajectory, config: config_methods.AutoSearchConfig
+  trajectory: types.Trajectory, config: constants.AutoSearchConfig
 ) -> np.ndarray:
   """Returns the reward of each charged search, float32 `[searches]`."""
   final = scoring.extract_answer(trajectory.spans)
@@ -116,21 +115,19 @@ def _kind(turn: str) -> str:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.AutoSearchConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.AutoSearchConfig) -> method.Terms:
   """Returns the reward of the last turn, without those of `steps`."""
-  em, searches = outcomes.em, outcomes.searches
-  sound = outcomes.measures["sound"]
-  depth = config.depth / jnp.maximum(searches, 1) - config.cost
-  added = jnp.where(em != 0, depth, config.explored) * (searches > 0) * sound
-  form = jnp.where(sound != 0, config.answered, -config.malformed)
-  beyond = outcomes.measures["sufficient"]
+  em, searches = o.em, o.searches
+  sound = o.measures["sound"]
+  depth = c.depth / jnp.maximum(searches, 1) - c.cost
+  added = jnp.where(em != 0, depth, c.explored) * (searches > 0) * sound
+  form = jnp.where(sound != 0, c.answered, -c.malformed)
+  beyond = o.measures["sufficient"]
   return {
     "em": em,
-    "anytime": outcomes.measures["anytime"],
+    "anytime": o.measures["anytime"],
     "sufficient": beyond,
-    "total": jnp.where(beyond != 0, -config.beyond, em + added + form),
+    "total": jnp.where(beyond != 0, -c.beyond, em + added + form),
   }
 
 

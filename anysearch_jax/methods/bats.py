@@ -5,8 +5,6 @@ remain, and advice. The advice depends on the remaining share of the budget, in
 the four regimes of the paper's appendix: high from 70 %, medium from 30 %, low
 from 10 %, critical below. Two options: the policy keeps a plan, and the policy
 verifies its own answer while searches remain.
-
-configs/fidelity_rules.csv lists what differs from the paper.
 """
 
 from __future__ import annotations

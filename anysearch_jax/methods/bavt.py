@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from anysearch_jax.environment import prompts, spec, wording
-from anysearch_jax.methods import method
+from anysearch_jax.methods import method, search_r1
 
 MOST = 4.0
 _DELTA = re.compile(r'"delta"\s*:\s*"?([-+]?\d+)')
@@ -36,22 +36,15 @@ def found(step: str) -> float:
 
 
 def _bavt(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
-    format=None,
-    critic=progress,
-    critic_asks=lines["critic"],
+  asks = wording.template(texts["critic"])
+  return dataclasses.replace(
+    search_r1.environment(texts), format=None, critic=progress, critic_asks=asks
   )
 
 
-_SLOTS = dict.fromkeys(("over_budget", "no_action", "critic"), wording.LINE)
 WORDINGS = {
   "bavt": wording.Wording(
-    "bavt.toml", {"prompt": wording.PROMPT, **_SLOTS}, _bavt
+    "bavt.toml", {**search_r1.SLOTS, "critic": wording.LINE}, _bavt
   ),
   "bavt_world": prompts.WORLD.then(
     lambda env: dataclasses.replace(env, format=None, critic=found)

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.methods import method, search_r1
 
 
@@ -38,15 +37,13 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.BetaGrpoConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.BetaGrpoConfig) -> method.Terms:
   """Returns exact match, or 0 below the confidence."""
-  confidence = outcomes.measures["confidence"]
+  confidence = o.measures["confidence"]
   return {
-    "em": outcomes.em,
+    "em": o.em,
     "confidence": confidence,
-    "total": jnp.where(confidence >= config.beta, outcomes.em, 0),
+    "total": jnp.where(confidence >= c.beta, o.em, 0),
   }
 
 

@@ -12,8 +12,6 @@ search was needless. The judge also says whether a step without a search is
 right. Both are servers with OpenAI's interface, asked while a rollout is
 scored. In the generated world a script knows: a fact is to be searched unless
 the policy knows it. https://arxiv.org/abs/2510.07794
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import protocol, tools, wording
 from anysearch_jax.methods import method, search_r1
 
@@ -147,9 +144,7 @@ class Judge:
     ValueError: an address is invalid, or the key is missing.
   """
 
-  def __init__(
-    self, config: config_methods.HipragConfig, texts: Mapping[str, str]
-  ):
+  def __init__(self, config: constants.HipragConfig, texts: Mapping[str, str]):
     # Only a run with a judge loads an HTTP client.
     from anysearch_jax.host import openai_endpoint
 
@@ -259,14 +254,12 @@ def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.HipragConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.HipragConfig) -> method.Terms:
   """Returns the reward of the table above."""
-  contained, optimal = (outcomes.measures[x] for x in ("contained", "optimal"))
-  formed = outcomes.format != 0
-  right = jnp.where(formed, 1 + config.process * optimal, 1 - config.formed)
-  wrong = jnp.where(formed, config.formed, 0)
+  contained, optimal = (o.measures[x] for x in ("contained", "optimal"))
+  formed = o.format != 0
+  right = jnp.where(formed, 1 + c.process * optimal, 1 - c.formed)
+  wrong = jnp.where(formed, c.formed, 0)
   return {
     "contained": contained,
     "optimal": optimal,

@@ -4,19 +4,16 @@ It is played in Search-R1's environment or, with `episode.prompts=ikea`, under a
 prompt that asks the policy to skip searches, as IKEA's own does. The policy can
 answer half of IKEA's training questions without a search; the generated world
 has both kinds too.
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
 import re
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import protocol
 from anysearch_jax.methods import method, search_r1
 
@@ -50,9 +47,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.IkeaConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.IkeaConfig) -> method.Terms:
   """Returns the knowledge-boundary reward.
 
       malformed              bad_format
@@ -62,18 +57,18 @@ def reward(
   `kb[searches]` is the last entry of `kb` if there are more searches. The term
   `kb` is the bonus of a well-formed right answer, and 0 for the others.
   """
-  formed = outcomes.measures["well_formed"] != 0
-  right = formed & (outcomes.em != 0)
-  searches = jnp.where(outcomes.valid, outcomes.searches, 0)
-  gains = jnp.array(config.kb, float)
-  gain = gains[jnp.clip(searches, 0, len(config.kb) - 1)]
-  wrong = config.searched_wrong * (searches > 0)
-  scored = jnp.where(right, config.right + gain, wrong)
+  formed = o.measures["well_formed"] != 0
+  right = formed & (o.em != 0)
+  searches = jnp.where(o.valid, o.searches, 0)
+  gains = jnp.array(c.kb, float)
+  gain = gains[jnp.clip(searches, 0, len(c.kb) - 1)]
+  wrong = c.searched_wrong * (searches > 0)
+  scored = jnp.where(right, c.right + gain, wrong)
   return {
-    "em": outcomes.em,
+    "em": o.em,
     "well_formed": formed,
     "kb": jnp.where(right, gain, 0),
-    "total": jnp.where(formed, scored, config.bad_format),
+    "total": jnp.where(formed, scored, c.bad_format),
   }
 
 

@@ -153,10 +153,8 @@ def outcomes_of(
   )
 
 
-# (outcomes, constants) -> float32 arrays `[..., G]` by name.
-Reward = Callable[[Outcomes, Any], dict[str, chex.Array]]
-
-
+Terms = dict[str, chex.Array]  # float32 `[..., G]` by name.
+Reward = Callable[[Outcomes, Any], Terms]
 # Values by name; a coroutine function, if it asks a server for them.
 Measure = Callable[
   [types.Trajectory], Mapping[str, float] | Awaitable[Mapping[str, float]]
@@ -233,7 +231,7 @@ class TrainedMethod:
   measure_deadline: float = 120.0
 
 
-def parts(valid: chex.Array, **values: chex.Array) -> dict[str, chex.Array]:
+def parts(valid: chex.Array, **values: chex.Array) -> Terms:
   """Returns a reward, `total`, and its terms: float32, 0 where not `valid`."""
   chex.assert_type(valid, bool)
   chex.assert_equal_shape([valid, *values.values()])
@@ -251,11 +249,11 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
   """
 
   @functools.partial(jax.jit, static_argnums=1)
-  def traced(outcomes: Outcomes, constants: Any) -> dict[str, chex.Array]:
+  def traced(outcomes: Outcomes, constants: Any) -> Terms:
     return parts(outcomes.valid, **reward(outcomes, constants))
 
   @functools.wraps(reward)
-  def called(outcomes: Outcomes, constants: Any) -> dict[str, chex.Array]:
+  def called(outcomes: Outcomes, constants: Any) -> Terms:
     arrays = outcomes._replace(answers=None, trajectories=None)
     return traced(arrays, constants)
 

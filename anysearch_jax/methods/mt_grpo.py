@@ -7,23 +7,20 @@
 Tokens of a search's turn get the outcome's advantage in the group and, times
 `objective.turn_weight`, that of the search (`training/turn_advantages`). It is
 played in Search-R1's environment. https://arxiv.org/abs/2505.11821
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
-import chex
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method, search_r1
 
 
 def steps(
-  trajectory: types.Trajectory, config: config_methods.MtGrpoConfig
+  trajectory: types.Trajectory, config: constants.MtGrpoConfig
 ) -> np.ndarray:
   """Returns the reward of each charged search, float32 `[searches]`."""
   answers = trajectory.question.golden_answers
@@ -39,17 +36,15 @@ def steps(
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.MtGrpoConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.MtGrpoConfig) -> method.Terms:
   """Returns the reward of the outcome, without those of `steps`."""
-  contained = outcomes.measures["contained"]
+  contained = o.measures["contained"]
   return {
-    "em": outcomes.em,
+    "em": o.em,
     "contained": contained,
-    "total": config.exact * outcomes.em
-    + config.contained * contained
-    + config.well_formed * outcomes.format,
+    "total": c.exact * o.em
+    + c.contained * contained
+    + c.well_formed * o.format,
   }
 
 

@@ -14,26 +14,24 @@ from __future__ import annotations
 import chex
 import jax.numpy as jnp
 
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.methods import method, search_r1
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.OtcConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.OtcConfig) -> method.Terms:
   """Returns alpha r_tool r_correct, where r_correct is the exact match.
 
   The term `tool` is r_tool for right answers, and 0 for the others.
   """
-  correct = outcomes.valid & (outcomes.em != 0)
-  m = jnp.where(correct, jnp.asarray(outcomes.searches, float), 0)
-  if config.form == "ppo":
-    tool = ppo_productivity(m, c=config.c)
+  correct = o.valid & (o.em != 0)
+  m = jnp.where(correct, jnp.asarray(o.searches, float), 0)
+  if c.form == "ppo":
+    tool = ppo_productivity(m, c=c.c)
   else:
-    tool = grpo_productivity(m, correct, c=config.c)
+    tool = grpo_productivity(m, correct, c=c.c)
   tool = jnp.where(correct, tool, 0)
-  return {"em": outcomes.em, "tool": tool, "total": config.alpha * tool}
+  return {"em": o.em, "tool": tool, "total": c.alpha * tool}
 
 
 def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:

@@ -9,8 +9,6 @@ Stage 1 is the first `stage_one` of the training. The policy searches between
 markers of its own, in a response that the prompt opens with `<think>`. In the
 generated world it is played in Search-R1's environment.
 https://arxiv.org/abs/2503.05592
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import official_scoring, protocol, scoring, tools
 from anysearch_jax.methods import method, search_r1
 
@@ -143,18 +140,16 @@ def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.R1SearcherConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.R1SearcherConfig) -> method.Terms:
   """Returns the reward of the `stage`, 1 or 2, that the training is in."""
-  m = outcomes.measures
+  m = o.measures
   first = (
-    config.answer * (2 * m["contained"] - 1)
-    + config.formed * m["structured"]
-    + config.searched * m["searched"]
+    c.answer * (2 * m["contained"] - 1)
+    + c.formed * m["structured"]
+    + c.searched * m["searched"]
   )
-  second = m["answer_f1"] - config.malformed * (1 - m["well_formed"])
-  begins = outcomes.progress.share < config.stage_one
+  second = m["answer_f1"] - c.malformed * (1 - m["well_formed"])
+  begins = o.progress.share < c.stage_one
   return {
     "f1": m["answer_f1"],
     "well_formed": m["well_formed"],

@@ -7,8 +7,6 @@
 Its passages come back in `<result>`, and the answer is in `\\boxed{}`. In the
 generated world it is played in Search-R1's environment, without a box.
 https://arxiv.org/abs/2503.19470
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import scoring, tools
 from anysearch_jax.methods import method, search_o1, search_r1
 
@@ -63,14 +60,12 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.ResearchConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.ResearchConfig) -> method.Terms:
   """Returns the reward of the table above."""
-  formed = (outcomes.measures["well_formed"] != 0) & outcomes.answered
-  scored = jnp.where(outcomes.f1 > 0, outcomes.f1, config.wrong)
+  formed = (o.measures["well_formed"] != 0) & o.answered
+  scored = jnp.where(o.f1 > 0, o.f1, c.wrong)
   return {
-    "f1": outcomes.f1,
+    "f1": o.f1,
     "well_formed": formed,
     "total": jnp.where(formed, scored, 0),
   }

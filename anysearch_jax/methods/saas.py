@@ -14,8 +14,6 @@ answers among them and n_e among the others, a question is
 Advantages compare the trajectories of either half. The first stage is the
 first `stage_one` of the training; the paper begins the second when validation
 stops improving. https://arxiv.org/abs/2605.29796
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, spec, wording
 from anysearch_jax.methods import method, search_r1
 
@@ -75,36 +72,34 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.SaasConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.SaasConfig) -> method.Terms:
   """Returns the reward of the table above, with two terms of the script.
 
   `formed` is the reward of a well-formed response with an F1 of 0, `repeated`
   the penalty of a repeated query; both are 0 in the paper. The terms `known`
   and `needed` are 1 in questions of this kind.
   """
-  right = outcomes.valid & (outcomes.em != 0)
-  closed = outcomes.measures["closed"] != 0
-  searches = jnp.where(outcomes.valid, jnp.asarray(outcomes.searches, float), 0)
+  right = o.valid & (o.em != 0)
+  closed = o.measures["closed"] != 0
+  searches = jnp.where(o.valid, jnp.asarray(o.searches, float), 0)
   without = jnp.sum(right & closed, -1, keepdims=True)
   fewest = jnp.min(
     searches, -1, keepdims=True, where=right & ~closed, initial=jnp.inf
   )
-  known = without >= config.delta
+  known = without >= c.delta
   needed = (without == 0) & jnp.isfinite(fewest)
   beyond = jnp.maximum(searches - fewest, 0)
   needless = jnp.where(known, searches, jnp.where(needed, beyond, 0))
-  f1, formed = outcomes.f1, config.formed * outcomes.format
-  staged = outcomes.progress.share >= config.stage_one
-  penalty = config.alpha * needless * (staged & (f1 == 1))
+  f1, formed = o.f1, c.formed * o.format
+  staged = o.progress.share >= c.stage_one
+  penalty = c.alpha * needless * (staged & (f1 == 1))
   base = jnp.where(f1 > 0, f1, formed)
-  if config.repeated:
-    base -= config.repeated * outcomes.measures["repeated"]
+  if c.repeated:
+    base -= c.repeated * o.measures["repeated"]
   return {
     "f1": f1,
-    "known": known & outcomes.valid,
-    "needed": needed & outcomes.valid,
+    "known": known & o.valid,
+    "needed": needed & o.valid,
     "penalty": penalty,
     "total": base - penalty,
   }

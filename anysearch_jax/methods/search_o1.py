@@ -4,8 +4,6 @@ The prompt states the search limit. A search beyond it, or a query that was
 already asked, gets a message instead of documents and costs nothing. A turn
 without a search is the last one. A search shows the policy's own summary of
 the documents, see `generative_retrieval/refining`.
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations

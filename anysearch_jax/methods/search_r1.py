@@ -3,8 +3,6 @@
 Its tags are those of the AnySearch paper. Its texts are our own words
 (`texts/search_r1.toml`); the prompt states the number of searches, because the
 comparison tells every system its budget.
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import chex
 import jax.numpy as jnp
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method
 
@@ -64,10 +61,8 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.SearchR1Config
-) -> dict[str, chex.Array]:
-  """Returns exact match or, with `config.format_variant`, this table.
+def reward(o: method.Outcomes, c: constants.SearchR1Config) -> method.Terms:
+  """Returns exact match or, with `c.format_variant`, this table.
 
                       right           wrong                     no answer
       well formed     1               structure (+ retrieval)   the same
@@ -75,13 +70,13 @@ def reward(
 
   `retrieval` is added if `gold_found` is 1.
   """
-  em = outcomes.em
-  if not config.format_variant:
+  em = o.em
+  if not c.format_variant:
     return {"em": em, "total": em}
-  format_, found = outcomes.format, outcomes.measures["gold_found"]
-  right = 1 - config.structure * (1 - format_)
-  formed = config.structure + config.retrieval * found
-  malformed = config.final * outcomes.answered
+  format_, found = o.format, o.measures["gold_found"]
+  right = 1 - c.structure * (1 - format_)
+  formed = c.structure + c.retrieval * found
+  malformed = c.final * o.answered
   wrong = jnp.where(format_ != 0, formed, malformed)
   return {
     "em": em,

@@ -8,18 +8,14 @@ the passages that they yield. The search engine of an evaluation is real. In the
 generated world, whose policy reads no such request, it is asked the query as a
 question without a budget, and its answer is the passage.
 https://arxiv.org/abs/2508.10874
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import chex
-
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import wording
 from anysearch_jax.methods import method, search_r1
 
@@ -48,12 +44,10 @@ def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.SsrlConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.SsrlConfig) -> method.Terms:
   """Returns the weighted sum of exact match and format."""
-  total = config.right * outcomes.em + config.formed * outcomes.format
-  return {"em": outcomes.em, "total": total}
+  total = c.right * o.em + c.formed * o.format
+  return {"em": o.em, "total": total}
 
 
 METHOD = method.compared("ssrl", "SSRL", WORDINGS, reward=reward, train=train)

@@ -6,8 +6,6 @@
 
 The policy plans, searches, reads `<information>` and writes what it concludes
 in an `<observation>`. A warning follows the passages of the last search.
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
@@ -17,13 +15,12 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-import chex
 import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.data import evidence
 from anysearch_jax.environment import prompts, scoring, spec, tools, wording
 from anysearch_jax.methods import method
@@ -104,7 +101,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
 
 def steps(
-  trajectory: types.Trajectory, config: config_methods.StepSearchConfig
+  trajectory: types.Trajectory, config: constants.StepSearchConfig
 ) -> np.ndarray:
   """Returns the reward of each charged search.
 
@@ -156,16 +153,14 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.StepSearchConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.StepSearchConfig) -> method.Terms:
   """Returns the reward of the outcome, without the step rewards of `steps`."""
-  keys = outcomes.measures["search_keys"]
-  scored = outcomes.f1 + config.key_weight * keys
+  keys = o.measures["search_keys"]
+  scored = o.f1 + c.key_weight * keys
   return {
-    "f1": outcomes.f1,
+    "f1": o.f1,
     "search_keys": keys,
-    "total": jnp.where(outcomes.answered, scored, config.missing),
+    "total": jnp.where(o.answered, scored, c.missing),
   }
 
 

@@ -1,4 +1,7 @@
-"""All systems, by `method.name`, and all environments, by `episode.prompts`."""
+"""All systems, by `method.name`, and all environments, by `episode.prompts`.
+
+configs/fidelity_rules.csv lists what differs from the code of their authors.
+"""
 
 from __future__ import annotations
 

@@ -4,18 +4,14 @@ The simulator (`retrieval.simulated`) knows the right answer and is asked for
 useful or noisy passages; the share of noisy ones grows. Prompt and tags are
 Search-R1's. A turn that neither searches nor answers uses up one of the B + 1
 turns. Evaluations use the real retriever.
-
-configs/fidelity_rules.csv lists what differs from the released code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import chex
-
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, wording
 from anysearch_jax.methods import method, search_r1
 
@@ -54,15 +50,13 @@ def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
 
 
 @method.jitted
-def reward(
-  outcomes: method.Outcomes, config: config_methods.ZeroSearchConfig
-) -> dict[str, chex.Array]:
+def reward(o: method.Outcomes, c: constants.ZeroSearchConfig) -> method.Terms:
   """Returns the answer's F1."""
-  del config  # Every reward takes the constants of its system.
-  return {"f1": outcomes.f1, "total": outcomes.f1}
+  del c  # Every reward takes the constants of its system.
+  return {"f1": o.f1, "total": o.f1}
 
 
-def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
+def noise(progress: float, config: constants.ZeroSearchConfig) -> float:
   """Returns the probability that a search gets noisy passages.
 
       p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)

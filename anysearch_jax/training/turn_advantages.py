@@ -36,6 +36,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.environment import scoring
+from anysearch_jax.methods import autosearch
 
 # A trajectory's question and its sample.
 Place = tuple[int, int]
@@ -218,7 +219,7 @@ def against_budgets(
 def _curve(trajectory: types.Trajectory) -> list[float]:
   """Returns the F1 of the answer at each budget from 1 to the assigned one."""
   golds = trajectory.question.golden_answers
-  early = [scoring.f1(o.answer, golds) for o in trajectory.observations[:-1]]
+  early = [f1 for f1, _ in autosearch.curve(trajectory)[:-1]]
   final = scoring.f1(scoring.extract_answer(trajectory.spans), golds)
   return early + [final] * (max(trajectory.budget, 1) - len(early))
 
