@@ -22,6 +22,7 @@ from anysearch_jax.training import checkpoint
 from launch import export_hf as command
 
 BASE = "base"
+NAMED = "---\nlicense: other\nlicense_name: n\n---\n"
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,8 @@ def runs(tmp_path_factory):
   parts["policy"] = hf.load(root / BASE)
   config = dataclasses.replace(small_run.CONFIG, policy=str(root / BASE))
   small_run.train(root / "full", parts, config)
-  small_run.train(
-    root / "adapted",
-    parts,
-    dataclasses.replace(config, lora=config_lib.LoraConfig(rank=2)),
-  )
+  adapted = config_lib.changed(config, lora={"rank": 2})
+  small_run.train(root / "adapted", parts, adapted)
   return root
 
 
@@ -90,10 +88,8 @@ def test_adapters_are_merged_and_also_written_separately(runs, tmp_path):
   for name, value in of_run.items():
     # The summation order differs on more devices.
     np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-8)
-  name = "adapter_model.safetensors"
-  assert (adapter / name).read_bytes() == (
-    runs / "adapted" / "adapter" / name
-  ).read_bytes()
+  of_run = runs / "adapted" / "adapter" / "adapter_model.safetensors"
+  assert (adapter / of_run.name).read_bytes() == of_run.read_bytes()
   config = json.loads((adapter / "adapter_config.json").read_text())
   assert config["base_model_name_or_path"] == str(runs / BASE)
 
@@ -149,13 +145,9 @@ def test_only_earlier_exports_are_replaced(runs, tmp_path):
   kept = [root, root / "mine", run, run / "checkpoints", run / "policy"]
   for folder in [*kept, run / "adapter", root / BASE]:
     for names in ({"output": folder}, {"adapter": folder}):
+      folders = {"output": root / "new", "base": root / BASE} | names
       with pytest.raises(ValueError, match="is not replaced|neither inside"):
-        hf_export.write(
-          run,
-          **({"output": root / "new"} | names),
-          base=root / BASE,
-          overwrite=True,
-        )
+        hf_export.write(run, **folders, overwrite=True)
   for names in (("x", "x"), ("x", "x/y"), ("x/y", "x")):
     output, adapter = (root / name for name in names)
     with pytest.raises(ValueError, match="neither inside the other"):
@@ -222,10 +214,8 @@ def test_the_card_names_the_base_and_its_licence(runs, tmp_path, caplog):
     (runs / BASE / "README.md").unlink()
   assert not caplog.messages
   found = huggingface_hub.metadata_load(tmp_path / "out" / "README.md")
-  assert (found["base_model"], found["license"]) == (
-    "Qwen/Qwen2.5-7B",
-    "apache-2.0",
-  )
+  assert found["base_model"] == "Qwen/Qwen2.5-7B"
+  assert found["license"] == "apache-2.0"
   # Without a card, the licence file is used.
   hf_export.write(runs / "full", tmp_path / "local")
   found = huggingface_hub.metadata_load(tmp_path / "local" / "README.md")
@@ -255,10 +245,7 @@ def test_base_name_is_read_from_the_hubs_cache(folder, name):
   [
     ({}, {}),
     (
-      {
-        "README.md": "---\nlicense: other\nlicense_name: n\n---\n",
-        "LICENSE": "",
-      },
+      {"README.md": NAMED, "LICENSE": ""},
       {"license": "other", "license_name": "n"},
     ),
     (
@@ -277,15 +264,10 @@ def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
 
 def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
   out = tmp_path / "out"
+  folders = f"--checkpoint={runs / 'full/checkpoints'}", f"--output={out}"
 
   def export(*more):
-    said = commands.run(
-      command,
-      "--cache=",
-      f"--checkpoint={runs / 'full' / 'checkpoints'}",
-      f"--output={out}",
-      *more,
-    )
+    said = commands.run(command, "--cache=", *folders, *more)
     lines = (out / "README.md").read_text().splitlines()
     return said, [line for line in lines if line.startswith("| rollouts |")]
 

@@ -15,18 +15,13 @@ from anysearch_jax.methods import systems
 from anysearch_jax.report import tables
 
 CONFIG = config_lib.ExperimentConfig()
+LORA = {"rank": 8, "targets": ("q", "v")}
 
 
 def render(config=CONFIG, **values) -> str:
-  policy = model_card.Exported(
-    config=config,
-    provenance={},
-    base_model="base",
-    licence={},
-    rollout=100,
-    dtype="bfloat16",
-  )
-  return model_card.render(dataclasses.replace(policy, **values))
+  said = {"provenance": {}, "base_model": "base", "licence": {}} | values
+  said = {"rollout": 100, "dtype": "bfloat16"} | said
+  return model_card.render(model_card.Exported(config=config, **said))
 
 
 def cell(card: str, name: str) -> str:
@@ -52,12 +47,7 @@ def change(group: str, **values):
     ("reward", {}, "optimizer.learning_rate", "1e-06 | "),
     ("curriculum", {"fixed_budget": 3}, "budgets", "3 throughout"),
     ("curriculum", {"phase1_steps": 0}, "curriculum.phase1_steps", "0 | "),
-    (
-      "lora",
-      {"rank": 8, "targets": ("q", "v")},
-      "trained",
-      "LoRA, rank 8, alpha 32, on q, v; merged here",
-    ),
+    ("lora", LORA, "trained", "LoRA, rank 8, alpha 32, on q, v; merged here"),
   ],
 )
 def test_a_run_in_words(group, values, name, text):
@@ -103,11 +93,8 @@ def test_the_introduction_names_the_algorithm_and_the_budget():
   ("base", "line"),
   [
     ("Qwen/Qwen2.5-7B", "base_model: Qwen/Qwen2.5-7B"),
-    ("local-folder", None),
-    ("/models/local", None),
-    ("./models", None),
-    ("a/b/c", None),
-    ("a/b\nc: d", None),
+    *(("local-folder", None), ("/models/local", None), ("./models", None)),
+    *(("a/b/c", None), ("a/b\nc: d", None)),
   ],
 )
 def test_base_model_is_written_for_hub_names_only(base, line):
@@ -134,12 +121,8 @@ def test_the_header_is_read_by_the_hubs_own_tools(licence, tmp_path):
   )
   data = huggingface_hub.ModelCard.load(tmp_path / "README.md").data.to_dict()
   assert data.pop("tags")[0] == "anysearch"
-  assert data == {
-    "library_name": "transformers",
-    "pipeline_tag": "text-generation",
-    "base_model": "Qwen/Qwen2.5-7B",
-    **licence,
-  }
+  kind = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+  assert data == kind | {"base_model": "Qwen/Qwen2.5-7B"} | licence
 
 
 def test_evaluation_has_a_line_per_budget_with_intervals():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -68,46 +67,24 @@ def world(tmp_path):
   parts = {"nq_dev": preparing.Part(entries)}
   prepared.write(tmp_path / "qa", parts, entries, {})
   with _retriever() as (url, asked), fake_sglang.Server(_says) as server:
-    config = dataclasses.replace(
+    retrieval = {"kind": "http", "url": url, "key_variable": "RETRIEVER_KEY"}
+    sglang = {"urls": (server.url,), "api_key_variable": "SERVER_KEY"}
+    config = config_lib.changed(
       small_run.CONFIG,
       policy=str(tmp_path / "policy"),
       questions=2,
       save_every=1,
-      curriculum=config_lib.CurriculumConfig(
-        max_budget=1,
-        phase1_steps=2,
-        total_steps=4,
-        steps_per_rollout=2,
-        window=2,
-      ),
-      episode=config_lib.EpisodeConfig(
-        prompts="world",
-        max_generated=20,
-        max_context=56,
-        search_deadline=10.0,
-        turn_deadline=30.0,
-      ),
+      curriculum={"max_budget": 1, "phase1_steps": 2, "total_steps": 4}
+      | {"window": 2},
+      episode={"max_generated": 20, "max_context": 56}
+      | {"search_deadline": 10.0, "turn_deadline": 30.0},
       engine=config_lib.EngineConfig(kind="sglang", max_context=60),
-      sglang=config_lib.SglangConfig(
-        urls=(server.url,),
-        retries=1,
-        deadline=20.0,
-        weights=str(tmp_path / "ram"),
-        api_key_variable="SERVER_KEY",
-      ),
-      retrieval=config_lib.RetrievalConfig(
-        kind="http",
-        url=url,
-        key_variable="RETRIEVER_KEY",
-        log=str(tmp_path / "answers.sqlite"),
-      ),
-      data=config_lib.DataConfig(source="prepared", path=str(tmp_path / "qa")),
-      batch=config_lib.BatchConfig(
-        row_lengths=(64,), micro_batch_tokens=128, max_micro_batches=8
-      ),
-      evaluation=config_lib.EvaluationConfig(
-        budgets=(0, 1), questions=4, seeds=(1,)
-      ),
+      sglang={"retries": 1, "deadline": 20.0, "weights": str(tmp_path / "ram")}
+      | sglang,
+      retrieval={"log": str(tmp_path / "answers.sqlite")} | retrieval,
+      data={"source": "prepared", "path": str(tmp_path / "qa")},
+      batch={"row_lengths": (64,), "micro_batch_tokens": 128},
+      evaluation={"budgets": (0, 1), "questions": 4, "seeds": (1,)},
     )
     commands.config_file(tmp_path / "config.py", config)
     yield tmp_path, server, asked
@@ -133,15 +110,11 @@ def _shown(root: pathlib.Path) -> dict[str, list[str]]:
   """Returns the files that contain a key, by the key's variable."""
   files = [path for path in root.rglob("*") if path.is_file()]
   assert len(files) > 5
-  return {
-    variable: found
+  found = {
+    variable: [str(p) for p in files if key.encode() in p.read_bytes()]
     for variable, key in _KEYS.items()
-    if (
-      found := [
-        str(path) for path in files if key.encode() in path.read_bytes()
-      ]
-    )
   }
+  return {variable: paths for variable, paths in found.items() if paths}
 
 
 def test_an_evaluation_leaves_no_key_behind(world):

@@ -23,31 +23,22 @@ KEYS = [
 ]  # fmt: skip
 
 
+def span(author, text):
+  return {"author": author, "text": text}
+
+
 def trajectory(searches=0, *, answer="a", tokens=100, **extra):
   """Returns a well-formed trajectory without the scaffold."""
-  spans = []
-  for _ in range(searches):
-    spans.append({"author": "model", "text": T + S})
-    spans.append({"author": "environment", "text": I})
-  text = f"{T}<answer>{answer}</answer>"
-  spans.append({"author": "model", "text": text})
-  return {
-    "spans": spans,
-    "searches": searches,
-    "generated_tokens": tokens,
-    **extra,
-  }
+  spans = [span("model", T + S), span("environment", I)] * searches
+  spans.append(span("model", f"{T}<answer>{answer}</answer>"))
+  counts = {"searches": searches, "generated_tokens": tokens}
+  return {"spans": spans} | counts | extra
 
 
 def group(*trajectories, **changes):
-  return {
-    "question": "q?",
-    "golden_answers": ["a1", "gold"],
-    "budget": 4,
-    "scaffold": False,
-    "trajectories": list(trajectories),
-    **changes,
-  }
+  asked = {"question": "q?", "golden_answers": ["a1", "gold"], "budget": 4}
+  played = {"scaffold": False, "trajectories": list(trajectories)}
+  return asked | played | changes
 
 
 def run(folder, *groups, config=CONFIG):
@@ -106,9 +97,8 @@ def test_a_group_by_hand(tmp_path):
   # gamma = .3 * 2/3; the two correct ones used 1 and 3 of 4.
   assert [row["em"] for row in line["trajectories"]] == [1, 1, 0]
   assert [row["format"] for row in line["trajectories"]] == [1, 1, 1]
-  assert [row["gamma"] for row in line["trajectories"]] == [
-    pytest.approx(0.2)
-  ] * 3
+  gammas = [row["gamma"] for row in line["trajectories"]]
+  assert gammas == pytest.approx([0.2] * 3)
   assert first["r_abs"] == pytest.approx(0.75)
   assert first["r_rel"] == pytest.approx(1.0)
   assert first["total"] == pytest.approx(0.5 + 0.15 + 0.2 * 0.75)
@@ -121,27 +111,17 @@ def test_a_group_by_hand(tmp_path):
   assert all(isinstance(row["em"], int) for row in line["trajectories"])
 
 
-ROWS = st.lists(
-  st.tuples(
-    st.booleans(),
-    st.sampled_from([0, 1, 2047, 2048, 2049, 2600, 3072, 3073, 40000]),
-    st.integers(0, 6),
-    st.booleans(),
-  ),
-  min_size=1,
-  max_size=9,
-)
+TOKENS = st.sampled_from([0, 1, 2047, 2048, 2049, 2600, 3072, 3073, 40000])
+ROW = st.tuples(st.booleans(), TOKENS, st.integers(0, 6), st.booleans())
 
 
-@given(rows=ROWS, budget=st.integers(0, 5))
+@given(rows=st.lists(ROW, min_size=1, max_size=9), budget=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
 def test_scores_agree_with_float64(rows, budget):
   lines = group(
     *(
-      trajectory(
-        used, answer="gold" if right else "lead", tokens=tokens, failed=failed
-      )
-      for right, tokens, used, failed in rows
+      trajectory(n, answer=("lead", "gold")[right], tokens=t, failed=failed)
+      for right, t, n, failed in rows
     ),
     budget=budget,
   )
@@ -206,13 +186,8 @@ def test_unusual_but_valid_groups_are_scored(tmp_path):
 
 
 def test_scaffold_and_crlf_lines(tmp_path):
-  spans = [
-    {
-      "author": "environment",
-      "text": "<budget>remaining=4; used=0; total=4</budget>\n",
-    },
-    {"author": "model", "text": T + A},
-  ]
+  budget = "<budget>remaining=4; used=0; total=4</budget>\n"
+  spans = [span("environment", budget), span("model", T + A)]
   item = {"spans": spans, "searches": 0, "generated_tokens": 5}
   source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   line = json.dumps(group(item, scaffold=True))
@@ -270,7 +245,7 @@ def _item(**changes):
     (_item(spans="x"), "trajectories[1].spans: found 'x', expected a list"),
     (_item(spans=["x"]), "trajectories[1].spans[0]: found 'x'"),
     (
-      _item(spans=[{"author": "prompt", "text": ""}]),
+      _item(spans=[span("prompt", "")]),
       "spans[0].author: found 'prompt', expected 'model' or 'environment'",
     ),
     (_item(spans=[{"author": "model"}]), "spans[0].text: missing"),

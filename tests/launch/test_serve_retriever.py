@@ -78,25 +78,19 @@ def stopped(process, seconds=120):
   return process.wait(seconds)
 
 
-class SearchR1Client:
-  """Search-R1's client code (`llm_agent/generation.py`)."""
-
-  def __init__(self, search_url, topk):
-    self.search_url, self.topk = search_url, topk
-
-  def batch_search(self, queries):
-    payload = {"queries": queries, "topk": self.topk, "return_scores": True}
-    results = httpx2.post(self.search_url, json=payload).json()["result"]
-    return [self._passages2string(result) for result in results]
-
-  def _passages2string(self, retrieval_result):
+def batch_search(search_url, queries, topk):
+  """Asks and reads as Search-R1's client does (`llm_agent/generation.py`)."""
+  payload = {"queries": queries, "topk": topk, "return_scores": True}
+  found = []
+  for result in httpx2.post(search_url, json=payload).json()["result"]:
     format_reference = ""
-    for idx, doc_item in enumerate(retrieval_result):
+    for idx, doc_item in enumerate(result):
       content = doc_item["document"]["contents"]
       title = content.split("\n")[0]
       text = "\n".join(content.split("\n")[1:])
       format_reference += f"Doc {idx + 1}(Title: {title}) {text}\n"
-    return format_reference
+    found.append(format_reference)
+  return found
 
 
 async def ask_often(url, number):
@@ -118,7 +112,6 @@ async def main(url):
 def test_search_r1s_client_and_64_at_once_search_a_real_index(index):
   command = ("-m", "launch.serve_retriever", f"--index={index}", "--port=0")
   with started(*command) as (process, url):
-    client = SearchR1Client(f"{url}/retrieve", 1)
     # What a policy writes must not cost its batch the answers.
     long = "Lima " * 5000
     queries = ["where is Quito?", "Lima", "no word", " ", "", long]
@@ -126,7 +119,8 @@ def test_search_r1s_client_and_64_at_once_search_a_real_index(index):
       f'Doc 1(Title: "{city}") {city} is a capital.\nIt is large.\n'
       for city in ("Quito", "Lima")
     )
-    assert client.batch_search(queries) == [quito, lima, "", "", "", lima]
+    found = batch_search(f"{url}/retrieve", queries, 1)
+    assert found == [quito, lima, "", "", "", lima]
     health = httpx2.get(f"{url}/health").json()
     assert health["passages"] == len(CITIES)
     described = {"backend": "bm25", "model": "", "index_metric": "bm25"}
@@ -244,11 +238,8 @@ def test_a_search_beyond_the_grace_is_cut_off():
 def test_invalid_server_is_refused(index, flags, sentence):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
-    said = commands.run(
-      serve_retriever,
-      f"--index={index}",
-      *(flag.format(taken=port) for flag in flags),
-    )
+    asked = [flag.format(taken=port) for flag in flags]
+    said = commands.run(serve_retriever, f"--index={index}", *asked)
   assert sentence in said
   assert "sk-1234" not in said
 

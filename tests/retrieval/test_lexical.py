@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import math
 
 import hypothesis
+import numpy as np
 import pytest
+import retrieval_cases as cases
 from hypothesis import strategies as st
 
 from anysearch_jax import types
@@ -29,44 +29,24 @@ def ids(found) -> list[str]:
   return [passage.id for passage in found]
 
 
-def bm25(documents, query, *, k1, b) -> list[float]:
-  """Computes Lucene's BM25 in float64 from its formula."""
-  average = sum(map(len, documents)) / len(documents)
-  scores = []
-  for document in documents:
-    counts = collections.Counter(document)
-    score = 0.0
-    for word in query:
-      df = sum(word in other for other in documents)
-      idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
-      norm = k1 * (1 - b + b * len(document) / average)
-      score += idf * counts[word] / (counts[word] + norm)
-    scores.append(score)
-  return scores
-
-
 WORDS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
 
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @hypothesis.given(st.lists(WORDS, min_size=1, max_size=6), WORDS)
 def test_scores_and_order_are_bm25s(documents, query):
-  weight = 2
   corpus = [
     types.Passage(str(i), words[0], " ".join(words[1:]))
     for i, words in enumerate(documents)
   ]
-  search = lexical.LexicalRetriever(
-    {"": corpus}, title_weight=weight, k1=1.2, b=0.6
-  ).lookup
-  indexed = [words[:1] * weight + words[1:] for words in documents]
-  expected = bm25(indexed, query, k1=1.2, b=0.6)
+  options = {"title_weight": 2, "k1": 1.2, "b": 0.6}
+  search = lexical.LexicalRetriever({"": corpus}, **options).lookup
+  indexed = [words[:1] + words for words in documents]
+  expected = cases.bm25(indexed, query, k1=1.2, b=0.6)
   found = search(" ".join(query), len(documents))
   scores = [passage.score for passage in found]
   assert scores == sorted(scores, reverse=True)
-  assert {int(p.id) for p in found} == {
-    i for i, score in enumerate(expected) if score > 0
-  }
+  assert {int(p.id) for p in found} == set(np.flatnonzero(expected))
   for passage in found:
     assert passage.score == pytest.approx(expected[int(passage.id)], rel=1e-5)
 

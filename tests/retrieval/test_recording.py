@@ -87,20 +87,22 @@ def path(tmp_path):
 
 def bits(answers):
   """Returns answers as values that compare to the last bit."""
-  return [
-    [
-      [t.encode(errors="surrogatepass") for t in (p.id, p.title, p.text)]
-      + [struct.pack("<d", p.score)]
-      for p in answer
-    ]
-    for answer in answers
-  ]
+
+  def of(p):
+    texts = [t.encode(errors="surrogatepass") for t in (p.id, p.title, p.text)]
+    return [*texts, struct.pack("<d", p.score)]
+
+  return [list(map(of, answer)) for answer in answers]
 
 
 TEXT = st.text(
   st.characters(codec=None) | st.sampled_from("\ud800\udfff\0\n\u2028"),
   max_size=20,
 )
+KEY = st.tuples(TEXT, st.integers(1, 5), TEXT)
+SCORE = st.floats(width=32) | st.floats()
+PASSAGE = st.builds(types.Passage, TEXT, TEXT, TEXT, SCORE)
+PASSAGES = st.lists(PASSAGE, max_size=4)
 
 
 class Given:
@@ -118,18 +120,7 @@ class Given:
   deadline=None,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-@hypothesis.given(
-  answers=st.dictionaries(
-    st.tuples(TEXT, st.integers(1, 5), TEXT),
-    st.lists(
-      st.builds(
-        types.Passage, TEXT, TEXT, TEXT, st.floats(width=32) | st.floats()
-      ),
-      max_size=4,
-    ),
-    max_size=6,
-  )
-)
+@hypothesis.given(answers=st.dictionaries(KEY, PASSAGES, max_size=6))
 def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
   """Covers lone surrogates, NaN, minus zero and empty answers."""
   path = tmp_path / uuid.uuid4().hex
@@ -173,13 +164,8 @@ def test_miss_names_the_query(path):
     with pytest.raises(recording.MissError) as caught:
       asyncio.run(tested.search(ask("Who is it?", 7, "wiki")))
     assert str(caught.value) == str(miss)
-  for part in (
-    str(path),
-    "'Who is it?'",
-    "k=7",
-    "corpus 'wiki'",
-    'identity {"corpus":"abc","kind":"test"}',
-  ):
+  said = 'identity {"corpus":"abc","kind":"test"}'
+  for part in (str(path), "'Who is it?'", "k=7", "corpus 'wiki'", said):
     assert part in str(miss)
 
 
@@ -236,10 +222,8 @@ def test_the_first_answer_stays_and_another_is_counted(path):
   with recorder(Source(), path) as tested:
     search(tested, ask("a"), ask("b"))
   with recorder(Source("other text"), path) as tested:
-    assert search(tested, ask("a"), ask("c")) == [
-      truth(ask("a")),
-      truth(ask("c"), "other text"),
-    ]
+    expected = [truth(ask("a")), truth(ask("c"), "other text")]
+    assert search(tested, ask("a"), ask("c")) == expected
     assert tested.counters["conflicts"] == 1
     assert tested.counters["recorded"] == 1
   assert answered(path, ask("a"), mode="strict") == [truth(ask("a"))]
@@ -332,10 +316,8 @@ def test_log_created_by_another_process_is_shared(path, monkeypatch):
   with recorder(Source(), path) as tested:
     search(tested, ask("b"))
   with recorder(None, path, mode="strict") as tested:
-    assert search(tested, ask("a"), ask("b")) == [
-      truth(ask("a")),
-      truth(ask("b")),
-    ]
+    expected = [truth(ask("a")), truth(ask("b"))]
+    assert search(tested, ask("a"), ask("b")) == expected
   assert os.listdir(path.parent) == [path.name]
 
 

@@ -17,11 +17,24 @@ units = cases.units
 QUERY = '"Title 7"\nPassage number n7 is about fire.'
 
 
+def index_of(factory, x, ids=None, metric=faiss.METRIC_INNER_PRODUCT):
+  index = faiss.index_factory(x.shape[1], factory, metric)
+  index.train(x)
+  if ids is None:
+    index.add(x)
+  else:
+    index.add_with_ids(x, ids)
+  return index
+
+
+def write(path, *args):
+  faiss.write_index(index_of(*args), str(path))
+  return str(path)
+
+
 def parts(folder, x, *, cut=None):
   """Writes an IndexFlatIP with FAISS, and cuts the file into two parts."""
-  index = faiss.IndexFlatIP(x.shape[1])
-  index.add(x)
-  faiss.write_index(index, str(folder / "e5_Flat.index"))
+  write(folder / "e5_Flat.index", "Flat", x)
   data = (folder / "e5_Flat.index").read_bytes()
   cut = len(data) // 2 if cut is None else cut
   (folder / "part_aa").write_bytes(data[:cut])
@@ -54,9 +67,8 @@ def test_rows_are_those_of_faiss_wherever_the_file_is_cut(tmp_path, cut):
 @pytest.mark.parametrize("dtype", vectors.DTYPES)
 def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
   source, x = of_passages(tmp_path, 200)
-  settings = building.Settings(
-    "flat", dtype=dtype, shard=60, vectors=parts(tmp_path, x)
-  )
+  how = {"dtype": dtype, "shard": 60}
+  settings = building.Settings("flat", **how, vectors=parts(tmp_path, x))
   encoder = cases.Encoder()
   assert building.build(source, tmp_path / "i", settings, encoder=encoder)
   assert encoder.encoded == 64  # The sample.
@@ -72,9 +84,8 @@ def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
   assert building.build(source, tmp_path / "i", settings, encoder=encoder)
   x[3] = x[4]
   (tmp_path / "other").mkdir()
-  other = building.Settings(
-    "flat", dtype=dtype, shard=60, vectors=parts(tmp_path / "other", x)
-  )
+  others = parts(tmp_path / "other", x)
+  other = building.Settings("flat", **how, vectors=others)
   with pytest.raises(building.OtherIndexError, match="begun with vectors"):
     building.build(source, tmp_path / "i", other, encoder=encoder)
 
@@ -100,9 +111,7 @@ def test_vectors_of_other_passages_are_refused(tmp_path, change, message):
 def test_parts_that_are_missing_or_in_another_order_are_refused(tmp_path):
   first, second = parts(tmp_path, units(50))
   (tmp_path / "short").write_bytes(b"IxFI" + bytes(10))
-  index = faiss.IndexFlatL2(4)
-  index.add(units(3, 4))
-  faiss.write_index(index, str(tmp_path / "l2"))
+  write(tmp_path / "l2", "Flat", units(3, 4), None, faiss.METRIC_L2)
   for names, sentence in (
     ([first], "name all parts"),
     ([second, first], "first part first"),
@@ -117,27 +126,18 @@ def test_parts_that_are_missing_or_in_another_order_are_refused(tmp_path):
 # How much a search reads.
 
 
-FACTORIES = {
-  "IVF64,Flat": "nprobe",
-  "IVF64_HNSW8,Flat": "nprobe",
-  "PCA12,IVF64,Flat": "nprobe",
-  "IDMap,HNSW8": "efSearch",
-  "PCA12,HNSW8": "efSearch",
-}
+LISTS = ("IVF64,Flat", "IVF64_HNSW8,Flat", "PCA12,IVF64,Flat")
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", [*LISTS, "IDMap,HNSW8", "PCA12,HNSW8"])
 def test_a_search_finds_most_of_what_the_whole_file_has(factory):
   x = units(2000)
   queries = x[:64] + 0.2 * units(64, seed=1)
-  index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
-  index.train(x)
-  if factory.startswith("IDMap"):
-    index.add_with_ids(x, np.arange(2000) + 7)
-  else:
-    index.add(x)
+  ids = np.arange(2000) + 7 if factory.startswith("IDMap") else None
+  index = index_of(factory, x, ids)
   found = faiss_file.tune(index, queries)
-  assert faiss_file.parameter(index) == found.parameter == FACTORIES[factory]
+  assert faiss_file.parameter(index) == found.parameter
+  assert found.parameter == ("nprobe" if factory in LISTS else "efSearch")
   assert found.recall >= 0.95
   if factory == "IVF64,Flat":
     # All lists are exact search; FAISS's default is one list.
@@ -150,29 +150,20 @@ def test_a_search_finds_most_of_what_the_whole_file_has(factory):
     assert fewer.recall < 0.95 and fewer.value == found.value // 2
 
 
-def file_of(tmp_path, factory, x, ids=None):
-  index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
-  index.train(x)
-  if ids is None:
-    index.add(x)
-  else:
-    index.add_with_ids(x, ids)
-  faiss.write_index(index, str(tmp_path / "their.index"))
-  return str(tmp_path / "their.index")
+def built(folder, source, file, **values):
+  """Builds an index from a file of FAISS, and opens it."""
+  settings = building.Settings("faiss_file", faiss_file=file, **values)
+  encoder = cases.Encoder()
+  building.build(source, folder, settings, encoder=encoder)
+  return opening.open_index(folder, encoder=encoder)
 
 
 def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
   source, x = of_passages(tmp_path, 1000)
-  file = file_of(tmp_path, "IVF32,Flat", x)
-
-  def built(name, search=0):
-    settings = building.Settings("faiss_file", faiss_file=file, search=search)
-    encoder = cases.Encoder()
-    building.build(source, tmp_path / name, settings, encoder=encoder)
-    return opening.open_index(tmp_path / name, encoder=encoder)
-
+  file = write(tmp_path / "theirs", "IVF32,Flat", x)
   caplog.set_level(logging.INFO, "retrieval")
-  chosen, one = built("chosen"), built("one", 1)
+  chosen = built(tmp_path / "chosen", source, file)
+  one = built(tmp_path / "one", source, file, search=1)
   measured = chosen.identity["search"]
   assert measured["recall"] >= 0.95 and measured["value"] > 1
   assert one.identity["search"]["value"] == 1
@@ -187,28 +178,23 @@ def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
 
 def test_a_setting_that_an_index_does_not_have_is_refused(tmp_path):
   source, x = of_passages(tmp_path, 100)
-  file = file_of(tmp_path, "Flat", x)
-  settings = building.Settings("faiss_file", faiss_file=file, search=8)
+  file = write(tmp_path / "theirs", "Flat", x)
   with pytest.raises(ValueError, match="found 8 for a IndexFlat"):
-    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+    built(tmp_path / "i", source, file, search=8)
 
 
 def test_ids_are_rows_in_any_order_and_no_others(tmp_path):
   source, x = of_passages(tmp_path, 50)
   order = np.random.default_rng(0).permutation(50)
   for factory in ("IDMap,Flat", "IVF4,Flat", "IDMap,HNSW8"):
-    file = file_of(tmp_path, factory, x[order], order)
-    settings = building.Settings("faiss_file", faiss_file=file)
-    folder, encoder = tmp_path / factory, cases.Encoder()
-    building.build(source, folder, settings, encoder=encoder)
-    index = opening.open_index(folder, encoder=encoder)
+    file = write(tmp_path / "theirs", factory, x[order], order)
+    index = built(tmp_path / factory, source, file)
     for row in (0, 7, 49):
       (found, *_) = index.search([index.corpus[row].contents], 3)[0]
       assert found.id == str(row)
-  file = file_of(tmp_path, "IDMap,Flat", x, order + 30)
-  settings = building.Settings("faiss_file", faiss_file=file)
+  file = write(tmp_path / "theirs", "IDMap,Flat", x, order + 30)
   with pytest.raises(ValueError, match=r"faiss_file: found id \d+, expected"):
-    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+    built(tmp_path / "i", source, file)
 
 
 # The last two give no vectors back, so they are searched.
@@ -220,10 +206,8 @@ def test_rows_of_another_order_or_encoder_are_refused(tmp_path, factory):
   source, x = of_passages(tmp_path, 300)
 
   def build(name, rows):
-    file = file_of(tmp_path, factory, rows)
-    settings = building.Settings("faiss_file", faiss_file=file)
-    encoder = cases.Encoder()
-    return building.build(source, tmp_path / name, settings, encoder=encoder)
+    file = write(tmp_path / "theirs", factory, rows)
+    return built(tmp_path / name, source, file)
 
   # An encoder in bfloat16 makes slightly other vectors.
   assert build("right", x + 0.002 * units(300, seed=3))
@@ -233,8 +217,7 @@ def test_rows_of_another_order_or_encoder_are_refused(tmp_path, factory):
 
 
 def test_empty_slots_of_faiss_are_dropped(tmp_path):
-  file_of(tmp_path, "IVF2,Flat", units(100))
-  index = faiss.read_index(str(tmp_path / "their.index"))
+  index = index_of("IVF2,Flat", units(100))
   index.reset()
   index.add(units(4))
   faiss.write_index(index, str(tmp_path / "ivf"))
@@ -245,9 +228,7 @@ def test_empty_slots_of_faiss_are_dropped(tmp_path):
 
 
 def test_distances_and_files_that_are_cut_short_are_refused(tmp_path):
-  index = faiss.IndexFlatL2(16)
-  index.add(units(30))
-  faiss.write_index(index, str(tmp_path / "l2"))
+  write(tmp_path / "l2", "Flat", units(30), None, faiss.METRIC_L2)
   with pytest.raises(ValueError, match="METRIC_INNER_PRODUCT"):
     faiss_file.FaissFile(tmp_path / "l2")
   for kept in (1000, 40, 3, 0):

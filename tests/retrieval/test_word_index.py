@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import retrieval_cases as cases
 import tantivy
 
 from retrieval import analysis, passages
@@ -32,19 +33,10 @@ def words(tmp_path):
   return word_index.WordIndex(tmp_path / "words")
 
 
-def scores_by_formula(query, texts=TEXTS, *, k1=1.2, b=0.75):
-  """Computes BM25 in float64 from its formula; lengths of up to 40 words."""
+def scores_by_formula(query, texts=TEXTS):
+  """Returns Tantivy's BM25, k1 + 1 times Lucene's; of up to 40 words."""
   documents = [analysis.words(text) for text in texts]
-  mean = np.mean([len(d) for d in documents])
-  scores = np.zeros(len(documents))
-  for word in analysis.words(query):
-    having = sum(word in d for d in documents)
-    idf = np.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-    for i, d in enumerate(documents):
-      n = d.count(word)
-      length = k1 * (1 - b + b * len(d) / mean)
-      scores[i] += idf * n * (k1 + 1) / (n + length)
-  return scores
+  return 2.2 * cases.bm25(documents, analysis.words(query))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.serving import keys, service, wire
 
+CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
 
 
@@ -216,7 +217,7 @@ def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
     found = httpx2.post(f"{url}/v1/responses", json=QUESTION)
     assert found.status_code == 500 and "secret" not in found.text
     assert httpx2.get(f"{url}/health").json()["running"] == 0
-    body = {"messages": [{"role": "user", "content": "Who?"}], "stream": True}
+    body = CHAT | {"stream": True}
     told = httpx2.post(f"{url}/v1/chat/completions", json=body).text
     assert '"server_error"' in told and "secret" not in told
     found = httpx2.get(f"{url}/metrics").text
@@ -230,9 +231,8 @@ def test_outage_is_explained_in_the_log_only(caplog, stream, path):
   caplog.set_level(logging.INFO, "anysearch_jax.serving.service")
   secret = "http://10.9.8.7:8000 answered 500: /srv/secret"
   broken = scripted.Retriever(error=types.RetrievalError(secret))
-  body = {"messages": [{"role": "user", "content": "Who?"}], "stream": stream}
-  if path == "responses":
-    body = QUESTION | {"stream": stream}
+  asked = QUESTION if path == "responses" else CHAT
+  body = asked | {"stream": stream}
   with served(retriever=broken) as (url, _):
     found = httpx2.post(f"{url}/v1/{path}", json=body)
   assert found.status_code == (200 if stream else 503)
@@ -327,13 +327,8 @@ def test_silent_stream_has_comments_that_the_official_client_ignores(impatient):
     told = list(
       client.responses.create(model="tiny", input="Who?", stream=True)
     )
-    chunks = list(
-      client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "Who?"}],
-        stream=True,
-      )
-    )
+    asked = CHAT | {"model": "tiny", "stream": True}
+    chunks = list(client.chat.completions.create(**asked))
   beat = wire.HEARTBEAT.decode()
   before, _, _ = text.partition("response.web_search_call.completed")
   assert before.count(beat) >= 3

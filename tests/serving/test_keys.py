@@ -14,14 +14,9 @@ import pytest
 from anysearch_jax.serving import fields, keys
 
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
-ALICE = keys.Key(
-  "alice",
-  hashlib.sha256(b"sk-alice").hexdigest(),
-  requests=2,
-  searches_a_day=10,
-  tokens_a_day=1000,
-  max_budget=5,
-)
+HASH = hashlib.sha256(b"sk-alice").hexdigest()
+LIMITS = {"requests": 2, "searches_a_day": 10, "tokens_a_day": 1000}
+ALICE = keys.Key("alice", HASH, **LIMITS, max_budget=5)
 
 
 @pytest.fixture
@@ -38,12 +33,8 @@ def guard(tmp_path, clock):
 
 def admitted(guard, key=ALICE, *, searches=1, tokens=1, used=None):
   """Admits a request that uses `used` in the end, all of it by default."""
-  return guard.admitted(
-    key,
-    searches=searches,
-    tokens=tokens,
-    used=lambda: used or (searches, tokens),
-  )
+  wanted = {"searches": searches, "tokens": tokens}
+  return guard.admitted(key, **wanted, used=lambda: used or (searches, tokens))
 
 
 def refusal(guard, key=ALICE, **wanted):
@@ -185,17 +176,11 @@ def test_use_outlives_a_restart(tmp_path):
   [
     ([], "found no keys"),
     ({}, "found no keys"),
-    ({"a b": {"sha256": "0" * 64}}, "expected letters, digits"),
+    ({"a b": {"sha256": HASH}}, "expected letters, digits"),
     ({"a": {"sha256": "sk-secret"}}, "sha256 is not one"),
-    ({"a": {"sha256": "0" * 64, "searches": 3}}, "unknown key 'searches'"),
-    (
-      {"a": {"sha256": "0" * 64, "requests": 0}},
-      "requests: found 0, expected at least 1",
-    ),
-    (
-      {"a": {"sha256": "0" * 64, "tokens_a_day": "x"}},
-      "tokens_a_day: found 'x'",
-    ),
+    ({"a": {"sha256": HASH, "searches": 3}}, "unknown key 'searches'"),
+    ({"a": {"sha256": HASH, "requests": 0}}, "requests: found 0, expected at"),
+    ({"a": {"sha256": HASH, "tokens_a_day": "x"}}, "tokens_a_day: found 'x'"),
   ],
 )
 def test_file_that_is_not_one_is_refused_without_its_secrets(

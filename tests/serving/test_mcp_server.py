@@ -6,14 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import socket
-import threading
 
 import mcp
 import pytest
 import scripted
 import scripted_agent
-import uvicorn
+import served
 from scripted import answer, search
 from scripted_agent import Held
 from waits import wait_for
@@ -58,11 +56,9 @@ def ask(question="Who wrote Emma?", budget=3, told=None, **kwargs):
     told.append(progress)
 
   async def scenario(client):
-    return await client.call_tool(
-      "answer",
-      {"question": question, "budget": budget},
-      progress_callback=tell if told is not None else None,
-    )
+    asked = {"question": question, "budget": budget}
+    tells = tell if told is not None else None
+    return await client.call_tool("answer", asked, progress_callback=tells)
 
   return play(scenario, **kwargs)
 
@@ -76,12 +72,10 @@ def test_answer_is_structured_and_each_search_is_reported_as_progress():
   assert found["answer"] == "Jane" and found["outcome"] == "answered"
   assert found["reason"] == "" and found["searches"] == 2
   assert found["tokens"] == len("".join(SCRIPT)) and found["seconds"] >= 0
+  emma, novel = {"id": "7", "title": "Emma"}, {"id": "8", "title": "Novel"}
   assert found["queries"] == [
-    {
-      "query": "emma",
-      "sources": [{"id": "7", "title": "Emma"}, {"id": "8", "title": "Novel"}],
-    },
-    {"query": "novel", "sources": [{"id": "8", "title": "Novel"}]},
+    {"query": "emma", "sources": [emma, novel]},
+    {"query": "novel", "sources": [novel]},
   ]
   assert told == [(1, 3, "search 1: emma"), (2, 3, "search 2: novel")]
 
@@ -120,12 +114,8 @@ def test_refused_arguments_are_an_error_result(question, budget, expected):
 
 def test_search_returns_passages_and_asks_no_policy():
   engine = scripted.Engine(SCRIPT)
-  calls = (
-    {"query": "emma"},
-    {"query": "emma", "k": 2},
-    {"query": "emma", "k": 0},
-    {"query": ""},
-  )
+  changes = ({}, {"k": 2}, {"k": 0}, {"query": ""})
+  calls = [{"query": "emma"} | change for change in changes]
 
   async def scenario(client):
     return [await client.call_tool("search", call) for call in calls]
@@ -179,28 +169,6 @@ def test_outage_is_explained_in_the_log_only(caplog):
   assert caplog.text.count(secret) >= 2
 
 
-@contextlib.contextmanager
-def over_http(service):
-  """Yields the URL of a service that a thread serves."""
-  listening = socket.create_server(("127.0.0.1", 0))
-  port = listening.getsockname()[1]
-  server = uvicorn.Server(
-    uvicorn.Config(
-      service.server.streamable_http_app(),
-      log_config=None,
-      timeout_graceful_shutdown=1,
-    )
-  )
-  thread = threading.Thread(target=server.run, args=([listening],))
-  thread.start()
-  try:
-    yield f"http://127.0.0.1:{port}/mcp"
-  finally:
-    server.should_exit = True
-    thread.join(30)
-    listening.close()
-
-
 @pytest.mark.parametrize(
   ("transport", "mode"), [("memory", "auto"), ("http", "legacy")]
 )
@@ -221,7 +189,9 @@ def test_cancelled_request_frees_its_episode(transport, mode):
   with serving(engine) as service, contextlib.ExitStack() as stack:
     server = service.server
     if transport == "http":
-      server = stack.enter_context(over_http(service))
+      app = server.streamable_http_app()
+      over_http = served.listening(app, timeout_graceful_shutdown=1)
+      server = "http://{}:{}/mcp".format(*stack.enter_context(over_http))
     asyncio.run(main(server))
     assert len(engine.released) == 1
     asyncio.run(asyncio.wait_for(service.drain(5), 5))

@@ -13,6 +13,8 @@ import scripted
 from scripted import CODEC, answer, search
 from served_agent import SERVED, served
 
+CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
+
 
 @pytest.fixture(scope="module")
 def client():
@@ -114,9 +116,7 @@ def test_every_event_is_strictly_one_of_the_clients_types(script, last):
 
 def test_chat_completion_has_answer_reasoning_and_usage(client):
   completion = client.chat.completions.create(
-    model="tiny",
-    messages=[{"role": "user", "content": "Who wrote Emma?"}],
-    extra_body={"max_tool_calls": 3},
+    model="tiny", **CHAT, extra_body={"max_tool_calls": 3}
   )
   (choice,) = completion.choices
   assert choice.message.content == "Jane" and choice.finish_reason == "stop"
@@ -126,14 +126,8 @@ def test_chat_completion_has_answer_reasoning_and_usage(client):
 
 
 def test_chat_stream_adds_up_to_the_completion(client):
-  chunks = list(
-    client.chat.completions.create(
-      model="tiny",
-      messages=[{"role": "user", "content": "Who wrote Emma?"}],
-      stream=True,
-      stream_options={"include_usage": True},
-    )
-  )
+  asked = {"stream": True, "stream_options": {"include_usage": True}}
+  chunks = list(client.chat.completions.create(model="tiny", **CHAT, **asked))
   deltas = [c.choices[0].delta for c in chunks if c.choices]
   assert "".join(d.content or "" for d in deltas) == "Jane"
   reasoning = "".join(
@@ -157,9 +151,7 @@ def test_chat_stream_adds_up_to_the_completion(client):
 )
 def test_budget_is_where_a_client_can_say_it(client, how, budget):
   asked = {"model": "tiny"} | how
-  completion = client.chat.completions.create(
-    messages=[{"role": "user", "content": "Who?"}], **asked
-  )
+  completion = client.chat.completions.create(**CHAT, **asked)
   assert completion.choices[0].anysearch["budget"] == budget
   assert completion.model == asked["model"]
 
@@ -170,12 +162,7 @@ def test_choices_have_their_own_seeds():
 
   with served(engine=scripted.Engine(by_seed)) as (url, _):
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    asked = {
-      "model": "tiny",
-      "messages": [{"role": "user", "content": "Who?"}],
-      "n": 3,
-      "seed": 7,
-    }
+    asked = CHAT | {"model": "tiny", "n": 3, "seed": 7}
     completion = client.chat.completions.create(**asked)
     found = [choice.message.content for choice in completion.choices]
     assert found == ["seed 7", "seed 8", "seed 9"]
@@ -196,18 +183,14 @@ def test_earlier_turns_are_given_as_context(client):
 
   with served(engine=scripted.Engine(remember)) as (url, _):
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    client.responses.create(
-      model="tiny",
-      instructions="Be brief.",
-      input=[
-        {"role": "user", "content": "Who wrote Emma?"},
-        {"role": "assistant", "content": "Jane."},
-        {
-          "role": "user",
-          "content": [{"type": "input_text", "text": "And Persuasion?"}],
-        },
-      ],
-    )
+    parts = [{"type": "input_text", "text": "And Persuasion?"}]
+    said = [
+      {"role": "user", "content": "Who wrote Emma?"},
+      {"role": "assistant", "content": "Jane."},
+      {"role": "user", "content": parts},
+    ]
+    asked = {"instructions": "Be brief.", "input": said}
+    client.responses.create(model="tiny", **asked)
   assert (
     "instructions: Be brief.\nuser: Who wrote Emma?\nassistant: Jane.\n"
     "question: And Persuasion?"
@@ -217,9 +200,6 @@ def test_earlier_turns_are_given_as_context(client):
 def test_models_and_examples(client):
   assert [model.id for model in client.models.list()] == ["tiny"]
   assert client.get("/../examples", cast_to=object) == ["Who wrote Emma?"]
-
-
-CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 
 
 @pytest.mark.parametrize(
@@ -285,21 +265,14 @@ def test_no_question_and_no_such_model(client):
 
 
 def test_search_tools_and_harmless_fields_are_accepted(client):
-  response = client.responses.create(
-    model="tiny",
-    input="Who?",
-    tools=[{"type": "web_search"}],
-    temperature=1,
-    top_p=1.0,
-    store=False,
-    metadata={"a": "b"},
-    user="me",
-    parallel_tool_calls=False,
-    include=["web_search_call.action.sources"],
-    reasoning={"effort": "low"},
-    truncation="auto",
-    text={"format": {"type": "text"}},
-  )
+  fields = {
+    **{"input": "Who?", "tools": [{"type": "web_search"}], "store": False},
+    **{"temperature": 1, "top_p": 1.0, "metadata": {"a": "b"}, "user": "me"},
+    **{"parallel_tool_calls": False, "reasoning": {"effort": "low"}},
+    **{"include": ["web_search_call.action.sources"], "truncation": "auto"},
+    "text": {"format": {"type": "text"}},
+  }
+  response = client.responses.create(model="tiny", **fields)
   assert response.output_text == "Jane"
 
 
@@ -330,16 +303,14 @@ def test_tokens_that_run_out_are_incomplete():
 
 
 def test_budget_of_several_units_holds_and_is_told(client):
-  asked = {"model": "tiny", "messages": CHAT["messages"]}
-  both = client.chat.completions.create(
-    **asked, extra_body={"budget": "searches=1,tokens=900,seconds=30"}
-  )
+  budget = {"budget": "searches=1,tokens=900,seconds=30"}
+  asked = CHAT | {"model": "tiny"}
+  both = client.chat.completions.create(**asked, extra_body=budget)
   told = both.choices[0].anysearch
   assert told["budget"] == 1 and told["outcome"] == "answered"
   assert told["caps"] == {"tokens": 900, "seconds": 30}
-  few = client.chat.completions.create(
-    **asked, extra_body={"budget": "tokens=20"}
-  )
+  budget = {"budget": "tokens=20"}
+  few = client.chat.completions.create(**asked, extra_body=budget)
   assert few.choices[0].anysearch["budget"] == 2
   assert few.usage.completion_tokens <= 20
 

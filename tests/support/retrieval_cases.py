@@ -27,10 +27,30 @@ def write(path, count=20, *, extra=()):
   return path
 
 
+def damage(file, place=-1):
+  """Flips a bit of a file's byte, its last by default."""
+  content = bytearray(file.read_bytes())
+  content[place] ^= 1
+  file.write_bytes(content)
+
+
 def units(count, dim=16, seed=0):
   """Returns random unit vectors, float32 `[count, dim]`."""
   x = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
   return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def bm25(documents, query, *, k1=1.2, b=0.75):
+  """Computes Lucene's BM25 of lists of words in float64 from its formula."""
+  mean = np.mean([len(d) for d in documents])
+  scores = np.zeros(len(documents))
+  for word in query:
+    having = sum(word in d for d in documents)
+    idf = np.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+    for i, d in enumerate(documents):
+      n = d.count(word)
+      scores[i] += idf * n / (n + k1 * (1 - b + b * len(d) / mean))
+  return scores
 
 
 class Encoder:
