@@ -114,7 +114,10 @@ _RECIPES: dict[str, Recipe | _Settings] = {
   # trajectories.
   "research": Recipe(
     *(155, 256, 5, 1, 8, 1e-6),
-    settings={"episode": {"top_k": 5}, "batch": {"max_micro_batches": 1024}},
+    settings={
+      "episode": {"top_k": 5, "max_generated": 8192},
+      "batch": {"max_micro_batches": 1024},
+    },
   ),
   "autorefine": Recipe(300, 256, 5, 5, 5, 1e-6, turn=512),
   # Two epochs on each rollout.
