@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.rollout import driver, episode_state
@@ -90,14 +92,17 @@ async def asked(
 
 
 def sums(episode: Mapping[str, Any]) -> tuple[float, ...]:
-  """Sums an episode's replies: the columns `said`, `said_*` of `columns`."""
+  """Returns six numbers of an episode's replies.
+
+  They count all, those `impossible` and intervals, and of these: those that
+  hold the number, and the sums of widths and of scores, as `forecast.fitted`.
+  """
   replies = [parsed(reply) for reply in episode.get("forecasts", ())]
-  total = [len(replies), replies.count(()), 0, 0, 0, 0.0]
+  found = np.zeros(4)
   for made, reply in enumerate(replies):
     if reply:
       follow, width = episode["searches"] - made, reply[1] - reply[0]
       held = reply[0] <= follow <= reply[1]
-      score = max(0.0, 1 - width / follow) if follow else float(width == 0)
-      for place, value in enumerate((1, held, width, held * score), start=2):
-        total[place] += value
-  return tuple(total)
+      score = max(0.0, 1 - width / follow) if follow else width == 0
+      found += 1, held, width, held * score
+  return len(replies), replies.count(()), *found

@@ -56,18 +56,16 @@ _PRESENT = (
 ).split()
 _OPTIONAL = "format input_tokens cost".split()
 _DERIVED = "f1 asked optimum official_em official_f1".split()
-_SAID = tuple(
-  f"said{part}"
-  for part in ("", "_impossible", "_interval", "_held", "_width", "_score")
-)
 _CAPS = {
   "token_cap": "tokens",
   "dollar_cap": "dollars",
   "second_cap": "seconds",
 }
-_TYPE = [(name, np.int64) for name in _INTEGERS] + [
-  (name, np.float64)
-  for name in (*_PRESENT, *_OPTIONAL, *_DERIVED, *_SAID, *_CAPS)
+_FLOATS = (*_PRESENT, *_OPTIONAL, *_DERIVED, *_CAPS)
+_TYPE = [
+  *((name, np.int64) for name in _INTEGERS),
+  *((name, np.float64) for name in _FLOATS),
+  ("said", np.float64, 6),
 ]
 
 
@@ -95,11 +93,9 @@ class Columns:
       official_em, official_f1: float, scores of the published script of the
         question's dataset (`environment/official_scoring`); nan where the
         dataset has none.
-      said, said_*: float, how many replies forecast its searches, how many of
-        them are `impossible` and intervals; of these, how many hold the number,
-        and the sums of their widths and of BAGEN's score (see `forecast`).
       token_cap, dollar_cap, second_cap: float, what the budget allows besides
         searches; infinite where it has no such cap.
+      said: float `[P, 6]`, what replies forecast, see `asking.sums`.
   """
 
   ids: np.ndarray
@@ -263,7 +259,10 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   numbers["question"] = place[numbers["question"]]
   keys = [numbers[k] for k in ("run", "seed", *_CAPS, "budget", "question")]
   numbers = numbers[np.lexsort(keys)]
-  values = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
+  values = {
+    name: np.ascontiguousarray(numbers[name])
+    for name in numbers.dtype.names or ()
+  }
   same = np.ones(max(0, len(numbers) - 1), dtype=bool)
   for name in ("run", "seed", *_CAPS, "budget", "question"):
     same &= values[name][1:] == values[name][:-1]
@@ -292,7 +291,7 @@ def _numbers(
   index: dict[str, int],
   sets: dict[int, str],
   source: str,
-) -> tuple[float, ...]:
+) -> tuple[Any, ...]:
   """Returns an episode's values in the order of _TYPE."""
   name = str(episode["question_id"])
   question = index.setdefault(name, len(index))
@@ -335,8 +334,8 @@ def _numbers(
     0 if hop is None else hop[1],
     math.nan,
     *((math.nan, math.nan) if official is None else official),
-    *asking.sums(episode),
     *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
+    asking.sums(episode),
   )
 
 

@@ -85,16 +85,16 @@ def asked(table: columns.Columns) -> dict[str, inference.Estimate]:
   wrong and in right episodes, `unparsable` that of replies in another form. The
   score of replies that are no interval is 0; coverage and width skip them.
   """
-  said, never, n = table.said, table.said_impossible, table.said_interval
+  said, never, n, held, width, score = table.said.T
   right, wrong = said * table.em, said * (1 - table.em)
   shares = {
-    "coverage": (table.said_held, n),
-    "score": (table.said_score * table.em, right),
+    "coverage": (held, n),
+    "score": (score * table.em, right),
     "impossible_wrong": (never * (1 - table.em), wrong),
     "impossible_right": (never * table.em, right),
     "unparsable": (said - never - n, said),
   }
-  return _estimated(table, shares, table.said_width, n) if said.any() else {}
+  return _estimated(table, shares, width, n) if said.any() else {}
 
 
 def _estimated(

@@ -45,6 +45,8 @@ _Rows = Sequence[metrics.Row]
 def tables(study: Study) -> list[Table]:
   """Returns every table; those that do not apply have no lines."""
   rows = study.rows
+  cells = [*_cells(rows)]
+  plain = [line for line in cells if line[0][0] != "average"]
   compared = [
     table
     for name, found in study.differences.items()
@@ -58,28 +60,15 @@ def tables(study: Study) -> list[Table]:
     _main(rows),
     _table(
       "scorers",
-      (line for line in _cells(rows) if line[1].official_f1.value is not None),
+      (line for line in cells if line[1].official_f1.value is not None),
     ),
-    _table(
-      "efficiency",
-      (
-        line
-        for line in _cells(rows)
-        if line[0][0] != "average" and line[0][1] in _TIGHT
-      ),
-    ),
+    _table("efficiency", (line for line in plain if line[0][1] in _TIGHT)),
     *(_ablation(name, *group) for name, group in study.groups.items()),
-    _table(
-      "tokens", (line for line in _cells(rows) if line[0][0] != "average")
-    ),
-    *_prices(study),
+    _table("tokens", plain),
+    *_prices(study, cells),
     _table(
       "formats",
-      (
-        ((row.label, budget), part)
-        for row in rows
-        for budget, part in row.by_budget.items()
-      ),
+      (((row.label, b), p) for row in rows for b, p in row.by_budget.items()),
     ),
     _hops(rows),
     _budget_use(rows),
@@ -93,7 +82,7 @@ def tables(study: Study) -> list[Table]:
       "curves",
       (
         ((name, f"{budget}{'*' * (budget > study.trained)}", label), part)
-        for (name, budget, label), part in _cells(rows)
+        for (name, budget, label), part in cells
       ),
     ),
     _table("area", _areas(rows)),
@@ -110,11 +99,7 @@ def tables(study: Study) -> list[Table]:
     ),
     _table(
       "surface_area",
-      (
-        ((found.label,), {"area": found.area})
-        for found in study.surfaces
-        if found.area.value is not None
-      ),
+      (((s.label,), s) for s in study.surfaces if s.area.value is not None),
     ),
   ]
 
@@ -288,13 +273,13 @@ def _budget_use(rows: _Rows) -> Table:
   )
 
 
-def _prices(study: Study) -> Iterator[Table]:
+def _prices(study: Study, cells: Sequence[_Line]) -> Iterator[Table]:
   """Yields what a search costs in tokens, and what was spent, in tokens."""
-  rows, own = study.rows, study.prices
-  known = {
-    name: budgets_lib.Prices(search=search, output=output)
-    for name, (search, output) in study_lib.WORDS["paper_prices"].items()
-  } | ({"this evaluation": own} if own and own.output else {})
+  own, known = study.prices, {}
+  for name, (search, output) in study_lib.WORDS["paper_prices"].items():
+    known[name] = budgets_lib.Prices(search=search, output=output)
+  if own and own.output:
+    known["this evaluation"] = own
 
   def spent(part: metrics.Part) -> dict[str, Any]:
     found: dict[str, Any] = {
@@ -302,24 +287,20 @@ def _prices(study: Study) -> Iterator[Table]:
     }
     for name, p in known.items():
       table, sets = part.table.priced(p.in_tokens), part.weigh_sets
-      found |= {
-        name: measures.estimates(table, ["cost"], weigh_sets=sets)["cost"]
-      }
+      found |= measures.estimates(table, ["cost"], weigh_sets=sets)
+      found[name] = found.pop("cost")
     return found
 
   each = {
     name: vars(p) | {"input": p.input or None, "each": p.in_tokens.search / 1e3}
     for name, p in known.items()
+    if cells
   }
-  yield _table("search_price", (((n,), of) for n, of in each.items() if rows))
+  yield _table("search_price", (((name,), p) for name, p in each.items()))
+  means = [line for line in cells if line[0][0] == "average"] or cells
   yield _table(
     "spending",
-    (
-      ((budget, row.label), spent(part))
-      for budget, row in itertools.product(study_lib.budgets(rows), rows)
-      for part in [row.curve.points.get(budget)]
-      if part and study_lib.complete(row, rows, [budget])
-    ),
+    ((at, spent(part)) for at, part in means),
     (Column(name, name, "in all, by the prices of", 0) for name in known),
   )
 

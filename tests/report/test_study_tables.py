@@ -262,7 +262,8 @@ def test_a_search_costs_the_papers_tokens_and_spending_is_in_one_currency():
   }
   assert [x["value"] for x in lines["this evaluation",]] == [2, 0.5, 4, 500]
   for budget, part in row.by_budget.items():
-    searches, written, *spent = _lines_of(tables["spending"])[str(budget), "A"]
+    at = "world", str(budget), "A"
+    searches, written, *spent = _lines_of(tables["spending"])[at]
     assert searches["value"] == pytest.approx(part.table.searches.mean())
     read = [0, 0, 0, 80 * 0.5 / 4]
     for cell, tokens, more in zip(spent, each.values(), read, strict=True):
