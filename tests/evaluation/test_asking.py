@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import scripted
 import study
@@ -35,11 +37,11 @@ def test_replies_are_read_strictly(reply, found):
 
 def evaluated(folder, replies, error=None):
   """Evaluates an episode of two searches and an answer, asked for forecasts."""
-  asked = []
+  asked, turns = [], [*map(scripted.search, "ab"), scripted.answer("x")]
 
   def say(request):
     if request.address.attempt < asking._ATTEMPTS:
-      return [*map(scripted.search, "ab"), scripted.answer("x")][request.turn]
+      return turns[request.turn]
     asked.append(scripted.CODEC.decode(request.token_ids))
     if error:
       raise error
@@ -54,11 +56,8 @@ def evaluated(folder, replies, error=None):
     retriever=scripted.Retriever({"a": (types.Passage("1", "t", "<answer>"),)}),
     folder=folder,
   )
-  (row,) = columns.parse(
-    (folder / harness.EPISODES).open("rb"), source="episodes"
-  )
   assert {r.address for r in engine.requests} <= {*engine.released}
-  return row, asked
+  return json.loads((folder / harness.EPISODES).read_text()), asked
 
 
 def test_a_policy_is_asked_before_each_search_and_reads_what_came_before(
@@ -84,26 +83,24 @@ def test_what_was_said_by_hand():
   wide, exact, never = (
     f"<answer>{x}</answer>" for x in ("[0, 2]", "[1, 1]", "impossible")
   )
+  keys = "question_id", "searches", "em", "forecasts"
   episodes = [
-    base | {"question_id": f"q{i}", "searches": k, "em": em, "forecasts": said}
-    for i, (k, em, said) in enumerate(
-      [(2, 1, [exact, exact, never]), (1, 1, [wide, "?"]), (1, 0, [never] * 2)]
+    base | {"outcome": "answered"} | dict(zip(keys, values, strict=True))
+    for values in (
+      ("a", 2, 1, [exact, exact, never]),
+      ("b", 1, 1, [wide, "?"]),
+      ("c", 1, 0, [never] * 2),
     )
   ]
-  episodes = [e | {"outcome": "answered"} for e in episodes]
   found = forecast.asked(columns.of(episodes))
   # [1, 1] holds not 2, but 1, with score 1; [0, 2] holds 1, with score 0.
-  assert {name: round(x.value, 4) for name, x in found.items()} == {
-    "coverage": 0.6667,
-    "width": 0.6667,
-    "score": 0.2,
-    "impossible_wrong": 1,
-    "impossible_right": 0.2,
-    "unparsable": 0.1429,
-  }
-  plain = {"forecasts": [never] * 2}
-  alone = forecast.asked(columns.of([e | plain for e in episodes]))
-  assert alone["coverage"].value is alone["width"].value is None
+  assert {name: x.value for name, x in found.items()} == pytest.approx(
+    {"coverage": 2 / 3, "score": 1 / 5, "impossible_wrong": 1}
+    | {"impossible_right": 1 / 5, "unparsable": 1 / 7, "width": 2 / 3}
+  )
+  alone = [e | {"forecasts": [never] * 2} for e in episodes]
+  none = forecast.asked(columns.of(alone))
+  assert none["coverage"].value is none["width"].value is None
   rows = [study_tables.metrics.Row("A", tuple(episodes))]
   lines = study.told(rows)["tables"]["forecast"]["lines"]
   assert [line["keys"][1] for line in lines] == ["A", "A, asked"]

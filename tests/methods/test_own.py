@@ -22,22 +22,15 @@ from launch import evaluate, flags, node, parts, run_history, train
 
 FILE = "examples/own_system.py"
 TOOL = f"--config.search.tools=count={FILE}:Count"
+SETTINGS = """questions=2 group=2 curriculum.steps_per_rollout=1
+curriculum.phase1_steps=0 curriculum.total_steps=1 curriculum.max_budget=2
+episode.max_context=128 episode.max_generated=64 engine.max_context=128
+engine.slots=4 engine.lanes=(4,) batch.row_lengths=(128,)
+batch.micro_batch_tokens=256"""
 SMALL = (
   "--config=configs/quickstart.py",
   "--cache=",
-  "--config.questions=2",
-  "--config.group=2",
-  "--config.curriculum.steps_per_rollout=1",
-  "--config.curriculum.phase1_steps=0",
-  "--config.curriculum.total_steps=1",
-  "--config.curriculum.max_budget=2",
-  "--config.episode.max_context=128",
-  "--config.episode.max_generated=64",
-  "--config.engine.max_context=128",
-  "--config.engine.slots=4",
-  "--config.engine.lanes=(4,)",
-  "--config.batch.row_lengths=(128,)",
-  "--config.batch.micro_batch_tokens=256",
+  *(f"--config.{each}" for each in SETTINGS.split()),
 )
 # Its judge fails for one question, without a server.
 FAILING = """

@@ -14,6 +14,7 @@ from scipy import stats
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.evaluation import columns, comparison, measures, metrics
+from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import study_tables
 
 _BUDGETS = (0, 2, 5)
@@ -254,12 +255,9 @@ def test_a_search_costs_the_papers_tokens_and_spending_is_in_one_currency():
   tables = study.told([row], configured=own)["tables"]
   lines = _lines_of(tables["search_price"])
   each = {name: cells[-1]["value"] for (name,), cells in lines.items()}
-  assert each == {
-    "Qwen2.5-7B-Instruct": pytest.approx(50_000),
-    "Qwen3-4B": pytest.approx(20_000),
-    "LLaMA3.1-8B-Instruct": pytest.approx(100_000),
-    "this evaluation": pytest.approx(500),
-  }
+  names = *study_lib.WORDS["paper_prices"], "this evaluation"
+  papers = 50_000, 20_000, 100_000, 500
+  assert each == pytest.approx(dict(zip(names, papers, strict=True)))
   assert [x["value"] for x in lines["this evaluation",]] == [2, 0.5, 4, 500]
   for budget, part in row.by_budget.items():
     at = "world", str(budget), "A"
@@ -277,28 +275,21 @@ def test_a_search_costs_the_papers_tokens_and_spending_is_in_one_currency():
 
 def test_device_hours_are_the_papers_for_one_policy_and_for_k():
   """500 steps of the paper on 8 devices: 328 GPU-hours, 320 of Search-R1."""
-  runs = []
-  for label, seconds, fixed in (
-    *(("AnySearch", 295.2, -1), ("Search-R1", 288.0, 5)),
-    *(("unmeasured", None, 5), ("unknown", 288.0, None)),
+  runs, expected = [], {}
+  for label, step, fixed, *cells in (
+    *(("AnySearch", 295.2, -1, 328, 1, 328), ("R1", 288.0, 5, 320, 5, 1600)),
+    *(("unmeasured", 0, 5, None, 5, None), ("?", 288.0, 0, 320, None, None)),
   ):
-    run = study.training(label, rollouts=500)
-    measured = {"time/elapsed": seconds, "device/count": 8} if seconds else {}
-    records = tuple(r | measured for r in run.records)
+    measured = {"time/elapsed": step, "device/count": 8} if step else {}
     config = {"curriculum": {"fixed_budget": fixed}} if fixed else {}
-    runs.append(dataclasses.replace(run, records=records, config=config))
+    runs.append(study_lib.Training(label, (measured,) * 500, config))
+    expected[label,] = cells
   rows = [study.row("AnySearch", questions=4, budgets=range(1, 6))]
-  table = study.told(rows, runs)["tables"]["training_cost"]
-  assert "K = 5 budgets" in table["title"]
-  assert {
-    name: [cell and cell["value"] and round(cell["value"], 6) for cell in cells]
-    for (name,), cells in _lines_of(table).items()
-  } == {
-    "AnySearch": [328, 1, 328],
-    "Search-R1": [320, 5, 1600],
-    "unmeasured": [None, 5, None],
-    "unknown": [320, None, None],
-  }
+  table = study_tables._training_cost(study_lib.measure(rows, runs))
+  assert "K = 5 budgets" in table.title
+  for line in table.lines:
+    found = [cell and cell.value for cell in line.cells]
+    assert found == pytest.approx(expected[line.keys])
 
 
 def _beside(row: metrics.Row, seed: int = 0) -> metrics.Row:

@@ -50,10 +50,10 @@ def test_progress_in_the_world_is_what_a_search_found():
     assert bavt.found(step) == progress, step
 
 
-@pytest.mark.parametrize("last", ["search", "answer"])
-def test_a_deadline_in_the_critics_turn_leaves_no_question(last):
+@pytest.mark.parametrize("said", [scripted.search("q"), scripted.answer("x")])
+def test_a_deadline_in_the_critics_turn_leaves_no_question(said):
   """The step that was judged is kept: it is landed, or it was the answer."""
-  state = episode.start(
+  late = episode.start(
     scripted.QUESTION,
     budget=budgets.Budget(searches=3, seconds=9),
     scaffold=True,
@@ -61,26 +61,20 @@ def test_a_deadline_in_the_critics_turn_leaves_no_question(last):
     config=config_lib.EpisodeConfig(prompts="bavt"),
     codec=scripted.CODEC,
   )
-  said = scripted.search("q") if last == "search" else scripted.answer("x")
-  while not scripted.CODEC.decode(state.context).endswith(ASKS):
-    event = episode_state.Retrieved(())
-    if isinstance(state.request, types.GenerateRequest):
-      event = scripted.turn(state.request, said)
-    state = value_tree.step(state, event)
-  late = value_tree.step(dataclasses.replace(state, elapsed=7.0), None)
-  if last == "search":
-    assert late.landing and late.tree is None
-    late = value_tree.step(
-      late, scripted.turn(late.request, scripted.answer("x"))
-    )
+  while not scripted.CODEC.decode(late.context).endswith(ASKS):
+    is_turn = isinstance(late.request, types.GenerateRequest)
+    turn = scripted.turn(late.request, said) if is_turn else None
+    late = value_tree.step(late, turn or episode_state.Retrieved(()))
+  late = value_tree.step(dataclasses.replace(late, elapsed=7.0), None)
+  expected, searches = [said], 0
+  if late.landing:
+    expected, searches = [said, scripted.answer("x")], 1
+    late = value_tree.step(late, scripted.turn(late.request, expected[1]))
   t = late.request.trajectory
-  assert t.outcome is types.Outcome.ANSWERED and t.seconds == 7
-  assert t.searches == (last == "search") and ASKS not in "".join(
-    s.text for s in t.spans
-  )
-  assert [s.text for s in t.spans if s.author is types.Author.MODEL] == (
-    [said] if last == "answer" else [said, scripted.answer("x")]
-  )
+  assert (t.outcome.value, t.seconds, t.searches) == ("answered", 7, searches)
+  assert ASKS not in "".join(s.text for s in t.spans)
+  assert [s.text for s in t.spans if s.author == types.Author.MODEL] == expected
+  assert len(expected) == 1 + ("</search>" in said)
 
 
 def play(seed, budget, most):
