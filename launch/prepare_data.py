@@ -26,8 +26,6 @@ Other inputs:
 --aliases=id_aliases.json  aliases of 2WikiMultihopQA, for --scorer=official
 --canary=TEXT            decrypts BrowseComp-Plus: the DEFAULT_CANARY of its
                          decrypt_dataset.py; keep the folder to yourself
---qrels_gold=qrel_golds.txt, --qrels_evidence=qrel_evidence.txt
-                         documents that hold, or lead to, the answers (TREC)
 
 The output folder appears complete or not at all. Running the same command again
 checks the existing folder.
@@ -96,8 +94,6 @@ def define_flags() -> None:
     "aliases", None, "id_aliases.json of 2WikiMultihopQA, by answer_id."
   )
   flags.DEFINE_string("canary", "", "Of BrowseComp-Plus; see the module.")
-  flags.DEFINE_string("qrels_gold", None, "Qrels of documents with answers.")
-  flags.DEFINE_string("qrels_evidence", None, "Qrels of all that lead to them.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -201,18 +197,13 @@ def read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
   aliases: dict[str, list[str]] = {}
   if f.aliases:
     aliases = preparing.read_aliases(pathlib.Path(f.aliases))
-  for name in ("aliases", "passages", "qrels_gold", "qrels_evidence"):
+  for name in ("aliases", "passages"):
     if path := getattr(f, name):
       path = pathlib.Path(path)
       read[name] = {"path": str(path), **disk.fingerprint(path)}
   corpus = pathlib.Path(f.passages) if f.passages else None
   known = {"held_out": held_out, "aliases": aliases, "corpus": corpus}
-  qrels = {
-    f"{kind}_doc_ids": preparing.read_qrels(pathlib.Path(path))
-    for kind in ("gold", "evidence")
-    if (path := getattr(f, f"qrels_{kind}"))
-  }
-  return known | {"canary": f.canary, "qrels": qrels}, read
+  return known | {"canary": f.canary}, read
 
 
 def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:

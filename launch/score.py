@@ -2,6 +2,8 @@ r"""Scores recorded trajectories offline.
 
     python -m launch.score --input=groups.jsonl --output=scores.jsonl \
         [--config=configs/x.py] [--scorer=official]
+    python -m launch.score --input=E/episodes.jsonl --output=E/episodes.jsonl \
+        --judge=http://127.0.0.1:8000/v1 --judge_model=Qwen/Qwen3-32B
 
 Each input line is one group:
 
@@ -30,6 +32,10 @@ if the set has no script. A group then needs `dataset`, the name that
 launch.prepare_data gives the set, and also `official_answers` if the script
 accepts other answers than `golden_answers`. Groups that training recorded have
 both.
+
+--judge asks a model of a server whether the answers of an evaluation are right.
+The output has its episodes with `judged`, `confidence` and `judge_reply`, which
+launch.report reads. Run the same command again if replies were late.
 
 The reward is AnySearch's. The rewards of other systems (`method.name`) may need
 more than these files contain; they are in the files that training wrote, where
@@ -60,8 +66,8 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.config import settings
 from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.host import disk
@@ -80,6 +86,7 @@ _NAMES = {
   str: "a string",
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
+_CALLS = 16  # Of a judge, at a time.
 _LARGEST = 2**31 - 1  # Counts are stored as int32.
 # Settings that scoring does not know with other values, and why.
 _IN_TRAINING = (
@@ -315,10 +322,55 @@ def score_file(
       output.write(json.dumps(scores, allow_nan=False) + "\n")
 
 
+def judge_file(f: flags.FlagValues) -> None:
+  """Judges the episodes of --input into --output; a kill loses nothing.
+
+  Raises ValueError for an invalid flag or line, and if replies were late.
+  """
+  from anysearch_jax.evaluation import harness, journal, judging
+  from anysearch_jax.host import loop, openai_endpoint
+
+  endpoint = openai_endpoint.OpenAIEndpoint(
+    f.judge,
+    "/chat/completions",
+    key_variable=f.judge_key_variable,
+    deadline=f.judge_deadline,
+    concurrency=_CALLS,
+  )
+  ask = judging.asking(endpoint, f.judge_model, f.judge_prompt)
+  source = pathlib.Path(f.input)
+  failed: list[Exception] = []
+
+  def key(row: journal.Row) -> tuple[Any, ...]:
+    return row["seed"], str(budgets.of_row(row)), row["question_id"]
+
+  async def judge(row: journal.Row) -> None:
+    try:
+      rows.add({**row, **await ask(row)})
+    except types.RetrievalError as error:
+      failed.append(error)
+
+  places = {key(row): i for i, row in enumerate(journal.read(source))}
+  with journal.Journal(
+    pathlib.Path(f.output), len(places), lambda row: places[key(row)]
+  ) as rows:
+    left = (x for x in journal.read(source) if places[key(x)] not in rows)
+    loop.run(harness.each(left, judge, at_once=_CALLS))
+    if failed:
+      raise ValueError(
+        f"--judge: found no verdict on {len(failed)} of {len(places)} answers "
+        f"({failed[0]}); run the same command again."
+      )
+    rows.finish()
+
+
 def main(argv: Sequence[str]) -> int:
   """Scores --input into --output; returns the exit code."""
   f = flags.FLAGS
   try:
+    if f.judge:
+      judge_file(f)
+      return 0
     config = launch_flags.read_config()
     if f.scorer:
       config = config_lib.changed(config, evaluation={"scorer": f.scorer})
@@ -338,6 +390,11 @@ def define_flags() -> None:
   )
   flags.DEFINE_string("input", None, "Recorded groups, one JSON a line.")
   flags.DEFINE_string("output", None, "Where the scores go.")
+  flags.DEFINE_string("judge", None, "Address of a server of chat completions.")
+  flags.DEFINE_string("judge_model", "", "Name of its model.")
+  flags.DEFINE_string("judge_key_variable", "", "Variable with its key.")
+  flags.DEFINE_string("judge_prompt", "", "A file as evaluation/judge.toml.")
+  flags.DEFINE_float("judge_deadline", 120.0, "Seconds of a call.", 0.0)
   flags.mark_flags_as_required(["input", "output"])
 
 

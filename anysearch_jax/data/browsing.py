@@ -13,18 +13,11 @@ from typing import Any
 
 
 def revealed(row: Mapping[str, Any]) -> dict[str, Any]:
-  """Decrypts what a row of BrowseComp-Plus says, except texts of documents.
+  """Returns query, answer and ids of documents of a row of BrowseComp-Plus.
 
-  A text is base64 of UTF-8 that is XORed with the repeated SHA-256 of a canary,
-  so that no crawler reads answers beside their questions (texttron's
-  BrowseComp-Plus, scripts_build_index/decrypt_dataset.py, as OpenAI's
-  simple-evals, browsecomp_eval.py). A query with spaces is plain.
-
-  Args:
-    row: has the canary as `canary`, unless it is plain.
-
-  Returns:
-    `query`, `answer`, `gold_doc_ids` and `evidence_doc_ids`.
+  Texts are base64 of UTF-8 that is XORed with the repeated SHA-256 of a canary,
+  the row's `canary` (texttron/BrowseComp-Plus, scripts_build_index/
+  decrypt_dataset.py); a query with spaces is plain.
 
   Raises:
     ValueError, KeyError, TypeError: the row has another form or canary.
@@ -32,11 +25,11 @@ def revealed(row: Mapping[str, Any]) -> dict[str, Any]:
   key = hashlib.sha256((row.get("canary") or "").encode()).digest()
 
   def shown(text: str) -> str:
+    if " " in row["query"]:
+      return text
     data = base64.b64decode(text, validate=True)
     return bytes(map(operator.xor, data, itertools.cycle(key))).decode()
 
-  if " " in row["query"]:
-    shown = str  # type: ignore[assignment]
   return {name: shown(row[name]) for name in ("query", "answer")} | {
     f"{kind}_doc_ids": [shown(each["docid"]) for each in row[f"{kind}_docs"]]
     for kind in ("gold", "evidence")

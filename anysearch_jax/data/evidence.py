@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anysearch_jax import types
+from anysearch_jax.environment import citations
 
 Passages = tuple[str, ...]
 Keys = tuple[tuple[str, ...], ...]
 
 # A later step of MuSiQue refers to an earlier step's answer by its number.
 _EARLIER = re.compile(r"#(\d+)")
+_KINDS = "gold", "evidence"
 # Number of questions that an error lists.
 _NAMED = 5
 
@@ -41,6 +43,36 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
     (step,) for step in _resolved(metadata.get("sub_questions", ()))
   )
   return passages, keys
+
+
+def found(
+  trajectory: types.Trajectory, cited: citations.Cited
+) -> dict[str, float]:
+  """Returns shares of its question's evidence that an episode found and cited.
+
+  As evaluate_run.py of BrowseComp-Plus: `gold_recall` and `evidence_recall` of
+  what searches showed, `citation_precision` and `citation_recall` of what the
+  answer cites. Evidence is `evidence_doc_ids`, or the titles in `supporting`.
+  """
+  known = trajectory.question.metadata
+  shown = [p for each in trajectory.observations for p in each.passages]
+  marked = [passage for _, passage in cited.citations]
+  gold, needed = (set(known.get(f"{k}_doc_ids", ())) for k in _KINDS)
+  seen, named = ({p.id for p in passages} for passages in (shown, marked))
+  shares = {"gold_recall": (gold & seen, gold)}
+  if not needed:
+    needed = {_folded(each["title"]) for each in known.get("supporting", ())}
+    seen, named = ({_folded(p.title) for p in x} for x in (shown, marked))
+  shares["evidence_recall"] = needed & seen, needed
+  if needed and (named or cited.refused):
+    everything = named | set(map(str, cited.refused))
+    shares["citation_precision"] = needed & named, everything
+    shares["citation_recall"] = needed & named, needed
+  return {k: len(part) / len(of) for k, (part, of) in shares.items() if of}
+
+
+def _folded(title: str) -> str:
+  return title.strip(' "').casefold()
 
 
 def gold(question: types.Question) -> tuple[Passages, Keys]:

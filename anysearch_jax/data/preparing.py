@@ -152,7 +152,6 @@ def prepare(
   aliases: Mapping[str, Sequence[str]] = {},
   corpus: pathlib.Path | None = None,
   canary: str = "",
-  qrels: Mapping[str, Mapping[str, Sequence[str]]] = {},
 ) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
@@ -165,8 +164,6 @@ def prepare(
     corpus: file with the passages that training questions name by
       `gold_doc_ids`.
     canary: of encrypted rows that do not have their own, see `browsing`.
-    qrels: for `gold_doc_ids` and `evidence_doc_ids`, the documents by the id
-      that a question has in its file, in place of those of the rows.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -182,8 +179,6 @@ def prepare(
   for name, part in parts.items():
     reason = "asked twice, answers merged" if name in training else "read twice"
     part.keep(_merged(part.entries), reason)
-    if qrels:
-      part.entries = [_judged(entry, qrels) for entry in part.entries]
   evaluated = {
     formats.question_key(entry.question)
     for name, part in parts.items()
@@ -348,16 +343,6 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   )
 
 
-def _judged(
-  entry: Entry, qrels: Mapping[str, Mapping[str, Sequence[str]]]
-) -> Entry:
-  """Returns an entry with the documents that qrels name for its question."""
-  id_ = entry.id.partition("/")[2]
-  named = {name: of[id_] for name, of in qrels.items() if id_ in of}
-  text = json.dumps(json.loads(entry.metadata) | named, ensure_ascii=False)
-  return entry._replace(metadata=text)
-
-
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
   """Merges repeated questions and unites their answers.
 
@@ -440,25 +425,6 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
     "2WikiMultihopQA's id_aliases.json."
   )
   return dict(_each(path, named, sentence))
-
-
-def read_qrels(path: pathlib.Path) -> dict[str, list[str]]:
-  """Returns the relevant documents of questions, from a file of TREC's qrels.
-
-  Raises:
-    formats.DataError: a line is not `question 0 document relevance`.
-  """
-  found: dict[str, list[str]] = {}
-  for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-    match line.split():
-      case [question, _, document, relevance]:
-        found.setdefault(question, []).extend([document] * (relevance != "0"))
-      case [_, *_]:
-        raise formats.DataError(
-          f"{path}, line {number}: found {line[:60]!r}, expected a question, "
-          "0, a document and its relevance."
-        )
-  return found
 
 
 def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:

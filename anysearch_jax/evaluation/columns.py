@@ -54,7 +54,8 @@ _PRESENT = (
   "em searches violation scaffold generated_tokens retrieved_tokens "
   "total_tokens"
 ).split()
-_OPTIONAL = "format input_tokens cost".split()
+FOUND = "gold_recall evidence_recall citation_precision citation_recall".split()
+_OPTIONAL = ["format", "input_tokens", "cost", *FOUND, "judged", "confidence"]
 _DERIVED = "f1 asked optimum official_em official_f1".split()
 _CAPS = {
   "token_cap": "tokens",
@@ -90,6 +91,8 @@ class Columns:
         budget, see `with_optimum`; nan where unknown.
       em, f1, searches, violation, scaffold, *_tokens: float.
       format, input_tokens, cost: float, nan where the file has no value.
+      gold_recall, ..., citation_recall: as `data/evidence.found`, or nan.
+      judged, confidence: as `judging.verdict`, or nan.
       official_em, official_f1: float, scores of the published script of the
         question's dataset (`environment/official_scoring`); nan where the
         dataset has none.

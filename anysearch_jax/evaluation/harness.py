@@ -27,6 +27,7 @@ import numpy as np
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.data import evidence
 from anysearch_jax.environment import official_scoring, records
 from anysearch_jax.evaluation import asking, journal
 from anysearch_jax.host import counting, loop
@@ -147,6 +148,7 @@ def _play(
       trajectory, replies = await asking.asked(trajectory, parts)
     verdict = env.judge(trajectory)
     row = records.episode(trajectory, verdict, seed=seed, prices=prices)
+    row |= evidence.found(trajectory, env.cited(trajectory))
     if evaluation.scorer == "official":
       row |= official_scoring.of_question(question, verdict.answer)
     row |= {"forecasts": replies} if replies else {}

@@ -56,6 +56,8 @@ MEASURES = {
   "retrieval_share": Measure("retrieved_tokens", "total_tokens"),
   "cost": Measure("cost"),
   "regret": Measure("regret", "optimum_n", signed=True),
+  "judged": Measure("judged", "judged_n", answers="judged_n", rate=True),
+  **{name: Measure(name, f"{name}_n") for name in columns.FOUND},
 }
 # Quantities that are no column of the episodes.
 _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
@@ -78,7 +80,10 @@ _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
 
 def quantity(table: columns.Columns, name: str) -> np.ndarray:
   """Returns a quantity of each episode, float `[P]`; none may have failed."""
-  derived = _DERIVED.get(name)
+  derived, of = _DERIVED.get(name), name.removesuffix("_n")
+  if of in (*columns.FOUND, "judged"):  # What some episodes lack.
+    values = table.values[of]
+    return np.nan_to_num(values) if of == name else 1.0 - np.isnan(values)
   return getattr(table, name) if derived is None else derived(table)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, inference, measures
+from anysearch_jax.evaluation import columns, inference, judging, measures
 
 
 class Part:
@@ -44,6 +44,11 @@ class Part:
     if measure not in measures.MEASURES:
       raise AttributeError(f"Found {measure!r}, expected a measure.")
     return self._found[measure]
+
+  @property
+  def calibration(self) -> float | None:
+    """The calibration error of judged answers, see `judging`."""
+    return judging.calibration_error(self.table.confidence, self.table.judged)
 
   def over(self, budgets: Iterable[int], *, weigh_sets: bool = False) -> Part:
     """Returns its episodes at some budgets."""

@@ -18,6 +18,7 @@ from anysearch_jax.evaluation import (
   columns,
   comparison,
   forecast,
+  inference,
   measures,
   metrics,
 )
@@ -71,6 +72,15 @@ def tables(study: Study) -> list[Table]:
       (((row.label, b), p) for row in rows for b, p in row.by_budget.items()),
     ),
     _hops(rows),
+    _table(
+      "evidence",
+      (
+        line
+        for line in _cells(rows)
+        if line[0][0] != "average"
+        and {line[1].evidence_recall, line[1].judged} != {inference.NOTHING}
+      ),
+    ),
     _budget_use(rows),
     _table("forecast", _forecast(rows)),
     _table("knowledge", _knowledge(rows)),

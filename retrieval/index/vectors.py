@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -266,21 +267,40 @@ class FlatFile:
     )
 
 
-# What a pickle of arrays names; `_codecs.encode` makes bytes from text in old
-# protocols, and NumPy 2 renamed its modules. No other function is called.
-_NAMED: dict[tuple[str, str], Any] = {
-  ("numpy", "ndarray"): np.ndarray,
-  ("numpy", "dtype"): np.dtype,
-  ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
-}
-for _core in ("numpy.core", "numpy._core"):
-  _NAMED[f"{_core}.multiarray", "_reconstruct"] = np.empty(1).__reduce__()[0]
-  _NAMED[f"{_core}.numeric", "_frombuffer"] = np.empty(1).__reduce_ex__(5)[0]
+# What pickled arrays name, by NumPy 1 and 2.
+_NAMED = re.compile(
+  r"numpy\.(ndarray|dtype|_?core\.(multiarray\._reconstruct|numeric\._frombuffer))"
+)
+
+
+class _Made:
+  """Keeps what a pickle asks NumPy to make, which would trust any address."""
+
+  state: Any = None
+
+  def __init__(self, *args: Any):
+    self.args = args
+
+  def __setstate__(self, state: Any) -> None:
+    self.state = state
+
+  def array(self) -> np.ndarray:
+    if self.state is None:  # Since protocol 5.
+      data, dtype, shape, order = self.args
+    else:
+      _, shape, dtype, fortran, data = self.state
+      order = "F" if fortran else "C"
+    read = np.frombuffer(data, dtype.state[1] + dtype.args[0])
+    return read.reshape(shape, order=order)
 
 
 class _Unpickler(pickle.Unpickler):
   def find_class(self, module: str, name: str) -> Any:
-    return _NAMED[module, name]
+    if (module, name) == ("_codecs", "encode"):  # Bytes of old protocols.
+      return lambda text, encoding: text.encode("latin1")
+    if not _NAMED.fullmatch(f"{module}.{name}"):
+      raise pickle.UnpicklingError(f"a call of {module}.{name}")
+    return _Made
 
 
 def unpickled(
@@ -288,46 +308,36 @@ def unpickled(
 ) -> str:
   """Writes vectors that Tevatron pickled as an IndexFlatIP; returns its path.
 
-  Args:
-    parts: pickles of an array `[n, dim]` and the ids of its rows, or globs.
-    corpus: the passages with these ids, in the order of the written rows.
-    target: the file to write.
+  `parts` (also globs) hold arrays `[n, dim]` and the ids of their rows, which
+  are written in the order of the corpus.
 
   Raises:
-    DamagedError: a file is missing, has another form or names a function.
-    ValueError: an id has two vectors, or a passage has none.
+    DamagedError: a file is missing or another, or a passage has no vector.
   """
   paths = [path for part in parts for path in glob.glob(part) or [part]]
-  arrays: list[np.ndarray] = []
-  ids: list[str] = []
-  for path in paths:
-    try:
+  arrays, ids = [], []
+  # A damaged pickle can raise almost any exception.
+  try:
+    for path in paths:
       with open(path, "rb") as file:
         array, names = _Unpickler(file).load()
-      if array.dtype.kind != "f" or len(array) != len(names):
-        raise ValueError(f"{array.dtype} {array.shape} and {len(names)} ids")
-      arrays, ids = [*arrays, array], [*ids, *map(str, names)]
-    # A damaged pickle can raise almost any exception.
-    except Exception as error:
-      raise DamagedError(
-        f"{path}: found {error}; expected a pickle of Tevatron: an array of "
-        "vectors and the ids of its rows, nothing else."
-      ) from error
-  vectors, row_of = np.concatenate(arrays), {x: i for i, x in enumerate(ids)}
-  rows = [row_of.get(corpus[row].id, -1) for row in range(len(corpus))]
-  if len(row_of) < len(ids) or -1 in rows:
-    raise ValueError(
-      f"vectors: found {len(row_of)} ids for {len(ids)} vectors, and no vector "
-      f"for {rows.count(-1)} of {len(rows)} passages; expected one for each. "
-      "Name all pickles of this corpus."
-    )
-  size, dim = len(rows), vectors.shape[1]
+      arrays.append(array.array())
+      ids += [str(name) for name in names]
+    rows = np.concatenate(arrays).astype("<f4")
+    row_of = dict(zip(ids, rows, strict=True))
+    names = [corpus[row].id for row in range(len(corpus))]
+    if len(row_of) < len(ids) or not row_of.keys() >= set(names):
+      raise ValueError(f"{len(row_of)} ids for {len(ids)} vectors")
+    n, dim = len(names), rows.shape[1]
+  except Exception as error:
+    raise DamagedError(
+      f"{', '.join(paths)}: found {error}; expected pickles of Tevatron: an "
+      "array and the ids of its rows, with one vector for each passage."
+    ) from error
   beside = target.with_suffix(f".{os.getpid()}")
   with beside.open("wb") as out:
-    out.write(_HEADER.pack(b"IxFI", dim, size, 0, 0, True, 0, size * dim))
-    for first in range(0, size, _ROWS):
-      block = vectors[rows[first : first + _ROWS]]
-      out.write(block.astype("<f4").tobytes())
+    out.write(_HEADER.pack(b"IxFI", dim, n, 0, 0, True, 0, n * dim))
+    out.writelines(row_of[name].tobytes() for name in names)
   beside.replace(target)
   return str(target)
 

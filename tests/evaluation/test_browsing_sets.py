@@ -9,14 +9,21 @@ import json
 import pickle
 
 import commands
+import fake_openai
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import retrieval_cases
+import scripted
+import study
 
-from anysearch_jax.data import prepared
-from launch import prepare_data
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import evidence, prepared
+from anysearch_jax.environment import citations
+from anysearch_jax.evaluation import columns, judging, measures
+from launch import prepare_data, score
 from retrieval import passages
 from retrieval.index import building, opening, vectors
 
@@ -24,109 +31,84 @@ CANARY = "a canary of these tests"
 DOCUMENTS = [f"---\ntitle: T{i}\n---\nPage {i} has ünits." for i in range(6)]
 
 
-def hidden(value, canary=CANARY):
+def hidden(value):
   """Encrypts all texts, as integers instead of byte by byte."""
   if isinstance(value, list):
-    return [hidden(each, canary) for each in value]
+    return [hidden(each) for each in value]
   if isinstance(value, dict):
-    return {k: hidden(v, canary) for k, v in value.items()}
+    return {k: v if k == "query_id" else hidden(v) for k, v in value.items()}
   data = value.encode()
-  key = hashlib.sha256(canary.encode()).digest() * (len(data) // 32 + 1)
-  numbers = (int.from_bytes(x, "big") for x in (data, key[: len(data)]))
-  xored = next(numbers) ^ next(numbers)
-  return base64.b64encode(xored.to_bytes(len(data), "big")).decode()
+  key = hashlib.sha256(CANARY.encode()).digest() * (len(data) // 32 + 1)
+  text, mask = (int.from_bytes(x, "big") for x in (data, key[: len(data)]))
+  return base64.b64encode((text ^ mask).to_bytes(len(data), "big")).decode()
 
 
 def documents(*ids):
-  return [
-    {"docid": str(i), "text": DOCUMENTS[i], "url": f"https://x.org/{i}"}
-    for i in ids
-  ]
+  return [{"docid": f"d{i}", "text": DOCUMENTS[i], "url": "u"} for i in ids]
 
 
-PLAIN = [
-  {
-    "query": f"Name the unit\nof page {i}.",
-    "answer": f"ünit {i}",
-    "gold_docs": documents(i),
-    "evidence_docs": documents(i, i + 1),
-    "negative_docs": documents(5),
-  }
-  for i in range(3)
-]
-ROWS = [{"query_id": str(7 + i)} | row for i, row in enumerate(PLAIN)]
+ROW = {
+  "query_id": "769",
+  "query": "Name the unit\nof page 1.",
+  "answer": "ünit 1",
+  "gold_docs": documents(1),
+  "evidence_docs": documents(1, 2),
+  "negative_docs": documents(5),
+}
 
 
-def prepare(tmp_path, rows, *flags):
-  source, folder = tmp_path / "test.parquet", tmp_path / "prepared"
-  pq.write_table(pa.Table.from_pylist(rows), source)
-  given = f"--input=browsecomp-plus:test={source}"
-  said = commands.run(prepare_data, given, f"--output={folder}", *flags)
-  return said or list(prepared.Prepared(folder).rows("browsecomp-plus_test"))
+def prepare(tmp_path, name, *flags):
+  output = tmp_path / "prepared"
+  file = next(tmp_path.glob("test.*"))
+  given = f"--input={name}:test={file}", f"--output={output}"
+  said = commands.run(prepare_data, *given, *flags)
+  return said or prepared.Prepared(output).rows(f"{name}_test")[0]
 
 
-def test_rows_are_decrypted_and_only_ids_of_documents_are_kept(tmp_path):
-  rows = [{"query_id": row["query_id"]} | hidden(PLAIN[i])
-          for i, row in enumerate(ROWS)]  # fmt: skip
-  found = prepare(tmp_path, rows, f"--canary={CANARY}")
-  assert [q.id for q in found] == [f"browsecomp-plus/{7 + i}" for i in range(3)]
-  assert found[1].text == PLAIN[1]["query"]  # No question mark is added.
-  assert found[1].golden_answers == ("ünit 1",)
-  assert found[1].metadata["gold_doc_ids"] == ["1"]
-  assert found[1].metadata["evidence_doc_ids"] == ["1", "2"]
-  assert "Page" not in json.dumps(dict(found[1].metadata))
-  for canary in ("", "another"):
-    said = prepare(tmp_path, rows, f"--canary={canary}")
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_rows_are_decrypted_and_only_ids_of_documents_are_kept(
+  tmp_path, encrypted
+):
+  table = pa.Table.from_pylist([hidden(ROW) if encrypted else ROW])
+  pq.write_table(table, tmp_path / "test.parquet")
+  for canary in ("", "another") if encrypted else ():
+    said = prepare(tmp_path, "browsecomp-plus", f"--canary={canary}")
     assert "row 1: a text that no canary, or a wrong one, decrypts" in said
-  manifest = (tmp_path / "prepared" / prepared.MANIFEST).read_text()
-  assert CANARY not in manifest
-
-
-def test_decrypted_rows_and_qrels_are_read(tmp_path):
-  qrels = tmp_path / "qrel_evidence.txt"
-  qrels.write_text("7 Q0 4 1\n7 Q0 3 1\n7 Q0 2 0\n\n99 Q0 1 1\n")
-  first, second, _ = prepare(tmp_path, ROWS, f"--qrels_evidence={qrels}")
-  assert first.metadata["evidence_doc_ids"] == ["4", "3"]
-  assert first.metadata["gold_doc_ids"] == ["0"]
-  assert second.metadata["evidence_doc_ids"] == ["1", "2"]
-  qrels.write_text("7 4 1\n")
-  said = prepare(tmp_path, ROWS, f"--qrels_evidence={qrels}")
-  assert "line 1: found '7 4 1', expected a question, 0, a document" in said
+  flags = [f"--canary={CANARY}"] if encrypted else []
+  found = prepare(tmp_path, "browsecomp-plus", *flags)
+  assert (found.id, found.text) == ("browsecomp-plus/769", ROW["query"])
+  assert found.golden_answers == ("ünit 1",)
+  assert found.metadata["gold_doc_ids"] == ["d1"]
+  assert found.metadata["evidence_doc_ids"] == ["d1", "d2"]
+  kept = (tmp_path / "prepared" / prepared.MANIFEST).read_text()
+  assert CANARY not in kept and "Page" not in str(found.metadata)
 
 
 def test_articles_of_frames_are_its_evidence(tmp_path):
-  wiki, source = "https://en.wikipedia.org/wiki", tmp_path / "test.tsv"
-  columns = [f"wikipedia_link_{i}" for i in (*range(1, 11), "11+")]
-  names = ["", "Prompt", "Answer", *columns, "reasoning_types", "wiki_links"]
-  row = dict.fromkeys(names, "") | {
+  wiki = "https://en.wikipedia.org/wiki"
+  row = {
     "": "3",
     "Prompt": 'Which "town" is older, A or B?',
     "Answer": "Quincy",
     "wikipedia_link_1": f"{wiki}/Quincy,_Massachusetts#History",
-    "wikipedia_link_2": f"{wiki.replace('en.', 'en.m.')}/Caf%C3%A9 (see table)",
+    "wikipedia_link_2": "https://en.m.wikipedia.org/wiki/Caf%C3%A9 (a table)",
+    "wikipedia_link_3": "",
     "wikipedia_link_11+": f"{wiki}/U2_(band), {wiki}/Queen's_Park?x=1",
     "reasoning_types": "Numerical reasoning | Tabular reasoning",
     "wiki_links": str([f"{wiki}/Quincy,_Massachusetts", f"{wiki}/What%3F"]),
   }
-  with source.open("w", newline="") as file:
-    table = csv.DictWriter(file, names, delimiter="\t")
-    table.writeheader()
-    table.writerow(row)
-  folder = tmp_path / "prepared"
-  given = f"--input=frames:test={source}"
-  assert commands.run(prepare_data, given, f"--output={folder}") == ""
-  (found,) = prepared.Prepared(folder).rows("frames_test")
+  with (tmp_path / "test.tsv").open("w", newline="") as file:
+    csv.writer(file, delimiter="\t").writerows([row, row.values()])
+  found = prepare(tmp_path, "frames")
   assert (found.id, found.text) == ("frames/3", row["Prompt"])
-  titles = [each["title"] for each in found.metadata["supporting"]]
-  assert titles == [
-    *("Quincy, Massachusetts", "Café", "U2 (band)", "Queen's Park", "What?")
-  ]
+  titles = "Quincy, Massachusetts;Café;U2 (band);Queen's Park;What?".split(";")
+  assert [x["title"] for x in found.metadata["supporting"]] == titles
   assert found.metadata["hops"] == 5
   assert found.metadata["reasoning_types"] == row["reasoning_types"]
 
 
 class Calls:
-  """Runs a command when it is unpickled."""
+  """Opens a file when it is unpickled."""
 
   def __init__(self, path):
     self.path = path
@@ -137,17 +119,13 @@ class Calls:
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_pickled_vectors_find_the_documents_of_their_ids(tmp_path, protocol):
-  source, names = tmp_path / "corpus", [f"d{i}" for i in range(6)]
+  source, encoder = tmp_path / "corpus", retrieval_cases.Encoder()
   source.mkdir()
-  for part in range(2):
-    own = documents(*range(3 * part, 3 * part + 3))
-    rows = [row | {"docid": f"d{row['docid']}"} for row in own]
-    pq.write_table(pa.Table.from_pylist(rows), source / f"train-{part}.parquet")
-  encoder = retrieval_cases.Encoder()
-  x, order = encoder.passages(DOCUMENTS), [4, 1, 5, 0, 2, 3]
-  for part in range(2):
-    own = order[part::2]
-    pair = x[own].astype(np.float32), [names[i] for i in own]
+  x = encoder.passages(DOCUMENTS)
+  for part, own in enumerate(([4, 1, 5], [0, 2, 3])):
+    rows = pa.Table.from_pylist(documents(*range(3 * part, 3 * part + 3)))
+    pq.write_table(rows, source / f"train-{part}.parquet")
+    pair = x[own], [f"d{i}" for i in own]
     path = tmp_path / f"corpus.shard{part}.pkl"
     path.write_bytes(pickle.dumps(pair, protocol))
   settings = building.Settings(
@@ -155,20 +133,100 @@ def test_pickled_vectors_find_the_documents_of_their_ids(tmp_path, protocol):
   )
   for _ in range(2):  # The second time, nothing is left to do.
     assert building.build(source, tmp_path / "i", settings, encoder=encoder)
-  index = opening.open_index(tmp_path / "i", encoder=encoder)
   assert not (tmp_path / "i" / building.PUBLISHED).exists()
+  index = opening.open_index(tmp_path / "i", encoder=encoder)
   for i, found in enumerate(index.search(DOCUMENTS, 6)):
-    best = np.argsort(-(x @ x[i]))
-    assert [p.id for p in found] == [names[row] for row in best]
+    assert [p.id for p in found] == [f"d{n}" for n in np.argsort(-(x @ x[i]))]
     assert found[0].text == DOCUMENTS[i]
   corpus = passages.prepare(source, tmp_path / "prepared")
-  damaged = {
-    "'io', 'open'": (Calls(tmp_path / "ran"), ["d0"]),
-    "no vector for 3 of 6": pair,
-    "found int64": (np.zeros((1, 2), np.int64), ["d0"]),
-  }
-  for said, value in damaged.items():
+  for said, value in {
+    "found a call of io.open": (Calls(tmp_path / "ran"), ["d0"]),
+    "found 3 ids for 3 vectors": pair,
+    "found 1 ids for 2 vectors": (np.zeros((2, 2)), ["d0", "d0"]),
+    "OBJECT array": (np.array([[None]]), ["d0"]),
+  }.items():
     path.write_bytes(pickle.dumps(value, protocol))
     with pytest.raises(ValueError, match=said):
       vectors.unpickled([str(path)], corpus, tmp_path / "out")
   assert not (tmp_path / "ran").exists()
+
+
+def test_shares_of_evidence_are_those_of_the_original():
+  found = [types.Passage(i, f'"T{i}"', "x") for i in "abcd"]
+  none = citations.Cited(None)
+  cited = citations.Cited("x", ((1, found[0]), (4, found[3])), (9,))
+
+  def shares(metadata, cited=none):
+    engine = scripted.Engine((scripted.search("s"), scripted.answer("x")))
+    question = types.Question("q", "Q?", ("x",), metadata=metadata)
+    retriever = scripted.Retriever({"s": found[:3]})
+    played = engine, retriever, config_lib.EpisodeConfig()
+    return evidence.found(
+      scripted.play(*played, budget=1, question=question), cited
+    )
+
+  ids = {"gold_doc_ids": ["a", "z"], "evidence_doc_ids": [*"abdz"]}
+  recalls = {"gold_recall": 1 / 2, "evidence_recall": 2 / 4}
+  marks = {"citation_precision": 2 / 3, "citation_recall": 2 / 4}
+  assert shares(ids, cited) == recalls | marks
+  assert shares(ids) == recalls
+  titles = {"supporting": [{"title": "tB"}, {"title": "TD"}]}
+  assert shares(titles) == {"evidence_recall": 1 / 2}
+  assert shares({}, cited) == {}
+
+
+@pytest.mark.parametrize(
+  ("reply", "expected"),
+  [
+    ("a: correct: no\n**correct:** yes\n**confidence:** 80%", (1, 80)),
+    ("**correct**: No\n**confidence**: 7.5 %", (0, 7.5)),
+    ("CORRECT: yes\nconfidence: 250", (1, 100)),
+    ("correct: yes\nconfidence: high", (1, None)),
+    ("I cannot tell. confidence: 70", (0, None)),
+  ],
+)
+def test_replies_are_read_as_in_the_original(reply, expected):
+  assert tuple(judging.verdict(reply).values()) == expected
+
+
+@pytest.mark.parametrize("n", [99, 100, 250, 430])
+def test_calibration_error_leaves_out_the_last_bin(n):
+  rng = np.random.default_rng(n)
+  sure, right = rng.permutation(n) / n * 100, rng.integers(0, 2, n) * 1.0
+  order, total = sorted(range(n), key=lambda i: sure[i]), 0.0
+  for start in range(0, 100 * (n // 100 - 1), 100):
+    some = order[start : start + 100]
+    gap = sum(sure[i] / 100 - right[i] for i in some) / 100
+    total += 100 / n * gap**2
+  given = np.append(sure, np.nan), np.append(right, 1.0)
+  found = judging.calibration_error(*given)
+  assert found is None if n < 100 else found == pytest.approx(total**0.5)
+
+
+def test_a_judge_that_is_late_is_asked_again(tmp_path):
+  path, late = tmp_path / "episodes.jsonl", [True]
+  rows = study.row("a", questions=2, budgets=(0, 2)).episodes
+  rows = [
+    row | {"failed": False, "outcome": "answered", "answer": f"a{i}"}
+    for i, row in enumerate(rows)
+  ]
+  rows[0] |= {"answer": None, "failed": True, "outcome": "failed"}
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+  def reply(body):
+    text = body["messages"][0]["content"]
+    said = f"correct: {'yes' if 'a2' in text else 'no'}\nconfidence: 50"
+    message = {"role": "assistant", "content": said}
+    answered = {"choices": [{"index": 0, "message": message}]}
+    return (500, {}) if late and "a1" in text else (200, answered)
+
+  with fake_openai.served(reply) as server:
+    given = f"--input={path}", f"--output={path}", f"--judge={server.url}"
+    flags = *given, "--judge_model=m", "--judge_deadline=0.5"
+    assert commands.printed(score, *flags)[0] == 2
+    assert "judged" not in path.read_text()
+    asked = len(server.asked) - late.pop()
+    assert commands.printed(score, *flags)[0] == 0
+    assert len(server.asked) == asked + 2
+  found = measures.estimates(columns.read(path), ("judged", "gold_recall"))
+  assert [e.value for e in found.values()] == [pytest.approx(1 / 3), None]
