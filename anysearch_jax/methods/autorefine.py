@@ -55,10 +55,5 @@ def reward(o: method.Outcomes, c: constants.AutoRefineConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "autorefine",
-  "AutoRefine",
-  WORDINGS,
-  reward=reward,
-  measures=("refined",),
-  measure=measure,
+  "autorefine", "AutoRefine", WORDINGS, reward, ("refined",), measure
 )

@@ -132,12 +132,9 @@ def reward(o: method.Outcomes, c: constants.AutoSearchConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "autosearch",
-  "AutoSearch",
-  search_r1.wordings("autosearch"),
-  reward=reward,
-  train=train,
+  *("autosearch", "AutoSearch", search_r1.wordings("autosearch"), reward),
   measures=("sufficient", "sound", "anytime"),
   measure=measure,
+  train=train,
   steps=steps,
 )

@@ -48,10 +48,5 @@ def reward(o: method.Outcomes, c: constants.BetaGrpoConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "beta_grpo",
-  "beta-GRPO",
-  search_r1.WORDINGS,
-  reward=reward,
-  measures=("confidence",),
-  measure=measure,
+  "beta_grpo", "beta-GRPO", search_r1.WORDINGS, reward, ("confidence",), measure
 )

@@ -268,11 +268,7 @@ def reward(o: method.Outcomes, c: constants.HipragConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "hiprag",
-  "HiPRAG",
-  WORDINGS,
-  reward=reward,
+  *("hiprag", "HiPRAG", WORDINGS, reward, ("contained", "optimal")),
   train=train,
-  measures=("contained", "optimal"),
   measurer=measurer,
 )

@@ -73,10 +73,5 @@ def reward(o: method.Outcomes, c: constants.IkeaConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "ikea",
-  "IKEA",
-  WORDINGS,
-  reward=reward,
-  measures=("well_formed",),
-  measure=measure,
+  "ikea", "IKEA", WORDINGS, reward, ("well_formed",), measure
 )

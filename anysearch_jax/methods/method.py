@@ -299,17 +299,27 @@ def searching_with_policy(
 
 
 def compared(
-  name: str, label: str, wordings: Mapping[str, wording.Wording], **values: Any
+  name: str,
+  label: str,
+  wordings: Mapping[str, wording.Wording],
+  reward: Reward | None = None,
+  measures: tuple[str, ...] = (),
+  measure: Measure = lambda trajectory: {},
+  **values: Any,
 ) -> Method:
   """Returns a shipped system: its constants are those of its name.
 
-  It is trained with a fixed budget unless `values` says otherwise.
+  Arguments are attributes of `Method`. It is trained with a fixed budget unless
+  `values` says otherwise.
   """
   return Method(
     name,
     label,
     environments={key: each.environment() for key, each in wordings.items()},
     wordings=wordings,
+    reward=reward,
+    measures=measures,
+    measure=measure,
     **{
       "constants": lambda config: getattr(config.method, name),
       "train": fixed_budget,

@@ -49,10 +49,7 @@ def reward(o: method.Outcomes, c: constants.MtGrpoConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "mt_grpo",
-  "MT-GRPO",
-  search_r1.WORDINGS,
-  reward=reward,
+  *("mt_grpo", "MT-GRPO", search_r1.WORDINGS, reward),
   measures=("contained",),
   measure=method.contained,
   steps=steps,

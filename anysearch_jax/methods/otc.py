@@ -66,4 +66,4 @@ def grpo_productivity(
   return jnp.where(n > 0, against_fewest, ppo_productivity(m, c=c))
 
 
-METHOD = method.compared("otc", "OTC-PO", search_r1.WORDINGS, reward=reward)
+METHOD = method.compared("otc", "OTC-PO", search_r1.WORDINGS, reward)

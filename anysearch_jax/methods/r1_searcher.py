@@ -159,10 +159,7 @@ def reward(o: method.Outcomes, c: constants.R1SearcherConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "r1_searcher",
-  "R1-Searcher",
-  WORDINGS,
-  reward=reward,
+  *("r1_searcher", "R1-Searcher", WORDINGS, reward),
   measures=("contained", "answer_f1", "searched", "structured", "well_formed"),
   measure=measure,
   measurer=measurer,

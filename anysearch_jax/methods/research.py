@@ -72,10 +72,5 @@ def reward(o: method.Outcomes, c: constants.ResearchConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "research",
-  "ReSearch",
-  WORDINGS,
-  reward=reward,
-  measures=("well_formed",),
-  measure=measure,
+  "research", "ReSearch", WORDINGS, reward, ("well_formed",), measure
 )

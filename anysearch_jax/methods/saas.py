@@ -106,11 +106,5 @@ def reward(o: method.Outcomes, c: constants.SaasConfig) -> method.Terms:
 
 
 METHOD = method.compared(
-  "saas",
-  "SAAS",
-  WORDINGS,
-  reward=reward,
-  train=train,
-  measures=("closed", "repeated"),
-  measure=measure,
+  "saas", "SAAS", WORDINGS, reward, ("closed", "repeated"), measure, train=train
 )

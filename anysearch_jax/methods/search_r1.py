@@ -87,10 +87,5 @@ def reward(o: method.Outcomes, c: constants.SearchR1Config) -> method.Terms:
 
 
 METHOD = method.compared(
-  "search_r1",
-  "Search-R1",
-  WORDINGS,
-  reward=reward,
-  measures=("gold_found",),
-  measure=measure,
+  "search_r1", "Search-R1", WORDINGS, reward, ("gold_found",), measure
 )

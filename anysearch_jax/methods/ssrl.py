@@ -50,4 +50,4 @@ def reward(o: method.Outcomes, c: constants.SsrlConfig) -> method.Terms:
   return {"em": o.em, "total": total}
 
 
-METHOD = method.compared("ssrl", "SSRL", WORDINGS, reward=reward, train=train)
+METHOD = method.compared("ssrl", "SSRL", WORDINGS, reward, train=train)

@@ -172,12 +172,7 @@ def _counts(text: str) -> collections.Counter[str]:
 
 
 METHOD = method.compared(
-  "stepsearch",
-  "StepSearch",
-  WORDINGS,
-  reward=reward,
+  *("stepsearch", "StepSearch", WORDINGS, reward, ("search_keys",), measure),
   train=train,
-  measures=("search_keys",),
-  measure=measure,
   steps=steps,
 )

@@ -70,5 +70,5 @@ def noise(progress: float, config: constants.ZeroSearchConfig) -> float:
 
 
 METHOD = method.compared(
-  "zerosearch", "ZeroSearch", WORDINGS, reward=reward, train=train
+  "zerosearch", "ZeroSearch", WORDINGS, reward, train=train
 )

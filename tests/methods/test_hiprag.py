@@ -48,6 +48,9 @@ def search(text, *, before="", after=""):
 
 
 GOOD = search("Tol", before="<think>", after=KNOWN.format("sea") + ANSWER)
+# A search that was refused has no context.
+(OPENED, _), CLOSED = search("x", before="<think>", after=ANSWER)
+REFUSED = [(OPENED, "No search is left.\n"), CLOSED]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +72,7 @@ GOOD = search("Tol", before="<think>", after=KNOWN.format("sea") + ANSWER)
     (1, [("<think>" + KNOWN.format("<step>") + ANSWER, None)]),
     (0, search("Tol", before="<think>", after=ANSWER)[1:]),
     (0, [*GOOD, ("<answer>x</answer>", None)]),
-    # A search that was refused has no context.
-    (
-      0,
-      [
-        ("<think>" + SEARCHED[0].format("x"), "No search is left.\n"),
-        (CONCLUDED.format("x") + ANSWER, None),
-      ],
-    ),
+    (0, REFUSED),
   ],
 )
 def test_form_is_steps_and_an_answer(formed, turns):
@@ -175,17 +171,13 @@ def test_wrong_or_malformed_responses_are_not_judged(turns):
 
 
 def test_a_judge_that_fails_fails_the_trajectory():
-  method = dataclasses.replace(
-    systems.trained(
-      config_lib.ExperimentConfig(
-        method=config_lib.MethodConfig("hiprag"),
-        episode=config_lib.EpisodeConfig(prompts="search_r1_world"),
-      )
-    ),
-    measure_deadline=5.0,
+  config = config_lib.ExperimentConfig(
+    method=config_lib.MethodConfig("hiprag", measure_deadline=5.0),
+    episode=config_lib.EpisodeConfig(prompts="search_r1_world"),
   )
   with fake_openai.served({}, status=400) as server:
-    method = dataclasses.replace(method, measure=judge(server).measure)
+    measure = judge(server).measure
+    method = dataclasses.replace(systems.trained(config), measure=measure)
     values, reasons = rewards_and_advantages.measure(
       method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
     )

@@ -41,12 +41,7 @@ def searched(text, *found):
     (("x", "Tol", "Tol"), "Tol", 1, (0.1, 1.1, -0.05)),
     (("x", "Tol", "x"), "x", 1, (0.0375, 1.0375, -0.05)),
     # The last is not early: three share .2. F1 rises to 2/3, then to 1.
-    (
-      ("Tol a x", "x", "Tol"),
-      "Tol",
-      0,
-      (2.2 / 3, 0.2 / 3, 1.2 / 3),
-    ),
+    (("Tol a x", "x", "Tol"), "Tol", 0, (2.2 / 3, 0.2 / 3, 1.2 / 3)),
     (("x", None, "x"), "x", 0, (0.0375, 0.0375, 0.0375)),
   ],
 )
@@ -85,16 +80,10 @@ def test_autosearch_searches_that_are_malformed_or_repeated_lose():
     ("<answer>Tol</answer>", None),
   )
   system = systems.get("autosearch")
-  assert system.measure(played) == {
-    "sufficient": 0,
-    "sound": 0,
-    "anytime": 1 / 4,
-  }
-  constants = system.constants(config_lib.ExperimentConfig())
-  shared = 0.2 / 3
-  np.testing.assert_allclose(
-    system.steps(played, constants), [shared, -0.025, -0.025], atol=1e-6
-  )
+  found = system.measure(played)
+  assert found == {"sufficient": 0, "sound": 0, "anytime": 1 / 4}
+  steps = system.steps(played, system.constants(config_lib.ExperimentConfig()))
+  np.testing.assert_allclose(steps, [0.2 / 3, -0.025, -0.025], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -167,28 +156,21 @@ def test_a_turn_without_the_mark_of_a_call_counts_whole(text, expected):
 FOUND = (spoken.passage("1", "Tol", "some (research) [answer] there"),)
 THOUGHT = "<think>so (think of it)</think>"
 NO_ACTION = "That was no action.\n"
+FINDS = f"{THOUGHT}<search>[re]search) it</search>", FOUND
+REFUSED = f"{THOUGHT}<search>more</search>", "No search is left.\n"
+PLAIN = "<answer>Tol</answer>", None
 
 
 @pytest.mark.parametrize(
   ("formed", "turns"),
   [
     (1, [(f"{THOUGHT}<answer>Tol</answer>", None)]),
-    (
-      1,
-      [
-        (f"{THOUGHT}<search>[re]search) it</search>", FOUND),
-        (f"{THOUGHT}<search>more</search>", "No search is left.\n"),
-        ("<answer>Bath</answer>", None),
-      ],
-    ),
+    (1, [FINDS, REFUSED, PLAIN]),
     (0, []),
-    (0, [("<answer>Tol</answer>", None)]),
+    (0, [PLAIN]),
     (0, [(THOUGHT, NO_ACTION)] * 2),
-    (0, [(THOUGHT, NO_ACTION), ("<answer>Tol</answer>", None)]),
-    (
-      0,
-      [(f"{THOUGHT}<search> </search>", "?\n"), ("<answer>x</answer>", None)],
-    ),
+    (0, [(THOUGHT, NO_ACTION), PLAIN]),
+    (0, [(f"{THOUGHT}<search> </search>", "?\n"), PLAIN]),
     (0, [(f"{THOUGHT}(search)x(/search)<answer>Tol</answer>", None)]),
     (0, [(f"{THOUGHT}<search]<answer>Tol</answer>", None)]),
     (0, [(f"{THOUGHT}[/answer><answer>Tol</answer>", None)]),
@@ -267,6 +249,8 @@ def test_form_needs_closed_thoughts_answered_searches_and_one_answer(
 
 QUERY = ("so <|begin_of_query|>q<|end_of_query|>", SEARCH[1])
 LAST = ("so</think> <answer>Tol</answer>", None)
+AID = QUERY[0], (spoken.passage("1", "Aid", "an assistant"),)
+MARKED = "</think><answer>end_of_query begin_of_query</answer>", None
 
 
 @pytest.mark.parametrize(
@@ -282,21 +266,11 @@ LAST = ("so</think> <answer>Tol</answer>", None)
     (0, 1, 0, [(QUERY[0], ()), LAST]),  # Nothing was found.
     (0, 1, 1, [("Hm.", "No action."), LAST]),
     (0, 1, 0, [("The Assistant: " + LAST[0], None)]),
-    (
-      1,
-      1,
-      0,
-      [(QUERY[0], (spoken.passage("1", "Aid", "an assistant"),)), LAST],
-    ),
+    (1, 1, 0, [AID, LAST]),
     (0, 1, 0, [(CHINESE + LAST[0], None)]),
     (0, 1, 1, [(f"</think><answer>{'a ' * 10}</answer>", None)]),
     (0, 1, 0, [(f"</think><answer>{'a ' * 11}</answer>", None)]),
-    (
-      1,
-      1,
-      0,
-      [QUERY, ("</think><answer>end_of_query begin_of_query</answer>", None)],
-    ),
+    (1, 1, 0, [QUERY, MARKED]),
   ],
 )
 def test_r1_searcher_reads_the_response_as_its_reward_servers_do(
