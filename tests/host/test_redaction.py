@@ -149,13 +149,8 @@ def make_http(transport):
 
 
 def make_web(transport):
-  return web_search.WebRetriever(
-    "serper",
-    price=0,
-    key_variable="A_KEY",
-    patience=PATIENCE,
-    transport=transport,
-  )
+  how = {"price": 0, "key_variable": "A_KEY", "patience": PATIENCE}
+  return web_search.WebRetriever("serper", **how, transport=transport)
 
 
 PATIENCE = fake.http_calls.Patience(retries=0, pause=0.001, failures=10**6)

@@ -38,20 +38,13 @@ def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
   retriever = searching.BatchingRetriever(source.retriever, CONFIG.search)
 
   async def evaluated(player):
+    how = {"retriever": retriever, "config": CONFIG.episode}
+    using = driver.EpisodeParts(engine=player.engine, codec=player.codec, **how)
+    how = {"budget": 3, "scaffold": False}
+    at = [harness.address(q.id, seed=42, variant=0) for q in asked]
     return [
-      await driver.run_episode(
-        question,
-        driver.EpisodeParts(
-          engine=player.engine,
-          retriever=retriever,
-          config=CONFIG.episode,
-          codec=player.codec,
-        ),
-        budget=3,
-        scaffold=False,
-        address=harness.address(question.id, seed=42, variant=0),
-      )
-      for question in asked
+      await driver.run_episode(question, using, **how, address=address)
+      for question, address in zip(asked, at, strict=True)
     ]
 
   with policies.player(CHOSEN, CONFIG, source) as player:
@@ -76,10 +69,7 @@ def test_tokens_are_told_while_a_turn_is_sampled(agent):
 
 
 def output(*arguments):
-  _, printed = commands.printed(
-    ask, "--config=configs/quickstart.py", *arguments
-  )
-  return printed
+  return commands.printed(ask, "--config=configs/quickstart.py", *arguments)[1]
 
 
 def test_one_question_in_a_pipe_is_plain_text():
@@ -94,9 +84,8 @@ def test_one_question_in_a_pipe_is_plain_text():
 def test_piped_questions_give_one_line_of_json_for_each_budget(
   capsys, monkeypatch
 ):
-  monkeypatch.setattr(
-    "sys.stdin", io.StringIO(f"{QUESTION}\n\nzzzz \udcff ?\n")
-  )
+  piped = io.StringIO(f"{QUESTION}\n\nzzzz \udcff ?\n")
+  monkeypatch.setattr("sys.stdin", piped)
   said = output("--json", "--compare=0,3")
   rows = [json.loads(line) for line in said.splitlines()]
   *rows, refused = rows
@@ -111,9 +100,7 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
 
 
 def test_budget_may_cap_tokens():
-  (row,) = map(
-    json.loads, output("--json", "--budget=tokens=40", QUESTION).splitlines()
-  )
+  row = json.loads(output("--json", "--budget=tokens=40", QUESTION))
   assert (row["budget"], row["caps"]) == (None, {"tokens": 40})
   assert row["tokens"] <= 40
   said = output("--budget=searches=2,tokens=40", QUESTION)
@@ -158,13 +145,8 @@ def test_a_question_without_a_place_is_one_sentence(monkeypatch):
     await asyncio.Event().wait()
 
   monkeypatch.setattr(driver, "run_episode", unanswered)
-  said = commands.run(
-    ask,
-    "--config=configs/quickstart.py",
-    "--compare=0..99",
-    "--deadline=0.001",
-    QUESTION,
-  )
+  flags = ("--compare=0..99", "--deadline=0.001")
+  said = commands.run(ask, "--config=configs/quickstart.py", *flags, QUESTION)
   assert "places were taken" in said
 
 
@@ -172,11 +154,8 @@ def test_control_characters_and_markup_of_outside_text_are_shown(
   capsys, monkeypatch
 ):
   """On a terminal, where markup and escapes would act."""
-  monkeypatch.setattr(
-    ask,
-    "_console",
-    lambda **_: rich.console.Console(force_terminal=True, color_system=None),
-  )
+  terminal = rich.console.Console(force_terminal=True, color_system=None)
+  monkeypatch.setattr(ask, "_console", lambda **_: terminal)
   passage = types.Passage("1", "[red]t[/red]", "a\x1b[31mb\x07")
   with pytest.raises(ValueError, match="without an answer"):
     ask.show([events.Found(1, (passage,))])

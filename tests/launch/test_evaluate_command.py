@@ -86,10 +86,8 @@ def rows(chosen, config, folder, questions=None):
 
 
 def test_a_checkpoint_plays_as_its_export_does(run, tmp_path):
-  config = dataclasses.replace(
-    small_run.CONFIG,
-    evaluation=config_lib.EvaluationConfig(budgets=(0, 1), seeds=(1,)),
-  )
+  asked = {"budgets": (0, 1), "seeds": (1,)}
+  config = config_lib.changed(small_run.CONFIG, evaluation=asked)
   chosen = policies.Chosen("checkpoint", str(run))
   found = rows(chosen, config, tmp_path / "checkpoint")
   exported = policies.Chosen("hf", str(run / "policy"))
@@ -119,18 +117,13 @@ def test_servers_sample_the_policy_of_a_folder(tmp_path):
     config = config_lib.changed(
       small_run.CONFIG,
       engine={"kind": "sglang"},
-      sglang=config_lib.SglangConfig(urls=(server.url,), retries=1),
-      evaluation=config_lib.EvaluationConfig(budgets=(0, 2), seeds=(1,)),
-      episode=config_lib.EpisodeConfig(
-        prompts="world", max_generated=16, max_context=60
-      ),
+      sglang={"urls": (server.url,), "retries": 1},
+      evaluation={"budgets": (0, 2), "seeds": (1,)},
+      episode={"max_generated": 16, "max_context": 60},
     )
-    found = rows(
-      policies.Chosen("hf", str(tmp_path / "policy")),
-      config,
-      tmp_path / "evaluation",
-      [types.Question("q", "a", ("b",)), types.Question("p", "a", ("c",))],
-    )
+    chosen = policies.Chosen("hf", str(tmp_path / "policy"))
+    asked = [types.Question(q, "a", (a,)) for q, a in ("qb", "pc")]
+    found = rows(chosen, config, tmp_path / "evaluation", asked)
     assert len(server.bodies("/generate")) == 4
   verdicts = [(row["answer"], row["em"]) for row in map(json.loads, found)]
   assert verdicts == [("b", 1), ("b", 0)] * 2
@@ -165,10 +158,8 @@ def make(config, source):
 
 
 def test_a_function_makes_a_policy(tmp_path):
-  config = dataclasses.replace(
-    config_lib.ExperimentConfig(),
-    evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(1,)),
-  )
+  evaluation = config_lib.EvaluationConfig(budgets=(1,), seeds=(1,))
+  config = config_lib.ExperimentConfig(evaluation=evaluation)
   chosen = policies.Chosen("scripted", f"{__name__}:make")
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
@@ -182,26 +173,16 @@ def test_a_function_makes_a_policy(tmp_path):
 def test_commands_play_resume_and_refuse(tmp_path):
   out = tmp_path / "e"
   flags = [
-    "--config=configs/quickstart.py",
-    "--config.evaluation.questions=6",
-    "--scripted=expert",
-    "--budgets=0..2",
-    "--cache=",
-    f"--output={out}",
+    *("--config=configs/quickstart.py", "--config.evaluation.questions=6"),
+    *("--scripted=expert", "--budgets=0..2", "--cache=", f"--output={out}"),
   ]
   assert commands.run(evaluate, *flags, "--seeds=2") == ""
   found = [json.loads(line) for line in (out / "episodes.jsonl").open("rb")]
-  assert [(row["seed"], row["budget"]) for row in found] == [
-    (seed, budget)
-    for seed in (42, 43)
-    for budget in (0, 1, 2)
-    for _ in range(6)
-  ]
+  played = [(row["seed"], row["budget"]) for row in found]
+  cells = [(seed, budget) for seed in (42, 43) for budget in (0, 1, 2)]
+  assert played == [cell for cell in cells for _ in range(6)]
   assert sorted(path.name for path in out.iterdir()) == [
-    "config.json",
-    "episodes.jsonl",
-    "provenance.json",
-    "summary.json",
+    *("config.json", "episodes.jsonl", "provenance.json", "summary.json"),
   ]
   summary = json.loads((out / "summary.json").read_text())
   searches = sum(row["searches"] for row in found)

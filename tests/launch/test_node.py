@@ -61,37 +61,22 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   ]
   assert services[0].command == (
     *("env", "HOST=127.0.0.1", "PYTHON=.venv-sglang/bin/python", "TP=2"),
-    *(
-      "STATIC=0.6",
-      "CONTEXT=8192",
-      "launch/serve_sglang.sh",
-      "models/Qwen2.5-7B-Instruct",
-    ),
-    *("30000", "--dtype", "bfloat16"),
+    *("STATIC=0.6", "CONTEXT=8192", "launch/serve_sglang.sh"),
+    *("models/Qwen2.5-7B-Instruct", "30000", "--dtype", "bfloat16"),
   )
-  assert [part.health for part in services] == [
-    "http://127.0.0.1:30000/health",
-    "http://127.0.0.1:30001/health",
-  ]
+  urls = ("http://127.0.0.1:30000", "http://127.0.0.1:30001")
+  assert [part.health for part in services] == [f"{u}/health" for u in urls]
   assert trainer.command[:3] == ("python", "-m", "launch.train")
+  mesh = {"trainer": (0, 1, 2, 3), "rollout": ()}
   assert resolved(config, trainer) == config_lib.changed(
-    config,
-    engine={"kind": "sglang"},
-    sglang=config_lib.SglangConfig(
-      urls=("http://127.0.0.1:30000", "http://127.0.0.1:30001")
-    ),
-    mesh={"trainer": (0, 1, 2, 3), "rollout": ()},
+    config, engine={"kind": "sglang"}, sglang={"urls": urls}, mesh=mesh
   )
 
 
 @pytest.mark.parametrize("servers", [node.Servers(count=1), None])
 def test_an_index_is_served_beside_the_trainer(servers):
-  config = dataclasses.replace(
-    paper(),
-    retrieval=config_lib.RetrievalConfig(
-      kind="index", index="indexes/e5", encoder="models/e5"
-    ),
-  )
+  index = {"kind": "index", "index": "indexes/e5", "encoder": "models/e5"}
+  config = config_lib.changed(paper(), retrieval=index)
   services, trainer = node.parts_of(
     config, [], servers=servers, retriever_port=8123
   )
@@ -204,16 +189,11 @@ def test_servers_sample_where_they_have_gpus(config, assignments, expected):
 
 
 def test_a_containers_command_is_a_template():
-  services, _ = node.parts_of(
-    dataclasses.replace(paper(), policy="models/a b"),
-    [],
-    servers=node.Servers(
-      memory=0.5,
-      port=40000,
-      command="docker run --gpus 'device={gpus}' image serve {model} {port} "
-      "{tp} {memory} {context}",
-    ),
-  )
+  command = "docker run --gpus 'device={gpus}' image serve {model} {port} "
+  command += "{tp} {memory} {context}"
+  servers = node.Servers(memory=0.5, port=40000, command=command)
+  config = dataclasses.replace(paper(), policy="models/a b")
+  services, _ = node.parts_of(config, [], servers=servers)
   assert services[1].command == (
     *("docker", "run", "--gpus", "device=6,7", "image", "serve"),
     *("models/a b", "40001", "2", "0.5", "8192"),
@@ -280,36 +260,25 @@ def ports():
 def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
   output = tmp_path / "run"
   ended, said = command(
-    "--config=configs/qwen2_5_7b.py",
-    "--config.seed=7",
-    "--threads=3",
-    "--servers=1",
-    "--dry_run",
-    f"--output={output}",
+    *("--config=configs/qwen2_5_7b.py", "--config.seed=7", "--threads=3"),
+    *("--servers=1", "--dry_run", f"--output={output}"),
   )
   assert ended == 0
   assert not output.exists()
   assert "--index=indexes/e5" in said
   assert f"# server-0, log {output}/logs/server-0.log; ready when" in said
-  lines = [
-    line.strip().removesuffix("\\").strip() for line in said.splitlines()
-  ]
+  lines = [line.strip().rstrip("\\ ") for line in said.splitlines()]
   start = lines.index(
     f"CUDA_VISIBLE_DEVICES=0,1,2,3 {sys.executable} -m launch.train"
   )
   assert lines[start + 1 :] == [
-    "--config=configs/qwen2_5_7b.py",
-    "--config.seed=7",
-    f"--output={output}",
-    "--threads=3",
-    "--config.retrieval.kind=http",
+    *("--config=configs/qwen2_5_7b.py", "--config.seed=7"),
+    *(f"--output={output}", "--threads=3", "--config.retrieval.kind=http"),
     "--config.retrieval.url=http://127.0.0.1:8000",
-    "--config.retrieval.index=",
-    "--config.retrieval.encoder=",
+    *("--config.retrieval.index=", "--config.retrieval.encoder="),
     "--config.engine.kind=sglang",
     "--config.sglang.urls=http://127.0.0.1:30000",
-    "--config.mesh.trainer=0,1,2,3",
-    "'--config.mesh.rollout=()'",
+    *("--config.mesh.trainer=0,1,2,3", "'--config.mesh.rollout=()'"),
   ]
 
 

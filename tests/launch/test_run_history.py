@@ -61,18 +61,9 @@ def test_placement_settings_change_freely_and_are_noted(tmp_path):
   assert len(start(tmp_path, moved, ELSEWHERE, rollout=20)) == 3
   config, provenance = noted(tmp_path)
   assert config_settings.changes(config, moved) == []
-  assert provenance == ELSEWHERE | {
-    "changes": [
-      {
-        "rollout": 20,
-        "settings": {
-          "engine.slots": [80, 4],
-          "pipeline.async_level": [0, 1],
-          "mesh.data": [1, 2],
-        },
-      }
-    ]
-  }
+  settings = {"engine.slots": [80, 4], "pipeline.async_level": [0, 1]}
+  change = {"rollout": 20, "settings": settings | {"mesh.data": [1, 2]}}
+  assert provenance == ELSEWHERE | {"changes": [change]}
 
 
 def test_learning_settings_change_only_if_allowed(tmp_path):

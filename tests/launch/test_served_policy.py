@@ -120,11 +120,8 @@ def test_policy_that_a_server_samples_answers_both_apis(how):
       return found.choices[0].message
 
     assert greedy(1) == greedy(2)
-    told = list(
-      client.responses.create(
-        model="quickstart", input=examples[0], stream=True
-      )
-    )
+    question = {"model": "quickstart", "input": examples[0]}
+    told = list(client.responses.create(**question, stream=True))
   assert told[-1].type == "response.completed"
 
 
@@ -135,9 +132,8 @@ def test_temperature_of_a_request_is_honoured(server):
 
   def said(seed, temperature):
     body = {"input": question, "max_tool_calls": 2, "seed": seed}
-    found = httpx2.post(
-      f"{url}/v1/responses", json=body | {"temperature": temperature}
-    ).json()
+    body["temperature"] = temperature
+    found = httpx2.post(f"{url}/v1/responses", json=body).json()
     return [
       item.get("content") or item["action"]["query"] for item in found["output"]
     ]
@@ -149,7 +145,7 @@ def test_temperature_of_a_request_is_honoured(server):
 def test_pages_of_clients_that_left_are_free_within_a_second(server):
   url, _ = server
   examples = httpx2.get(f"{url}/examples").json()
-  port = int(url.rpartition(":")[2])
+  address = ("127.0.0.1", int(url.rpartition(":")[2]))
 
   def hang_up(question):
     body = json.dumps({"input": question, "stream": True}).encode()
@@ -157,9 +153,7 @@ def test_pages_of_clients_that_left_are_free_within_a_second(server):
       "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\n"
       f"content-length: {len(body)}"
     )
-    with socket.create_connection(
-      ("127.0.0.1", port), timeout=10
-    ) as connection:
+    with socket.create_connection(address, timeout=10) as connection:
       connection.sendall(head.encode() + b"\r\n\r\n" + body)
       connection.recv(100)
 

@@ -20,9 +20,7 @@ import anysearch_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("anysearch_jax", "configs", "launch", "retrieval")
-EXTRAS = (
-  *("cuda12", "cuda13", "docs", "mlflow", "plan", "test", "tpu", "wandb"),
-)
+EXTRAS = "cuda12 cuda13 docs mlflow plan test tpu wandb".split()
 
 
 def pip(*arguments: object) -> None:
@@ -40,27 +38,16 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   )
   copy = tmp_path_factory.mktemp("source")
   for package in PACKAGES:
-    shutil.copytree(
-      ROOT / package,
-      copy / package,
-      ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / package, copy / package, ignore=ignored)
   for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, copy)
   shutil.copy(ROOT / "requirements.txt", copy)
   output = tmp_path_factory.mktemp("wheel")
   # From the source distribution, which has to hold what a build needs.
-  subprocess.run(
-    [
-      *(sys.executable, "-c"),
-      "from setuptools import build_meta; import sys\n"
-      "build_meta.build_sdist(sys.argv[1])",
-      output,
-    ],
-    cwd=copy,
-    check=True,
-    stdout=subprocess.DEVNULL,
-  )
+  code = "from setuptools import build_meta; import sys\n"
+  code += "build_meta.build_sdist(sys.argv[1])"
+  source_tree.python("-c", code, output, cwd=copy, check=True)
   (source,) = output.glob("*.tar.gz")
   pip(
     *("wheel", "--no-deps", "--no-build-isolation", "--no-index"),
@@ -79,14 +66,9 @@ def site(wheel, tmp_path_factory) -> pathlib.Path:
 
 def run(site, folder, *command: str) -> subprocess.CompletedProcess[str]:
   """Runs a command that must end well."""
-  done = subprocess.run(
-    command,
-    cwd=folder,
-    env=os.environ | {"PYTHONPATH": str(site)},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  env = os.environ | {"PYTHONPATH": str(site)}
+  how = {"capture_output": True, "text": True, "timeout": 300}
+  done = subprocess.run(command, cwd=folder, env=env, **how)
   assert done.returncode == 0, done.stderr
   return done
 

@@ -22,51 +22,32 @@ from retrieval.encoder import encoder as encoder_lib
 from retrieval.encoder import models as models_lib
 
 SIZES = {
-  "vocab_size": 300,
-  "hidden_size": 48,
-  "num_hidden_layers": 3,
-  "num_attention_heads": 3,
-  "intermediate_size": 40,
-  "pad_token_id": 0,
+  **{"vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 3},
+  **{"num_attention_heads": 3, "intermediate_size": 40, "pad_token_id": 0},
 }
 BERT = SIZES | {"model_type": "bert"}
 # The keys of answerdotai/ModernBERT-base and of models made from it.
 MODERNBERT = SIZES | {
-  "model_type": "modernbert",
-  "architectures": ["ModernBertForMaskedLM"],
-  "attention_bias": False,
-  "attention_dropout": 0.0,
-  "classifier_activation": "gelu",
-  "classifier_bias": False,
-  "classifier_dropout": 0.0,
-  "classifier_pooling": "mean",
-  "cls_token_id": 2,
-  "decoder_bias": True,
-  "deterministic_flash_attn": False,
-  "embedding_dropout": 0.0,
-  "global_attn_every_n_layers": 2,
-  "global_rope_theta": 5000.0,
-  "gradient_checkpointing": False,
-  "hidden_activation": "gelu",
-  "initializer_cutoff_factor": 2.0,
-  "initializer_range": 0.02,
-  "layer_norm_eps": 1e-05,
-  "local_attention": 10,
-  "local_rope_theta": 30.0,
-  "max_position_embeddings": 512,
-  "mlp_bias": False,
-  "mlp_dropout": 0.0,
-  "norm_bias": False,
-  "norm_eps": 1e-05,
-  "position_embedding_type": "absolute",
-  "reference_compile": False,
-  "repad_logits_with_grad": False,
-  "sparse_pred_ignore_index": -100,
-  "sparse_prediction": False,
-  "tie_word_embeddings": True,
-  "torch_dtype": "float32",
-  "transformers_version": "4.48.0",
+  **{"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]},
+  **{"attention_bias": False, "attention_dropout": 0.0},
+  **{"classifier_activation": "gelu", "classifier_bias": False},
+  **{"classifier_dropout": 0.0, "classifier_pooling": "mean"},
+  **{"cls_token_id": 2, "decoder_bias": True, "embedding_dropout": 0.0},
+  **{"deterministic_flash_attn": False, "gradient_checkpointing": False},
+  **{"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0},
+  **{"hidden_activation": "gelu", "layer_norm_eps": 1e-05},
+  **{"initializer_cutoff_factor": 2.0, "initializer_range": 0.02},
+  **{"local_attention": 10, "local_rope_theta": 30.0},
+  **{"max_position_embeddings": 512, "mlp_bias": False, "mlp_dropout": 0.0},
+  **{"norm_bias": False, "norm_eps": 1e-05},
+  **{"position_embedding_type": "absolute", "reference_compile": False},
+  **{"repad_logits_with_grad": False, "sparse_pred_ignore_index": -100},
+  **{"sparse_prediction": False, "tie_word_embeddings": True},
+  **{"torch_dtype": "float32", "transformers_version": "4.48.0"},
 }
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 900.0}}
+SLIDING = {"rope_type": "default", "rope_theta": 20.0}
 # Class of the model, and settings of its configuration.
 CASES = {
   "bert": ("BertModel", {}),
@@ -78,20 +59,9 @@ CASES = {
   "modernbert-biases": (
     "ModernBertModel",
     {
-      "norm_bias": True,
-      "attention_bias": True,
-      "mlp_bias": True,
-      "norm_eps": 1e-3,
-      "local_attention": 7,
-      "layer_types": [
-        "sliding_attention",
-        "full_attention",
-        "sliding_attention",
-      ],
-      "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 900.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
-      },
+      **{"norm_bias": True, "attention_bias": True, "mlp_bias": True},
+      **{"norm_eps": 1e-3, "local_attention": 7, "layer_types": LAYERS},
+      "rope_parameters": ROPE | {"sliding_attention": SLIDING},
     },
   ),
   "modernbert-older": (
@@ -109,15 +79,10 @@ def save_tokenizer(folder):
   inner = tokenizers.Tokenizer(models.BPE())
   inner.normalizer = normalizers.NFC()
   inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  inner.train_from_iterator(
-    TEXTS,
-    trainers.BpeTrainer(
-      vocab_size=290,
-      special_tokens=SPECIAL,
-      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-    ),
-  )
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  how = {"special_tokens": SPECIAL, "initial_alphabet": alphabet}
+  trainer = trainers.BpeTrainer(vocab_size=290, **how, show_progress=False)
+  inner.train_from_iterator(TEXTS, trainer)
   inner.add_tokens([tokenizers.AddedToken("  ", normalized=True)])
   inner.post_processor = processors.TemplateProcessing(
     single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -137,14 +102,9 @@ def make(torch, tmp_path_factory):
     kind, settings = CASES[case]
     model_class = getattr(transformers, kind)
     torch.manual_seed(1)
-    model = model_class(
-      model_class.config_class(
-        **SIZES
-        | {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
-        | settings
-        | {"attn_implementation": "eager"}
-      )
-    ).eval()
+    tokens = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    values = SIZES | tokens | settings | {"attn_implementation": "eager"}
+    model = model_class(model_class.config_class(**values)).eval()
     with torch.no_grad():
       for name, x in model.named_parameters():
         # Large enough that a wrong mask, position or layout is seen.
@@ -270,12 +230,9 @@ PUBLISHED = """
 
 def test_harmless_keys_of_published_encoders_are_ignored():
   said = dict.fromkeys(PUBLISHED, 0.1) | {
-    "architectures": ["Contriever"],
-    "hidden_act": "gelu",
-    "pooling": "average",
-    "position_embedding_type": "absolute",
-    "pruned_heads": {},
-    "is_decoder": False,
+    **{"architectures": ["Contriever"], "hidden_act": "gelu"},
+    **{"pooling": "average", "position_embedding_type": "absolute"},
+    **{"pruned_heads": {}, "is_decoder": False},
   }
   a = bidirectional.from_hf(BERT | said)
   assert a == bidirectional.from_hf(BERT)
@@ -288,9 +245,6 @@ def test_sizes_that_a_file_omits_are_those_of_transformers():
   assert (a.positions, a.window, a.norm_eps) == (8192, 128, 1e-5)
   assert (a.global_theta, a.local_theta) == (160_000, 10_000)
   assert a.windowed == (False, True, True)
-
-
-ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 900.0}}
 
 
 def test_newer_names_of_settings_come_before_older_ones():

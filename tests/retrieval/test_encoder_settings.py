@@ -61,13 +61,11 @@ def test_name_of_the_base_model_counts_too(own):
 
 def sentence_transformers(folder, pooling, prompts=None) -> None:
   kinds = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_N", "Normalize")
-  write(
-    folder / "modules.json",
-    [
-      {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
-      for i, (path, kind) in enumerate(kinds)
-    ],
-  )
+  modules = [
+    {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for i, (path, kind) in enumerate(kinds)
+  ]
+  write(folder / "modules.json", modules)
   write(folder / "1_Pooling" / "config.json", pooling)
   if prompts is not None:
     write(folder / "config_sentence_transformers.json", {"prompts": prompts})

@@ -27,24 +27,19 @@ def connect():
 
 def test_a_search_is_what_search_r1s_own_client_sends(connect):
   retriever = connect(fake.search_r1)
-  assert asyncio.run(retriever.search(fake.ask("a", 2))) == fake.truth(
-    fake.ask("a", 2)
-  )
+  asked = fake.ask("a", 2)
+  assert asyncio.run(retriever.search(asked)) == fake.truth(asked)
   (request,) = retriever.sent
   assert (request.method, str(request.url)) == ("POST", f"{fake.URL}/retrieve")
-  assert fake.bodies(retriever) == [
-    {"queries": ["a"], "topk": 2, "return_scores": True}
-  ]
+  sent = {"queries": ["a"], "topk": 2, "return_scores": True}
+  assert fake.bodies(retriever) == [sent]
+
+
+ASKED = st.builds(fake.ask, st.sampled_from("abcdef"), st.integers(1, 3))
 
 
 @hypothesis.settings(max_examples=25, deadline=None)
-@hypothesis.given(
-  asked=st.lists(
-    st.builds(fake.ask, st.sampled_from("abcdef"), st.integers(1, 3)),
-    max_size=12,
-  ),
-  batch=st.integers(1, 5),
-)
+@hypothesis.given(st.lists(ASKED, max_size=12), st.integers(1, 5))
 def test_many_searches_are_few_calls_answered_in_order(asked, batch):
   seen = []
 
@@ -56,9 +51,7 @@ def test_many_searches_are_few_calls_answered_in_order(asked, batch):
     fake.URL, batch=batch, transport=httpx2.MockTransport(handler)
   )
   try:
-    assert fake.search(retriever, *asked) == [
-      fake.truth(request) for request in asked
-    ]
+    assert fake.search(retriever, *asked) == list(map(fake.truth, asked))
   finally:
     retriever.close()
   sizes = {k: sum(r.k == k for r in asked) for k in (1, 2, 3)}
@@ -71,12 +64,8 @@ def test_many_searches_are_few_calls_answered_in_order(asked, batch):
 @pytest.mark.parametrize(
   "url",
   [
-    "",
-    "h:8000",
-    "ftp://h",
-    "http://",
-    "http://me:secret@h",
-    "http://h?k=secret",
+    *("", "h:8000", "ftp://h", "http://"),
+    *("http://me:secret@h", "http://h?k=secret"),
   ],
 )
 def test_invalid_url_is_refused_without_showing_it(url):
@@ -123,9 +112,8 @@ def test_concurrent_calls_are_limited(connect):
     running[0] -= 1
     return fake.search_r1(request)
 
-  retriever = connect(
-    handler, batch=1, patience=http_calls.Patience(concurrency=3)
-  )
+  patience = http_calls.Patience(concurrency=3)
+  retriever = connect(handler, batch=1, patience=patience)
   fake.search(retriever, *(fake.ask(str(i)) for i in range(10)))
   assert running == [0, 3]
 
@@ -191,11 +179,8 @@ def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
   """Each batch counts once."""
   patience = http_calls.Patience(retries=0, failures=3, pause=0.001)
   broken = []
-  retriever = connect(
-    failing(lambda q: broken, fake.status(500)),
-    patience=patience,
-    clock=fake.Clock(),
-  )
+  server = failing(lambda q: broken, fake.status(500))
+  retriever = connect(server, patience=patience, clock=fake.Clock())
   requests = [fake.ask(str(i)) for i in range(9)]
   fake.search(retriever, *requests)
   broken.append(True)
@@ -362,19 +347,12 @@ def test_a_wrong_hit_fails_its_own_query_only(connect):
 def test_replies_of_other_servers_are_accepted(connect):
   """BM25 of Search-R1 has no ids, others add keys, scores may ascend."""
   contents = "one line"
-  found = replied(
-    connect,
-    {
-      "result": [
-        [
-          {"document": {"contents": contents, "title": "t"}, "score": -1},
-          {"document": {"contents": "a\nb\nc", "id": 7}, "score": 2.5, "x": 1},
-        ],
-        [{"document": {"contents": contents}, "score": 0}],
-      ],
-      "took": 3,
-    },
-  )
+  hits = [
+    {"document": {"contents": contents, "title": "t"}, "score": -1},
+    {"document": {"contents": "a\nb\nc", "id": 7}, "score": 2.5, "x": 1},
+  ]
+  others = [{"document": {"contents": contents}, "score": 0}]
+  found = replied(connect, {"result": [hits, others], "took": 3})
   (first, second), (third,) = found
   assert (first.title, first.text, first.score) == ("one line", "", -1.0)
   assert (second.id, second.title, second.text) == ("7", "a", "b\nc")

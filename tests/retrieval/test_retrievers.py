@@ -47,13 +47,11 @@ def test_an_index_answers_episodes(folder):
 
 def test_a_run_is_repeated_from_its_log_with_no_retriever(folder, tmp_path):
   log = str(tmp_path / "answers.sqlite")
-  recorded = retrievers.make(
-    config(kind="index", index=str(folder), log=log), None
-  )
+  index = config(kind="index", index=str(folder), log=log)
+  recorded = retrievers.make(index, None)
   seen = ask(recorded, "number n7", "water")
-  strict = retrievers.make(
-    config(kind="index", index="gone", log=log, log_mode="strict"), None
-  )
+  gone = config(kind="index", index="gone", log=log, log_mode="strict")
+  strict = retrievers.make(gone, None)
   told = ask(strict, "water", "number n7", "never asked")
   for mine, theirs in zip(told[:2], seen[::-1], strict=True):
     assert [(p.id, p.title, p.text, p.score) for p in mine] == [

@@ -48,12 +48,8 @@ def jina(ranked):
 
 
 def reranker(server, **options):
-  return served.ServedReranker(
-    "http://ranker:8080/",
-    patience=QUICK,
-    transport=httpx2.MockTransport(server),
-    **options,
-  )
+  options |= {"patience": QUICK, "transport": httpx2.MockTransport(server)}
+  return served.ServedReranker("http://ranker:8080/", **options)
 
 
 def scores(made, asked=ASKED):
@@ -68,12 +64,8 @@ def test_text_embeddings_inference_is_asked_in_its_format():
   assert scores(reranker(server)) == SCORES
   url, _, body = server.seen[0]
   assert url == "http://ranker:8080/rerank"
-  assert body == {
-    "query": "q",
-    "texts": ["aaa", "b", "cc"],
-    "raw_scores": True,
-    "truncate": True,
-  }
+  asked = {"query": "q", "texts": ["aaa", "b", "cc"]}
+  assert body == asked | {"raw_scores": True, "truncate": True}
 
 
 def test_servers_with_models_are_asked_in_theirs(monkeypatch):
@@ -92,12 +84,8 @@ def test_many_passages_are_asked_in_parts():
   server = Server(tei)
   (found,) = scores(reranker(server), [("q", texts)])
   assert found == [float(n) for n in range(1, 101)]
-  assert sorted(len(body["texts"]) for _, _, body in server.seen) == [
-    4,
-    32,
-    32,
-    32,
-  ]
+  sizes = sorted(len(body["texts"]) for _, _, body in server.seen)
+  assert sizes == [4, 32, 32, 32]
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,8 @@ def connect():
 def test_services_of_all_parts_answer_as_one_index(built, connect, kind):
   folder = built(kind)
   whole = opened(folder, kind)
-  network = Network(
-    **{f"h{i}": app(opened(folder, kind, (i, 4))) for i in range(4)}
-  )
+  parts = {f"h{i}": app(opened(folder, kind, (i, 4))) for i in range(4)}
+  network = Network(**parts)
   retriever = connect("http://h0,http://h1, http://h2,http://h3", network)
   asked = [fake.ask(q, k) for q in QUERIES for k in (1, 4)]
   found = fake.search(retriever, *asked)
@@ -143,15 +142,10 @@ def test_services_of_all_parts_answer_as_one_index(built, connect, kind):
 @pytest.mark.parametrize("order", ["01", "021", "001"])
 def test_parts_that_are_not_one_index_are_refused(built, connect, order):
   folder = built("bm25")
-  network = Network(
-    **{
-      f"h{i}": app(opened(folder, "bm25", (int(p), 3)))
-      for i, p in enumerate(order)
-    }
-  )
-  retriever = connect(
-    ",".join(f"http://h{i}" for i in range(len(order))), network
-  )
+  parts = [app(opened(folder, "bm25", (int(p), 3))) for p in order]
+  network = Network(**{f"h{i}": part for i, part in enumerate(parts)})
+  address = ",".join(f"http://{host}" for host in network.handlers)
+  retriever = connect(address, network)
   with pytest.raises(types.RetrievalError, match="of one index, in this order"):
     retriever.identity()
 

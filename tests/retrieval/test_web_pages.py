@@ -180,24 +180,20 @@ def test_certificates_are_of_the_name_and_not_of_the_address(
 
   key = ec.generate_private_key(ec.SECP256R1())
   name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site.test")])
+  names = [x509.DNSName("site.test")]
   now = datetime.datetime.now(datetime.UTC)
   certificate = (
     x509.CertificateBuilder(name, name, key.public_key(), 1)
     .not_valid_before(now - datetime.timedelta(days=1))
     .not_valid_after(now + datetime.timedelta(days=1))
-    .add_extension(
-      x509.SubjectAlternativeName([x509.DNSName("site.test")]), False
-    )
+    .add_extension(x509.SubjectAlternativeName(names), False)
     .sign(key, hashes.SHA256())
   )
   pem = serialization.Encoding.PEM
   file = tmp_path / "site.pem"
-  file.write_bytes(
-    key.private_bytes(
-      pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    + certificate.public_bytes(pem)
-  )
+  plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+  secret = key.private_bytes(pem, *plain)
+  file.write_bytes(secret + certificate.public_bytes(pem))
   context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
   context.load_cert_chain(file)
   site.wrap(context)
