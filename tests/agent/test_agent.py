@@ -28,12 +28,9 @@ def test_events_come_in_order_and_end_with_the_reply():
   with make() as agent:
     told = list(agent.stream("Who wrote Emma?", budget=2))
   assert told[:-1] == [
-    events.Budget(0, 2),
-    events.Thinking("look"),
-    events.Searching(1, "emma"),
-    events.Found(1, (EMMA,)),
-    events.Budget(1, 2),
-    events.Thinking("known"),
+    *(events.Budget(0, 2), events.Thinking("look")),
+    *(events.Searching(1, "emma"), events.Found(1, (EMMA,))),
+    *(events.Budget(1, 2), events.Thinking("known")),
   ]
   assert isinstance(told[-1], events.Answer) and told[-1].text == "Jane"
   reply = told[-1].reply
@@ -68,10 +65,8 @@ def test_many_questions_have_replies_by_question_and_budget():
 
   with make(script) as agent:
     replies = agent.ask_many(["first", "second"], budgets=[0, 1, 3])
-  assert [[reply.answer for reply in row] for row in replies] == [
-    ["a"] * 3,
-    ["b"] * 3,
-  ]
+  answers = [[reply.answer for reply in row] for row in replies]
+  assert answers == [["a"] * 3, ["b"] * 3]
   assert [r.trajectory.budget for r in replies[0]] == [0, 1, 3]
 
 
@@ -301,25 +296,19 @@ def test_deadline_asks_for_the_answer(answers):
 @pytest.mark.parametrize(
   "field, wrong",
   [
-    ("question", " "),
-    ("budget", -1),
-    ("budget", 1.5),
-    ("budget", True),
-    ("seed", -1),
-    ("deadline", 0),
+    *(("question", " "), ("budget", -1), ("budget", 1.5), ("budget", True)),
+    *(("seed", -1), ("deadline", 0), ("deadline", float("inf"))),
     ("max_tokens", 0),
-    ("deadline", float("inf")),
     ("sampling", config_lib.SamplingConfig(temperature=-1)),
   ],
 )
 def test_argument_out_of_range_is_named(field, wrong):
   given = {"question": "Who?", "budget": 1} | {field: wrong}
+  question = given.pop("question")
   with make() as agent:
     for ask in (agent.ask, agent.stream):
       with pytest.raises(ValueError, match=rf"{field}(\.\w+)?: found"):
-        ask(
-          given["question"], **{k: given[k] for k in given if k != "question"}
-        )
+        ask(question, **given)
 
 
 def test_tokens_are_limited_by_the_caller_and_leave_room_for_the_answer():

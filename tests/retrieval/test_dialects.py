@@ -15,16 +15,12 @@ from retrieval.service import dialects
 LIMA = types.Passage("7", '"Lima"', "Lima is the capital.\nOf Peru.", 0.5)
 CUSCO = types.Passage("9", '"Cusco"', "Cusco was.", 0.25)
 LIMA_DOCUMENT = {
-  "id": "7",
+  **{"id": "7", "title": "Lima", "text": "Lima is the capital.\nOf Peru."},
   "contents": '"Lima"\nLima is the capital.\nOf Peru.',
-  "title": "Lima",
-  "text": "Lima is the capital.\nOf Peru.",
 }
 CUSCO_DOCUMENT = {
-  "id": "9",
+  **{"id": "9", "title": "Cusco", "text": "Cusco was."},
   "contents": '"Cusco"\nCusco was.',
-  "title": "Cusco",
-  "text": "Cusco was.",
 }
 FOUND = [(LIMA, CUSCO), ()]
 
@@ -150,17 +146,9 @@ def test_any_text_is_written_as_strict_json(text, escaped):
 @pytest.mark.parametrize(
   "body",
   [
-    b"",
-    b"{",
-    b"[1]",
-    b'"text"',
-    b"null",
-    b"\xff\xfe",
-    b'{"a":' * 5000,
-    b"[" * 200_000,
+    *(b"", b"{", b"[1]", b'"text"', b"null", b"\xff\xfe", b"\xef\xbb\xbf"),
+    *(b"{'a': 1}", b'{"a":' * 5000, b"[" * 200_000),
     b'{"a": 1' + b"0" * 6000 + b"}",
-    b"\xef\xbb\xbf",
-    b"{'a': 1}",
   ],
   ids=range(11),
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 from concurrent import futures
 
@@ -14,6 +12,7 @@ import commands
 import pytest
 import random_encoders
 import retrieval_cases as cases
+import source_tree
 
 from launch import build_index
 from retrieval import passages
@@ -171,6 +170,7 @@ def test_passages_fit_the_encoder_and_longer_ones_are_counted(tmp_path):
 
 _KILLED = """
 import os, signal, sys
+sys.path.insert(0, "tests/support")
 import retrieval_cases as cases
 from retrieval.documents import folder
 def kill(done, of):
@@ -187,10 +187,7 @@ def test_an_update_that_is_killed_leaves_the_index(tmp_path, when):
   notes = write(tmp_path / "n", a__txt="A cat.")
   folder.update([str(notes)], index, encoder=encoder)
   write(notes, b__txt="A dog.")
-  done = subprocess.run(
-    [sys.executable, "-c", _KILLED, str(notes), str(index), when],
-    env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-  )
+  done = source_tree.python("-c", _KILLED, notes, index, when)
   assert done.returncode == -signal.SIGKILL
   assert len(opening.open_index(index, encoder=encoder)) == 1
   assert folder.update([str(notes)], index, encoder=encoder).added == 1

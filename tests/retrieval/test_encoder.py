@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_encoders
-import safetensors.numpy
 import tokenizers
 
 from anysearch_jax import types
@@ -23,9 +22,7 @@ from retrieval.index import search as index_search
 
 # Texts of several lengths; one is cut.
 TEXTS = [
-  "bada",
-  "",
-  "Hello, WORLD!  é 中文 ñ",
+  *("bada", "", "Hello, WORLD!  é 中文 ñ"),
   *random_encoders.texts(3, mean=12),
   *random_encoders.texts(1, seed=1, mean=60),
   *random_encoders.texts(1, seed=2, mean=300),
@@ -206,9 +203,8 @@ def test_an_identity_is_json_and_says_what_changes_vectors(encoder, own):
   ):
     other = encoder_lib.Encoder(own, **setting).identity()
     assert {k for k in moved if moved[k] != other[k]} == {name}
-  tensors = safetensors.numpy.load_file(own / "model.safetensors")
-  tensors["embeddings.word_embeddings.weight"][7, 7] += 1
-  safetensors.numpy.save_file(tensors, own / "model.safetensors")
+  with random_encoders.tensors(own) as tensors:
+    tensors["embeddings.word_embeddings.weight"][7, 7] += 1
   other = encoder_lib.Encoder(own).identity()
   assert {k for k in moved if moved[k] != other[k]} == {"weights_sha256"}
 
@@ -225,9 +221,8 @@ def test_an_encoder_is_loaded_again_by_its_identity(folder, tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_refused(own):
-  tensors = safetensors.numpy.load_file(own / "model.safetensors")
-  tensors["encoder.layer.0.output.dense.bias"][3] = np.nan
-  safetensors.numpy.save_file(tensors, own / "model.safetensors")
+  with random_encoders.tensors(own) as tensors:
+    tensors["encoder.layer.0.output.dense.bias"][3] = np.nan
   encoder = encoder_lib.Encoder(own)
   with pytest.raises(ValueError, match="numbers that are not finite"):
     encoder.queries(["bada"])

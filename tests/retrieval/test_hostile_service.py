@@ -36,14 +36,9 @@ def passage(tape):
 def body(tape):
   """Draws nearly a request, as JSON that may be damaged, or any bytes."""
   values = {tape.pick(KEYS): tape.value() for _ in range(tape.below(4))}
-  values |= tape.pick(
-    (
-      {},
-      {"queries": tape.some(lambda: tape.text(4), 4)},
-      {"query": tape.text(4)},
-      {"query": tape.some(lambda: tape.text(4), 2)},
-    )
-  )
+  several = {"queries": tape.some(lambda: tape.text(4), 4)}
+  one, two = tape.text(4), tape.some(lambda: tape.text(4), 2)
+  values |= tape.pick(({}, several, {"query": one}, {"query": two}))
   data = hostile.as_json(values, escaped=tape.pick((True, False)))
   return tape.pick((data, data, tape.damage(data), tape.raw()))
 
@@ -167,17 +162,11 @@ def test_hostile_headers_are_answered(caplog):
       headers += tape.pick(([], [(b"authorization", b"Bearer secret")]))
       paths = (*dialects.ROUTES, "/health", "/metrics", "/" + tape.text(3))
       scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1"},
         "method": tape.pick(("POST", "POST", "POST", "GET", "TRACE")),
-        "scheme": "http",
-        "path": tape.pick(paths),
-        "query_string": tape.raw(2),
-        "root_path": "",
-        "headers": headers,
-        "client": None,
-        "server": ("service", 80),
+        **{"scheme": "http", "path": tape.pick(paths), "root_path": ""},
+        **{"query_string": tape.raw(2), "headers": headers},
+        **{"client": None, "server": ("service", 80)},
       }
       search.told = [passage(tape)]
       parts = tape.some(lambda: body(tape), 3, least=1)

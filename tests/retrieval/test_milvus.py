@@ -34,13 +34,8 @@ def prepared(folder, rows):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
   rows = [
-    {
-      "title": f"Title {i}",
-      "text": f"Passage n{i} about {('water', 'fire')[i % 2]}",
-      "source": SOURCES[i % 4],
-      "year": 2000 + i % 3,
-      "extra": None,
-    }
+    {"title": f"Title {i}", "source": SOURCES[i % 4], "year": 2000 + i % 3}
+    | {"text": f"Passage n{i} about {('water', 'fire')[i % 2]}", "extra": None}
     for i in range(COUNT)
   ]
   del rows[5]["year"]

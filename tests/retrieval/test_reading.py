@@ -20,13 +20,9 @@ def pdf(path, *pages, title="", password=None):
   """Writes a PDF with a line a page; "" is a page without text."""
   writer = pypdf.PdfWriter()
   name = generic.NameObject
-  font = generic.DictionaryObject(
-    {
-      name("/Type"): name("/Font"),
-      name("/Subtype"): name("/Type1"),
-      name("/BaseFont"): name("/Helvetica"),
-    }
-  )
+  said = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+  said = {name(key): name(value) for key, value in said.items()}
+  font = generic.DictionaryObject(said)
   for text in pages:
     page = writer.add_blank_page(300, 300)
     fonts = generic.DictionaryObject({name("/F1"): font})
@@ -186,12 +182,8 @@ def test_files_of_folders_and_globs_are_found_once(tmp_path, monkeypatch):
 
   found = finding.find(["n"], reading.READERS, without="n/index")
   assert found.files == (("n/a.md", "a.md"), ("n/deep/b.TXT", "deep/b.TXT"))
-  assert found.ignored == {
-    ".png": 1,
-    "hidden": 2,
-    "linked folder": 1,
-    "no regular file": 2,
-  }
+  others = {".png": 1, "hidden": 2, "linked folder": 1, "no regular file": 2}
+  assert found.ignored == others
   assert names("n/a.md") == ["a.md"]
   assert names("n/**/*.md", "n/a.md") == ["a.md"]
   assert names("n/deep", "n/a.md") == ["a.md", "deep/b.TXT"]
@@ -226,11 +218,8 @@ Two
 
 def test_passages_end_at_headings_and_sentences():
   found = list(splitting.Splitter(60, 12)(MARKDOWN, is_markdown=True))
-  assert {heading for heading, _ in found} == {
-    "One",
-    "One > Two",
-    "One > Two > Deep",
-  }
+  headings = {heading for heading, _ in found}
+  assert headings == {"One", "One > Two", "One > Two > Deep"}
   assert all(len(text) <= 240 for _, text in found)
   ends = (".", "```", "# Three")
   assert all(text.rstrip().endswith(ends) for _, text in found)

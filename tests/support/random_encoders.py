@@ -6,14 +6,17 @@ wrong position, mask or layout changes the vectors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import shutil
 import string
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import transformers
 
 from anysearch_jax.policy import parameters as weights
@@ -79,6 +82,15 @@ def texts(count: int, *, seed: int = 0, mean: float = 100) -> list[str]:
     ]
     out.append(" ".join(some))
   return out
+
+
+@contextlib.contextmanager
+def tensors(folder: pathlib.Path) -> Iterator[dict[str, np.ndarray]]:
+  """Yields a model's tensors by name, and saves what they became."""
+  path = folder / "model.safetensors"
+  found = safetensors.numpy.load_file(path)
+  yield found
+  safetensors.numpy.save_file(found, path)
 
 
 def make(
