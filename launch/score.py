@@ -34,8 +34,9 @@ accepts other answers than `golden_answers`. Groups that training recorded have
 both.
 
 --judge asks a model of a server whether the answers of an evaluation are right.
-The output has its episodes with `judged`, `confidence` and `judge_reply`, which
-launch.report reads. Run the same command again if replies were late.
+The output has its episodes with `judge`, `judged`, `confidence` and
+`judge_reply`, which launch.report reads. Run the same command again if replies
+were late.
 
 The reward is AnySearch's. The rewards of other systems (`method.name`) may need
 more than these files contain; they are in the files that training wrote, where
@@ -328,16 +329,14 @@ def judge_file(f: flags.FlagValues) -> None:
   Raises ValueError for an invalid flag or line, and if replies were late.
   """
   from anysearch_jax.evaluation import harness, journal, judging
-  from anysearch_jax.host import loop, openai_endpoint
+  from anysearch_jax.host import json_files, loop, openai_endpoint
 
+  made = {"key_variable": f.judge_key_variable, "deadline": f.judge_deadline}
   endpoint = openai_endpoint.OpenAIEndpoint(
-    f.judge,
-    "/chat/completions",
-    key_variable=f.judge_key_variable,
-    deadline=f.judge_deadline,
-    concurrency=_CALLS,
+    f.judge, "/chat/completions", concurrency=_CALLS, **made
   )
-  ask = judging.asking(endpoint, f.judge_model, f.judge_prompt)
+  asked = endpoint, f.judge_model, judging.prompt(f.judge_prompt)
+  name = f"{f.judge_model}, prompt {json_files.sha256(asked[2])[:8]}"
   source = pathlib.Path(f.input)
   failed: list[Exception] = []
 
@@ -346,13 +345,17 @@ def judge_file(f: flags.FlagValues) -> None:
 
   async def judge(row: journal.Row) -> None:
     try:
-      rows.add({**row, **await ask(row)})
+      found = await judging.judge(row, *asked)
+      rows.add({**row, "judge": name, **found})
     except types.RetrievalError as error:
       failed.append(error)
 
   places = {key(row): i for i, row in enumerate(journal.read(source))}
   with journal.Journal(
-    pathlib.Path(f.output), len(places), lambda row: places[key(row)]
+    pathlib.Path(f.output),
+    len(places),
+    lambda row: places[key(row)],
+    again=lambda row: row["judge"] != name,
   ) as rows:
     left = (x for x in journal.read(source) if places[key(x)] not in rows)
     loop.run(harness.each(left, judge, at_once=_CALLS))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,26 +22,29 @@ _SAMPLING = {"temperature": 0.7, "top_p": 0.8, "max_tokens": 4096}
 _BIN = 100
 
 
-def asking(
-  endpoint: openai_endpoint.OpenAIEndpoint, model: str, file: str
-) -> Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]:
-  """Returns a coroutine function of an episode, with the prompt in a file.
-
-  It returns the `verdict` and `judge_reply`; without an answer `judged` is 0,
-  or None if the episode failed. It raises RetrievalError without a reply.
-  """
+def prompt(file: str) -> str:
+  """Returns the prompt of a file, "" being the shipped one."""
   path = pathlib.Path(file or _FILE)
-  prompt = wording.read(path, _SLOTS, shipped=str(_FILE))["prompt"]
+  return wording.read(path, _SLOTS, shipped=str(_FILE))["prompt"]
 
-  async def judge(row: Mapping[str, Any]) -> dict[str, Any]:
-    if not row["answer"]:
-      return {"judged": None if row["failed"] else 0, "confidence": None}
-    asked = row["question"], row["answer"], row["golden_answers"][0]
-    text = wording.fill(prompt, **dict(zip(_SLOTS["prompt"].needs, asked)))
-    reply, _ = await endpoint.chat(model, text, **_SAMPLING)
-    return verdict(reply) | {"judge_reply": reply}
 
-  return judge
+async def judge(
+  row: Mapping[str, Any],
+  endpoint: openai_endpoint.OpenAIEndpoint,
+  model: str,
+  prompt: str,
+) -> dict[str, Any]:
+  """Returns the `verdict` on an episode, and `judge_reply`.
+
+  Without an answer `judged` is 0, or None if the episode failed. Raises
+  RetrievalError if no reply comes in time.
+  """
+  if not row["answer"]:
+    return {"judged": None if row["failed"] else 0, "confidence": None}
+  asked = row["question"], row["answer"], row["golden_answers"][0]
+  text = wording.fill(prompt, **dict(zip(_SLOTS["prompt"].needs, asked)))
+  reply, _ = await endpoint.chat(model, text, **_SAMPLING)
+  return verdict(reply) | {"judge_reply": reply}
 
 
 def verdict(reply: str) -> dict[str, float | None]:

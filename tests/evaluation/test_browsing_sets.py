@@ -1,9 +1,11 @@
-"""BrowseComp-Plus and FRAMES, in rows that were made in the published shape."""
+"""BrowseComp-Plus, in rows that were made in the published shape.
+
+A row of FRAMES is in golden/question_rows.json.
+"""
 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import json
 import pickle
@@ -84,39 +86,6 @@ def test_rows_are_decrypted_and_only_ids_of_documents_are_kept(
   assert CANARY not in kept and "Page" not in str(found.metadata)
 
 
-def test_articles_of_frames_are_its_evidence(tmp_path):
-  wiki = "https://en.wikipedia.org/wiki"
-  row = {
-    "": "3",
-    "Prompt": 'Which "town" is older, A or B?',
-    "Answer": "Quincy",
-    "wikipedia_link_1": f"{wiki}/Quincy,_Massachusetts#History",
-    "wikipedia_link_2": "https://en.m.wikipedia.org/wiki/Caf%C3%A9 (a table)",
-    "wikipedia_link_3": "",
-    "wikipedia_link_11+": f"{wiki}/U2_(band), {wiki}/Queen's_Park?x=1",
-    "reasoning_types": "Numerical reasoning | Tabular reasoning",
-    "wiki_links": str([f"{wiki}/Quincy,_Massachusetts", f"{wiki}/What%3F"]),
-  }
-  with (tmp_path / "test.tsv").open("w", newline="") as file:
-    csv.writer(file, delimiter="\t").writerows([row, row.values()])
-  found = prepare(tmp_path, "frames")
-  assert (found.id, found.text) == ("frames/3", row["Prompt"])
-  titles = "Quincy, Massachusetts;Café;U2 (band);Queen's Park;What?".split(";")
-  assert [x["title"] for x in found.metadata["supporting"]] == titles
-  assert found.metadata["hops"] == 5
-  assert found.metadata["reasoning_types"] == row["reasoning_types"]
-
-
-class Calls:
-  """Opens a file when it is unpickled."""
-
-  def __init__(self, path):
-    self.path = path
-
-  def __reduce__(self):
-    return open, (str(self.path), "w")
-
-
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_pickled_vectors_find_the_documents_of_their_ids(tmp_path, protocol):
   source, encoder = tmp_path / "corpus", retrieval_cases.Encoder()
@@ -140,12 +109,12 @@ def test_pickled_vectors_find_the_documents_of_their_ids(tmp_path, protocol):
     assert found[0].text == DOCUMENTS[i]
   corpus = passages.prepare(source, tmp_path / "prepared")
   for said, value in {
-    "found a call of io.open": (Calls(tmp_path / "ran"), ["d0"]),
-    "found 3 ids for 3 vectors": pair,
-    "found 1 ids for 2 vectors": (np.zeros((2, 2)), ["d0", "d0"]),
-    "OBJECT array": (np.array([[None]]), ["d0"]),
+    "found a call of io.open": f"cio\nopen\n(V{tmp_path}/ran\nVw\ntR.".encode(),
+    "found 3 ids for 3 vectors": pickle.dumps(pair, protocol),
+    "found 1 ids for 2 vectors": pickle.dumps((np.eye(2), ["d0", "d0"])),
+    "OBJECT array": pickle.dumps((np.array([[None]]), ["d0"]), protocol),
   }.items():
-    path.write_bytes(pickle.dumps(value, protocol))
+    path.write_bytes(value)
     with pytest.raises(ValueError, match=said):
       vectors.unpickled([str(path)], corpus, tmp_path / "out")
   assert not (tmp_path / "ran").exists()
@@ -204,13 +173,13 @@ def test_calibration_error_leaves_out_the_last_bin(n):
 
 
 def test_a_judge_that_is_late_is_asked_again(tmp_path):
-  path, late = tmp_path / "episodes.jsonl", [True]
-  rows = study.row("a", questions=2, budgets=(0, 2)).episodes
+  path, late = tmp_path / "episodes.jsonl", []
   rows = [
-    row | {"failed": False, "outcome": "answered", "answer": f"a{i}"}
-    for i, row in enumerate(rows)
+    row | {"failed": not i, "outcome": "answered", "answer": f"a{i}" * bool(i)}
+    for i, row in enumerate(
+      study.row("a", questions=2, budgets=(0, 2)).episodes
+    )
   ]
-  rows[0] |= {"answer": None, "failed": True, "outcome": "failed"}
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
   def reply(body):
@@ -222,11 +191,14 @@ def test_a_judge_that_is_late_is_asked_again(tmp_path):
 
   with fake_openai.served(reply) as server:
     given = f"--input={path}", f"--output={path}", f"--judge={server.url}"
-    flags = *given, "--judge_model=m", "--judge_deadline=0.5"
-    assert commands.printed(score, *flags)[0] == 2
-    assert "judged" not in path.read_text()
-    asked = len(server.asked) - late.pop()
-    assert commands.printed(score, *flags)[0] == 0
-    assert len(server.asked) == asked + 2
+    flags = *given, "--judge_deadline=0.5"
+    # Only the late one is asked about again, unless the judge is another.
+    for model, more in (("m", 1), ("n", 3)):
+      late[:] = [True]
+      assert commands.printed(score, *flags, "--judge_model=m")[0] == 2
+      asked = len(server.asked)
+      late.clear()
+      assert commands.printed(score, *flags, f"--judge_model={model}")[0] == 0
+      assert len(server.asked) == asked + more
   found = measures.estimates(columns.read(path), ("judged", "gold_recall"))
   assert [e.value for e in found.values()] == [pytest.approx(1 / 3), None]
