@@ -120,14 +120,15 @@ class Corpus:
   def contents(self, start: int, stop: int) -> Iterator[str]:
     """Yields what is searched of rows `start` to `stop` (exclusive), in order.
 
-    It is their contents, with the headings above them after the title; of a
-    passage without a title, only the text.
+    It is their contents, with the headings above them after the title, if
+    there is one.
     """
     for row in range(start, stop):
       passage = self[row]
+      heading = passage.source.heading
       if not passage.title.strip('"'):
-        yield passage.text.strip()
-      elif heading := passage.source.heading:
+        yield f"{heading}\n{passage.text}".strip()
+      elif heading:
         yield f"{passage.title}\n{heading}\n{passage.text}"
       else:
         yield passage.contents

@@ -94,6 +94,10 @@ def test_rows_of_id_title_and_text_are_passages(tmp_path, line):
   (tmp_path / "corpus.jsonl").write_text(line + "\n")
   corpus = passages.prepare(tmp_path / "corpus.jsonl", tmp_path / "p")
   assert corpus[0] == ROWS[line]
+  (searched,) = corpus.contents(0, 1)
+  heading = ROWS[line].source.heading
+  known = [t for t in (ROWS[line].title, heading) if t.strip('"')]
+  assert searched == "\n".join((*known, ROWS[line].text))
 
 
 @pytest.mark.parametrize("line", MALFORMED)
