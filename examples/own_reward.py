@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config,
     policy=aj.load_policy(ROOT / config.policy),
     questions=world.questions("train", count, config.seed),
-    retriever=aj.LexicalRetriever(world.corpus),
+    retriever=aj.LexicalRetriever(world.corpus, reads=world.searched),
     folder=args.output,
   )
   names = ("reward/total", "reward/cost", "reward/em", "rollout/searches")

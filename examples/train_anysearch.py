@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   config = quickstart.get_config()
   aj.validate(config)
   world = aj.World()
-  retriever = aj.LexicalRetriever(world.corpus)
+  retriever = aj.LexicalRetriever(world.corpus, reads=world.searched)
   trained, _ = train(
     config,
     rollouts=args.rollouts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -117,12 +118,20 @@ def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
       f"data.path: found {data.path!r} with data.source 'world', which reads "
       "no folder; expected data.source=prepared, or no path."
     )
-  # Imported late, because they compute with JAX at import.
-  from anysearch_jax.world import world as world_lib
-  from retrieval import lexical
+  from retrieval import lexical  # Imported late: computes with JAX at import.
 
-  made = world_lib.World(data.world_seed)
-  return WorldSource(made, lexical.LexicalRetriever(made.corpus))
+  made = made_world(data)
+  retriever_ = lexical.LexicalRetriever(made.corpus, reads=made.searched)
+  return WorldSource(made, retriever_)
+
+
+@functools.cache
+def made_world(data: config_lib.DataConfig) -> world_lib.World:
+  """Returns the generated world."""
+  # Imported late, because it computes with JAX at import.
+  from anysearch_jax.world import world as world_lib
+
+  return world_lib.World(data.world_seed, data.world_reliability)
 
 
 def provenance(
@@ -173,7 +182,7 @@ def world(data: config_lib.DataConfig) -> dict[str, object] | None:
   """Names the generated world; None for other people's questions."""
   if data.source != "world":
     return None
-  return {"seed": data.world_seed}
+  return made_world(data).identity
 
 
 def policy(folder: str) -> dict[str, object]:

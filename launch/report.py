@@ -48,8 +48,8 @@ from anysearch_jax.report import (
   trajectories,
 )
 from anysearch_jax.world import optimum
-from anysearch_jax.world import world as world_lib
 from launch import flags as launch_flags
+from launch import parts
 
 
 def define_flags() -> None:
@@ -207,13 +207,13 @@ def with_optimum(
   Raises:
     ValueError: a question is not one of that world.
   """
-  named = {_world_seed(folder) for folder in folders}
-  if len(named) != 1 or (seed := named.pop()) is None:
+  named = {_data(folder) for folder in folders}
+  if len(named) != 1 or (data := named.pop()) is None:
     return row
   found = row.columns
   budgets = np.unique(found.budget).tolist()
   try:
-    best = _best(seed, tuple(found.ids), tuple(budgets))
+    best = _best(data, tuple(found.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
   return dataclasses.replace(row, table=found.with_optimum(best, budgets))
@@ -228,11 +228,14 @@ def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
   return dataclasses.asdict(default) | stored.get(group, {})
 
 
-def _world_seed(folder: pathlib.Path) -> int | None:
-  """Returns the seed of an evaluation's world; None without one."""
+def _data(folder: pathlib.Path) -> config_lib.DataConfig | None:
+  """Returns the settings of an evaluation's world; None without one."""
   default = config_lib.DataConfig()
   data = _stored(folder, "data", default)
-  return data["world_seed"] if data.get("source") == default.source else None
+  if data.get("source") != default.source:
+    return None
+  names = ("world_seed", "world_reliability")
+  return config_lib.DataConfig(**{name: data[name] for name in names})
 
 
 def _configured(folders: Sequence[pathlib.Path]) -> budgets_lib.Prices | None:
@@ -249,10 +252,10 @@ def _configured(folders: Sequence[pathlib.Path]) -> budgets_lib.Prices | None:
 # Rows of a report share their questions.
 @functools.cache
 def _best(
-  seed: int, ids: tuple[str, ...], budgets: tuple[int, ...]
+  data: config_lib.DataConfig, ids: tuple[str, ...], budgets: tuple[int, ...]
 ) -> np.ndarray:
   """Returns `[N, B, 4]`: P(right answer) of the best agent, its forecasts."""
-  world = world_lib.World(seed)
+  world = parts.made_world(data)
   best = optimum.Optimum(world)
   right = optimum.accuracy(world, best, ids, budgets)[..., None]
   return np.append(right, optimum.forecasts(best, ids, budgets), axis=-1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import counting, json_files, loop, plugins
-from launch import retrieval_settings
+from launch import parts, retrieval_settings
 from retrieval import requests as requests_lib
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """
   from anysearch_jax.generative_retrieval import simulation
   from anysearch_jax.methods import systems
-  from anysearch_jax.world import world, world_retrieval
+  from anysearch_jax.world import world_retrieval
 
   simulator: Any
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      world.World(config.data.world_seed), lexical, seed=config.seed
+      parts.made_world(config.data), lexical, seed=config.seed
     )
   elif config.retrieval.simulated == "policy" and config.data.source == "world":
     simulator = world_retrieval.SelfSimulator(
@@ -196,7 +196,7 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   if c.log and c.log_mode == "strict":
     return _logged(c, c.log, None)
   if c.kind == "lexical":
-    identity = {"kind": "bm25", "world_seed": config.data.world_seed}
+    identity = {"kind": "bm25", "world": parts.world(config.data)}
     return _logged(c, c.log, lexical, identity)
   if plugins.is_name(c.kind):
     return _logged(c, c.log, *own(c.kind, config, setting="retrieval.kind"))

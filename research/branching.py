@@ -465,6 +465,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   config, folder = load_config(f.config), pathlib.Path(f.output)
+  world = aj.World()
   evaluation = pathlib.Path(f.evaluation)
   try:
     noted = json.loads((evaluation / "config.json").read_text())["episode"]
@@ -488,7 +489,7 @@ def main(argv: Sequence[str]) -> None:
         player=aj.Player(
           aj.make_engine(policy, config, seed=0), policy.tokenizer
         ),
-        retriever=aj.LexicalRetriever(aj.World().corpus),
+        retriever=aj.LexicalRetriever(world.corpus, reads=world.searched),
         folder=folder,
       )
   except (OSError, ValueError) as error:

@@ -239,7 +239,9 @@ def main(argv: Sequence[str]) -> None:
     if not (folder / "episodes.jsonl").is_file():
       sys.exit(f"{folder}: no episodes.jsonl; expected an evaluation's folder.")
     data = json.loads((folder / "config.json").read_text()).get("data", {})
-    world = aj.World(data.get("world_seed", 0))
+    world = aj.World(
+      data.get("world_seed", 0), data.get("world_reliability", 0.0)
+    )
     episodes = aj.read_episodes(folder / "episodes.jsonl")
     print(f"{folder}\n{page(episodes, world)}\n")
 

@@ -51,7 +51,11 @@ def fitted(
     caps: caps on tokens that demonstrations state.
     save_every: steps between saves.
   """
-  world, w, began = aj.World(config.data.world_seed), config.warm_start, 0.0
+  world, w, began = (
+    aj.World(config.data.world_seed, config.data.world_reliability),
+    config.warm_start,
+    0.0,
+  )
   pool = demonstrations.pool(
     _setting(config, world, policy),
     world.questions("train", w.demonstrations, config.seed),
@@ -90,7 +94,7 @@ def play(
   scaffold: bool = False,
 ) -> tuple[float, float]:
   """Returns the shares of answers and of right answers to "dev" questions."""
-  world = aj.World(config.data.world_seed)
+  world = aj.World(config.data.world_seed, config.data.world_reliability)
   engine = aj.make_engine(policy, config, seed=config.seed)
   try:
     played = aj.run(
@@ -101,7 +105,7 @@ def play(
         ],
         aj.EpisodeParts(
           engine,
-          aj.LexicalRetriever(world.corpus),
+          aj.LexicalRetriever(world.corpus, reads=world.searched),
           config.episode,
           policy.tokenizer,
         ),
@@ -123,7 +127,7 @@ def _setting(
 ) -> demonstrations.Setting:
   return demonstrations.Setting(
     world,
-    aj.LexicalRetriever(world.corpus).lookup,
+    aj.LexicalRetriever(world.corpus, reads=world.searched).lookup,
     policy.tokenizer,
     config.episode,
   )
@@ -132,7 +136,7 @@ def _setting(
 def lacks(config: aj.ExperimentConfig, policy: aj.Policy) -> list[str]:
   """Probes the policy, prints what it found, and returns what it lacks."""
   found, right = [], []
-  world = aj.World(config.data.world_seed)
+  world = aj.World(config.data.world_seed, config.data.world_reliability)
   for scaffold in (False, True):
     with_scaffold = ", with scaffold" if scaffold else ""
     probes = demonstrations.probe_sets(
@@ -176,7 +180,9 @@ def main(argv: Sequence[str]) -> None:
     policy = (
       aj.load_policy(f.start)
       if f.start
-      else fitting.fresh(aj.World(config.data.world_seed), config)
+      else fitting.fresh(
+        aj.World(config.data.world_seed, config.data.world_reliability), config
+      )
     )
     made = dataclasses.asdict(config) | {"start": f.start}
     aj.claim_folder(partial, {"config.json": made})

@@ -38,6 +38,7 @@ class LexicalRetriever(requests_lib.OneByBatch):
     corpora: Mapping[str, Sequence[types.Passage]]
     | Callable[[str], Sequence[types.Passage]],
     *,
+    reads: Callable[[str], str] = str,
     title_weight: int = 3,
     k1: float = 1.5,
     b: float = 0.75,
@@ -47,11 +48,12 @@ class LexicalRetriever(requests_lib.OneByBatch):
     Args:
       corpora: maps the name of a corpus to its passages, or is a function of
         the name.
+      reads: what a search reads of a query, such as `World.searched`.
       title_weight: how often a word of the title counts, so that a passage
         about a thing ranks above passages that mention it.
       k1, b: saturation and length normalisation of BM25.
     """
-    self._corpora = corpora
+    self._corpora, self._reads = corpora, reads
     self._title_weight = title_weight
     self._parameters = {"k1": k1, "b": b}
     self._index = functools.cache(self._build_index)
@@ -113,7 +115,8 @@ class LexicalRetriever(requests_lib.OneByBatch):
     passages, index = self._index(corpus)
     if index is None:
       return ()
-    known = [w for w in analysis.words(query) if w in index.vocab_dict]
+    words = analysis.words(self._reads(query))
+    known = [w for w in words if w in index.vocab_dict]
     if not known:
       return ()
     rows, scores = _best(index.get_scores(known), k)

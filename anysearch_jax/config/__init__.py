@@ -67,6 +67,9 @@ class DataConfig:
   """That folder; to evaluate, also a file of questions."""
   world_seed: int = identity(0, at_least(0))
   """Seed of the generated world."""
+  world_reliability: float = identity(0.0, SHARE)
+  """Probability that a memory of a fact is right there; 0: each relation has
+  its own."""
   split: str = identity("train")
   """Name of the split that is trained on."""
 

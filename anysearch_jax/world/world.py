@@ -7,6 +7,9 @@ only a search finds them. A passage may use the alternative wording of its
 relation, which the usual query misses, or have a false twin; then one more
 search finds a verdict on the two.
 
+A search of the world reads one subject and one word of a relation, so that no
+query finds several passages that would cost a search each.
+
 Everything is a function of the seed; snapshots are drawn when first used.
 """
 
@@ -16,6 +19,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +28,8 @@ import numpy as np
 
 from anysearch_jax import types
 
+# Of what is found and asked, beside the seed; runs of two versions differ.
+VERSION = 2
 SPLITS = ("train", "dev", "held-out")
 
 # Padding words, which state no fact, and the words of a verdict's passage.
@@ -73,6 +79,8 @@ RELATIONS = (
   Relation("mouth", "ends", "river", "city", 0.75, 0.0),
 )
 INDEX = {relation.name: i for i, relation in enumerate(RELATIONS)}
+# Words that a search reads beside a subject.
+_SEARCHED = {VERDICT, *(word for r in RELATIONS for word in r[:2])}
 
 # Share of a snapshot's facts in the alternative wording only.
 ALTERNATIVE = 0.35
@@ -84,7 +92,9 @@ _FILLERS = 3
 # Shares of the questions with 1, 2, ... hops.
 _HOP_MIX = (0.1, 0.2, 0.25, 0.2, 0.15, 0.1)
 # Of each of `SPLITS`: number of snapshots, and relative share of the chains.
-_SNAPSHOTS = {"train": 32, "dev": 2, "held-out": 4}
+# Questions of a snapshot share the memories that are wrong in it, so many
+# snapshots say more than many questions.
+_SNAPSHOTS = {"train": 32, "dev": 6, "held-out": 24}
 _CHAIN_SHARES = (6, 2, 2)
 
 
@@ -109,7 +119,13 @@ class Snapshot:
 class World:
   """Entities, memory, snapshots and questions; equal seeds give equal ones.
 
+  Args:
+    seed: of all draws.
+    reliability: the probability that a memory is right, of every relation; 0:
+      each relation has its own.
+
   Attributes:
+    identity: JSON values that identify what is asked and found.
     entities: names, one word each, grouped by kind in the order of
       `KINDS`.
     members: for each kind, its entities as a range of indices.
@@ -118,8 +134,17 @@ class World:
       are true in all snapshots where they have not changed.
   """
 
-  def __init__(self, seed: int = 0):
+  def __init__(self, seed: int = 0, reliability: float = 0.0):
     self._seed = seed
+    self.identity: dict[str, object] = {
+      "seed": seed,
+      "reliability": reliability,
+      "version": VERSION,
+    }
+    self._change = [
+      1 - reliability if reliability else relation.change
+      for relation in RELATIONS
+    ]
     rng = _generator(seed, 0)
     self.entities = _names(rng, sum(KINDS.values()))
     self.index = {name: i for i, name in enumerate(self.entities)}
@@ -138,7 +163,7 @@ class World:
 
   def reliability(self, relation: str) -> float:
     """Returns the probability that a memory of this relation is right."""
-    return 1 - RELATIONS[INDEX[relation]].change
+    return 1 - self._change[INDEX[relation]]
 
   def objects(self, relation: str) -> Sequence[str]:
     """Returns all entities of the kind that a relation leads to."""
@@ -158,8 +183,7 @@ class World:
     rng = _generator(self._seed, 1, index)
     values = np.where(self.known, self.memory, self._draw_values(rng))
     changing = _generator(self._seed, 4, index)
-    change = [relation.change for relation in RELATIONS]
-    changes = changing.random(values.shape) < change
+    changes = changing.random(values.shape) < self._change
     others = self._draw_values(changing, values)
     values = np.where(self.known & changes, others, values)
     alternative = rng.random(values.shape) < ALTERNATIVE
@@ -184,6 +208,18 @@ class World:
     if prefix != "snapshot" or not digits.isdecimal():
       raise ValueError(f"Found corpus {name!r}; expected `snapshot-<index>`.")
     return tuple(self._write(int(digits)))
+
+  def searched(self, query: str) -> str:
+    """Returns what a search reads of a query: a subject and a relation's word.
+
+    It reads no other words; with more than one of either it reads nothing.
+    """
+    words = re.findall(r"\w+", query.lower())
+    subjects = [word for word in words if word in self.index]
+    wordings = [word for word in words if word in _SEARCHED]
+    if max(len(subjects), len(wordings)) > 1:
+      return ""
+    return " ".join((*subjects, *wordings))
 
   def split_snapshots(self, split: str) -> range:
     """Returns the snapshots of one of `SPLITS`; splits share no snapshot."""

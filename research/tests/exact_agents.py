@@ -8,7 +8,7 @@ import anysearch_jax as aj
 from research import demonstrations
 
 WORLD = aj.World()
-LOOKUP = aj.LexicalRetriever(WORLD.corpus).lookup
+LOOKUP = aj.LexicalRetriever(WORLD.corpus, reads=WORLD.searched).lookup
 CODEC = aj.Tokenizer(aj.world_tokenizer(WORLD))
 SETTING = demonstrations.Setting(
   WORLD, LOOKUP, CODEC, aj.config.EpisodeConfig(prompts="world")

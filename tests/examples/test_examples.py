@@ -62,7 +62,7 @@ def test_training_in_one_file_is_launch_train_to_the_bit(tmp_path, monkeypatch):
     rollouts=3,
     policy=aj.load_policy(config.policy),
     questions=world.questions("train", 12, config.seed),
-    retriever=aj.LexicalRetriever(world.corpus),
+    retriever=aj.LexicalRetriever(world.corpus, reads=world.searched),
   )
   rollouts = lines(tmp_path / "run" / "metrics.jsonl")
   steps = lines(tmp_path / "run" / "steps.jsonl")

@@ -147,7 +147,7 @@ def test_python_of_the_readme_plays_within_its_budgets(monkeypatch, capsys):
   )
   exec(compile(code, "README.md", "exec"), {})
   printed = capsys.readouterr().out
-  assert "right: ('mupun',)" in printed
+  assert "right: ('mibus',)" in printed
   lines = re.findall(r"^B=(\d): (\w+) (\(.*\))$", printed, re.MULTILINE)
   assert [budget for budget, _, _ in lines] == ["0", "1", "3"]
   for budget, _, queries in lines:

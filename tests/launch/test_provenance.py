@@ -29,7 +29,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   assert noted["retriever"]["kind"] == "bm25"
   assert noted["packages"]["jax"]
   assert noted["policy"] == parts.policy(CONFIG.policy)
-  assert noted["world"] == {"seed": 0}
+  assert noted["world"] == {"seed": 0, "reliability": 0.0, "version": 2}
   json.dumps(noted)
   changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
@@ -49,7 +49,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   config = dataclasses.replace(CONFIG, data=data)
   retriever = parts.source(config).retriever
   other = parts.provenance(config, retriever, questions)
-  assert other["world"] == {"seed": 1}
+  assert other["world"] == {"seed": 1, "reliability": 0.0, "version": 2}
   assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
 
 

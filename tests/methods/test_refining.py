@@ -210,7 +210,7 @@ def test_only_servers_apply_a_repetition_penalty():
 
 def test_world_refiner_keeps_only_requested_facts():
   world = world_lib.World()
-  real = lexical.LexicalRetriever(world.corpus)
+  real = lexical.LexicalRetriever(world.corpus, reads=world.searched)
   retriever = refining.RefiningRetriever(
     real, world_retrieval.WorldRefiner(), config=SEARCH
   )

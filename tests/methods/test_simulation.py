@@ -21,7 +21,7 @@ from launch import flags, parts, policies, retrievers
 from retrieval import lexical
 
 WORLD = world_lib.World()
-REAL = lexical.LexicalRetriever(WORLD.corpus)
+REAL = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
 QUESTIONS = WORLD.questions("train", 30, 0)
 NOISE = config_methods.ZeroSearchConfig()
 

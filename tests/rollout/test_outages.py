@@ -244,7 +244,7 @@ def parts():
       and q.metadata["min_searches"] in (1, 2)
       and q.metadata["hops"] <= 2
     ],
-    "retriever": lexical.LexicalRetriever(world.corpus),
+    "retriever": lexical.LexicalRetriever(world.corpus, reads=world.searched),
   }
 
 

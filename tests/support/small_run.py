@@ -67,7 +67,7 @@ def _parts() -> dict[str, Any]:
   return {
     "policy": hf.Policy(decoder.initialize(a, 0), a, codec),
     "questions": world.questions("train", 32, 0),
-    "retriever": lexical.LexicalRetriever(world.corpus),
+    "retriever": lexical.LexicalRetriever(world.corpus, reads=world.searched),
   }
 
 

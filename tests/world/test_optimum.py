@@ -17,7 +17,7 @@ from retrieval import lexical
 
 WORLD = world_lib.World()
 MISS = world_lib.ALTERNATIVE
-QUESTIONS = WORLD.questions("held-out", 400, 3)
+QUESTIONS = WORLD.questions("held-out", 1000, 3)
 AGENTS = {
   "optimum": optimum.Optimum(WORLD),
   "priced": optimum.Optimum(WORLD, price=0.05),
@@ -230,7 +230,7 @@ def test_play_has_the_computed_accuracy(tmp_path, name, agent):
     ),
   )
   player = harness.Player(*expert_policy.named(name, WORLD))
-  retriever = lexical.LexicalRetriever(WORLD.corpus)
+  retriever = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
   rows = rows_of(play(config, player, questions, retriever, tmp_path)[1])
   assert {row["outcome"] for row in rows} == {"answered"}
   # Only the expert searches beyond its budget.

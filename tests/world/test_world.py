@@ -49,10 +49,10 @@ def test_the_world_is_the_one_of_earlier_trainings():
       f", source={types.Source()}", ""
     )
     digest.update(passages.encode())
-  for question in WORLD.questions("held-out", 200, 3):
+  for question in WORLD.questions("train", 200, 3):
     digest.update(repr(question).encode())
   assert digest.hexdigest() == (
-    "6838e5185f2f1cd0eac72b2d9284185f25c04633c3b16239af0905eb5b5f5259"
+    "761ba93d7325658a2448a6f6788d0fdc998b1859530cd68032ecec352344979d"
   )
 
 
@@ -108,15 +108,15 @@ def test_splits_share_no_chain_and_no_snapshot():
   for one, other in itertools.combinations(world_lib.SPLITS, 2):
     assert not chains[one] & chains[other]
     assert not corpora[one] & corpora[other]
-  assert corpora["held-out"] == {f"snapshot-{i}" for i in range(34, 38)}
+  assert corpora["held-out"] == {f"snapshot-{i}" for i in range(38, 62)}
 
 
 @pytest.mark.parametrize(
   ("call", "sentence"),
   [
     (lambda: WORLD.questions("test", 1, 0), "Found split 'test'"),
-    (lambda: WORLD.questions("dev", 5000, 0), "500 were asked for"),
-    (lambda: WORLD.snapshot(38), "Found snapshot 38"),
+    (lambda: WORLD.questions("dev", 9000, 0), "900 were asked for"),
+    (lambda: WORLD.snapshot(62), "Found snapshot 62"),
     (lambda: WORLD.corpus("wiki"), "Found corpus 'wiki'"),
     (lambda: WORLD.corpus("snapshot-99"), "Found snapshot 99"),
   ],
@@ -129,7 +129,7 @@ def test_invalid_arguments_are_refused(call, sentence):
 @pytest.mark.parametrize("index", [0, 36])
 def test_bm25_ranks_facts_then_fillers(index):
   """Checks the ranks of a search for every fact of a snapshot."""
-  search = lexical.LexicalRetriever(WORLD.corpus).lookup
+  search = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched).lookup
   snapshot = WORLD.snapshot(index)
 
   def labels(query):
@@ -152,6 +152,30 @@ def test_bm25_ranks_facts_then_fillers(index):
         wordings.reverse()
       assert labels(f"{name} {wordings[0]}") == [*hit, *fillers][:3]
       assert labels(f"{name} {wordings[1]}") == fillers
+
+
+def test_a_search_reads_one_subject_and_one_relation():
+  e, other, *_ = WORLD.entities
+  one, two = "birthplace", "born"
+  assert WORLD.searched(f"{e} {one}") == f"{e} {one}"
+  assert WORLD.searched(f"{one.upper()}, {e}: confirmed also") == f"{e} {one}"
+  assert WORLD.searched(f"{e} also here") == e
+  for query in (
+    *(f"{e} {one} {two}", f"{e} {one} verdict", f"{e} {one} {one}"),
+    *(f"{e} {other} {one}", f"{e} {e} {one}", "", "also confirmed"),
+  ):
+    assert not WORLD.searched(query)
+    search = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
+    assert not search.lookup(query, 3, "snapshot-0")
+
+
+def test_memories_have_the_reliability_that_is_asked_for():
+  world = world_lib.World(0, 0.35)
+  assert (world.memory == WORLD.memory).all()
+  assert {world.reliability(r.name) for r in world_lib.RELATIONS} == {0.35}
+  values = np.stack([world.snapshot(i).values for i in range(32)])
+  right = (values == world.memory)[:, world.known]
+  assert right.mean() == pytest.approx(0.35, abs=0.01)
 
 
 def test_every_word_is_one_token_in_every_context():
