@@ -50,6 +50,9 @@ def _priced(gamma: float) -> tuple[str, ...]:
 
 PRICED = _priced(0.1)
 
+# The authors' run, where it differs from their text.
+_AUTHORS = ("objective.deviation=sample", "objective.kl_estimator=low_var_kl")
+
 
 # A search costs a share of a right answer, also if the answer is wrong.
 def _charged(share: float, alpha: float) -> tuple[str, ...]:
@@ -83,6 +86,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     Row("search_r1", "Search-R1-like", "rivals", SEARCH_R1),
     *(_greedy_of(name, label) for name, label, _ in _THREE),
     _greedy_of("undivided", "Undivided"),
+    _greedy_of("authors", "AnySearch, authors' code"),
     _greedy_of("batch_anysearch", "AnySearch, batch"),
     _greedy_of("search_r1", "Search-R1-like"),
     *_cool(),
@@ -163,6 +167,7 @@ def _price() -> tuple[Row, ...]:
     Row("batch_gamma", "Batch, gamma = .1", "price", (_BATCH, *_fixed(0.1))),
     Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
     Row("priced_3", "Priced, gamma = .3", "price", _priced(0.3)),
+    Row("authors", "AnySearch, authors' code", "price", _AUTHORS),
   )
 
 
