@@ -40,12 +40,6 @@ from research import ablations, claims, outcomes, systems
 STUDIES = {"ablations": ablations, "methods": systems}
 EVIDENCE = pathlib.Path(__file__).parent / "evidence"
 _QUICKSTART = "configs/quickstart.py"
-KNOWN = {
-  ("ablations", _QUICKSTART): "ablations.jsonl",
-  ("methods", _QUICKSTART): "methods.jsonl",
-  ("ablations", "research/other_worlds.py:1"): "world_1.jsonl",
-  ("ablations", "research/other_worlds.py:2"): "world_2.jsonl",
-}
 _FIRST_SEED = 42
 _POLL = 0.5  # Seconds between looks at the running commands.
 _STOPPED = 75  # A command of the package that saved and can resume.
@@ -82,9 +76,9 @@ def main(argv: Sequence[str]) -> None:
     root = pathlib.Path(args.output or f"runs/{args.study}")
     own = root / "outcomes.jsonl"
     files = [pathlib.Path(name) for name in args.outcomes or ()]
-    shipped = KNOWN.get((args.study, args.config))
-    if args.outcomes is None and shipped:
-      files = [EVIDENCE / shipped]
+    known_here = shipped(args.study, args.config)
+    if args.outcomes is None and known_here.is_file():
+      files = [known_here]
     found = known(
       [*files, *([own] if own.is_file() else [])], settings(rows, args.config)
     )
@@ -119,6 +113,13 @@ def main(argv: Sequence[str]) -> None:
   if jobs and any(plan.finished(rows)):
     run([plan.report(rows)], root / "logs", at_once=1)
   print(f"written: {root / 'evidence.md'}")
+
+
+def shipped(study: str, config: str) -> pathlib.Path:
+  """Returns the file of evidence/ for a study over a configuration."""
+  path, _, preset = config.partition(":")
+  stem = "" if config == _QUICKSTART else pathlib.Path(path).stem
+  return EVIDENCE / f"{'-'.join(filter(None, (study, stem, preset)))}.jsonl"
 
 
 def load_config(name: str) -> aj.ExperimentConfig:

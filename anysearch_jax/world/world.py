@@ -212,11 +212,11 @@ class World:
   def searched(self, query: str) -> str:
     """Returns what a search reads of a query: a subject and a relation's word.
 
-    It reads no other words; with more than one of either it reads nothing.
+    It reads no other words; with two subjects or two relations' words it reads
+    nothing.
     """
-    words = re.findall(r"\w+", query.lower())
-    subjects = [word for word in words if word in self.index]
-    wordings = [word for word in words if word in _SEARCHED]
+    words = set(re.findall(r"\w+", query.lower()))
+    subjects, wordings = words & self.index.keys(), words & _SEARCHED
     if max(len(subjects), len(wordings)) > 1:
       return ""
     return " ".join((*subjects, *wordings))

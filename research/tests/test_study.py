@@ -130,7 +130,7 @@ def test_tables_and_rows_are_chosen_with_what_they_need(rows):
     asked = {"tables": (), "names": ()} | asked
     return [row.name for row in study.choose(rows, **asked)]
 
-  assert len(names()) == len(rows) == 86
+  assert len(names()) == len(rows) == 88
   assert names(tables=["sampling"]) == ["lambda_0", "lambda_1"]
   assert names(names=["no_abs"]) == ["no_abs"]
   # Its policy is another row's.
@@ -182,7 +182,7 @@ def test_the_first_seed_of_all_rows_comes_first(rows):
 
 
 def test_rows_with_other_settings_are_not_mixed_in(tmp_path):
-  known = study.EVIDENCE / "world_1.jsonl"
+  known = study.shipped("ablations", "research/other_worlds.py:1")
   digest = outcomes.read(known)[0].settings
   changed = tmp_path / "changed.jsonl"
   changed.write_text(known.read_text().replace(digest, "0" * 16))
