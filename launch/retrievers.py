@@ -35,6 +35,8 @@ class IdentifiedRetriever:
     self.search = retriever.search
     if isinstance(retriever, types.BatchRetriever):
       self.search_many = retriever.search_many
+    if isinstance(retriever, types.ContextualRetriever):
+      self.context_key = retriever.context_key
     self._identity = {
       "identity": identity,
       "sha256": json_files.sha256(identity),
