@@ -187,6 +187,14 @@ def reward(
   return {**terms, "total": total, "abstain": abstain, "charge": charge}
 
 
+def earned(
+  answer: str | None, queries: Sequence[str], question: aj.Question
+) -> float:
+  """Returns the world's reward of an episode."""
+  right = answer is not None and answer == question.metadata["answer"]
+  return right + ABSTAIN * (answer == NOTHING) - charged(queries)
+
+
 def charged(queries: Sequence[str]) -> float:
   """Returns what these searches cost; a dear one has the word `verdict`."""
   return sum(

@@ -1,0 +1,214 @@
+"""Makes the warm start of the noisy world, from its soft expert's episodes.
+
+    python -m research.noisy_start --output=runs/noisy-world/policy
+
+The policy starts from nothing. The expert ignores what is left of a budget and
+what a search costs, so that the reward has to teach both. Held-out episodes
+then check the words that are no decision (what is left, what memory holds, the
+counters, the query), and the policy plays: it has to be below the optimum, and
+above an agent that never searches and stays silent. A policy that fails is
+written to `<folder>.rejected`.
+
+If the command is killed, running it again resumes in `<folder>.partial` and
+ends with the same policy.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from absl import app, flags
+
+import anysearch_jax as aj
+from research import demonstrations, fitting, noisy_agent, noisy_optimum
+from research import noisy_world as world
+
+# The least mean probability of words of each kind, and the room that training
+# needs below the optimum.
+_WORDS, _ROOM = 0.99, 0.05
+_BUDGETS = (1, 3, 5, 8)
+_PLAYED = 200
+KINDS = ("form", "left", "memory", "value", "count", "query")
+
+
+def demonstrated(
+  config: aj.ExperimentConfig, split: str, count: int
+) -> list[aj.Trajectory]:
+  """Returns episodes of the soft expert, under budgets of 0 to 8 searches.
+
+  Questions repeat if `count` is larger than the split.
+  """
+  codec, asked = noisy_agent.codec(), world.questions(split)
+  expert = noisy_agent.Agent(noisy_agent.softly, codec, config.seed)
+  rng = np.random.default_rng(config.seed)
+  groups = [
+    aj.Assignment(i, asked[i % len(asked)], int(rng.integers(9)), False)
+    for i in range(count)
+  ]
+  return _played(groups, expert, codec, config)
+
+
+def decisions(words: Sequence[str]) -> list[str]:
+  """Returns the kind of each of the model's words, "" of a decision.
+
+  Decisions are whether a turn searches, in which way, and its answer.
+  """
+  kinds, tail = [], collections.deque(["", ""], 2)
+  for word in words:
+    before, last = tail
+    if last in ("</think>", "<answer>") or before == "<search>":
+      kinds.append("")
+    elif last == "budget":
+      kinds.append("left")
+    elif last == "recall":
+      kinds.append("memory")
+    elif last == "<search>":
+      kinds.append("query")
+    elif word in world.VALUES:
+      kinds.append("value")
+    else:
+      kinds.append("count" if word.isdigit() else "form")
+    tail.append(word)
+  return kinds
+
+
+def probes(
+  trajectories: Sequence[aj.Trajectory], codec: aj.Tokenizer
+) -> demonstrations.Probes:
+  """Returns probes of the words that are no decision, by `KINDS`."""
+  most = max(len(t.token_ids) for t in trajectories)
+  ids = [
+    np.pad(t.token_ids, (0, most - len(t.token_ids))) for t in trajectories
+  ]
+  found = []
+  for row, t in enumerate(trajectories):
+    words = codec.hf.convert_ids_to_tokens(t.token_ids.tolist())
+    kinds = decisions(words)
+    found += [
+      (row, at, t.token_ids[at], KINDS.index(kinds[at]))
+      for at in np.flatnonzero(t.authors == aj.Author.MODEL)
+      if kinds[at]
+    ]
+  rows, positions, labels, each = np.array(found, np.int32).T
+  return demonstrations.Probes(
+    np.stack(ids).astype(np.int32),
+    rows,
+    positions,
+    labels,
+    each.astype(np.int8),
+  )
+
+
+def rewards(
+  trajectories: Sequence[aj.Trajectory],
+) -> np.ndarray:
+  """Returns the world's reward of each episode."""
+  judge = aj.get_environment("world").judge
+  return np.array(
+    [world.earned(judge(t).answer, t.queries, t.question) for t in trajectories]
+  )
+
+
+def _played(
+  groups: list[aj.Assignment],
+  engine: aj.Engine,
+  codec: aj.Tokenizer,
+  config: aj.ExperimentConfig,
+) -> list[aj.Trajectory]:
+  parts = aj.EpisodeParts(engine, world.Search(), config.episode, codec)
+  slots = config.engine.slots
+  found = aj.run(
+    aj.run_groups(groups, parts, group=1, rollout=0, max_concurrency=slots)
+  )
+  return [t for group in found.groups for t in group.trajectories]
+
+
+def lacks(config: aj.ExperimentConfig, policy: aj.Policy) -> list[str]:
+  """Probes and plays the policy; returns in words what it lacks."""
+  made = probes(demonstrated(config, "dev", 300), policy.tokenizer)
+  p = fitting.probe(policy.params, policy.architecture, made)
+  wrong = []
+  for i, kind in enumerate(KINDS):
+    mean = float(p[made.kinds == i].mean())
+    print(f"P({kind}) {mean:.4f}")
+    if mean < _WORDS:
+      wrong.append(f"{kind}: found {mean:.4f}, expected at least {_WORDS}")
+  engine = aj.make_engine(policy, config, seed=config.seed)
+  asked = world.questions("dev")[:_PLAYED]
+  try:
+    for budget in _BUDGETS:
+      played = _played(
+        [aj.Assignment(i, q, budget, False) for i, q in enumerate(asked)],
+        engine,
+        policy.tokenizer,
+        config,
+      )
+      found, best = rewards(played).mean(), noisy_optimum.mean_value(budget)
+      searches = np.mean([t.searches for t in played])
+      print(
+        f"B = {budget}: reward {found:.3f}, optimum {best:.3f}, searches "
+        f"{searches:.2f}"
+      )
+      if budget == max(_BUDGETS) and not (world.ABSTAIN < found < best - _ROOM):
+        wrong.append(
+          f"reward at B = {budget}: found {found:.3f}, expected "
+          f"{world.ABSTAIN} to {best - _ROOM:.3f}"
+        )
+  finally:
+    engine.close()
+  return wrong
+
+
+def define_flags() -> None:
+  """Defines the command's flags; importing the module defines none."""
+  flags.DEFINE_string("output", None, "Folder.", required=True)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  config, folder = world.get_config(), pathlib.Path(flags.FLAGS.output)
+  partial = folder.with_name(folder.name + ".partial")
+  start = fitting.fresh(world.NAMES, config)
+  try:
+    aj.claim_folder(partial, {"config.json": dataclasses.asdict(config)})
+    count = config.warm_start.demonstrations
+    pool = [
+      demonstrations.Demonstration(
+        t.token_ids, (t.authors == aj.Author.MODEL).astype(np.float32)
+      )
+      for t in demonstrated(config, "train", count)
+    ]
+    params = fitting.fit(
+      start.params,
+      start.architecture,
+      pool,
+      seed=config.seed,
+      config=config.warm_start,
+      optimizer=config.optimizer,
+      batch=config.batch,
+      on_step=lambda step, loss: print(f"step {step} loss {loss:.3f}"),
+      saved=partial / "state.safetensors",
+    )
+    policy = start._replace(params=params)
+    wrong = lacks(config, policy)
+    if wrong:
+      folder = folder.with_name(folder.name + ".rejected")
+    aj.save_policy(folder, policy, dtype=np.float16)
+  except (OSError, ValueError) as error:
+    sys.exit(f"research.noisy_start: {error}")
+  shutil.rmtree(partial)
+  print(f"policy: {folder}")
+  if wrong:
+    sys.exit("The warm start is too weak: " + "; ".join(wrong) + ".")
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)
