@@ -89,7 +89,7 @@ def demonstrate(
   question: aj.Question,
   setting: Setting,
   *,
-  budget: int | aj.Budget,
+  budget: int,
   scaffold: bool,
   rng: np.random.Generator,
   decision_weight: float = 3.0,
@@ -97,14 +97,12 @@ def demonstrate(
   """Plays one episode as the expert.
 
   Its weights are `decision_weight` on decisions and on copied, recalled and
-  answered values, 1 on the model's other tokens, 0 elsewhere. If the episode
-  asked for its answer, only that answer has weights: what led there ignored the
-  cap.
+  answered values, 1 on the model's other tokens, 0 elsewhere.
 
   Args:
     question: one of the setting's world.
     setting: the world, its search and the expert.
-    budget: what is assigned: a number of searches, or searches and tokens.
+    budget: number of searches, >= 0.
     scaffold: whether to use the prompt of the paper's Phase I.
     rng: the expert's random numbers.
     decision_weight: loss weight of the tokens of decisions.
@@ -116,7 +114,7 @@ def demonstrate(
   expert = aj.expert.Expert(
     question,
     world=setting.world,
-    budget=aj.budgets.of(budget).searches,
+    budget=budget,
     scaffold=scaffold,
     config=setting.expert or usual,
     rng=rng,
@@ -132,7 +130,6 @@ def demonstrate(
   )
   passages: Sequence[aj.Passage] | None = None
   marks: list[tuple[int, str]] = []
-  asked = 0  # The position from which on the episode asked for its answer.
   event: aj.episode_state.Retrieved | aj.Generation
   while not isinstance(request := state.request, aj.episode_state.Done):
     if isinstance(request, aj.SearchRequest):
@@ -140,8 +137,6 @@ def demonstrate(
       event = aj.episode_state.Retrieved(tuple(passages))
     else:
       start = len(request.token_ids)
-      if state.landing:
-        asked, expert.room = start, request.max_tokens
       turn = turns.send(passages)
       passages = None
       words = turn.words[: request.max_tokens]
@@ -154,7 +149,6 @@ def demonstrate(
   trajectory = request.trajectory
   weights = (trajectory.authors == aj.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
-  weights[:asked] = 0
   return Played(trajectory, weights, marks)
 
 
@@ -164,26 +158,22 @@ def pool(
   *,
   seed: int,
   decision_weight: float,
-  caps: Sequence[int] = (),
 ) -> list[Demonstration]:
   """Makes a demonstration of each question, under budgets of 0 to 10 searches.
+
+  40 % of the episodes have the scaffold.
 
   Args:
     setting: the world, its search and the expert.
     questions: of the setting's world.
     seed: of budgets and of the expert.
     decision_weight: loss weight of the tokens of decisions.
-    caps: 60 % of the episodes without the scaffold state one of these caps on
-      tokens; empty: none does. 40 % of all have the scaffold.
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   made: list[Demonstration] = []
   for question in questions:
-    searches = int(rng.integers(0, _LARGEST_BUDGET + 1))
+    budget = int(rng.integers(0, _LARGEST_BUDGET + 1))
     scaffold = bool(rng.random() < 0.4)
-    budget = aj.budgets.of(searches)
-    if caps and not scaffold and rng.random() < 0.6:
-      budget = aj.Budget(searches, int(rng.choice(caps)))
     played = demonstrate(
       question,
       setting,

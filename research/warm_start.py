@@ -39,7 +39,6 @@ def fitted(
   policy: aj.Policy,
   saved: pathlib.Path,
   *,
-  caps: Sequence[int] = (),
   save_every: int = 50,
 ) -> aj.Policy:
   """Returns the policy after supervised demonstrations.
@@ -48,7 +47,6 @@ def fitted(
     config: of episodes and of the warm start.
     policy: where it starts from.
     saved: file from which a killed call resumes.
-    caps: caps on tokens that demonstrations state.
     save_every: steps between saves.
   """
   world, w, began = (
@@ -61,7 +59,6 @@ def fitted(
     world.questions("train", w.demonstrations, config.seed),
     seed=config.seed,
     decision_weight=w.decision_weight,
-    caps=caps,
   )
 
   def shown(step: int, loss: float) -> None:
@@ -88,7 +85,7 @@ def fitted(
 def play(
   config: aj.ExperimentConfig,
   policy: aj.Policy,
-  budget: int | aj.Budget,
+  budget: int,
   count: int,
   *,
   scaffold: bool = False,
