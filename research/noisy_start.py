@@ -33,7 +33,7 @@ from research import noisy_world as world
 # needs below the optimum.
 _WORDS, _ROOM = 0.99, 0.05
 _BUDGETS = (1, 3, 5, 8)
-_PLAYED = 200
+_PROBED, _PLAYED = 300, 200
 KINDS = ("form", "left", "memory", "value", "count", "query")
 
 
@@ -131,7 +131,7 @@ def _played(
 
 def lacks(config: aj.ExperimentConfig, policy: aj.Policy) -> list[str]:
   """Probes and plays the policy; returns in words what it lacks."""
-  made = probes(demonstrated(config, "dev", 300), policy.tokenizer)
+  made = probes(demonstrated(config, "dev", _PROBED), policy.tokenizer)
   p = fitting.probe(policy.params, policy.architecture, made)
   wrong = []
   for i, kind in enumerate(KINDS):

@@ -81,7 +81,7 @@ def get_config() -> aj.ExperimentConfig:
     },
     curriculum={"phase1_scaffold": False},
     episode={"max_generated": 400},
-    warm_start={"steps": 1200, "demonstrations": 8000},
+    warm_start={"steps": 500, "demonstrations": 4000},
   )
 
 

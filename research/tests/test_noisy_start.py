@@ -1,0 +1,52 @@
+"""The warm start of the noisy world: which words are decisions, its gates."""
+
+from __future__ import annotations
+
+import commands
+import jax
+import numpy as np
+
+import anysearch_jax as aj
+from anysearch_jax import config as config_lib
+from research import noisy_agent, noisy_start
+from research import noisy_world as world
+
+SMALL = config_lib.changed(
+  world.get_config(), warm_start={"steps": 2, "demonstrations": 12}
+)
+
+
+def test_words_are_decisions_or_follow_from_what_is_known():
+  a, b = world.VALUES[:2]
+  seen = ((world.DEAR, b), (world.CHEAP, a), (world.CHEAP, a))
+  here = noisy_agent.Situation("s", "mentor", 2, seen)
+  for decision, act in (
+    (world.DEAR, ["", "query", "", "form"]),
+    (world.CHEAP, ["", "query", "", "form"]),
+    (world.NOTHING, ["", "", "form"]),
+    (a, ["", "", "form"]),
+  ):
+    words = noisy_agent.words(here, decision)
+    counters = ["value", "count", "count"] * 2
+    assert noisy_start.decisions(words) == [
+      *("form", "form", "left", "form", "memory", "form", *counters, "form"),
+      *act,
+    ]
+    found = " ".join(words).partition(" found ")[2].split()[:6]
+    assert found == [b, "0", "1", a, "2", "0"]
+
+
+def test_a_weak_policy_is_rejected_and_the_command_repeats(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(world, "get_config", lambda: SMALL)
+  monkeypatch.setattr(noisy_start, "_PROBED", 3)
+  monkeypatch.setattr(noisy_start, "_PLAYED", 2)
+  made = []
+  for name in ("one", "two"):
+    said = commands.run(noisy_start, f"--output={tmp_path / name}")
+    assert "too weak" in said and "count: found" in said
+    assert "reward at B = 8: found" in said
+    made.append(aj.load_policy(tmp_path / f"{name}.rejected").params)
+    assert not (tmp_path / f"{name}.partial").exists()
+  jax.tree.map(np.testing.assert_array_equal, *made)
