@@ -117,10 +117,10 @@ _WHERE = {
   "control": "anysearch_jax.rollout.control",
   "run_each": "anysearch_jax.evaluation.harness:each",
   "read_episodes": "anysearch_jax.evaluation.journal:read",
-  # Statistics: sums over episodes, their intervals and tests.
+  # Statistics: sums over episodes, and their intervals.
   "inference": "anysearch_jax.evaluation.inference",
   "measures": "anysearch_jax.evaluation.measures",
-  "significance": "anysearch_jax.evaluation.significance",
+  "cluster_of": "anysearch_jax.evaluation.columns:cluster_of",
 }
 
 __all__ = ["__version__", *_WHERE]

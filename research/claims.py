@@ -12,6 +12,9 @@ import anysearch_jax as aj
 from research import outcomes
 
 ALPHA = 0.05
+# The rule by which trainings stop, fixed before them: a row gets five, and ten
+# if a claim about it was named as such (`Claim.ten`) before the sixth.
+FIRST_SEED, TRAININGS, MORE = 42, 5, 10
 # As `policy_of`: the policy of the base configuration, before training.
 UNTRAINED = "untrained"
 _DIGITS = {"accuracy": 3, "tp": 3, "searches": 2}
@@ -55,6 +58,7 @@ class Claim(NamedTuple):
     measure: `accuracy`, `tp` or `searches`.
     budgets: the budgets to pool, those that both rows were asked at; empty: all
       that are at least 1.
+    ten: whether it is decided with `MORE` trainings of each row.
   """
 
   text: str
@@ -62,6 +66,7 @@ class Claim(NamedTuple):
   less: str
   measure: str
   budgets: tuple[int, ...] = ()
+  ten: bool = False
 
 
 TIGHT, AMPLE = (1, 2, 3), (6, 7, 8)
@@ -91,10 +96,11 @@ class Finding(NamedTuple):
 
   Attributes:
     claim: the claim.
-    effect: the difference; None if a row is missing.
-    p: two-sided, with Holm's correction over all claims whose rows have at
-      least two trainings each; nan for the others.
-    word: `reproduced`, `refuted`, `not resolved`, `one training`, `not run`.
+    effect: the difference; None if trainings are missing.
+    p: two-sided, with Holm's correction over the decided claims; nan for the
+      others.
+    word: `reproduced`, `refuted`, `not resolved`, or `not decided` with the
+      number of trainings that there are.
   """
 
   claim: Claim
@@ -103,33 +109,47 @@ class Finding(NamedTuple):
   word: str
 
 
-def decide(claims: Sequence[Claim], rows: Trainings) -> list[Finding]:
+def decide(
+  claims: Sequence[Claim], rows: Trainings, trainings: int = TRAININGS
+) -> list[Finding]:
   """Returns what the trainings say of each claim of a family.
+
+  A claim is decided with the first `trainings` seeds of both rows, or with the
+  first `MORE`, once all of them are there: with fewer than three never.
 
   Raises:
     ValueError: a claim names budgets that one of its rows was not asked at.
   """
-  effects: list[tuple[aj.inference.Effect | None, bool]] = []
+  effects, words = [], []
   for c in claims:
-    if c.more in rows and c.less in rows:
-      sides = rows[c.more], rows[c.less]
-      # One training of a row tells nothing of its others.
-      several = min(map(len, _paired(*sides))) > 1
-      effects.append((difference(*sides, c.measure, c.budgets), several))
-    else:
-      effects.append((None, False))
-  p = _holm(effect.p if effect and many else None for effect, many in effects)
+    wanted = MORE if c.ten else trainings
+    more, less = (first(rows.get(name, ()), wanted) for name in c[1:3])
+    count = min(len(more), len(less))
+    words.append(f"not decided: {count} of {wanted} trainings")
+    whole = count == wanted
+    effects.append(
+      difference(more, less, c.measure, c.budgets) if whole else None
+    )
+  p = _holm(effect and effect.p for effect in effects)
   return [
-    Finding(claim, effect, value, _word(effect, many, value))
-    for claim, (effect, many), value in zip(claims, effects, p, strict=True)
+    Finding(claim, effect, value, _word(effect, value, word))
+    for claim, effect, value, word in zip(
+      claims, effects, p, words, strict=True
+    )
   ]
 
 
-def _word(effect: aj.inference.Effect | None, several: bool, p: float) -> str:
-  if effect is None:
-    return "not run"
-  if not several:
-    return "one training"
+def first(
+  found: Iterable[outcomes.Outcomes], trainings: int
+) -> list[outcomes.Outcomes]:
+  """Returns the trainings of the first seeds."""
+  seeds = range(FIRST_SEED, FIRST_SEED + trainings)
+  return [one for one in found if one.seed in seeds]
+
+
+def _word(effect: aj.inference.Effect | None, p: float, otherwise: str) -> str:
+  if effect is None or effect.p is None:
+    return otherwise
   if not p < ALPHA or not effect.estimate.value:
     return "not resolved"
   return "reproduced" if effect.estimate.value > 0 else "refuted"
@@ -138,7 +158,7 @@ def _word(effect: aj.inference.Effect | None, several: bool, p: float) -> str:
 def _holm(found: Iterable[float | None]) -> list[float]:
   """Returns p values with Holm's correction; those that are None become nan."""
   p = [np.nan if one is None else one for one in found]
-  return aj.significance.holm(p).tolist()
+  return aj.inference.holm(p).tolist()
 
 
 def difference(
@@ -150,8 +170,7 @@ def difference(
   """Returns a measure of one row minus that of another.
 
   Questions are paired, and so are trainings with equal seeds, which see the
-  same questions and share their random draws. Trainings whose seed the other
-  row lacks count only if the rows have no seed in common.
+  same questions and share their random draws.
 
   Args:
     ours, theirs: trainings of the rows.
@@ -166,24 +185,11 @@ def difference(
       f"{ours[0].row} and {theirs[0].row} were asked different questions; "
       "expected the same. Run one of them again."
     )
-  sides = [outcomes.sums(side) for side in _paired(ours, theirs)]
+  sides = [outcomes.sums(side) for side in (ours, theirs)]
   parts = [
     side.linearised((measure,), _pool(side.budgets, budgets)) for side in sides
   ]
   return aj.inference.effects(aj.inference.minus(*parts))[0]
-
-
-def _paired(
-  ours: Sequence[outcomes.Outcomes], theirs: Sequence[outcomes.Outcomes]
-) -> tuple[Sequence[outcomes.Outcomes], Sequence[outcomes.Outcomes]]:
-  """Returns the trainings whose seed both have; all if there is none."""
-  common = {one.seed for one in ours} & {one.seed for one in theirs}
-  if not common:
-    return ours, theirs
-  mine, others = (
-    [one for one in side if one.seed in common] for side in (ours, theirs)
-  )
-  return mine, others
 
 
 def _pool(known: Sequence[int], budgets: Sequence[int]) -> np.ndarray:
@@ -202,6 +208,7 @@ def page(
   rows: Sequence[Row],
   families: Mapping[str, Sequence[Claim]],
   found: Iterable[outcomes.Outcomes],
+  trainings: int = TRAININGS,
 ) -> str:
   """Returns the tables and the claims of a study as Markdown.
 
@@ -210,28 +217,56 @@ def page(
     rows: of the study, the one that others are compared with first.
     families: the claims, by the heading under which they are decided.
     found: outcomes of any rows of the study.
+    trainings: number of first seeds that every row of the page has.
   """
   by_row: dict[str, list[outcomes.Outcomes]] = {row.name: [] for row in rows}
   for one in sorted(found, key=lambda one: one.seed):
     by_row.setdefault(one.row, []).append(one)
-  trainings = {name: some for name, some in by_row.items() if some}
   labels = {row.name: row.label for row in rows}
-  first, parts = rows[0].name, [f"# {title}\n"]
+  whole = {
+    name: own
+    for name, some in by_row.items()
+    for own in [first(some, trainings)]
+    if len(own) == trainings
+  }
+  base = rows[0].name
+  seeds = map(str, range(FIRST_SEED, FIRST_SEED + trainings))
+  parts = [
+    f"# {title}\n",
+    f"Every row has a training with each of the seeds {', '.join(seeds)}.",
+  ]
+  if lacking := [
+    f"{labels.get(name, name)} ({len(first(some, trainings))})"
+    for name, some in by_row.items()
+    if some and name not in whole
+  ]:
+    parts.append(
+      f"Left out, with fewer of these trainings: {', '.join(lacking)}."
+    )
   for table in dict.fromkeys(row.table for row in rows):
     shown = {
-      row.name: trainings[row.name]
+      row.name: whole[row.name]
       for row in rows
-      if row.name in trainings and (row.table == table or row.name == first)
+      if row.name in whole and (row.table == table or row.name == base)
     }
-    if not shown.keys() - {first} and table != rows[0].table:
+    if not shown.keys() - {base} and table != rows[0].table:
       continue
-    parts += [f"## {table}\n", accuracy(shown, labels)]
-    if first in shown and len(shown) > 1:
-      parts += [f"Minus {labels[first]}:\n", against(first, shown, labels)]
+    parts += [f"\n## {table}\n", accuracy(shown, labels)]
+    if base in shown and len(shown) > 1:
+      words = "Holm's correction is over these rows, in each measure."
+      parts += [
+        f"Minus {labels[base]}. {words}\n",
+        against(base, shown, labels),
+      ]
   for heading, claims in families.items():
+    decided = decide(claims, by_row, trainings)
+    count = sum(not np.isnan(one.p) for one in decided)
     parts += [
-      f"## Claims: {heading}\n",
-      claims_table(decide(claims, trainings)),
+      f"\n## Claims: {heading}\n",
+      f"Holm's correction is over the {count} claims of this table that are "
+      f"decided, with {trainings} trainings of each row"
+      f"{f' ({MORE} where noted)' if any(c.ten for c in claims) else ''}.\n",
+      claims_table(decided),
     ]
   return "\n".join(parts)
 
@@ -261,28 +296,28 @@ def accuracy(rows: Trainings, labels: Mapping[str, str]) -> str:
       for m in _MEASURES
     ]
     lines.append(
-      [labels[name], str(len(found))]
+      [labels[name]]
       + [f"{by_budget[b]:.3f}" if b in by_budget else "" for b in budgets]
       + [_shown(one, m) for one, m in zip(pooled, _MEASURES, strict=True)]
     )
-  head = ["row", "trainings", *(f"B = {b}" for b in budgets)]
+  head = ["row", *(f"B = {b}" for b in budgets)]
   return _table([*head, "pooled", "TP", "searches"], lines)
 
 
-def against(first: str, rows: Trainings, labels: Mapping[str, str]) -> str:
+def against(base: str, rows: Trainings, labels: Mapping[str, str]) -> str:
   """Tabulates the differences of all rows from one, pooled over B >= 1.
 
   p is two-sided, with Holm's correction over the rows; detectable is the
   smallest true difference that would be found with a probability of 80 %.
 
   Args:
-    first: name of that row, which `rows` has.
+    base: name of that row, which `rows` has.
     rows, labels: as of `accuracy`.
   """
-  others = [name for name in rows if name != first]
+  others = [name for name in rows if name != base]
   lines: list[list[str]] = [[labels[name]] for name in others]
   for m in _MEASURES:
-    effects = [difference(rows[name], rows[first], m) for name in others]
+    effects = [difference(rows[name], rows[base], m) for name in others]
     p = _holm(effect.p for effect in effects)
     for line, effect, value in zip(lines, effects, p, strict=True):
       line += [
@@ -302,7 +337,8 @@ def claims_table(found: Sequence[Finding]) -> str:
       word += f" (detectable: {effect.detectable:.3f})"
     lines.append(
       [
-        f"{claim.text} ({claim.measure})",
+        f"{claim.text} ({claim.measure}"
+        f"{f', {MORE} trainings' if claim.ten else ''})",
         _shown(effect.estimate, claim.measure, signed=True) if effect else "",
         _number(p, 4),
         word,

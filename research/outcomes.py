@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import string
@@ -33,6 +34,7 @@ class Outcomes:
     seed: of the training.
     settings: digest of what defines the row; trainings of a row have the same.
     questions: digest of the ids of the questions, in order.
+    clusters: number of questions of each cluster (`aj.cluster_of`), in order.
     budgets: the B budgets, ascending.
     right: bool `[B, N]`, whether the answer was right.
     searches: int `[B, N]`, charged searches.
@@ -42,6 +44,7 @@ class Outcomes:
   seed: int
   settings: str
   questions: str
+  clusters: tuple[int, ...]
   budgets: tuple[int, ...]
   right: np.ndarray
   searches: np.ndarray
@@ -66,6 +69,7 @@ def of(
       it was asked more than once.
   """
   found: dict[tuple[int, str], list[tuple[bool, int]]] = {}
+  cluster_of: dict[str, str] = {}
   for one in episodes:
     if one["outcome"] == "failed":
       raise ValueError(
@@ -73,6 +77,7 @@ def of(
         "evaluation again, which plays it again."
       )
     cell = one["budget"], one["question_id"]
+    cluster_of[one["question_id"]] = aj.cluster_of(one)
     found.setdefault(cell, []).append((one["em"] > 0, one["searches"]))
   budgets = sorted({budget for budget, _ in found})
   ids = sorted({question for _, question in found})
@@ -87,8 +92,11 @@ def of(
     np.array([[answers[0][part] for answers in line] for line in cells])
     for part in (0, 1)
   )
+  # A cluster's name begins the ids of its questions, which are sorted.
+  clusters = [len([*own]) for _, own in itertools.groupby(ids, cluster_of.get)]
   return Outcomes(
-    row, seed, settings, digest(ids), tuple(budgets), right, searches
+    *(row, seed, settings, digest(ids), tuple(clusters), tuple(budgets)),
+    *(right, searches),
   )
 
 
@@ -163,6 +171,7 @@ def sums(trainings: Sequence[Outcomes]) -> aj.measures.Sums:
     tuple(f"seed {one.seed}" for one in trainings),
     first.budgets,
     np.zeros(right.shape[1], np.int64),
+    np.repeat(np.arange(len(first.clusters)), first.clusters),
     ("",),
   )
 
@@ -173,7 +182,7 @@ def _values(one: Outcomes) -> dict[str, Any]:
     "seed": one.seed,
     "settings": one.settings,
     "questions": one.questions,
-    "count": one.right.shape[1],
+    "clusters": list(one.clusters),
     "right": {
       str(budget): np.packbits(bits).tobytes().hex()
       for budget, bits in zip(one.budgets, one.right, strict=True)
@@ -186,7 +195,10 @@ def _values(one: Outcomes) -> dict[str, Any]:
 
 
 def _outcomes(values: Mapping[str, Any]) -> Outcomes:
-  count, budgets = int(values["count"]), sorted(map(int, values["right"]))
+  if "clusters" not in values:
+    raise ValueError("it does not say which questions share a snapshot")
+  clusters = tuple(map(int, values["clusters"]))
+  count, budgets = sum(clusters), sorted(map(int, values["right"]))
   right, searches = [], []
   for budget in map(str, budgets):
     packed = np.frombuffer(bytes.fromhex(values["right"][budget]), np.uint8)
@@ -200,6 +212,7 @@ def _outcomes(values: Mapping[str, Any]) -> Outcomes:
     int(values["seed"]),
     str(values["settings"]),
     str(values["questions"]),
+    clusters,
     tuple(budgets),
     np.array(right),
     np.array(searches, np.int64),

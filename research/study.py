@@ -1,6 +1,6 @@
 """Trains and evaluates every row of a study, and writes its tables and claims.
 
-    python -m research.study --study=ablations --seeds=3
+    python -m research.study --study=ablations --tables=tool
     python -m research.study --study=methods
     python -m research.study --study=ablations --pages
 
@@ -12,10 +12,11 @@ command again resumes it: a training from its newest checkpoint, an evaluation
 from its last episode.
 
 `outcomes.jsonl` gets what each training answered, in a few kilobytes,
-`evidence.md` the tables and claims over trainings, `report.html` every row and
-seed that was evaluated here. What is in a file of `--outcomes` is not run
-again; by default these are the files of research/evidence/, as far as they are
-of this study. `--pages` writes `evidence.md` of what is known and runs nothing.
+`evidence.md` the tables and claims of the rows that have all of `--seeds`
+trainings, `report.html` every row and seed that was evaluated here. What is in
+a file of `--outcomes` is not run again; by default these are the files of
+research/evidence/, as far as they are of this study. `--pages` writes
+`evidence.md` of what is known and runs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from research import ablations, claims, outcomes, systems
 STUDIES = {"ablations": ablations, "methods": systems}
 EVIDENCE = pathlib.Path(__file__).parent / "evidence"
 _QUICKSTART = "configs/quickstart.py"
-_FIRST_SEED = 42
 _POLL = 0.5  # Seconds between looks at the running commands.
 _STOPPED = 75  # A command of the package that saved and can resume.
 
@@ -51,7 +51,7 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_enum("study", "ablations", sorted(STUDIES), "Which rows.")
   flags.DEFINE_string("config", _QUICKSTART, "What rows change.")
-  flags.DEFINE_integer("seeds", 3, "Trainings of a row.", lower_bound=1)
+  flags.DEFINE_integer("seeds", claims.TRAININGS, "Trainings of a row.", 1)
   flags.DEFINE_list("tables", [], "Only rows of these tables.")
   flags.DEFINE_list("rows", [], "Only these rows.")
   flags.DEFINE_string("budgets", "0,1,2,3,4,5,6,7,8", "Of evaluations.")
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     ),
     threads=args.threads,
   )
-  seeds = range(_FIRST_SEED, _FIRST_SEED + args.seeds)
+  seeds = range(claims.FIRST_SEED, claims.FIRST_SEED + args.seeds)
   jobs = [] if args.pages else plan.jobs(chosen, seeds, known=found)
   if args.dry_run:
     print("\n".join(job.shown() for job in jobs))
@@ -108,7 +108,9 @@ def main(argv: Sequence[str]) -> None:
     ):
       print(f"not in outcomes.jsonl: {sentence}")
     outcomes.write(own, found.values())
-    made = claims.page(study.TITLE, rows, study.CLAIMS, found.values())
+    made = claims.page(
+      study.TITLE, rows, study.CLAIMS, found.values(), args.seeds
+    )
     (root / "evidence.md").write_text(made)
   if jobs and any(plan.finished(rows)):
     run([plan.report(rows)], root / "logs", at_once=1)

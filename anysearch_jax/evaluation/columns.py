@@ -45,6 +45,8 @@ _KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
+_WORLD = "world"  # The dataset of questions that record none.
+_OF_A_SNAPSHOT = re.compile(r"(train|dev|held-out)/\d+(?=/)")
 NONE = -1  # Hops or kind of a question that does not record them.
 
 # The columns: integers, then floats; of the latter what every episode has, what
@@ -78,6 +80,7 @@ class Columns:
     ids: `[N]`, ids of the questions, ascending.
     datasets: names of the datasets, those of the paper first.
     dataset_of: int `[N]`, index in `datasets` of each question.
+    cluster_of: int `[N]`, equal for questions of one cluster, see `cluster_of`.
     runs: names of the trainings whose policies played the episodes.
     values: the columns, `[P]` each, which are attributes too:
       question: int, index in `ids`.
@@ -104,6 +107,7 @@ class Columns:
   ids: np.ndarray
   datasets: tuple[str, ...]
   dataset_of: np.ndarray
+  cluster_of: np.ndarray
   runs: tuple[str, ...]
   values: Mapping[str, np.ndarray]
 
@@ -283,6 +287,12 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
     dataset_of=np.array(
       [names.index(sets[index[name]]) for name in order], dtype=np.int64
     ),
+    cluster_of=np.unique(
+      np.array(
+        [_cluster_of(name, sets[index[name]]) for name in order], object
+      ),
+      return_inverse=True,
+    )[1],
     runs=tuple(runs),
     values=values,
   )
@@ -410,7 +420,22 @@ def key_of(episode: Episode) -> tuple[str, int, int]:
 def dataset_of(episode: Episode) -> str:
   """Returns the dataset of an episode's question; `world` if unrecorded."""
   known = episode.get("dataset") or episode.get("metadata", {}).get("dataset")
-  return known or "world"
+  return known or _WORLD
+
+
+def cluster_of(episode: Episode) -> str:
+  """Returns the name of the cluster of an episode's question.
+
+  Questions of one snapshot of the generated world share its memories, right and
+  wrong ones, so they are one cluster: `held-out/38/entity/relations` is of
+  `held-out/38`. Any other question is a cluster of its own, named by its id.
+  """
+  return _cluster_of(str(episode["question_id"]), dataset_of(episode))
+
+
+def _cluster_of(name: str, dataset: str) -> str:
+  found = _OF_A_SNAPSHOT.match(name) if dataset == _WORLD else None
+  return found[0] if found else name
 
 
 def asks_for(query: str, fact: Mapping[str, Any]) -> bool:

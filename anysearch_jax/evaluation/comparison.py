@@ -13,13 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import (
-  columns,
-  inference,
-  measures,
-  metrics,
-  significance,
-)
+from anysearch_jax.evaluation import columns, inference, measures, metrics
 
 MEASURES = ("accuracy", "tp", "searches", "total_tokens", "cost")
 
@@ -235,12 +229,8 @@ class Difference:
       `inference.Effect`.
     seeds: the evaluation seeds, ascending.
     by_seed: the difference on each of `seeds` alone.
-    p: p value of no difference: of flipped signs of questions between rows of
-      one training each; otherwise Student's, with the interval's variance.
-    between: p value of exchanging whole trainings; None unless both rows have
-      several.
-    mcnemar: mid-p of the discordant pairs. For accuracy only, and only if each
-      question has one pair, because the test needs independent pairs.
+    p: p value of no difference, where the interval just reaches zero; None
+      unless both rows have `inference.DECIDING` trainings.
     adjusted: `p` after Holm's correction over its family: all pairs of rows, in
       this measure, at this level of detail (everything pooled; by budget; by
       dataset; by both).
@@ -259,21 +249,16 @@ class Difference:
   seeds: tuple[int, ...]
   by_seed: tuple[float | None, ...]
   p: float | None
-  between: float | None
-  mcnemar: float | None
   adjusted: float | None = None
 
 
 def pairwise(
-  rows: Sequence[metrics.Row],
-  names: Sequence[str] = MEASURES,
-  *,
-  draws: int = 10_000,
+  rows: Sequence[metrics.Row], names: Sequence[str] = MEASURES
 ) -> tuple[Difference, ...]:
   """Compares every two rows, the earlier minus the later.
 
   The rows have the same questions, see `pair`; `names` are keys of
-  `measures.MEASURES`, and `draws` the number of random flips of signs.
+  `measures.MEASURES`.
 
   Returns:
     Lines ordered by pair, dataset (all together first), budget (all together
@@ -285,7 +270,7 @@ def pairwise(
   found = [
     line
     for ours, theirs in itertools.combinations(rows, 2)
-    for line in _compared(ours, theirs, names, draws)
+    for line in _compared(ours, theirs, names)
   ]
   families: dict[tuple, list[int]] = {}
   for place, line in enumerate(found):
@@ -293,13 +278,13 @@ def pairwise(
     families.setdefault(level, []).append(place)
   for places in families.values():
     p = np.array([found[i].p for i in places], dtype=np.float64)
-    for i, adjusted in zip(places, significance.holm(p), strict=True):
+    for i, adjusted in zip(places, inference.holm(p), strict=True):
       found[i] = dataclasses.replace(found[i], adjusted=_defined(adjusted))
   return tuple(found)
 
 
 def _compared(
-  ours: metrics.Row, theirs: metrics.Row, names: Sequence[str], draws: int
+  ours: metrics.Row, theirs: metrics.Row, names: Sequence[str]
 ) -> list[Difference]:
   pairs = pair(ours, theirs)
   if not len(pairs):
@@ -310,79 +295,32 @@ def _compared(
   budgets = np.array(first.budgets)
   # The first pool is of all B >= 1.
   pools = np.concatenate([budgets[None] >= 1, np.eye(len(budgets), dtype=bool)])
-  sides = list(zip(first.by_dataset(), second.by_dataset(), strict=True))
   parts = [
     inference.minus(a.linearised(names, pools), b.linearised(names, pools))
-    for a, b in sides
+    for a, b in zip(first.by_dataset(), second.by_dataset(), strict=True)
   ]
   several = len(parts) > 1
   shown = [inference.average(parts), *(parts if several else ())]
   effects = [effect for part in shown for effect in inference.effects(part)]
   seeds, alone = _by_seed(pairs, names, first, pools)
-  p_flipped = None
-  if np.max(np.bincount(parts[0].group)) == 1:  # A training of each.
-    scores = [
-      significance.null_scores(
-        *(
-          tuple(x.sum(axis=0) for x in side.parts(names, pools)[:2])
-          for side in both
-        )
-      )
-      for both in sides
-    ]
-    flipped = significance.sign_flips(scores, draws=draws)
-    p_flipped = (flipped if several else flipped[:1]).ravel()
-  between = _between(sides, names, pools)
   sets = [None, *(first.datasets if several else ())]
   by_set = {None: pairs} | pairs.by_dataset()
   cells = [
     (dataset, budget, *_counts(by_set[dataset], budget))
     for dataset, budget in itertools.product(sets, (None, *first.budgets))
   ]
-  lines = []
-  for place, (cell, name) in enumerate(itertools.product(cells, names)):
-    (dataset, budget, n, asked, mcnemar), effect = cell, effects[place]
-    p = effect.p if p_flipped is None else _defined(p_flipped[place])
-    lines.append(
-      Difference(
-        *(ours.label, theirs.label, name, dataset, budget, n, asked),
-        (len(first.runs), len(second.runs)),
-        *(effect.estimate, effect.detectable, seeds),
-        tuple(map(_defined, alone[:, place])),
-        *(p, _defined(between[place])),
-        mcnemar if name == "accuracy" else None,
-      )
+  return [
+    Difference(
+      *(ours.label, theirs.label, name, *cell),
+      (len(first.runs), len(second.runs)),
+      *(effect.estimate, effect.detectable, seeds),
+      tuple(map(_defined, alone[:, place])),
+      effect.p,
     )
-  return lines
-
-
-def _between(
-  sides: Sequence[tuple[measures.Sums, measures.Sums]],
-  names: Sequence[str],
-  pools: np.ndarray,
-) -> np.ndarray:
-  """Returns p values of exchanged trainings: of the mean, then by dataset."""
-
-  def values(side: measures.Sums) -> np.ndarray:
-    top, bottom, _ = side.parts(names, pools)
-    return inference.ratio(top.sum(axis=1), bottom.sum(axis=1))
-
-  ours, theirs = (
-    [values(side) for side in row] for row in zip(*sides, strict=True)
-  )
-  if len(sides) > 1:
-    ours, theirs = ([np.mean(x, axis=0), *x] for x in (ours, theirs))
-  first, second = sides[0]
-  shared = [name for name in first.runs if name in second.runs]
-  paired = len(shared) == len(first.runs) == len(second.runs)
-  order = (
-    [second.runs.index(name) for name in shared] if paired else slice(None)
-  )
-  return significance.between_trainings(
-    np.concatenate(ours, axis=1),
-    np.concatenate(theirs, axis=1)[order],
-    paired=paired,
-  )
+    for place, ((cell, name), effect) in enumerate(
+      zip(itertools.product(cells, names), effects, strict=True)
+    )
+  ]
 
 
 def _by_seed(
@@ -411,17 +349,11 @@ def _by_seed(
   return tuple(map(int, seeds)), together.reshape(len(seeds), -1)
 
 
-def _counts(pairs: Pairs, budget: int | None) -> tuple[int, int, float | None]:
-  """Returns the pairs, the questions and McNemar's p value of a cell."""
-  mask = (
-    pairs.ours.budget >= 1 if budget is None else pairs.ours.budget == budget
-  )
-  n, questions = int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
-  if not n or n > questions:
-    return n, questions, None
-  ahead = (pairs.ours.em - pairs.theirs.em)[mask]
-  wins, losses = int((ahead > 0).sum()), int((ahead < 0).sum())
-  return n, questions, significance.mcnemar(wins, losses)
+def _counts(pairs: Pairs, budget: int | None) -> tuple[int, int]:
+  """Returns the numbers of pairs and of questions of a cell."""
+  at = pairs.ours.budget
+  mask = at >= 1 if budget is None else at == budget
+  return int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
 
 
 def _defined(value: float) -> float | None:

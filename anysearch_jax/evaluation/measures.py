@@ -1,7 +1,8 @@
 """The measures of episodes; each is a ratio of two sums.
 
-Episodes are first summed by question. The budgets and seeds of a question share
-its difficulty, so questions are independent samples and episodes are not.
+Episodes are first summed by question, because the budgets and seeds of a
+question share its difficulty. Questions of one cluster share more
+(`columns.cluster_of`), so clusters are the independent samples.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Sums:
     runs: names of the trainings.
     budgets: the B budgets, ascending.
     stratum: int `[N]`, index in `datasets` of each question.
+    cluster: int `[N]`, equal for questions of one cluster.
     datasets: the datasets that occur.
   """
 
@@ -106,6 +108,7 @@ class Sums:
   runs: tuple[str, ...]
   budgets: tuple[int, ...]
   stratum: np.ndarray
+  cluster: np.ndarray
   datasets: tuple[str, ...]
 
   def linearised(
@@ -122,7 +125,10 @@ class Sums:
     """
     top, bottom, counts = self.parts(measures, pools)
     found = inference.ratios(
-      top, bottom, runs=self.runs, trials=counts.sum(axis=0)
+      *(top, bottom),
+      runs=self.runs,
+      trials=counts.sum(axis=0),
+      clusters=self.cluster,
     )
     # Other numerators are amounts, not answers.
     counted = np.tile(
@@ -162,6 +168,7 @@ class Sums:
         self,
         values=self.values[:, own],
         stratum=np.zeros(int(own.sum()), dtype=np.int64),
+        cluster=self.cluster[own],
         datasets=(name,),
       )
       for code, name in enumerate(self.datasets)
@@ -202,6 +209,7 @@ def sums(
     tuple(table.runs[code] for code in runs),
     tuple(map(int, budgets)),
     stratum,
+    table.cluster_of[present],
     tuple(table.datasets[code] for code in sets),
   )
 
@@ -223,7 +231,11 @@ def ratios(
     inference.cell_sums((run, question), shape, parts)
     for parts in (tops, bottoms)
   )
-  return inference.ratios(*sums, runs=[table.runs[code] for code in runs])
+  return inference.ratios(
+    *sums,
+    runs=[table.runs[code] for code in runs],
+    clusters=table.cluster_of[ids],
+  )
 
 
 def estimates(
@@ -234,7 +246,7 @@ def estimates(
 ) -> dict[str, inference.Estimate]:
   """Returns every measure, pooled over the episodes, with 95 % intervals.
 
-  Rates have Wilson's interval, widened by the design effect of questions and
+  Rates have Wilson's interval, widened by the design effect of clusters and
   trainings (`inference.rates`). Means and ratios have Student's, of their
   linearised scores.
 

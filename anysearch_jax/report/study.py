@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 import re
 import tomllib
@@ -16,10 +15,6 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import columns, comparison, metrics
 
-# Draws for each test of a family, at least. Holm's correction multiplies a p
-# value by up to the number of tests, and the smallest p value is about
-# 1 / draws, so 1 / 40 remains reachable after the correction.
-_DRAWS = 40
 with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
   WORDS = tomllib.load(file)
 
@@ -117,7 +112,6 @@ def measure(
   prices: budgets_lib.Prices | None = None,
   configured: budgets_lib.Prices | None = None,
   surfaces: Mapping[str, columns.Columns] | None = None,
-  draws: int = 10_000,
 ) -> Study:
   """Measures rows on their own and against each other.
 
@@ -130,7 +124,6 @@ def measure(
     prices: prices for costs; None keeps the costs recorded in the episodes.
     configured: the prices of these recorded costs, if they are known.
     surfaces: by label, episodes under pairs of caps on searches and tokens.
-    draws: number of draws of each test by flipped signs, at least.
 
   Raises:
     ValueError: every episode failed; one of `surfaces` has no budget of more
@@ -180,7 +173,7 @@ def measure(
     surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
     differences={
-      name: _differences(members, draws)
+      name: _differences(members)
       for name, (_, members) in named.items()
       if len(members) > 1
     },
@@ -217,13 +210,10 @@ def _groups(
 
 
 def _differences(
-  rows: Sequence[metrics.Row], draws: int
+  rows: Sequence[metrics.Row],
 ) -> Sequence[comparison.Difference]:
   """Compares every two rows of a group: a family of tests."""
   free = not any(np.nansum(row.columns.cost) for row in rows)
-  cells = len(budgets(rows)) * len(datasets(rows))
   return comparison.pairwise(
-    rows,
-    [m for m in comparison.MEASURES if not (free and m == "cost")],
-    draws=max(draws, _DRAWS * cells * math.comb(len(rows), 2)),
+    rows, [m for m in comparison.MEASURES if not (free and m == "cost")]
   )

@@ -357,14 +357,7 @@ def _pairwise(
     "detectable": "detectable",
     "p": "p",
     "p, Holm": "adjusted",
-    "p, trainings": "between",
-    "p, McNemar": "mcnemar",
   }
-  # What intervals and p values cover.
-  tested = "policies"
-  if any(max(d.trainings) > 1 for d in found):
-    alike = all(min(d.trainings) > 1 for d in found)
-    tested = "trainings" if alike else "mixed"
   sets = list(dict.fromkeys(d.dataset for d in found))
   lines: dict[tuple, dict[tuple, Any]] = collections.defaultdict(dict)
   for d in sorted(
@@ -394,7 +387,6 @@ def _pairwise(
     ],
     name=name,
     title=title,
-    tested=_TABLES["pairwise"][tested],
   )
 
 

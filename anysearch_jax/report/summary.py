@@ -18,7 +18,7 @@ def of(study: study_lib.Study) -> tuple[str, str, str]:
 
   Differences are in exact match over all B >= 1 and all datasets. One is called
   more or less if its p value, after Holm's correction over the pairs of its
-  group, is below .05.
+  group, is below .05; rows of fewer than three trainings are not ranked.
   """
   if not study.rows:
     labels = [run.label for run in study.training]
@@ -85,6 +85,7 @@ def _of_differences(study: study_lib.Study) -> tuple[str, str]:
     "is more accurate than": [],
     "is less accurate than": [],
     "does not differ measurably in accuracy from": [],
+    "is not ranked against": [],
     "cannot be compared with": [],
   }
 
@@ -99,27 +100,33 @@ def _of_differences(study: study_lib.Study) -> tuple[str, str]:
       continue
     told.append(difference)
     outcome = "does not differ measurably in accuracy from"
-    if resolved(difference):
+    if difference.adjusted is None:
+      outcome = "is not ranked against"
+    elif resolved(difference):
       outcome = f"is {'more' if gain > 0 else 'less'} accurate than"
     text = f"{row.label} ({'+' if gain > 0 else '−'}{abs(gain):.3f}"
     made = whole[row.label, "searches"]
-    if resolved(made) and (more := made.estimate.value):
+    if (made.adjusted is None or resolved(made)) and (
+      more := made.estimate.value
+    ):
       text += f", {abs(more):.2f} {'fewer' if more < 0 else 'more'} searches"
     said[outcome].append(f"{text})")
   clauses = [
     f"{outcome} {_listed(others)}" for outcome, others in said.items() if others
   ]
-  pooled = [max(d.trainings) > 1 for d in told]
-  if not any(pooled):
-    covered = "each row is one policy, so another training may differ more"
-  elif all(min(d.trainings) > 1 for d in told):
-    covered = "the intervals cover other questions and other trainings"
-  else:
-    covered = "the intervals cover other trainings where a row has several"
+  ranked = [d.adjusted is not None for d in told]
+  covered = ""
+  if any(ranked):
+    covered += "; “more” and “less” have p < .05 after Holm’s correction"
+  if not all(ranked):
+    covered += (
+      "; rows of fewer than three trainings are not ranked, because other "
+      "trainings may differ more"
+    )
   return f"{study.system} {'; it '.join(clauses)}", _sure(
     "these differences, over all budgets from 1 on,",
     [d.estimate for d in told],
-    f"; “more” and “less” have p < .05 after Holm’s correction, and {covered}",
+    covered,
   )
 
 

@@ -9,7 +9,8 @@ import point_values
 import pytest
 import study
 
-from anysearch_jax.evaluation import columns
+from anysearch_jax.evaluation import columns, measures
+from anysearch_jax.world import world
 
 
 def _file(path, found):
@@ -67,6 +68,24 @@ def test_datasets_are_in_the_papers_order():
   told = _one(metadata={"dataset": "popqa"})
   assert list(columns.by_dataset([told])) == ["popqa"]
   assert list(columns.by_dataset([_one()])) == ["world"]
+
+
+def test_questions_of_a_snapshot_are_one_cluster():
+  asked = world.World().questions("held-out", 60, 0)
+  episodes = [_one(question_id=q.id, em=i % 2) for i, q in enumerate(asked)]
+  table = columns.of(episodes)
+  corpus = {q.id: q.corpus for q in asked}
+  found = {
+    (corpus[name], int(code))
+    for name, code in zip(table.ids, table.cluster_of, strict=True)
+  }
+  names = {name for name, _ in found}
+  assert len(found) == len(names) == len({code for _, code in found}) > 15
+  scores = measures.sums(episodes, ("accuracy",)).linearised(("accuracy",))
+  assert len(scores.cluster[0]) == len(names) and scores.asked == 60
+  # Of other people's questions, none shares a cluster.
+  others = columns.of([e | {"dataset": "nq"} for e in episodes])
+  assert sorted(others.cluster_of) == [*range(60)]
 
 
 def test_missing_values_are_undefined():

@@ -170,7 +170,7 @@ def test_the_first_screen_has_the_whole_figure(browser, large):
 
 def test_nine_rows_have_nine_colours_on_both_pages(browser, tmp_path):
   rows = [study.row(f"row {i}", questions=3, budgets=(2,)) for i in range(9)]
-  study.write(tmp_path / "report.html", rows, draws=9)
+  study.write(tmp_path / "report.html", rows)
   colours = """Object.fromEntries(
     [...document.querySelectorAll('SELECTOR')].map(e => [
       e.textContent.match(/row \\d/)[0],

@@ -192,20 +192,13 @@ def test_pairs_are_compared_within_their_table(built):
   assert {line["pair"] for line in lines} == {"A − no R_abs"}
   (line,) = (line for line in lines if (line["set"], line["B"]) == ("own", "5"))
   assert int(line["EM difference n"]) > 0
-  assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
+  assert float(line["EM difference low"]) < float(line["EM difference high"])
 
 
-def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
-  """12 tests need p below .05 / 12, which 20 draws could not reach."""
-  rows = [
-    study.row(
-      label, questions=120, budgets=(1, 2, 3, 4), seeds=(1,), skill=skill
-    )
-    for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
-  ]
+def test_free_costs_are_not_compared():
+  rows = [study.row(label, questions=9, budgets=(1,)) for label in "AB"]
   table = study.told(rows)["tables"]["pairwise_rows"]
   assert "dollars" not in [column["group"] for column in table["columns"]]
-  assert _line(table, "all", "4", "A − C")["EM p, Holm"]["value"] < 0.05
 
 
 def test_early_stopping_has_counts_and_rates(rows, built):
@@ -383,20 +376,19 @@ def _trained(label, trainings, **options):
 
 
 def _tables(*rows):
-  return study.told(rows, draws=100)["tables"]
+  return study.told(rows)["tables"]
 
 
 def test_several_trainings_are_told_apart_from_seeds():
   one = [study.row(n, seeds=(1, 2), budgets=(0, 2), questions=9) for n in "AB"]
   tables = _tables(*one)
-  assert "these policies only" in tables["pairwise_rows"]["note"]
-  data = study.told([_trained("A", 3), _trained("B", 3, skill=0.1)], draws=100)
+  assert "EM p" not in _line(tables["pairwise_rows"], "all", "2", "A − B")
+  data = study.told([_trained("A", 3), _trained("B", 3, skill=0.1)])
   tables = data["tables"]
   assert data["trainings"] == 3
   line = _line(tables["pairwise_rows"], "all", "2", "A − B")
-  assert line["EM p, trainings"]["value"] >= 0.1  # Three against three.
+  assert 0 < line["EM p"]["value"] <= line["EM p, Holm"]["value"]
   assert line["EM detectable"]["value"] > 0
-  assert "cover questions and trainings" in tables["pairwise_rows"]["note"]
   alone = _line(tables["by_seed_rows"], "EM", "A − B")
   seeds = [alone[f"seed {seed}"]["value"] for seed in range(3)]
   assert min(seeds) <= alone["together"]["value"] <= max(seeds)
@@ -430,7 +422,6 @@ def paired(tmp_path_factory):
       "A": columns.of(_paired("A", skill=0.9)),
       "C": columns.of(_paired("C", skill=0.1)),
     },
-    draws=100,
   )
   return folder, data
 
