@@ -84,12 +84,7 @@ def test_further_rows_can_be_trained(path):
   for row in rows:
     config = override(base, row.overrides)
     aj.validate(config, samples=False)
-    assert config.curriculum.rollouts % base.curriculum.rollouts == 0
-    if row.table == "reuse":
-      assert config.curriculum.rollouts == base.curriculum.rollouts
-      assert config.curriculum.epochs == 4
-    if row.table.startswith("batch") and not row.policy_of:
-      assert config.objective.normalize == "batch"
+    assert config.curriculum.rollouts == base.curriculum.rollouts
   # Two bases may make two rows equal, but never rows of one table.
   digests = study.settings(rows, path)
   assert len(digests) == len(rows)
@@ -131,7 +126,7 @@ def test_tables_and_rows_are_chosen_with_what_they_need(rows):
     asked = {"tables": (), "names": ()} | asked
     return [row.name for row in study.choose(rows, **asked)]
 
-  assert len(names()) == len(rows) == 88
+  assert len(names()) == len(rows) == 31
   assert names(tables=["sampling"]) == ["lambda_0", "lambda_1"]
   assert names(names=["no_abs"]) == ["no_abs"]
   # Its policy is another row's.
