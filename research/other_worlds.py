@@ -1,13 +1,15 @@
-"""The quickstart in a world of another seed: other names, facts and memory.
+"""The quickstart in another world, or with a policy ten times as large.
 
     python -m research.warm_start --config=research/other_worlds.py:1 \
         --output=runs/world-1/policy
-    python -m research.study --config=research/other_worlds.py:1 --seeds=2 \
+    python -m research.study --config=research/other_worlds.py:1 --seeds=5 \
         --rows=anysearch,priced,no_tool --output=runs/world-1/study
 
-The preset is the seed of the world, and the quickstart's world has 0. Each
-world needs its own warm start, because a policy remembers its world's facts.
-Everything else is as in configs/quickstart.py. Expected: docs/evidence.md.
+The preset is the seed of the world: other names, facts and memory. Each world
+needs its own warm start, because a policy remembers its world's facts. The
+preset `large` is the quickstart's world, of seed 0, with a policy of 3 million
+parameters. Everything else is as in configs/quickstart.py. Expected:
+docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from configs import quickstart
 
+LARGE = "large"
+
 
 def get_config(preset: str = "1") -> aj.ExperimentConfig:
-  if not (preset.isascii() and preset.isdigit() and int(preset)):
+  seed = preset if preset.isascii() and preset.isdigit() else "0"
+  if preset != LARGE and not int(seed):
     raise ValueError(
       f"research/other_worlds.py: found preset {preset!r}, expected the seed "
-      "of a world, from 1 on."
+      f"of a world, from 1 on, or {LARGE!r}."
     )
-  seed = int(preset)
-  config = quickstart.get_config()
+  sizes = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 768}
   return config_lib.changed(
-    config,
-    name=f"world-{seed}",
-    policy=f"runs/world-{seed}/policy",
-    data={"world_seed": seed},
+    quickstart.get_config(),
+    name=f"world-{preset}",
+    policy=f"runs/world-{preset}/policy",
+    data={"world_seed": int(seed)},
+    warm_start=sizes if preset == LARGE else {},
   )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
+import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from configs import quickstart
-from research import other_worlds
+from research import fitting, other_worlds
 
 
 def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
@@ -14,6 +16,19 @@ def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
   assert found == config_lib.changed(
     base, name="world-2", policy="runs/world-2/policy", data={"world_seed": 2}
   )
+
+
+def test_the_larger_policy_has_ten_times_the_parameters():
+  config = other_worlds.get_config("large")
+  sizes = [
+    sum(leaf.size for leaf in jax.tree.leaves(policy.params))
+    for policy in (
+      aj.load_policy("configs/graded_world_policy"),
+      fitting.fresh(aj.World(), config),
+    )
+  ]
+  assert 9 < sizes[1] / sizes[0] < 12
+  assert config.data == quickstart.get_config().data
 
 
 @pytest.mark.parametrize("preset", ["0", "-1", "one", "1.5", ""])
