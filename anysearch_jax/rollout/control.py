@@ -4,8 +4,7 @@ A policy proposes an action by its turn: it asks for a search, or it answers. A
 rule accepts the action or replaces it by the other one: a search is refused as
 if the budget were used up, and an answer is discarded and sampled again until
 it searches. If it never does, the answer is kept after all. `episode.control`
-names a rule of one's own; `research.control_fit` fits some to counterfactual
-ends.
+names a rule of one's own.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def seen(after: episode_state.Episode) -> Seen:
 
 
 def cap(tokens: int, max_generated: int) -> int:
-  """Returns the cap on tokens that a rule sees, when it is fitted and used.
+  """Returns the cap on tokens that a rule sees.
 
   `max_generated` is the configuration's limit, which holds without a cap too.
   """
