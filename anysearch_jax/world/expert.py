@@ -38,15 +38,12 @@ class Situation(NamedTuple):
     known: whether memory holds the fact.
     relations: those of the facts that are still needed, the present one first.
     remaining: searches left, 0 once the answer is asked for.
-    settled: how each earlier fact was settled, as (relation, `found`,
-      `recall`, `guess` or `choice`); a choice is between two found values.
   """
 
   decision: str
   known: bool
   relations: tuple[str, ...]
   remaining: int
-  settled: tuple[tuple[str, str], ...]
 
 
 # Returns the probability of searching.
@@ -120,9 +117,10 @@ SCAFFOLDED = ExpertConfig(
   change_slope=1.2,
   slack_slope=0.4,
 )
-# Its budget is never exceeded, and no search and no fact is left out: for
-# strategies that decide on searches.
-EXACT = ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
+# Search, within the budget, every fact until it is certain; or those facts that
+# memory does not hold.
+EVERYTHING = ExpertConfig(1, 1, 1, 1, 0, 0, 0)
+UNKNOWN_ONLY = dataclasses.replace(EVERYTHING, p_search_known=0)
 
 
 class Turn(NamedTuple):
@@ -158,7 +156,6 @@ class Expert:
     scaffold: whether thoughts begin with the paper's dual-factor analysis.
     config: probabilities of decisions.
     rng: random numbers of the decisions.
-    strategy: decides on searches while budget is left, instead of `config`.
 
   Attributes:
     room: None until the expert is asked for its answer; then the caller sets
@@ -174,10 +171,9 @@ class Expert:
     scaffold: bool,
     config: ExpertConfig,
     rng: np.random.Generator,
-    strategy: Strategy | None = None,
   ):
-    self._strategy = strategy or config.strategy(world)
-    self._settled: tuple[tuple[str, str], ...] = ()
+    self._strategy = config.strategy(world)
+    self._settled = 0
     self._chain = question.text.split()[:-1]
     self._world = world
     self._remaining = budget
@@ -242,7 +238,7 @@ class Expert:
       if len(values) == 1:
         self._turn.clause(("found", "found"), (values[0], "copy"))
         if not (self._left() and self._chance(config.p_redundant)):
-          return self._settle(relation, "found", values[0])
+          return self._settle(values[0])
         chance = 1.0
       elif values:
         self._turn.clause(("conflict", "conflict"))
@@ -258,23 +254,20 @@ class Expert:
         wording = alternative
     if memory is not None:
       self._turn.clause(("recall", kind), (memory, "memory"))
-      return self._settle(relation, "recall", memory)
+      return self._settle(memory)
     value = self._any(candidates)
     self._turn.clause(("guess", kind), value)
-    how = "choice" if need == world_lib.VERDICT else "guess"
-    return self._settle(relation, how, value)
+    return self._settle(value)
 
   def _wants(self, decision: str, known: bool) -> float:
     """Returns the probability of a search, by the strategy."""
     relations = tuple(self._needed)
-    return self._strategy(
-      Situation(decision, known, relations, self._left(), self._settled)
-    )
+    return self._strategy(Situation(decision, known, relations, self._left()))
 
   @property
   def _needed(self) -> list[str]:
     """The relations of the facts that are still needed."""
-    return self._chain[1 + len(self._settled) :]
+    return self._chain[1 + self._settled :]
 
   def _completes(self) -> bool:
     """Returns whether the turn has room for a value of each fact."""
@@ -296,8 +289,8 @@ class Expert:
   def _any(self, values: Sequence[str]) -> str:
     return values[int(self._rng.integers(len(values)))]
 
-  def _settle(self, relation: str, how: str, value: str) -> str:
-    self._settled += ((relation, how),)
+  def _settle(self, value: str) -> str:
+    self._settled += 1
     return value
 
   def _searches(self, chance: float, left: int, *, known: bool) -> bool:

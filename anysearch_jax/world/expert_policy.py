@@ -4,12 +4,12 @@
 
 * `expert`: its demonstrations made the quickstart's warm start, so its accuracy
   is what imitation can reach.
-* `optimum`, `optimum:PRICE`: the best use of each budget, see `optimum`; with a
-  price, a search costs this much of a right answer.
+* `optimum`, `optimum:PRICE`: the best use of each budget, see
+  `optimum.Optimum`; with a price, a search costs this much of a right answer.
 * `unknown_only`: searches for every fact that memory does not hold.
 * `everything`: searches for every fact.
 
-All but `expert` search again after a miss, and verify two values.
+The last two search again after a miss, and verify two values.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from anysearch_jax.world import expert, optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
 _PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
+_SEARCHED = re.compile(
+  r"<search> (\S+) (\S+) </search>\s*<information>(.*?)</information>", re.S
+)
 _AFTER_SEARCH = re.compile(
   r"</search>\s*(?:<information>(.*?)</information>)?", re.S
 )
@@ -74,10 +77,10 @@ class ScriptedEngine:
 
 
 # By name; None: as in the demonstrations.
-_STRATEGIES: dict[str, expert.Strategy | None] = {
+_EXPERTS: dict[str, expert.ExpertConfig | None] = {
   "expert": None,
-  "unknown_only": optimum.search_unknown,
-  "everything": optimum.search_everything,
+  "unknown_only": expert.UNKNOWN_ONLY,
+  "everything": expert.EVERYTHING,
 }
 NAMES = ("expert", "optimum", "unknown_only", "everything")
 
@@ -97,7 +100,7 @@ def named(
       "module:function."
     )
   if kind != "optimum":
-    return make(world, _STRATEGIES[kind])
+    return make(world, _EXPERTS[kind])
   try:
     return make(world, optimum.Optimum(world, price=float(price or 0)))
   except ValueError as error:
@@ -107,13 +110,14 @@ def named(
 
 
 def make(
-  world: world_lib.World, strategy: expert.Strategy | None = None
+  world: world_lib.World,
+  agent: expert.ExpertConfig | optimum.Optimum | None = None,
 ) -> tuple[ScriptedEngine, types.TextCodec]:
-  """Returns the expert's engine, and the tokenizer of its world.
+  """Returns the engine of an agent, and the tokenizer of its world.
 
   The engine keeps no state between turns: in each turn it replays the episode
-  from the context, with the same random numbers. `strategy` decides on searches
-  within the budget; None: as in the demonstrations.
+  from the context, with the same random numbers. The agent is the best one, or
+  an expert; None: that of the demonstrations.
   """
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
@@ -124,15 +128,16 @@ def make(
         f"Found the context {context[:80]!r}, expected the prompt of a "
         "question of the world (episode.prompts 'world')."
       )
+    if isinstance(agent, optimum.Optimum):
+      return best_turn(agent, prompt[3], int(prompt[2]), context)
     config = expert.SCAFFOLDED if prompt[1] else expert.PLAIN
     turns = expert.Expert(
       types.Question("", prompt[3], ()),
       world=world,
       budget=int(prompt[2]),
       scaffold=bool(prompt[1]),
-      config=expert.EXACT if strategy else config,
+      config=agent or config,
       rng=np.random.default_rng(request.address[:4]),
-      strategy=strategy,
     ).turns()
     said = " ".join(next(turns).words)
     for found in _AFTER_SEARCH.finditer(context, prompt.end()):
@@ -141,13 +146,51 @@ def make(
           "Found a turn that the scripted expert did not write; it can "
           "continue only its own episodes, so they cannot branch."
         )
-      passages = None
-      if found[1] is not None:
-        passages = [
-          types.Passage("", title, words)
-          for title, words in _PASSAGE.findall(found[1])
-        ]
+      passages = None if found[1] is None else _passages(found[1])
       said = " ".join(turns.send(passages).words)
     return said
 
   return ScriptedEngine(say, codec), codec
+
+
+def best_turn(
+  best: optimum.Optimum, question: str, budget: int, context: str
+) -> str:
+  """Returns the best agent's next turn.
+
+  Args:
+    best: the agent.
+    question: its text.
+    budget: searches of the whole episode.
+    context: of the episode so far, with the searches of any agent.
+  """
+  start, *chain, _ = question.split()
+  found: dict[optimum.Fact, list[int]] = {}
+  made = _SEARCHED.findall(context)
+  for entity, wording, shown in made:
+    e = best.world.index[entity]
+    facts = [
+      (e, r)
+      for r in range(len(world_lib.RELATIONS))
+      if wording in world_lib.RELATIONS[r][:2]
+    ]
+    if wording == world_lib.VERDICT:
+      facts = [fact for fact, two in found.items() if fact[0] == e and two[1:]]
+    values = expert.values_of(_passages(shown), entity, (wording,))
+    found |= dict.fromkeys(facts, [best.world.index[v] for v in values])
+  move = best.moves(start, tuple(chain), budget - len(made), found)[0]
+  if move.fact:
+    entity = best.world.entities[move.fact[0]]
+    relation = world_lib.RELATIONS[move.fact[1]].name
+    return (
+      f"<think> need {entity} {relation} ; </think> "
+      f"<search> {entity} {move.wording} </search>"
+    )
+  chances = best.answers(start, tuple(chain), found)
+  value = best.world.entities[int(chances.argmax())]
+  return f"<think> found {value} ; </think> <answer> {value} </answer>"
+
+
+def _passages(shown: str) -> list[types.Passage]:
+  found = _PASSAGE.findall(shown)
+  return [types.Passage("", title, words) for title, words in found]

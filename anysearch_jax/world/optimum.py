@@ -1,20 +1,25 @@
-"""The best use of a search budget in the generated world, exactly.
+"""The best use of a search budget in the generated world.
 
-The agent reads the relations of a question, and knows the statistics of the
-world: how often each relation is in memory, how often that memory is right, how
-often a search misses or finds two values. What it searches is decided by
-dynamic programming over the facts that are left and the searches that are left.
+The agent knows what memory holds of every entity, and the statistics of the
+world: how often a memory is right, how often a search misses or finds two
+values. It may search the facts of a question in any order, and come back to a
+fact that it has passed by memory. It answers what is most likely by all that it
+knows, also where it has lost the chain.
+
+What it does is decided by dynamic programming. A state is a hop of the chain,
+the doubts that were left behind and the searches left. Its value is an array
+over the entities that may stand there; `Optimum` says what it neglects.
 
 `accuracy` is that of any exact agent on given questions, without playing them:
-a question names its snapshot, so everything that the agent sees is known. Only
-its guesses, and its choices between two values, are random. `forecasts` says
-how well the best agent can tell how many searches it will still make.
+a question names its snapshot, so everything that an agent sees is known.
+`forecasts` says how well the best agent can tell how many searches it will
+still make.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,167 +30,386 @@ from anysearch_jax.world import world as world_lib
 
 # Searching must be better by more than rounding errors.
 _TIE = 1e-9
+_BUDGET = 8  # Searches that are computed at once; more if more are asked for.
+_KEPT = 8000  # States that are kept, of about 50 KB each.
+
+Chain = tuple[str, ...]  # Names of relations.
+Fact = tuple[int, int]  # Indices of an entity and of a relation.
+# Kinds of doubt: a value is from memory; from memory, and a search missed it;
+# or one of the two that were found.
+_MEMORY, _MISSED, _CHOICE = "memory", "missed", "choice"
+# What was left behind: hops, ascending, and their kinds of doubt, in capitals
+# if a fact after the hop was found.
+_Doubts = tuple[tuple[int, str], ...]
 
 
 class Odds(NamedTuple):
-  """Probabilities of a relation's facts.
+  """What an agent knows of a relation's facts; n subjects, m possible values.
 
   Attributes:
-    known: memory holds the fact.
-    right: what memory holds is true.
-    guess: a guess is true.
-    twin: a fact that memory does not hold has a false twin.
+    subjects, values: their indices.
+    known: bool `[n]`, memory holds the fact.
+    memory: int `[n]`, which of the values; 0 if it does not.
+    right: P(a memory is right).
+    twin: `[n]`, P(a fact that memory does not hold has a false twin).
+    step: `[n, m]`, P(value) before any search.
   """
 
-  known: float
+  subjects: range
+  values: range
+  known: np.ndarray
+  memory: np.ndarray
   right: float
-  guess: float
-  twin: float
+  twin: np.ndarray
+  step: np.ndarray
+
+
+class Move(NamedTuple):
+  """A search, or the answer.
+
+  Attributes:
+    value: P(right answer) - price E[searches], if all that follows is best.
+    searches: `[L]`, P(0, 1, ... searches) from here on, this one included.
+    fact: that is searched; None: the answer.
+    wording: of the search.
+  """
+
+  value: float
+  searches: np.ndarray
+  fact: Fact | None = None
+  wording: str = ""
 
 
 class Optimum:
-  """A strategy that maximises P(right answer) - price E[searches].
+  """The agent that maximises P(right answer) - price E[searches].
 
-  A wrong value leads to a wrong answer, whatever follows: the few exceptions
-  are ignored. So is that some facts of one entity exclude each other's twins.
+  It searches for facts of the most likely chain only. Its values neglect that
+  an entity occurs once in a chain. Where it comes back to a fact and finds
+  another value, it forgets what it found after that fact, and takes the mean
+  over all m values, which is off by their spread / m. The answer is the most
+  likely one by all that was found.
 
   Args:
-    world: its statistics are the agent's.
+    world: its memory and its statistics are the agent's.
     price: of a search, >= 0, where a right answer is worth 1.
   """
 
   def __init__(self, world: world_lib.World, *, price: float = 0.0):
     if not price >= 0:
       raise ValueError(f"Found the price {price}; expected at least 0.")
-    self._price = price
-    self._odds = relation_odds(world)
-    self._values: dict[tuple[tuple[str, ...], int, float], float] = {}
+    self.world, self._price = world, price
+    self._odds, self._most = relation_odds(world), _BUDGET
+    self.play = functools.cache(self.play)  # type: ignore[method-assign]
+    self._forget()
 
-  def __call__(self, situation: expert.Situation) -> float:
-    """Returns 1 if searching is best in this situation, otherwise 0."""
-    if not situation.remaining:
-      return 0.0
-    decision, known, relations, searches, settled = situation
-    search, stop = self.options(
-      decision, known, relations, searches, self._confidence(settled)
-    )
-    return float(search > stop + _TIE)
+  def value(self, start: str, chain: Chain, searches: int) -> float:
+    """Returns the maximum, for the relations `chain` from an entity on."""
+    return self.moves(start, chain, searches, {})[0].value
 
-  def value(
-    self, relations: tuple[str, ...], searches: int, q: float = 1.0
-  ) -> float:
-    """Returns the maximum for a chain of facts with these searches left.
-
-    q is the probability that all is right so far; without a relation, it is
-    P(right answer).
-    """
-    if not relations:
-      return q
-    if q != 1 and not self._price:
-      return q * self.value(relations, searches)
-    key = relations, searches, q
-    if key not in self._values:
-      known = self._odds[relations[0]].known
-      self._values[key] = known * max(
-        self.options("known", True, relations, searches, q)
-      ) + (1 - known) * max(
-        self.options("unknown", False, relations, searches, q)
-      )
-    return self._values[key]
-
-  def options(
+  def moves(
     self,
-    decision: str,
-    known: bool,
-    relations: tuple[str, ...],
+    start: str,
+    chain: Chain,
     searches: int,
-    q: float = 1.0,
-  ) -> tuple[float, float]:
-    """Returns the maxima after searching and after not searching.
+    found: Mapping[Fact, Sequence[int]],
+  ) -> list[Move]:
+    """Returns what the agent may do, the best first.
 
     Args:
-      decision, known, relations: as in `expert.Situation`.
+      start, chain: the question.
       searches: that are left.
-      q: the probability that all facts before this one are settled rightly.
+      found: by fact that was searched: no value after a miss, two values until
+        the verdict is known, otherwise one.
     """
-    odds, rest = self._odds[relations[0]], relations[1:]
+    if searches > self._most or self._states > _KEPT:
+      self._most = max(self._most, searches)
+      self._forget()
+    return self._moves(self.world.index[start], (), (), chain, searches, found)
 
-    def best(decision: str, r: int) -> float:
-      return max(self.options(decision, known, relations, r, q))
+  def answers(
+    self, start: str, chain: Chain, found: Mapping[Fact, Sequence[int]]
+  ) -> np.ndarray:
+    """Returns P(right answer) of each entity, `[E]`; arguments: see `moves`."""
+    chances = np.zeros(len(self.world.entities))
+    chances[self.world.index[start]] = 1
+    for name in chain:
+      odds = self._odds[name]
+      step = odds.step.copy()
+      for (entity, r), values in found.items():
+        if values and r == world_lib.INDEX[name]:
+          row = step[entity - odds.subjects.start]
+          row[:] = 0
+          row[np.array(values) - odds.values.start] = 1 / len(values)
+      after = chances[odds.subjects] @ step
+      chances = np.zeros_like(chances)
+      chances[odds.values] = after
+    return chances
 
-    def found(r: int) -> float:
-      one = self.value(rest, r, q)
-      if known:
-        return one
-      return (1 - odds.twin) * one + odds.twin * best("conflict", r)
+  def play(
+    self, name: str, budget: int
+  ) -> tuple[float, list[tuple[np.ndarray, int]]]:
+    """Plays the question with this id.
 
-    sure = odds.right if known else odds.guess
-    if decision == "conflict":
-      sure = 0.5
-    stop = self.value(rest, searches, q * sure)
-    if not searches:
-      return -np.inf, stop
-    match decision:
-      case "conflict":
-        search = self.value(rest, searches - 1, q)
-      case "miss":
-        search = found(searches - 1)
-      case _:
-        search = (1 - world_lib.ALTERNATIVE) * found(searches - 1)
-        search += world_lib.ALTERNATIVE * best("miss", searches - 1)
-    return search - self._price, stop
+    Returns:
+      1 if the answer is right, otherwise 0; and P(0, 1, ... more searches) with
+      the number of more searches, before the first search and after every one
+      while the budget allows another.
+    """
+    snapshot, start, chain, answer = _asked(self.world, name)
+    found: dict[Fact, tuple[int, ...]] = {}
+    told: list[np.ndarray] = []
+    for left in range(budget, -1, -1):
+      move = self.moves(start, chain, left, found)[0]
+      told.append(move.searches)
+      if not move.fact:
+        break
+      found[move.fact] = searched(snapshot, move.fact, move.wording)
+    made = len(told) - 1
+    right = self.answers(start, chain, found).argmax() == answer
+    return float(right), [(p, made - i) for i, p in enumerate(told[:budget])]
 
-  def _confidence(self, settled: tuple[tuple[str, str], ...]) -> float:
-    """Returns P(all values so far are right)."""
-    if not self._price:
-      return 1.0  # The best decisions then do not depend on it.
-    q = 1.0
-    for relation, how in settled:
-      _, right, guess, _ = self._odds[relation]
-      q *= {"found": 1.0, "recall": right, "guess": guess, "choice": 0.5}[how]
-    return q
+  def _forget(self) -> None:
+    self._states = 0
+    for name in ("_ends", "_value", "_best", "_fresh", "_found"):
+      method = getattr(type(self), name).__get__(self)
+      setattr(self, name, functools.cache(method))
+
+  def _moves(
+    self,
+    entity: int,
+    facts: tuple[Fact, ...],
+    doubts: _Doubts,
+    chain: Chain,
+    searches: int,
+    found: Mapping[Fact, Sequence[int]],
+  ) -> list[Move]:
+    """Returns the moves, with the facts of the chain up to this entity."""
+    hop, missed = len(facts), False
+    if hop < len(chain):
+      odds = self._odds[chain[hop]]
+      fact = entity, world_lib.INDEX[chain[hop]]
+      facts = (*facts, fact)
+      place, values = entity - odds.subjects.start, found.get(fact)
+      missed = values is not None
+      more = doubts
+      if values:
+        choice = ((hop, _CHOICE),) if len(values) > 1 else ()
+        more = (*_passed(doubts), *choice)
+      elif odds.known[place]:
+        values = (odds.values[odds.memory[place]],)
+        if odds.right < 1:
+          more = (*doubts, (hop, _MISSED if missed else _MEMORY))
+      if values:
+        return max(
+          (self._moves(v, facts, more, chain, searches, found) for v in values),
+          key=lambda moves: moves[0].value,
+        )
+    else:
+      place = entity - self._odds[chain[-1]].values.start
+    made = []
+    options = self._options(chain, doubts, hop, missed)
+    for at, rows in options.items():
+      value, *follow = rows[searches, place]
+      if at < 0:
+        made.append(Move(value, np.array(follow)))
+      elif searches:
+        relation = world_lib.RELATIONS[facts[at][1]]
+        wording = relation[:2][facts[at] in found]
+        if dict(doubts).get(at, "").lower() == _CHOICE:
+          wording = world_lib.VERDICT
+        made.append(Move(value, np.array(follow), facts[at], wording))
+    best = made[0]
+    for move in made[1:]:
+      best = move if move.value > best.value + _TIE else best
+    return [best, *(move for move in made if move is not best)]
+
+  # Below, rows are `[L + 1, n, L + 2]`, by the searches left and by the entity
+  # at a hop: the value, and P(0, ... L more searches).
+
+  def _options(
+    self, chain: Chain, doubts: _Doubts, at: int, missed: bool
+  ) -> dict[int, np.ndarray]:
+    """Returns the rows of the answer, -1, and of a search for a hop's fact.
+
+    Memory does not hold the fact of hop `at`, or this is the chain's end.
+    """
+    self._states += 1
+    stop = self._stop(chain, doubts, at)
+    rows = np.zeros((self._most + 1, len(stop), self._most + 2))
+    rows[..., 0], rows[..., 1] = stop, 1
+    options = {-1: rows}
+
+    miss = world_lib.ALTERNATIVE
+    if at < len(chain):
+      here = _shift(chain, doubts, at)
+      found = self._found(*here)
+      if not missed:
+        found = (1 - miss) * found + miss * self._best(*here, True)
+      options[at] = self._before(found)
+    for i, (hop, kind) in enumerate(doubts):
+      before, after = doubts[:i], doubts[i + 1 :]
+      kept = self._kept(chain, (hop, kind))
+      found = (1 - kept) * self._fresh(*_shift(chain, before, hop + 1))
+      sure = _shift(chain, (*_passed(before), *after), at)
+      found = found + kept * self._best(*sure, missed)
+      if kind.lower() == _MEMORY:
+        other = _MISSED if kind == _MEMORY else _MISSED.upper()
+        again = (*before, (hop, other), *after)
+        other_rows = self._best(chain, again, at, missed)
+        found = (1 - miss) * found + miss * other_rows
+      options[hop] = self._before(found)
+    return options
+
+  def _stop(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
+    """Returns P(right) of the most likely answer `[n]`."""
+    right, others = 1.0, np.zeros(())
+    for doubt in doubts:
+      kept = self._kept(chain, doubt)
+      mean = self._ends(chain[-1:], chain[doubt[0] + 1 :])[1]
+      others = others + right * (1 - kept) * mean
+      right *= kept
+    return (right * self._ends(chain[-1:], chain[at:])[0] + others).max(1)
+
+  def _ends(self, last: Chain, chain: Chain) -> tuple[np.ndarray, np.ndarray]:
+    """Returns P(final value) `[n, m]` without a search, and its mean `[m]`."""
+    odds = self._odds[(chain or last)[0]]
+    ends = np.eye(len(odds.values))
+    if chain:
+      ends = odds.step @ self._ends(last, chain[1:])[0]
+    return ends, ends.mean(0)
+
+  def _kept(self, chain: Chain, doubt: tuple[int, str]) -> float:
+    """Returns P(a value is right), or else any value is as likely as another.
+
+    Where nothing was found after it, those others include the value itself.
+    """
+    hop, kind = doubt
+    right = 0.5 if kind.lower() == _CHOICE else self._odds[chain[hop]].right
+    m = len(self._odds[chain[hop]].values)
+    return right if kind.isupper() else (m * right - 1) / (m - 1)
+
+  def _best(
+    self, chain: Chain, doubts: _Doubts, at: int, missed: bool
+  ) -> np.ndarray:
+    best, *others = self._options(chain, doubts, at, missed).values()
+    for rows in others:
+      best = np.where(rows[..., :1] > best[..., :1] + _TIE, rows, best)
+    return best
+
+  def _value(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
+    """Returns the best rows, with or without a memory of the fact at a hop."""
+    if at == len(chain):
+      return self._best(chain, doubts, at, False)
+    odds = self._odds[chain[at]]
+    more = (*doubts, (at, _MEMORY)) if odds.right < 1 else doubts
+    rows = self._value(*_shift(chain, more, at + 1))[:, odds.memory]
+    if odds.known.all():
+      return rows
+    return np.where(
+      odds.known[:, None], rows, self._best(*_shift(chain, doubts, at), False)
+    )
+
+  def _fresh(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
+    """Returns the mean over all entities at a hop `[L + 1, 1, L + 2]`."""
+    return self._value(chain, doubts, at).mean(1, keepdims=True)
+
+  def _found(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
+    """Returns the rows after a search that has found the fact at a hop."""
+    doubts = _passed(doubts)
+    one = _shift(chain, doubts, at + 1)
+    go = self._value(*_shift(chain, (*doubts, (at, _CHOICE)), at + 1))
+    ask = self._before(self._value(*one))
+    n = go.shape[1]
+    # Of two values, the agent goes on with the better one, or asks for the
+    # verdict first. Weights are those of each value, over all pairs.
+    order = np.argsort(-go[..., 0], axis=1, kind="stable")
+    rank = np.argsort(order, axis=1)
+    better = rank[:, :, None] < rank[:, None]
+    asks = ask[:, :, None, 0] + ask[:, None, :, 0]
+    asks = better & (asks / 2 > go[:, :, None, 0] + _TIE)
+    pairs = n * (n - 1) / 2
+    weights = (asks.sum(1) + asks.sum(2)) / (2 * pairs)
+    two = weights[:, None] @ np.where(weights[..., None] > 0, ask, 0)
+    two = two + ((better & ~asks).sum(2) / pairs)[:, None] @ go
+    twin = self._odds[chain[at]].twin[:, None]
+    return (1 - twin) * self._fresh(*one) + twin * two
+
+  def _before(self, rows: np.ndarray) -> np.ndarray:
+    """Returns the rows before a search, of those after it."""
+    out = np.zeros_like(rows)
+    out[1:, :, 0] = rows[:-1, :, 0] - self._price
+    out[1:, :, 2:] = rows[:-1, :, 1:-1]
+    out[0, :, 0] = -np.inf
+    return out
 
 
-def search_unknown(situation: expert.Situation) -> float:
-  """Searches for every fact that memory does not hold, until it is certain."""
-  return float(not situation.known)
+def _passed(doubts: _Doubts) -> _Doubts:
+  """Marks doubts: a fact after them was found."""
+  return tuple((hop, kind.upper()) for hop, kind in doubts)
 
 
-def search_everything(situation: expert.Situation) -> float:
-  """Searches for every fact, until it is certain."""
-  del situation
-  return 1.0
+def _shift(
+  chain: Chain, doubts: _Doubts, at: int
+) -> tuple[Chain, _Doubts, int]:
+  """Leaves out the hops before the first doubt, but not the last relation."""
+  first = min(doubts[0][0] if doubts else at, len(chain) - 1)
+  doubts = tuple((hop - first, kind) for hop, kind in doubts)
+  return chain[first:], doubts, at - first
 
 
 def relation_odds(world: world_lib.World) -> dict[str, Odds]:
-  """Returns the statistics of each relation, over the training snapshots."""
-  snapshots = [world.snapshot(i) for i in world.split_snapshots("train")]
+  """Returns what an agent knows of each relation."""
+  snapshot = world.snapshot(0)
+  count = ((snapshot.values >= 0) & ~world.known).sum(1)
+  # Of the facts in random order, the first of each entity get twins until
+  # enough have one: those within this share of the facts.
+  shares = np.linspace(0, 1, 10001)
+  twins = (1 - (1 - shares[:, None]) ** count).sum(1)
+  share = np.interp((snapshot.twins >= 0).sum(), twins, shares)
+  twin = (1 - (1 - share) ** count) / np.maximum(count, 1)
   odds = {}
   for r, relation in enumerate(world_lib.RELATIONS):
-    subjects = np.array(world.members[relation.subject])
+    subjects = world.members[relation.subject]
+    values = world.members[relation.object]
     known = world.known[subjects, r]
-    twins = np.stack([s.twins[subjects, r] >= 0 for s in snapshots])
-    unknown = twins[:, ~known]
+    memory = np.where(known, world.memory[subjects, r] - values.start, 0)
+    m = len(values)
+    right = world.reliability(relation.name)
+    step = np.full((len(subjects), m), 1 / m)
+    step[known] = (1 - right) / (m - 1)
+    step[known, memory[known]] = right
     odds[relation.name] = Odds(
-      known=float(known.mean()),
-      right=world.reliability(relation.name),
-      guess=1 / len(world.members[relation.object]),
-      twin=float(unknown.mean()) if unknown.size else 0.0,
+      subjects, values, known, memory, right, twin[subjects], step
     )
   return odds
 
 
+def searched(
+  snapshot: world_lib.Snapshot, fact: Fact, wording: str
+) -> tuple[int, ...]:
+  """Returns the values that a search for a fact finds, in their order."""
+  relation = world_lib.RELATIONS[fact[1]]
+  value, twin = int(snapshot.values[fact]), int(snapshot.twins[fact])
+  if wording == world_lib.VERDICT:
+    return (value,)
+  if wording != relation[int(snapshot.alternative[fact])]:
+    return ()
+  if twin < 0:
+    return (value,)
+  return (twin, value) if snapshot.twin_first[fact] else (value, twin)
+
+
 def accuracy(
   world: world_lib.World,
-  strategy: expert.Strategy,
+  agent: expert.ExpertConfig | Optimum,
   ids: Iterable[str],
   budgets: Sequence[int],
 ) -> np.ndarray:
   """Returns P(right answer) of an agent for each question and budget.
 
-  The world's memory is the agent's. It searches again after a miss and
-  verifies two values if the strategy, which returns 0 or 1, says so; it makes
-  no search that the budget does not allow.
+  The world's memory is the agent's. It is the best one, or an expert whose
+  probabilities are 0 or 1, and which makes no search that the budget does not
+  allow.
 
   Returns:
     float64 `[N, B]`, in [0, 1], of N `ids` and B `budgets`.
@@ -193,62 +417,61 @@ def accuracy(
   Raises:
     ValueError: an id is not that of a question of the world.
   """
-  found = [_right(world, strategy, name, budgets) for name in ids]
+  ids = list(ids)
+  if isinstance(agent, Optimum):
+    # Chains with equal ends share states.
+    for name in sorted(ids, key=lambda name: name.split("-")[::-1]):
+      for budget in budgets:
+        agent.play(name, budget)
+    found = [[agent.play(name, b)[0] for b in budgets] for name in ids]
+  else:
+    strategy = agent.strategy(world)
+    found = [_right(world, strategy, name, budgets) for name in ids]
   return np.array(found, dtype=float).reshape(-1, len(budgets))
 
 
 def forecasts(
   best: Optimum, ids: Iterable[str], budgets: Sequence[int]
 ) -> np.ndarray:
-  """Returns how well the best agent, without a price, forecasts its searches.
+  """Returns how well the best agent forecasts its searches.
 
-  It forecasts when `evaluation.forecast` does; its situation then tells it the
-  distribution of the searches that follow.
+  It forecasts when `evaluation.forecast` does, by the distribution of the
+  searches that follow in its state.
 
   Returns:
-    float64 `[N, B, 3]`: the expected number of forecasts, of those that hold,
-    and the sum of their widths, by the world's statistics and the relations of
-    N `ids`, at B `budgets`.
+    float64 `[N, B, 3]`: the number of forecasts, of those that hold, and the
+    sum of their widths, of N `ids` at B `budgets`.
   """
-  chains = [tuple(name.rpartition("/")[2].split("-")) for name in ids]
-  # A state's array has these three numbers, of the forecasts that follow, and
-  # P(0, 1, ... more searches); a fact takes up to three.
-  end = np.zeros(4 + 3 * max(map(len, chains), default=0))
-  end[3] = 1
 
-  def told(state: np.ndarray, left: int) -> np.ndarray:
-    low, high = forecast.interval(state[3:])
-    own = 1, state[3 + low : 4 + high].sum(), high - low
-    return np.append(state[:3] + own, state[3:]) if left else state
+  def sums(name: str, budget: int) -> np.ndarray:
+    own = np.zeros(3)
+    for chances, made in best.play(name, budget)[1]:
+      low, high = forecast.interval(chances)
+      own += np.array([1, low <= made <= high, high - low])
+    return own
 
-  @functools.cache
-  def start(relations: tuple[str, ...], left: int, tells: bool) -> np.ndarray:
-    if not relations:
-      return told(end, left if tells else 0)
-    p = best._odds[relations[0]].known
-    return p * ahead("known", True, relations, left, tells) + (1 - p) * ahead(
-      "unknown", False, relations, left, tells
-    )
+  found = [sums(name, budget) for name in ids for budget in budgets]
+  return np.array(found).reshape(-1, len(budgets), 3)
 
-  @functools.cache
-  def ahead(
-    decision: str, known: bool, rest: tuple[str, ...], left: int, tells: bool
-  ) -> np.ndarray:
-    search, stop = best.options(decision, known, rest, left)
-    state = start(rest[1:], left - (search > stop + _TIE), search > stop + _TIE)
-    if search > stop + _TIE:
-      twin, miss = best._odds[rest[0]].twin * (not known), world_lib.ALTERNATIVE
-      if decision != "conflict" and twin:
-        found = ahead("conflict", known, rest, left - 1, True)
-        state = twin * found + (1 - twin) * state
-      if decision in ("known", "unknown"):
-        found = ahead("miss", known, rest, left - 1, True)
-        state = miss * found + (1 - miss) * state
-      state = np.append(state[:3], np.roll(state[3:], 1))
-    return told(state, left if tells else 0)
 
-  found = [[start(chain, b, True)[:3] for b in budgets] for chain in chains]
-  return np.array(found, dtype=float).reshape(-1, len(budgets), 3)
+def _asked(
+  world: world_lib.World, name: str
+) -> tuple[world_lib.Snapshot, str, Chain, int]:
+  """Returns the snapshot, the chain and the answer of the question of an id."""
+  try:
+    _, index, start, chain = name.split("/")
+    names = tuple(chain.split("-"))
+    relations = [world_lib.INDEX[word] for word in names]
+    snapshot, answer = world.snapshot(int(index)), world.index[start]
+  except (KeyError, ValueError):
+    raise ValueError(
+      f"Found the question {name!r}; expected one of the generated world, such "
+      "as held-out/38/bedur/river-mouth-mayor. The evaluation's config.json "
+      "names another world."
+    ) from None
+  for relation in relations:
+    answer = int(snapshot.values[answer, relation])
+  return snapshot, start, names, answer
 
 
 def _right(
@@ -258,38 +481,23 @@ def _right(
   budgets: Sequence[int],
 ) -> list[float]:
   """Returns P(right answer) to the question with this id, by budget."""
-  try:
-    _, index, start, chain = name.split("/")
-    names = tuple(chain.split("-"))
-    relations = [world_lib.INDEX[word] for word in names]
-    snapshot, first = world.snapshot(int(index)), world.index[start]
-  except (KeyError, ValueError):
-    raise ValueError(
-      f"Found the question {name!r}; expected one of the generated world, such "
-      "as held-out/34/bedur/river-mouth-mayor. The evaluation's config.json "
-      "names another world."
-    ) from None
-  answer = first
-  for relation in relations:
-    answer = int(snapshot.values[answer, relation])
+  snapshot, start, names, answer = _asked(world, name)
 
   @functools.cache
-  def after(hop: int, entity: int, left: int, settled: tuple) -> float:
+  def after(hop: int, entity: int, left: int) -> float:
     """Returns P(right answer) from an entity on, with `left` searches."""
-    if hop == len(relations):
+    if hop == len(names):
       return float(entity == answer)
-    place = entity, relations[hop]
+    place = entity, world_lib.INDEX[names[hop]]
     known = bool(world.known[place])
 
     def searches(decision: str) -> bool:
-      here = expert.Situation(decision, known, names[hop:], left, settled)
+      here = expert.Situation(decision, known, names[hop:], left)
       return left > 0 and strategy(here) > 0
 
-    def mean(how: str, values: Iterable[int]) -> float:
+    def mean(values: Iterable[int]) -> float:
       """Returns the mean over values of equal probability."""
-      # Without searches left, nothing depends on how facts were settled.
-      now = (*settled, (names[hop], how)) if left else ()
-      return float(np.mean([after(hop + 1, int(v), left, now) for v in values]))
+      return float(np.mean([after(hop + 1, int(v), left) for v in values]))
 
     found = searches("known" if known else "unknown")
     left -= found
@@ -298,15 +506,13 @@ def _right(
       left -= found
     if not found:
       if known:
-        return mean("recall", [world.memory[place]])
-      kind = world_lib.RELATIONS[relations[hop]].object
-      return mean("guess", world.members[kind])
+        return mean([world.memory[place]])
+      kind = world_lib.RELATIONS[place[1]].object
+      return mean(world.members[kind])
     values = [snapshot.values[place], snapshot.twins[place]]
-    if values[1] < 0:
-      return mean("found", values[:1])
-    if searches("conflict"):
-      left -= 1
-      return mean("found", values[:1])
-    return mean("choice", values)
+    sure = values[1] < 0
+    if not sure and searches("conflict"):
+      left, sure = left - 1, True
+    return mean(values[:1] if sure else values)
 
-  return [after(0, first, budget, ()) for budget in budgets]
+  return [after(0, world.index[start], budget) for budget in budgets]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ QUESTIONS = WORLD.questions("held-out", 1000, 3)
 AGENTS = {
   "optimum": optimum.Optimum(WORLD),
   "priced": optimum.Optimum(WORLD, price=0.05),
-  "unknown": optimum.search_unknown,
-  "everything": optimum.search_everything,
+  "unknown": expert.UNKNOWN_ONLY,
+  "everything": expert.EVERYTHING,
 }
 
 
@@ -42,97 +41,6 @@ def of(hops, **fact):
   ]
   assert found
   return found
-
-
-KINDS = ("known", "unknown", "miss", "conflict")
-
-
-def odds(relation):
-  """Counts P(known) and P(twin | unknown) from the world's snapshots."""
-  r = world_lib.INDEX[relation]
-  snapshots = [WORLD.snapshot(i) for i in WORLD.split_snapshots("train")]
-  applies = snapshots[0].values[:, r] >= 0
-  known = WORLD.known[applies, r]
-  twins = [(s.twins[applies, r] >= 0)[~known] for s in snapshots]
-  return known.mean(), np.mean(twins)
-
-
-def situation(decision, *relations, remaining=3, settled=()):
-  known = decision == "known"
-  return expert.Situation(decision, known, relations, remaining, settled)
-
-
-def test_decisions_by_hand():
-  best = optimum.Optimum(WORLD)
-  assert best(situation("known", "country")) == 0  # Always right.
-  assert best(situation("known", "mayor")) == 1  # Right half of the time.
-  assert best(situation("known", "mayor", remaining=0)) == 0
-  # The only search is worth most where there is no memory.
-  few = ("river", "mouth")
-  assert best(situation("known", *few, remaining=1)) == 0
-  assert best(situation("unknown", *few, remaining=2)) == 1
-  assert best(situation("conflict", "river", remaining=1)) == 1
-  assert best(situation("miss", "river", remaining=1)) == 1
-
-
-def test_a_price_is_paid_only_for_what_it_buys():
-  known = situation("known", "river")  # A search adds .2 to being right.
-  assert optimum.Optimum(WORLD, price=0.1)(known) == 1
-  assert optimum.Optimum(WORLD, price=0.25)(known) == 0
-  # After a guess, the chain is most likely lost.
-  lost = situation("known", "river", settled=(("mayor", "guess"),))
-  assert optimum.Optimum(WORLD, price=0.1)(lost) == 0
-  assert optimum.Optimum(WORLD)(lost) == 1
-  assert optimum.Optimum(WORLD, price=2).value(("mayor", "river"), 8) == (
-    pytest.approx(optimum.Optimum(WORLD).value(("mayor", "river"), 0))
-  )
-
-
-def enumerated(tables, relations, searches, price):
-  """The value of the best of `tables`: (decision, searches left) -> 0 or 1."""
-
-  def value(table, rest, r, q):
-    if not rest:
-      return q
-    relation, after = rest[0], rest[1:]
-    p_known, twin = odds(relation)
-    right = WORLD.reliability(relation)
-    guess = 1 / len(WORLD.objects(relation))
-
-    def step(decision, known, r):
-      if not (r and table[len(rest), decision, r]):
-        if decision == "conflict":
-          return value(table, after, r, q / 2)
-        return value(table, after, r, q * (right if known else guess))
-      if decision == "conflict":
-        return value(table, after, r - 1, q) - price
-      found = value(table, after, r - 1, q)
-      if not known:
-        found *= 1 - twin
-        found += twin * step("conflict", known, r - 1)
-      if decision == "miss":
-        return found - price
-      missed = step("miss", known, r - 1)
-      return (1 - MISS) * found + MISS * missed - price
-
-    return p_known * step("known", True, r) + (1 - p_known) * step(
-      "unknown", False, r
-    )
-
-  return max(value(table, relations, searches, 1.0) for table in tables)
-
-
-@pytest.mark.parametrize("price", [0.0, 0.15])
-def test_no_table_of_decisions_is_better(price):
-  keys = list(itertools.product((1,), KINDS, (1, 2)))
-  tables = [
-    dict(zip(keys, bits)) for bits in itertools.product((0, 1), repeat=8)
-  ]
-  for relation, searches in itertools.product(("mayor", "river"), (1, 2)):
-    best = optimum.Optimum(WORLD, price=price).value((relation,), searches)
-    assert best == pytest.approx(
-      enumerated(tables, (relation,), searches, price), abs=1e-12
-    )
 
 
 def test_accuracy_of_one_fact_by_hand():
@@ -155,50 +63,71 @@ def test_accuracy_of_one_fact_by_hand():
     )
 
 
-def simulated(relations, searches, rng):
-  """Yields what the optimum knows at each forecast, and the searches made."""
-  made, told = 0, True
-  for i, relation in enumerate(relations):
-    p_known, twin = odds(relation)
-    known = rng.random() < p_known
-    decision = "known" if known else "unknown"
-    while decision:
-      left = searches - made
-      here = expert.Situation(decision, known, relations[i:], left, ())
-      if told and left:
-        yield here, made
-      told = bool(AGENTS["optimum"](here))
-      made += told
-      missed = decision in ("known", "unknown") and rng.random() < MISS
-      twins = not (known or missed or decision == "conflict")
-      twins = twins and rng.random() < twin
-      decision = told and ("miss" if missed else "conflict" if twins else "")
-  if told and made < searches:
-    yield "end", made
-  yield "over", made
+def move(chain, searches=3, found=(), price=0.0, **like):
+  """Returns the best move for a chain from an entity of which this is true."""
+  best = AGENTS["priced"] if price else AGENTS["optimum"]
+  r = world_lib.INDEX[chain[0]]
+  known = like.get("known", True)
+  subjects = WORLD.members[world_lib.RELATIONS[r].subject]
+  entity = next(e for e in subjects if WORLD.known[e, r] == known)
+  fact = entity, r
+  found = {fact: found} if found != () or like.get("missed") else {}
+  return best.moves(WORLD.entities[entity], chain, searches, found)[0]
 
 
-def test_forecasts_of_the_optimum_by_hand_and_by_simulation():
-  ids = ["dev/0/x/country", "dev/0/x/mayor-river"]
-  rng = np.random.default_rng(5)
-  found = optimum.forecasts(AGENTS["optimum"], ids, (0, 1, 2, 4))
-  known, _ = odds("country")
-  # What memory holds needs no search. The others need one, and another after
-  # a miss or two values, which is not known before.
+def test_moves_by_hand():
+  assert not move(("country",)).fact  # Memory is always right.
+  assert move(("mayor",)).wording == "mayor"  # It is right half of the time.
+  assert not move(("mayor",), 0).fact
+  assert move(("mayor",), known=False).wording == "mayor"
+  assert move(("mayor",), known=False, missed=True).wording == "governs"
+  two = tuple(WORLD.members["person"][:2])
+  assert move(("mayor",), 1, two, known=False).wording == "verdict"
+  done = move(("mayor",), 8, two[:1])
+  assert (done.value, done.fact, done.searches[0]) == (1, None, 1)
+  # A search of a memory of `river` adds .65 * .2 to being right.
+  sure = move(("river",), 1)
+  assert sure.value == pytest.approx(0.8 + (1 - MISS) * 0.2)
+  assert move(("river",), 1, price=0.05).value == pytest.approx(
+    sure.value - 0.05
+  )
+  with pytest.raises(ValueError, match="price -1"):
+    optimum.Optimum(WORLD, price=-1)
+
+
+def test_it_comes_back_to_a_memory_with_the_searches_that_are_left():
+  """`river` is right in .8; the facts of `mouth` are known or are not."""
+  rivers, r = WORLD.members["river"], world_lib.INDEX["river"]
+  unknown = [
+    c
+    for c in WORLD.members["city"]
+    if WORLD.known[c, r]
+    and not WORLD.known[WORLD.memory[c, r], world_lib.INDEX["mouth"]]
+  ]
+  river = WORLD.memory[unknown[0], r]
+  start, chain = WORLD.entities[unknown[0]], ("river", "mouth")
+  best = AGENTS["optimum"]
+  mouth = river, world_lib.INDEX["mouth"]
+  assert river in rivers
+  assert best.moves(start, chain, 2, {})[0].fact == mouth
+  found = {mouth: (WORLD.members["city"][0],)}
+  back = best.moves(start, chain, 1, found)[0]
+  assert back.fact == (unknown[0], r)
+  assert back.value > 0.8
+
+
+def test_forecasts_are_of_the_searches_that_follow():
+  ids = [q.id for q in QUESTIONS if q.metadata["hops"] <= 2][:60]
+  best = AGENTS["optimum"]
+  found = optimum.forecasts(best, ids, (0, 2, 3))
   assert (found[:, 0] == 0).all()
-  np.testing.assert_allclose(found[0, 1], [1, 1, 0])
-  np.testing.assert_allclose(found[0, 2], [2 - known, 2 - known, 1 - known])
-  follow = {}
-  for _ in range(8000):
-    *moments, (_, made) = simulated(("mayor", "river"), 4, rng)
-    for state, before in moments:
-      follow.setdefault(state, []).append(made - before)
-  sums = np.zeros(3)
-  for values in follow.values():
-    low, high = np.quantile(values, [0.1, 0.9], method="inverted_cdf")
-    held = [low <= value <= high for value in values]
-    sums += len(values), sum(held), len(values) * (high - low)
-  np.testing.assert_allclose(found[1, 3], sums / 8000, rtol=0.02)
+  told = [each for name in ids for each in best.play(name, 3)[1]]
+  assert found[:, 2, 0].sum() == len(told)
+  expected = sum(chances @ np.arange(len(chances)) for chances, _ in told)
+  assert sum(made for _, made in told) == pytest.approx(expected, rel=0.2)
+  for chances, made in told:
+    assert chances.sum() == pytest.approx(1)
+    assert chances[made] > 0
 
 
 @pytest.mark.parametrize(
@@ -221,7 +150,8 @@ def test_another_question_is_refused(name):
 )
 def test_play_has_the_computed_accuracy(tmp_path, name, agent):
   """Held-out questions, as `launch.evaluate --scripted=NAME` plays them."""
-  budgets, seeds, questions = (0, 1, 3, 8), (1, 2, 3, 4), QUESTIONS[:25]
+  budgets, seeds = (0, 1, 3, 8), (1, 2, 3, 4)
+  questions = [q for q in QUESTIONS if q.metadata["hops"] <= 4][:25]
   config = dataclasses.replace(
     # The expert's decisions depend on the scaffold.
     configured(budgets=budgets, seeds=seeds, scaffold=agent is None),
