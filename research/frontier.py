@@ -2,13 +2,9 @@
 
     python -m research.frontier --rows=anysearch,priced,search_r1_greedy
 
-Of all agents, `optimum.Optimum` with price p has the largest V(p) = A - p S,
-where A is its accuracy and S its mean number of searches. V is convex, and its
-slope is -S, so that both follow from V alone:
-
-    S = -V'(p)        A = V(p) + p S
-
-Over all prices, these points are the upper edge of what any agent can reach.
+`optimum.Optimum` with price p has the largest V(p) = A - p S of all agents, but
+for what it neglects; A is its accuracy and S its mean number of searches. Over
+all prices, these points are the upper edge of what any agent can reach.
 Prints, over all budgets of at least 1, each row's accuracy and mean searches,
 and what the best agents reach: the largest accuracy of any agent that searches
 as much, and the most right answers per search of any agent that is as accurate.
@@ -28,10 +24,9 @@ from absl import app, flags
 import anysearch_jax as aj
 from research import outcomes
 
-Chain = tuple[str, ...]
-# V is linear between a few prices, so the step has no error but at those.
-_STEP = 1e-6
-PRICES = (0.0, *np.geomspace(0.01, 0.3, 14))
+# The first entity of a question and its relations.
+Asked = tuple[str, tuple[str, ...]]
+PRICES = (0.0, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3)
 _HEAD = (
   f"{'':34}{'accuracy':>9}{'searches':>9}{'TP':>7}{'best':>9}{'best TP':>9}"
 )
@@ -46,25 +41,30 @@ class Point(NamedTuple):
 
 def points(
   world: aj.World,
-  chains: Mapping[Chain, int],
+  asked: Mapping[Asked, int],
   budgets: Sequence[int],
   prices: Sequence[float] = PRICES,
 ) -> list[Point]:
-  """Returns the best agent of each price.
+  """Returns the best agent of each price; 600 questions take a minute each.
 
   Args:
-    world: its statistics are the agents'.
-    chains: relations of the questions, and how many questions have them.
+    world: its memory and its statistics are the agents'.
+    asked: the questions, and how often each is asked.
     budgets: the budgets that every question is asked at, pooled.
     prices: of a search, ascending, where a right answer is worth 1.
   """
   found = []
   for price in prices:
-    low = max(price - _STEP, 0)
-    ends = [_value(world, chains, budgets, p) for p in (low, price + _STEP)]
-    searches = (ends[0] - ends[1]) / (price + _STEP - low)
-    middle = ends[0] - (price - low) * searches
-    found.append(Point(middle + price * searches, searches))
+    best = aj.optimum.Optimum(world, price=price)
+    sums = np.zeros(2)
+    # Chains with equal ends share what is computed.
+    for start, chain in sorted(asked, key=lambda each: each[1][::-1]):
+      for budget in budgets:
+        move = best.moves(start, chain, budget, {})[0]
+        made = float(move.searches @ np.arange(len(move.searches)))
+        sums += asked[start, chain] * np.array([move.value, made])
+    value, made = (sums / (sum(asked.values()) * len(budgets))).tolist()
+    found.append(Point(value + price * made, made))
   return found
 
 
@@ -90,22 +90,6 @@ def searches(found: Sequence[Point], accuracy: float) -> float:
   return float(np.interp(accuracy, edge[:, 0], edge[:, 1], right=np.inf))
 
 
-def _value(
-  world: aj.World,
-  chains: Mapping[Chain, int],
-  budgets: Sequence[int],
-  price: float,
-) -> float:
-  """Returns V(price), the mean over questions and budgets."""
-  best = aj.optimum.Optimum(world, price=price)
-  total = sum(
-    count * best.value(chain, budget)
-    for chain, count in chains.items()
-    for budget in budgets
-  )
-  return total / (sum(chains.values()) * len(budgets))
-
-
 def define_flags() -> None:
   flags.DEFINE_string(
     "outcomes", "research/evidence/ablations.jsonl", "Of research.study."
@@ -129,13 +113,14 @@ def main(argv: Sequence[str]) -> None:
   world = aj.World()
   questions = world.evaluation_questions(first.right.shape[1])
   budgets = [b for b in first.budgets if b >= 1]
-  chains = collections.Counter(tuple(q.text.split()[1:-1]) for q in questions)
-  edge = points(world, chains, budgets)
+  words = [q.text.split()[:-1] for q in questions]
+  asked = collections.Counter((start, tuple(rest)) for start, *rest in words)
+  edge = points(world, asked, budgets)
   print(_HEAD)
   for name in f.rows:
-    asked = np.asarray(found[name][0].budgets) >= 1
-    right = float(np.mean([one.right[asked] for one in found[name]]))
-    made = float(np.mean([one.searches[asked] for one in found[name]]))
+    some = np.asarray(found[name][0].budgets) >= 1
+    right = float(np.mean([one.right[some] for one in found[name]]))
+    made = float(np.mean([one.searches[some] for one in found[name]]))
     print(
       f"{name:34}{right:9.3f}{made:9.2f}{right / made:7.3f}"
       f"{accuracy(edge, made):9.3f}{right / searches(edge, right):9.3f}"

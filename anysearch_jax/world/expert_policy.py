@@ -181,9 +181,8 @@ def best_turn(
   move = best.moves(start, tuple(chain), budget - len(made), found)[0]
   if move.fact:
     entity = best.world.entities[move.fact[0]]
-    relation = world_lib.RELATIONS[move.fact[1]].name
     return (
-      f"<think> need {entity} {relation} ; </think> "
+      f"<think> need {entity} {move.relation} ; </think> "
       f"<search> {entity} {move.wording} </search>"
     )
   chances = best.answers(start, tuple(chain), found)

@@ -70,13 +70,14 @@ class Move(NamedTuple):
   Attributes:
     value: P(right answer) - price E[searches], if all that follows is best.
     searches: `[L]`, P(0, 1, ... searches) from here on, this one included.
-    fact: that is searched; None: the answer.
+    fact: that is searched, of this relation; None: the answer.
     wording: of the search.
   """
 
   value: float
   searches: np.ndarray
   fact: Fact | None = None
+  relation: str = ""
   wording: str = ""
 
 
@@ -163,7 +164,9 @@ class Optimum:
       told.append(move.searches)
       if not move.fact:
         break
-      found[move.fact] = searched(snapshot, move.fact, move.wording)
+      query = f"{self.world.entities[move.fact[0]]} {move.wording}"
+      shown = seen(self.world, snapshot, query)
+      found[move.fact] = shown[move.fact, move.wording]
     made = len(told) - 1
     right = self.answers(start, chain, found).argmax() == answer
     return float(right), [(p, made - i) for i, p in enumerate(told[:budget])]
@@ -213,11 +216,11 @@ class Optimum:
       if at < 0:
         made.append(Move(value, np.array(follow)))
       elif searches:
-        relation = world_lib.RELATIONS[facts[at][1]]
-        wording = relation[:2][facts[at] in found]
+        name = chain[at]
+        wording = world_lib.RELATIONS[facts[at][1]][:2][facts[at] in found]
         if dict(doubts).get(at, "").lower() == _CHOICE:
           wording = world_lib.VERDICT
-        made.append(Move(value, np.array(follow), facts[at], wording))
+        made.append(Move(value, np.array(follow), facts[at], name, wording))
     best = made[0]
     for move in made[1:]:
       best = move if move.value > best.value + _TIE else best
@@ -384,19 +387,26 @@ def relation_odds(world: world_lib.World) -> dict[str, Odds]:
   return odds
 
 
-def searched(
-  snapshot: world_lib.Snapshot, fact: Fact, wording: str
-) -> tuple[int, ...]:
-  """Returns the values that a search for a fact finds, in their order."""
-  relation = world_lib.RELATIONS[fact[1]]
-  value, twin = int(snapshot.values[fact]), int(snapshot.twins[fact])
-  if wording == world_lib.VERDICT:
-    return (value,)
-  if wording != relation[int(snapshot.alternative[fact])]:
-    return ()
-  if twin < 0:
-    return (value,)
-  return (twin, value) if snapshot.twin_first[fact] else (value, twin)
+def seen(
+  world: world_lib.World, snapshot: world_lib.Snapshot, query: str
+) -> dict[tuple[Fact, str], tuple[int, ...]]:
+  """Returns the values that a search shows in this order, by fact and wording.
+
+  Without both a subject and a relation it returns nothing.
+  """
+  subject, _, word = world.searched(query).partition(" ")
+  found: dict[tuple[Fact, str], tuple[int, ...]] = {}
+  for r, relation in enumerate(world_lib.RELATIONS if word else ()):
+    fact = world.index[subject], r
+    value, twin = int(snapshot.values[fact]), int(snapshot.twins[fact])
+    if word == world_lib.VERDICT and twin >= 0:
+      found[fact, word] = (value,)
+    elif value >= 0 and word in relation[:2]:
+      values = (value,) if twin < 0 else (value, twin)
+      hit = word == relation[int(snapshot.alternative[fact])]
+      first = -1 if snapshot.twin_first[fact] else 1
+      found[fact, word] = values[::first] if hit else ()
+  return found
 
 
 def accuracy(

@@ -6,7 +6,7 @@ import collections
 
 import numpy as np
 import pytest
-from exact_agents import WORLD, played
+from exact_agents import WORLD, best_played
 
 import anysearch_jax as aj
 from research import frontier
@@ -14,37 +14,39 @@ from research import frontier
 MISS = 0.35  # Of first searches.
 
 
-def one_fact(price):
+def one_fact(entity, price):
   """P(right) and searches of the best agent for `river`, with one search."""
   odds = aj.optimum.relation_odds(WORLD)["river"]
-  agents = []
-  for weight, stop, search in (
-    (odds.known, odds.right, 1 - MISS + MISS * odds.right),
-    (
-      1 - odds.known,
-      odds.guess,
-      (1 - MISS) * (1 - odds.twin / 2) + MISS * odds.guess,
-    ),
-  ):
-    asks = search - price > stop
-    agents.append((weight * (search if asks else stop), weight * asks))
-  return tuple(np.sum(agents, axis=0))
+  at = odds.subjects.index(entity)
+  stop, search = 1 / len(odds.values), 0.0
+  if odds.known[at]:
+    stop = odds.right
+    search = 1 - MISS + MISS * stop
+  else:
+    search = (1 - MISS) * (1 - odds.twin[at] / 2) + MISS * stop
+  asks = search - price > stop
+  return (search if asks else stop), asks
 
 
 @pytest.mark.parametrize("price", [0.0, 0.05, 0.12, 0.3, 0.9])
 def test_one_fact_by_hand(price):
-  (found,) = frontier.points(WORLD, {("river",): 3}, [1], [price])
-  assert found == pytest.approx(one_fact(price), abs=1e-6)
+  cities = aj.optimum.relation_odds(WORLD)["river"].subjects[:6]
+  asked = {(WORLD.entities[e], ("river",)): 3 for e in cities}
+  (found,) = frontier.points(WORLD, asked, [1], [price])
+  expected = np.mean([one_fact(e, price) for e in cities], axis=0)
+  assert found == pytest.approx(tuple(expected), abs=1e-6)
 
 
 def test_play_has_the_computed_means():
-  price, budgets, n = 0.06, (2, 5), 200
-  questions = WORLD.questions("held-out", n, 2024)
+  price, n = 0.06, 200
+  questions = WORLD.questions("held-out", 2 * n, 2024)
+  questions = [q for q in questions if q.metadata["hops"] <= 3][:n]
   best = aj.optimum.Optimum(WORLD, price=price)
-  chains = collections.Counter(tuple(q.text.split()[1:-1]) for q in questions)
-  for budget in budgets:
-    (expected,) = frontier.points(WORLD, chains, [budget], [price])
-    rows = [played(q, budget, best, seed) for seed, q in enumerate(questions)]
+  words = [q.text.split()[:-1] for q in questions]
+  asked = collections.Counter((start, tuple(rest)) for start, *rest in words)
+  for budget in (2, 5):
+    (expected,) = frontier.points(WORLD, asked, [budget], [price])
+    rows = [best_played(q, budget, best) for q in questions]
     for name, value in zip(("em", "searches"), expected, strict=True):
       found = [row[name] for row in rows]
       error = np.std(found) / np.sqrt(n)
@@ -52,8 +54,12 @@ def test_play_has_the_computed_means():
 
 
 def test_the_edge_rises_and_is_concave():
-  chains = {("employer", "founder"): 2, ("mayor",): 1}
-  found = frontier.points(WORLD, chains, range(1, 9))
+  person, city = (WORLD.members[kind][0] for kind in ("person", "city"))
+  asked = {
+    (WORLD.entities[person], ("employer", "founder")): 2,
+    (WORLD.entities[city], ("mayor",)): 1,
+  }
+  found = frontier.points(WORLD, asked, range(1, 9))
   searches = np.array([p.searches for p in found])
   accuracy = np.array([p.accuracy for p in found])
   assert (np.diff(searches) <= 1e-6).all()
@@ -64,8 +70,8 @@ def test_the_edge_rises_and_is_concave():
     if fewer > 1e-3:
       slope = (accuracy[i - 1] - accuracy[i]) / fewer
       assert frontier.PRICES[i - 1] - 1e-3 < slope < frontier.PRICES[i] + 1e-3
-  at = float(searches[10])
-  assert frontier.accuracy(found, at) == pytest.approx(float(accuracy[10]))
-  assert frontier.searches(found, float(accuracy[10])) == pytest.approx(at)
+  at = float(searches[5])
+  assert frontier.accuracy(found, at) == pytest.approx(float(accuracy[5]))
+  assert frontier.searches(found, float(accuracy[5])) == pytest.approx(at)
   assert frontier.searches(found, 0.9999) == np.inf
   assert frontier.accuracy(found, 99.0) == pytest.approx(float(accuracy[0]))
