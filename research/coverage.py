@@ -62,9 +62,7 @@ class Design:
 
 
 def _drawn(
-  design: Design,
-  draw: Callable[[int], np.ndarray],
-  rng: np.random.Generator,
+  design: Design, draw: Callable[[int], np.ndarray], rng: np.random.Generator
 ) -> np.ndarray:
   """Draws a value of each question; some take that of their cluster."""
   own = draw(design.clusters * design.size)

@@ -69,7 +69,6 @@ def of(
       it was asked more than once.
   """
   found: dict[tuple[int, str], list[tuple[bool, int]]] = {}
-  cluster_of: dict[str, str] = {}
   for one in episodes:
     if one["outcome"] == "failed":
       raise ValueError(
@@ -77,7 +76,6 @@ def of(
         "evaluation again, which plays it again."
       )
     cell = one["budget"], one["question_id"]
-    cluster_of[one["question_id"]] = aj.cluster_of(one)
     found.setdefault(cell, []).append((one["em"] > 0, one["searches"]))
   budgets = sorted({budget for budget, _ in found})
   ids = sorted({question for _, question in found})
@@ -93,7 +91,7 @@ def of(
     for part in (0, 1)
   )
   # A cluster's name begins the ids of its questions, which are sorted.
-  clusters = [len([*own]) for _, own in itertools.groupby(ids, cluster_of.get)]
+  clusters = [len([*own]) for _, own in itertools.groupby(ids, aj.cluster_of)]
   return Outcomes(
     *(row, seed, settings, digest(ids), tuple(clusters), tuple(budgets)),
     *(right, searches),

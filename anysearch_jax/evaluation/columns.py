@@ -288,9 +288,7 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
       [names.index(sets[index[name]]) for name in order], dtype=np.int64
     ),
     cluster_of=np.unique(
-      np.array(
-        [_cluster_of(name, sets[index[name]]) for name in order], object
-      ),
+      np.array([cluster_of(name, sets[index[name]]) for name in order], object),
       return_inverse=True,
     )[1],
     runs=tuple(runs),
@@ -423,19 +421,15 @@ def dataset_of(episode: Episode) -> str:
   return known or _WORLD
 
 
-def cluster_of(episode: Episode) -> str:
-  """Returns the name of the cluster of an episode's question.
+def cluster_of(question: str, dataset: str = _WORLD) -> str:
+  """Returns the name of the cluster of a question, by its id.
 
   Questions of one snapshot of the generated world share its memories, right and
-  wrong ones, so they are one cluster: `held-out/38/entity/relations` is of
-  `held-out/38`. Any other question is a cluster of its own, named by its id.
+  wrong ones: `held-out/38/entity/relations` is of the cluster `held-out/38`.
+  Any other question is a cluster of its own, named by its id.
   """
-  return _cluster_of(str(episode["question_id"]), dataset_of(episode))
-
-
-def _cluster_of(name: str, dataset: str) -> str:
-  found = _OF_A_SNAPSHOT.match(name) if dataset == _WORLD else None
-  return found[0] if found else name
+  found = _OF_A_SNAPSHOT.match(question) if dataset == _WORLD else None
+  return found[0] if found else question
 
 
 def asks_for(query: str, fact: Mapping[str, Any]) -> bool:

@@ -220,7 +220,6 @@ class Difference:
       paper.
     budget: None: all B >= 1 pooled.
     n: number of pairs of episodes.
-    questions: number of questions that they are of.
     trainings: number of trainings of each row.
     estimate: ours minus theirs. The interval covers the choice of questions
       and, for a row of several trainings, that of trainings; a row of one
@@ -242,7 +241,6 @@ class Difference:
   dataset: str | None
   budget: int | None
   n: int
-  questions: int
   trainings: tuple[int, int]
   estimate: inference.Estimate
   detectable: float | None
@@ -306,8 +304,9 @@ def _compared(
   sets = [None, *(first.datasets if several else ())]
   by_set = {None: pairs} | pairs.by_dataset()
   cells = [
-    (dataset, budget, *_counts(by_set[dataset], budget))
+    (dataset, budget, int((at >= 1 if budget is None else at == budget).sum()))
     for dataset, budget in itertools.product(sets, (None, *first.budgets))
+    for at in [by_set[dataset].ours.budget]
   ]
   return [
     Difference(
@@ -347,13 +346,6 @@ def _by_seed(
   if by_set.shape[1] > 1:
     together = np.concatenate([together, by_set], axis=1)
   return tuple(map(int, seeds)), together.reshape(len(seeds), -1)
-
-
-def _counts(pairs: Pairs, budget: int | None) -> tuple[int, int]:
-  """Returns the numbers of pairs and of questions of a cell."""
-  at = pairs.ours.budget
-  mask = at >= 1 if budget is None else at == budget
-  return int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
 
 
 def _defined(value: float) -> float | None:

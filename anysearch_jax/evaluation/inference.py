@@ -17,9 +17,9 @@ trainings that agree by chance would leave 0:
     V = V_R + max(V_G - V_E, 0)
 
 The quantile of sqrt(V) is the mean of Student's for R - 1 and for G - 1 degrees
-of freedom, weighted by the two parts (Cochran and Cox 1957). It is a little too
-large where both parts matter. Satterthwaite's degrees of freedom are too many
-with three trainings: equal methods would differ in .07 of the cases.
+of freedom, weighted by the two parts (Cochran and Cox 1957): a little too large
+where both parts matter. With Satterthwaite's degrees of freedom, equal methods
+of three trainings would differ in .07 of the cases.
 
 With one training nothing is known about others: the interval then covers the
 choice of questions and the policy's own draws, and is of this policy only.
@@ -277,70 +277,51 @@ Parts = tuple[tuple[float, float], ...]
 
 
 def variance(found: Linear) -> list[Parts]:
-  """Returns the parts of each number's variance, those above 0.
+  """Returns the parts of each number's variance, those that are not 0.
 
-  That of the clusters contains the interaction (of trainings with questions,
+  That between clusters contains the interaction (of trainings with questions,
   with that of evaluation seeds inside it) only where a row has one training.
   The parts of different strata, and of independent trainings, are one.
   """
-  between, inside = zip(
-    *(_trainings(found, found.group == g) for g in np.unique(found.group)),
-    strict=True,
-  )
-  asked = _clusters(found, np.sum(inside, axis=0))
-  kinds = [_together(*zip(*kind, strict=True)) for kind in (asked, between)]
-  numbers = np.stack([x for kind in kinds for x in kind], axis=1).tolist()
-  return [
-    tuple(part for part in ((a, b), (c, d)) if not part[0] == 0)
-    for a, b, c, d in numbers
-  ]
-
-
-def _clusters(
-  found: Linear, interaction: np.ndarray
-) -> list[tuple[np.ndarray, int]]:
-  """Returns the variance between clusters of each stratum, and its freedom.
-
-  `interaction`, float `[D, S]`, is subtracted.
-  """
-  out = []
-  for scores, one, whole, shared in zip(
-    found.cluster, found.answer, found.answers, interaction, strict=True
+  groups = [found.group == group for group in np.unique(found.group)]
+  several = [own for own in groups if own.sum() > 1]
+  nothing = np.zeros(len(found.value))
+  trained = [_jackknife(found.run[own]) for own in several] or [(nothing, 1)]
+  asked = []
+  for scores, both, one, whole in zip(
+    found.cluster, found.both, found.answer, found.answers, strict=True
   ):
-    n = len(scores)
-    if n < 2:
-      out.append((np.full(len(found.value), np.nan), 1))
-      continue
-    spread = (n - 1) / n * ((scores - scores.mean(axis=0)) ** 2).sum(axis=0)
+    spread, freedom = _jackknife(scores)
     # Two answers that change, one for the better and one for the worse, keep
     # an interval open where few questions vary (after Bonett and Price 2012);
     # where none varies, all answers to a question may change together.
     change = np.where(spread > 0, one, whole)
-    out.append((np.maximum(spread - shared, 0.0) + 2 * change**2, n - 1))
-  return out
+    shared = sum((_interaction(both[own]) for own in several), nothing)
+    asked.append((np.maximum(spread - shared, 0.0) + 2 * change**2, freedom))
+  kinds = [_together(*zip(*kind, strict=True)) for kind in (asked, trained)]
+  numbers = np.stack([x for kind in kinds for x in kind], axis=1).tolist()
+  return [
+    tuple(part for part in ((a, b), (c, d)) if part[0] != 0)
+    for a, b, c, d in numbers
+  ]
 
 
-def _trainings(
-  found: Linear, own: np.ndarray
-) -> tuple[tuple[np.ndarray, int], np.ndarray]:
-  """Returns the variance between a method's trainings with its freedom.
+def _jackknife(scores: np.ndarray) -> tuple[np.ndarray, int]:
+  """Returns the variance from `[N, S]` scores, and its degrees of freedom."""
+  n = len(scores)
+  if n < 2:
+    return np.full(scores.shape[1], np.nan), 1
+  gap = scores - scores.mean(axis=0)
+  return (n - 1) / n * (gap**2).sum(axis=0), n - 1
 
-  Then the interaction in each stratum, float `[D, S]`.
-  """
-  count = int(own.sum())
-  if count < 2:
-    nothing = np.zeros((len(found.both), len(found.value)))
-    return (nothing[0], 1), nothing
-  runs = found.run[own]
-  spread = ((runs - runs.mean(axis=0)) ** 2).sum(axis=0) * (count - 1) / count
-  interaction = []
-  for scores in found.both:
-    n = scores.shape[1]
-    inner = scores[own] - scores[own].mean(axis=0)
-    inner = inner - inner.mean(axis=1, keepdims=True)
-    scale = count / (count - 1) * n / max(n - 1, 1)
-    interaction.append(scale * (inner**2).sum(axis=(0, 1)))
-  return (spread, count - 1), np.array(interaction)
+
+def _interaction(both: np.ndarray) -> np.ndarray:
+  """Returns the variance from `[R, G, S]` scores of trainings on clusters."""
+  runs, n, _ = both.shape
+  inner = both - both.mean(axis=0)
+  inner = inner - inner.mean(axis=1, keepdims=True)
+  scale = runs / (runs - 1) * n / max(n - 1, 1)
+  return scale * (inner**2).sum(axis=(0, 1))
 
 
 def _together(

@@ -158,6 +158,8 @@ def measure(
   system = labels[0] if rows else training[0].label
   named = _groups(rows, groups)
   known = [*labels, *(run.label for run in training), *paired]
+  free = not any(np.nansum(row.columns.cost) for row in rows)
+  tested = [m for m in comparison.MEASURES if not (free and m == "cost")]
   compared = {}
   for row in rows[1:]:
     pairs = comparison.pair(rows[0], row)
@@ -173,7 +175,7 @@ def measure(
     surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
     differences={
-      name: _differences(members)
+      name: comparison.pairwise(members, tested)
       for name, (_, members) in named.items()
       if len(members) > 1
     },
@@ -207,13 +209,3 @@ def _groups(
     name = f"{name}_{len(found)}" if name in found else name
     found[name] = (WORDS["groups"].get(title, title), together)
   return found
-
-
-def _differences(
-  rows: Sequence[metrics.Row],
-) -> Sequence[comparison.Difference]:
-  """Compares every two rows of a group: a family of tests."""
-  free = not any(np.nansum(row.columns.cost) for row in rows)
-  return comparison.pairwise(
-    rows, [m for m in comparison.MEASURES if not (free and m == "cost")]
-  )

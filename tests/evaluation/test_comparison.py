@@ -151,7 +151,6 @@ def test_every_seed_is_reported():
   size = {"questions": 40, "budgets": (0, 2, 5), "seeds": (7, 3)}
   rows = _rows("a", "b", sets=("musique", "nq"), **size)
   found = _by_cell(_pairwise(rows, "accuracy", "tp"))
-  assert found["accuracy", None, 2].n > found["accuracy", None, 2].questions
   for place, seed in enumerate((3, 7)):
     alone = [
       metrics.Row(r.label, tuple(e for e in r.episodes if e["seed"] == seed))

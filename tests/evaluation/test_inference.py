@@ -266,13 +266,6 @@ def test_boundary_counts_a_question_once(rate):
   assert found.estimate.low < found.estimate.high
 
 
-def test_copies_of_a_question_do_not_narrow_a_rate():
-  em = np.random.default_rng(0).integers(0, 2, (1, 90))
-  (one,) = inference.rates(_rates(em, np.ones((1, 90))))
-  (four,) = inference.rates(_rates(4 * em, np.full((1, 90), 4.0)))
-  np.testing.assert_allclose(four.estimate, one.estimate)
-
-
 def test_rates_of_trainings_that_differ_are_wider():
   em = np.random.default_rng(0).random((3, 400))
   alike = (em < 0.5).astype(float)
