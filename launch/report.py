@@ -256,7 +256,7 @@ def _best(
   """Returns `[N, B, 4]`: P(right answer) of the best agent, its forecasts."""
   world = parts.made_world(data)
   best = optimum.Optimum(world)
-  right = optimum.accuracy(world, best, ids, budgets)[..., None]
+  right = optimum.accuracy(best, ids, budgets)[..., None]
   return np.append(right, optimum.forecasts(best, ids, budgets), axis=-1)
 
 

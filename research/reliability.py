@@ -55,8 +55,11 @@ def costs_of_trust(rho: float, questions: int) -> float:
   world = aj.World(0, rho)
   ids = [q.id for q in world.evaluation_questions(questions)]
   best, trusting = (
-    aj.optimum.accuracy(world, agent, ids, BUDGETS).mean()
-    for agent in (aj.optimum.Optimum(world), aj.optimum.search_unknown)
+    aj.optimum.accuracy(agent, ids, BUDGETS).mean()
+    for agent in (
+      aj.optimum.Optimum(world),
+      aj.optimum.Thorough(world, known=False),
+    )
   )
   return float(best - trusting)
 

@@ -117,10 +117,6 @@ SCAFFOLDED = ExpertConfig(
   change_slope=1.2,
   slack_slope=0.4,
 )
-# Search, within the budget, every fact until it is certain; or those facts that
-# memory does not hold.
-EVERYTHING = ExpertConfig(1, 1, 1, 1, 0, 0, 0)
-UNKNOWN_ONLY = dataclasses.replace(EVERYTHING, p_search_known=0)
 
 
 class Turn(NamedTuple):

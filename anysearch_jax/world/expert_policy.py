@@ -9,7 +9,8 @@
 * `unknown_only`: searches for every fact that memory does not hold.
 * `everything`: searches for every fact.
 
-The last two search again after a miss, and verify two values.
+The last two search again after a miss, and verify two values; all but `expert`
+answer what is most likely by all that they know.
 """
 
 from __future__ import annotations
@@ -76,12 +77,6 @@ class ScriptedEngine:
     """Does nothing: this engine keeps no cache."""
 
 
-# By name; None: as in the demonstrations.
-_EXPERTS: dict[str, expert.ExpertConfig | None] = {
-  "expert": None,
-  "unknown_only": expert.UNKNOWN_ONLY,
-  "everything": expert.EVERYTHING,
-}
 NAMES = ("expert", "optimum", "unknown_only", "everything")
 
 
@@ -99,8 +94,11 @@ def named(
       f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
       "module:function."
     )
+  if kind == "expert":
+    return make(world)
   if kind != "optimum":
-    return make(world, _EXPERTS[kind])
+    thorough = optimum.Thorough(world, known=kind == "everything")
+    return make(world, thorough)
   try:
     return make(world, optimum.Optimum(world, price=float(price or 0)))
   except ValueError as error:
@@ -111,13 +109,13 @@ def named(
 
 def make(
   world: world_lib.World,
-  agent: expert.ExpertConfig | optimum.Optimum | None = None,
+  agent: optimum.Optimum | None = None,
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of an agent, and the tokenizer of its world.
 
   The engine keeps no state between turns: in each turn it replays the episode
-  from the context, with the same random numbers. The agent is the best one, or
-  an expert; None: that of the demonstrations.
+  from the context, with the same random numbers. Without an agent, it is that
+  of the expert of the demonstrations.
   """
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
@@ -128,15 +126,15 @@ def make(
         f"Found the context {context[:80]!r}, expected the prompt of a "
         "question of the world (episode.prompts 'world')."
       )
-    if isinstance(agent, optimum.Optimum):
-      return best_turn(agent, prompt[3], int(prompt[2]), context)
+    if agent:
+      return turn(agent, prompt[3], int(prompt[2]), context)
     config = expert.SCAFFOLDED if prompt[1] else expert.PLAIN
     turns = expert.Expert(
       types.Question("", prompt[3], ()),
       world=world,
       budget=int(prompt[2]),
       scaffold=bool(prompt[1]),
-      config=agent or config,
+      config=config,
       rng=np.random.default_rng(request.address[:4]),
     ).turns()
     said = " ".join(next(turns).words)
@@ -153,13 +151,13 @@ def make(
   return ScriptedEngine(say, codec), codec
 
 
-def best_turn(
-  best: optimum.Optimum, question: str, budget: int, context: str
+def turn(
+  agent: optimum.Optimum, question: str, budget: int, context: str
 ) -> str:
-  """Returns the best agent's next turn.
+  """Returns the next turn of an agent.
 
   Args:
-    best: the agent.
+    agent: the best one, or another.
     question: its text.
     budget: searches of the whole episode.
     context: of the episode so far, with the searches of any agent.
@@ -168,7 +166,7 @@ def best_turn(
   found: dict[optimum.Fact, list[int]] = {}
   made = _SEARCHED.findall(context)
   for entity, wording, shown in made:
-    e = best.world.index[entity]
+    e = agent.world.index[entity]
     facts = [
       (e, r)
       for r in range(len(world_lib.RELATIONS))
@@ -177,16 +175,16 @@ def best_turn(
     if wording == world_lib.VERDICT:
       facts = [fact for fact, two in found.items() if fact[0] == e and two[1:]]
     values = expert.values_of(_passages(shown), entity, (wording,))
-    found |= dict.fromkeys(facts, [best.world.index[v] for v in values])
-  move = best.moves(start, tuple(chain), budget - len(made), found)[0]
+    found |= dict.fromkeys(facts, [agent.world.index[v] for v in values])
+  move = agent.moves(start, tuple(chain), budget - len(made), found)[0]
   if move.fact:
-    entity = best.world.entities[move.fact[0]]
+    entity = agent.world.entities[move.fact[0]]
     return (
       f"<think> need {entity} {move.relation} ; </think> "
       f"<search> {entity} {move.wording} </search>"
     )
-  chances = best.answers(start, tuple(chain), found)
-  value = best.world.entities[int(chances.argmax())]
+  chances = agent.answers(start, tuple(chain), found)
+  value = agent.world.entities[int(chances.argmax())]
   return f"<think> found {value} ; </think> <answer> {value} </answer>"
 
 

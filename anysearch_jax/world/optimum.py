@@ -10,10 +10,9 @@ What it does is decided by dynamic programming. A state is a hop of the chain,
 the doubts that were left behind and the searches left. Its value is an array
 over the entities that may stand there; `Optimum` says what it neglects.
 
-`accuracy` is that of any exact agent on given questions, without playing them:
-a question names its snapshot, so everything that an agent sees is known.
-`forecasts` says how well the best agent can tell how many searches it will
-still make.
+A question names its snapshot, so everything that an agent sees is known:
+`accuracy` is computed without a retriever. `forecasts` says how well the best
+agent can tell how many searches it will still make.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from anysearch_jax.evaluation import forecast
-from anysearch_jax.world import expert
 from anysearch_jax.world import world as world_lib
 
 # Searching must be better by more than rounding errors.
@@ -346,6 +344,41 @@ class Optimum:
     return out
 
 
+class Thorough(Optimum):
+  """An agent that searches for one fact after another, until it is certain.
+
+  Args:
+    world: see `Optimum`.
+    known: whether it also searches for what memory holds.
+  """
+
+  def __init__(self, world: world_lib.World, *, known: bool):
+    super().__init__(world)
+    self._known = known
+
+  def moves(
+    self,
+    start: str,
+    chain: Chain,
+    searches: int,
+    found: Mapping[Fact, Sequence[int]],
+  ) -> list[Move]:
+    """Returns the one move that it makes; it has no value."""
+    entity = self.world.index[start]
+    for name in chain if searches else ():
+      fact = entity, world_lib.INDEX[name]
+      values, memory = found.get(fact), int(self.world.memory[fact])
+      if values and len(values) == 1:
+        entity = values[0]
+      elif memory >= 0 and not self._known:
+        entity = memory
+      else:
+        wording = world_lib.RELATIONS[fact[1]][:2][values is not None]
+        wording = world_lib.VERDICT if values else wording
+        return [Move(np.nan, np.ones(1), fact, name, wording)]
+    return [Move(np.nan, np.ones(1))]
+
+
 def _passed(doubts: _Doubts) -> _Doubts:
   """Marks doubts: a fact after them was found."""
   return tuple((hop, kind.upper()) for hop, kind in doubts)
@@ -410,33 +443,22 @@ def seen(
 
 
 def accuracy(
-  world: world_lib.World,
-  agent: expert.ExpertConfig | Optimum,
-  ids: Iterable[str],
-  budgets: Sequence[int],
+  agent: Optimum, ids: Iterable[str], budgets: Sequence[int]
 ) -> np.ndarray:
-  """Returns P(right answer) of an agent for each question and budget.
-
-  The world's memory is the agent's. It is the best one, or an expert whose
-  probabilities are 0 or 1, and which makes no search that the budget does not
-  allow.
+  """Returns whether an agent answers each question rightly at each budget.
 
   Returns:
-    float64 `[N, B]`, in [0, 1], of N `ids` and B `budgets`.
+    float64 `[N, B]`, 0 or 1, of N `ids` and B `budgets`.
 
   Raises:
-    ValueError: an id is not that of a question of the world.
+    ValueError: an id is not that of a question of the agent's world.
   """
   ids = list(ids)
-  if isinstance(agent, Optimum):
-    # Chains with equal ends share states.
-    for name in sorted(ids, key=lambda name: name.split("-")[::-1]):
-      for budget in budgets:
-        agent.play(name, budget)
-    found = [[agent.play(name, b)[0] for b in budgets] for name in ids]
-  else:
-    strategy = agent.strategy(world)
-    found = [_right(world, strategy, name, budgets) for name in ids]
+  # Chains with equal ends share states.
+  for name in sorted(ids, key=lambda name: name.split("-")[::-1]):
+    for budget in budgets:
+      agent.play(name, budget)
+  found = [[agent.play(name, b)[0] for b in budgets] for name in ids]
   return np.array(found, dtype=float).reshape(-1, len(budgets))
 
 
@@ -482,47 +504,3 @@ def _asked(
   for relation in relations:
     answer = int(snapshot.values[answer, relation])
   return snapshot, start, names, answer
-
-
-def _right(
-  world: world_lib.World,
-  strategy: expert.Strategy,
-  name: str,
-  budgets: Sequence[int],
-) -> list[float]:
-  """Returns P(right answer) to the question with this id, by budget."""
-  snapshot, start, names, answer = _asked(world, name)
-
-  @functools.cache
-  def after(hop: int, entity: int, left: int) -> float:
-    """Returns P(right answer) from an entity on, with `left` searches."""
-    if hop == len(names):
-      return float(entity == answer)
-    place = entity, world_lib.INDEX[names[hop]]
-    known = bool(world.known[place])
-
-    def searches(decision: str) -> bool:
-      here = expert.Situation(decision, known, names[hop:], left)
-      return left > 0 and strategy(here) > 0
-
-    def mean(values: Iterable[int]) -> float:
-      """Returns the mean over values of equal probability."""
-      return float(np.mean([after(hop + 1, int(v), left) for v in values]))
-
-    found = searches("known" if known else "unknown")
-    left -= found
-    if found and snapshot.alternative[place]:
-      found = searches("miss")
-      left -= found
-    if not found:
-      if known:
-        return mean([world.memory[place]])
-      kind = world_lib.RELATIONS[place[1]].object
-      return mean(world.members[kind])
-    values = [snapshot.values[place], snapshot.twins[place]]
-    sure = values[1] < 0
-    if not sure and searches("conflict"):
-      left, sure = left - 1, True
-    return mean(values[:1] if sure else values)
-
-  return [after(0, world.index[start], budget) for budget in budgets]

@@ -6,7 +6,7 @@ import collections
 
 import numpy as np
 import pytest
-from exact_agents import WORLD, best_played
+from exact_agents import WORLD, played
 
 import anysearch_jax as aj
 from research import frontier
@@ -46,7 +46,7 @@ def test_play_has_the_computed_means():
   asked = collections.Counter((start, tuple(rest)) for start, *rest in words)
   for budget in (2, 5):
     (expected,) = frontier.points(WORLD, asked, [budget], [price])
-    rows = [best_played(q, budget, best) for q in questions]
+    rows = [played(q, budget, best) for q in questions]
     for name, value in zip(("em", "searches"), expected, strict=True):
       found = [row[name] for row in rows]
       error = np.std(found) / np.sqrt(n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 import pytest
-from exact_agents import NOTHING, WORLD, best_played, played, record
+from exact_agents import WORLD, played, record
 
 import anysearch_jax as aj
 from research import lost_accuracy as lib
@@ -42,7 +42,7 @@ def one_fact(**like):
 def test_the_best_agent_loses_by_luck_alone(budget):
   total = 0.0
   for question in QUESTIONS:
-    kinds = by_kind(losses(best_played(question, budget, BEST)))
+    kinds = by_kind(losses(played(question, budget, BEST)))
     assert set(kinds) == {lib.LUCK}
     total += kinds[lib.LUCK]
   # The mean over questions; a question's deviation is below .5.
@@ -50,13 +50,16 @@ def test_the_best_agent_loses_by_luck_alone(budget):
 
 
 def test_agents_that_search_too_much_or_too_little_lose_by_that():
-  for config, kind, other in (
-    (aj.expert.EVERYTHING, lib.TOO_MANY, lib.TOO_FEW),
-    (NOTHING, lib.TOO_FEW, lib.TOO_MANY),
+  for known, kind, other in (
+    (True, lib.TOO_MANY, lib.TOO_FEW),
+    (False, lib.TOO_FEW, lib.TOO_MANY),
   ):
-    found = collections.Counter()
-    for seed, question in enumerate(QUESTIONS[:150]):
-      found += by_kind(losses(played(question, 3, config, seed)))
+    agent, found = (
+      aj.optimum.Thorough(WORLD, known=known),
+      collections.Counter(),
+    )
+    for question in QUESTIONS[:150]:
+      found += by_kind(losses(played(question, 3, agent)))
     assert found[kind] + found[lib.WORSE] > 1 > found[other]
 
 

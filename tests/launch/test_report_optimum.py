@@ -43,7 +43,7 @@ def test_a_row_is_held_against_the_optimum_of_its_world(seed, tmp_path):
   questions = world.questions("held-out", 12, 0)
   found = report.with_optimum(row_of(questions), [folder, folder]).columns
   agent, at = optimum.Optimum(world), (found.budget == 2).astype(int)
-  best = optimum.accuracy(world, agent, found.ids.tolist(), (0, 2))
+  best = optimum.accuracy(agent, found.ids.tolist(), (0, 2))
   np.testing.assert_allclose(found.optimum, best[found.question, at])
   ahead = optimum.forecasts(agent, found.ids.tolist(), (0, 2))
   np.testing.assert_allclose(found.forecasts, ahead[found.question, at])

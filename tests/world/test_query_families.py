@@ -134,7 +134,7 @@ def short(count, split="held-out"):
 
 
 def computed(questions, budgets, best=BEST):
-  return optimum.accuracy(WORLD, best, [q.id for q in questions], budgets)
+  return optimum.accuracy(best, [q.id for q in questions], budgets)
 
 
 def test_no_family_of_queries_beats_the_optimum_and_the_shortcut_did():
