@@ -12,8 +12,9 @@ With V, the optimum's value before the first search,
 
     V - reward = losses of decisions + luck
 
-exactly, and luck is 0 on average. Prints these means by budget for each row,
-without the budget of 0 searches in the pooled column.
+exactly, and luck is 0 on average. V - losses is therefore `expected`, what the
+policy earns without the luck of passages and answers. Prints these means by
+budget for each row, without the budget of 0 searches in the pooled column.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KINDS = (STOP, REPEAT, CHEAP, DEAR, SILENT, LOUD, OTHER, SLIP, LUCK)
 def lost(record: Mapping[str, Any]) -> dict[str, float]:
   """Returns what an episode of `episodes.jsonl` loses, by `KINDS`.
 
-  Also returns its `reward` and V, `optimum`: the losses sum to V - reward.
+  Also returns its `reward`, V as `optimum`, and `expected`.
   """
   m, left = record["metadata"], record["budget"]
   found = dict.fromkeys(KINDS, 0.0)
@@ -73,8 +74,9 @@ def lost(record: Mapping[str, Any]) -> dict[str, float]:
     reward += world.ABSTAIN
   reward += record["em"]
   value = optimum.value(start.belief(), start.left)
-  found[LUCK] = value - reward - sum(found.values())
-  return found | {"reward": reward, "optimum": value}
+  expected = value - sum(found.values())
+  found[LUCK] = expected - reward
+  return found | {"reward": reward, "optimum": value, "expected": expected}
 
 
 def _end(
@@ -157,15 +159,23 @@ def table(rows: Sequence[Row]) -> str:
         text += f" +- {pooled.std(ddof=1):.3f}"
       return f"{name:24}{text}"
 
-    shown = ("optimum", "reward", "right", "silent", "cheap", "dear", *KINDS)
-    for name in shown:
+    shown = (
+      "optimum",
+      "expected",
+      "reward",
+      "right",
+      "silent",
+      "cheap",
+      "dear",
+    )
+    for name in (*shown, *KINDS):
       out.append(line(name, row.by_budget(name), row.pooled(name)))
     out.append("")
   return "\n".join(out)
 
 
 def figure(rows: Sequence[Row], path: pathlib.Path) -> None:
-  """Draws reward against budget for each row, the optimum on top."""
+  """Draws expected reward by budget, the optimum on top, and what is lost."""
   drawn, (left, right) = plt.subplots(
     1, 2, figsize=(10, 4), layout="constrained", width_ratios=(3, 2)
   )
@@ -173,8 +183,9 @@ def figure(rows: Sequence[Row], path: pathlib.Path) -> None:
   left.plot(most.budgets, most.by_budget("optimum"), "k--", label="optimum")
   bottom = np.zeros(len(rows))
   for row in rows:
-    left.plot(row.budgets, row.by_budget("reward"), marker="o", label=row.name)
-  left.set(xlabel="budget of searches", ylabel="reward")
+    means = row.by_budget("expected")
+    left.plot(row.budgets, means, marker="o", label=row.name)
+  left.set(xlabel="budget of searches", ylabel="expected reward")
   left.legend(fontsize=8)
   names = [row.name for row in rows]
   for kind in KINDS[:-1]:
@@ -183,7 +194,8 @@ def figure(rows: Sequence[Row], path: pathlib.Path) -> None:
     bottom += width
   right.invert_yaxis()
   right.set(xlabel="lost reward, B >= 1")
-  right.legend(fontsize=7)
+  marks = right.get_legend_handles_labels()
+  drawn.legend(*marks, loc="outside lower center", ncols=4, fontsize=8)
   drawn.savefig(path)
   plt.close(drawn)
 

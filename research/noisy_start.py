@@ -2,8 +2,9 @@
 
     python -m research.noisy_start --output=runs/noisy-world/policy
 
-The policy starts from nothing. The expert ignores what is left of a budget and
-what a search costs, so that the reward has to teach both. Held-out episodes
+The policy starts from the shipped one, which can copy and recall. The expert
+ignores what is left of a budget and what a search costs, so that the reward has
+to teach both. Held-out episodes
 then check the words that are no decision (what is left, what memory holds, the
 counters, the query), and the policy plays: it has to be below the optimum, and
 above an agent that never searches and stays silent. A policy that fails is
@@ -29,6 +30,7 @@ import anysearch_jax as aj
 from research import demonstrations, fitting, noisy_agent, noisy_optimum
 from research import noisy_world as world
 
+_START = "configs/graded_world_policy"
 # The least mean probability of words of each kind, and the room that training
 # needs below the optimum.
 _WORDS, _ROOM = 0.99, 0.05
@@ -160,7 +162,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config, folder = world.get_config(), pathlib.Path(flags.FLAGS.output)
   partial = folder.with_name(folder.name + ".partial")
-  start = fitting.fresh(world.NAMES, config)
+  start = aj.load_policy(_START)
   try:
     aj.claim_folder(partial, {"config.json": dataclasses.asdict(config)})
     count = config.warm_start.demonstrations

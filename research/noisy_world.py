@@ -81,7 +81,11 @@ def get_config() -> aj.ExperimentConfig:
     },
     curriculum={"phase1_scaffold": False},
     episode={"max_generated": 400},
-    warm_start={"steps": 500, "demonstrations": 4000},
+    warm_start={
+      "steps": 240,
+      "demonstrations": 3000,
+      "learning_rate": 2e-3,
+    },
   )
 
 
