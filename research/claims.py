@@ -233,7 +233,7 @@ def page(
   seeds = map(str, range(FIRST_SEED, FIRST_SEED + trainings))
   parts = [
     f"# {title}\n",
-    f"Every row has a training with each of the seeds {', '.join(seeds)}.",
+    f"Every row has a training with each of the seeds {', '.join(seeds)}.\n",
   ]
   if lacking := [
     f"{labels.get(name, name)} ({len(first(some, trainings))})"
@@ -241,7 +241,7 @@ def page(
     if some and name not in whole
   ]:
     parts.append(
-      f"Left out, with fewer of these trainings: {', '.join(lacking)}."
+      f"Left out, with fewer of these trainings: {', '.join(lacking)}.\n"
     )
   for table in dict.fromkeys(row.table for row in rows):
     shown = {
@@ -251,7 +251,7 @@ def page(
     }
     if not shown.keys() - {base} and table != rows[0].table:
       continue
-    parts += [f"\n## {table}\n", accuracy(shown, labels)]
+    parts += [f"## {table}\n", accuracy(shown, labels)]
     if base in shown and len(shown) > 1:
       words = "Holm's correction is over these rows, in each measure."
       parts += [
@@ -262,7 +262,7 @@ def page(
     decided = decide(claims, by_row, trainings)
     count = sum(not np.isnan(one.p) for one in decided)
     parts += [
-      f"\n## Claims: {heading}\n",
+      f"## Claims: {heading}\n",
       f"Holm's correction is over the {count} claims of this table that are "
       f"decided, with {trainings} trainings of each row"
       f"{f' ({MORE} where noted)' if any(c.ten for c in claims) else ''}.\n",
