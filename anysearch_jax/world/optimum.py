@@ -29,7 +29,7 @@ from anysearch_jax.world import world as world_lib
 # Searching must be better by more than rounding errors.
 _TIE = 1e-9
 _BUDGET = 8  # Searches that are computed at once; more if more are asked for.
-_KEPT = 8000  # States that are kept, of about 50 KB each.
+_KEPT = 6000  # States that each cache keeps, of about 40 KB each.
 
 Chain = tuple[str, ...]  # Names of relations.
 Fact = tuple[int, int]  # Indices of an entity and of a relation.
@@ -120,8 +120,8 @@ class Optimum:
       found: by fact that was searched: no value after a miss, two values until
         the verdict is known, otherwise one.
     """
-    if searches > self._most or self._states > _KEPT:
-      self._most = max(self._most, searches)
+    if searches > self._most:
+      self._most = searches
       self._forget()
     return self._moves(self.world.index[start], (), (), chain, searches, found)
 
@@ -170,10 +170,9 @@ class Optimum:
     return float(right), [(p, made - i) for i, p in enumerate(told[:budget])]
 
   def _forget(self) -> None:
-    self._states = 0
     for name in ("_ends", "_value", "_best", "_fresh", "_found"):
       method = getattr(type(self), name).__get__(self)
-      setattr(self, name, functools.cache(method))
+      setattr(self, name, functools.lru_cache(_KEPT)(method))
 
   def _moves(
     self,
@@ -234,7 +233,6 @@ class Optimum:
 
     Memory does not hold the fact of hop `at`, or this is the chain's end.
     """
-    self._states += 1
     stop = self._stop(chain, doubts, at)
     rows = np.zeros((self._most + 1, len(stop), self._most + 2))
     rows[..., 0], rows[..., 1] = stop, 1

@@ -30,10 +30,11 @@ BEST = optimum.Optimum(WORLD)
 SEARCH = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
 # As in the world's first version: all words of a query count.
 UNREAD = lexical.LexicalRetriever(WORLD.corpus)
-SHORTCUT = ("all", "e r a v")
+SHORTCUT = ("later", "e r a v")
 WORDS = ("e", "r", "a", "v", "R", "A", "m", "confirmed", "also")
 FAMILIES = [
   SHORTCUT,
+  ("all", "e r a v"),
   *(("all", *each) for each in (
     ("e r a",), ("e r v", "e a v"), ("e a v", "e r v"), ("e r", "e a", "e v"),
     ("e a", "e r", "e v"), ("e v", "e r", "e a"), ("e v", "e a", "e r"),
@@ -162,12 +163,13 @@ def test_no_family_beats_the_optimum_on_the_evaluation_questions():
     print(price, priced.mean(0).round(3))
     ahead[price] = excess(priced, best, questions)
   # Queries of one to four words, the best of many on training snapshots.
-  rng = random.Random(0)
-  drawn = [
-    (wants, *(" ".join(rng.choices(WORDS, k=rng.randint(1, 4))) for _ in "123"))
-    for wants in ("all", "unknown", "later")
-    for _ in range(40)
-  ]
+  rng, weights = random.Random(0), (9, 4, 4, 4, 1, 1, 1, 1, 1)
+
+  def form():
+    return " ".join(rng.choices(WORDS, weights, k=rng.randint(1, 4)))
+
+  orders = ("all", "unknown", "later") * 60
+  drawn = [(wants, form(), form(), form()) for wants in orders]
   train = WORLD.evaluation_questions(200, "train")
   drawn.sort(key=lambda family: -right(train, (1, 3, 5), family).mean())
   for family in drawn[:5]:
