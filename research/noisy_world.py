@@ -27,9 +27,9 @@ A row of a study adds its own terms, such as the paper's tool reward. Groups
 share passages: the n-th search of a question shows the same one to all that
 ask in the same way.
 
-Hardware: one CPU core, about 1 GB; the warm start takes ten minutes, a
-training ten. The environment is that of the prompts `world`, without the
-scaffold.
+The environment is that of the prompts `world`, without the scaffold. Hardware:
+as configs/quickstart.py. The optimum earns .540 at B = 1, .665 at B = 5 and
+.725 at B = 8; the expert of the warm start .40, .45 and .45.
 """
 
 from __future__ import annotations
