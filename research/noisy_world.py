@@ -82,7 +82,7 @@ def get_config() -> aj.ExperimentConfig:
     curriculum={"phase1_scaffold": False},
     episode={"max_generated": 400},
     warm_start={
-      "steps": 240,
+      "steps": 600,
       "demonstrations": 3000,
       "learning_rate": 2e-3,
     },
