@@ -34,7 +34,7 @@ _SEARCH = re.compile(
   r"<search>[^<]*?(\w+)\s*</search>\s*<information>(?:.*?\) \w+ (\w+))?", re.S
 )
 # What the soft expert takes a search to be worth, and how soft it is.
-_SEARCHES = {world.CHEAP: 0.6, world.DEAR: 0.5}
+_SEARCHES = {world.CHEAP: 0.75, world.DEAR: 0.6}
 _TEMPERATURE = 0.15
 
 
