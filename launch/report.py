@@ -198,7 +198,7 @@ def with_optimum(
   """Returns a row with the best agent's accuracy on each of its questions.
 
   The questions of the generated world say all that the agent would see, so that
-  its accuracy is computed, in about twenty milliseconds a question and budget.
+  its accuracy is computed, in about ten milliseconds a question and budget.
 
   Returns:
     The row unchanged if its evaluations are not all of one generated world.
