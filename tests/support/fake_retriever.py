@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 
 import httpx2
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls
+from anysearch_jax.host import http_calls, loop
 from retrieval import http_retriever
 from retrieval import requests as requests_lib
 
@@ -149,9 +148,10 @@ def clients():
 @contextlib.contextmanager
 def listening(talk):
   """Yields the address of a server that runs `talk(writer)` per request."""
-  loop = asyncio.new_event_loop()
+  serving = set()
 
   async def serve(reader, writer):
+    serving.add(asyncio.current_task())
     head = await reader.readuntil(b"\r\n\r\n")
     size = [
       int(line.split(b":")[1])
@@ -164,17 +164,13 @@ def listening(talk):
     finally:
       writer.close()
 
-  server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
-  thread = threading.Thread(target=loop.run_forever)
-  thread.start()
-  try:
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-  finally:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+  async def stop():
     server.close()
-    for task in asyncio.all_tasks(loop):
+    for task in serving:
       task.cancel()
-      with contextlib.suppress(asyncio.CancelledError):
-        loop.run_until_complete(task)
-    loop.close()
+
+  server = loop.run(asyncio.start_server(serve, "127.0.0.1", 0))
+  try:
+    yield "http://{}:{}".format(*server.sockets[0].getsockname())
+  finally:
+    loop.run(stop())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 from collections.abc import Callable
 
+import waits
 import web_site
 
 from anysearch_jax import config as config_lib
@@ -43,7 +43,8 @@ class Server:
     self.fault = ""
     self.hits: Callable[[str], bool] = lambda query: True
     self._freed = threading.Event()
-    self.url = nobody()
+    self._port = waits.free_port()
+    self.url = f"http://127.0.0.1:{self._port}"
 
   def __enter__(self) -> Server:
     self.start()
@@ -54,8 +55,7 @@ class Server:
     self.stop()
 
   def start(self) -> None:
-    port = int(self.url.rpartition(":")[2])
-    self._site = web_site.Site("127.0.0.1", port)
+    self._site = web_site.Site("127.0.0.1", self._port)
     self._site.post = self._post
 
   def stop(self) -> None:
@@ -92,13 +92,6 @@ class Server:
       }
       for p in self._lexical.lookup(query, k, self._corpus)
     ]
-
-
-def nobody() -> str:
-  """Returns an address that refuses connections."""
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return "http://{}:{}".format(*free.getsockname())
 
 
 @contextlib.contextmanager

@@ -40,23 +40,21 @@ class Site:
       protocol_version = "HTTP/1.1"
 
       def do_GET(self):
-        site.asked.append(self.path)
-        site.heads.append(dict(self.headers))
-        self.close_connection = True
         path = self.path.partition("?")[0]
         page = site.pages.get(self.path) or site.pages.get(path)
-        page = page or reply(404, b"Not here.")
-        with contextlib.suppress(OSError):  # The client has left.
-          page(self)
+        self._answer(self.path, page or reply(404, b"Not here."))
 
       def do_POST(self):
         size = int(self.headers.get("Content-Length", 0))
         self.body = self.rfile.read(size)
-        site.asked.append(self.body)
+        self._answer(self.body, site.post)
+
+      def _answer(self, asked, page):
+        site.asked.append(asked)
         site.heads.append(dict(self.headers))
         self.close_connection = True
-        with contextlib.suppress(OSError):
-          site.post(self)
+        with contextlib.suppress(OSError):  # The client has left.
+          page(self)
 
       def log_message(self, *_):
         pass
@@ -65,8 +63,8 @@ class Site:
       request_queue_size, daemon_threads = 256, True
 
     self._server = Server((host, port), Handler)
-    self.origin = f"http://{host}:{self._server.server_port}"
     self.port = self._server.server_port
+    self.origin = f"http://{host}:{self.port}"
     threading.Thread(
       target=self._server.serve_forever, args=(0.01,), daemon=True
     ).start()
@@ -107,14 +105,12 @@ def redirect(target, status=302):
   return reply(status, location=target)
 
 
-def endless(piece, site, pause=0.0, **headers):
+def endless(piece, site, pause=0.0):
   """Returns a page that sends `piece` for as long as the site is up."""
 
   def page(handler):
     handler.send_response(200)
     handler.send_header("Content-Type", "text/html")
-    for name, value in headers.items():
-      handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     while not site.stopped.wait(pause):
       handler.wfile.write(piece)
