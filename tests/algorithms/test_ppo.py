@@ -63,7 +63,6 @@ def test_estimates_equal_their_formulas(params):
   first = reward[:, 0] + 0.9 * value[:, 1] - value[:, 0] + 0.9 * 0.8 * last
   advantage = np.stack([first, last], 1)
   white = (advantage - advantage.mean()) / advantage.std()
-  expected = {}
   for name, array in (
     ("advantage", white),
     ("old_value", value),

@@ -139,16 +139,10 @@ def test_official_client_talks_over_http_and_a_signal_ends_the_server():
   assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize(
-  ("flags", "expected"),
-  [
-    (["--http", "--host=0.0.0.0"], "--host=0.0.0.0: expected 127.0.0.1"),
-    (["--hf=nowhere"], "nowhere: no config.json"),
-  ],
-)
-def test_bad_input_is_one_sentence(flags, expected):
-  said = commands.run(serve, "--mcp", "--config=configs/quickstart.py", *flags)
-  assert expected in said
+def test_another_host_is_refused():
+  flags = ("--config=configs/quickstart.py", "--http", "--host=0.0.0.0")
+  said = commands.run(serve, "--mcp", *flags)
+  assert "--host=0.0.0.0: expected 127.0.0.1" in said
 
 
 def test_missing_package_names_the_extra(monkeypatch):

@@ -101,26 +101,21 @@ def end(process):
   return process.wait(DEADLINE), said.splitlines()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_a_command_that_resumes_with_75(number):
-  process = start("time.sleep(100)")
-  process.send_signal(number)
-  assert end(process) == (
-    75,
-    [f"stopping on {number.name}", "stopped; the same command resumes"],
-  )
-
-
-# Tasks are stopped, or a callback of the interpreter drops what is raised.
-@pytest.mark.parametrize("body", ["plays()", "collects()"])
-def test_a_stopped_command_prints_no_traceback_and_loses_no_stop(body):
+@pytest.mark.parametrize(
+  ("body", "number"),
+  [
+    *(("time.sleep(100)", number) for number in SIGNALS),
+    ("plays()", signal.SIGINT),  # Tasks are stopped.
+    # A callback of the interpreter drops what is raised.
+    ("collects()", signal.SIGINT),
+  ],
+)
+def test_a_signal_ends_a_command_that_resumes_with_75(body, number):
   process = start(body)
   time.sleep(0.3)
-  process.send_signal(signal.SIGINT)
-  assert end(process) == (
-    75,
-    ["stopping on SIGINT", "stopped; the same command resumes"],
-  )
+  process.send_signal(number)
+  said = [f"stopping on {number.name}", "stopped; the same command resumes"]
+  assert end(process) == (75, said)
 
 
 def test_a_command_that_does_not_resume_ends_as_a_shell_says():
