@@ -112,7 +112,8 @@ def make(torch, tmp_path_factory):
     if case == "modernbert-older":
       (folder / "config.json").write_text(json.dumps(MODERNBERT))
     save_tokenizer(folder)
-    a = read(folder)
+    config = json.loads((folder / "config.json").read_text())
+    a = bidirectional.from_hf(config)
     return types.SimpleNamespace(
       folder=folder,
       torch=getattr(model, "model", model),
@@ -122,10 +123,6 @@ def make(torch, tmp_path_factory):
     )
 
   return made
-
-
-def read(folder):
-  return bidirectional.from_hf(json.loads((folder / "config.json").read_text()))
 
 
 def load(folder, a, dtype=jnp.float32):

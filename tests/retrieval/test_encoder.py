@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pathlib
 import shutil
 import threading
 
@@ -27,10 +26,6 @@ TEXTS = [
   *random_encoders.texts(1, seed=1, mean=60),
   *random_encoders.texts(1, seed=2, mean=300),
 ]
-
-
-def read(path: pathlib.Path):
-  return json.loads(path.read_text())
 
 
 folder = random_encoders.folder
@@ -271,7 +266,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, nothing_loads):
     encoder_lib.Encoder(few)
   path = few / "tokenizer.json"
   write(path, json.loads(path.read_text()) | {"post_processor": None})
-  write(few / "config.json", read(few / "config.json") | {"vocab_size": 2886})
+  config = few / "config.json"
+  write(config, json.loads(config.read_text()) | {"vocab_size": 2886})
   with pytest.raises(ValueError, match="adds 0 special tokens to a text"):
     encoder_lib.Encoder(few)
 

@@ -173,8 +173,8 @@ class Drill:
     for groups, packed in self.learnt:
       found = {}
       for q, group in enumerate(groups):
-        valid = _valid(group)
-        if valid:
+        members = group.trajectories if group else ()
+        if valid := tuple(t for t in members if not t.failed):
           scored = rewards_and_advantages.score(
             [types.Group(group.question, group.budget, group.scaffold, valid)],
             np.asarray([group.budget], np.int32),
@@ -213,10 +213,6 @@ class Drill:
 def _copies(tree: Any) -> list[np.ndarray]:
   """Copies arrays, because the next step donates them."""
   return [np.array(x) for x in jax.tree.leaves(tree)]
-
-
-def _valid(group: types.Group | None) -> tuple[types.Trajectory, ...]:
-  return tuple(t for t in group.trajectories if not t.failed) if group else ()
 
 
 def _weighed(step):

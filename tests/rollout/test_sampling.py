@@ -39,15 +39,10 @@ def assert_frequencies(counts, p):
   assert (np.abs(counts - DRAWS * p) <= 5 * deviation).all(), counts
 
 
-def powered(p, exponent):
-  p = p**exponent
-  return p / p.sum()
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_frequencies_and_logps_match_the_tempered_softmax(temperature):
   counts, tokens, logps = draw(temperature=temperature)
-  p = powered(P, 1 / temperature)
+  p = P ** (1 / temperature) / np.sum(P ** (1 / temperature))
   assert_frequencies(counts, p)
   np.testing.assert_allclose(logps, np.log(p)[tokens], atol=1e-6)
 

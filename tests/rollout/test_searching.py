@@ -107,14 +107,11 @@ def run(ret, *requests):
   return loop.run(all_of(ret, *requests))
 
 
-def listed(answers):
-  return [list(answer) for answer in answers]
-
-
 def test_one_event_loop_iteration_is_one_batch_in_order():
   inner = Many()
   requests = [ask(q) for q in "dbcab"]
-  assert listed(run(searcher(inner), *requests)) == list(map(truth, requests))
+  found = run(searcher(inner), *requests)
+  assert [*map(list, found)] == [*map(truth, requests)]
   assert inner.calls == [[ask(q) for q in "dbca"]]
 
 

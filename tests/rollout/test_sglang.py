@@ -256,14 +256,10 @@ def _meanwhile(engine, server, *call):
   return asyncio.run(run())
 
 
-def _update_meanwhile(engine, server, version):
-  params = engines.policy().params
-  return _meanwhile(engine, server, engine.set_params, params, version)
-
-
 def test_a_turn_that_outlives_an_update_has_the_versions_of_both(serve):
   engine, server = serve()
-  generation = _update_meanwhile(engine, server, 4)
+  update = (engine.set_params, engines.policy().params, 4)
+  generation = _meanwhile(engine, server, *update)
   assert generation.versions == (0,) * 5 + (4,) * 15
   # Prefixes of the old weights could not be flushed, but are not used.
   engines.turn(engine)
