@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.host import json_files
+from anysearch_jax.host import disk, json_files
 
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
@@ -139,8 +139,7 @@ class Corpus:
     Raises:
       CorpusError: the lines are not those that were prepared.
     """
-    with self.path.open("rb") as file:
-      sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = disk.fingerprint(self.path)["sha256"]
     if sha256 != self.sha256:
       raise CorpusError(
         f"{self.path}: found SHA-256 {sha256}, expected {self.sha256}; restore "

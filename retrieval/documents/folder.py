@@ -28,7 +28,7 @@ import numpy as np
 from anysearch_jax.host import disk, json_files
 from retrieval import passages
 from retrieval.documents import finding, reading, splitting
-from retrieval.index import building, search, vectors
+from retrieval.index import building, search
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file, and with `_File`.
@@ -216,8 +216,10 @@ def _write(
   start, count, reason = out.tell(), 0, ""
   stamp = _stamp(file.path)
   try:
-    is_old = old is not None and old.stamp == stamp
-    sha256 = old.sha256 if old and is_old else vectors.digest(file.path)
+    if old and old.stamp == stamp:
+      sha256 = old.sha256
+    else:
+      sha256 = disk.fingerprint(pathlib.Path(file.path))["sha256"]
   except OSError as error:
     sha256, reason = "", f"cannot be opened: {error.strerror}"
   if old and old.sha256 == sha256:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.host import json_files
+from anysearch_jax.host import disk, json_files
 from retrieval import analysis, passages
 from retrieval.index import search, vectors
 
@@ -262,8 +262,7 @@ def _identity(
     file = pathlib.Path(settings.faiss_file).absolute()
     if not file.is_file():
       raise ValueError(f"faiss_file: found no file {file}.")
-    size, sha256 = file.stat().st_size, vectors.digest(file)
-    values["file"] = {"path": str(file), "bytes": size, "sha256": sha256}
+    values["file"] = {"path": str(file), **disk.fingerprint(file)}
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
     if settings.vectors:

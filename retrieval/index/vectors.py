@@ -27,7 +27,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from anysearch_jax.host import json_files
+from anysearch_jax.host import disk, json_files
 from retrieval import passages
 from retrieval.index import search
 
@@ -122,7 +122,8 @@ class Shards:
     stored.flush()
     beside.replace(file)
     said = {"rows": n, "dim": self.dim, "dtype": self.dtype}
-    json_files.write(info, {**said, "sha256": {file.name: digest(file)}})
+    sha256 = disk.fingerprint(file)["sha256"]
+    json_files.write(info, {**said, "sha256": {file.name: sha256}})
 
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""
@@ -161,7 +162,9 @@ class Shards:
       raise DamagedError(
         f"{path}: found (rows, dimensions, dtype) {found}, expected {expected}."
       )
-    if read and (not file.is_file() or digest(file) != sha256):
+    if read and (
+      not file.is_file() or disk.fingerprint(file)["sha256"] != sha256
+    ):
       raise DamagedError(
         f"{file}: the bytes differ from those that were written; remove "
         f"{path.name} and run launch.build_index again."
@@ -189,12 +192,6 @@ class Shards:
   def _files(self, shard: int) -> tuple[pathlib.Path, pathlib.Path]:
     name = f"vectors-{shard:05d}"
     return self._folder / f"{name}.npy", self._folder / f"{name}.json"
-
-
-def digest(path: str | os.PathLike) -> str:
-  """Returns the SHA-256 of a file."""
-  with open(path, "rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FlatFile:

@@ -16,7 +16,7 @@ from concurrent import futures
 import numpy as np
 import tantivy
 
-from anysearch_jax.host import json_files
+from anysearch_jax.host import disk, json_files
 from retrieval import analysis
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
@@ -59,7 +59,7 @@ class WordIndex:
       for name, sha256 in info["sha256"].items():
         if pathlib.PurePath(name).name != name:
           raise ValueError(f"{name!r} is not a file name")
-        if vectors_lib.digest(folder / name) != sha256:
+        if disk.fingerprint(folder / name)["sha256"] != sha256:
           raise ValueError(f"{name} differs from what was written")
       self._analyzer = analysis.shared(info["language"])
       if any(self._analyzer(t) != terms for t, terms in info["sample"].items()):
@@ -175,6 +175,6 @@ def write(
     "count": count,
     "language": language,
     "sample": sample,
-    "sha256": {name: vectors_lib.digest(folder / name) for name in files},
+    "sha256": {n: disk.fingerprint(folder / n)["sha256"] for n in files},
   }
   json_files.write(folder / _INFO, info)

@@ -11,6 +11,7 @@ import retrieval_cases
 import safetensors.numpy
 
 from anysearch_jax.data import formats, prepared, preparing
+from anysearch_jax.host import disk
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.training import checkpoint
 from launch import prepare_data
@@ -113,7 +114,7 @@ def test_an_encoders_modules_are_in_its_folder(own, name):
 
 def test_an_index_of_words_is_made_of_its_own_files(own, name):
   (own.parent / "secret").write_text("s")
-  sums = {name: vectors.digest(own.parent / "secret")}
+  sums = {name: disk.fingerprint(own.parent / "secret")["sha256"]}
   (own / word_index._INFO).write_text(
     json.dumps({"tantivy": "", "sha256": sums})
   )
