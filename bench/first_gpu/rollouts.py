@@ -15,8 +15,7 @@ from anysearch_jax import types
 from anysearch_jax.methods import systems
 from anysearch_jax.planning import flops
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import driver
-from anysearch_jax.rollout.jax_engine import engine as engine_lib
+from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
@@ -64,18 +63,10 @@ class Loop:
     self._config, self._questions = config, itertools.cycle(questions)
     self._learner = learner_lib.Learner(config, policy)
     self._method = systems.trained(config)
-    self._engine = engine_lib.JaxEngine(
-      policy._replace(
-        params=self._learner.published(),
-        architecture=self._learner.architecture,
-      ),
-      config=config.engine,
-      sampling=config.sampling,
-      seed=config.seed,
-      dtype=config.compute_dtype,
-      mesh=self._learner.placement.rollout,
-      stop=self._method.environment.stops,
+    published = policy._replace(
+      params=self._learner.published(), architecture=self._learner.architecture
     )
+    self._engine = engines.make(published, config, seed=config.seed)
     self._parts = driver.EpisodeParts(
       self._engine, retriever, config.episode, policy.tokenizer
     )
