@@ -20,17 +20,9 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # The files of a checkpoint that an export copies: all but weights and card.
 _FILES = (
-  "config.json",
-  "generation_config.json",
-  "tokenizer*",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "vocab.json",
-  "merges.txt",
-  "chat_template*",
-  "LICENSE*",
-  "NOTICE*",
-  "USE_POLICY*",
+  *("config.json", "generation_config.json", "tokenizer*", "vocab.json"),
+  *("special_tokens_map.json", "added_tokens.json", "merges.txt"),
+  *("chat_template*", "LICENSE*", "NOTICE*", "USE_POLICY*"),
 )
 # Buffers in old checkpoints that can be computed from the config.
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"

@@ -290,11 +290,10 @@ class Server:
     return self._object(response)
 
   async def _abort(self, rid: str) -> None:
-    try:
+    # An unavailable server generates nothing either.
+    with contextlib.suppress(httpx2.HTTPError, TimeoutError):
       async with asyncio.timeout(_ABORT_SECONDS):
         await self._client.post(f"{self.url}/abort_request", json={"rid": rid})
-    except (httpx2.HTTPError, TimeoutError):
-      pass  # An unavailable server generates nothing either.
 
   async def _ask(
     self,
