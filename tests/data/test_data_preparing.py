@@ -56,13 +56,7 @@ def test_question_is_one_line_with_question_mark(found, read):
 
 def test_answers_that_normalise_to_nothing_are_removed():
   found = [
-    "*",
-    " Jane  Austen ",
-    "the",
-    "---",
-    "Jane Austen",
-    "jane austen",
-    "",
+    *("*", " Jane  Austen ", "the", "---", "Jane Austen", "jane austen", ""),
   ]
   assert formats.accept(found) == ("Jane Austen", "jane austen")
 

@@ -24,18 +24,11 @@ ROOT = source_tree.ROOT
 FILES = [p for p in source_tree.files("examples") if p.stem != "__init__"]
 # Three rollouts: two of Phase I, one of Phase II.
 SMALL = (
-  "questions=4",
-  "group=3",
-  "curriculum.max_budget=2",
-  "curriculum.steps_per_rollout=2",
-  "curriculum.phase1_steps=4",
-  "curriculum.total_steps=6",
-  "episode.max_context=128",
-  "episode.max_generated=64",
-  "engine.max_context=128",
-  "engine.slots=12",
-  "engine.lanes=(12,)",
-  "batch.row_lengths=(128,)",
+  *("questions=4", "group=3", "curriculum.max_budget=2"),
+  *("curriculum.steps_per_rollout=2", "curriculum.phase1_steps=4"),
+  *("curriculum.total_steps=6", "episode.max_context=128"),
+  *("episode.max_generated=64", "engine.max_context=128", "engine.slots=12"),
+  *("engine.lanes=(12,)", "batch.row_lengths=(128,)"),
   "batch.micro_batch_tokens=256",
 )
 

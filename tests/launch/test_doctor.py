@@ -69,27 +69,21 @@ def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
 @pytest.mark.parametrize(
   ("settings", "output", "sentence"),
   [
-    (["engine.max_context=100"], "run", "exceeds engine.max_context 100"),
-    (["mesh.fsdp=16"], "run", "needs 16 devices; found 8"),
+    ("engine.max_context=100", "run", "exceeds engine.max_context 100"),
+    ("mesh.fsdp=16", "run", "needs 16 devices; found 8"),
     (
-      ["data.source=prepared", "data.path=nowhere", "retrieval.kind=index"],
-      "run",
-      "nowhere: found no",
+      "data.source=prepared data.path=nowhere retrieval.kind=index",
+      *("run", "nowhere: found no"),
     ),
-    (["retrieval.kind=index", "retrieval.index=x"], "run", "x: found no"),
+    ("retrieval.kind=index retrieval.index=x", "run", "x: found no"),
     (
-      [
-        *("retrieval.kind=web", "retrieval.web=brave"),
-        "retrieval.key_variable=NO_KEY",
-      ],
-      "run",
-      "NO_KEY is not set",
+      "retrieval.kind=web retrieval.web=brave retrieval.key_variable=NO_KEY",
+      *("run", "NO_KEY is not set"),
     ),
-    ([], "/dev/null/x", "/dev/null is not a folder"),
+    ("", "/dev/null/x", "/dev/null is not a folder"),
     (
-      ["policy=models/Qwen2.5-7B-Instruct"],
-      "run",
-      "hf download Qwen/Qwen2.5-7B-Instruct",
+      "policy=models/Qwen2.5-7B-Instruct",
+      *("run", "hf download Qwen/Qwen2.5-7B-Instruct"),
     ),
   ],
 )
@@ -100,12 +94,12 @@ def test_invalid_run_is_a_problem(
   # The machine is checked by the test above.
   for name in ("packages", "devices"):
     monkeypatch.setattr(doctor, name, lambda: doctor.ok(""))
-  config = launch_flags.override(CONFIG, settings)
+  config = launch_flags.override(CONFIG, settings.split())
   found = list(doctor.examine(config, output=str(tmp_path / output)))
   problems = said(found, doctor.PROBLEM)
   assert any(sentence in problem for problem in problems), problems
   # Checks that need the policy do not report a second problem.
-  assert "policy=" not in "".join(settings) or len(problems) == 1
+  assert "policy=" not in settings or len(problems) == 1
 
 
 def test_a_check_that_breaks_or_hangs_is_a_problem():

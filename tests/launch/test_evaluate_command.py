@@ -31,11 +31,8 @@ def test_budgets_are_ranges_and_numbers(text, budgets):
 
 def test_pairs_are_all_combinations_of_their_caps():
   assert evaluate.parse_pairs("searches=1|3,tokens=64|128;tokens=9") == (
-    "searches=1,tokens=64",
-    "searches=1,tokens=128",
-    "searches=3,tokens=64",
-    "searches=3,tokens=128",
-    "tokens=9",
+    *("searches=1,tokens=64", "searches=1,tokens=128", "searches=3,tokens=64"),
+    *("searches=3,tokens=128", "tokens=9"),
   )
 
 

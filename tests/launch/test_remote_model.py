@@ -83,41 +83,18 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
 @pytest.mark.parametrize(
   ("flags", "expected"),
   [
-    (["--openai=http://u:word@host/v1", "--openai_model=m"], "not shown"),
-    (["--openai=ftp://host/v1"], "expected an address such as"),
-    (
-      [
-        *("--openai=http://host/v1", "--openai_model=m"),
-        "--openai_calls=tools",
-      ],
-      "whose prompt asks for tags",
-    ),
-    (
-      [
-        *("--openai=http://host/v1", "--openai_model=m", "--hf=x"),
-        "--openai_calls=tags",
-      ],
-      "a tokenizer for completions only",
-    ),
-    (
-      ["--openai=http://host/v1", "--openai_model=m", "--sglang=http://h"],
-      "--openai and --sglang",
-    ),
-    (
-      ["--openai=http://host/v1", "--openai_model=m", "--hf=nowhere"],
-      "nowhere: no tokenizer.json",
-    ),
-    (
-      [
-        *("--openai=http://host/v1", "--openai_model=m"),
-        "--openai_key_variable=sk-word",
-      ],
-      "expected the name of an environment variable",
-    ),
+    ("--openai=http://u:word@host/v1", "not shown"),
+    ("--openai=ftp://host/v1", "expected an address such as"),
+    ("--openai_calls=tools", "whose prompt asks for tags"),
+    ("--openai_calls=tags --hf=x", "a tokenizer for completions only"),
+    ("--sglang=http://h", "--openai and --sglang"),
+    ("--hf=nowhere", "nowhere: no tokenizer.json"),
+    ("--openai_key_variable=sk-word", "expected the name of an environment"),
   ],
 )
 def test_bad_flags_are_one_sentence(flags, expected):
-  said = commands.run(ask, CONFIG, *flags, QUESTION)
+  model = ("--openai=http://host/v1", "--openai_model=m")
+  said = commands.run(ask, CONFIG, *model, *flags.split(), QUESTION)
   assert expected in said and "word" not in said
 
 

@@ -89,26 +89,16 @@ def test_text_after_the_last_mark_is_shown(reply, text):
 
 def test_reasoning_keeps_first_step_last_ones_and_all_searches():
   steps = [
-    "one",
-    "two",
-    "three",
-    "a <search>x</search>",
-    "five",
-    "<information>six",
-    "seven",
-    "eight",
+    *("one", "two", "three", "a <search>x</search>", "five"),
+    *("<information>six", "seven", "eight"),
     *("nine", "ten", "eleven", "twelve"),
   ]
   shown = refining.reasoning(
     "\n\n".join(steps) + "\n\n\n", ("<search>", "<information>")
   )
   assert shown.split("\n\n") == [
-    "Step 1: one",
-    "...",
-    "Step 4: a <search>x</search>",
-    "...",
-    "Step 6: <information>six",
-    "...",
+    *("Step 1: one", "...", "Step 4: a <search>x</search>", "..."),
+    *("Step 6: <information>six", "..."),
     *("Step 12: twelve", "Step 13: ", "Step 14: "),
   ]
   few = refining.reasoning("a\n\nb\nc\nd", ())

@@ -151,10 +151,7 @@ def page(profile: pathlib.Path) -> Iterator[Page]:
   process = subprocess.Popen(
     [
       BINARY,
-      "--headless",
-      "--no-sandbox",
-      "--disable-gpu",
-      "--no-first-run",
+      *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
       "--disable-background-networking",
       f"--user-data-dir={profile}",
       "--remote-debugging-pipe",

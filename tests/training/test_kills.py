@@ -26,19 +26,11 @@ KILLS = {
   "evaluate": ("episodes.partial.jsonl", (5, 40)),
 }
 SMALL = [
-  "questions=4",
-  "group=3",
-  "save_every=1",
-  "curriculum.max_budget=3",
-  "curriculum.steps_per_rollout=2",
-  "curriculum.phase1_steps=6",
-  "curriculum.total_steps=16",
-  "engine.slots=12",
-  "batch.row_lengths=576",
-  "batch.micro_batch_tokens=576",
-  "batch.max_micro_batches=16",
-  "evaluation.questions=32",
-  "evaluation.budgets=0,2",
+  *("questions=4", "group=3", "save_every=1", "curriculum.max_budget=3"),
+  *("curriculum.steps_per_rollout=2", "curriculum.phase1_steps=6"),
+  *("curriculum.total_steps=16", "engine.slots=12", "batch.row_lengths=576"),
+  *("batch.micro_batch_tokens=576", "batch.max_micro_batches=16"),
+  *("evaluation.questions=32", "evaluation.budgets=0,2"),
 ]
 # Times differ between runs; a resumed process counts compilations from 0.
 PASSING = ("time/", "compile/", "search/", "train/tokens_per_second")

@@ -110,10 +110,8 @@ def test_it_raises_the_reward_of_the_world_beyond_noise(tmp_path):
   config = flags_lib.override(
     flags_lib.load_config("configs/methods.py:search_r1_ppo"),
     [
-      "curriculum.steps_per_rollout=2",
-      "curriculum.total_steps=32",
-      "optimizer.learning_rate=4e-4",
-      "critic.learning_rate=4e-3",
+      *("curriculum.steps_per_rollout=2", "curriculum.total_steps=32"),
+      *("optimizer.learning_rate=4e-4", "critic.learning_rate=4e-3"),
       # One shape, compiled once.
       "batch.row_lengths=576,",
       "batch.micro_batch_tokens=2304",
