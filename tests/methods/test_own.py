@@ -257,13 +257,10 @@ def reward(outcomes, config):
   ],
 )
 def test_wrong_function_is_refused_before_a_run_begins(text, sentence, write):
+  # The trial has 3 samples; episodes still divide into two steps.
+  config = dataclasses.replace(small_run.CONFIG, group=3)
   with pytest.raises(plugins.PluginError, match=re.escape(sentence)):
-    validation.validate(with_reward(write(text), small_run_of(3)))
-
-
-def small_run_of(group):
-  # The trial has `group` samples; episodes still divide into two steps.
-  return dataclasses.replace(small_run.CONFIG, group=group)
+    validation.validate(with_reward(write(text), config))
 
 
 @pytest.mark.parametrize(

@@ -208,18 +208,12 @@ def test_reply_without_passage_fails_the_search():
     asyncio.run(retriever.search(request("x", context(QUESTIONS[0]))))
 
 
-def config(**values):
-  return dataclasses.replace(
-    small_run.CONFIG, retrieval=config_lib.RetrievalConfig(**values)
-  )
-
-
 def test_evaluation_against_a_simulator_is_rejected():
   source = parts.WorldSource(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
     policies.check(
       policies.Chosen("scripted", "expert"),
-      config(simulated="world"),
+      config_lib.changed(small_run.CONFIG, retrieval={"simulated": "world"}),
       source,
       QUESTIONS,
     )

@@ -28,11 +28,6 @@ def tiny(tmp_path):
   return types.SimpleNamespace(folder=tmp_path / "policy", policy=policy)
 
 
-def change_config(folder, **values):
-  path = folder / "config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 def add_tensors(folder, **values):
   path = folder / tensor_files.SINGLE_NAME
   safetensors.numpy.save_file(safetensors.numpy.load_file(path) | values, path)
@@ -91,17 +86,10 @@ def test_embedding_with_fewer_rows_than_the_tokenizer_is_refused(
     hf.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ("name", "sentence"),
-  [
-    ("config.json", "no config.json; expected a Hugging Face folder"),
-    ("tokenizer.json", "no tokenizer.json; expected a Hugging Face folder"),
-  ],
-)
-def test_a_folder_without_a_part_is_refused(
-  tiny, nothing_loads, name, sentence
-):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_folder_without_a_part_is_refused(tiny, nothing_loads, name):
   (tiny.folder / name).unlink()
+  sentence = f"no {name}; expected a Hugging Face folder"
   with pytest.raises(ValueError, match=sentence):
     hf.load(tiny.folder)
 
@@ -122,7 +110,8 @@ def test_a_folder_without_a_part_is_refused(
 def test_wrong_config_is_refused_with_the_folder_name(
   tiny, nothing_loads, change, sentence
 ):
-  change_config(tiny.folder, **change)
+  path = tiny.folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
   with pytest.raises(ValueError, match=f"policy: .*{sentence}"):
     hf.load(tiny.folder)
 

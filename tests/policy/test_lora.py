@@ -41,12 +41,6 @@ def adapted(policy, settings):
   return policy._replace(params=params, architecture=a)
 
 
-def born_here(case="llama-biased", settings=ALL):
-  a = random_models.architecture(case)
-  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
-  return adapted(hf.Policy(random_models.params(a), a, tokenizer), settings)
-
-
 @pytest.fixture(scope="module", params=CASES, ids=lambda c: c[0])
 def pair(request, peft, make_pair, tmp_path_factory):
   """Our adapted policy, and PEFT's reading of its adapter folder."""
@@ -150,7 +144,9 @@ def test_new_adapter_has_the_standard_deviation_of_peft(peft, make_pair):
 
 
 def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
-  policy = born_here()
+  a = random_models.architecture("llama-biased")
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  policy = adapted(hf.Policy(random_models.params(a), a, tokenizer), ALL)
   mesh = sharding.mesh(fsdp=4, tensor=2)
   spread = jax.device_put(
     policy.params, sharding.shardings(policy.architecture, mesh)

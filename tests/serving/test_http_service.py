@@ -313,12 +313,10 @@ def plain(response):
   return left
 
 
-@pytest.fixture
-def impatient(monkeypatch):
+def test_silent_stream_has_comments_that_the_official_client_ignores(
+  monkeypatch,
+):
   monkeypatch.setattr(service, "HEARTBEAT_SECONDS", 0.05)
-
-
-def test_silent_stream_has_comments_that_the_official_client_ignores(impatient):
   with served(retriever=scripted.Retriever(seconds=0.4)) as (url, _):
     text = httpx2.post(
       f"{url}/v1/responses", json=TWICE | {"stream": True}
