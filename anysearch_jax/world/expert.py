@@ -35,13 +35,11 @@ class Situation(NamedTuple):
     decision: `known` or `unknown`, before the first search for a fact that
       memory holds or does not; `miss`, after a search that found nothing;
       `conflict`, after one that found two values.
-    known: whether memory holds the fact.
     relations: those of the facts that are still needed, the present one first.
     remaining: searches left, 0 once the answer is asked for.
   """
 
   decision: str
-  known: bool
   relations: tuple[str, ...]
   remaining: int
 
@@ -208,7 +206,7 @@ class Expert:
     alternative = world_lib.RELATIONS[world_lib.INDEX[relation]].alternative
     candidates = world.objects(relation)
     known = memory is not None
-    chance = self._wants("known" if known else "unknown", known)
+    chance = self._wants("known" if known else "unknown")
     kind = f"recall_{'known' if known else 'unknown'}"
     need, wording = relation, relation
     while True:
@@ -240,13 +238,13 @@ class Expert:
         self._turn.clause(("conflict", "conflict"))
         candidates = values
         need = wording = world_lib.VERDICT
-        chance = self._wants("conflict", known)
+        chance = self._wants("conflict")
       else:
         self._turn.clause(("nothing", "nothing"))
         # After the alternative wording there is no other one to try.
         chance = 0.0
         if wording == relation:
-          chance = self._wants("miss", known)
+          chance = self._wants("miss")
         wording = alternative
     if memory is not None:
       self._turn.clause(("recall", kind), (memory, "memory"))
@@ -255,10 +253,10 @@ class Expert:
     self._turn.clause(("guess", kind), value)
     return self._settle(value)
 
-  def _wants(self, decision: str, known: bool) -> float:
+  def _wants(self, decision: str) -> float:
     """Returns the probability of a search, by the strategy."""
     relations = tuple(self._needed)
-    return self._strategy(Situation(decision, known, relations, self._left()))
+    return self._strategy(Situation(decision, relations, self._left()))
 
   @property
   def _needed(self) -> list[str]:

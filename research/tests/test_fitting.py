@@ -29,8 +29,7 @@ from research import demonstrations, fitting
 def test_the_expert_weighs_reliability_and_slack(
   decision, relations, remaining, plain, scaffolded
 ):
-  known = decision == "known"
-  here = aj.expert.Situation(decision, known, relations, remaining)
+  here = aj.expert.Situation(decision, relations, remaining)
   assert aj.expert.PLAIN.strategy(WORLD)(here) == pytest.approx(plain)
   assert aj.expert.SCAFFOLDED.strategy(WORLD)(here) == pytest.approx(scaffolded)
 
