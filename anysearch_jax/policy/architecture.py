@@ -116,18 +116,13 @@ _ONLY = {
 _UNDERSTOOD = (
   *_KINDS,
   *_NULLABLE,
-  "model_type",
-  "original_max_position_embeddings",
-  "rope_theta",
+  *("model_type", "original_max_position_embeddings", "rope_theta"),
 )
 # Harmless keys in published files of these families, beyond those of
 # `hf_config`.
 _HARMLESS = (
-  "attention_dropout",
-  "is_decoder",
-  "is_llama_config",
-  "max_sequence_length",
-  "pretraining_tp",
+  *("attention_dropout", "is_decoder", "is_llama_config"),
+  *("max_sequence_length", "pretraining_tp"),
 )
 
 

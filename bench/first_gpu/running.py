@@ -27,13 +27,8 @@ from launch import supervisor
 
 Figures = Mapping[str, Any]
 RESULTS, TABLE = "first_gpu.json", "first_gpu.txt"
-DONE, FAILED, LATE, SKIPPED, UNTIMED = (
-  "done",
-  "failed",
-  "timed out",
-  "skipped",
-  "no time left",
-)
+DONE, FAILED, LATE = "done", "failed", "timed out"
+SKIPPED, UNTIMED = "skipped", "no time left"
 # A stage with one of these is not run again.
 _FINAL = (DONE, SKIPPED)
 _POLL = 0.2

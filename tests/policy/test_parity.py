@@ -115,9 +115,7 @@ def assert_same_gradients(pair, **options):
 @pytest.mark.parametrize(
   "case",
   [
-    "qwen2",
-    "qwen3-tied",
-    "llama-biased",
+    *("qwen2", "qwen3-tied", "llama-biased"),
     pytest.param("qwen3-biased", marks=pytest.mark.slow),
     pytest.param("llama-tied", marks=pytest.mark.slow),
   ],
