@@ -6,10 +6,6 @@ clauses that end in `;`: the result of the search (`found v`, `nothing`,
 `recall v` or `guess v`. With the scaffold a thought begins with two more:
 whether the information suffices, and how much budget is left (the paper's
 dual-factor analysis).
-
-The expert pays no attention to a cap on tokens. Once it is asked for its
-answer, it ends the chain by memory; if the turn has no room for that, it
-answers at once with its best guess.
 """
 
 from __future__ import annotations
@@ -24,8 +20,6 @@ from anysearch_jax import types
 from anysearch_jax.world import world as world_lib
 
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
-# Tokens of `need e r ; recall v ;` and of `</think> <answer> v </answer>`.
-_FACT, _ANSWER = 7, 4
 
 
 class Situation(NamedTuple):
@@ -36,7 +30,7 @@ class Situation(NamedTuple):
       memory holds or does not; `miss`, after a search that found nothing;
       `conflict`, after one that found two values.
     relations: those of the facts that are still needed, the present one first.
-    remaining: searches left, 0 once the answer is asked for.
+    remaining: searches left.
   """
 
   decision: str
@@ -150,10 +144,6 @@ class Expert:
     scaffold: whether thoughts begin with the paper's dual-factor analysis.
     config: probabilities of decisions.
     rng: random numbers of the decisions.
-
-  Attributes:
-    room: None until the expert is asked for its answer; then the caller sets
-      the tokens of the next turn.
   """
 
   def __init__(
@@ -175,9 +165,7 @@ class Expert:
     self._config = config
     self._rng = rng
     self._over_budget = False
-    self._gave_up = False
     self._turn = Turn([], [])
-    self.room: int | None = None
 
   def turns(self) -> Turns:
     """Yields turns.
@@ -190,7 +178,7 @@ class Expert:
     for hop, relation in enumerate(relations, 1):
       last = hop == len(relations)
       entity = yield from self._resolve(entity, relation, last=last)
-      if self._gave_up or self._chance(self._config.p_early_answer):
+      if self._chance(self._config.p_early_answer):
         break
     while True:
       self._turn.words.extend(("</think>", "<answer>"))
@@ -210,10 +198,7 @@ class Expert:
     kind = f"recall_{'known' if known else 'unknown'}"
     need, wording = relation, relation
     while True:
-      left = self._left()
-      if not self._completes():
-        self._gave_up = True
-        return self._guess(memory, candidates)
+      left = self._remaining
       self._turn.clause("need", entity, (need, "relation"))
       if not left:
         kind = "choice"
@@ -231,7 +216,7 @@ class Expert:
       self._open(sufficient=last and len(values) == 1)
       if len(values) == 1:
         self._turn.clause(("found", "found"), (values[0], "copy"))
-        if not (self._left() and self._chance(config.p_redundant)):
+        if not (self._remaining and self._chance(config.p_redundant)):
           return self._settle(values[0])
         chance = 1.0
       elif values:
@@ -256,29 +241,12 @@ class Expert:
   def _wants(self, decision: str) -> float:
     """Returns the probability of a search, by the strategy."""
     relations = tuple(self._needed)
-    return self._strategy(Situation(decision, relations, self._left()))
+    return self._strategy(Situation(decision, relations, self._remaining))
 
   @property
   def _needed(self) -> list[str]:
     """The relations of the facts that are still needed."""
     return self._chain[1 + self._settled :]
-
-  def _completes(self) -> bool:
-    """Returns whether the turn has room for a value of each fact."""
-    if self.room is None:
-      return True
-    rest = _FACT * len(self._needed) + _ANSWER
-    return len(self._turn.words) + rest <= self.room
-
-  def _left(self) -> int:
-    """Returns the searches left, 0 once the answer is asked for."""
-    return self._remaining if self.room is None else 0
-
-  def _guess(self, memory: str | None, candidates: Sequence[str]) -> str:
-    """Returns what is answered at once, with the present fact unsettled."""
-    if len(self._needed) > 1:
-      memory, candidates = None, self._world.objects(self._needed[-1])
-    return memory or self._any(candidates)
 
   def _any(self, values: Sequence[str]) -> str:
     return values[int(self._rng.integers(len(values)))]
@@ -291,7 +259,7 @@ class Expert:
     """Decides whether the expert searches for the fact that it needs."""
     if left or not chance:
       return self._chance(chance)
-    if known or self._over_budget or self.room is not None:
+    if known or self._over_budget:
       return False
     self._over_budget = self._chance(self._config.p_over_budget)
     return self._over_budget
