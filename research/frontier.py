@@ -39,9 +39,15 @@ class Point(NamedTuple):
   searches: float
 
 
+def asked(world: aj.World, count: int) -> collections.Counter[Asked]:
+  """Returns the first `count` held-out questions of evaluations."""
+  words = [q.text.split()[:-1] for q in world.evaluation_questions(count)]
+  return collections.Counter((start, tuple(rest)) for start, *rest in words)
+
+
 def points(
   world: aj.World,
-  asked: Mapping[Asked, int],
+  questions: Mapping[Asked, int],
   budgets: Sequence[int],
   prices: Sequence[float] = PRICES,
 ) -> list[Point]:
@@ -49,7 +55,7 @@ def points(
 
   Args:
     world: its memory and its statistics are the agents'.
-    asked: the questions, and how often each is asked.
+    questions: what is asked, and how often each is asked.
     budgets: the budgets that every question is asked at, pooled.
     prices: of a search, ascending, where a right answer is worth 1.
   """
@@ -58,12 +64,12 @@ def points(
     best = aj.optimum.Optimum(world, price=price)
     sums = np.zeros(2)
     # Chains with equal ends share what is computed.
-    for start, chain in sorted(asked, key=lambda each: each[1][::-1]):
+    for start, chain in sorted(questions, key=lambda each: each[1][::-1]):
       for budget in budgets:
         move = best.moves(start, chain, budget, {})[0]
         made = float(move.searches @ np.arange(len(move.searches)))
-        sums += asked[start, chain] * np.array([move.value, made])
-    value, made = (sums / (sum(asked.values()) * len(budgets))).tolist()
+        sums += questions[start, chain] * np.array([move.value, made])
+    value, made = (sums / (sum(questions.values()) * len(budgets))).tolist()
     found.append(Point(value + price * made, made))
   return found
 
@@ -111,11 +117,8 @@ def main(argv: Sequence[str]) -> None:
     )
   first = found[f.rows[0]][0]
   world = aj.World()
-  questions = world.evaluation_questions(first.right.shape[1])
   budgets = [b for b in first.budgets if b >= 1]
-  words = [q.text.split()[:-1] for q in questions]
-  asked = collections.Counter((start, tuple(rest)) for start, *rest in words)
-  edge = points(world, asked, budgets)
+  edge = points(world, asked(world, first.right.shape[1]), budgets)
   print(_HEAD)
   for name in f.rows:
     some = np.asarray(found[name][0].budgets) >= 1

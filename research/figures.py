@@ -1,0 +1,106 @@
+"""Draws the figures of docs/evidence.md from the stored outcomes.
+
+    python -m research.figures --output=docs/images
+
+`budgets.svg` has accuracy and searches against the budget, beside the best
+agent; `price.svg` the rows that change one part of the price at a time, as
+points beside the best agents of every price. research.reliability and
+research.noisy_losses draw theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from absl import app, flags
+
+import anysearch_jax as aj
+from research import ablations, frontier, outcomes, study
+
+_SHOWN = ("anysearch", "batch_anysearch", "priced", "no_tool", "search_r1")
+_PARTS = (
+  *("anysearch", "batch_anysearch", "batch_no_rel", "batch_gamma"),
+  *("priced", "priced_group", "no_tool", "search_r1"),
+)
+_MARKERS = "os^DvPX*<"
+
+Rows = Mapping[str, Sequence[outcomes.Outcomes]]
+
+
+def means(found: Sequence[outcomes.Outcomes]) -> np.ndarray:
+  """Returns accuracy and searches of a row by budget from 1, float `[2, B]`."""
+  asked = np.asarray(found[0].budgets) >= 1
+  return np.array(
+    [
+      np.mean([x[asked].mean(axis=1) for x in each], axis=0)
+      for each in ([o.right for o in found], [o.searches for o in found])
+    ]
+  )
+
+
+def by_budget(
+  rows: Rows, labels: Mapping[str, str], world: aj.World
+) -> plt.Figure:
+  """Draws accuracy and searches of rows against the budget."""
+  first = next(iter(rows.values()))[0]
+  asked = frontier.asked(world, first.right.shape[1])
+  budgets = [b for b in first.budgets if b >= 1]
+  figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+  best = [frontier.points(world, asked, [b], (0.0,))[0] for b in budgets]
+  for place, axis in enumerate(axes):
+    axis.plot(budgets, [p[place] for p in best], "k:", label="best agent")
+    for (name, found), marker in zip(rows.items(), _MARKERS, strict=False):
+      height = means(found)[place]
+      axis.plot(budgets, height, marker=marker, label=labels[name], ms=4)
+    axis.set(xlabel="budget", ylabel=("accuracy", "searches")[place])
+  axes[0].legend()
+  return figure
+
+
+def by_price(
+  rows: Rows, labels: Mapping[str, str], world: aj.World
+) -> plt.Figure:
+  """Draws accuracy against searches, pooled over budgets."""
+  first = next(iter(rows.values()))[0]
+  asked = frontier.asked(world, first.right.shape[1])
+  budgets = [b for b in first.budgets if b >= 1]
+  figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+  edge = np.array(frontier.points(world, asked, budgets))
+  axis.plot(edge[:, 1], edge[:, 0], "k:", label="best agents")
+  for (name, found), marker in zip(rows.items(), _MARKERS, strict=False):
+    height, made = means(found).mean(axis=1)
+    axis.plot(made, height, marker, ls="", label=labels[name])
+  axis.set(xlabel="searches", ylabel="accuracy, B = 1 to 8")
+  axis.legend()
+  return figure
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  base = study.load_config(f.config)
+  labels = {row.name: row.label for row in ablations.rows(base)}
+  stored: dict[str, list[outcomes.Outcomes]] = collections.defaultdict(list)
+  for one in outcomes.read(study.shipped("ablations", f.config)):
+    stored[one.row].append(one)
+  world = aj.World(base.data.world_seed, base.data.world_reliability)
+  for name, draw, names in (
+    ("budgets", by_budget, _SHOWN),
+    ("price", by_price, _PARTS),
+  ):
+    rows = {row: stored[row] for row in names if row in stored}
+    if not rows:
+      sys.exit(f"research.figures: found none of the rows {', '.join(names)}.")
+    draw(rows, labels, world).savefig(pathlib.Path(f.output) / f"{name}.svg")
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("config", "configs/quickstart.py", "FILE or FILE:PRESET.")
+  flags.DEFINE_string("output", None, "Folder.", required=True)
+  app.run(main)
