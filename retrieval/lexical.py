@@ -24,6 +24,9 @@ from retrieval import requests as requests_lib
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
+# Saturation and length normalisation of BM25, and how often a word of the title
+# counts, so that a passage about a thing ranks above those that mention it.
+_PARAMETERS, _TITLE_WEIGHT = {"k1": 1.5, "b": 0.75}, 3
 _ANSWERS = 65536  # That are cached; the least recently used is evicted.
 
 
@@ -39,9 +42,6 @@ class LexicalRetriever(requests_lib.OneByBatch):
     | Callable[[str], Sequence[types.Passage]],
     *,
     reads: Callable[[str], str] = str,
-    title_weight: int = 3,
-    k1: float = 1.5,
-    b: float = 0.75,
   ):
     """Stores the corpora; builds no index yet.
 
@@ -49,13 +49,8 @@ class LexicalRetriever(requests_lib.OneByBatch):
       corpora: maps the name of a corpus to its passages, or is a function of
         the name.
       reads: what a search reads of a query, such as `World.searched`.
-      title_weight: how often a word of the title counts, so that a passage
-        about a thing ranks above passages that mention it.
-      k1, b: saturation and length normalisation of BM25.
     """
     self._corpora, self._reads = corpora, reads
-    self._title_weight = title_weight
-    self._parameters = {"k1": k1, "b": b}
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(_ANSWERS)(self._rank)
     self._pages = functools.cache(self._build_pages)
@@ -105,8 +100,8 @@ class LexicalRetriever(requests_lib.OneByBatch):
         data = text.encode()
         # The length prefix distinguishes "ab" + "c" from "a" + "bc".
         digest.update(len(data).to_bytes(8, "little") + data)
-    said: dict[str, Any] = {"kind": "bm25", **self._parameters}
-    said |= {"title_weight": self._title_weight, "corpora": len(corpora)}
+    said: dict[str, Any] = {"kind": "bm25", **_PARAMETERS}
+    said |= {"title_weight": _TITLE_WEIGHT, "corpora": len(corpora)}
     return said | {"passages": count, "sha256": digest.hexdigest()}
 
   def _rank(self, query: str, k: int, corpus: str) -> tuple[types.Passage, ...]:
@@ -131,12 +126,12 @@ class LexicalRetriever(requests_lib.OneByBatch):
     """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
-      analysis.words(p.title) * self._title_weight + analysis.words(p.text)
+      analysis.words(p.title) * _TITLE_WEIGHT + analysis.words(p.text)
       for p in passages
     ]
     if not any(texts):
       return passages, None
-    index = bm25s.BM25(**self._parameters, method="lucene", backend="numpy")
+    index = bm25s.BM25(**_PARAMETERS, method="lucene", backend="numpy")
     index.index(texts, show_progress=False)
     return passages, index
 
