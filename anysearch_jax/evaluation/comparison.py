@@ -226,8 +226,6 @@ class Difference:
       training is that policy only.
     detectable: the smallest true difference that would be found, see
       `inference.Effect`.
-    seeds: the evaluation seeds, ascending.
-    by_seed: the difference on each of `seeds` alone.
     p: p value of no difference, where the interval just reaches zero; None
       unless both rows have `inference.DECIDING` trainings.
     adjusted: `p` after Holm's correction over its family: all pairs of rows, in
@@ -244,8 +242,6 @@ class Difference:
   trainings: tuple[int, int]
   estimate: inference.Estimate
   detectable: float | None
-  seeds: tuple[int, ...]
-  by_seed: tuple[float | None, ...]
   p: float | None
   adjusted: float | None = None
 
@@ -300,7 +296,6 @@ def _compared(
   several = len(parts) > 1
   shown = [inference.average(parts), *(parts if several else ())]
   effects = [effect for part in shown for effect in inference.effects(part)]
-  seeds, alone = _by_seed(pairs, names, first, pools)
   sets = [None, *(first.datasets if several else ())]
   by_set = {None: pairs} | pairs.by_dataset()
   cells = [
@@ -312,40 +307,12 @@ def _compared(
     Difference(
       *(ours.label, theirs.label, name, *cell),
       (len(first.runs), len(second.runs)),
-      *(effect.estimate, effect.detectable, seeds),
-      tuple(map(_defined, alone[:, place])),
-      effect.p,
+      *(effect.estimate, effect.detectable, effect.p),
     )
-    for place, ((cell, name), effect) in enumerate(
-      zip(itertools.product(cells, names), effects, strict=True)
+    for (cell, name), effect in zip(
+      itertools.product(cells, names), effects, strict=True
     )
   ]
-
-
-def _by_seed(
-  pairs: Pairs, names: Sequence[str], found: measures.Sums, pools: np.ndarray
-) -> tuple[tuple[int, ...], np.ndarray]:
-  """Returns the seeds and the differences on each, in the lines' order."""
-  seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
-  _, dataset = np.unique(pairs.ours.dataset, return_inverse=True)
-  budget = np.searchsorted(found.budgets, pairs.ours.budget)
-  shape = len(seeds), len(found.datasets), len(found.budgets)
-
-  def values(side: columns.Columns) -> np.ndarray:
-    # Seeds and datasets are the axes before those of budgets and sums.
-    sums = inference.cell_sums(
-      (seed, dataset, budget),
-      shape,
-      [measures.quantity(side, n) for n in found.names],
-    )
-    top, bottom, _ = dataclasses.replace(found, values=sums).parts(names, pools)
-    return inference.ratio(top, bottom)
-
-  by_set = values(pairs.ours) - values(pairs.theirs)
-  together = by_set.mean(axis=1, keepdims=True)
-  if by_set.shape[1] > 1:
-    together = np.concatenate([together, by_set], axis=1)
-  return tuple(map(int, seeds)), together.reshape(len(seeds), -1)
 
 
 def _defined(value: float) -> float | None:

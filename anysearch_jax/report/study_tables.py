@@ -49,12 +49,8 @@ def tables(study: Study) -> list[Table]:
   cells = [*_cells(rows)]
   plain = [line for line in cells if line[0][0] != "average"]
   compared = [
-    table
+    _pairwise(name, study.groups[name][0], found)
     for name, found in study.differences.items()
-    for table in (
-      _pairwise(name, study.groups[name][0], found),
-      _by_seed(name, study.groups[name][0], found),
-    )
   ]
   return [
     overview(rows),
@@ -384,33 +380,6 @@ def _pairwise(
       )
       for measure, (group, digits) in _HEADS.items()
       for head, of in numbers.items()
-    ],
-    name=name,
-    title=title,
-  )
-
-
-def _by_seed(
-  name: str, title: str, found: Sequence[comparison.Difference]
-) -> Table:
-  """Tabulates differences on each seed; no line if there is one seed."""
-  whole = [d for d in found if d.dataset is None and d.budget is None]
-  seeds = sorted({seed for d in whole for seed in d.seeds})
-  return _table(
-    "by_seed",
-    (
-      (
-        (head, f"{d.ours} − {d.theirs}"),
-        {"together": d.estimate} | dict(zip(d.seeds, d.by_seed, strict=True)),
-      )
-      for measure, (head, _) in _HEADS.items()
-      for d in whole
-      if d.measure == measure and d.estimate.value is not None
-      if len(seeds) > 1
-    ),
-    [
-      *(Column(str(seed), seed, "seed", signed=True) for seed in seeds),
-      Column("together", "together", signed=True),
     ],
     name=name,
     title=title,

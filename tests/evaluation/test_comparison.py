@@ -147,21 +147,6 @@ def test_identical_rows_do_not_differ():
       assert (line.estimate.low < 0 < line.estimate.high) == answered
 
 
-def test_every_seed_is_reported():
-  size = {"questions": 40, "budgets": (0, 2, 5), "seeds": (7, 3)}
-  rows = _rows("a", "b", sets=("musique", "nq"), **size)
-  found = _by_cell(_pairwise(rows, "accuracy", "tp"))
-  for place, seed in enumerate((3, 7)):
-    alone = [
-      metrics.Row(r.label, tuple(e for e in r.episodes if e["seed"] == seed))
-      for r in rows
-    ]
-    own = _by_cell(_pairwise(alone, "accuracy", "tp"))
-    for key, line in found.items():
-      value = own[key].estimate.value
-      assert line.by_seed[place] == (value and pytest.approx(value)), key
-
-
 def test_holm_is_over_all_pairs_at_one_level_of_detail():
   size = {"questions": 60, "budgets": (1, 2, 3), "seeds": (1,)}
   rows = [

@@ -389,19 +389,6 @@ def test_several_trainings_are_told_apart_from_seeds():
   line = _line(tables["pairwise_rows"], "all", "2", "A − B")
   assert 0 < line["EM p"]["value"] <= line["EM p, Holm"]["value"]
   assert line["EM detectable"]["value"] > 0
-  alone = _line(tables["by_seed_rows"], "EM", "A − B")
-  seeds = [alone[f"seed {seed}"]["value"] for seed in range(3)]
-  assert min(seeds) <= alone["together"]["value"] <= max(seeds)
-
-
-def test_rows_that_share_one_seed_of_several_have_gaps():
-  tables = _tables(_trained("A", 3), _trained("B", 1))
-  assert not tables["by_seed_rows"]["lines"]  # There is one common seed.
-  tables = _tables(_trained("A", 3), _trained("B", 3), _trained("C", 1))
-  line = _line(tables["by_seed_rows"], "EM", "A − C")
-  first, *others = (line[f"seed {seed}"] for seed in range(3))
-  assert first["value"] == pytest.approx(line["together"]["value"])
-  assert others == [None, None]
 
 
 def _paired(label, *, skill):
