@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 63_860,
-  "source: code lines": 38_760,
+  "source: lines": 63_800,
+  "source: code lines": 38_720,
   "source: modules": 300,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 50_040,
+  "tests: lines": 50_080,
   "docs and README: words": 22_000,
   "README: words": 700,
   "commands": 16,
