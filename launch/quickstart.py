@@ -57,7 +57,7 @@ _SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
 _POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
-_MINUTES = {False: 3, True: 40}  # On two quiet cores; with --full.
+_MINUTES = {False: 5, True: 45}  # On two quiet cores; with --full.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,10 +30,15 @@ _BATCH = "objective.normalize=batch"
 _OFF = "reward.gamma_mode=off"
 _NO_REL = "reward.use_rel=false"
 # The rows of docs/evidence.md, which have five trainings each.
-MEASURED = (
-  *("anysearch", "authors", "batch_anysearch", "priced", "priced_turns"),
-  *("no_tool", "search_r1"),
-)
+MEASURED = {
+  "anysearch": "AnySearch",
+  "authors": "AnySearch, authors' code",
+  "batch_anysearch": "AnySearch, batch",
+  "priced": "Priced",
+  "priced_turns": "Priced, turns",
+  "no_tool": "No tool reward",
+  "search_r1": "Search-R1-like",
+}
 
 
 def _fixed(gamma: float) -> tuple[str, ...]:
@@ -228,12 +233,12 @@ CLAIMS = {
   ),
   "What sampling costs": tuple(
     Claim(
-      f"Greedy answers are more accurate: {name}",
+      f"Greedy answers are more accurate: {label}",
       f"{name}_greedy",
       name,
       "accuracy",
     )
-    for name in MEASURED
+    for name, label in MEASURED.items()
   ),
   "The priced reward against its rivals, all answering greedily": tuple(
     claim

@@ -72,17 +72,15 @@ class Claim(NamedTuple):
 TIGHT, AMPLE = (1, 2, 3), (6, 7, 8)
 
 
-def above(
-  who: str, more: str, less: str, whom: str, *, pooled: bool = True
-) -> list[Claim]:
+def above(who: str, more: str, less: str, whom: str) -> list[Claim]:
   """Returns that row `more` (`who`) is above row `less` (`whom`).
 
-  In accuracy at tight and at ample budgets and, if `pooled`, at all; in TP.
+  In accuracy at tight, at ample and at all budgets, and in TP.
   """
   of: list[tuple[str, str, tuple[int, ...]]] = [
     ("at B = 1 to 3", "accuracy", TIGHT),
     ("at B = 6 to 8", "accuracy", AMPLE),
-    *([("in all", "accuracy", ())] if pooled else []),
+    ("in all", "accuracy", ()),
     ("in all", "tp", ()),
   ]
   return [

@@ -48,12 +48,14 @@ def by_budget(
 ) -> plt.Figure:
   """Draws accuracy and searches of rows against the budget."""
   first = next(iter(rows.values()))[0]
-  asked = frontier.asked(world, first.right.shape[1])
+  ids = [q.id for q in world.evaluation_questions(first.right.shape[1])]
   budgets = [b for b in first.budgets if b >= 1]
+  agent = aj.optimum.Optimum(world)
+  right = aj.optimum.accuracy(agent, ids, budgets).mean(axis=0)
+  made = [np.mean([agent.play(i, b)[1][0][1] for i in ids]) for b in budgets]
   figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-  best = [frontier.points(world, asked, [b], (0.0,))[0] for b in budgets]
-  for place, axis in enumerate(axes):
-    axis.plot(budgets, [p[place] for p in best], "k:", label="best agent")
+  for place, (axis, best) in enumerate(zip(axes, (right, made), strict=True)):
+    axis.plot(budgets, best, "k:", label="optimum")
     for (name, found), marker in zip(rows.items(), _MARKERS, strict=False):
       height = means(found)[place]
       axis.plot(budgets, height, marker=marker, label=labels[name], ms=4)
@@ -83,13 +85,12 @@ def by_price(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  f = flags.FLAGS
-  base = study.load_config(f.config)
-  labels = {row.name: row.label for row in ablations.rows(base)}
+  config = "configs/quickstart.py"
+  known = ablations.rows(study.load_config(config))
+  labels = {row.name: row.label for row in known}
   stored: dict[str, list[outcomes.Outcomes]] = collections.defaultdict(list)
-  for one in outcomes.read(study.shipped("ablations", f.config)):
+  for one in outcomes.read(study.shipped("ablations", config)):
     stored[one.row].append(one)
-  world = aj.World(base.data.world_seed, base.data.world_reliability)
   for name, draw, names in (
     ("budgets", by_budget, _SHOWN),
     ("price", by_price, _PARTS),
@@ -97,10 +98,10 @@ def main(argv: Sequence[str]) -> None:
     rows = {row: stored[row] for row in names if row in stored}
     if not rows:
       sys.exit(f"research.figures: found none of the rows {', '.join(names)}.")
-    draw(rows, labels, world).savefig(pathlib.Path(f.output) / f"{name}.svg")
+    drawn = draw(rows, labels, aj.World())
+    drawn.savefig(pathlib.Path(flags.FLAGS.output) / f"{name}.svg")
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("config", "configs/quickstart.py", "FILE or FILE:PRESET.")
   flags.DEFINE_string("output", None, "Folder.", required=True)
   app.run(main)

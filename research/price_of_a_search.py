@@ -68,7 +68,7 @@ def forces(found: float, size: int = SIZE, p: float = 0.5) -> tuple[float, ...]:
   )
 
 
-def learned(c, normalize: str, found: float = 1.0, seed: int = 0) -> np.ndarray:
+def learned(c, normalize: str, found: float = 1.0) -> np.ndarray:
   """Returns P(search) `[rho, budget]` after STEPS steps from 1/2."""
   shape = (len(RHO), len(BUDGETS), GROUPS, SIZE)
   budget = jnp.broadcast_to(jnp.array(BUDGETS)[:, None], shape[:-1])
@@ -91,7 +91,7 @@ def learned(c, normalize: str, found: float = 1.0, seed: int = 0) -> np.ndarray:
     return (optax.apply_updates(logits, updates), state), None
 
   start = jnp.zeros(shape[:2])
-  keys = jax.random.split(jax.random.key(seed, impl="rbg"), STEPS)
+  keys = jax.random.split(jax.random.key(0, impl="rbg"), STEPS)
   run = jax.jit(lambda carry: jax.lax.scan(step, carry, keys)[0][0])
   return np.asarray(jax.nn.sigmoid(run((start, tx.init(start)))))
 
@@ -117,7 +117,6 @@ def main(argv: Sequence[str] | None = None) -> None:
   if args.figure:
     axes.flat[0].legend()
     figure.savefig(args.figure)
-  plt.close(figure)
 
 
 if __name__ == "__main__":

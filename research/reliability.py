@@ -5,18 +5,16 @@
     python -m research.reliability --figure=docs/images/reliability.svg
 
 The first command trains three rows in the quickstart's world, where every
-memory is right with the probability that the preset names, from the shipped
-warm start. The second compares them with what docs/objective.md predicts: with
-the group's deviation, a policy searches for what it remembers below the switch
-point and never above it. So the prediction is 0 below, and above it the
-accuracy of the best agent minus that of an agent that trusts every memory, both
-computed on the questions that the rows answered.
+memory is right with the probability that the preset names. The second compares
+them with docs/objective.md: AnySearch searches for what it remembers below the
+switch point and never above. So it should lose nothing below, and above it what
+an agent loses that trusts every memory, computed on the same questions.
 """
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,6 +29,8 @@ RHOS = ("0.2", "0.35", "0.65", "0.9")
 # Of the first search for a fact, which misses the alternative wording.
 SWITCH = 0.65 / 1.65
 BUDGETS = tuple(range(1, 9))
+_DRAWN = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)
+_FINE = np.linspace(0.1, 1.0, 1801)
 
 
 def get_config(preset: str = "0.65") -> aj.ExperimentConfig:
@@ -64,58 +64,53 @@ def costs_of_trust(rho: float, questions: int) -> float:
   return float(best - trusting)
 
 
-def measured(
-  found: Iterable[outcomes.Outcomes], row: str, minus: str
-) -> aj.inference.Estimate:
-  """Returns the accuracy of one row minus that of another, pooled."""
-  by_row: dict[str, list[outcomes.Outcomes]] = {row: [], minus: []}
-  for one in found:
-    by_row.get(one.row, []).append(one)
-  return claims.difference(by_row[row], by_row[minus], "accuracy").estimate
+def predicted(trust: Mapping[float, float], rho: float) -> float:
+  """Returns the loss at `rho`: none below `SWITCH`, then that of trust."""
+  return float(np.interp(rho, [*trust], [*trust.values()])) * (rho > SWITCH)
+
+
+def measured(rho: str, row: str) -> aj.inference.Estimate | None:
+  """Returns a row's accuracy minus AnySearch's; None without outcomes."""
+  path = study.shipped("ablations", f"research/reliability.py:{rho}")
+  stored = outcomes.read(path) if path.is_file() else []
+  sides = [[o for o in stored if o.row == name] for name in (row, "anysearch")]
+  ours, theirs = (claims.first(side, claims.TRAININGS) for side in sides)
+  if not ours or not theirs:
+    return None
+  return claims.difference(ours, theirs, "accuracy").estimate
 
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("figure", None, "An SVG file.")
-  flags.DEFINE_integer("questions", 600, "That predict.", lower_bound=1)
+  flags.DEFINE_integer("questions", 200, "That predict.", lower_bound=1)
 
 
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
+  trust = {rho: costs_of_trust(rho, f.questions) for rho in _DRAWN}
   figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-  shares = np.linspace(0.1, 1.0, 19)
-  trust = [costs_of_trust(rho, f.questions) for rho in shares]
-  axis.plot(shares, trust, ":", color="gray", label="trusts every memory")
-  above = np.append(SWITCH, shares[shares > SWITCH])
-  line = [np.interp(SWITCH, shares, trust), *np.array(trust)[shares > SWITCH]]
-  axis.plot([0.1, SWITCH, *above], [0, 0, *line], "k", label="predicted")
-  print(f"{'rho':6}{'predicted':>10}  no tool - AnySearch, priced - AnySearch")
-  for row, color in (("no_tool", "tab:blue"), ("priced", "tab:orange")):
-    for rho in RHOS:
-      known = study.shipped("ablations", f"research/reliability.py:{rho}")
-      if known and known.is_file():
-        value, low, high = measured(outcomes.read(known), row, "anysearch")
-        predicted = np.interp(float(rho), [0, SWITCH, *above], [0, 0, *line])
-        print(
-          f"{rho:6}{predicted:10.3f}  {row} {value:.3f} [{low:.3f}, {high:.3f}]"
+  axis.plot([*trust], [*trust.values()], ":", label="trusts every memory")
+  line = [predicted(trust, rho) for rho in _FINE]
+  axis.plot(_FINE, line, "k", label="predicted")
+  print(f"{'rho':>5}{'predicted':>10}  accuracy more than AnySearch's")
+  for rho in RHOS:
+    words = [f"{rho:>5}{predicted(trust, float(rho)):10.3f}"]
+    for row, marker in (("no_tool", "o"), ("priced", "s")):
+      if (found := measured(rho, row)) and found.low is not None:
+        words.append(
+          f"{row} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
         )
-        ends = [[value - low], [high - value]]
-        axis.errorbar(
-          float(rho),
-          value,
-          ends,
-          fmt="o",
-          color=color,
-          capsize=3,
-          label=f"{row} - AnySearch" if rho == RHOS[0] else None,
-        )
+        label = f"measured: {row} - AnySearch" if rho == RHOS[0] else None
+        axis.plot(float(rho), found.value, marker, color="C1", label=label)
+        axis.plot([float(rho)] * 2, found[1:], color="C1")
+    print(*words, sep="  ")
   axis.set(xlabel="reliability of memory", ylabel="lost accuracy, B = 1 to 8")
   axis.legend()
   if f.figure:
     figure.savefig(pathlib.Path(f.figure))
-  plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ CLAIMS = {
   "The priced reward and its rivals": tuple(
     claim
     for name, label in (("anysearch", "AnySearch"), *_RIVALS[:1], *_SAVERS)
-    for claim in above("The priced reward", "priced", name, label, pooled=False)
+    for claim in above("The priced reward", "priced", name, label)
   ),
 }
 

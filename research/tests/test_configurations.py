@@ -8,7 +8,7 @@ import pytest
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from configs import quickstart
-from research import fitting, other_worlds
+from research import fitting, other_worlds, reliability
 
 
 def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
@@ -35,3 +35,14 @@ def test_the_larger_policy_has_ten_times_the_parameters():
 def test_a_world_that_is_no_other_world_is_refused(preset):
   with pytest.raises(ValueError, match="expected the seed of a world, from 1"):
     other_worlds.get_config(preset)
+
+
+def test_the_predicted_loss_is_that_of_trust_above_the_switch_point():
+  trust = {0.2: 0.4, 0.65: 0.3, 0.9: 0.1}
+  found = [reliability.predicted(trust, rho) for rho in (0.2, 0.39, 0.65, 0.9)]
+  assert found == [0, 0, 0.3, 0.1]
+  assert reliability.costs_of_trust(0.65, 12) > 0.1
+  assert reliability.costs_of_trust(1.0, 12) < 0.05
+  assert reliability.get_config("0.9").data.world_reliability == 0.9
+  with pytest.raises(ValueError, match=r"expected one of 0\.2, 0\.35"):
+    reliability.get_config("0.5")
