@@ -45,10 +45,8 @@ class WordOverlap:
 def best(config: aj.ExperimentConfig) -> aj.Retriever:
   """What `retrieval.kind` names: word overlap and BM25, fused by rank."""
   world = aj.World()  # A retriever of yours opens its own documents.
-  words = WordOverlap(world.corpus)
-  return aj.fuse(
-    words, aj.LexicalRetriever(world.corpus, reads=world.searched), k=5
-  )
+  lexical = aj.LexicalRetriever(world.corpus, reads=world.searched)
+  return aj.fuse(WordOverlap(world.corpus), lexical, k=5)
 
 
 def main(argv: list[str] | None = None) -> None:
