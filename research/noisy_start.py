@@ -190,6 +190,8 @@ def main(argv: Sequence[str]) -> None:
     aj.save_policy(folder, policy, dtype=np.float16)
   except (OSError, ValueError) as error:
     sys.exit(f"research.noisy_start: {error}")
+  # First, because without config.json it could be another run's.
+  (partial / "state.safetensors").unlink()
   shutil.rmtree(partial)
   print(f"policy: {folder}")
   if wrong:

@@ -196,6 +196,7 @@ def test_what_the_evidence_page_quotes_is_what_the_outcomes_say(pages):
     for line in EVIDENCE_PAGE.read_text().splitlines()
     if line.startswith("|") and line.count("[") == 3
   ]
+  assert quoted
   assert [line for line in quoted if line not in pages] == []
 
 
