@@ -15,11 +15,12 @@ import bisect
 import contextlib
 import functools
 import itertools
+import pathlib
 import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -116,18 +117,47 @@ class SglangEngine:
       types.EngineError: a server did not load the weights, or no server was
         available in time. Then only replies with the old weights count.
     """
-    name = f"{self._run}.{next(self._serial)}-{version}"
+    path = self._folder / self._name(version)
+
+    def write() -> None:
+      if processes.is_main():
+        shutil.rmtree(self._folder, ignore_errors=True)
+      with disk.translate_errors(path):
+        hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
+
+    self._hand_over(path, path.name, version, write)
+
+  def load_folder(self, folder: pathlib.Path, version: int) -> None:
+    """Loads a Hugging Face folder into all servers; see `set_params`.
+
+    The folder must stay unchanged, where every server can read it, until the
+    next weights are loaded. It is never removed here.
+    """
+    folder = pathlib.Path(folder).absolute()
+    self._hand_over(folder, self._name(version), version)
+
+  def _name(self, version: int) -> str:
+    """Returns a new name for weights of a version."""
+    return f"{self._run}.{next(self._serial)}-{version}"
+
+  def _hand_over(
+    self,
+    path: pathlib.Path,
+    name: str,
+    version: int,
+    write: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Loads the folder at `path` into all servers, after `write` has made it.
+
+    Meanwhile no health check loads weights into a server.
+    """
     self._handed.append((name, version))
-    path = self._folder / name
     loop.run(self._fleet.hold())
     weights = sglang_server.Weights(path, name, self._config.deadline)
     before = self._fleet.present(weights)
     try:
       try:
-        if processes.is_main():
-          shutil.rmtree(self._folder, ignore_errors=True)
-        with disk.translate_errors(path):
-          hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
+        write()
         processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
       finally:
         loop.run(self._fleet.release())
@@ -137,6 +167,7 @@ class SglangEngine:
       self._drop(self._fleet.present(before))
       raise
     self._current = len(self._handed) - 1
+    self._drop(before)
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples one turn. Raises `types.EngineError` if it cannot."""
@@ -192,8 +223,10 @@ class SglangEngine:
     loop.run(sglang_server.close(self._client, self._servers))
 
   def _drop(self, weights: sglang_server.Weights | None) -> None:
-    """Removes these weights' folder, and its parent if it is then empty."""
-    if weights is not None and processes.is_main():
+    """Removes these weights' folder and its parent, if this engine made it."""
+    if weights is None or weights.path.parent != self._folder:
+      return
+    if processes.is_main():
       shutil.rmtree(weights.path, ignore_errors=True)
       with contextlib.suppress(OSError):
         self._folder.rmdir()
