@@ -12,11 +12,20 @@ hand-over, the time of a whole optimizer step, a verdict, and what would make it
 fit. The exit code is 0 if the configuration fits, 1 if it does not, and 2 if
 the flags or the configuration are invalid. Needs the compilers of the extra
 [plan], but no accelerator.
+
+    python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
+        --cluster --search_seconds=0.5
+    python -m launch.plan --config=configs/quickstart.py --run=runs/x --cluster
+
+--cluster simulates a run on 8 to 1,024 devices and prints the best split
+between training and sampling: copies of the planned trainer and sampler, or of
+those of a run that was made with --timeline.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pathlib
 import sys
@@ -28,6 +37,18 @@ from anysearch_jax.host import captured_stderr, json_files
 from launch import flags as launch_flags
 from launch import shipped
 
+# Fields of `simulation.Result`: the heading and form of each.
+_COLUMNS = {
+  "training": ("train", "{}"),
+  "sampling": ("sample", "{}"),
+  "seconds": ("s a step", "{:.1f}"),
+  "trainers": ("trainers work", "{:.0%}"),
+  "samplers": ("samplers work", "{:.0%}"),
+  "staleness": ("steps stale", "{:.1f}"),
+  "rollouts_an_hour": ("rollouts an hour", "{:.1f}"),
+  "queries": ("searches a second", "{:,.0f}"),
+  "most_queries": ("at most", "{:,.0f}"),
+}
 _SHAPES = shipped.ROOT / "configs" / "shapes"
 
 
@@ -36,7 +57,21 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "target", None, "Hardware and how much of it: h100:4, h200:1, v5p:2x2x1."
   )
-  flags.mark_flag_as_required("target")
+  flags.DEFINE_bool("cluster", False, "Simulate clusters of such hardware.")
+  flags.DEFINE_list(
+    "devices",
+    ["8", "16", "32", "64", "128", "256", "512", "1024"],
+    "With --cluster: how many devices there are, of each cluster.",
+  )
+  flags.DEFINE_string(
+    "run",
+    None,
+    "With --cluster: folder of a run made with --timeline, whose parts it has "
+    "more of, each counted as one device; instead of --target.",
+  )
+  flags.DEFINE_float(
+    "search_seconds", 0.5, "With --cluster: mean seconds of a search.", 0
+  )
   flags.DEFINE_integer(
     "episode_tokens",
     None,
@@ -63,36 +98,54 @@ def main(argv) -> None:
   os.environ["JAX_PLATFORMS"] = "cpu"
   # Keeps warnings, because the partitioner's are counted; drops information.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
+  made, shown, cluster = None, [], {}
+  f = flags.FLAGS
   try:
     if len(argv) > 1:
       raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+    if (f.run is None) == (f.target is None):
+      raise app.UsageError(
+        "expected either --target, the hardware to plan for, or --run, a run "
+        "to simulate more of."
+      )
     before = None
-    if path := flags.FLAGS.before:
+    if path := f.before:
       before = json_files.read(pathlib.Path(path)).get("step_seconds")
       if before is None:
         raise ValueError(
           f"--before: {path} has no seconds of a step; expected what --json of "
           "another plan wrote."
         )
-    made = _plan(launch_flags.read_config())
+    config = launch_flags.read_config()
+    if f.run is None:
+      made, work = _plan(config)
+      from anysearch_jax.planning import plan
+
+      shown = [plan.text(made, before=before)]
+    else:
+      work, sentence = _run(config, pathlib.Path(f.run))
+      shown = [sentence]
+    if work:
+      cluster, table = _clusters(work, config.seed)
+      shown += ["", *table]
   except (app.UsageError, ModuleNotFoundError, OSError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
-  from anysearch_jax.planning import plan
-
-  print(plan.text(made, before=before))
-  if path := flags.FLAGS.json:
+  print("\n".join(shown))
+  if path := f.json:
+    values = json.loads(plan.to_json(made)) if made else {}
     try:
-      pathlib.Path(path).write_text(plan.to_json(made))
+      pathlib.Path(path).write_text(json_files.text(values | cluster))
     except OSError as error:
       print(f"launch.plan: {error}; the plan is above.", file=sys.stderr)
       sys.exit(2)
-  sys.exit(0 if made.fits else 1)
+  sys.exit(0 if made is None or made.fits else 1)
 
 
 def _plan(config: config_lib.ExperimentConfig):
+  """Returns a plan, and the workload to simulate if that is asked for."""
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.planning import planner, targets, whole_step
+    from anysearch_jax.planning import clusters, planner, targets, whole_step
     from anysearch_jax.training import validation
 
   f = flags.FLAGS
@@ -103,7 +156,42 @@ def _plan(config: config_lib.ExperimentConfig):
     config, tokens=f.episode_tokens, generated=f.generated_tokens
   )
   log = functools.partial(print, file=sys.stderr, flush=True)
-  return planner.make(config, a, target, expected=expected, log=log)
+  made = planner.make(config, a, target, expected=expected, log=log)
+  if not (f.cluster and made.step):
+    return made, None
+  seconds = f.search_seconds
+  return made, clusters.planned(made, a, expected, search_seconds=seconds)
+
+
+def _run(config: config_lib.ExperimentConfig, folder: pathlib.Path):
+  """Returns the workload of a run, and how well it is simulated."""
+  with captured_stderr.standard_error():
+    from anysearch_jax.planning import clusters, simulation
+
+  work, measured = clusters.measured(folder, config, seed=config.seed)
+  found = simulation.run(work, 1, 1, seed=config.seed)
+  return work, (
+    f"{folder}: {measured:,.1f} rollouts an hour; simulated with this "
+    f"configuration: {found.rollouts_an_hour:,.1f}."
+  )
+
+
+def _clusters(work, seed: int):
+  """Simulates the best splits; returns JSON values and lines of a table."""
+  from anysearch_jax.planning import simulation
+  from anysearch_jax.report import tables
+
+  found, rows = {}, [["devices", *(name for name, _ in _COLUMNS.values())]]
+  for text in flags.FLAGS.devices:
+    if not text.isdecimal() or not int(text):
+      raise ValueError(f"--devices: found {text!r}, expected numbers above 0.")
+    best = simulation.best_split(work, int(text), seed=seed)
+    values = best._asdict() if best else {}
+    found[int(text)] = values or None
+    rows.append([text])
+    for key, (_, form) in _COLUMNS.items():
+      rows[-1].append(form.format(values[key]) if values else "")
+  return {"cluster": found}, tables.aligned(rows)
 
 
 def read_architecture(policy: str):
