@@ -35,6 +35,7 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
+from anysearch_jax.rollout.sglang import adapters
 from launch import distributed, jax_setup, run_history, shipped, supervisor
 from launch import flags as launch_flags
 
@@ -224,6 +225,12 @@ def _server(
     ) from error
   if config.sglang.colocated:
     command.append("--enable-memory-saver")
+  if config.lora.rank:
+    command += adapters.flags(
+      config.lora.rank,
+      config.lora.targets,
+      async_level=config.pipeline.async_level,
+    )
   return supervisor.Part(
     f"server-{index}",
     tuple(command),

@@ -5,7 +5,10 @@
 # Settings, by environment: PYTHON (of that environment), HOST, TP (GPUs that
 # the policy is cut over), STATIC (share of their memory for weights and KV
 # cache), CONTEXT (episode.max_context), CUDA_VISIBLE_DEVICES. A server on the
-# trainer's GPU (sglang.colocated) needs the flag --enable-memory-saver.
+# trainer's GPU (sglang.colocated) needs the flag --enable-memory-saver. A run
+# that trains adapters (lora.rank) sends only them to servers started with LORA,
+# that rank, and ADAPTERS, how many requests may name at once (by default 2, or
+# pipeline.async_level + 1).
 # Whoever reaches a server can give it other weights. So one whose HOST is not
 # this machine's loopback asks for a key: the one in KEY_FILE (by default
 # ~/.anysearch_sglang_key), which is made if it is missing. Servers of one run
@@ -55,6 +58,13 @@ then
   echo "    ... --config.sglang.api_key_variable=SGLANG_KEY" >&2
 fi
 
+adapters=()
+if [ -n "${LORA:-}" ]; then  # One more slot is the base's own.
+  adapters=(--enable-lora --max-lora-rank "$LORA"
+    --max-loras-per-batch "$((${ADAPTERS:-2} + 1))"
+    --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj)
+fi
+
 # Log-probs are to be of what was sampled from: at the sampling temperature.
 unset SGLANG_RETURN_ORIGINAL_LOGPROB
 # A server keeps a few tokens of its context to itself, so it gets a few more.
@@ -73,4 +83,5 @@ exec "${PYTHON:-.venv-sglang/bin/python}" -m sglang.launch_server \
   --dtype bfloat16 \
   --sampling-defaults openai \
   ${secured[@]+"${secured[@]}"} \
+  ${adapters[@]+"${adapters[@]}"} \
   "$@"

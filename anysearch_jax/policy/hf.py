@@ -171,9 +171,13 @@ def save_files(
 
 
 def save_adapter(
-  folder: str | pathlib.Path, policy: Policy, *, base: str
+  folder: str | pathlib.Path,
+  policy: Policy,
+  *,
+  base: str,
+  dtype: Any = np.float32,
 ) -> None:
-  """Writes only the adapters, as a PEFT folder in float32; see `save`.
+  """Writes only the adapters, as a PEFT folder; see `save`.
 
   `base` is the name or the path of the base model.
   """
@@ -185,6 +189,7 @@ def save_adapter(
       beside,
       policy.params,
       table.adapter_rows(a),
+      dtype=dtype,
       name="adapter_model.safetensors",
     )
     if not processes.is_main():

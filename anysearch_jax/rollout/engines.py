@@ -35,7 +35,11 @@ def make(
     from anysearch_jax.rollout.sglang import engine as sglang_engine
 
     return sglang_engine.SglangEngine(
-      policy, config=config.sglang, sampling=config.sampling, dtype=dtype
+      policy,
+      config=config.sglang,
+      sampling=config.sampling,
+      dtype=dtype,
+      async_level=config.pipeline.async_level,
     )
   return engine.JaxEngine(
     policy,

@@ -24,6 +24,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import adapters
 from launch import flags as launch_flags
 from launch import node
 
@@ -155,6 +156,15 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
     "CUDA_VISIBLE_DEVICES=0,1,2,3 XLA_PYTHON_CLIENT_ALLOCATOR=platform"
   )
   node.validate(config, trainer, pathlib.Path("nowhere"))
+
+
+def test_servers_of_a_run_with_adapters_load_them():
+  config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
+  services, _ = node.parts_of(config, [], servers=node.Servers(1))
+  expected = adapters.flags(
+    8, ("q", "v"), async_level=config.pipeline.async_level
+  )
+  assert [*services[-1].command[-len(expected) :]] == expected
 
 
 def test_servers_of_other_nodes_are_only_named():

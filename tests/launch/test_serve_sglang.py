@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.rollout.sglang import server as sglang_server
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "serve_sglang.sh"
@@ -73,6 +74,15 @@ def test_a_server_that_others_reach_asks_for_a_key(serve, tmp_path, host):
   again, _ = serve(HOST=host)
   assert again[again.index("--config") + 1] == str(settings)
   assert file.read_text() == key
+
+
+def test_a_server_of_adapters_is_started_as_one_of_launch_node(serve):
+  assert "--enable-lora" not in serve()[0]
+  found, _ = serve("--dtype", "float32", LORA="16", ADAPTERS="3")
+  targets = config_lib.LoraConfig().targets
+  expected = adapters.flags(16, targets, async_level=2)
+  start = found.index("--enable-lora")
+  assert found[start:] == [*expected, "--dtype", "float32"]
 
 
 @pytest.mark.parametrize("flags", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])

@@ -19,13 +19,17 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import policy_scores
+import safetensors.numpy
 import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
@@ -99,6 +103,9 @@ class Server:
     last_paused: mode of the last pause.
     away: the memory that it has released.
     saver: whether it has a memory saver.
+    lora: the flags of its server_info, {} without adapters.
+    adapters: the loaded ones, by name, as policies merged with the base.
+    serves_base: whether it scores its base whatever adapter is named.
     died: what it died of.
   """
 
@@ -116,6 +123,9 @@ class Server:
     self.version, self.last_paused, self.hold_at = "default", "", -1
     self.away: set[str] = set()
     self.saver, self.died = True, ""
+    self.lora: dict[str, Any] = {}
+    self.adapters: dict[str, hf.Policy] = {}
+    self.serves_base, self._base = False, None
     self.running: dict[str, _Request] = {}
     self.asked: list[tuple[str, dict]] = []
     self.faults: dict[str, list] = collections.defaultdict(list)
@@ -159,6 +169,7 @@ class Server:
     with self._state:
       self.version, self._paused, self.running = "default", "", {}
       self.away.clear()
+      self.adapters.clear()
       self._cache.clear()
     self.__enter__()
 
@@ -217,7 +228,29 @@ class Server:
   def _server_info(self, body: dict) -> tuple[int, Any]:
     return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6} | {
       "enable_memory_saver": self.saver
-    }
+    } | self.lora
+
+  def _v1_models(self, body: dict) -> tuple[int, Any]:
+    loaded = [{"id": name, "parent": "policy"} for name in self.adapters]
+    return 200, {"data": [{"id": "policy", "parent": None}, *loaded]}
+
+  def _load_lora_adapter(self, body: dict) -> tuple[int, Any]:
+    name, error = body["lora_name"], ""
+    if not self.lora:
+      error = "LoRA is not enabled."
+    elif name in self.adapters:
+      error = f"LoRA with name {name} already exists."
+    if error:
+      return 400, {"success": False, "error_message": error}
+    merged = _merged(self._base, pathlib.Path(body["lora_path"]))
+    with self._state:
+      self.adapters[name] = merged
+    return 200, {"success": True, "error_message": ""}
+
+  def _unload_lora_adapter(self, body: dict) -> tuple[int, Any]:
+    with self._state:
+      self.adapters.pop(body["lora_name"])
+    return 200, {"success": True, "error_message": ""}
 
   def _abort_request(self, body: dict) -> tuple[int, Any]:
     with self._state:
@@ -261,7 +294,7 @@ class Server:
     with self._state:
       if not self._paused:
         assert self._state.wait_for(lambda: not self.running, 10)
-      self.policy = policy
+      self.policy, self._base = policy, folder
       if body["flush_cache"] and self.running:
         message = "Weights were updated, but the cache was not flushed."
         return 400, {"success": False, "message": message}
@@ -280,6 +313,10 @@ class Server:
       message = "Requested token count exceeds the model's context length."
       return 400, {"error": {"message": message}}
     assert max(context) < VOCAB, "this token would have killed the server"
+    adapter = body.get("lora_path")
+    if adapter and adapter not in self.adapters:
+      message = f"Got LoRA adapter that has never been loaded: {adapter}\n"
+      return 400, {"error": {"message": message}}
     request = _Request(body["rid"])
     with self._state:
       self._state.wait_for(lambda: not self._paused)
@@ -311,7 +348,10 @@ class Server:
     }
     if body["logprob_start_len"] == 0:
       # Of the weights that were loaded last, whatever they are called.
-      scores = [None, *policy_scores.log_probs(self.policy, context)]
+      scored = self.policy
+      if adapter and not self.serves_base:
+        scored = self.adapters[adapter]
+      scores = [None, *policy_scores.log_probs(scored, context)]
       meta["input_token_logprobs"] = [
         [score, token, None]
         for score, token in zip(scores, context, strict=True)
@@ -405,6 +445,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.wfile.write(content.encode())
     except OSError:
       pass  # The client has left.
+
+
+def _merged(base: pathlib.Path, adapter: pathlib.Path) -> hf.Policy:
+  """Returns a folder's policy with W + alpha / r B A, as PEFT defines it."""
+  config = json.loads((adapter / "adapter_config.json").read_text())
+  scale = config["lora_alpha"] / config["r"]
+  load = safetensors.numpy.load_file
+  factors = load(adapter / "adapter_model.safetensors")
+  weights = load(base / "model.safetensors")
+  for name in [n for n in factors if ".lora_A." in n]:
+    a, b = factors[name], factors[name.replace("lora_A", "lora_B")]
+    key = name.removeprefix("base_model.model.").replace(".lora_A", "")
+    product = b.astype(np.float32) @ a.astype(np.float32)
+    weights[key] = weights[key].astype(np.float32) + scale * product
+  with tempfile.TemporaryDirectory() as folder:
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    safetensors.numpy.save_file(weights, f"{folder}/model.safetensors")
+    return hf.load(folder)
 
 
 def _stopped(sampled: list[int], params: dict) -> int | str | None:

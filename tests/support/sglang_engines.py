@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import fake_sglang
+import jax
+import numpy as np
 import pytest
 import random_models
 import small_policy
@@ -12,7 +14,7 @@ import small_policy
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import hf, lora
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -28,10 +30,25 @@ def policy():
   return hf.Policy(random_models.params(a), a, fake_sglang.tokenizer())
 
 
-def connect(*, sampling=None, **config):
+def adapted(seed=None):
+  """Returns `policy` with adapters: new ones, or random ones of a seed."""
+  bare = policy()
+  config = config_lib.LoraConfig(rank=2, alpha=4.0)
+  a = lora.attach(bare.architecture, config)
+  new = lora.initialize(a, 0)
+  if seed is not None:
+    rng = np.random.default_rng(seed)
+    new = jax.tree.map(
+      lambda p: rng.normal(0, 0.3, p.shape).astype(np.float32), new
+    )
+  return bare._replace(params=lora.combine(bare.params, new), architecture=a)
+
+
+def connect(*, sampling=None, start=None, async_level=0, **config):
   """Returns an engine with at most two tries and short timeouts."""
   return sglang.SglangEngine(
-    policy(),
+    start or policy(),
+    async_level=async_level,
     config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),
   )
@@ -43,13 +60,17 @@ def serve(monkeypatch):
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
   servers, engines = [], []
 
-  def start(script=(), *, count=1, seconds=0.0, faults=None, **config):
+  def start(
+    script=(), *, count=1, seconds=0.0, faults=None, flags=None, **config
+  ):
     new = [
       fake_sglang.Server(script, seconds=seconds).__enter__()
       for _ in range(count)
     ]
     servers.extend(new)
     new[-1].faults.update(faults or {})
+    for server in new:
+      server.lora = flags or {}
     engines.append(connect(**{"urls": tuple(s.url for s in new)} | config))
     return (engines[-1], *new)
 

@@ -6,6 +6,10 @@ server while it is up (`health`). This module decides from the sampled ids where
 a turn ends, as the in-process engine does, because the server's own search for
 stop texts misses some.
 
+Where adapters are trained and servers can load them (`adapters`), the base is
+loaded once and each version is an adapter. An episode then keeps the version of
+its first turn while servers hold that, and a turn has tokens of one version.
+
 Sampling does not follow `types.Address`: it differs from run to run.
 """
 
@@ -15,10 +19,12 @@ import bisect
 import contextlib
 import functools
 import itertools
+import logging
 import pathlib
 import re
 import secrets
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,9 +35,11 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import disk, loop, processes
 from anysearch_jax.policy import decoder, hf
-from anysearch_jax.rollout.sglang import health
+from anysearch_jax.rollout.sglang import adapters, health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
+
+_log = logging.getLogger(__name__)
 
 
 class SglangEngine:
@@ -45,14 +53,16 @@ class SglangEngine:
       first turn (`sglang.colocated`); without any, the caller sets them first.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
-    dtype: of the weights in the folder that the servers load.
+    dtype: of the weights in the folders that the servers load.
+    async_level: of the run, for the number of adapters that servers hold.
 
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
-      cached), `retries`, `unscored` (see `scores`), and the counters of
-      `health.Fleet`.
+      cached), `retries`, `unscored` (see `scores`), `handover_bytes` and
+      `handover_ms` (of new weights), and the counters of `health.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
+    adapts: whether servers get adapters only, over a base.
 
   Raises:
     types.EngineError: a server is unavailable or cannot be used.
@@ -66,6 +76,7 @@ class SglangEngine:
     config: config_lib.SglangConfig,
     sampling: config_lib.SamplingConfig,
     dtype: Any = jnp.bfloat16,
+    async_level: int = 0,
   ):
     # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
@@ -76,10 +87,16 @@ class SglangEngine:
     self._client, self._servers = sglang_server.connect(config, self.counters)
     self._run = processes.on_main(lambda: secrets.token_hex(4))
     self._serial = itertools.count()
-    # Names and versions of all weights, in order. The last one may still be
-    # loading; those before `_current` are no longer served.
-    self._handed: list[tuple[str, int]] = []
+    # All weights in order. The last ones may still be loading; whole ones
+    # before `_current` are no longer served.
+    self._handed: list[adapters.Sampled] = []
     self._current = 0
+    # With adapters: their base, when it is written; what each episode began
+    # with; the turns that run.
+    self._base: sglang_server.Weights | None = None
+    self._held = adapters.held(async_level)
+    self._began: dict[types.Address, adapters.Sampled] = {}
+    self._running: Counter[str] = Counter()
     self._folder = sglang_server.folder(
       config.weights, (server.url for server in self._servers)
     )
@@ -93,6 +110,7 @@ class SglangEngine:
       )
       if not processes.is_main():
         loop.run(self._fleet.start())
+      self.adapts = self._can_adapt()
       if config.colocated:
         self.free_cache()
       if policy.params:
@@ -108,6 +126,7 @@ class SglangEngine:
     cache that the old weights filled. A server that is unavailable gets the
     weights when it is back: they remain in their folder until the next ones are
     written. After `free_cache` they are loaded with the next turn or `scores`.
+    With adapters, running turns end as they began.
 
     Args:
       params: laid out as the policy's, on any mesh.
@@ -117,57 +136,135 @@ class SglangEngine:
       types.EngineError: a server did not load the weights, or no server was
         available in time. Then only replies with the old weights count.
     """
-    path = self._folder / self._name(version)
+    name = self._name(version)
+    path = self._folder / name
+    policy = self._policy._replace(params=params)
+    if not self.adapts:
 
-    def write() -> None:
-      if processes.is_main():
-        shutil.rmtree(self._folder, ignore_errors=True)
+      def write() -> None:
+        self._clean(None)  # First: there may be no room for two folders.
+        with disk.translate_errors(path):
+          hf.save(path, policy, dtype=self._dtype)
+
+      self._hand_over(self._whole(path, name), version, write)
+      return
+    base = self._base or self._whole(self._folder / f"{name}.base", name)
+
+    def write_adapter() -> None:
       with disk.translate_errors(path):
-        hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
+        if self._base is None:
+          self._clean(None)
+          bare = policy.architecture.without_lora()
+          whole = policy._replace(architecture=bare)
+          hf.save(base.path, whole, dtype=self._dtype)
+          self._base = base
+        hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
 
-    self._hand_over(path, path.name, version, write)
+    self._hand_over(self._adapted(base, name, path), version, write_adapter)
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Loads a Hugging Face folder into all servers; see `set_params`.
+    """Loads a folder of weights into all servers; see `set_params`.
 
-    The folder must stay unchanged, where every server can read it, until the
-    next weights are loaded. It is never removed here.
+    It has whole weights or, where `adapts` and `set_params` has loaded a base,
+    adapters in PEFT's format. The folder must stay unchanged, where every
+    server can read it, until the next weights are loaded; one of adapters,
+    until servers hold it no more (`adapters.held`). It is not removed here.
     """
-    folder = pathlib.Path(folder).absolute()
-    self._hand_over(folder, self._name(version), version)
+    path, name = pathlib.Path(folder).absolute(), self._name(version)
+    if not (path / adapters.FILE).is_file():
+      weights = self._whole(path, name)
+    elif self._base is not None:
+      weights = self._adapted(self._base, name, path)
+    else:
+      raise types.EngineError(
+        f"{path}: found adapters, expected whole weights: the servers have no "
+        "base for adapters."
+      )
+    self._hand_over(weights, version)
 
   def _name(self, version: int) -> str:
     """Returns a new name for weights of a version."""
     return f"{self._run}.{next(self._serial)}-{version}"
 
+  def _whole(self, path: pathlib.Path, name: str) -> sglang_server.Weights:
+    return sglang_server.Weights(path, name, self._config.deadline)
+
+  def _adapted(
+    self, base: sglang_server.Weights, name: str, path: pathlib.Path
+  ) -> sglang_server.Weights:
+    """Returns a base with a new adapter and those that turns may still need."""
+    before = [x.adapter for x in self._handed if x.weights == base.name]
+    kept = [
+      adapter
+      for i, adapter in enumerate(before, start=1)
+      if adapter is not None
+      and (i + self._held > len(before) + 1 or self._running[adapter.name])
+    ]
+    return base._replace(adapters=(*kept, adapters.Adapter(name, path)))
+
+  def _can_adapt(self) -> bool:
+    """Returns whether servers get adapters only; logs why not."""
+    lora = self._policy.architecture.lora
+    if lora is None:
+      return False
+    for server in self._servers:
+      if why := adapters.refusal(server.info, lora.rank, lora.targets):
+        _log.warning(
+          "SGLang servers get whole weights with the adapters merged into "
+          "them, not the adapters alone, because of %s: %s.",
+          *(server.url, why),
+        )
+        return False
+    return True
+
   def _hand_over(
     self,
-    path: pathlib.Path,
-    name: str,
+    weights: sglang_server.Weights,
     version: int,
     write: Callable[[], None] = lambda: None,
   ) -> None:
-    """Loads the folder at `path` into all servers, after `write` has made it.
+    """Loads weights into all servers, after `write` has made their folder.
 
     Meanwhile no health check loads weights into a server.
     """
-    self._handed.append((name, version))
+    started = time.monotonic()
+    sampled = weights.sampled(version)
+    self._handed.append(sampled)
     loop.run(self._fleet.hold())
-    weights = sglang_server.Weights(path, name, self._config.deadline)
-    before = self._fleet.present(weights)
+    before, base = self._fleet.present(weights), self._base
     try:
       try:
         write()
+        if processes.is_main():
+          new = [sampled.adapter.path] if sampled.adapter else [weights.path]
+          new += [weights.path] if self._base is not base else []
+          self._count(new)
+          if sampled.adapter:
+            changes = adapters.changes(sampled.adapter.path)
+            sampled = sampled._replace(
+              adapter=sampled.adapter._replace(changes=changes)
+            )
+            self._handed[-1] = sampled
         processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
       finally:
         loop.run(self._fleet.release())
       processes.on_main(lambda: loop.run(self._fleet.up()))
     except BaseException:
       self._handed.pop()
-      self._drop(self._fleet.present(before))
+      self._fleet.present(before)
+      self._clean(before)
+      self._base = base
       raise
     self._current = len(self._handed) - 1
-    self._drop(before)
+    if not weights.adapters:
+      self._base = None
+    kept = {adapter.name for adapter in weights.adapters}
+    # The event loop's thread adds to them meanwhile.
+    for address, began in list(self._began.items()):
+      if began.adapter and began.adapter.name not in kept:
+        self._began.pop(address, None)
+    self._clean(weights)
+    self.counters["handover_ms"] += round(1000 * (time.monotonic() - started))
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples one turn. Raises `types.EngineError` if it cannot."""
@@ -186,7 +283,8 @@ class SglangEngine:
     )
 
   def release(self, address: types.Address) -> None:
-    """Does nothing: servers evict the least recently used prefixes."""
+    """Forgets the adapter of an episode; servers evict prefixes themselves."""
+    self._began.pop(address, None)
 
   def free_cache(self) -> int:
     """Makes the servers release their GPU memory, see `CachingEngine`.
@@ -207,10 +305,10 @@ class SglangEngine:
     its replies name other weights and are refused.
     """
     self._check_ids(token_ids)
-    name = self._handed[self._current][0]
+    sampled = self._handed[self._current]
     scores = processes.on_main(
       lambda: loop.run(
-        self._fleet.scores(token_ids, name=name, deadline=self._config.deadline)
+        self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
       )
     )
     self.counters["unscored"] += len(self._servers) - len(scores)
@@ -219,24 +317,48 @@ class SglangEngine:
   def close(self) -> None:
     """Closes the connections and removes the weights."""
     loop.run(self._fleet.stop())
-    self._drop(self._fleet.present(None))
+    self._fleet.present(None)
+    self._clean(None)
     loop.run(sglang_server.close(self._client, self._servers))
 
-  def _drop(self, weights: sglang_server.Weights | None) -> None:
-    """Removes these weights' folder and its parent, if this engine made it."""
-    if weights is None or weights.path.parent != self._folder:
+  def _clean(self, kept: sglang_server.Weights | None) -> None:
+    """Removes all folders that this engine has made but those of `kept`."""
+    if not processes.is_main() or not self._folder.is_dir():
       return
-    if processes.is_main():
-      shutil.rmtree(weights.path, ignore_errors=True)
-      with contextlib.suppress(OSError):
-        self._folder.rmdir()
+    paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
+    for path in self._folder.iterdir():
+      if path not in paths:
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+      self._folder.rmdir()
+
+  def _count(self, folders: Sequence[pathlib.Path]) -> None:
+    """Counts the bytes of folders that are handed over."""
+    self.counters["handover_bytes"] += sum(
+      path.stat().st_size for folder in folders for path in folder.rglob("*")
+    )
 
   async def _turn(
     self, request: types.GenerateRequest, server: sglang_server.Server
   ) -> types.Generation:
     """Samples a turn on a server."""
     first = self._current
-    reply = await server.generate(self._body(request, self._handed[first][0]))
+    sampled = self._handed[first]
+    if sampled.adapter:
+      sampled = self._began.setdefault(request.address, sampled)
+    name = sampled.adapter.name if sampled.adapter else ""
+    self._running[name] += 1
+    try:
+      reply = await server.generate(self._body(request, sampled))
+    except types.EngineError as error:
+      if not sampled.refused(error):
+        raise
+      self._began.pop(request.address, None)
+      raise sglang_server.UnansweredError(str(error)) from None
+    finally:
+      self._running[name] -= 1
+    # Whole weights may have changed meanwhile, an adapter not.
+    served = [sampled] if sampled.adapter else self._handed[first:]
     try:
       return self._generation(
         request,
@@ -245,7 +367,7 @@ class SglangEngine:
           prompt=len(request.token_ids),
           most=request.max_tokens,
           vocab_size=self._policy.architecture.vocab_size,
-          versions=dict(self._handed[first:]),
+          versions={x.weights: x.version for x in served},
         ),
       )
     except sglang_reply.OtherWeightsError as error:
@@ -256,7 +378,9 @@ class SglangEngine:
     except types.EngineError as error:
       raise server.error(error) from None
 
-  def _body(self, request: types.GenerateRequest, name: str) -> dict[str, Any]:
+  def _body(
+    self, request: types.GenerateRequest, sampled: adapters.Sampled
+  ) -> dict[str, Any]:
     """Returns the body of a request to /generate.
 
     Stop texts are also sent as regular expressions. A server searches for a
@@ -267,12 +391,11 @@ class SglangEngine:
     apply.
     """
     sampling = self._sampling.asked(request)
-    return {
-      "input_ids": list(request.token_ids),
-      "return_logprob": True,
-      "logprob_start_len": -1,
-      "extra_key": name,  # Separates cached prefixes by the weights' name.
-      "sampling_params": {
+    return sampled.body(
+      request.token_ids,
+      logprob_start_len=-1,
+      extra_key=sampled.weights,  # Separates cached prefixes by the weights.
+      sampling_params={
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -288,7 +411,7 @@ class SglangEngine:
         "stop_regex": [re.escape(stop) for stop in request.stop],
         "stop_token_ids": sorted(self._policy.tokenizer.end_of_turn_ids),
       },
-    }
+    )
 
   def _generation(
     self, request: types.GenerateRequest, reply: sglang_reply.Reply

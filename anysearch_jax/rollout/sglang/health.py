@@ -31,6 +31,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from anysearch_jax import types
+from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.rollout.sglang import server as sglang_server
 
 T = TypeVar("T")
@@ -259,19 +260,24 @@ class Fleet:
       self._enter(member, state, str(outcome or ""))
 
   async def scores(
-    self, token_ids: Sequence[int], *, name: str, deadline: float
+    self,
+    token_ids: Sequence[int],
+    sampled: adapters.Sampled,
+    *,
+    deadline: float,
   ) -> dict[str, list[float]]:
     """Returns the log-probabilities of all servers that answer, by their url.
 
     See `Server.score`; a server that serves other weights is left out.
+
+    Raises:
+      adapters.BaseServedError: a server samples its base.
     """
     await self._take_back()
     members = await self._answering()
     deadline = min(deadline, _SCORING_SECONDS)
     outcomes = await asyncio.gather(
-      *(
-        m.server.score(token_ids, name=name, deadline=deadline) for m in members
-      ),
+      *(m.server.score(token_ids, sampled, deadline=deadline) for m in members),
       return_exceptions=True,
     )
     scores = {}
@@ -280,7 +286,9 @@ class Fleet:
         scores[member.server.url] = outcome
       elif isinstance(outcome, sglang_server.UnansweredError):
         self._enter(member, State.DOWN, str(outcome))
-      elif not isinstance(outcome, types.EngineError):
+      elif not isinstance(outcome, types.EngineError) or isinstance(
+        outcome, adapters.BaseServedError
+      ):
         raise outcome
     return scores
 
@@ -377,13 +385,16 @@ class Fleet:
       async with member.loading:
         if self._present is not weights or sglang_server.released(found):
           return  # The run has handed over others meanwhile, or lent it.
-        if found != weights.name:
+        lacks = found == weights.name and await server.lacks(weights)
+        if found != weights.name or lacks:
           if sglang_server.of_another_run(found, self._run):
             raise server.error(
               f"another run handed it weights {found!r}; give each run servers "
               "of its own."
             )
           why = f"it serves {found!r}, expected {weights.name!r}"
+          if lacks:
+            why = f"it does not have adapter {lacks!r}"
           self._enter(member, State.DOWN, why)
           await server.load(weights)
         self._enter(member, State.UP)

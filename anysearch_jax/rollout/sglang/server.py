@@ -8,6 +8,9 @@ New weights are loaded through a folder in RAM of the Hugging Face format. It is
 written once and read by every server. Each server is paused, updated, resumed
 even after a failure, and then asked which weights it serves.
 
+With adapters, that folder is the base, and is loaded once. Only adapters
+follow, while turns run, and old ones are unloaded.
+
 A server on the trainer's GPU releases its memory while training. It would end
 itself over a release while it computes, a second release or resume, and turns
 without memory. So it is paused and emptied first, what may have been done is
@@ -34,6 +37,7 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.rollout.sglang import adapters as adapters_lib
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 
 Json = dict[str, Any]
@@ -61,12 +65,19 @@ class Weights(NamedTuple):
   """Weights that servers must serve.
 
   path: Hugging Face folder, at the same path for each server. name: every reply
-  states it. deadline: seconds that one server may take to load.
+  states it. deadline: seconds that one server may take to load. adapters: over
+  these weights, oldest first; every request names one of them.
   """
 
   path: pathlib.Path
   name: str
   deadline: float
+  adapters: tuple[adapters_lib.Adapter, ...] = ()
+
+  def sampled(self, version: int) -> adapters_lib.Sampled:
+    """Returns what samples the newest version."""
+    newest = self.adapters[-1] if self.adapters else None
+    return adapters_lib.Sampled(self.name, version, newest)
 
 
 class Server:
@@ -80,6 +91,7 @@ class Server:
     secret: the key; it is removed from everything that is quoted.
 
   Attributes:
+    info: its server_info when it was last found ready.
     tasks: those that wait for a generation, or abort one that nobody wants.
   """
 
@@ -98,6 +110,7 @@ class Server:
     self._retries = config.retries
     self._patience = min(_CONTROL_SECONDS, config.deadline)
     self._counters, self._lends = counters, config.colocated
+    self.info: Json = {}
     self.tasks: set[asyncio.Task] = set()
 
   async def ready(self) -> int:
@@ -112,7 +125,7 @@ class Server:
     # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
     await self.healthy()
-    info = await self.get("/server_info")
+    self.info = info = await self.get("/server_info")
     # Others answer that they have released their memory, and keep it.
     if self._lends and info.get("enable_memory_saver") is not True:
       raise self.error(
@@ -181,6 +194,58 @@ class Server:
       UnansweredError: the server could not be reached, or was restarted.
       types.EngineError: it did not load the weights.
     """
+    if lent or not weights.adapters or await self.version() != weights.name:
+      await self._load_folder(weights, lent=lent)
+    if weights.adapters:
+      await self._load_adapters(weights, again=lent)
+
+  async def lacks(self, weights: Weights) -> str:
+    """Returns the name of an adapter that is not loaded, or ""."""
+    if not weights.adapters:
+      return ""
+    loaded = await self._adapters()
+    return next((a.name for a in weights.adapters if a.name not in loaded), "")
+
+  async def _adapters(self) -> set[str]:
+    """Returns the names of the adapters that the server has loaded."""
+    models = (await self.get("/v1/models")).get("data")
+    return {
+      str(each.get("id"))
+      for each in (models if isinstance(models, list) else [])
+      if isinstance(each, dict) and each.get("parent")
+    }
+
+  async def _load_adapters(self, weights: Weights, *, again: bool) -> None:
+    """Loads adapters that are missing, or all, and unloads all others."""
+    loaded, wanted = await self._adapters(), {a.name for a in weights.adapters}
+
+    async def unload(names: Iterable[str]) -> None:
+      for name in names:
+        # It waits for the requests that use it; what stays is unloaded later.
+        with contextlib.suppress(types.EngineError):
+          await self.post("/unload_lora_adapter", {"lora_name": name})
+
+    if again:  # Their memory was released with that of the weights.
+      await unload(loaded)
+      loaded = set()
+    refused = ""
+    for adapter in weights.adapters:
+      if adapter.name not in loaded:
+        body = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
+        try:
+          await self.post("/load_lora_adapter", body, deadline=weights.deadline)
+        except UnansweredError:
+          raise
+        except types.EngineError as error:
+          refused = str(
+            error
+          )  # Or a repeated request, which is loaded already.
+    await unload(loaded - wanted)
+    if missing := await self.lacks(weights):
+      raise self.error(f"does not have adapter {missing!r}. {refused}")
+
+  async def _load_folder(self, weights: Weights, *, lent: bool) -> None:
+    """Loads the folder of weights and checks that the server serves it."""
     try:
       # Running requests wait and continue with the new weights.
       await self.post("/pause_generation", {"mode": "in_place"})
@@ -221,31 +286,49 @@ class Server:
     raise UnansweredError(str(error)) if loaded else error
 
   async def score(
-    self, token_ids: Sequence[int], *, name: str, deadline: float
+    self,
+    token_ids: Sequence[int],
+    sampled: adapters_lib.Sampled,
+    *,
+    deadline: float,
   ) -> list[float]:
     """Returns log-probabilities of all tokens but the first, at temperature 1.
 
     Raises:
-      types.EngineError: the server is unavailable, or serves other weights than
-        those called `name`.
+      adapters_lib.BaseServedError: they are those of the server's base although
+        the adapter changes it.
+      types.EngineError: the server is unavailable, or serves other weights.
     """
-    body = {
-      "input_ids": list(token_ids),
-      "return_logprob": True,
-      "logprob_start_len": 0,
-      "sampling_params": {"max_new_tokens": 0},
-    }
+
+    async def ask(sampled: adapters_lib.Sampled) -> list[float]:
+      body = sampled.body(
+        token_ids, logprob_start_len=0, sampling_params={"max_new_tokens": 0}
+      )
+      reply = await self.generate(body)
+      try:
+        return sglang_reply.scores(reply, token_ids, name=sampled.weights)
+      except types.EngineError as error:
+        raise self.error(error) from None
+
     try:
       async with asyncio.timeout(deadline):
-        reply = await self.generate(body)
+        scores = await ask(sampled)
+        adapter = sampled.adapter
+        if adapter is None or not adapter.changes:
+          return scores
+        base = await ask(sampled._replace(adapter=None))
     except TimeoutError:
       raise UnansweredError(
         f"{self.url}: no scores within {deadline:g} seconds."
       ) from None
-    try:
-      return sglang_reply.scores(reply, token_ids, name=name)
-    except types.EngineError as error:
-      raise self.error(error) from None
+    if scores == base:
+      raise adapters_lib.BaseServedError(
+        f"{self.url}: scores a prompt with adapter {adapter.name!r} exactly as "
+        "without it, expected other scores: it samples its base. Nothing that "
+        "it sampled in this rollout was trained on. Start the server again "
+        f"with SGLang's own LoRA flags, then run the same command again."
+      )
+    return scores
 
   async def get(self, path: str, deadline: float | None = None) -> Json:
     """Returns the object at this path; the default deadline is short."""
