@@ -7,7 +7,7 @@ is enough, also on a CPU:
 
     python tests/support/sglang_chains.py MODEL_DIR TOKENIZER_DIR
     python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 \\
-        --tool-call-parser qwen25 ...
+        --tool-call-parser qwen25 ...  (and `adapters.flags`, for adapters)
     ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
         tests/rollout/test_sglang_real.py
 
@@ -40,8 +40,9 @@ from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.rollout import chat_completions, completions, endpoints
+from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -324,6 +325,80 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   assert engine.counters["shared_tokens"] == 0
   ours = _ours(policy, second, (*row, *next_turn.token_ids))
   np.testing.assert_allclose(next_turn.logps, ours[len(row) - 1 :], atol=1e-3)
+
+
+@running
+def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
+  info = httpx2.get(f"{_URL}/server_info", trust_env=False).json()
+  config = config_lib.LoraConfig(rank=4, alpha=8.0)
+  if adapters.refusal(info, config.rank, config.targets):
+    pytest.skip("The server was started without `adapters.flags`.")
+  a = lora.attach(policy.architecture, config)
+  new = lora.initialize(a, 0)
+
+  def adapted(version):
+    rng = np.random.default_rng(version)
+    trained = jax.tree.map(
+      lambda p: p + rng.normal(0, 0.1, p.shape).astype(np.float32), new
+    )
+    params = lora.combine(random_params[0], trained if version else new)
+    return policy._replace(params=params, architecture=a)
+
+  engine = sglang.SglangEngine(
+    adapted(0),
+    config=config_lib.SglangConfig(urls=(_URL,), weights=str(tmp_path)),
+    sampling=config_lib.SamplingConfig(),
+    dtype=jnp.float32,
+  )
+  assert engine.adapts
+  (server,), context = engine._servers, _context(policy)
+  spent = [engine.counters["handover_bytes"], engine.counters["handover_ms"]]
+  for version in (0, 1, 2):
+    if version:
+      engine.counters.clear()
+      engine.set_params(adapted(version).params, version)
+      spent += [engine.counters[f"handover_{x}"] for x in ("bytes", "ms")]
+    own = adapted(version)
+    for sample, said in enumerate(_sample(engine, context, samples=2, most=20)):
+      engine.release(types.Address(0, 0, sample))
+      assert set(said.versions) == {version}
+      row = (*context, *said.token_ids)
+      ours = _ours(own, own.params, row)
+      _close(f"turn {version}", said.logps, ours[len(context) - 1 :])
+      _close(f"scores {version}", engine.scores(row)[_URL], ours)
+      base = _ours(policy, random_params[0], row)
+      assert (np.abs(base - ours).max() > 0.1) == (version > 0)
+  # An episode goes on as it began while the server holds its adapter.
+  (first,) = _sample(engine, context, samples=1, most=5)
+  engine.set_params(adapted(3).params, 3)
+  row = (*context, *first.token_ids)
+  (second,) = _sample(engine, row, samples=1, most=5)
+  assert set(second.versions) == {2}
+  own = adapted(2)
+  ours = _ours(own, own.params, (*row, *second.token_ids))
+  _close("kept", second.logps, ours[len(row) - 1 :])
+  assert len(loop.run(server._adapters())) == 2
+  # It loses them, and gets them again.
+  for name in loop.run(server._adapters()):
+    loop.run(server.post("/unload_lora_adapter", {"lora_name": name}))
+  (third,) = _sample(engine, row, samples=1, most=5)
+  assert set(third.versions) in ({2}, {3})
+  own = adapted(third.versions[0])
+  ours = _ours(own, own.params, (*row, *third.token_ids))
+  _close("again", third.logps, ours[len(row) - 1 :])
+  print("bytes, ms:", spent)
+  # A server that leaves out the adapter of a request would be noticed.
+  ask = server.generate
+  server.generate = lambda body: ask(body | {"lora_path": None})
+  with pytest.raises(types.EngineError, match="it samples its base"):
+    engine.scores(row)
+  engine.close()
+
+
+def _close(what, found, expected):
+  gap = np.abs(np.subtract(found, expected))
+  print(f"{what}: {gap.mean():.1e} on average, {gap.max():.1e} at most")
+  assert gap.max() < 1e-3
 
 
 @running
