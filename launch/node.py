@@ -103,9 +103,7 @@ def parts_of(
       "as every node reaches them."
     )
   mesh = config.mesh
-  trains = mesh.trainer or tuple(
-    range(mesh.data * mesh.fsdp * mesh.tensor // processes)
-  )
+  trains = mesh.trainer or tuple(range(mesh.size // processes))
   rollout, count, env = mesh.rollout, servers.count, {}
   if config.sglang.colocated:
     rollout = rollout or trains

@@ -117,7 +117,7 @@ class Checks:
   def mesh(self) -> Finding:
     """Checks that there are enough devices for the mesh."""
     config, m = self.config, self.config.mesh
-    wanted = m.data * m.fsdp * m.tensor
+    wanted = m.size
     if self.processes > 1:
       here = jax.local_device_count() * self.processes
       if wanted > here:
@@ -128,9 +128,7 @@ class Checks:
         )
       return ok(f"{wanted} of {here} devices train")
     placement.check(self._policy[0], config)
-    return ok(
-      f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
-    )
+    return ok(f"{m} fits this process")
 
   def memory(self) -> Iterator[Finding]:
     """Compares the minimum memory of a device with what the device has."""
@@ -141,7 +139,7 @@ class Checks:
     has, free, where = device_memory(), available_memory(), "a device"
     if has is None:
       has, where = free, "free RAM"
-      least *= m.fsdp * m.tensor  # All shards share the RAM.
+      least *= m.size // m.data  # All shards share the RAM.
     said = f"at least {size(least)}, before activations"
     if has is None:
       yield warning(
@@ -540,7 +538,7 @@ def footprint(
     frozen = base * jnp.dtype(config.lora.base_dtype).itemsize
   elif config.objective.kl_coefficient:
     frozen = base * compute
-  shards = mesh.fsdp * mesh.tensor
+  shards = mesh.size // mesh.data
   state = _MASTER * trained // shards  # Of masters, of a moment, of gradients.
   trains = 4 * state + frozen // shards
   policy = cache = 0

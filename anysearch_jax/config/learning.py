@@ -281,6 +281,9 @@ class MeshConfig:
   """Size of the training mesh's `data` axis, over all processes."""
   fsdp: int = placement(1, at_least(1))
   """Size of its `fsdp` axis."""
+  context: int = placement(1, at_least(1))
+  """Size of its `context` axis, over which the positions of rows are sharded
+  (ring attention, for rows too long for one device's memory)."""
   tensor: int = placement(1, at_least(1))
   """Size of its `tensor` axis."""
   sequence_parallel: bool = placement(False)
@@ -295,6 +298,19 @@ class MeshConfig:
   """Number of the sampling devices that share a copy of the policy, which must
   divide their number and the kv heads; each copy samples other rows. 0: see
   `sharding.rollout_mesh`."""
+
+  @property
+  def size(self) -> int:
+    """Number of devices of the training mesh."""
+    return self.data * self.fsdp * self.context * self.tensor
+
+  def __str__(self) -> str:
+    """Returns the axes of the training mesh."""
+    # Few meshes have a context axis.
+    context = f"context {self.context} x " if self.context > 1 else ""
+    return (
+      f"data {self.data} x fsdp {self.fsdp} x {context}tensor {self.tensor}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

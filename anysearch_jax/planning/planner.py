@@ -120,11 +120,11 @@ def devices(
     ValueError: training needs more devices than the target has, or the rollout
       devices are not all in one copy of the target.
   """
-  wanted = [mesh.data * mesh.fsdp * mesh.tensor, *(i + 1 for i in mesh.trainer)]
+  wanted = [mesh.size, *(i + 1 for i in mesh.trainer)]
   if max(wanted) > target.count:
     raise ValueError(
-      f"The mesh of data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} "
-      f"(mesh.trainer {mesh.trainer}) needs more devices than {target} has; "
+      f"The mesh of {mesh} (mesh.trainer {mesh.trainer}) needs more devices "
+      f"than {target} has; "
       "plan for a larger target, or another mesh."
     )
   copies = {index // target.count for index in mesh.rollout} or {0}

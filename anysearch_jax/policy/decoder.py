@@ -119,7 +119,7 @@ class Block(nn.Module):
     """Returns queries `[B, T, N, H]`, keys and values `[B, T, K, H]`."""
     a = self.a
     q, k, v = (
-      self._stands(self._project(w, key, y), None, axis, None)
+      self._stands(self._project(w, key, y), "positions", axis, None)
       for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
     )
     if a.qk_norm:
@@ -150,7 +150,7 @@ class Block(nn.Module):
     a, c, w = self.a, self.compute, self._weights(x.dtype)
     layout, stands = c.layout, self._stands
 
-    y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), None, None)
+    y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), "positions", None)
     heads = self._heads(w, y, rotary)
     cache = None
     if cached is not None:
@@ -168,11 +168,11 @@ class Block(nn.Module):
       out = attend(*heads, segment_ids)
     x += stands(self._project(w, "o", out), "between", None)
 
-    y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
+    y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), "positions", None)
     if layout is None:
       # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
       y = y.reshape(-1, a.d_model)
-    y = stands(self._gated(w, y), None, "mlp")
+    y = stands(self._gated(w, y), "positions", "mlp")
     y = self._project(w, "down", y).reshape(x.shape)
     return x + stands(y, "between", None), cache
 
@@ -231,7 +231,8 @@ def forward(
 
   Args:
     params: nested dict laid out by `table.rows(a)`.
-    tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp.
+    tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp, and T of
+      context.
     positions: int `[B, T]`, counted from 0 in each segment.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.

@@ -1,6 +1,6 @@
 """Token embeddings from a table that is sharded over a mesh.
 
-Each device looks up its shard of the vocabulary and of the width for the rows
+Each device looks up its shard of the vocabulary and of the width for the tokens
 of its fsdp neighbours, then the devices exchange the results. The collectives
 therefore move hidden states, not the table: a token needs one row of it. The
 gradient of the table is summed in float32.
@@ -53,7 +53,7 @@ class _How(NamedTuple):
 def _lookup(how: _How, embed, tokens):
   return how.layout.local(
     functools.partial(_local, how),
-    in_specs=(how.table, jax.P(sharding.BATCH)),
+    in_specs=(how.table, how.layout.tokens),
     out_specs=how.hidden,
   )(embed, tokens)
 
@@ -65,7 +65,7 @@ def _forward(how: _How, embed, tokens):
 def _backward(how: _How, tokens, g):
   d_embed = how.layout.local(
     functools.partial(_local_backward, how),
-    in_specs=(how.hidden, jax.P(sharding.BATCH)),
+    in_specs=(how.hidden, how.layout.tokens),
     out_specs=how.table,
   )(g, tokens)
   return d_embed.astype(how.table_dtype), None
@@ -106,8 +106,7 @@ def _local_backward(how: _How, g, tokens):
   g = jnp.where(mine[..., None], g.astype(jnp.float32), 0)
   d_embed = jnp.zeros((size, g.shape[-1]), jnp.float32).at[index].add(g)
   # The all-to-all already brought the rows of `model`; sum over the other axes.
-  others = tuple(axis for axis in sharding.BATCH if axis != model)
-  return jax.lax.psum(d_embed, others)
+  return jax.lax.psum(d_embed, how.layout.other_tokens(model))
 
 
 def _rows(how: _How, size: int, tokens) -> tuple[jax.Array, jax.Array]:

@@ -20,6 +20,9 @@ import numpy as np
 
 # One slice per axis, with start and stop.
 Block = tuple[slice, ...]
+# The mesh axes that an axis is sharded over, and those of each logical axis.
+Over = str | tuple[str, ...] | None
+Rules = Mapping[str, Over]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +171,7 @@ def initialize(rows: Sequence[Weight], seed: int) -> dict:
 def shardings(
   rows: Sequence[Weight],
   mesh: jax.sharding.Mesh,
-  rules: Mapping[str, str | None],
+  rules: Rules,
 ) -> dict:
   """Returns the nested dict of each weight's `NamedSharding`; see `spec`."""
   return tree(
@@ -183,20 +186,24 @@ def spec(
   shape: Sequence[int],
   axes: Sequence[str | None],
   mesh: jax.sharding.Mesh,
-  rules: Mapping[str, str | None],
+  rules: Rules,
 ) -> jax.P:
   """Returns the partition of an array with these logical axes.
 
-  `rules` map every logical axis to the mesh axis it is sharded over, or None.
-  An axis whose size the mesh axis does not divide is replicated (fewer kv heads
+  An axis whose size the mesh axes do not divide is replicated (fewer kv heads
   than tensor parallelism, an odd vocabulary).
   """
   out = []
   for axis, size in zip(axes, shape, strict=True):
     over = rules[axis] if axis else None
-    divides = over is not None and size % mesh.shape[over] == 0
-    out.append(over if divides else None)
+    parts = math.prod(mesh.shape[name] for name in names(over))
+    out.append(over if size % parts == 0 else None)
   return jax.P(*out)
+
+
+def names(over: Over) -> tuple[str, ...]:
+  """Returns the mesh axes."""
+  return over if isinstance(over, tuple) else (over,) * (over is not None)
 
 
 def abstract(

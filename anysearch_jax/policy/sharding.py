@@ -16,12 +16,13 @@ from anysearch_jax.host import hardware
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
+from anysearch_jax.policy.attention import self_attention
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "context", "tensor")
 # The rows of a batch are sharded over both.
 BATCH = ("data", "fsdp")
-# Maps the logical axes of the table to mesh axes.
-RULES = {
+# Maps the logical axes of the table to mesh axes; see `rules`.
+RULES: weights.Rules = {
   "layers": None,
   "vocab": "tensor",
   "model": "fsdp",
@@ -30,8 +31,6 @@ RULES = {
   "head_dim": None,
   "mlp": "tensor",
 }
-# The same while a layer computes: its weights are gathered over fsdp.
-_GATHERED_RULES = RULES | {"model": None}
 _GATHERED = "gathered"
 _BFLOAT16 = 2  # Bytes.
 # Share of a sampling device's memory that its weights may take.
@@ -47,16 +46,17 @@ def mesh(
   *,
   data: int = 1,
   fsdp: int = 1,
+  context: int = 1,
   tensor: int = 1,
   devices: Sequence[jax.Device] | None = None,
 ) -> jax.sharding.Mesh:
-  """Returns a mesh of the first `data * fsdp * tensor` devices.
+  """Returns a mesh of the first devices, with the axes `AXES`.
 
   Raises:
     ValueError: there are too few devices, or their network does not fit.
   """
-  shape = (data, fsdp, tensor)
-  words = f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor}"
+  shape = (data, fsdp, context, tensor)
+  words = f"A mesh of {config_lib.MeshConfig(*shape)}"
   wanted = math.prod(shape)
   devices = jax.devices() if devices is None else devices
   if wanted > len(devices):
@@ -102,15 +102,14 @@ def training_mesh(
     ]
     if len(chosen) != math.prod(axes.values()):
       raise ValueError(
-        f"mesh.trainer: found {len(chosen)} devices, expected data x fsdp x "
-        f"tensor = {config.data} x {config.fsdp} x {config.tensor}."
+        f"mesh.trainer: found {len(chosen)} devices, expected {config}."
       )
   made = mesh(**axes, devices=chosen)
   taking_part = {device.process_index for device in made.devices.flat}
   idle = set(range(jax.process_count())) - taking_part
   if idle and devices is None:
     raise ValueError(
-      f"mesh: data x fsdp x tensor = {made.size} devices leave out process "
+      f"mesh: {config} = {made.size} devices leave out process "
       f"{min(idle)} of {jax.process_count()}; expected all "
       f"{jax.device_count()}, or some of each process by mesh.trainer."
     )
@@ -154,7 +153,7 @@ def rollout_mesh(
       f"sample and {a.kv_heads} kv heads; expected a divisor of both: "
       f"{', '.join(map(str, possible))}, or 0."
     )
-  train = config.trainer or range(config.data * config.fsdp * config.tensor)
+  train = config.trainer or range(config.size)
   known = hardware.of_kind(chosen[0].device_kind)
   if not tensor and known and not set(train) & set(config.rollout or train):
     taken = _BFLOAT16 * weights.count(table.rows(a.without_lora()))
@@ -175,11 +174,18 @@ def _pick(
   return [devices[i] for i in indices]
 
 
+def rules(mesh: jax.sharding.Mesh) -> weights.Rules:
+  """Returns `RULES`, with weights sharded over `context` as over fsdp."""
+  if mesh.shape["context"] == 1:
+    return RULES
+  return RULES | {"model": ("fsdp", "context")}
+
+
 def shardings(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> dict:
   """Returns the nested dict of each parameter's sharding, adapters included."""
-  return weights.shardings(table.rows(a), mesh, RULES)
+  return weights.shardings(table.rows(a), mesh, rules(mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +201,34 @@ class Layout:
   sequence_parallel: bool = False
 
   @property
-  def rules(self) -> dict[str, str | None]:
-    """`RULES` and the axis `between`: positions of states between blocks."""
-    return RULES | {"between": "tensor" if self.sequence_parallel else None}
+  def context(self) -> str | None:
+    """The mesh axis that positions are sharded over, if any."""
+    return self_attention.CONTEXT if self.mesh.shape["context"] > 1 else None
+
+  @property
+  def tokens(self) -> jax.P:
+    """The partition of values of tokens `[B, T]`."""
+    return jax.P(BATCH, self.context)
+
+  @property
+  def rules(self) -> weights.Rules:
+    """`rules` and `positions`, those of states `between` blocks too."""
+    between = [self.context] * bool(self.context)
+    between += ["tensor"] * self.sequence_parallel
+    return {
+      **rules(self.mesh),
+      "positions": self.context,
+      "between": tuple(between) or None,
+    }
 
   def table(self, shape: Sequence[int]) -> jax.P:
     """Returns the partition of an embedding or a head `[V, D]`."""
-    return weights.spec(shape, ("vocab", "model"), self.mesh, RULES)
+    return weights.spec(shape, ("vocab", "model"), self.mesh, self.rules)
+
+  def other_tokens(self, model: weights.Over) -> tuple[str, ...]:
+    """Returns the axes that tokens are sharded over, but not those of D."""
+    axes = (*BATCH, self.context) if self.context else BATCH
+    return tuple(a for a in axes if a not in weights.names(model))
 
   def spec(self, shape: Sequence[int], *axes: str | None) -> jax.P:
     """Returns the partition of an activation whose first axis is the batch.
@@ -222,12 +249,12 @@ class Layout:
     )
 
   def gather(self, x: jax.Array, row: weights.Weight) -> jax.Array:
-    """Gathers one layer of a row over fsdp; its gradient is scattered."""
+    """Gathers one layer of a row over `model`; its gradient is scattered."""
     cut, gathered = (
       jax.sharding.NamedSharding(
         self.mesh, weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules)
       )
-      for rules in (RULES, _GATHERED_RULES)
+      for rules in (self.rules, {**self.rules, "model": None})
     )
     if cut == gathered:
       return x
@@ -246,9 +273,9 @@ class Layout:
 
     def cut(q, k, v, segment_ids):
       k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
-      heads = jax.P(BATCH, None, "tensor", None)
+      heads = jax.P(BATCH, self.context, "tensor", None)
       return self.local(
-        attend, in_specs=(heads, heads, heads, jax.P(BATCH)), out_specs=heads
+        attend, in_specs=(heads, heads, heads, self.tokens), out_specs=heads
       )(q, k, v, segment_ids)
 
     return cut

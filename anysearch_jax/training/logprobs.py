@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy import parameters as weights
 
 # The least number of chunks that all positions of a device fill.
 _CHUNKS = 8
@@ -65,7 +66,7 @@ def token_logprobs(
   how = _How(temperature, compute.logprob_chunk, a.lora is None, entropy_trains)
   if (layout := compute.layout) is not None:
     vocab, model = layout.table(head.shape)
-    sequence = layout.rules["between"]
+    sequence = "tensor" if layout.sequence_parallel else None
     how = how._replace(
       layout=layout, vocab=vocab, model=model, sequence=sequence
     )
@@ -85,8 +86,9 @@ def chunk(rows: int, length: int, of_row: int) -> int:
 class _How(NamedTuple):
   """What a pass does, and the mesh axes that arrays are sharded over.
 
-  vocab, model: axes of the head. sequence: positions of the hidden states. None
-    is replicated, and so is everything without a layout.
+  vocab, model: axes of the head. sequence: of the positions of hidden states,
+    but not of tokens. None is replicated, and so is everything without a
+    layout.
   """
 
   temperature: float
@@ -95,7 +97,7 @@ class _How(NamedTuple):
   entropy_trains: bool = False
   layout: sharding.Layout | None = None
   vocab: str | None = None
-  model: str | None = None
+  model: weights.Over = None
   sequence: str | None = None
 
   def over_mesh(self, f, ins: str, outs: str):
@@ -107,9 +109,9 @@ class _How(NamedTuple):
     if self.layout is None:
       return f
     specs = {
-      "h": jax.P(sharding.BATCH, self.sequence, None),
+      "h": jax.P(sharding.BATCH, self.layout.rules["between"], None),
       "w": jax.P(self.vocab, self.model),
-      "t": jax.P(sharding.BATCH, None),
+      "t": self.layout.tokens,
     }
     return self.layout.local(
       f, tuple(specs[i] for i in ins), tuple(specs[o] for o in outs)
@@ -313,13 +315,12 @@ def _hidden_gradient(how: _How, d_hidden, length: int):
 
 def _head_gradient(how: _How, d_head):
   """Sums over all rows; returns this device's part of the head's gradient."""
-  if how.model is None:
-    return jax.lax.psum(d_head, sharding.BATCH)
-  d_head = jax.lax.psum_scatter(
-    d_head, how.model, scatter_dimension=1, tiled=True
-  )
-  others = tuple(axis for axis in sharding.BATCH if axis != how.model)
-  return jax.lax.psum(d_head, others)
+  assert how.layout is not None
+  if how.model is not None:
+    d_head = jax.lax.psum_scatter(
+      d_head, how.model, scatter_dimension=1, tiled=True
+    )
+  return jax.lax.psum(d_head, how.layout.other_tokens(how.model))
 
 
 def _first(how: _How, head) -> jax.Array | int:

@@ -73,9 +73,8 @@ class Placement:
   @property
   def rows(self) -> jax.sharding.NamedSharding:
     """The sharding of a batch's arrays `[A, B, T]`."""
-    return jax.sharding.NamedSharding(
-      self.trainer, jax.P(None, sharding.BATCH, None)
-    )
+    tokens = sharding.Layout(self.trainer).tokens
+    return jax.sharding.NamedSharding(self.trainer, jax.P(None, *tokens))
 
   @property
   def whole(self) -> jax.sharding.NamedSharding:
@@ -182,6 +181,14 @@ def compute(
     )
     for length in batch.row_lengths
   }
+  if mesh.shape["context"] > 1:
+    if batch.attention not in ("auto", "xla"):
+      raise ValueError(
+        f"batch.attention: found {batch.attention} with mesh.context="
+        f"{config.mesh.context}, expected auto: only ring attention shards "
+        "positions."
+      )
+    attention = {self_attention.RING}
   layout = sharding.Layout(mesh, config.mesh.sequence_parallel)
   return decoder.Compute(
     dtype=jnp.dtype(dtype),

@@ -59,7 +59,7 @@ def shardings(
   whole = jax.sharding.NamedSharding(mesh, jax.P())
 
   def of(rows: Sequence[weights.Weight], tx: optax.GradientTransformation):
-    params = weights.shardings(rows, mesh, sharding.RULES)
+    params = weights.shardings(rows, mesh, sharding.rules(mesh))
     opt_state = optax.tree_utils.tree_map_params(
       tx,
       lambda _, of_param: of_param,

@@ -42,12 +42,10 @@ def check(
     )
   _lists(config)
   c = config.mesh
-  devices = c.data * c.fsdp * c.tensor
-  if c.trainer and devices % len(c.trainer):
+  if c.trainer and c.size % len(c.trainer):
     raise ValueError(
       f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
-      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
-      "expected a number that divides it."
+      f"mesh of {c} = {c.size}; expected a number that divides it."
     )
   for text in config.evaluation.pairs:
     try:
@@ -340,7 +338,7 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
     )
   # With servers this process only publishes weights, without a collective.
   mesh = config.mesh
-  trainer = {*mesh.trainer} or {*range(mesh.data * mesh.fsdp * mesh.tensor)}
+  trainer = {*mesh.trainer} or {*range(mesh.size)}
   shared = trainer & ({*mesh.rollout} or trainer)
   if kind == "jax" and level and shared and len(trainer | {*mesh.rollout}) > 1:
     raise ValueError(
@@ -361,12 +359,12 @@ def _batches(config: config_lib.ExperimentConfig) -> None:
       f"trajectories do not divide into {c.batches_per_rollout} batches "
       "(curriculum.steps_per_rollout / curriculum.epochs)."
     )
-  uneven = [n for n in batch.row_lengths if n % mesh.tensor]
-  if mesh.sequence_parallel and uneven:
+  parts = mesh.context * (mesh.tensor if mesh.sequence_parallel else 1)
+  if uneven := [n for n in batch.row_lengths if n % parts]:
     raise ValueError(
-      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
-      f"batch.row_lengths, expected multiples of mesh.tensor, {mesh.tensor}, "
-      "over which positions are cut."
+      f"batch.row_lengths: found a row of {uneven[0]} tokens, expected "
+      f"multiples of {parts}, over which positions are cut (mesh.context, and "
+      "mesh.tensor with mesh.sequence_parallel)."
     )
   tokens, longest = config.episode.max_context, batch.row_lengths[-1]
   if tokens > longest + 1:  # The first token is not predicted.

@@ -75,9 +75,10 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
     (
       "mesh",
       {"tensor": 3, "sequence_parallel": True},
-      "mesh.sequence_parallel: found a row of 128 tokens in batch.row_lengths, "
-      "expected multiples of mesh.tensor, 3",
+      "batch.row_lengths: found a row of 128 tokens, expected multiples of 3, "
+      "over which positions are cut",
     ),
+    ("mesh", {"context": 3}, "expected multiples of 3"),
     (
       "mesh",
       {"fsdp": 2, "trainer": (1, 1)},

@@ -17,7 +17,7 @@ from anysearch_jax.planning import flops
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy.attention import ring_attention, self_attention
 
 
 def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
@@ -179,6 +179,58 @@ def test_rows_and_heads_may_be_cut_over_a_mesh():
   packed_rows.assert_equal(cut(*inputs), packed_rows.expected(*inputs))
   program = cut.lower(*inputs).compile().as_text()
   assert not packed_rows.COLLECTIVE.search(program)
+
+
+@pytest.mark.parametrize(("context", "chunk"), [(8, 5), (4, 4), (2, 64)])
+def test_a_ring_gives_the_written_out_sum(context, chunk):
+  """Rows of one segment, of several, with padding, and an empty one."""
+  inputs = packed_rows.inputs(*packed_rows.ROWS, length=40)
+  mesh = sharding.mesh(context=context, tensor=2 if context < 8 else 1)
+  layout = sharding.Layout(mesh)
+  heads = jax.P(None, "context", "tensor", None)
+
+  @functools.partial(
+    layout.local,
+    in_specs=(heads, heads, heads, jax.P(None, "context"), heads),
+    out_specs=(heads,) * 4,
+  )
+  def cut(*local):
+    return packed_rows.attend(
+      *local, chunk=chunk, implementation=self_attention.RING
+    )
+
+  packed_rows.assert_equal(jax.jit(cut)(*inputs), packed_rows.expected(*inputs))
+
+
+def test_a_ring_skips_keys_of_other_segments():
+  """A device multiplies only for its own keys and those of its segments."""
+  sizes = {"own": (5,) * 8, "one row": (40,), "two": (20, 20)}
+  mesh = sharding.mesh(context=8)
+  steps = {}
+  for name, rows in sizes.items():
+    _, _, _, ids, _ = packed_rows.inputs(rows, length=40)
+
+    def count(ids):
+      def step(carry, moving, source):
+        del source
+        return carry + 1, moving
+
+      found, _ = ring_attention._around("context", step, jnp.zeros(1), (ids,))
+      return found
+
+    counted = jax.shard_map(
+      count,
+      mesh=mesh,
+      in_specs=jax.P(None, "context"),
+      out_specs=jax.P("context"),
+      check_vma=False,
+    )
+    steps[name] = counted(jnp.asarray(ids)).astype(int).tolist()
+  assert steps == {
+    "own": [1] * 8,
+    "one row": [1, 2, 3, 4, 5, 6, 7, 8],
+    "two": [1, 2, 3, 4] * 2,
+  }
 
 
 _GOOD = dict(

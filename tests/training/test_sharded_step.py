@@ -17,13 +17,16 @@ from anysearch_jax.policy import decoder, lora, sharding
 from anysearch_jax.training import batching, train_step
 
 FAMILIES = ("qwen2", "qwen3-tied", "llama")
-# (data, fsdp, tensor, sequence parallelism).
+# (data, fsdp, context, tensor, sequence parallelism).
 MESHES = {
-  "fsdp8": (1, 8, 1, False),
-  "fsdp4-tensor2": (1, 4, 2, False),
-  "fsdp4-tensor2-sequence": (1, 4, 2, True),
-  "data2-fsdp2-tensor2": (2, 2, 2, False),
-  "data2-fsdp2-tensor2-sequence": (2, 2, 2, True),
+  "fsdp8": (1, 8, 1, 1, False),
+  "fsdp4-tensor2": (1, 4, 1, 2, False),
+  "fsdp4-tensor2-sequence": (1, 4, 1, 2, True),
+  "context8": (1, 1, 8, 1, False),
+  "fsdp2-context4": (1, 2, 4, 1, False),
+  "fsdp2-context2-tensor2-sequence": (1, 2, 2, 2, True),
+  "data2-fsdp2-tensor2": (2, 2, 1, 2, False),
+  "data2-fsdp2-tensor2-sequence": (2, 2, 1, 2, True),
 }
 BATCH = config_lib.BatchConfig(
   row_lengths=(32,), micro_batch_tokens=256, max_micro_batches=3
@@ -76,6 +79,8 @@ def run(
   **compute,
 ):
   """Returns states and metrics by batch, the last state and the jitted step."""
+  if layout is not None and layout.context:
+    compute["attention"] = "ring"
   compute = decoder.Compute(
     layout=layout, attention_chunk=8, logprob_chunk=8, **compute
   )
@@ -164,12 +169,12 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
 
 CASES = {
   # An odd vocabulary is replicated, under sequence parallelism too.
-  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 2, True)),
-  "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, False)),
+  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 1, 2, True)),
+  "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, 1, False)),
   # More devices than kv heads: devices that share a head get copies of it.
-  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 4, True)),
+  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 1, 4, True)),
   # A width that fsdp does not divide is replicated.
-  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, False)),
+  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, 1, False)),
 }
 
 
@@ -191,7 +196,7 @@ def test_recomputation_changes_nothing(remat):
   (result,), _, _ = run(
     *params_of("qwen2"),
     [batch()],
-    layout=layout_of((1, 2, 2, True)),
+    layout=layout_of((1, 2, 1, 2, True)),
     remat=remat,
   )
   assert_same(result, on_one_device("qwen2"))
@@ -211,7 +216,7 @@ def test_adapters_on_a_mesh_are_those_of_one_device():
   base = params_of("qwen2")[1]
   (one,), _, _ = run(a, adapters, base, [batch()])
   (cut,), _, _ = run(
-    a, adapters, base, [batch()], layout=layout_of((2, 2, 2, True))
+    a, adapters, base, [batch()], layout=layout_of((2, 2, 1, 2, True))
   )
   assert_same(cut, one)
 
@@ -224,7 +229,7 @@ def test_a_loss_with_a_bonus_and_without_a_reference_is_the_same_on_a_mesh():
   )
   one, cut = (
     run(a, trained, None, [batch()], objective=objective, layout=layout)[0][0]
-    for layout in (None, layout_of((2, 2, 2, True)))
+    for layout in (None, layout_of((2, 2, 1, 2, True)))
   )
   assert_same(cut, one)
   assert one[1]["loss/total"] < on_one_device("qwen2")[1]["loss/total"] - 1
@@ -233,7 +238,7 @@ def test_a_loss_with_a_bonus_and_without_a_reference_is_the_same_on_a_mesh():
 def test_the_score_of_a_batch_is_what_the_step_sees():
   """On a mesh, with the sharding of the batch, so that the step can use it."""
   a, trained, reference = params_of("llama")
-  layout = layout_of((2, 2, 2, True))
+  layout = layout_of((2, 2, 1, 2, True))
   rows = batch()
   placed = jax.sharding.NamedSharding(
     layout.mesh, jax.P(None, sharding.BATCH, None)

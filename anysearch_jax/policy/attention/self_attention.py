@@ -2,7 +2,8 @@
 
 One function has three implementations: XLA on any device, cuDNN on NVIDIA GPUs
 and splash attention on TPUs. Each computes one device's shard without
-collectives; the caller may shard rows and heads over devices.
+collectives; the caller may shard rows and heads over devices. A fourth one,
+`RING`, is for positions that are sharded too (`ring_attention`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from anysearch_jax.policy.attention import cudnn
+from anysearch_jax.policy.attention import cudnn, ring_attention
 from anysearch_jax.policy.attention import masks as attention
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
+RING = "ring"
+CONTEXT = "context"  # The mesh axis that positions are sharded over.
 # The checkpoint name by which `saves` recognises attention's results.
 _NAME = "attention"
 # Query chunks are divided into parts, and the chunks of a part attend to the
@@ -45,8 +48,10 @@ def self_attention(
     q: `[B, T, N, H]`; each kv head serves N / K query heads.
     k: `[B, T, K, H]`. v: as `k`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
-    implementation: `xla`, `cudnn` or `splash`; see `choose`.
-    chunk: for `xla`, number of queries whose scores are in memory at a time.
+    implementation: `xla`, `cudnn` or `splash`, see `choose`; or `RING`, under
+      `shard_map`, where T are the positions of one device of `CONTEXT`.
+    chunk: for `xla` and `RING`, number of queries whose scores are in memory
+      at a time.
     max_segments: for `cudnn`, maximum number of segments per row. A row with
       more segments gives NaN. Memory grows with this number.
 
@@ -58,6 +63,10 @@ def self_attention(
     out = _xla(q, k, v, segment_ids, chunk)
   elif implementation == "cudnn":
     out = _cudnn(q, k, v, segment_ids, max_segments)
+  elif implementation == RING:
+    out = ring_attention.ring_attention(
+      CONTEXT, chunk, _NAME, q, k, v, segment_ids
+    )
   else:
     out = _splash(q, k, v, segment_ids)
   return jnp.where((segment_ids > 0)[..., None, None], out, 0)
