@@ -203,7 +203,9 @@ def spec(
 
 def names(over: Over) -> tuple[str, ...]:
   """Returns the mesh axes."""
-  return over if isinstance(over, tuple) else (over,) * (over is not None)
+  if over is None:
+    return ()
+  return (over,) if isinstance(over, str) else over
 
 
 def abstract(

@@ -22,7 +22,7 @@ AXES = ("data", "fsdp", "context", "tensor")
 # The rows of a batch are sharded over both.
 BATCH = ("data", "fsdp")
 # Maps the logical axes of the table to mesh axes; see `rules`.
-RULES: weights.Rules = {
+RULES: dict[str, weights.Over] = {
   "layers": None,
   "vocab": "tensor",
   "model": "fsdp",
@@ -213,8 +213,8 @@ class Layout:
   @property
   def rules(self) -> weights.Rules:
     """`rules` and `positions`, those of states `between` blocks too."""
-    between = [self.context] * bool(self.context)
-    between += ["tensor"] * self.sequence_parallel
+    between = [self.context] if self.context else []
+    between += ["tensor"] if self.sequence_parallel else []
     return {
       **rules(self.mesh),
       "positions": self.context,
