@@ -15,7 +15,7 @@ import sys
 from launch import shipped
 
 # A command's other name, with the flags that it stands for.
-_ALIASES = {"chat": ("ask", "--chat")}
+_ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node",)}
 _GUARD = 'if __name__ == "__main__":'
 
 

@@ -20,8 +20,15 @@ once. An SGLang server that ends is restarted at most five times, and the
 trainer waits for it.
 
 The exit code is that of the trainer, or 1 if another process failed. To use
-servers of other nodes, pass `--servers=0 --config.sglang.urls=...`. Several
-nodes can then train together by the flags of `launch/distributed.py`.
+servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
+
+    python -m launch.node --config=configs/qwen2_5_7b.py --target=slurm \
+        --nodes=4 --output=/shared/run --dry_run
+
+writes what a cluster starts: an sbatch script, a JobSet or a SkyPilot task, see
+docs/cluster.md and `launch/cluster.py`. It runs this command on each node, with
+`--hosts` and `--rank`: the first nodes train, beside a controller on the first
+one, and the others sample.
 """
 
 from __future__ import annotations
@@ -29,26 +36,37 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
 from anysearch_jax.rollout.sglang import adapters
-from launch import distributed, jax_setup, run_history, shipped, supervisor
+from launch import (
+  cluster,
+  distributed,
+  jax_setup,
+  run_history,
+  shipped,
+  supervisor,
+)
 from launch import flags as launch_flags
 
 SERVER = (
-  "env HOST=127.0.0.1 PYTHON={python} TP={tp} STATIC={memory} "
+  "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
   "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
+_TRAINER = "launch.train"
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Flags of these modules, and others, are passed on to the trainer if they are
 # given. Its configuration and its folder are resolved here.
 _TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
 _TRAINER_FLAGS = ("grace",)
+# Those that a cluster's nodes are given besides.
+_SERVER_FLAGS = ("servers", "sglang_python", "port", "retriever_port")
+_SERVER_FLAGS += ("memory", "server_command", "deadline")
 _RESOLVED = ("config", "set_config", "output")
 
 
@@ -131,6 +149,74 @@ def parts_of(
   )
 
 
+def parts_in_cluster(
+  config: config_lib.ExperimentConfig,
+  trainer: Sequence[str],
+  place: cluster.Place,
+  *,
+  servers: Servers | None,
+  retriever_port: int = 8000,
+) -> tuple[list[supervisor.Part], supervisor.Part]:
+  """Returns the parts of a run on one of several nodes, as `parts_of` does.
+
+  The first node has the retriever and the controller, which asks the servers of
+  all nodes that sample; nodes that train are one run of `jax.distributed`. A
+  node that samples serves until it is stopped. Without `servers` all nodes
+  train and sample, and there is no controller.
+  """
+  trains = len(place.hosts) if servers is None else place.trainers
+  many = [
+    f"--coordinator={place.hosts[0]}:{place.port + 1}",
+    *(f"--processes={trains}", f"--process={place.rank}"),
+  ]
+  train = [*trainer, *(many if trains > 1 else ())]
+  if servers is None:
+    return parts_of(
+      config,
+      train,
+      servers=None,
+      processes=trains,
+      retriever_port=retriever_port,
+    )
+  shares = _shares(tuple(range(place.gpus)), servers.count)
+  if place.rank >= trains:
+    key, every = cluster.key_file(), "0.0.0.0"  # noqa: S104  Others ask them.
+    started = [
+      _server(i, gpus, config, servers, host=every, env=key)
+      for i, gpus in enumerate(shares)
+    ]
+    return started, supervisor.Part("until-stopped", ("sleep", "infinity"))
+  overrides = {
+    "engine.kind": "sglang",
+    "sglang.urls": ",".join(
+      f"http://{host}:{servers.port + i}"
+      for host in place.hosts[trains:]
+      for i in range(len(shares))
+    ),
+    "sglang.api_key_variable": cluster.SGLANG_KEY,
+    "mesh.trainer": "()",
+    "mesh.rollout": "()",
+  }
+  named = [f"--config.{name}={value}" for name, value in overrides.items()]
+  named += [
+    f"--controller=http://{place.hosts[0]}:{place.port}",
+    f"--controller_key_variable={cluster.CONTROLLER_KEY}",
+  ]
+  part = supervisor.Part("trainer", (*train, *named, "--role=trainer"))
+  if place.rank:
+    return [], part
+  services, asks = _retriever(config, trainer, retriever_port)
+  controller = supervisor.Part(
+    "controller",
+    (*asks, *named, "--role=controller", "--bind=0.0.0.0", "--allow_cpu"),
+    {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
+    health=f"http://127.0.0.1:{place.port}/health",
+    restarts=_RESTARTS,
+    ends=True,
+  )
+  return [*services, controller], part
+
+
 def samples_by_servers(
   config: config_lib.ExperimentConfig, assignments: Sequence[str]
 ) -> bool:
@@ -196,6 +282,9 @@ def _server(
   gpus: tuple[int, ...],
   config: config_lib.ExperimentConfig,
   servers: Servers,
+  *,
+  host: str = "127.0.0.1",
+  env: Mapping[str, str] | None = None,
 ) -> supervisor.Part:
   port = servers.port + index
   values = {
@@ -207,6 +296,7 @@ def _server(
     "memory": servers.memory,
     "context": config.episode.max_context,
     "dtype": config.compute_dtype,
+    "host": host,
   }
   try:
     # Split into words before filling in: a folder's name may contain spaces.
@@ -232,7 +322,7 @@ def _server(
   return supervisor.Part(
     f"server-{index}",
     tuple(command),
-    {"CUDA_VISIBLE_DEVICES": _indices(gpus)},
+    {"CUDA_VISIBLE_DEVICES": _indices(gpus), **(env or {})},
     health=f"http://127.0.0.1:{port}/health",
     # The trainer waits for a restarted server and sends it the weights.
     restarts=_RESTARTS,
@@ -277,7 +367,10 @@ def validate(
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
-  flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
+  cluster.define_flags()
+  flags.DEFINE_bool(
+    "dry_run", False, "Print the commands, or the files, and stop."
+  )
   flags.DEFINE_integer(
     "servers",
     None,
@@ -312,6 +405,7 @@ def main(argv: Sequence[str]) -> int:
   output = launch_flags.run_folder(config, f.output)
   # Nodes that train together share the run folder, so each logs to its own.
   node = "" if f.process is None else f"process-{f.process}"
+  node = f"node-{f.rank}" if len(f.hosts) > 1 else node
   logs = pathlib.Path(f.log_dir or output / "logs" / node)
   by_module = f.flags_by_module_dict()
   passed = [f[name] for name in _TRAINER_FLAGS] + [
@@ -321,7 +415,7 @@ def main(argv: Sequence[str]) -> int:
     if flag.name not in _RESOLVED
   ]
   trainer = [
-    *(*shipped.python(), "-m", "launch.train", f"--config={f.config}"),
+    *(*shipped.python(), "-m", _TRAINER, f"--config={f.config}"),
     *(f"--config.{each}" for each in f.set_config),
     f"--output={output}",
     *(f"--{flag.name}={flag.value}" for flag in passed if flag.present),
@@ -329,13 +423,30 @@ def main(argv: Sequence[str]) -> int:
   servers = Servers(
     f.servers, f.port, f.memory, f.sglang_python, f.server_command
   )
-  services, main_part = parts_of(
-    config,
-    trainer,
-    servers=servers if samples_by_servers(config, f.set_config) else None,
-    processes=f.processes or 1,
-    retriever_port=f.retriever_port,
-  )
+  asked = servers if samples_by_servers(config, f.set_config) else None
+  place = cluster.place(samples=asked is not None)
+  if f.target:
+    passed = [f[name] for name in (*_SERVER_FLAGS, *cluster.PASSED)]
+    words = [f"--{flag.name}={flag.value}" for flag in passed if flag.present]
+    words = [*trainer[trainer.index(_TRAINER) + 1 :], *words]
+    cluster.write(config, place, ["-m", "launch.node", *words], output)
+    return 0
+  if len(place.hosts) > 1:
+    services, main_part = parts_in_cluster(
+      config,
+      trainer,
+      place,
+      servers=asked,
+      retriever_port=f.retriever_port,
+    )
+  else:
+    services, main_part = parts_of(
+      config,
+      trainer,
+      servers=asked,
+      processes=f.processes or 1,
+      retriever_port=f.retriever_port,
+    )
   validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.dry_run:
     # As a user can run them by hand.

@@ -46,6 +46,7 @@ class Part:
     env: variables that are added to the environment.
     health: URL that answers without error when it is ready; "": ready at once.
     restarts: how often it is restarted if it ends before the main command.
+    ends: whether it may end before the main command, with 0 or `RESUME`.
   """
 
   name: str
@@ -53,6 +54,7 @@ class Part:
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   health: str = ""
   restarts: int = 0
+  ends: bool = False
 
   def shown(self) -> str:
     """Returns the command with its environment, quoted for a shell."""
@@ -173,7 +175,7 @@ def _await_end(
   """
   while (code := main.code) is None:
     for place, each in enumerate(services):
-      if each.code is not None and each.part.restarts and not asked.is_set():
+      if each.failed and each.part.restarts and not asked.is_set():
         services[place] = each.again()
     _check(services, asked)
     main.show()
@@ -191,10 +193,10 @@ def _check(services: Sequence[Running], asked: threading.Event) -> None:
   if asked.is_set():
     raise _SignalError
   for each in services:
-    if (code := each.code) is not None:
+    if each.failed:
       raise each.failure(
-        f"ended with code {code} after {each.took}, expected it to serve until "
-        "the end"
+        f"ended with code {each.code} after {each.took}, expected it to serve "
+        "until the end"
       )
 
 
@@ -377,6 +379,12 @@ class Running(Child):
       threading.Thread(target=self._await_health, daemon=True).start()
     else:
       self.ready.set()
+
+  @property
+  def failed(self) -> bool:
+    """Whether it ended, although it should not have."""
+    well = (None, 0, stopping.RESUME) if self.part.ends else (None,)
+    return self.code not in well
 
   def say(self, what: str) -> None:
     self._said(f"[{self.part.name}] {what}")

@@ -83,7 +83,7 @@ def planned(
   prefill, one = sampling(1)
   row = (sampling(rows)[1] - one) / max(1, rows - 1)
   mesh, samples = config.mesh, parts["decode"].devices
-  trains = mesh.data * mesh.fsdp * mesh.tensor
+  trains = mesh.size
   micro = expected.micro_batches(config.batch, mesh.data * mesh.fsdp)
   assert plan.step is not None
   step = sum(phase.predicted for phase in plan.step.training)

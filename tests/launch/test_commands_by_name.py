@@ -32,7 +32,11 @@ def test_every_command_is_listed_with_its_line(capsys, monkeypatch):
     for path in (ROOT / "launch").glob("[!_]*.py")
     if "launch_flags.run(" in path.read_text()
   }
-  assert set(listed) == runs_flags | {"chat"} > {"train", "evaluate", "report"}
+  assert (
+    set(listed)
+    == runs_flags | {"chat", "cluster"}
+    > {"train", "evaluate", "report"}
+  )
   assert all(line.endswith(".") for line in listed.values())
 
 

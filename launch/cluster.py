@@ -1,0 +1,197 @@
+"""Writes what clusters start: an sbatch script, a JobSet, a SkyPilot task.
+
+Each runs `launch.node` on all of its nodes; the files are those of
+`launch/targets/` with their `@NAMES@` filled in. Keys are never in them: they
+name secrets, or a private file of the user's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from anysearch_jax import config as config_lib
+from launch import shipped
+
+# Flags that every node is given too.
+PASSED = ("trainers", "gpus", "controller_port")
+CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
+_TEMPLATES = pathlib.Path(__file__).parent / "targets"
+_FILES = {"slurm": "slurm.sh", "jobset": "jobset.yaml"}
+_FILES["skypilot"] = "skypilot.yaml"
+# A trainer ends when it fails, and waits for a controller that comes back.
+_NO_PROBE = " " * 18 + "# No probe: it ends when it fails."
+_MOUNT = "/shared"  # Of a pod: the working folder.
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """A node among those of a run.
+
+  Attributes:
+    hosts: names of all nodes; the first `trainers` train, the others sample.
+    rank: the index of this one.
+    gpus: of each node.
+    port: of the controller, on the first node; JAX's coordinator has the next.
+  """
+
+  hosts: tuple[str, ...]
+  trainers: int
+  rank: int = 0
+  gpus: int = 8
+  port: int = 8400
+
+
+def define_flags() -> None:
+  flags.DEFINE_enum(
+    "target", None, list(_FILES), "Write what this kind of cluster starts."
+  )
+  flags.DEFINE_integer("nodes", 1, "With --target: how many.", 1)
+  flags.DEFINE_string(
+    "image", "anysearch", "With --target=jobset: image of the containers."
+  )
+  flags.DEFINE_string(
+    "claim", "anysearch", "With --target=jobset: claim of the shared volume."
+  )
+  flags.DEFINE_string(
+    "accelerator", "H100", "With --target=skypilot: name of the GPUs."
+  )
+  flags.DEFINE_integer(
+    "trainers", None, "Of the nodes, those that train; default: half.", 1
+  )
+  flags.DEFINE_integer("gpus", 8, "GPUs of each of several nodes.", 0)
+  flags.DEFINE_list("hosts", [], "Names of all nodes, those that train first.")
+  flags.DEFINE_integer("rank", 0, "Index of this node among --hosts.", 0)
+  flags.DEFINE_integer(
+    "controller_port", 8400, "Of the controller; JAX has the next.", 1, 65534
+  )
+
+
+def place(*, samples: bool) -> Place:
+  """Returns the place that the flags name.
+
+  `samples` says whether there are nodes that only sample.
+
+  Raises:
+    ValueError: the numbers do not suit each other.
+  """
+  f = flags.FLAGS
+  nodes = len(f.hosts) or f.nodes
+  trainers = f.trainers or max(1, nodes // 2)
+  if not samples:
+    trainers = nodes
+  if f.rank >= nodes:
+    raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
+  if samples and nodes > 1 and trainers >= nodes:
+    raise ValueError(
+      f"--trainers: found {trainers} of {nodes} nodes, expected some that "
+      "sample."
+    )
+  return Place(
+    tuple(f.hosts) or ("localhost",),
+    trainers,
+    f.rank,
+    f.gpus,
+    f.controller_port,
+  )
+
+
+def key_file() -> Mapping[str, str]:
+  """Returns the variable with a private file of the servers' key, if set."""
+  if "KEY_FILE" in os.environ or not (key := os.environ.get(SGLANG_KEY)):
+    return {}
+  number, path = tempfile.mkstemp(prefix="anysearch_sglang_key.")
+  with os.fdopen(number, "w") as file:
+    file.write(key + "\n")
+  return {"KEY_FILE": path}
+
+
+def write(
+  config: config_lib.ExperimentConfig,
+  where: Place,
+  words: Sequence[str],
+  output: pathlib.Path,
+) -> None:
+  """Writes the files of `--target`, or prints them with `--dry_run`.
+
+  `words` follow Python: `-m launch.node` and its flags.
+  """
+  f = flags.FLAGS
+  name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:40]
+  path = output / "cluster" / f"{name}.{_FILES[f.target].rpartition('.')[2]}"
+  samplers = f.nodes - where.trainers
+  python = shipped.python() if f.target == "slurm" else ["python"]
+  values = {
+    "NAME": name,
+    "FILE": path,
+    "FOLDER": path.parent,
+    "NODES": f.nodes,
+    "TRAINERS": where.trainers,
+    "SAMPLERS": samplers,
+    "GPUS": where.gpus,
+    "PORT": where.port,
+    "COMMAND": shlex.join([*python, *words]),
+    "IMAGE": f.image,
+    "CLAIM": f.claim,
+    "MOUNT": _MOUNT,
+  }
+  made = {
+    "slurm": _slurm,
+    "jobset": functools.partial(_jobset, samplers),
+    "skypilot": _skypilot,
+  }[f.target](values)
+  if f.dry_run:
+    print(made, end="")
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(made)
+  print(f"wrote {path}; its first lines say how to start it")
+
+
+def _slurm(values: Mapping[str, object]) -> str:
+  gpus = (
+    f"--gpus-per-node={values['GPUS']}" if values["GPUS"] else "--exclusive"
+  )
+  # The command is in a shell's single quotes.
+  command = str(values["COMMAND"]).replace("'", "'\\''")
+  return _filled("slurm.sh", {**values, "GPUS": gpus, "COMMAND": command})
+
+
+def _skypilot(values: Mapping[str, object]) -> str:
+  asked = f"accelerators: {flags.FLAGS.accelerator}:{values['GPUS']}"
+  asked = asked if values["GPUS"] else "cpus: 4+"
+  return _filled("skypilot.yaml", {**values, "ACCELERATORS": asked})
+
+
+def _jobset(samplers: int, values: Mapping[str, object]) -> str:
+  counts = {"trainer": int(str(values["TRAINERS"])), "sampler": samplers}
+  name = values["NAME"]
+  hosts = [
+    f"{name}-{role}-0-{index}.{name}"
+    for role, count in counts.items()
+    for index in range(count)
+  ]
+  jobs, first = [], 0
+  for role, count in counts.items():
+    of = {**values, "ROLE": role, "COUNT": count, "FIRST": first}
+    of |= {"HOSTS": ",".join(hosts), "PROBE": _NO_PROBE}
+    if role == "sampler":
+      port = {"PORT": flags.FLAGS.port}
+      of["PROBE"] = _filled("probe.yaml", port).rstrip("\n")
+    if count:
+      jobs.append(_filled("job.yaml", of))
+    first += count
+  return _filled("jobset.yaml", {**values, "JOBS": "".join(jobs).rstrip("\n")})
+
+
+def _filled(template: str, values: Mapping[str, object]) -> str:
+  text = (_TEMPLATES / template).read_text()
+  return re.sub(r"@([A-Z]+)@", lambda found: str(values[found[1]]), text)

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Written by `anysearch node --target=slurm`. Submit it from this folder:
+#   sbatch @FILE@
+# It makes keys at first, in a file that only you can read, and queues itself
+# again when the run has saved and stopped (exit code 75).
+#SBATCH --job-name=@NAME@
+#SBATCH --nodes=@NODES@
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=@FOLDER@/slurm-%j.log
+#SBATCH --signal=TERM@600
+#SBATCH @GPUS@
+set -uo pipefail
+shopt -s inherit_errexit
+
+keys=${ANYSEARCH_KEYS:-$HOME/.anysearch_keys}
+if [ ! -e "$keys" ]; then
+  new=$(mktemp "$keys.XXXXXX")
+  for name in CONTROLLER_KEY SGLANG_KEY; do
+    echo "$name=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"
+  done >"$new"
+  mv -n "$new" "$keys"
+fi
+set -a
+# shellcheck source=/dev/null
+. "$keys"
+set +a
+
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
+trainers=@TRAINERS@ samplers=@SAMPLERS@
+# Starts the parts of some nodes, from the one with an index on.
+nodes() {
+  local first=$1 count=$2
+  # shellcheck disable=SC2016  # Each task knows its own number.
+  srun --overlap --nodes="$count" --ntasks="$count" --kill-on-bad-exit=1 \
+    --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
+    bash -c '@COMMAND@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
+    node "$hosts" "$first"
+}
+
+sampling=
+if [ "$samplers" -gt 0 ]; then
+  nodes "$trainers" "$samplers" &
+  sampling=$!
+fi
+nodes 0 "$trainers"
+code=$?
+if [ -n "$sampling" ]; then
+  kill "$sampling"
+  wait "$sampling"
+fi
+if [ "$code" = 75 ]; then
+  echo "saved and stopped; queued again"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -1,0 +1,213 @@
+"""What a cluster starts: the files, and the parts of each of its nodes.
+
+A real SLURM runs the script where `sinfo` finds one; shellcheck reads it where
+it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import commands
+import jsonschema
+import pytest
+import yaml
+
+from launch import cluster, node
+from launch import flags as launch_flags
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "tests" / "golden" / "jobset_v1alpha2.json"
+PAPER = "--config=configs/qwen2_5_7b.py"
+HOSTS = ("a", "b", "c", "d")
+
+
+SERVERS = node.Servers()
+
+
+def parts(rank, *, trainers=2, servers=SERVERS, hosts=HOSTS):
+  config = launch_flags.load_config("configs/qwen2_5_7b.py")
+  return node.parts_in_cluster(
+    config,
+    ["python", "-m", "launch.train"],
+    cluster.Place(hosts, trainers, rank),
+    servers=servers,
+  )
+
+
+def values(part, name):
+  """Returns the values of a flag, in order."""
+  prefix = f"--{name}="
+  return [w.removeprefix(prefix) for w in part.command if w.startswith(prefix)]
+
+
+def test_the_first_node_has_the_controller_and_the_retriever():
+  (retriever, controller), trainer = parts(0)
+  assert (retriever.name, controller.name) == ("retriever", "controller")
+  # No other node asks the retriever.
+  assert values(controller, "config.retrieval.url") == ["http://127.0.0.1:8000"]
+  assert not values(retriever, "host")
+  assert controller.env == {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+  assert controller.health == "http://127.0.0.1:8400/health"
+  assert controller.ends and controller.restarts
+  urls = [f"http://{h}:{p}" for h in ("c", "d") for p in range(30000, 30004)]
+  for part, role in ((controller, "controller"), (trainer, "trainer")):
+    assert values(part, "role") == [role]
+    assert values(part, "controller") == ["http://a:8400"]
+    assert values(part, "controller_key_variable") == ["CONTROLLER_KEY"]
+    assert values(part, "config.sglang.urls") == [",".join(urls)]
+    assert values(part, "config.engine.kind") == ["sglang"]
+  assert values(controller, "bind") == ["0.0.0.0"]
+  # The controller is no process of jax.distributed.
+  assert not values(controller, "coordinator")
+
+
+def test_nodes_that_train_are_one_run():
+  for rank in (0, 1):
+    _, trainer = parts(rank)
+    assert values(trainer, "coordinator") == ["a:8401"]
+    assert values(trainer, "processes") == ["2"]
+    assert values(trainer, "process") == [str(rank)]
+  services, trainer = parts(0, trainers=1)
+  assert not values(trainer, "coordinator")
+  assert parts(1)[0] == []
+
+
+def test_the_other_nodes_serve_until_they_are_stopped(monkeypatch):
+  monkeypatch.delenv("KEY_FILE", raising=False)
+  monkeypatch.setenv("SGLANG_KEY", "secret")
+  services, main = parts(3)
+  assert main.command == ("sleep", "infinity")
+  assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == [
+    *("0,1", "2,3", "4,5", "6,7")
+  ]
+  assert "HOST=0.0.0.0" in services[0].command
+  assert services[3].health == "http://127.0.0.1:30003/health"
+  # The key is in a file that nobody else can read, and in no command.
+  key = pathlib.Path(services[0].env["KEY_FILE"])
+  assert key.read_text() == "secret\n" and key.stat().st_mode & 0o777 == 0o600
+  assert "secret" not in " ".join(services[0].command)
+  key.unlink()
+
+
+def test_without_servers_every_node_trains_and_samples():
+  services, trainer = parts(3, servers=None)
+  assert [part.name for part in services] == ["retriever"]
+  assert values(trainer, "processes") == ["4"]
+  assert values(trainer, "process") == ["3"]
+  assert not values(trainer, "role")
+
+
+def written(*args):
+  ended, said = commands.printed(node, *args, "--dry_run")
+  assert ended == 0, ended
+  return said
+
+
+def test_the_manifest_is_a_jobset_by_its_schema():
+  args = "--target=jobset", "--nodes=5", "--trainers=2", "--image=me/anysearch"
+  found = yaml.safe_load(written(PAPER, *args, "--output=/shared/run"))
+  validator = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
+  assert [e.message for e in validator.iter_errors(found)] == []
+  trainer, sampler = found["spec"]["replicatedJobs"]
+  counts = [j["template"]["spec"]["completions"] for j in (trainer, sampler)]
+  assert counts == [2, 3]
+  (pod,) = sampler["template"]["spec"]["template"]["spec"]["containers"]
+  assert pod["image"] == "me/anysearch"
+  assert pod["livenessProbe"]["httpGet"] == {"path": "/health", "port": 30000}
+  assert pod["args"][0].endswith("--rank=$((2 + JOB_COMPLETION_INDEX))")
+  hosts = "qwen2-5-7b-trainer-0-1.qwen2-5-7b,qwen2-5-7b-sampler-0-0.qwen2-5-7b"
+  assert hosts in pod["args"][0] and "--trainers=2" in pod["args"][0]
+  # The schema refuses names that it does not know.
+  trainer["template"]["spec"]["completion"] = 3
+  assert list(validator.iter_errors(found))
+
+
+def test_the_task_of_skypilot_starts_again_after_75():
+  found = yaml.safe_load(
+    written(PAPER, "--target=skypilot", "--nodes=2", "--output=run")
+  )
+  assert found["num_nodes"] == 2
+  assert found["resources"]["accelerators"] == "H100:8"
+  recovery = found["resources"]["job_recovery"]
+  assert recovery["recover_on_exit_codes"] == [75]
+  assert found["secrets"] == {"CONTROLLER_KEY": None, "SGLANG_KEY": None}
+  assert subprocess.run(["bash", "-n", "-c", found["run"]]).returncode == 0
+
+
+@pytest.mark.skipif(
+  shutil.which("shellcheck") is None, reason="needs shellcheck"
+)
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
+  file = tmp_path / "job.sh"
+  args = "--target=slurm", f"--nodes={nodes}", "--output=it's here/run"
+  file.write_text(written(PAPER, *args))
+  done = subprocess.run(["shellcheck", file], capture_output=True, text=True)
+  assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+  ("args", "sentence"),
+  [
+    (["--nodes=2", "--trainers=2"], "--trainers: found 2 of 2 nodes"),
+    (["--hosts=a,b", "--rank=2"], "--rank: found 2, expected less than 2"),
+  ],
+)
+def test_impossible_places_are_refused(args, sentence):
+  assert sentence in commands.run(node, PAPER, "--target=slurm", *args)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  shutil.which("sinfo") is None
+  or subprocess.run(["sinfo"], capture_output=True).returncode != 0,
+  reason="needs a running SLURM",
+)
+def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
+  output = tmp_path / "run"
+  small = ("curriculum.total_steps=80", "questions=4", "save_every=4")
+  args = [f"--config.{each}" for each in small]
+  args += ["--config.curriculum.phase1_steps=40", "--gpus=0", "--threads=1"]
+  commands.printed(
+    node,
+    *args,
+    "--config=configs/quickstart.py",
+    "--target=slurm",
+    f"--output={output}",
+  )
+  env = {**os.environ, "ANYSEARCH_KEYS": str(tmp_path / "keys")}
+  env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+  (script,) = output.glob("cluster/*.sh")
+  job = subprocess.run(
+    ["sbatch", "--parsable", script],
+    cwd=ROOT,
+    env=env,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout.strip()
+  metrics = output / "metrics.jsonl"
+
+  def rollouts():
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+  wait(lambda: rollouts() >= 3, 600)
+  subprocess.run(["scancel", "--signal=TERM", f"{job}.0"], check=True)
+  log = output / "cluster" / f"slurm-{job}.log"
+  wait(lambda: "saved and stopped; queued again" in log.read_text(), 200)
+  wait(lambda: (output / "policy" / "config.json").exists(), 900)
+  assert rollouts() == 16
+  assert "resumes from it" in log.read_text()
+
+
+def wait(ready, seconds):
+  end = time.monotonic() + seconds
+  while not ready():
+    assert time.monotonic() < end, "it took too long"
+    time.sleep(1)
