@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import pathlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -347,6 +348,15 @@ class ScoringEngine(TrainableEngine, Protocol):
 
     There is a list for each of the engine's parts (servers, devices), by name.
     """
+    ...
+
+
+@runtime_checkable
+class LoadingEngine(TrainableEngine, Protocol):
+  """A trainable engine that also takes weights from a folder."""
+
+  def load_params(self, folder: pathlib.Path, version: int) -> None:
+    """Samples with a folder's weights from now on; it stays until the next."""
     ...
 
 

@@ -29,7 +29,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 
@@ -39,6 +39,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins
 from anysearch_jax.training import validation
 from launch import (
+  controller,
   distributed,
   jax_setup,
   parts,
@@ -70,6 +71,7 @@ _PASSES = 10
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
+  controller.define_flags()
   flags.DEFINE_float(
     "grace",
     None,
@@ -95,8 +97,9 @@ def main(argv: Sequence[str]) -> None:
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
+  role = controller.check_flags(config)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config)
+  validation.check(config, apart=role is not None)
   retrieval_settings.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)
@@ -109,8 +112,11 @@ def main(argv: Sequence[str]) -> None:
     for name, value in jax_setup.SHARED_MEMORY.items():
       os.environ.setdefault(name, value)
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  distributed.connect()
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
+  if role == controller.CONTROLLER:
+    _control(config, folder)
+    return
+  distributed.connect()
   saved = functools.partial(_saved, folder)
   with distributed.leaves_at_once(saved), contextlib.ExitStack() as held:
     _main(config, folder, held)
@@ -125,6 +131,38 @@ def _saved(folder: pathlib.Path) -> str:
   return "The same command begins anew: no rollout was saved yet."
 
 
+def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
+  """Samples for trainers, and exits with a sentence if that fails."""
+  from anysearch_jax.rollout import searching
+  from anysearch_jax.training import controller as controller_lib
+
+  validation.validate(config, apart=True)
+  try:
+    with disk.translate_errors(folder):
+      questions, retriever, provenance = _begin(
+        config,
+        allow_cpu=flags.FLAGS.allow_cpu,
+        role=controller.CONTROLLER,
+      )
+      searcher = searching.BatchingRetriever(
+        retriever, config.search, identity=provenance["retriever"]["sha256"]
+      )
+      finished = controller.run(
+        config,
+        folder,
+        questions=questions,
+        retriever=searcher,
+        provenance=provenance,
+      )
+  except controller_lib.AwayError as error:
+    stopping.say(f"launch.train: {error}")
+    sys.exit(stopping.RESUME)
+  except (disk.DiskError, types.EngineError) as error:
+    sys.exit(f"launch.train: {error}")
+  if not finished:
+    sys.exit(stopping.RESUME)
+
+
 def _main(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
@@ -132,7 +170,7 @@ def _main(
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
-  from anysearch_jax.training import checkpoint, health
+  from anysearch_jax.training import checkpoint, health, remote
 
   grace = flags.FLAGS.grace
   trainer = None
@@ -152,6 +190,9 @@ def _main(
       )
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")
+  except remote.AwayError as error:
+    stopping.say(f"launch.train: {error} {_saved(folder)}")
+    sys.exit(stopping.RESUME)
   except (
     checkpoint.DamagedError,
     health.NotFiniteError,
@@ -190,9 +231,16 @@ def _trainer(
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import loop, trackers
 
-  validation.validate(config, processes=jax.process_count())
+  client, known = None, None
+  if flags.FLAGS.role:
+    client = controller.client()
+    with line.telling(client.waits):
+      known = processes.on_main(client.about)["retriever"]
+  validation.validate(
+    config, processes=jax.process_count(), apart=client is not None
+  )
   questions, retriever, provenance = processes.barrier_call(
-    lambda: _begin(config, allow_cpu=flags.FLAGS.allow_cpu)
+    lambda: _begin(config, allow_cpu=flags.FLAGS.allow_cpu, known=known)
   )
   many, said = passes(questions)
   if many and processes.is_main():
@@ -212,11 +260,19 @@ def _trainer(
 
   with disk.translate_errors(folder):
     processes.on_main(begin)
-  searcher = searching.BatchingRetriever(
-    retriever, config.search, identity=provenance["retriever"]["sha256"]
-  )
+  searcher = None
+  if client is not None:
+    client.identity, waits = (
+      controller.identity(config, provenance),
+      client.waits,
+    )
+  else:
+    searcher = searching.BatchingRetriever(
+      retriever, config.search, identity=provenance["retriever"]["sha256"]
+    )
+    waits = searcher.waits
   if processes.is_main():
-    held.enter_context(line.telling(searcher.waits))
+    held.enter_context(line.telling(waits))
   trainer = loop.Trainer(
     config,
     policy=hf.load(
@@ -226,6 +282,7 @@ def _trainer(
     ),
     questions=questions,
     retriever=searcher,
+    controller=client,
     folder=folder,
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
@@ -295,19 +352,28 @@ def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
 
 
 def _begin(
-  config: config_lib.ExperimentConfig, *, allow_cpu: bool
-) -> tuple[Sequence[types.Question], types.Retriever, dict]:
+  config: config_lib.ExperimentConfig,
+  *,
+  allow_cpu: bool,
+  role: str | None = None,
+  known: dict | None = None,
+) -> tuple[Sequence[types.Question], Any, dict]:
   """Returns questions, retriever and provenance of a run.
 
-  Every check here comes before the run folder is created or locked.
+  Every check here comes before the run folder is created or locked. `known` is
+  the identity of a controller's retriever; this process then makes none.
   """
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
+  from anysearch_jax.policy import hf
   from anysearch_jax.training import placement
 
-  a, codec = policies.describe(config)
+  a, codec = (
+    policies.describe(config) if known is None else hf.describe(config.policy)
+  )
   jax_setup.refuse_cpu(a, allow=allow_cpu)
-  placement.check(a, config)
+  if role != controller.CONTROLLER:
+    placement.check(a, config)
   source = parts.source(config)
   questions = _questions(config, source)
   if systems.get(config.method.name).steps is not None:
@@ -322,7 +388,9 @@ def _begin(
     config=config.episode,
     max_budget=config.curriculum.max_budget,
   )
-  retriever = retrievers.make(config, source.retriever)
+  retriever: Any = controller.Identified(known or {})
+  if known is None:
+    retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)
   return questions, retriever, provenance
 

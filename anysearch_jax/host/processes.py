@@ -13,10 +13,11 @@ message cannot run code.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -25,6 +26,7 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 
+_HASH = 32  # Bytes of a SHA-256, with which a message begins.
 _PIECE = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
 # array's number.
@@ -54,14 +56,14 @@ def all_gather(make: Callable[[], T]) -> list[T]:
     return [make()]
   own: Exception | None = None
   try:
-    mine = _encoded(make())
+    mine = encode(make())
   except Exception as error:  # Raised below, after the exchange.
     own = error
-    mine = _encoded(None, own)
-  outcomes = [_decoded(content) for content in _gather(mine)]
+    mine = encode(None, own)
+  outcomes = [decode(content) for content in _gather(mine)]
   for process, (_, described) in enumerate(outcomes):
     if described is not None:
-      failure = own or _error(**described)
+      failure = own or error_of(described)
       failure.add_note(f"Raised in process {process} of {len(outcomes)}.")
       raise failure
   return [value for value, _ in outcomes]
@@ -106,8 +108,8 @@ def _copied(sharding: jax.sharding.NamedSharding):
   return jax.jit(lambda x: x, out_shardings=sharding)
 
 
-def _encoded(value: Any, error: Exception | None = None) -> bytes:
-  """Encodes a value and an error: JSON first, then the value's arrays."""
+def encode(value: Any, error: Exception | None = None) -> bytes:
+  """Encodes a value and an error: a hash, JSON, then the value's arrays."""
   arrays: list[np.ndarray] = []
 
   def aside(x: Any) -> dict[str, int]:
@@ -124,11 +126,22 @@ def _encoded(value: Any, error: Exception | None = None) -> bytes:
   file = io.BytesIO()
   for array in (np.frombuffer(text, np.uint8), *arrays):
     np.save(file, array, allow_pickle=False)
-  return file.getvalue()
+  found = file.getvalue()
+  return hashlib.sha256(found).digest() + found
 
 
-def _decoded(content: bytes) -> tuple[Any, dict[str, Any] | None]:
-  """Returns the value and the description of the error; see `_encoded`."""
+def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
+  """Returns the value and the description of the error; see `encode`.
+
+  Raises:
+    ValueError: the content is not what was encoded.
+  """
+  hashed, content = content[:_HASH], content[_HASH:]
+  if hashlib.sha256(content).digest() != hashed:
+    raise ValueError(
+      f"Found a message of {len(content)} bytes with another SHA-256 than its "
+      "sender's; expected it whole and unchanged. Send it again."
+    )
   file, found = io.BytesIO(content), []
   while file.tell() < len(content):
     found.append(np.load(file, allow_pickle=False))
@@ -157,10 +170,10 @@ def _told(error: Exception) -> dict[str, Any]:
   }
 
 
-def _error(
-  classes: list[list[str]], arguments: list[Any] | None, text: str
-) -> Exception:
+def error_of(described: Mapping[str, Any]) -> Exception:
   """Rebuilds a received error, or its nearest known base with its message."""
+  classes, text = described["classes"], described["text"]
+  arguments: list[Any] | None = described["arguments"]
   said = f"{classes[0][1] if classes else 'Exception'}: {text}"
   for i, (module, name) in enumerate(classes):
     # Nothing is imported, so a message cannot load code; this process runs the

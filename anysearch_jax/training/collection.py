@@ -34,7 +34,7 @@ from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import driver, episode
 from anysearch_jax.training import timeline as timeline_lib
 
 # What every process counts for its share of a rollout.
@@ -63,6 +63,37 @@ class QuestionStream(NamedTuple):
   samples: int
   extra_groups: int = 0
   searchless: int = 0
+
+  @classmethod
+  def of(
+    cls,
+    questions: Sequence[types.Question],
+    config: config_lib.ExperimentConfig,
+  ) -> QuestionStream:
+    """Returns the stream of a run over its questions."""
+    return cls(
+      questions,
+      groups=config.questions,
+      samples=config.group,
+      extra_groups=config.pipeline.extra_groups,
+      searchless=config.searchless,
+    )
+
+  def prompt(
+    self,
+    codec: types.TextCodec,
+    *,
+    scaffold: bool,
+    config: config_lib.ExperimentConfig,
+  ) -> tuple[str, list[int]]:
+    """Returns the first question's prompt, as the policy reads it."""
+    return episode.prompt(
+      self.questions[0],
+      budget=config.curriculum.max_budget,
+      scaffold=scaffold,
+      config=config.episode,
+      codec=codec,
+    )
 
   @property
   def per_rollout(self) -> int:

@@ -19,8 +19,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
-from anysearch_jax.training import collection, logprobs
+from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.training import collection, logprobs, placement
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
 _TOKENS = 128
@@ -245,7 +245,7 @@ class Fingerprint:
     self._bound = bound
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
     self._a, self._dtype = architecture, jnp.dtype(dtype)
-    self._ids = prompt[:_TOKENS]
+    self._ids = beginning(prompt)
     self._expected: np.ndarray | None = None
     self._version = 0
 
@@ -254,8 +254,11 @@ class Fingerprint:
     if self._engine is not None and len(self._ids) > 1:
       ids = np.asarray(self._ids, np.int32)
       scores = _score(params, ids, a=self._a, dtype=self._dtype)
-      self._expected = np.asarray(scores)
-      self._version = version
+      self.expect_scores(np.asarray(scores), version)
+
+  def expect_scores(self, scores: np.ndarray, version: int) -> None:
+    """Does as `expect`; the trainer scored the `beginning` of the prompt."""
+    self._expected, self._version = scores if scores.size else None, version
 
   def check(self, rollout: int) -> Gap:
     """Makes the engine score the prompt, and compares the result.
@@ -293,6 +296,33 @@ class Fingerprint:
     return Gap(len(found), mean, largest)
 
 
+def beginning(prompt: Sequence[int]) -> Sequence[int]:
+  """Returns the tokens of a prompt that a fingerprint compares."""
+  return prompt[:_TOKENS]
+
+
+def scores(
+  params: decoder.Params,
+  prompt: Sequence[int],
+  *,
+  a: architecture_lib.Architecture,
+  placed: placement.Placement,
+) -> np.ndarray:
+  """Scores the `beginning` of a prompt on the training mesh, float32 `[T - 1]`.
+
+  All processes call this together.
+  """
+  ids = np.asarray(beginning(prompt), np.int32)
+  if len(ids) < 2:
+    return np.zeros(0, np.float32)
+  how: dict[str, Any] = {}
+  if placed.trainer.size > 1:
+    layout = sharding.Layout(placed.trainer)
+    how = {"layout": layout, "rows": placed.row_multiple}
+  found = _score(params, ids, a=a, dtype=placed.dtype, **how)
+  return np.asarray(processes.to_replicated(found))
+
+
 def _difference(scores: np.ndarray, expected: np.ndarray) -> np.ndarray:
   """Returns the distance of each token's log-probabilities.
 
@@ -303,23 +333,28 @@ def _difference(scores: np.ndarray, expected: np.ndarray) -> np.ndarray:
   return np.where(both, 0.0, np.abs(scores - expected))
 
 
-@functools.partial(jax.jit, static_argnames=("a", "dtype"))
+@functools.partial(jax.jit, static_argnames=("a", "dtype", "layout", "rows"))
 def _score(
   params: decoder.Params,
   ids: jax.Array,
   *,
   a: architecture_lib.Architecture,
   dtype: Any,
+  layout: sharding.Layout | None = None,
+  rows: int = 1,
 ) -> jax.Array:
-  """Scores all tokens but the first with the trainer's forward pass."""
-  tokens, targets = ids[None, :-1], ids[None, 1:]
+  """Scores all tokens but the first with the trainer's forward pass.
+
+  A mesh gets the same row `rows` times, because it divides rows.
+  """
+  tokens, targets = (jnp.tile(x, (rows, 1)) for x in (ids[:-1], ids[1:]))
   logps, _ = logprobs.token_logprobs(
     params,
     a,
     tokens,
     targets,
-    jnp.arange(tokens.shape[1])[None],
+    jnp.tile(jnp.arange(tokens.shape[1]), (rows, 1)),
     jnp.ones_like(tokens),
-    compute=decoder.Compute(dtype=dtype),
+    compute=decoder.Compute(dtype=dtype, layout=layout),
   )
   return logps[0]

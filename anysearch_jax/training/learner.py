@@ -15,11 +15,13 @@ from anysearch_jax import types
 from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.training import (
   batching,
+  health,
   metrics,
   optimizers,
   placement,
   ppo,
   rewards_and_advantages,
+  sampler,
   throughput,
   train_step,
 )
@@ -103,6 +105,19 @@ class Learner:
       )
     a = self.architecture
     return lora.combine(self._engine_base, trained) if a.lora else trained
+
+  def handed_over(self, prompt: Sequence[int]) -> sampler.HandedOver:
+    """Returns the parameters for an engine elsewhere, with its expected scores.
+
+    They share arrays with `state`. `prompt` is that of the fingerprint. All
+    processes call this together.
+    """
+    a, placed, params = self.architecture, self.placement, self.state.params
+    params = hf.cast(params, a, placed.dtype)
+    if a.lora is not None:
+      params = lora.combine(self._base, params)
+    scores = health.scores(params, prompt, a=a, placed=placed)
+    return sampler.HandedOver(self.params(), scores)
 
   @property
   def steps_alone(self) -> bool:
@@ -241,13 +256,13 @@ class Phases:
   memory while sampling (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
 
-  Only a `types.CachingEngine` frees its cache.
+  Only a `types.CachingEngine` frees its cache; None is an engine elsewhere.
   """
 
   def __init__(
     self,
     learner: Learner,
-    engine: types.TrainableEngine,
+    engine: types.TrainableEngine | None,
     *,
     config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,

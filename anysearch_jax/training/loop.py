@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import shutil
 import threading
 import time
 from collections import Counter
@@ -18,14 +19,16 @@ from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf, lora
-from anysearch_jax.rollout import engines, episode, searching
+from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   checkpoint,
   collection,
   health,
+  messages,
   metrics,
   pipeline,
+  remote,
   rewards_and_advantages,
   sampler,
   throughput,
@@ -33,6 +36,9 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
+
+# What samples ahead of training: in this process, or a controller.
+Ahead = pipeline.Pipeline | remote.Remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +67,10 @@ class Trainer:
   waits for the rollouts that use older weights, which the checkpoint stores.
 
   With several processes (`jax.distributed`), each one has a trainer with the
-  same arguments; the training mesh spans their devices, and each process
-  samples its share of a rollout. Sampling and training then alternate
-  (async_level 0): with two threads, processes could start their collectives in
-  different orders and deadlock.
+  same arguments; the training mesh spans their devices. Without a controller
+  each process samples its share of a rollout, and sampling and training
+  alternate (async_level 0): with two threads, processes could start their
+  collectives in different orders and deadlock.
 
   Args:
     config: the whole configuration; `validation.validate` has passed.
@@ -80,6 +86,8 @@ class Trainer:
       folder) and, with adapters, `adapter/` (a PEFT folder).
     engine: samples; `run` closes it. None makes the engine that
       `config.engine` names.
+    controller: samples instead, with an engine and a retriever of its own; this
+      trainer then has neither.
     trace: whether to write `timeline.json`, a trace for Perfetto.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from, see `config_changes`.
@@ -96,9 +104,10 @@ class Trainer:
     *,
     policy: hf.Policy,
     questions: Sequence[types.Question],
-    retriever: types.Retriever,
+    retriever: types.Retriever | None,
     folder: pathlib.Path,
     engine: types.TrainableEngine | None = None,
+    controller: remote.Client | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     sinks: Sequence[trackers.Sender] = (),
@@ -120,7 +129,7 @@ class Trainer:
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
     beside = None
-    if engine is None and config.servers_share:
+    if controller is None and engine is None and config.servers_share:
       # Made first: servers release the memory that the learner needs.
       a = lora.attach(policy.architecture, config.lora)
       empty = policy._replace(params={}, architecture=a)
@@ -128,45 +137,29 @@ class Trainer:
     self._learner = learner_lib.Learner(config, policy)
     if beside is not None:
       beside.set_params(self._learner.published(), 0)
-    if engine is None:
+    if controller is None and engine is None:
       published = policy._replace(
         params=self._learner.published(),
         architecture=self._learner.architecture,
       )
       engine = engines.make(published, config, seed=config.seed)
-    self._engine = engine
     # Drop the weights: the learner owns them now.
     self._policy = policy._replace(params={})
-    searching.attach(retriever, self._engine, policy.tokenizer)
-    self._stream = collection.QuestionStream(
-      questions,
-      groups=config.questions,
-      samples=config.group,
-      extra_groups=config.pipeline.extra_groups,
-      searchless=config.searchless,
-    )
-    self._sampler = sampler.Sampler(
-      engine,
-      collection.Collector(
+    self._stream = collection.QuestionStream.of(questions, config)
+    self._engine, self._controller = engine, controller
+    self._sampler: sampler.Sampler | None = None
+    if engine is not None and retriever is not None:
+      searching.attach(retriever, engine, policy.tokenizer)
+      self._sampler = sampler.make(
         config,
         self._stream,
+        policy=policy._replace(architecture=self._learner.architecture),
         engine=engine,
         retriever=retriever,
-        codec=policy.tokenizer,
         timeline=self._timeline,
-      ),
-      health.Fingerprint(
-        engine,
-        architecture=self._learner.architecture,
-        dtype=config.compute_dtype,
-        prompt=self._prompt(config.curriculum.phase1_scaffold)[1],
-        bound=config.watch.max_fingerprint_gap,
-      ),
-      config=config,
-      timeline=self._timeline,
-    )
+      )
     # As of the last trained rollout; the sampler's own may be ahead.
-    self._sampler_state = self._sampler.state
+    self._sampler_state = sampler.initial(config)
     self._monitor = health.HealthMonitor(
       config.watch, stream=self._stream, curriculum=config.curriculum
     )
@@ -179,12 +172,8 @@ class Trainer:
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
     """Returns the first question's prompt, as the policy reads it."""
-    return episode.prompt(
-      self._stream.questions[0],
-      budget=self._config.curriculum.max_budget,
-      scaffold=scaffold,
-      config=self._config.episode,
-      codec=self._policy.tokenizer,
+    return self._stream.prompt(
+      self._policy.tokenizer, scaffold=scaffold, config=self._config
     )
 
   def stop(self) -> None:
@@ -226,6 +215,7 @@ class Trainer:
       health.FailedEpisodesError: too many episodes of a rollout failed.
         Earlier training is saved first, as for `types.EngineError`.
       types.EngineError: the engine refused new weights, or has different ones.
+        A `remote.AwayError`: the controller was away for too long.
       health.WrongWeightsError: the engine's log-probabilities were too far from
         the trainer's in `watch.gap_rollouts` rollouts in a row.
       sampler.StaleError: the engine sampled with weights of a wrong version.
@@ -233,9 +223,21 @@ class Trainer:
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
     """
+    finished = self._run(on_event, on_start)
+    if self._controller is not None and processes.is_main():
+      self._controller.end(finished=finished)
+      shutil.rmtree(self._folder / messages.WEIGHTS, ignore_errors=True)
+    return finished
+
+  def _run(
+    self,
+    on_event: Callable[[Event], None],
+    on_start: Callable[[int, list[config_settings.Change]], None],
+  ) -> bool:
+    """Does as `run`, but for telling a controller of the end."""
     config, rollouts = self._config, self._config.curriculum.rollouts
     with (
-      contextlib.closing(self._engine),
+      contextlib.closing(self._engine or contextlib.ExitStack()),
       # The context is None except on process 0.
       (
         metrics.Writer(self._folder, self._sinks)
@@ -249,18 +251,11 @@ class Trainer:
       ) as checkpoints,
       self._timeline,
     ):
-      first, ready, changes = self._resume(checkpoints)
+      first, stored, changes = self._resume(checkpoints)
       on_start(first, changes)
       if writer:
         writer.keep_before(first)
-      with pipeline.Pipeline(
-        self._sampler,
-        ready,
-        first=first,
-        rollouts=rollouts,
-        level=self._level,
-        timeline=self._timeline,
-      ) as ahead:
+      with self._ahead(first, stored) as ahead:
         for rollout in range(first, rollouts):
           try:
             sampled = self._take(rollout, ahead)
@@ -292,21 +287,59 @@ class Trainer:
     )
     return True
 
-  def _take(
-    self, rollout: int, ahead: pipeline.Pipeline
-  ) -> sampler.ScoredRollout:
+  def _ahead(
+    self, first: int, stored: collection.StoredRollouts | None
+  ) -> Ahead:
+    """Returns what samples from `first` on, given what is sampled already."""
+    if self._controller is not None:
+      return remote.Remote(
+        self._controller,
+        self._stream,
+        first=first,
+        state=self._sampler_state,
+        stored=stored,
+        config=self._config,
+        policy=self._policy._replace(architecture=self._learner.architecture),
+        folder=self._folder / messages.WEIGHTS,
+        timeline=self._timeline,
+        stopping=self._stopping.is_set,
+        stop=self.stop,
+        stop_seconds=self.stop_seconds,
+      )
+    assert self._sampler is not None
+    self._sampler.state, ready = self._sampler_state, []
+    if stored is not None:
+      ready = self._sampler.score_stored(first, stored)
+    return pipeline.Pipeline(
+      self._sampler,
+      ready,
+      first=first,
+      rollouts=self._config.curriculum.rollouts,
+      level=self._level,
+      timeline=self._timeline,
+    )
+
+  def _published(self) -> sampler.Weights:
+    """Returns the present weights for the engine."""
+    if self._controller is None:
+      return self._learner.published()
+    scaffold = self._config.curriculum.phase1_scaffold
+    return self._learner.handed_over(self._prompt(scaffold)[1])
+
+  def _take(self, rollout: int, ahead: Ahead) -> sampler.ScoredRollout:
     """Waits until a rollout is sampled, and checks its episodes."""
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
-    ahead.fill(rollout, self._learner.published, self._phases.sample)
-    sampled = ahead.take(self._stopping if self._stoppable else None)
+    ahead.fill(rollout, self._published, self._phases.sample)
+    waits = self._controller is not None or self._stoppable
+    sampled = ahead.take(lambda: waits and self._stopping.is_set())
     if sampled is None:
       raise _StoppedError
     self._monitor.collected(rollout, sampled.counted)
     return sampled
 
   def _train(
-    self, sampled: sampler.ScoredRollout, ahead: pipeline.Pipeline
+    self, sampled: sampler.ScoredRollout, ahead: Ahead
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Trains on a rollout; returns the metrics of its steps, and its own."""
     rollout = sampled.rollout
@@ -335,7 +368,7 @@ class Trainer:
     self._sampler_state = sampled.state
     if self._level:
       # Publish before computing metrics, so that the sampler does not wait.
-      ahead.fill(rollout + 1, self._learner.published)
+      ahead.fill(rollout + 1, self._published)
     seconds = timeline_lib.metrics(self._timeline.take(rollout))
     position = self._stream.position(rollout + 1)
     values = {
@@ -347,7 +380,9 @@ class Trainer:
       **{f"data/{name}": float(value) for name, value in position.items()},
       **seconds,
     }
-    if self._config.engine.kind == "jax":  # Others sample on unknown devices.
+    if (
+      self._config.engine.kind == "jax" and self._engine
+    ):  # Others sample on unknown devices.
       values["device/count"] = jax.device_count()
     self._monitor.rollout(values)
     return steps, values
@@ -364,7 +399,7 @@ class Trainer:
     sampled: sampler.ScoredRollout,
     values: dict[str, float],
     checkpoints: checkpoint.Checkpoints,
-    ahead: pipeline.Pipeline,
+    ahead: Ahead,
   ) -> None:
     """Saves and records a rollout's trajectories, if it is time after it."""
     config, done = self._config, sampled.rollout + 1
@@ -385,7 +420,7 @@ class Trainer:
   def _saved(
     self,
     rollout: int,
-    ahead: pipeline.Pipeline | None = None,
+    ahead: Ahead | None = None,
     unfinished: sampler.ScoredRollout | None = None,
     steps: Sequence[dict[str, float]] = (),
   ) -> checkpoint.Saved:
@@ -417,7 +452,9 @@ class Trainer:
 
   def _resume(
     self, checkpoints: checkpoint.Checkpoints
-  ) -> tuple[int, list[sampler.ScoredRollout], list[config_settings.Change]]:
+  ) -> tuple[
+    int, collection.StoredRollouts | None, list[config_settings.Change]
+  ]:
     """Restores the newest checkpoint, or begins at rollout 0.
 
     If settings of learning have changed, the stored rollouts are sampled again,
@@ -431,8 +468,9 @@ class Trainer:
     found = processes.on_main(lambda: checkpoint.rollouts(folder))
     if not found:
       # The engine starts with these weights; it is only sent later ones.
-      self._sampler.expect(self._learner.published(), 0)
-      return 0, [], []
+      if self._sampler is not None:
+        self._sampler.expect(self._learner.published(), 0)
+      return 0, None, []
     newest = found[-1]
     changes = config_settings.changes(
       checkpoint.read_json(folder, newest, "config"), self._config
@@ -442,7 +480,7 @@ class Trainer:
     like = checkpoint.Saved(
       0,
       self._learner.release(),
-      jax.device_get(self._sampler.state.curriculum),
+      jax.device_get(self._sampler_state.curriculum),
       {},
     )
     saved = checkpoints.restore(newest, like)
@@ -457,22 +495,20 @@ class Trainer:
     self._learner.state = saved.state
     counters = {
       group: Counter(progress["counters"].get(group))
-      for group in self._sampler.state.counters
+      for group in self._sampler_state.counters
     }
-    state = sampler.SamplerState(saved.curriculum, counters)
-    self._sampler.state = self._sampler_state = state
+    self._sampler_state = sampler.SamplerState(saved.curriculum, counters)
     # Steps that were taken remain counted, even if their rollout is sampled
     # again: it then gives only the remaining steps, so that each question is
     # trained on once.
     self._taken_steps = progress.get("steps", [])
-    ready: list[sampler.ScoredRollout] = []
-    if saved.pending is not None:
-      learning = config_settings.named(changes, config_settings.Kind.LEARNING)
-      if learning:
-        self._sampler.discard_stored(
-          f"Found {learning}.",
-          stale_rollouts=len(saved.pending.values["rollouts"]),
-        )
-      else:
-        ready = self._sampler.score_stored(newest, saved.pending)
-    return newest, ready, changes
+    stored = saved.pending
+    learning = config_settings.named(changes, config_settings.Kind.LEARNING)
+    if stored is not None and learning:
+      self._sampler_state = sampler.discarded(
+        self._sampler_state,
+        f"Found {learning}.",
+        stale_rollouts=len(stored.values["rollouts"]),
+      )
+      stored = None
+    return newest, stored, changes

@@ -24,7 +24,6 @@ from typing import NamedTuple
 from absl import logging
 
 from anysearch_jax import types
-from anysearch_jax.policy import decoder
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -50,7 +49,8 @@ class Pipeline:
 
   Only this pipeline may use the sampler meanwhile. `ready` are consecutive
   rollouts that are sampled already; `first` is the first of them, or else the
-  first to sample. A stop waits `patience` seconds for the thread.
+  first to sample. A stop waits `patience` seconds for the thread. `published`
+  is the version that the engine begins with, -1 if that is unknown.
   """
 
   def __init__(
@@ -63,6 +63,7 @@ class Pipeline:
     level: int,
     timeline: timeline_lib.Timeline,
     patience: float = 30.0,
+    published: int = 0,
   ):
     self._sampler = sampler
     self._timeline = timeline
@@ -75,11 +76,11 @@ class Pipeline:
       future.set_result(sampled)
       self._ahead.append(_Ahead(sampled.rollout, first - 1, future))
     self._next = first + len(self._ahead)
-    self._published = 0  # The version that an engine begins with.
+    self._published = published
     # (rollout, weights); weights are None if the engine has them by then. A
     # None job ends the thread.
     self._jobs: queue.SimpleQueue[
-      tuple[_Ahead, decoder.Params | None] | None
+      tuple[_Ahead, sampler_lib.Weights | None] | None
     ] = queue.SimpleQueue()
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
@@ -90,7 +91,7 @@ class Pipeline:
   def fill(
     self,
     version: int,
-    published: Callable[[], decoder.Params],
+    published: Callable[[], sampler_lib.Weights],
     before: Callable[[int], None] = lambda rollout: None,
   ) -> None:
     """Queues all rollouts that this version of the weights samples.
@@ -115,14 +116,14 @@ class Pipeline:
     self._next = end
 
   def take(
-    self, stopping: threading.Event | None = None
+    self, gives_up: Callable[[], bool] = lambda: False
   ) -> sampler_lib.ScoredRollout | None:
     """Waits for the next rollout, removes it from the queue and returns it.
 
-    Returns None if `stopping` is set before it is sampled; the rollout then
-    stays in the queue.
+    Returns None if `gives_up()` before it is sampled; the rollout then stays in
+    the queue.
     """
-    if not self._wait(self._ahead[0], stopping):
+    if not self._wait(self._ahead[0], gives_up):
       return None
     sampled = self._ahead[0].sampled.result(timeout=0)
     self._ahead.popleft()
@@ -152,6 +153,16 @@ class Pipeline:
         if ahead.sampled.done():
           ahead.sampled.result(timeout=0)
 
+  @property
+  def queued(self) -> int:
+    """The number of rollouts that are sampled, or will be, and not taken."""
+    return len(self._ahead)
+
+  @property
+  def ended(self) -> bool:
+    """Whether the sampler's thread has ended."""
+    return not self._thread.is_alive()
+
   def __enter__(self) -> Pipeline:
     self._thread.start()
     return self
@@ -167,15 +178,15 @@ class Pipeline:
       )
 
   def _wait(
-    self, ahead: _Ahead, stopping: threading.Event | None = None
+    self, ahead: _Ahead, gives_up: Callable[[], bool] = lambda: False
   ) -> bool:
-    """Waits for a rollout; returns False if `stopping` is set before its end.
+    """Waits for a rollout; returns False if `gives_up()` before its end.
 
     Deadlines of turns and searches bound the wait.
     """
     with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
       while not ahead.sampled.done():
-        if stopping is not None and stopping.is_set():
+        if gives_up():
           return False
         concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
         if not self._thread.is_alive() and not ahead.sampled.done():

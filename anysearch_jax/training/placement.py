@@ -18,7 +18,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, hf, lora, sharding
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
@@ -89,7 +89,7 @@ class Placement:
     params = jax.device_put(
       params, sharding.shardings(self.a.without_lora(), self.trainer)
     )
-    return params if self.a.lora else self._cast(params)
+    return params if self.a.lora else hf.cast(params, self.a, self.dtype)
 
   def batch(self, batch: batching.HostBatch) -> batching.TrainBatch:
     """Shards a host batch by rows; every process has all of it on the host."""
@@ -103,7 +103,7 @@ class Placement:
 
   def publish(self, params: decoder.Params) -> decoder.Params:
     """Returns trained weights for the engine, copied only where necessary."""
-    return self.to_engine(self._cast(params))
+    return self.to_engine(hf.cast(params, self.a, self.dtype))
 
   def to_engine(self, params: decoder.Params) -> decoder.Params:
     """Moves weights of the training mesh to the engine's devices."""
@@ -116,16 +116,6 @@ class Placement:
       return jax.device_put(processes.to_replicated(x), wanted)
 
     return jax.tree_util.tree_map_with_path(moved, params)
-
-  def _cast(self, params: decoder.Params) -> decoder.Params:
-    """Casts weights to the compute dtype, except the scales of norms."""
-    scales = {row.path for row in table.rows(self.a) if row.init is None}
-    return jax.tree_util.tree_map_with_path(
-      lambda path, x: (
-        x if tuple(k.key for k in path) in scales else x.astype(self.dtype)
-      ),
-      params,
-    )
 
 
 def check(

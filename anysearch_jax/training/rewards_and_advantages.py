@@ -91,7 +91,7 @@ def score(
   }
   values, reasons = measure(method, trajectories, run=run)
   if reasons:
-    groups = _with_failed(groups, reasons)
+    groups = with_failed(groups, reasons)
     trajectories = {place: trajectories[place] for place in values}
   verdicts = {
     place: method.environment.judge(trajectory)
@@ -375,7 +375,7 @@ def measure(
   return {place: x for place, (x, reason) in found if not reason}, reasons
 
 
-def _with_failed(
+def with_failed(
   groups: Sequence[types.Group | None], reasons: Mapping[Place, str]
 ) -> list[types.Group | None]:
   """Returns groups whose trajectories at these places have failed."""

@@ -8,6 +8,7 @@ is therefore the same function of earlier outcomes at every `async_level`.
 from __future__ import annotations
 
 import logging
+import pathlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import systems
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
 from anysearch_jax.training import timeline as timeline_lib
@@ -64,6 +65,28 @@ class ScoredRollout(NamedTuple):
     return self.collected.with_failed(self.scored.unmeasured)
 
 
+class HandedOver(NamedTuple):
+  """Weights for an engine elsewhere.
+
+  params: the parameters, or the folder that has them (`hf.save_weights`).
+  scores: the trainer's of the fingerprint's prompt (`health.scores`).
+  """
+
+  params: decoder.Params | pathlib.Path
+  scores: np.ndarray
+
+
+Weights = decoder.Params | HandedOver
+
+
+def initial(config: config_lib.ExperimentConfig) -> SamplerState:
+  """Returns the state before the first rollout."""
+  return SamplerState(
+    curriculum_lib.init(config.curriculum, config.seed),
+    {"run": Counter(), "engine": Counter()},
+  )
+
+
 class StoppedError(BaseException):
   """`Sampler.stop` was called.
 
@@ -90,10 +113,7 @@ class Sampler:
     config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,
   ):
-    self.state = SamplerState(
-      curriculum_lib.init(config.curriculum, config.seed),
-      {"run": Counter(), "engine": Counter()},
-    )
+    self.state = initial(config)
     self._engine, self._collector = engine, collector
     self._fingerprint = fingerprint
     self._config, self._curriculum = config, config.curriculum
@@ -101,15 +121,37 @@ class Sampler:
     self._timeline = timeline
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
-  def set_params(
-    self, rollout: int, params: decoder.Params, version: int
-  ) -> None:
-    """Gives the engine the weights that sample from `rollout` on."""
+  def set_params(self, rollout: int, params: Weights, version: int) -> None:
+    """Gives the engine the weights that sample from `rollout` on.
+
+    Raises:
+      types.EngineError: the engine did not take them.
+    """
     with self._timeline.span(
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
+      if isinstance(params, HandedOver):
+        self._load(params, version)
+        return
       self.expect(params, version)
       self._engine.set_params(jax.block_until_ready(params), version)
+
+  def _load(self, weights: HandedOver, version: int) -> None:
+    """Makes the engine load a folder."""
+    folder, engine = weights.params, self._engine
+    if not isinstance(engine, types.LoadingEngine):
+      raise TypeError(
+        f"Found {type(engine).__name__}, expected an engine that loads folders "
+        "(types.LoadingEngine)."
+      )
+    assert isinstance(folder, pathlib.Path)
+    self._fingerprint.expect_scores(weights.scores, version)
+    try:
+      engine.load_params(folder, version)
+    except (OSError, ValueError) as error:
+      raise types.EngineError(
+        f"{folder}: the weights of version {version} could not be read: {error}"
+      ) from error
 
   def expect(self, params: decoder.Params, version: int) -> None:
     """Sets the weights that the engine should have; `sample` verifies them."""
@@ -156,27 +198,18 @@ class Sampler:
       if outage := health.outage(
         rollout, collected, stream=stream, max_failed=most
       ):
-        self.discard_stored(outage, failed_rollouts=left)
+        self.state = discarded(self.state, outage, failed_rollouts=left)
         break
       ages = token_ages(rollout, collected.groups)
       if stale(rollout, ages, bound=self._config.pipeline.async_level):
-        self.discard_stored(
+        self.state = discarded(
+          self.state,
           f"Rollout {rollout} is older than pipeline.async_level allows.",
           stale_rollouts=left,
         )
         break
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
-
-  def discard_stored(self, why: str, **counts: int) -> None:
-    """Logs why stored rollouts are sampled again, and counts them."""
-    _log.warning(
-      "%s Sampling again with the checkpoint's weights: stored rollouts from "
-      "this one on, %d in all.",
-      why,
-      sum(counts.values()),
-    )
-    self._count(counts)
 
   def _verify(self, rollout: int) -> health.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
@@ -229,9 +262,9 @@ class Sampler:
         config=c,
         tokens=tokens,
       )
-    self.state = self.state._replace(curriculum=recorded)
     played = stream.per_rollout - collected.stragglers
-    self._count(
+    self.state = _counted(
+      self.state._replace(curriculum=recorded),
       {
         "optimizer_steps": c.steps_per_rollout,
         "trajectories": (played + collected.resampled) * stream.samples,
@@ -249,14 +282,60 @@ class Sampler:
       *(collected, scored, self.state),
     )
 
-  def _count(
-    self, run: Mapping[str, int], engine: Mapping[str, int] = {}
-  ) -> None:
-    """Adds counts of the run and of the engine."""
-    counters = {name: Counter(c) for name, c in self.state.counters.items()}
-    counters["run"].update(run)
-    counters["engine"].update(engine)
-    self.state = self.state._replace(counters=counters)
+
+def make(
+  config: config_lib.ExperimentConfig,
+  stream: collection.QuestionStream,
+  *,
+  policy: hf.Policy,
+  engine: types.TrainableEngine,
+  retriever: types.Retriever,
+  timeline: timeline_lib.Timeline,
+) -> Sampler:
+  """Returns a run's sampler; the weights of `policy` are not used."""
+  codec = policy.tokenizer
+  scaffold = config.curriculum.phase1_scaffold
+  return Sampler(
+    engine,
+    collection.Collector(
+      config,
+      stream,
+      engine=engine,
+      retriever=retriever,
+      codec=codec,
+      timeline=timeline,
+    ),
+    health.Fingerprint(
+      engine,
+      architecture=policy.architecture,
+      dtype=config.compute_dtype,
+      prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
+      bound=config.watch.max_fingerprint_gap,
+    ),
+    config=config,
+    timeline=timeline,
+  )
+
+
+def discarded(state: SamplerState, why: str, **counts: int) -> SamplerState:
+  """Logs why stored rollouts are sampled again, and counts them."""
+  _log.warning(
+    "%s Sampling again with the checkpoint's weights: stored rollouts from "
+    "this one on, %d in all.",
+    why,
+    sum(counts.values()),
+  )
+  return _counted(state, counts)
+
+
+def _counted(
+  state: SamplerState, run: Mapping[str, int], engine: Mapping[str, int] = {}
+) -> SamplerState:
+  """Adds counts of the run and of the engine."""
+  counters = {name: Counter(c) for name, c in state.counters.items()}
+  counters["run"].update(run)
+  counters["engine"].update(engine)
+  return state._replace(counters=counters)
 
 
 def metrics(

@@ -23,11 +23,13 @@ def check(
   *,
   trains: bool = True,
   samples: bool = True,
+  apart: bool = False,
 ) -> None:
   """Checks the values of a configuration, each alone and among each other.
 
   `trains`: whether a policy is trained by reinforcement learning. `samples`:
-  whether an engine samples a policy.
+  whether an engine samples a policy. `apart`: whether these are different
+  processes, a controller and its trainers.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -61,7 +63,7 @@ def check(
   if trains:
     _curriculum(config.curriculum)
     _learning(config)
-    _pipeline(config)
+    _pipeline(config, apart)
     _batches(config)
 
 
@@ -71,18 +73,20 @@ def validate(
   trains: bool = True,
   samples: bool = True,
   processes: int = 1,
+  apart: bool = False,
 ) -> None:
   """Checks a configuration before anything is allocated.
 
   It does not look at the machine's devices: the planner validates
   configurations for hardware that is not there.
 
-  `trains` and `samples` are as for `check`; `processes` train together.
+  `trains`, `samples` and `apart` are as for `check`; `processes` train
+  together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=trains, samples=samples)
+  check(config, trains=trains, samples=samples, apart=apart)
   # These rooms import JAX.
   from anysearch_jax.methods import systems
   from anysearch_jax.rollout import control
@@ -110,12 +114,12 @@ def validate(
     kv_memory.validate(config.engine)
   if not trains:
     return
-  if config.pipeline.async_level and processes > 1:
+  if config.pipeline.async_level and processes > 1 and not apart:
     raise ValueError(
       f"pipeline.async_level: found {config.pipeline.async_level} in "
       f"{processes} processes, expected 0: processes that sample and train at "
-      "the same time would wait for each other in different orders. Set 0, or "
-      "train in one process."
+      "the same time would wait for each other in different orders. Set 0, "
+      "train in one process, or let a controller sample (--role)."
     )
   if config.reward.rel_cost == "dollars" and not environment.prices(prices):
     raise ValueError(
@@ -306,7 +310,7 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
     )
 
 
-def _pipeline(config: config_lib.ExperimentConfig) -> None:
+def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
   c, kind = config.pipeline, config.engine.kind
   objective, level = config.objective, c.async_level
@@ -336,6 +340,8 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
     raise ValueError(
       f"episode.turn_deadline: found {turn}, expected at least {deadline}."
     )
+  if apart:
+    return
   # With servers this process only publishes weights, without a collective.
   mesh = config.mesh
   trainer = {*mesh.trainer} or {*range(mesh.size)}

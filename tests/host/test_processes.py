@@ -36,7 +36,7 @@ def other(monkeypatch):
     return [content, answers.pop(0)]
 
   def answer(value=None, error=None):
-    answers.append(processes._encoded(value, error))
+    answers.append(processes.encode(value, error))
 
   monkeypatch.setattr(processes, "_gather", gather)
   return answer
@@ -155,7 +155,9 @@ def test_a_received_error_cannot_name_anything_but_an_error_class():
     [["anysearch_jax.nowhere", "Error"]],
     [["this", "Error"]],
   ):
-    error = processes._error(classes, ["x"], "x")
+    error = processes.error_of(
+      {"classes": classes, "arguments": ["x"], "text": "x"}
+    )
     assert type(error) is RuntimeError
   assert "this" not in sys.modules
 

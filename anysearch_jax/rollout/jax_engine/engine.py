@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pathlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -92,7 +93,10 @@ class JaxEngine:
     mesh = sharding.mesh() if mesh is None else mesh
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
-    self._tokenizer = policy.tokenizer
+    self._tokenizer, self._a = policy.tokenizer, policy.architecture
+    self._mesh, self._dtype = mesh, dtype
+    # Beneath adapters; without these, `load_params` reads all weights.
+    self._base = policy.params if policy.architecture.lora else {}
     self._config, self._version = config, 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
@@ -136,6 +140,11 @@ class JaxEngine:
     self._forget(f"version {version} is set")
     self._device.set_params(params)
     self._version = version
+
+  def load_params(self, folder: pathlib.Path, version: int) -> None:
+    """Sets weights that `hf.save_weights` wrote; see `set_params`."""
+    of = {"base": self._base, "mesh": self._mesh, "dtype": self._dtype}
+    self.set_params(hf.load_weights(folder, self._a, **of), version)
 
   def free_cache(self) -> int:
     """Frees the KV cache, see `CachingEngine`."""

@@ -1,0 +1,150 @@
+"""What a controller and its trainers tell each other, as values.
+
+The values are those of `host/processes`: JSON with NumPy arrays, never pickled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.environment import scoring
+from anysearch_jax.training import (
+  collection,
+  rewards_and_advantages,
+  sampler,
+)
+from anysearch_jax.training import timeline as timeline_lib
+
+# In the run folder: the published weights by version, and the session.
+WEIGHTS, SESSION = "weights", "session"
+# The arrays of a scored rollout.
+_ARRAYS = ("budgets", "valid", "em", "advantages")
+_TRACKS = (timeline_lib.SAMPLER, timeline_lib.TURNS, timeline_lib.SEARCHES)
+
+
+class RefusedError(types.EngineError):
+  """The controller is of another run, or the request is wrong."""
+
+
+class NotBegunError(Exception):
+  """The controller was restarted, or other trainers have begun it since."""
+
+
+def state_values(state: sampler.SamplerState) -> dict[str, Any]:
+  """Returns the state of sampling as values; `state_of` restores it."""
+  curriculum = jax.device_get(state.curriculum)
+  return {
+    "curriculum": {k: np.asarray(x) for k, x in curriculum._asdict().items()},
+    "counters": {group: dict(c) for group, c in state.counters.items()},
+  }
+
+
+def state_of(values: Mapping[str, Any]) -> sampler.SamplerState:
+  """Restores what `state_values` returned."""
+  return sampler.SamplerState(
+    curriculum_lib.CurriculumState(**values["curriculum"]),
+    {group: Counter(c) for group, c in values["counters"].items()},
+  )
+
+
+def rollout_values(
+  sampled: sampler.ScoredRollout, timeline: timeline_lib.Timeline
+) -> dict[str, Any]:
+  """Returns a rollout as values, with its spans, which the timeline forgets.
+
+  `rollout_of` restores it.
+  """
+  scored, collected = sampled.scored, sampled.collected
+  failed = [
+    [q, g, t.reason]
+    for q, (group, played) in enumerate(zip(scored.groups, collected.groups))
+    if group and played
+    for g, t in enumerate(group.trajectories)
+    if t.failed and not played.trajectories[g].failed
+  ]
+  stored = collection.pack([collected])
+  arrays = {name: getattr(scored, name) for name in _ARRAYS}
+  return {
+    "rollout": sampled.rollout,
+    "scaffold": sampled.scaffold,
+    "levels": sampled.levels,
+    "probabilities": sampled.probabilities,
+    "collected": stored._asdict(),
+    "state": state_values(sampled.state),
+    "scored": {
+      **{k: x if x is None else np.asarray(x) for k, x in arrays.items()},
+      "failed": failed,
+      "verdicts": [
+        [*place, v.answer, v.em, v.format]
+        for place, v in scored.verdicts.items()
+      ],
+      "rewards": {k: np.asarray(x) for k, x in scored.rewards.items()},
+      "steps": [[*place, x] for place, x in scored.steps.items()],
+      "turns": [[*place, x] for place, x in scored.turns.items()],
+      "reduction": scored.reduction,
+      "unmeasured": list(scored.unmeasured),
+    },
+    "clock": timeline.clock(),
+    "spans": [
+      [*span[:4], dict(span.detail)]
+      for span in timeline.take(sampled.rollout)
+      if span.track in _TRACKS
+    ],
+  }
+
+
+def rollout_of(
+  values: Mapping[str, Any],
+  stream: collection.QuestionStream,
+  timeline: timeline_lib.Timeline,
+) -> sampler.ScoredRollout:
+  """Restores a rollout; its spans join the timeline, on this clock."""
+  (collected,) = collection.unpack(
+    collection.StoredRollouts(**values["collected"]), stream.question
+  )
+  scored = dict(values["scored"])
+  reasons = {(q, g): reason for q, g, reason in scored.pop("failed")}
+  places = {
+    name: {(q, g): x for q, g, x in scored.pop(name)}
+    for name in ("steps", "turns")
+  }
+  experience = rewards_and_advantages.Experience(
+    **{
+      **scored,
+      **places,
+      "groups": rewards_and_advantages.with_failed(collected.groups, reasons),
+      "verdicts": {
+        (q, g): scoring.Verdict(*verdict)
+        for q, g, *verdict in scored["verdicts"]
+      },
+      "unmeasured": tuple(scored["unmeasured"]),
+    }
+  )
+  later = timeline.clock() - values["clock"]
+  for track, name, start, end, detail in values["spans"]:
+    span = track, name, start + later, end + later
+    timeline.add(values["rollout"], *span, **detail)
+  return sampler.ScoredRollout(
+    rollout=values["rollout"],
+    scaffold=values["scaffold"],
+    levels=values["levels"],
+    probabilities=values["probabilities"],
+    collected=collected,
+    scored=experience,
+    state=state_of(values["state"]),
+  )
+
+
+def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+  """Returns the first value that differs, in words; "" if none does."""
+  for name in {**mine, **theirs}:
+    if mine.get(name) != theirs.get(name):
+      return f"{name} {theirs.get(name)!r}, not {mine.get(name)!r}"
+  return ""

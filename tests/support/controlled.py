@@ -1,0 +1,102 @@
+"""A controller in this process, at an address, for trainers of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import small_run
+
+from anysearch_jax.rollout import engines, searching
+from anysearch_jax.training import (
+  collection,
+  controller,
+  loop,
+  remote,
+  sampler,
+  timeline,
+  validation,
+)
+from launch import controller as command
+from launch import http_server
+
+IDENTITY = {"config.seed": 0}
+
+
+class Controlled:
+  """A controller that can be killed and restarted; use as a context manager.
+
+  url: its address, the same after a restart. made: the controller.
+  """
+
+  def __init__(self, folder, config, *, secret="", **settings: Any):
+    self._folder, self._config, self._secret = folder, config, secret
+    given = {"identity": IDENTITY, "about": {}, "away": 60.0}
+    self._settings = given | settings
+    self._running = contextlib.ExitStack()
+    self._port = 0
+    self.parts = small_run.parts()
+
+  def start(self) -> None:
+    opened = http_server.listening("127.0.0.1", self._port)
+    self._running.enter_context(opened)
+    self.url = http_server.address(opened)
+    self._port = opened.getsockname()[1]
+    spans = timeline.Timeline(time.monotonic)
+    policy, retriever = self.parts["policy"], self.parts["retriever"]
+    searcher = searching.BatchingRetriever(retriever, self._config.search)
+    engine = engines.make(policy, self._config, seed=self._config.seed)
+
+    def make() -> sampler.Sampler:
+      return sampler.make(
+        self._config,
+        collection.QuestionStream.of(self.parts["questions"], self._config),
+        policy=policy._replace(params={}),
+        engine=engine,
+        retriever=searcher,
+        timeline=spans,
+      )
+
+    self.made = controller.Controller(
+      make,
+      parts=(engine, searcher),
+      folder=self._folder,
+      rollouts=self._config.curriculum.rollouts,
+      level=self._config.pipeline.async_level,
+      timeline=spans,
+      **self._settings,
+    )
+    self._running.enter_context(
+      command.serving(opened, self.made, self._secret)
+    )
+
+  def kill(self) -> None:
+    """Ends it as if killed: nobody is told, and nothing is kept."""
+    self._running.close()
+    self.made._drop()
+
+  def __enter__(self) -> Controlled:
+    self.start()
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.kill()
+
+
+def train(folder, config, controlled, *, on_event=None, **client):
+  """Trains with a controller; returns whether it finished.
+
+  `on_event` gets the trainer and the number of each rollout.
+  """
+  folder.mkdir(exist_ok=True)
+  validation.validate(config, apart=True)
+  asks = remote.Client(
+    url=controlled.url, **{"identity": IDENTITY, "away": 60.0} | client
+  )
+  parts = dict(small_run.parts(), retriever=None)
+  trainer = loop.Trainer(config, folder=folder, controller=asks, **parts)
+  small_run.share_programs(trainer, config)
+  if on_event is None:
+    return trainer.run()
+  return trainer.run(lambda event: on_event(trainer, event.rollout))

@@ -1,0 +1,173 @@
+"""A controller and its trainers compute what one process does.
+
+The controller answers over HTTP; a thread of this process has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import controlled
+import pytest
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.training import checkpoint, controller, messages, remote
+
+
+def _config(level, **settings):
+  return dataclasses.replace(
+    small_run.CONFIG,
+    save_every=1,
+    pipeline=config_lib.PipelineConfig(async_level=level),
+    **settings,
+  )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """Runs in one process, by their level."""
+  made = {}
+
+  def run(level):
+    if level not in made:
+      made[level] = tmp_path_factory.mktemp(f"level-{level}") / "run"
+      small_run.train(made[level], small_run.parts(), _config(level))
+    return made[level]
+
+  return run
+
+
+def same(folder, expected):
+  """Asserts equal metrics, but for the number of devices that sample too."""
+  path = expected / "metrics.jsonl"
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  for line in lines:
+    line.pop("device/count", None)
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  small_run.assert_same_bits(folder, expected)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_run_with_a_controller_ends_on_the_bits_of_one_process(
+  level, alone, tmp_path
+):
+  folder, config = tmp_path / "run", _config(level)
+  with controlled.Controlled(folder, config) as made:
+    assert controlled.train(folder, config, made)
+    assert made.made.wait() is True
+  same(folder, alone(level))
+  assert not (folder / messages.WEIGHTS).exists()
+
+
+class _KilledError(Exception):
+  pass
+
+
+def _dies(rollout):
+  """Ends a trainer as if killed, after a rollout."""
+
+  def on_event(trainer, done):
+    if done == rollout:
+      raise _KilledError
+
+  return on_event
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_controller_that_is_killed_is_begun_again(level, alone, tmp_path):
+  folder, config = tmp_path / "run", _config(level)
+  with controlled.Controlled(folder, config) as made:
+
+    def restart(trainer, done):
+      if done in (0, 2):
+        made.kill()
+        made.start()
+
+    assert controlled.train(folder, config, made, on_event=restart)
+  same(folder, alone(level))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_trainers_that_are_killed_begin_the_controller_again(
+  level, alone, tmp_path
+):
+  folder, config = tmp_path / "run", _config(level)
+  with controlled.Controlled(folder, config) as made:
+    for rollout in (0, 1):
+      with pytest.raises(_KilledError):
+        controlled.train(folder, config, made, on_event=_dies(rollout))
+    assert controlled.train(folder, config, made)
+  same(folder, alone(level))
+
+
+def test_a_stop_of_the_controller_saves_and_ends_both(alone, tmp_path):
+  folder, config = tmp_path / "run", _config(1)
+  with controlled.Controlled(folder, config) as made:
+
+    def stop(trainer, done):
+      if done == 1:
+        made.made.stop()
+        while not trainer._stopping.is_set():
+          time.sleep(0.05)
+
+    assert not controlled.train(folder, config, made, on_event=stop)
+    assert made.made.wait() is False
+  assert checkpoint.rollouts(folder / "checkpoints")[-1] == 2
+  with controlled.Controlled(folder, config) as made:
+    assert controlled.train(folder, config, made)
+  same(folder, alone(1))
+
+
+def test_a_controller_of_another_run_refuses(tmp_path, monkeypatch):
+  folder, config = tmp_path / "run", _config(0)
+  monkeypatch.setattr(controller, "_VISIBLE", 0.2)
+  with controlled.Controlled(folder, config, secret="right") as made:
+    for client, sentence in (
+      ({"key": "wrong"}, "found no key or another one; expected"),
+      (
+        {"key": "right", "identity": {"config.seed": 1}},
+        "have config.seed 1, not 0 as the controller has; expected the same",
+      ),
+    ):
+      with pytest.raises(messages.RefusedError, match=sentence):
+        controlled.train(folder, config, made, **client)
+    with pytest.raises(messages.RefusedError, match="--output that both see"):
+      controlled.train(tmp_path / "elsewhere", config, made, key="right")
+
+
+def test_waiting_for_a_controller_has_an_end(tmp_path):
+  client = remote.Client(url="http://127.0.0.1:9", away=0.5)
+  began = time.monotonic()
+  with pytest.raises(remote.AwayError, match="no controller for 0 seconds"):
+    while True:
+      client.ask("about")
+  assert time.monotonic() - began < 5
+  assert "waits for the controller" in client.waits()
+
+
+def test_a_controller_without_trainers_ends(tmp_path):
+  with controlled.Controlled(tmp_path, _config(0), away=0.3) as made:
+    assert made.made.said().startswith("waits for trainers")
+    with pytest.raises(controller.AwayError, match="Heard nothing of trainers"):
+      made.made.wait()
+
+
+def test_a_damaged_message_is_sent_again(tmp_path):
+  with controlled.Controlled(tmp_path, _config(0), about={"a": 1}) as made:
+    client = remote.Client(url=made.url)
+    encode, broken = remote.processes.encode, [True]
+
+    def damaged(values):
+      content = encode(values)
+      return content[:-1] + b"x" if broken and broken.pop() else content
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(remote.processes, "encode", damaged)
+      assert client.ask("about") is None
+      assert "another SHA-256" in client.waits()
+      patch.setattr(remote.processes, "encode", encode)
+      assert client.ask("about") == {"a": 1}
+      assert client.waits() == ""
