@@ -355,7 +355,7 @@ class ScoringEngine(TrainableEngine, Protocol):
 class LoadingEngine(TrainableEngine, Protocol):
   """A trainable engine that also takes weights from a folder."""
 
-  def load_params(self, folder: pathlib.Path, version: int) -> None:
+  def load_folder(self, folder: pathlib.Path, version: int) -> None:
     """Samples with a folder's weights from now on; it stays until the next."""
     ...
 

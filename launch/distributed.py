@@ -14,8 +14,9 @@ During training, a signal to any process stops all of them before the next
 rollout, with one checkpoint. An error that a process finds before training or
 while sampling ends all processes with the same message. A process that fails
 anywhere else exits at once, without waiting for the others. These exit with 75
-and name the process that is missing, when their next collective with it fails
-or after `--heartbeat` seconds.
+and name the process that is missing: seconds after it ended, because its
+connection to the first process does too, and after `--heartbeat` seconds if it
+is stopped or its machine is gone.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import contextlib
 import ctypes
 import itertools
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -42,6 +45,8 @@ _GRACE = 60
 _BEAT = 1.0  # Seconds between a process's signs of life.
 # Seconds of silence after which a process is missing, once something failed.
 _SILENT = 6.0
+# Seconds after the end of a process, in which the others may raise its error.
+_SAME_ERROR = 5.0
 
 
 def define_flags() -> None:
@@ -172,6 +177,8 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
     yield
     return
   peers = _Peers(state.client, state.process_id, state.num_processes, saved)
+  host = (state.coordinator_address or "").rpartition(":")[0].strip("[]")
+  peers.watch(host)
   try:
     yield
     peers.code = 0
@@ -221,6 +228,7 @@ class _Peers:
       for other in range(processes)
       if other != process
     }
+    self._connections: list[socket.socket] = []
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
     self._thread.start()
@@ -232,19 +240,81 @@ class _Peers:
   def stop(self) -> None:
     """Ends the signs of life; the interpreter must not end during a call."""
     self._stopped.set()
+    self._tell("bye")
     self._thread.join(_SILENT)
+
+  def watch(self, host: str) -> None:
+    """Watches the others by connections between process 0 and each of them.
+
+    The kernel closes the connection of a process that ends. Where `host`, that
+    of process 0, cannot be reached at another port, `--heartbeat` remains.
+    """
+    name, word = "watched", secrets.token_hex(8)
+    with contextlib.suppress(Exception):
+      if self._own == 0:
+        listening = socket.create_server(("", 0))
+        port = listening.getsockname()[1]
+        self._client.key_value_set(name, f"{port} {word}", allow_overwrite=True)
+        threading.Thread(
+          target=self._accept, args=(listening, word), daemon=True
+        ).start()
+        return
+      port, word = self._client.blocking_key_value_get(name, 10_000).split()
+      connection = socket.create_connection((host, int(port)), timeout=10)
+      connection.settimeout(None)
+      connection.sendall(f"{word} {self._own}\n".encode())
+      self._connections.append(connection)
+      threading.Thread(
+        target=self._read, args=(connection, 0), daemon=True
+      ).start()
+
+  def _accept(self, listening: socket.socket, word: str) -> None:
+    while True:
+      connection, _ = listening.accept()
+      with contextlib.suppress(OSError, ValueError):
+        connection.settimeout(10)
+        said, process = connection.recv(100).decode().split()
+        if said != word:
+          raise ValueError
+        connection.settimeout(None)
+        self._connections.append(connection)
+        threading.Thread(
+          target=self._read, args=(connection, int(process)), daemon=True
+        ).start()
+
+  def _read(self, connection: socket.socket, other: int) -> None:
+    """Leaves if a connection ends and the other process did not say so."""
+    said = ""
+    with contextlib.suppress(OSError):
+      while part := connection.recv(100):
+        said += part.decode(errors="replace")
+    if "bye" in said:
+      return
+    lost = [int(word) for word in said.split() if word.isdecimal()] or [other]
+    if not self._stopped.wait(_SAME_ERROR) and self.code is None:
+      self._leave(lost)
+
+  def _tell(self, word: str) -> None:
+    for connection in self._connections:
+      with contextlib.suppress(OSError):
+        connection.sendall(f"{word}\n".encode())
+
+  def _leave(self, missing: Sequence[int]) -> None:
+    """Exits with a sentence, and tells the others which process is missing."""
+    self._tell(" ".join(map(str, missing)))
+    names = " and ".join(map(str, missing))
+    stopping.say(
+      f"launch: found no sign of life of process {names}, which ended, is "
+      f"stopped or out of reach. {self._saved()}"
+    )
+    sys.stdout.flush()
+    os._exit(stopping.RESUME)
 
   def leave_without_missing(self) -> None:
     """Exits with a sentence if a process is missing; else returns in time."""
     for _ in range(int(2 * _SILENT / _BEAT)):
       if missing := self._missing():
-        names = " and ".join(map(str, missing))
-        stopping.say(
-          f"launch: found no sign of life of process {names}, which ended, is "
-          f"stopped or out of reach. {self._saved()}"
-        )
-        sys.stdout.flush()
-        os._exit(stopping.RESUME)
+        self._leave(missing)
       time.sleep(_BEAT)
 
   def _on_abort(self, number: int) -> None:

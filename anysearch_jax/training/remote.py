@@ -327,7 +327,8 @@ class Remote:
         hf.save_weights(path, policy)
       else:
         hf.save(path, policy, dtype=config.compute_dtype)
-    oldest = min([version, *(queued.version for queued in self._queue)])
+    # The engine has the one before until it has loaded this one.
+    oldest = min([version, *(queued.version for queued in self._queue)]) - 1
     for old in [v for v in self._scores if v < oldest]:
       del self._scores[old]
     if processes.is_main():

@@ -147,7 +147,7 @@ class Sampler:
     assert isinstance(folder, pathlib.Path)
     self._fingerprint.expect_scores(weights.scores, version)
     try:
-      engine.load_params(folder, version)
+      engine.load_folder(folder, version)
     except (OSError, ValueError) as error:
       raise types.EngineError(
         f"{folder}: the weights of version {version} could not be read: {error}"

@@ -95,7 +95,7 @@ class JaxEngine:
     kv_memory.validate(config, shards=self._shards)
     self._tokenizer, self._a = policy.tokenizer, policy.architecture
     self._mesh, self._dtype = mesh, dtype
-    # Beneath adapters; without these, `load_params` reads all weights.
+    # Beneath adapters; without these, `load_folder` reads all weights.
     self._base = policy.params if policy.architecture.lora else {}
     self._config, self._version = config, 0
     self._sampling = sampling
@@ -141,7 +141,7 @@ class JaxEngine:
     self._device.set_params(params)
     self._version = version
 
-  def load_params(self, folder: pathlib.Path, version: int) -> None:
+  def load_folder(self, folder: pathlib.Path, version: int) -> None:
     """Sets weights that `hf.save_weights` wrote; see `set_params`."""
     of = {"base": self._base, "mesh": self._mesh, "dtype": self._dtype}
     self.set_params(hf.load_weights(folder, self._a, **of), version)
