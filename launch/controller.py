@@ -31,8 +31,7 @@ from absl import app, flags, logging
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
-from anysearch_jax.host import http_calls, redaction
-from launch import http_server, progress, stopping
+from launch import progress, stopping
 
 if TYPE_CHECKING:
   from anysearch_jax.training import controller as controller_lib
@@ -77,6 +76,8 @@ def check_flags(config: config_lib.ExperimentConfig) -> str | None:
   Raises:
     app.UsageError: a flag is missing, wrong or without effect.
   """
+  from anysearch_jax.host import redaction
+
   f = flags.FLAGS
   if f.role is None:
     for name in ("controller", "bind", "controller_key_variable"):
@@ -104,6 +105,8 @@ def check_flags(config: config_lib.ExperimentConfig) -> str | None:
 
 def key() -> str:
   """Returns the secret that the flags name, "" without."""
+  from anysearch_jax.host import http_calls
+
   variable = flags.FLAGS.controller_key_variable
   if variable is None:
     return ""
@@ -174,6 +177,7 @@ def run(
   from anysearch_jax.training import collection, sampler
   from anysearch_jax.training import controller as controller_lib
   from anysearch_jax.training import timeline as timeline_lib
+  from launch import http_server
 
   f, rollouts = flags.FLAGS, config.curriculum.rollouts
   where = urllib.parse.urlsplit(f.controller)

@@ -229,6 +229,7 @@ class _Peers:
       if other != process
     }
     self._connections: list[socket.socket] = []
+    self._lost: set[int] = set()  # Those whose connection ended.
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
     self._thread.start()
@@ -291,6 +292,7 @@ class _Peers:
     if "bye" in said:
       return
     lost = [int(word) for word in said.split() if word.isdecimal()] or [other]
+    self._lost.update(lost)
     if not self._stopped.wait(_SAME_ERROR) and self.code is None:
       self._leave(lost)
 
@@ -340,16 +342,21 @@ class _Peers:
     silent = [
       other
       for other, (_, at) in self._seen.items()
-      if self._answered - at > _SILENT
+      if other in self._lost or self._answered - at > _SILENT
     ]
     unanswered = time.monotonic() - self._answered > _SILENT
     return silent or [0] * unanswered
 
 
 def _is_of_jax(error: BaseException | None) -> bool:
-  """Returns whether JAX raised this error or one that led to it."""
+  """Returns whether JAX raised this error or one that led to it.
+
+  A collective that fails while it is compiled or started raises a ValueError.
+  """
   import jax
 
-  while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+  while error is not None and not (
+    isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+  ):
     error = error.__cause__ or error.__context__
   return error is not None

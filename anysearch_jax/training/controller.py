@@ -93,7 +93,7 @@ class Controller:
     self._given: dict[int, dict[str, Any]] = {}
     self._heard, self._grace = clock(), _SILENT
     self._stopping, self._over = threading.Event(), threading.Event()
-    self._finished = False
+    self._finished = self._closed = False
     self._error: Exception | None = None
 
   def answer(self, route: str, values: Mapping[str, Any]) -> Any:
@@ -166,12 +166,20 @@ class Controller:
       time.sleep(_LINGER)
       return self._finished
     finally:
+      self.close()
+
+  def close(self) -> None:
+    """Ends sampling; nobody can begin it again."""
+    with self._lock:
+      self._closed = True
       with contextlib.suppress(BusyError):
         self._drop()
 
   def _begin(self, values: Mapping[str, Any]) -> dict[str, int]:
     token = str(values["session"]), int(values["serial"])
     with self._lock:
+      if self._closed:
+        raise BusyError("The controller ends.")
       if self._begun == token:
         return {"ready": self._ready}
       if found := messages.difference(self._identity, values["identity"]):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import secrets
 import shutil
@@ -24,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import httpx2
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -66,10 +66,14 @@ class Client:
   key: str = ""
   identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   away: float = 1800.0
-  transport: httpx2.BaseTransport | None = None
+  transport: Any = None
   clock: Callable[[], float] = time.monotonic
 
   def __post_init__(self):
+    import httpx2  # Runs in one process need no HTTP.
+
+    self._timeout = functools.partial(httpx2.Timeout, connect=_CONNECT)
+    self._error = httpx2.HTTPError
     self.session = secrets.token_hex(8)
     self._redact = redaction.Redactor(self.key)
     # When it last answered, and what was met since then.
@@ -80,7 +84,7 @@ class Client:
     self._http = httpx2.Client(
       headers=headers,
       follow_redirects=False,
-      timeout=httpx2.Timeout(_ANSWER, connect=_CONNECT),
+      timeout=self._timeout(_ANSWER),
       trust_env=False,
       transport=self.transport,
     )
@@ -148,9 +152,9 @@ class Client:
       response = self._http.post(
         f"{self.url}/{route}",
         content=processes.encode(dict(values)),
-        timeout=httpx2.Timeout(seconds, connect=_CONNECT),
+        timeout=self._timeout(seconds),
       )
-    except httpx2.HTTPError as error:  # Holds the request, and so the key.
+    except self._error as error:  # Holds the request, and so the key.
       met = self._redact.quote(str(error), 200)
       return None, f"{type(error).__name__}: {met}".rstrip(": ")
     status, content = response.status_code, response.content

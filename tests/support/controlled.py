@@ -74,7 +74,7 @@ class Controlled:
   def kill(self) -> None:
     """Ends it as if killed: nobody is told, and nothing is kept."""
     self._running.close()
-    self.made._drop()
+    self.made.close()
 
   def __enter__(self) -> Controlled:
     self.start()
