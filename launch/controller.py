@@ -301,6 +301,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     except messages.NotBegunError:
       self._send(410, b"Not begun.")
     except controller_lib.BusyError as error:
+      self.close_connection = True
       self._send(503, str(error).encode())
     except Exception as error:
       if not isinstance(error, types.EngineError):
