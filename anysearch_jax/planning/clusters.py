@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
@@ -67,7 +68,7 @@ def planned(
     lanes = (max(1, round(rows / whole_step.OCCUPANCY)),)
     changed = config_lib.changed(config, engine={"lanes": lanes})
     prefill, decode = (
-      times * targets.predict(target, flops=f, read=r, traffic=t).total
+      times * targets.predict(own, flops=f, read=r, traffic=t).total
       for _, times, f, r, t in whole_step.sampling(changed, a, expected, parts)
     )
     tokens = observed - prompt * (1 - 1 / config.group)
@@ -79,10 +80,12 @@ def planned(
       * (lanes[0] * whole_step.OCCUPANCY),
     )
 
+  mesh, samples = config.mesh, parts["decode"].devices
+  # The devices of a sampler are in one host, if they fit, whatever the target.
+  own = dataclasses.replace(target, shape=(samples,))
   rows = whole_step.concurrent_rows(engine, expected.tokens // 2)
   prefill, one = sampling(1)
   row = (sampling(rows)[1] - one) / max(1, rows - 1)
-  mesh, samples = config.mesh, parts["decode"].devices
   trains = mesh.size
   micro = expected.micro_batches(config.batch, mesh.data * mesh.fsdp)
   assert plan.step is not None

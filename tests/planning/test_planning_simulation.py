@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import itertools
 import json
 import time
 import types as python_types
@@ -11,9 +13,11 @@ import commands
 import numpy as np
 import planned
 import pytest
+import scripted
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import clusters, simulation, targets, whole_step
+from anysearch_jax.rollout import driver
 from anysearch_jax.training import pipeline, timeline
 from launch import plan as command
 
@@ -81,17 +85,58 @@ def test_turns_that_arrive_at_random_wait_as_in_an_m_d_1_queue(load):
   assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.08)
 
 
-def test_few_episodes_are_bound_by_searches_and_many_by_the_server():
-  rng = np.random.default_rng(2)
+class Paced:
+  """An engine and a retriever that take the time of turns, and of searches."""
 
-  def rate(count):
-    seconds = rng.exponential(10.0, (count, 200)).tolist()
-    episodes = [[Turn(0, 1, search=x) for x in each] for each in seconds]
-    one = alone(rows=1, slots=count)
-    return 200 * count / simulation.play(episodes, 1, one).seconds
+  def __init__(self, turns, rows):
+    self._turns, self._rows = turns, asyncio.Semaphore(rows)
 
-  assert rate(1) == pytest.approx(1 / 11, rel=0.1)
-  assert rate(60) == pytest.approx(1.0, rel=0.05)
+  async def generate(self, request):
+    at = request.address
+    turns = self._turns[at.question, at.sample]
+    async with self._rows:
+      await asyncio.sleep(0.002 * turns[request.turn].sampled)
+    last = request.turn + 1 == len(turns)
+    text = f"{at.question} {at.sample} {request.turn}"
+    said = scripted.answer(text) if last else scripted.search(text)
+    return scripted.turn(request, said)
+
+  async def search(self, request):
+    question, sample, turn = map(int, request.query.split())
+    await asyncio.sleep(self._turns[question, sample][turn].search)
+    return []
+
+  def release(self, address):
+    pass
+
+
+@pytest.mark.parametrize(("slots", "rows"), [(6, 32), (32, 3)])
+def test_the_driver_of_a_run_takes_as_long(slots, rows):
+  rng = np.random.default_rng(0)
+  turns = {
+    at: [
+      Turn(0, *each)
+      for each in rng.lognormal((4.5, -1.3), 0.5, (1 + rng.poisson(2), 2))
+    ]
+    for at in itertools.product(range(8), range(4))
+  }
+
+  async def seconds():
+    paced = Paced(turns, rows)
+    config = config_lib.EpisodeConfig(max_context=10**6, max_generated=10**5)
+    parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC)
+    asked = [
+      driver.Assignment(i, scripted.QUESTION, 20, False) for i in range(8)
+    ]
+    began = time.monotonic()
+    await driver.run_groups(
+      asked, parts, group=4, rollout=0, max_concurrency=slots
+    )
+    return time.monotonic() - began
+
+  server = simulation.Server(0.0, 0.002, 0.0, rows, slots)
+  expected = simulation.play(list(turns.values()), 1, server).seconds
+  assert asyncio.run(seconds()) == pytest.approx(expected, rel=0.1)
 
 
 def test_searches_a_second():
