@@ -32,8 +32,10 @@ trainers=@TRAINERS@ samplers=@SAMPLERS@
 # Starts the parts of some nodes, from the one with an index on.
 nodes() {
   local first=$1 count=$2
-  # shellcheck disable=SC2016  # Each task knows its own number.
-  srun --overlap --nodes="$count" --ntasks="$count" --kill-on-bad-exit=1 \
+  # Each task knows its own number. One that ended must not end the others,
+  # which may be saving.
+  # shellcheck disable=SC2016
+  srun --overlap --nodes="$count" --ntasks="$count" --kill-on-bad-exit=0 \
     --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
     bash -c '@COMMAND@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
     node "$hosts" "$first"
