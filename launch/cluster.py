@@ -8,7 +8,6 @@ name secrets, or a private file of the user's.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -27,9 +26,6 @@ CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
 _FILES = {"slurm": "slurm.sh", "jobset": "jobset.yaml"}
 _FILES["skypilot"] = "skypilot.yaml"
-# A trainer ends when it fails, and waits for a controller that comes back.
-_NO_PROBE = " " * 18 + "# No probe: it ends when it fails."
-_MOUNT = "/shared"  # Of a pod: the working folder.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,72 +120,49 @@ def write(
 
   `words` follow Python: `-m launch.node` and its flags.
   """
-  f = flags.FLAGS
+  f, gpus = flags.FLAGS, where.gpus
   name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:40]
-  path = output / "cluster" / f"{name}.{_FILES[f.target].rpartition('.')[2]}"
-  samplers = f.nodes - where.trainers
+  counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
   python = shipped.python() if f.target == "slurm" else ["python"]
+  command = shlex.join([*python, *words])
+  path = output / "cluster" / f"{name}.{_FILES[f.target].rpartition('.')[2]}"
   values = {
     "NAME": name,
     "FILE": path,
     "FOLDER": path.parent,
     "NODES": f.nodes,
     "TRAINERS": where.trainers,
-    "SAMPLERS": samplers,
-    "GPUS": where.gpus,
+    "SAMPLERS": counts["sampler"],
+    "GPUS": gpus,
+    "ASKED": f"--gpus-per-node={gpus}" if gpus else "--exclusive",
+    "ACCELERATORS": f"accelerators: {f.accelerator}:{gpus}"
+    if gpus
+    else "cpus: 4+",
     "PORT": where.port,
-    "COMMAND": shlex.join([*python, *words]),
+    "SERVER": f.port,
+    "COMMAND": command,
+    "QUOTED": command.replace("'", "'\\''"),  # In a shell's single quotes.
     "IMAGE": f.image,
     "CLAIM": f.claim,
-    "MOUNT": _MOUNT,
+    "HOSTS": ",".join(
+      f"{name}-{role}-0-{index}.{name}"
+      for role, count in counts.items()
+      for index in range(count)
+    ),
   }
-  made = {
-    "slurm": _slurm,
-    "jobset": functools.partial(_jobset, samplers),
-    "skypilot": _skypilot,
-  }[f.target](values)
+  values["JOBS"] = "".join(
+    _filled("job.yaml", values | {"ROLE": role, "COUNT": count, "FIRST": first})
+    + (_filled("probe.yaml", values) if role == "sampler" else "")
+    for (role, count), first in zip(counts.items(), (0, where.trainers))
+    if count
+  )
+  made = _filled(_FILES[f.target], values)
   if f.dry_run:
     print(made, end="")
     return
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(made)
   print(f"wrote {path}; its first lines say how to start it")
-
-
-def _slurm(values: Mapping[str, object]) -> str:
-  gpus = (
-    f"--gpus-per-node={values['GPUS']}" if values["GPUS"] else "--exclusive"
-  )
-  # The command is in a shell's single quotes.
-  command = str(values["COMMAND"]).replace("'", "'\\''")
-  return _filled("slurm.sh", {**values, "GPUS": gpus, "COMMAND": command})
-
-
-def _skypilot(values: Mapping[str, object]) -> str:
-  asked = f"accelerators: {flags.FLAGS.accelerator}:{values['GPUS']}"
-  asked = asked if values["GPUS"] else "cpus: 4+"
-  return _filled("skypilot.yaml", {**values, "ACCELERATORS": asked})
-
-
-def _jobset(samplers: int, values: Mapping[str, object]) -> str:
-  counts = {"trainer": int(str(values["TRAINERS"])), "sampler": samplers}
-  name = values["NAME"]
-  hosts = [
-    f"{name}-{role}-0-{index}.{name}"
-    for role, count in counts.items()
-    for index in range(count)
-  ]
-  jobs, first = [], 0
-  for role, count in counts.items():
-    of = {**values, "ROLE": role, "COUNT": count, "FIRST": first}
-    of |= {"HOSTS": ",".join(hosts), "PROBE": _NO_PROBE}
-    if role == "sampler":
-      port = {"PORT": flags.FLAGS.port}
-      of["PROBE"] = _filled("probe.yaml", port).rstrip("\n")
-    if count:
-      jobs.append(_filled("job.yaml", of))
-    first += count
-  return _filled("jobset.yaml", {**values, "JOBS": "".join(jobs).rstrip("\n")})
 
 
 def _filled(template: str, values: Mapping[str, object]) -> str:

@@ -37,18 +37,6 @@ from anysearch_jax.host import captured_stderr, json_files
 from launch import flags as launch_flags
 from launch import shipped
 
-# Fields of `simulation.Result`: the heading and form of each.
-_COLUMNS = {
-  "training": ("train", "{}"),
-  "sampling": ("sample", "{}"),
-  "seconds": ("s a step", "{:.1f}"),
-  "trainers": ("trainers work", "{:.0%}"),
-  "samplers": ("samplers work", "{:.0%}"),
-  "staleness": ("steps stale", "{:.1f}"),
-  "rollouts_an_hour": ("rollouts an hour", "{:.1f}"),
-  "queries": ("searches a second", "{:,.0f}"),
-  "most_queries": ("at most", "{:,.0f}"),
-}
 _SHAPES = shipped.ROOT / "configs" / "shapes"
 
 
@@ -181,16 +169,15 @@ def _clusters(work, seed: int):
   from anysearch_jax.planning import simulation
   from anysearch_jax.report import tables
 
-  found, rows = {}, [["devices", *(name for name, _ in _COLUMNS.values())]]
+  found, fields = {}, simulation.Result._fields
+  rows = [["devices", *(name.replace("_", " ") for name in fields)]]
   for text in flags.FLAGS.devices:
     if not text.isdecimal() or not int(text):
       raise ValueError(f"--devices: found {text!r}, expected numbers above 0.")
     best = simulation.best_split(work, int(text), seed=seed)
-    values = best._asdict() if best else {}
-    found[int(text)] = values or None
-    rows.append([text])
-    for key, (_, form) in _COLUMNS.items():
-      rows[-1].append(form.format(values[key]) if values else "")
+    found[int(text)] = best and best._asdict()
+    rows.append([text, *(f"{x:,.2f}" for x in best or ())])
+    rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
   return {"cluster": found}, tables.aligned(rows)
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_ARRIVES, _PREFILLED, _SAMPLED = range(3)
+_ARRIVES, _PREFILLED, _SAMPLED = range(3)  # Events of a server.
 _CLOSE = 1e-9  # Tokens; rows that end within them end together.
 _WARM = 8  # How often the simulated rollouts repeat, until a run is steady.
 
@@ -187,18 +187,11 @@ def play(episodes: Sequence[Episode], servers: int, server: Server) -> Played:
 
 
 class Schedule(NamedTuple):
-  """A steady run.
-
-  seconds: from one rollout's end of training to the next. sampling, training:
-  shares of the time in which the samplers, or the trainers, have a rollout.
-  staleness: trainings on a rollout between the weights that sampled a rollout
-  and the training on it.
-  """
+  """A steady run: seconds of a rollout, shares of sampling and training."""
 
   seconds: float
   sampling: float
   training: float
-  staleness: float
 
 
 def schedule(
@@ -217,15 +210,9 @@ def schedule(
       k - level.
     hand_over: seconds of giving the servers new weights, which then wait.
 
-  Raises:
-    ValueError: there are fewer than level + 3 rollouts.
+  There are at least level + 3 rollouts.
   """
   count, first = len(sampling), level + 1
-  if len(training) != count or count < level + 3:
-    raise ValueError(
-      f"Found {count} rollouts sampled and {len(training)} trained, expected "
-      f"the same number, at least {level + 3} at level {level}."
-    )
   sampled, trained = [0.0] * (count + 1), [0.0] * (count + 1)
   for k in range(count):  # The last item is the beginning: index -1.
     begin = sampled[k - 1]
@@ -238,7 +225,6 @@ def schedule(
     took / (count - 1 - first),
     sum(sampling[first + 1 :]) / took,
     sum(training[first + 1 :]) / took,
-    level,
   )
 
 
@@ -308,7 +294,7 @@ def run(
     found.seconds / work.steps,
     found.sampling * float(np.mean([each.busy for each in played])),
     found.training,
-    found.staleness * work.steps + (work.steps - 1) / 2,
+    work.level * work.steps + (work.steps - 1) / 2,
     3600 / found.seconds,
     float(np.mean(mean)),
     max(most),

@@ -10,7 +10,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=@FOLDER@/slurm-%j.log
 #SBATCH --signal=TERM@600
-#SBATCH @GPUS@
+#SBATCH @ASKED@
 set -uo pipefail
 shopt -s inherit_errexit
 
@@ -37,7 +37,7 @@ nodes() {
   # shellcheck disable=SC2016
   srun --overlap --nodes="$count" --ntasks="$count" --kill-on-bad-exit=0 \
     --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
-    bash -c '@COMMAND@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
+    bash -c '@QUOTED@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
     node "$hosts" "$first"
 }
 
