@@ -186,13 +186,14 @@ def parts_in_cluster(
       for i, gpus in enumerate(shares)
     ]
     return started, supervisor.Part("until-stopped", ("sleep", "infinity"))
+  urls = [
+    f"http://{host}:{servers.port + i}"
+    for host in place.hosts[trains:]
+    for i in range(len(shares))
+  ]
   overrides = {
     "engine.kind": "sglang",
-    "sglang.urls": ",".join(
-      f"http://{host}:{servers.port + i}"
-      for host in place.hosts[trains:]
-      for i in range(len(shares))
-    ),
+    "sglang.urls": ",".join(urls),
     "sglang.api_key_variable": cluster.SGLANG_KEY,
     "mesh.trainer": "()",
     "mesh.rollout": "()",
@@ -213,6 +214,7 @@ def parts_in_cluster(
     health=f"http://127.0.0.1:{place.port}/health",
     restarts=_RESTARTS,
     ends=True,
+    needs=tuple(f"{url}/health" for url in urls),
   )
   return [*services, controller], part
 

@@ -47,6 +47,7 @@ class Part:
     health: URL that answers without error when it is ready; "": ready at once.
     restarts: how often it is restarted if it ends before the main command.
     ends: whether it may end before the main command, with 0 or `RESUME`.
+    needs: URLs, also of other machines, that answer before it is started.
   """
 
   name: str
@@ -55,6 +56,7 @@ class Part:
   health: str = ""
   restarts: int = 0
   ends: bool = False
+  needs: tuple[str, ...] = ()
 
   def shown(self) -> str:
     """Returns the command with its environment, quoted for a shell."""
@@ -126,6 +128,7 @@ def run(
   with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
+        _await_others(part, asked, deadline, say)
         serving.append(Running(part, logs, say, _PATIENCE))
       _await_health(serving, asked, deadline)
       mains.append(Running(main, logs, say, every))
@@ -143,6 +146,27 @@ def run(
       code = each.code
       each.say(f"ended with code {code} after {each.took}")
     return stopping.RESUME if code is None else code
+
+
+def _await_others(
+  part: Part,
+  asked: threading.Event,
+  deadline: float,
+  say: Callable[[str], None],
+) -> None:
+  """Waits until all that a part needs has answered."""
+  end = time.monotonic() + deadline
+  for url in part.needs:
+    if not _answers(url):
+      say(f"[{part.name}] waits for {url}")
+    while not _answers(url):
+      if time.monotonic() > end:
+        raise PartError(
+          f"[{part.name}] {url} did not answer within {deadline:g} seconds; "
+          "look at that machine's log."
+        )
+      if asked.wait(1.0):
+        raise _SignalError
 
 
 def _await_health(
@@ -419,14 +443,21 @@ class Running(Child):
     return Running(part, self.log.parent, self._said, self._every)
 
   def _await_health(self) -> None:
-    # Ignore proxies of the environment: the service is on this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while self.code is None:
-      with contextlib.suppress(OSError, ValueError):
-        opener.open(self.part.health, timeout=30).close()
+      if _answers(self.part.health):
         self.ready.set()
         return
       time.sleep(_POLL)
+
+
+def _answers(url: str) -> bool:
+  """Returns whether a service of this machine or of its cluster answers."""
+  # So proxies of the environment are ignored.
+  opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+  with contextlib.suppress(OSError, ValueError):
+    opener.open(url, timeout=30).close()
+    return True
+  return False
 
 
 def _group_runs(group: int) -> bool:

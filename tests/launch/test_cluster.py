@@ -56,6 +56,7 @@ def test_the_first_node_has_the_controller_and_the_retriever():
   assert controller.health == "http://127.0.0.1:8400/health"
   assert controller.ends and controller.restarts
   urls = [f"http://{h}:{p}" for h in ("c", "d") for p in range(30000, 30004)]
+  assert controller.needs == tuple(f"{url}/health" for url in urls)
   for part, role in ((controller, "controller"), (trainer, "trainer")):
     assert values(part, "role") == [role]
     assert values(part, "controller") == ["http://a:8400"]

@@ -191,6 +191,27 @@ def test_a_service_that_ends_later_ends_all(run, tmp_path, exits):
   assert_ended(tmp_path)
 
 
+@pytest.mark.parametrize(("exits", "expected"), [(0, 0), (75, 0), (3, 1)])
+def test_a_service_that_may_end_ends_nothing_if_it_ended_well(
+  run, tmp_path, exits, expected
+):
+  ends = python("ends", f"raise SystemExit({exits})", ends=True)
+  code, said = run([ends], python("main", "import time; time.sleep(1.5)"))
+  assert code == expected
+
+
+def test_a_service_starts_after_what_it_needs(run, port, tmp_path):
+  first = service(port, late=0.3)
+  second = python("second", SLEEPS, needs=(first.health,))
+  code, said = run([first, second], python("main", "pass"))
+  assert code == 0
+  assert said[1] == f"[second] waits for {first.health}"
+  code, said = run([second], python("main", "pass"), deadline=1.5)
+  assert code == 1
+  assert said[-1].startswith(f"[second] {first.health} did not answer within")
+  assert "[second] starts" not in "".join(said)
+
+
 def test_service_is_restarted_up_to_its_limit(run, port, tmp_path):
   """The service dies twice while its child still holds the port."""
   dies = f"""
