@@ -65,7 +65,12 @@ _RESTARTS = 5  # Per server; a server that ends more often is broken.
 _TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
 _TRAINER_FLAGS = ("grace",)
 # Those that a cluster's nodes are given besides.
-_SERVER_FLAGS = ("servers", "sglang_python", "port", "retriever_port")
+_SERVER_FLAGS: tuple[str, ...] = (
+  "servers",
+  "sglang_python",
+  "port",
+  "retriever_port",
+)
 _SERVER_FLAGS += ("memory", "server_command", "deadline")
 _RESOLVED = ("config", "set_config", "output")
 
