@@ -9,6 +9,8 @@
 # that trains adapters (lora.rank) sends only them to servers started with LORA,
 # that rank, and ADAPTERS, how many requests may name at once (by default 2, or
 # pipeline.async_level + 1).
+# DELTAS, the folder of sglang.weights, is for a run with sglang.deltas: this host
+# then keeps a copy of the weights in RAM and patches it.
 # Whoever reaches a server can give it other weights. So one whose HOST is not
 # this machine's loopback asks for a key: the one in KEY_FILE (by default
 # ~/.anysearch_sglang_key), which is made if it is missing. Servers of one run
@@ -63,6 +65,11 @@ if [ -n "${LORA:-}" ]; then  # One more slot is the base's own.
   adapters=(--enable-lora --max-lora-rank "$LORA"
     --max-loras-per-batch "$((${ADAPTERS:-2} + 1))"
     --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj)
+fi
+
+if [ -n "${DELTAS:-}" ]; then  # It ends with the server.
+  "${PYTHON:-.venv-sglang/bin/python}" \
+    "$(dirname "$0")/../anysearch_jax/rollout/sglang/delta.py" "$DELTAS" &
 fi
 
 # Log-probs are to be of what was sampled from: at the sampling temperature.

@@ -159,6 +159,9 @@ class SglangConfig:
   weights: str = placement("")
   """Folder in RAM through which the servers get the current weights; "": one
   under /dev/shm."""
+  deltas: bool = placement(False)
+  """Whether only what changed is written to `weights`, a folder that other
+  hosts see, where launch/serve_sglang.sh patches their copies (DELTAS)."""
   colocated: bool = placement(False)
   """Whether the servers are on the trainer's own GPUs, started with
   --enable-memory-saver. They release their memory before each training and get

@@ -35,7 +35,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import disk, loop, processes
 from anysearch_jax.policy import decoder, hf
-from anysearch_jax.rollout.sglang import adapters, health
+from anysearch_jax.rollout.sglang import adapters, delta, health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -100,6 +100,12 @@ class SglangEngine:
     self._folder = sglang_server.folder(
       config.weights, (server.url for server in self._servers)
     )
+    ram = sglang_server.folder("", config.urls)
+    self._sender = (
+      delta.Sender(self._folder, ram.with_name(ram.name + "-last"))
+      if config.deltas
+      else None
+    )
     self._fleet = health.Fleet(
       self._servers, run=self._run, wait=config.wait, counters=self.counters
     )
@@ -140,17 +146,12 @@ class SglangEngine:
     path = self._folder / name
     policy = self._policy._replace(params=params)
     if not self.adapts:
-
-      def write() -> None:
-        self._clean(None)  # First: there may be no room for two folders.
-        with disk.translate_errors(path):
-          hf.save(path, policy, dtype=self._dtype)
-
-      self._hand_over(self._whole(path, name), version, write)
+      self._hand_over_whole(policy, name, version)
       return
     base = self._base or self._whole(self._folder / f"{name}.base", name)
 
-    def write_adapter() -> None:
+    def write_adapter() -> list[pathlib.Path]:
+      written = [path]
       with disk.translate_errors(path):
         if self._base is None:
           self._clean(None)
@@ -158,7 +159,9 @@ class SglangEngine:
           whole = policy._replace(architecture=bare)
           hf.save(base.path, whole, dtype=self._dtype)
           self._base = base
+          written.append(base.path)
         hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
+      return written
 
     self._hand_over(self._adapted(base, name, path), version, write_adapter)
 
@@ -181,6 +184,29 @@ class SglangEngine:
         "base for adapters."
       )
     self._hand_over(weights, version)
+
+  def _hand_over_whole(
+    self, policy: hf.Policy, name: str, version: int
+  ) -> None:
+    """Writes all weights of a policy, or what changed, and hands them over."""
+    path, sender = self._folder / name, self._sender
+    weights = self._whole(path, name)
+    if sender is not None and not sender.begins:
+      weights = weights._replace(path=delta.COPIES / name, sender=sender)
+
+    def save(path: pathlib.Path) -> None:
+      with disk.translate_errors(path):
+        hf.save(path, policy, dtype=self._dtype)
+
+    def write() -> list[pathlib.Path]:
+      if sender is None or sender.begins:
+        self._clean(None)  # First: there may be no room for two folders.
+      if sender is None:
+        save(path)
+        return [path]
+      return [sender.send(name, save, writes=processes.is_main())]
+
+    self._hand_over(weights, version, write)
 
   def _name(self, version: int) -> str:
     """Returns a new name for weights of a version."""
@@ -221,11 +247,12 @@ class SglangEngine:
     self,
     weights: sglang_server.Weights,
     version: int,
-    write: Callable[[], None] = lambda: None,
+    write: Callable[[], list[pathlib.Path]] | None = None,
   ) -> None:
-    """Loads weights into all servers, after `write` has made their folder.
+    """Loads weights into all servers, after `write` has made their folders.
 
-    Meanwhile no health check loads weights into a server.
+    It returns what it has made. Meanwhile no health check loads weights into a
+    server.
     """
     started = time.monotonic()
     sampled = weights.sampled(version)
@@ -234,11 +261,10 @@ class SglangEngine:
     before, base = self._fleet.present(weights), self._base
     try:
       try:
-        write()
+        newest = sampled.adapter.path if sampled.adapter else weights.path
+        written = write() if write else [newest]
         if processes.is_main():
-          new = [sampled.adapter.path] if sampled.adapter else [weights.path]
-          new += [weights.path] if self._base is not base else []
-          self._count(new)
+          self._count(written)
           if sampled.adapter:
             changes = adapters.changes(sampled.adapter.path)
             sampled = sampled._replace(
@@ -319,6 +345,8 @@ class SglangEngine:
     loop.run(self._fleet.stop())
     self._fleet.present(None)
     self._clean(None)
+    if self._sender is not None and processes.is_main():
+      self._sender.close()
     loop.run(sglang_server.close(self._client, self._servers))
 
   def _clean(self, kept: sglang_server.Weights | None) -> None:
@@ -327,15 +355,21 @@ class SglangEngine:
       return
     paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
     for path in self._folder.iterdir():
-      if path not in paths:
+      sent = kept is not None and path.name.startswith(kept.name)
+      if path.is_dir() and path not in paths and not sent:
         shutil.rmtree(path, ignore_errors=True)
+      elif path.is_file() and not sent:  # A delta.
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
       self._folder.rmdir()
 
-  def _count(self, folders: Sequence[pathlib.Path]) -> None:
-    """Counts the bytes of folders that are handed over."""
+  def _count(self, paths: Sequence[pathlib.Path]) -> None:
+    """Counts the bytes of files and folders that are handed over."""
     self.counters["handover_bytes"] += sum(
-      path.stat().st_size for folder in folders for path in folder.rglob("*")
+      file.stat().st_size
+      for path in paths
+      for file in (path.rglob("*") if path.is_dir() else [path])
+      if file.is_file()
     )
 
   async def _turn(

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import pathlib
 import random
 import re
@@ -38,15 +39,20 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, redaction
 from anysearch_jax.rollout.sglang import adapters as adapters_lib
+from anysearch_jax.rollout.sglang import delta
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 
 Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 _BUSY = (429, 502, 503, 504)
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
+# How long a host may take to patch its copy, and between looks at it.
+_PATCH_SECONDS, _PATCH_POLL = 120.0, 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _RAM = pathlib.Path("/dev/shm")
 # What a server releases: weights, and what it gets back after them. The name of
@@ -66,13 +72,15 @@ class Weights(NamedTuple):
 
   path: Hugging Face folder, at the same path for each server. name: every reply
   states it. deadline: seconds that one server may take to load. adapters: over
-  these weights, oldest first; every request names one of them.
+  these weights, oldest first; every request names one of them. sender: where
+  hosts make the folder at `path` by a delta, what sends the whole folder.
   """
 
   path: pathlib.Path
   name: str
   deadline: float
   adapters: tuple[adapters_lib.Adapter, ...] = ()
+  sender: delta.Sender | None = None
 
   def sampled(self, version: int) -> adapters_lib.Sampled:
     """Returns what samples the newest version."""
@@ -195,9 +203,37 @@ class Server:
       types.EngineError: it did not load the weights.
     """
     if lent or not weights.adapters or await self.version() != weights.name:
-      await self._load_folder(weights, lent=lent)
+      await self._load_sent(weights, lent=lent)
     if weights.adapters:
       await self._load_adapters(weights, again=lent)
+
+  async def _load_sent(self, weights: Weights, *, lent: bool) -> None:
+    """Loads weights as `_load_folder`, once their host has made the folder.
+
+    If it cannot by a delta, or not in time, it gets the whole folder.
+    """
+    if weights.sender is None:
+      await self._load_folder(weights, lent=lent)
+      return
+    now = asyncio.get_running_loop().time
+    ends = now() + min(_PATCH_SECONDS, weights.deadline)
+    while True:
+      try:
+        await self._load_folder(weights, lent=False)
+        return
+      except UnansweredError:
+        raise
+      except types.EngineError as error:
+        why = weights.sender.why() or (str(error) if now() > ends else "")
+      if why:
+        break
+      await asyncio.sleep(_PATCH_POLL)
+    _log.warning(
+      "%s gets the whole folder of weights %s, not their delta: %s",
+      *(self.url, weights.name, why),
+    )
+    whole = await asyncio.to_thread(weights.sender.whole)
+    await self._load_folder(weights._replace(path=whole), lent=False)
 
   async def lacks(self, weights: Weights) -> str:
     """Returns the name of an adapter that is not loaded, or ""."""
@@ -479,6 +515,12 @@ def validate(config: config_lib.SglangConfig) -> None:
     raise ValueError(
       f"sglang.urls: found {found}, expected addresses such as "
       "http://127.0.0.1:30000."
+    )
+  if config.deltas and (config.colocated or not config.weights):
+    raise ValueError(
+      "sglang.deltas: found it with sglang.weights "
+      f"{config.weights!r} and sglang.colocated {config.colocated}, expected "
+      "a folder that the servers' hosts see, and servers of their own."
     )
   if config.api_key_variable:
     redaction.check_variable(config.api_key_variable, "sglang.api_key_variable")
