@@ -354,11 +354,14 @@ class SglangEngine:
     if not processes.is_main() or not self._folder.is_dir():
       return
     paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
+    if kept and kept.sender:  # What was sent of it, whole or a delta.
+      paths.update(self._folder.glob(f"{kept.name}*"))
     for path in self._folder.iterdir():
-      sent = kept is not None and path.name.startswith(kept.name)
-      if path.is_dir() and path not in paths and not sent:
+      if path in paths:
+        continue
+      if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
-      elif path.is_file() and not sent:  # A delta.
+      else:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
       self._folder.rmdir()
