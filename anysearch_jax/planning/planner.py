@@ -105,6 +105,7 @@ def make(
       *targets.sentences(target),
       *whole_step.sentences(config, expected),
       *_servers_sentence(config, parts, target),
+      *sent_sentence(config, a),
     ),
     step=step,
   )
@@ -173,6 +174,24 @@ def _servers_sentence(
     "While it trains they hold a CUDA context. Prefill and decode are those of "
     "the in-process engine, whose settings the servers do not have."
   ]
+
+
+def sent_sentence(
+  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+) -> list[str]:
+  """Returns the bytes that SGLang servers get of each version, if any."""
+  if config.engine.kind != "sglang":
+    return []
+  size = jnp.dtype(config.compute_dtype).itemsize
+  whole = f"{size * weights.count(table.base_rows(a)) / 1e9:.1f} GB"
+  if config.lora.rank:
+    adapted = table.adapter_rows(lora.attach(a, config.lora))
+    return [
+      f"SGLang servers get {size * weights.count(adapted) / 1e6:.0f} MB of "
+      f"adapters a version, and once {whole} of the base."
+    ]
+  delta = " at most, as deltas (sglang.deltas)" if config.sglang.deltas else ""
+  return [f"SGLang servers get {whole} a version{delta}."]
 
 
 class Change(NamedTuple):
