@@ -144,7 +144,9 @@ def measured(
     elif event["ph"] == "b" and event["cat"] == timeline.TURNS:
       key = of["rollout"], of["question"], of["sample"]
       turns[key].append((event["ts"] / 1e6, after["ts"] / 1e6))
-  rollouts = sorted(spans)[_FIRST:-1]
+  made = json_files.read(folder / "config.json", missing={})
+  level = made.get("pipeline", {}).get("async_level", 0)
+  rollouts = sorted(spans)[_FIRST : -1 - level]
   episodes = [
     found
     for path in sorted(folder.glob("trajectories/rollout-*.jsonl"))
@@ -160,8 +162,12 @@ def measured(
     )
 
   def mean(*names: str) -> float:
-    found = [spans[rollout][name] for rollout in rollouts for name in names]
-    return sum(found) / len(rollouts)
+    # While these were trained on, those `level` later were sampled.
+    return sum(
+      spans[rollout + level * name.startswith("sampler")][name]
+      for rollout in rollouts
+      for name in names
+    ) / len(rollouts)
 
   played = [sorted(x) for (at, *_), x in turns.items() if at in set(rollouts)]
   waits = [

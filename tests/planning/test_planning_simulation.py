@@ -280,6 +280,17 @@ def test_a_run_is_measured_from_its_files(run_folder):
   assert work.server.step == pytest.approx(4 / 42, rel=1e-3)
   result = simulation.run(work, 1, 1, seed=0)
   assert result.rollouts_an_hour == pytest.approx(rate, rel=1e-3)
+  # At level 1, rollout 2 was sampled before the time that is measured.
+  path = run_folder / "timeline.json"
+  events = json.loads(path.read_text())
+  for event in events:
+    if event["name"] == "collect" and event["args"]["rollout"] == 2:
+      event["dur"] *= 9
+  path.write_text(json.dumps(events))
+  level = '{"pipeline": {"async_level": 1}}'
+  (run_folder / "config.json").write_text(level)
+  again, _ = clusters.measured(run_folder, config, seed=0)
+  assert again.server == work.server
   with pytest.raises(ValueError, match="train longer, with --timeline"):
     clusters.measured(run_folder / "trajectories", config, seed=0)
 
