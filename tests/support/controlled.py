@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from typing import Any
 
 import small_run
 
-from anysearch_jax.rollout import engines, searching
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   collection,
   controller,
@@ -44,15 +46,18 @@ class Controlled:
     self.url = http_server.address(opened)
     self._port = opened.getsockname()[1]
     spans = timeline.Timeline(time.monotonic)
-    policy, retriever = self.parts["policy"], self.parts["retriever"]
+    retriever = self.parts["retriever"]
     searcher = searching.BatchingRetriever(retriever, self._config.search)
-    engine = engines.make(policy, self._config, seed=self._config.seed)
+    if not (saved := self._folder.with_name("policy")).is_dir():
+      hf.save(saved, self.parts["policy"])
+    config = dataclasses.replace(self._config, policy=str(saved))
+    policy, engine = controller.opened(config, searcher)
 
     def make() -> sampler.Sampler:
       return sampler.make(
         self._config,
         collection.QuestionStream.of(self.parts["questions"], self._config),
-        policy=policy._replace(params={}),
+        policy=policy,
         engine=engine,
         retriever=searcher,
         timeline=spans,

@@ -15,6 +15,9 @@ from anysearch_jax.policy import hf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 900  # Seconds; on a busy machine a start takes a minute.
+# Seconds for trainers to leave that lost one of them; those that still connect
+# would wait longer, and get a signal.
+_LEAVING = 30
 CONTROLLER = "controller"
 CONFIG = """
 from anysearch_jax import config as c
@@ -57,8 +60,7 @@ def prepare(root: pathlib.Path) -> pathlib.Path:
 class Roles:
   """The processes of a run; use as a context manager, which ends them.
 
-  seconds: how long the other trainers lasted, for each that was lost. kills:
-  the number of processes that were killed.
+  kills: the number of processes that were killed.
   """
 
   def __init__(self, root, output, *arguments, trainers=2):
@@ -68,6 +70,7 @@ class Roles:
     self.running: dict[str, subprocess.Popen] = {}
     self.ended: dict[str, int] = {}
     self.kills = 0
+    self._lost_at = 0.0
 
   def command(self, name: str) -> list[str]:
     out = [
@@ -108,8 +111,13 @@ class Roles:
       if (code := process.poll()) is not None:
         del self.running[name]
         self.ended[name] = code
+        self._lost_at = time.monotonic()
         assert code in (0, 75, -9), self.log(name).read_text()[-3000:]
     trainers = [str(i) for i in range(self._count)]
+    here = [name for name in trainers if name in self.running]
+    if len(here) < self._count and time.monotonic() - self._lost_at > _LEAVING:
+      for name in here:
+        self.running[name].kill()
     if not any(name in self.running for name in trainers):
       if all(self.ended[name] == 0 for name in trainers):
         if CONTROLLER not in self.running:
@@ -128,6 +136,13 @@ class Roles:
       if self.look():
         return
       time.sleep(0.05)
+
+  def wait_for_lines(self, count: int) -> None:
+    self.wait(lambda: self.lines() >= count)
+
+  def wait_for_seconds(self, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    self.wait(lambda: time.monotonic() > end)
 
   def kill(self, name: str) -> None:
     if name in self.running:

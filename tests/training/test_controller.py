@@ -62,6 +62,24 @@ def test_a_run_with_a_controller_ends_on_the_bits_of_one_process(
   assert not (folder / messages.WEIGHTS).exists()
 
 
+def test_adapters_alone_travel_and_give_the_same_bits(tmp_path):
+  """In bfloat16, where a merged or an uncast weight would differ."""
+  lora = config_lib.LoraConfig(rank=2, targets=("q", "down"))
+  config = _config(1, lora=lora, compute_dtype="bfloat16")
+  small_run.train(tmp_path / "alone", small_run.parts(), config)
+  folder, published = tmp_path / "run", []
+  with controlled.Controlled(folder, config) as made:
+
+    def look(trainer, done):
+      for path in (folder / messages.WEIGHTS).glob("[0-9]*"):
+        published.append(sum(x.stat().st_size for x in path.iterdir()))
+
+    assert controlled.train(folder, config, made, on_event=look)
+  same(folder, tmp_path / "alone")
+  whole = sum(x.stat().st_size for x in (tmp_path / "policy").iterdir())
+  assert published and max(published) < whole / 10
+
+
 class _KilledError(Exception):
   pass
 

@@ -1,0 +1,61 @@
+"""Kills a controller and its trainers at random moments, as processes.
+
+Whatever dies is restarted by the same command, as a supervisor does.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import jax
+import numpy as np
+import pytest
+import roles
+
+from anysearch_jax.policy import hf
+from anysearch_jax.training import messages
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  return roles.prepare(tmp_path_factory.mktemp("roles"))
+
+
+def played(root, name, steps, *, kills=0):
+  """Runs to the end, with kills; returns the trained weights."""
+  draws = random.Random(name)
+  rollouts, output = steps // 2, root / name
+  total = f"--config.curriculum.total_steps={steps}"
+  with roles.Roles(root, output, total) as run:
+    for i in range(kills):
+      run.wait_for_lines(i * (rollouts - 1) // kills)
+      run.wait_for_seconds(draws.uniform(0, 15))
+      run.kill(draws.choice([roles.CONTROLLER, "0", "1"]))
+    run.wait()
+    assert run.kills == kills
+    assert {*run.ended.values()} == {0}
+  assert run.lines() == rollouts
+  assert not (output / messages.WEIGHTS).exists()
+  return hf.load(output / "policy").params
+
+
+@pytest.mark.parametrize(("kills", "steps"), [(3, 8), (20, 16)])
+def test_random_kills_end_on_the_same_bits(root, kills, steps):
+  whole = played(root, f"whole-{steps}", steps)
+  broken = played(root, f"killed-{kills}", steps, kills=kills)
+  jax.tree.map(np.testing.assert_array_equal, broken, whole)
+
+
+def test_trainers_that_lose_one_of_them_leave_soon(root):
+  """One of them is killed; the other leaves, long before `--heartbeat`."""
+  output = root / "lost"
+  with roles.Roles(root, output, "--config.curriculum.total_steps=4000") as run:
+    run.wait_for_lines(2)
+    run.running["1"].kill()
+    began = time.monotonic()
+    assert run.running["0"].wait(60) == 75
+    assert time.monotonic() - began < 30
+  assert "no sign of life of process 1" in run.log("0").read_text()
