@@ -89,7 +89,7 @@ class Controlled:
     self.kill()
 
 
-def train(folder, config, controlled, *, on_event=None, **client):
+def train(folder, config, controlled, *, on_event=None, trace=False, **client):
   """Trains with a controller; returns whether it finished.
 
   `on_event` gets the trainer and the number of each rollout.
@@ -100,7 +100,9 @@ def train(folder, config, controlled, *, on_event=None, **client):
     url=controlled.url, **{"identity": IDENTITY, "away": 60.0} | client
   )
   parts = dict(small_run.parts(), retriever=None)
-  trainer = loop.Trainer(config, folder=folder, controller=asks, **parts)
+  trainer = loop.Trainer(
+    config, folder=folder, controller=asks, trace=trace, **parts
+  )
   small_run.share_programs(trainer, config)
   if on_event is None:
     return trainer.run()

@@ -14,7 +14,14 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import checkpoint, controller, messages, remote
+from anysearch_jax.training import (
+  checkpoint,
+  collection,
+  controller,
+  learner,
+  messages,
+  remote,
+)
 
 
 def _config(level, **settings):
@@ -78,6 +85,45 @@ def test_adapters_alone_travel_and_give_the_same_bits(tmp_path):
   same(folder, tmp_path / "alone")
   whole = sum(x.stat().st_size for x in (tmp_path / "policy").iterdir())
   assert published and max(published) < whole / 10
+
+
+def _spans(folder, name):
+  events = json.loads((folder / "timeline.json").read_text())
+  return {
+    event["args"]["rollout"]: (event["ts"] / 1e6, event["dur"] / 1e6)
+    for event in events
+    if event["name"] == name and event["ph"] == "X"
+  }
+
+
+def test_the_controller_samples_while_trainers_train(tmp_path, monkeypatch):
+  """Both sides sleep, as if each had a machine of its own."""
+  collect, steps = collection.Collector.collect, learner.Learner.steps
+
+  def slowly(of):
+    def call(*args):
+      time.sleep(1.5)
+      return of(*args)
+
+    return call
+
+  monkeypatch.setattr(collection.Collector, "collect", slowly(collect))
+  monkeypatch.setattr(learner.Learner, "steps", slowly(steps))
+  seconds = {}
+  for level in (0, 1):
+    folder, config = tmp_path / f"{level}", _config(level)
+    with controlled.Controlled(folder, config) as made:
+      controlled.train(folder, config, made, trace=True)
+    played, trained = (_spans(folder, x) for x in ("collect", "train"))
+    overlap = [
+      trained[k][0] < sum(played[k + 1]) and played[k + 1][0] < sum(trained[k])
+      for k in range(3)
+    ]
+    # Rollout 1 of level 1 may be sampled before the training on rollout 0.
+    assert any(overlap) is bool(level)
+    seconds[level] = sum(trained[3]) - trained[1][0]
+  print("seconds from the second to the last training", seconds)
+  assert seconds[0] > 1.15 * seconds[1]
 
 
 class _KilledError(Exception):
