@@ -235,7 +235,10 @@ def _trainer(
   if flags.FLAGS.role:
     client = controller.client()
     with line.telling(client.waits):
-      known = processes.on_main(client.about)["retriever"]
+      # In rounds, so that the others do not wait long in a collective.
+      while known is None:
+        known = processes.on_main(lambda: client.ask("about"))
+      known = known["retriever"]
   validation.validate(
     config, processes=jax.process_count(), apart=client is not None
   )

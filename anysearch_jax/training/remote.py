@@ -121,19 +121,11 @@ class Client:
     time.sleep(_PAUSE)
     return None
 
-  def about(self) -> dict[str, Any]:
-    """Waits for the controller, and returns what it tells of itself."""
-    while (found := self.ask("about")) is None:
-      time.sleep(_ROUND)
-    return found
-
   def beat(self, grace: float) -> bool:
     """Gives a sign of life; returns whether the run should stop."""
-    with contextlib.suppress(Exception):
-      values = {"session": self.session, "grace": grace}
-      found, _ = self._try("beat", values, seconds=_CONNECT)
-      return bool(found) and found["stopping"]
-    return False
+    values = {"session": self.session, "grace": grace}
+    found, _ = self._try("beat", values, seconds=_CONNECT)
+    return bool(found) and found["stopping"]
 
   def end(self, *, finished: bool) -> None:
     """Tells the controller of the end, if it still answers."""
@@ -419,5 +411,6 @@ class Remote:
 
   def _beat(self) -> None:
     while not self._over.wait(_BEAT):
-      if self._client.beat(self._stop_seconds()):
-        self._stop()
+      with contextlib.suppress(Exception):  # The next one may do better.
+        if self._client.beat(self._stop_seconds()):
+          self._stop()
