@@ -159,6 +159,8 @@ class Trajectory:
     discarded_tokens: tokens of turns that a controller discarded. They are
       charged, and are not in `token_ids`.
     discarded_input: total length of the contexts of those turns.
+    servers: address of the server that sampled each of the model's turns; ()
+      if this process did.
   """
 
   address: Address
@@ -182,6 +184,7 @@ class Trajectory:
   seconds: float = 0.0
   discarded_tokens: int = 0
   discarded_input: int = 0
+  servers: tuple[str, ...] = ()
 
   @property
   def written_tokens(self) -> int:
@@ -300,6 +303,7 @@ class Generation:
     (such as the end of turn).
   finish: why the turn ended.
   versions: the policy version that sampled each token.
+  server: address of the server that sampled them; "" if this process did.
   """
 
   token_ids: tuple[int, ...]
@@ -307,6 +311,7 @@ class Generation:
   text: str
   finish: Finish
   versions: tuple[int, ...]
+  server: str = ""
 
 
 class Engine(Protocol):
@@ -357,6 +362,15 @@ class LoadingEngine(TrainableEngine, Protocol):
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
     """Samples with a folder's weights from now on; it stays until the next."""
+    ...
+
+
+@runtime_checkable
+class FleetEngine(ScoringEngine, Protocol):
+  """A scoring engine whose parts can be left out."""
+
+  def put_aside(self, part: str, why: str) -> None:
+    """Samples no more with a part, until it was restarted."""
     ...
 
 

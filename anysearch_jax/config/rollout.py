@@ -147,8 +147,11 @@ class SglangConfig:
   """SGLang servers that sample, if `engine.kind` is `sglang`."""
 
   urls: tuple[str, ...] = placement(("http://127.0.0.1:30000",))
-  """Addresses of the servers; an episode stays with one of them while it is up.
+  """Addresses of the servers; a question stays with one of them while it is up.
   """
+  gateway: str = placement("")
+  """Address of an smg gateway, started with --enable-rl, that lists the servers
+  instead of `urls`. They may join and leave while a run goes on."""
   deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn."""
   retries: int = placement(3, at_least(0))

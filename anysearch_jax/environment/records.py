@@ -122,6 +122,7 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
   retrieved tokens, as the paper counts; it does not include the prompt. `caps`
   are those of a budget of more than searches. `discarded_tokens`, if there are
   any, are a part of the generated ones, of turns that are not in `spans`.
+  `servers` are those of `types.Trajectory`, if there are any.
   """
   environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   return {
@@ -142,6 +143,7 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     **({"discarded_tokens": t.discarded_tokens} if t.discarded_tokens else {}),
     **({"caps": t.caps.record()} if t.caps.units else {}),
     **({"seconds": round(t.seconds, 3)} if t.seconds else {}),
+    **({"servers": list(t.servers)} if t.servers else {}),
   }
 
 

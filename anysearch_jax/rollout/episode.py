@@ -233,6 +233,7 @@ def _after_turn(
     tuple(generation.logps),
     tuple(generation.versions),
     generation.text,
+    generation.server,
   )
   episode = dataclasses.replace(episode, chunks=(*episode.chunks, turn))
   # A turn that its own limit ended leaves room for another one.

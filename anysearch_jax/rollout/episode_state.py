@@ -31,13 +31,17 @@ _SHARE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Tokens that one author wrote at once, and their text."""
+  """Tokens that one author wrote at once, and their text.
+
+  server: see `types.Generation`.
+  """
 
   author: types.Author
   token_ids: tuple[int, ...]
   logps: tuple[float, ...]
   versions: tuple[int, ...]
   text: str
+  server: str = ""
 
 
 def call_tokens(turn: Chunk, opens: str, codec: types.TextCodec) -> int:
@@ -404,6 +408,7 @@ class Episode:
 
     authors = np.array([chunk.author for chunk in chunks], np.int8)
     turns = np.flatnonzero(authors == types.Author.MODEL)
+    served = any(chunk.server for chunk in chunks)
     ends = np.cumsum(lengths, dtype=int)[turns] - 1
     return types.Trajectory(
       address=self.address,
@@ -430,4 +435,5 @@ class Episode:
       seconds=self.elapsed,
       discarded_tokens=self.discarded,
       discarded_input=self.reread,
+      servers=tuple(chunks[turn].server for turn in turns) if served else (),
     )

@@ -369,6 +369,7 @@ def unpack(
       "outcome": types.Outcome(values["outcome"]),
       "observations": records.observations(values["observations"]),
       "search_ends": tuple(values["search_ends"]),
+      "servers": tuple(values.get("servers", ())),
       "caps": budgets_lib.from_record(values.get("caps", {})),
     }
     # Fields that an earlier version did not store keep their defaults.

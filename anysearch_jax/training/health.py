@@ -260,8 +260,11 @@ class Fingerprint:
     """Does as `expect`; the trainer scored the `beginning` of the prompt."""
     self._expected, self._version = scores if scores.size else None, version
 
-  def check(self, rollout: int) -> Gap:
+  def check(self, rollout: int, *, before: bool = False) -> Gap:
     """Makes the engine score the prompt, and compares the result.
+
+    With `before`, nothing was sampled yet: parts of a `types.FleetEngine` that
+    have other weights are put aside if the others have the right ones.
 
     Raises:
       types.EngineError: the engine's weights are not those of `expect`.
@@ -281,9 +284,19 @@ class Fingerprint:
     found = [tuple(gap) for gaps in processes.all_gather(gaps) for gap in gaps]
     if not found:
       return Gap()
-    mean, largest, part = max(found)
     # Written so that NaN is too large as well.
-    if not all(each <= self._bound for each, _, _ in found):
+    right = [gap for gap in found if gap[0] <= self._bound]
+    if before and right and isinstance(engine, types.FleetEngine):
+      for mean, largest, part in set(found) - set(right):
+        engine.put_aside(
+          part,
+          f"it scores the prompt of the first question {mean:.2g} nats a token "
+          f"({largest:.2g} at most) away from the trainer's policy, the others "
+          f"{max(right)[0]:.2g}",
+        )
+      found = right
+    mean, largest, part = max(found)
+    if len(right) < len(found):
       raise types.EngineError(
         f"Rollout {rollout}: {part} of the engine scores the prompt of the "
         f"first question {mean:.2g} nats a token ({largest:.2g} at most) away "

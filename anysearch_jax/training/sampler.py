@@ -164,7 +164,7 @@ class Sampler:
       StoppedError: `stop` was called.
       types.EngineError: the engine's weights are not those it was given.
     """
-    before = self._verify(rollout)
+    before = self._verify(rollout, before=True)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
       collected = self._collector.collect(rollout, assignment, self._scope)
@@ -211,9 +211,9 @@ class Sampler:
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
 
-  def _verify(self, rollout: int) -> health.Gap:
+  def _verify(self, rollout: int, *, before: bool = False) -> health.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
-      return self._fingerprint.check(rollout)
+      return self._fingerprint.check(rollout, before=before)
 
   def stop(self) -> None:
     """Cancels the rollout in progress and all later ones. Thread-safe."""

@@ -16,7 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import health
+from anysearch_jax.rollout.sglang import health, membership
 from anysearch_jax.rollout.sglang import server as sglang_server
 
 serve = engines.serve
@@ -38,7 +38,7 @@ serve = engines.serve
 )
 def test_turn_ends_at_its_stop_text(serve, said, finish, text):
   ids = fake_sglang.ids(*said)
-  engine, _ = serve(ids)
+  engine, server = serve(ids)
   generation = engines.turn(engine, most=8)
   assert generation == types.Generation(
     ids,
@@ -46,6 +46,7 @@ def test_turn_ends_at_its_stop_text(serve, said, finish, text):
     text,
     finish,
     (0,) * len(ids),
+    server.url,
   )
   assert engine.counters["sampled_tokens"] == len(ids)
   assert engine.counters["dropped_tokens"] == 0
@@ -191,7 +192,7 @@ def test_a_server_that_was_left_paused_is_continued(serve):
 @pytest.mark.parametrize(
   ("faults", "message"),
   [
-    ({"/health": [(503, "")] * 2}, "/health: tried 2 times, .* HTTP 503"),
+    ({"/health": [(503, "")] * 9}, "/health: tried 2 times, .* HTTP 503"),
     ({"/model_info": ["hang"]}, "/model_info: no answer within 0.5 seconds"),
     ({"/model_info": [(401, "Unauthorized")]}, "HTTP 401: Unauthorized"),
     (
@@ -415,7 +416,7 @@ def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
       asyncio.create_task(engine.generate(engines.request(question=q)))
       for q in range(3)
     ]
-    await _until(_is(engine, 0, health.State.DOWN))
+    await _until(_is(engine, 0, membership.State.DOWN))
     await _until(lambda: engine.counters["waits"] == 3)
     server.restart()
     return await asyncio.gather(*turns), server.asked[before:]
@@ -440,7 +441,7 @@ def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):
   assert second.version.endswith("-5")
   assert engines.turn(engine, question=0).versions == (5, 5)
   first.restart()
-  asyncio.run(_until(_is(engine, 0, health.State.UP)))
+  asyncio.run(_until(_is(engine, 0, membership.State.UP)))
   assert first.version == second.version
   assert engines.turn(engine, question=0).versions == (5, 5)
   assert len(first.bodies("/generate")) == 1
@@ -507,7 +508,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   assert engine.counters["server_down"] == 1
   first.faults.default_factory = list
   first.faults.clear()
-  asyncio.run(_until(_is(engine, 0, health.State.UP)))
+  asyncio.run(_until(_is(engine, 0, membership.State.UP)))
   assert first.version == second.version
   assert engine.scores(engines.PROMPT).keys() == {first.url, second.url}
 
@@ -532,7 +533,7 @@ def test_a_server_that_comes_back_smaller_stays_down(serve, monkeypatch):
 
   async def run():
     turn = asyncio.create_task(engine.generate(engines.request()))
-    await _until(_is(engine, 0, health.State.DOWN))
+    await _until(_is(engine, 0, membership.State.DOWN))
     server.restart()
     await turn
 
@@ -550,7 +551,7 @@ def test_servers_of_another_run_are_not_used(serve):
     engines.turn(engine, question=0)
   loop.run(engine._fleet._look(engine._fleet._members[0]))
   loop.run(engine._fleet._look(engine._fleet._members[0]))
-  assert _is(engine, 0, health.State.DOWN)()
+  assert _is(engine, 0, membership.State.DOWN)()
   assert first.version == theirs
   # Its questions go to the other server.
   assert engines.turn(engine, question=0).versions == (0, 0)

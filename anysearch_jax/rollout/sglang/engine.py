@@ -84,7 +84,7 @@ class SglangEngine:
     self._sampling = sampling
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
-    self._client, self._servers = sglang_server.connect(config, self.counters)
+    self._client, make = sglang_server.connect(config, self.counters)
     self._run = processes.on_main(lambda: secrets.token_hex(4))
     self._serial = itertools.count()
     # All weights in order. The last ones may still be loading; whole ones
@@ -97,18 +97,24 @@ class SglangEngine:
     self._held = adapters.held(async_level)
     self._began: dict[types.Address, adapters.Sampled] = {}
     self._running: Counter[str] = Counter()
-    self._folder = sglang_server.folder(
-      config.weights, (server.url for server in self._servers)
-    )
-    ram = sglang_server.folder("", config.urls)
+    gateway = config.gateway
+    urls = (gateway,) if gateway else config.urls
+    self._folder = sglang_server.folder(config.weights, urls)
+    ram = sglang_server.folder("", urls)
     self._sender = (
       delta.Sender(self._folder, ram.with_name(ram.name + "-last"))
       if config.deltas
       else None
     )
     self._fleet = health.Fleet(
-      self._servers, run=self._run, wait=config.wait, counters=self.counters
+      () if gateway else urls,
+      make,
+      gateway=make(gateway) if gateway else None,
+      run=self._run,
+      wait=config.wait,
+      counters=self.counters,
     )
+    self._servers = self._fleet.servers
     try:
       # The first process alone gives back what a killed run released.
       self.max_context = processes.on_main(
@@ -233,7 +239,7 @@ class SglangEngine:
     lora = self._policy.architecture.lora
     if lora is None:
       return False
-    for server in self._servers:
+    for server in self._fleet.answered:
       if why := adapters.refusal(server.info, lora.rank, lora.targets):
         _log.warning(
           "SGLang servers get whole weights with the adapters merged into "
@@ -301,8 +307,7 @@ class SglangEngine:
     self.counters["requests"] += 1
     return await loop.wait(
       self._fleet.ask(
-        # All samples of a question share a server; questions go round-robin.
-        request.address.rollout + request.address.question,
+        request.address,
         functools.partial(self._turn, request),
         deadline=self._config.deadline,
       )
@@ -311,6 +316,7 @@ class SglangEngine:
   def release(self, address: types.Address) -> None:
     """Forgets the adapter of an episode; servers evict prefixes themselves."""
     self._began.pop(address, None)
+    self._fleet.homes.leave(address)
 
   def free_cache(self) -> int:
     """Makes the servers release their GPU memory, see `CachingEngine`.
@@ -337,8 +343,12 @@ class SglangEngine:
         self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
       )
     )
-    self.counters["unscored"] += len(self._servers) - len(scores)
+    self.counters["unscored"] += self._fleet.size - len(scores)
     return scores
+
+  def put_aside(self, part: str, why: str) -> None:
+    """Leaves a server out, see `ScoringEngine`."""
+    loop.run(self._fleet.put_aside(part, why))
 
   def close(self) -> None:
     """Closes the connections and removes the weights."""
@@ -412,6 +422,8 @@ class SglangEngine:
       if not sglang_server.of_another_run(error.name, self._run):
         told = sglang_server.UnansweredError(str(told))
       raise told from None
+    except sglang_reply.NotFiniteError:
+      raise
     except types.EngineError as error:
       raise server.error(error) from None
 

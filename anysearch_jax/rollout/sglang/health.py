@@ -17,24 +17,33 @@ episode continues. If no server is up, turns wait for one.
 
 Servers that lend their memory to training are only asked for the name of their
 weights; one that was restarted lends again. The next turn ends this.
+
+A run begins when one server is up. Others may be late, and with a gateway
+(`membership`) servers come and go: one that joins is down until it has the
+present weights, and one that leaves finishes its turns. A server whose texts
+are unlike the others' is put aside until it is restarted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
+import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import (
+  Awaitable,
+  Callable,
+  Coroutine,
+  Iterable,
+  Sequence,
+)
 
 from anysearch_jax import types
-from anysearch_jax.rollout.sglang import adapters
+from anysearch_jax.rollout.sglang import adapters, membership
+from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,57 +57,48 @@ _ANSWER_SECONDS = 10.0
 _SCORING_SECONDS = 60.0
 # How often a turn is moved: the turn itself may be what crashes the servers.
 _MOVES = 3
-
-
-class State(enum.Enum):
-  """The state of a server; see the module."""
-
-  UP = "up"
-  SUSPECT = "suspect"
-  DOWN = "down"
-
-
-class _Member:
-  """A server and its state.
-
-  reason: why the server is not up.
-  turns: the deadlines of its running turns.
-  released: whether it had released its memory when it was last asked.
-  loading: lock for loading weights.
-  doubted: event that starts a check immediately.
-  """
-
-  def __init__(self, server: sglang_server.Server):
-    self.server = server
-    self.state = State.UP
-    self.reason = ""
-    self.turns: set[asyncio.Timeout] = set()
-    self.released = False
-    self.loading = asyncio.Lock()
-    self.doubted = asyncio.Event()
+# Between lists of a gateway; a server leaves when two do not name it.
+_LIST_SECONDS = 10.0
+_START_SECONDS = 1.0  # Between tries while no server is up yet.
 
 
 class Fleet:
   """The servers of a run; its methods run in their client's event loop.
 
   Args:
-    servers: the servers.
+    urls: addresses of the servers; none with a gateway.
+    make: returns the server at an address.
+    gateway: lists the servers; None: `urls` are all.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
     counters: counts each change to a state as `server_<state>`, turns that were
-      sampled again as `failovers`, and waits for a server as `waits`.
+      sampled again as `failovers`, and waits for a server as `waits`. For each
+      server, `server/<host:port>/` has its `turns`, their `tokens` and `ms`,
+      `failures`, and turns that were `degenerate` (one token repeated) or
+      `not_finite`.
+
+  Attributes:
+    servers: all that the fleet ever had.
+    homes: where questions are sampled; its user says when an episode ends.
   """
 
   def __init__(
     self,
-    servers: Sequence[sglang_server.Server],
+    urls: Iterable[str],
+    make: Callable[[str], sglang_server.Server],
     *,
+    gateway: sglang_server.Server | None = None,
     run: str,
     wait: float,
     counters: Counter[str],
   ):
     self._lent, self._returning = False, asyncio.Lock()
-    self._members = [_Member(server) for server in servers]
+    self._make, self._gateway = make, gateway
+    self.servers: list[sglang_server.Server] = []
+    self._members: list[membership.Member] = []
+    self.homes = membership.Homes()
+    # Members whose `loading` a hand-over holds; None: there is no hand-over.
+    self._held: list[membership.Member] | None = None
     self._run, self._wait = run, wait
     self._counters = counters
     self._present: sglang_server.Weights | None = None
@@ -107,42 +107,141 @@ class Fleet:
     self._changed = asyncio.Event()
     # When the last server went down; infinite while one is up.
     self._dark_since = math.inf
-    self._watching: list[asyncio.Task] = []
+    self._watching: dict[membership.Member | None, asyncio.Task] = {}
+    for url in urls:
+      self._add(url)
+
+  @property
+  def size(self) -> int:
+    """The number of servers, those that are down included."""
+    return len(self._members)
+
+  @property
+  def answered(self) -> list[sglang_server.Server]:
+    """The servers that are up."""
+    up = membership.State.UP
+    return [m.server for m in self._members if m.state is up]
 
   async def start(self) -> int:
-    """Starts the health checks; returns the longest context, in tokens.
+    """Waits for a server and starts the health checks.
+
+    Returns:
+      The longest context of the servers that are up, in tokens.
 
     Raises:
-      types.EngineError: a server is not up.
+      types.EngineError: a server cannot be used, or none was up in time.
     """
-    contexts = await asyncio.gather(*(m.server.ready() for m in self._members))
+    clock = asyncio.get_running_loop().time
+    ends = clock() + self._wait
+    while not (contexts := await self._first()):
+      if clock() > ends:
+        raise types.EngineError(self._none_up())
+      await asyncio.sleep(_START_SECONDS)
     self._max_context = min(contexts)
-    self._watching = [
-      asyncio.create_task(self._watch(member)) for member in self._members
-    ]
-    for task in self._watching:
-      task.add_done_callback(lambda _: self._tell())
+    late = [m for m in self._members if m.state is membership.State.DOWN]
+    if late:
+      _log.warning(
+        "%d of %d SGLang servers are up. The run begins, and uses the others "
+        "once they are up: %s.",
+        *(len(contexts), len(self._members)),
+        ", ".join(m.server.url for m in late),
+      )
+    for member in self._members:
+      self._begin(member, self._watch(member))
+    if self._gateway:
+      self._begin(None, self._list(self._gateway))
     return self._max_context
+
+  async def _first(self) -> list[int]:
+    """Asks all servers once; returns the contexts of those that answer."""
+    if self._gateway:
+      with contextlib.suppress(sglang_server.UnansweredError):
+        self._meet(await membership.workers(self._gateway))
+    contexts = []
+    outcomes = await asyncio.gather(
+      *(m.server.ready() for m in self._members), return_exceptions=True
+    )
+    for member, outcome in zip(self._members, outcomes, strict=True):
+      if isinstance(outcome, int):
+        contexts.append(outcome)
+        member.state, member.reason = membership.State.UP, ""
+      elif isinstance(outcome, sglang_server.UnansweredError):
+        member.reason = str(outcome)
+      else:
+        raise outcome
+    return contexts
+
+  def _add(self, url: str) -> membership.Member:
+    member = membership.Member(self._make(url))
+    self.servers.append(member.server)
+    self._members.append(member)
+    return member
+
+  def _begin(self, key: membership.Member | None, work: Coroutine) -> None:
+    task = asyncio.create_task(work)
+    self._watching[key] = task
+    task.add_done_callback(lambda _: self._tell())
+
+  async def _list(self, gateway: sglang_server.Server) -> None:
+    """Follows the gateway's list of servers."""
+    said = ""
+    while True:
+      await asyncio.sleep(_LIST_SECONDS)
+      try:
+        # One that was restarted does not know its servers at first.
+        if urls := await membership.workers(gateway):
+          self._meet(urls)
+        said = ""
+      except types.EngineError as error:
+        if not said:  # Once for each outage.
+          said = str(error)
+          _log.warning("The servers stay as they are: %s", said)
+
+  def _meet(self, urls: Sequence[str]) -> None:
+    """Adds the servers that a gateway lists, and lets the others leave."""
+    here = {member.server.url: member for member in self._members}
+    for url in urls:
+      if url in here:
+        here[url].missed = 0
+        continue
+      if self._held is not None:
+        continue  # The next list names it again, when the weights are whole.
+      member = self._add(url)
+      if self._watching:
+        _log.warning("SGLang server %s joins.", url)
+        member.doubted.set()
+        self._begin(member, self._watch(member))
+    for url, member in here.items():
+      if url in urls:
+        continue
+      member.missed += 1
+      if member.missed > 1 and not member.turns:
+        _log.warning("SGLang server %s left.", url)
+        self._members.remove(member)
+        if task := self._watching.pop(member, None):
+          task.cancel()
 
   async def stop(self) -> None:
     """Stops the health checks; one that loads weights resumes its server."""
-    for task in self._watching:
+    tasks = list(self._watching.values())
+    for task in tasks:
       task.cancel()
-    if self._watching:
-      await asyncio.wait(self._watching, timeout=_STOP_SECONDS)
-    self._watching = []
+    if tasks:
+      await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+    self._watching = {}
 
   async def ask(
     self,
-    place: int,
-    turn: Callable[[sglang_server.Server], Awaitable[T]],
+    address: types.Address,
+    turn: Callable[[sglang_server.Server], Awaitable[types.Generation]],
     *,
     deadline: float,
-  ) -> T:
-    """Returns a turn of the server for `place`, or of another if it is not up.
+  ) -> types.Generation:
+    """Returns a turn of the server that has the question of an episode.
 
     Args:
-      place: turns with the same number go to the same server while it is up.
+      address: of the episode. Those of a question share a server while it is
+        up.
       turn: asks a server; may be called again, with another server.
       deadline: seconds of each call.
 
@@ -150,24 +249,37 @@ class Fleet:
       types.EngineError: no server was up in time, or the turn failed.
     """
     await self._take_back()
-    left = _MOVES
+    left, clock = _MOVES, asyncio.get_running_loop().time
+    error: types.EngineError
     while True:
-      member = await self._pick(place)
-      limit = asyncio.timeout(deadline)
+      member = self.homes.of(address, await self.up())
+      limit, began = asyncio.timeout(deadline), clock()
       member.turns.add(limit)
       try:
         async with limit:
-          return await turn(member.server)
+          found = await turn(member.server)
+        self._count(member, **member.sampled(found, clock() - began))
+        if why := member.degenerates(self._others(member)):
+          self._put_aside(member, why)
+        return dataclasses.replace(found, server=member.server.url)
+      except sglang_reply.NotFiniteError as broken:
+        self._count(member, not_finite=1)
+        if not self._others(member):
+          raise
+        error = broken
+        self._put_aside(member, str(broken))
       except TimeoutError:
         error = types.EngineError(
           f"{member.server.url}: no turn within {deadline:g} seconds."
         )
         if limit in member.turns:  # Otherwise `_enter` expired it: server down.
+          self._count(member, failures=1)
           raise error from None
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
-        if member.state is State.UP:
-          self._enter(member, State.SUSPECT, str(error))
+        self._count(member, failures=1)
+        if member.state is membership.State.UP:
+          self._enter(member, membership.State.SUSPECT, str(error))
       finally:
         member.turns.discard(limit)
       if not left:
@@ -175,15 +287,40 @@ class Fleet:
       left -= 1
       self._counters["failovers"] += 1
 
+  async def put_aside(self, url: str, why: str) -> None:
+    """Leaves a server out until it is restarted, if another one is up."""
+    for member in self._members:
+      if member.server.url == url and self._others(member):
+        self._put_aside(member, why)
+
+  def _put_aside(self, member: membership.Member, why: str) -> None:
+    member.aside = True
+    member.recent.clear()
+    self._enter(
+      member,
+      membership.State.DOWN,
+      f"it is put aside until it is restarted, because {why}.",
+    )
+
+  def _others(self, member: membership.Member) -> list[membership.Member]:
+    return [m for m in self._members if m.samples and m is not member]
+
+  def _count(self, member: membership.Member, **counts: int) -> None:
+    for name, count in counts.items():
+      if count:
+        self._counters[f"server/{member.name}/{name}"] += count
+
   async def hold(self) -> None:
     """Suspends the weight loading of health checks until `release`."""
-    for member in self._members:
+    self._held = list(self._members)
+    for member in self._held:
       await member.loading.acquire()
 
   async def release(self) -> None:
     """Resumes what `hold` suspended."""
-    for member in self._members:
+    for member in self._held or ():
       member.loading.release()
+    self._held = None
 
   def present(
     self, weights: sglang_server.Weights | None
@@ -208,7 +345,7 @@ class Fleet:
       for member, outcome in zip(members, outcomes, strict=True):
         if isinstance(outcome, sglang_server.UnansweredError):
           why = f"{outcome} It may still hold the memory that training needs."
-          self._enter(member, State.DOWN, why)
+          self._enter(member, membership.State.DOWN, why)
         elif outcome is not None:
           raise outcome
     finally:
@@ -256,7 +393,7 @@ class Fleet:
         f"{'; '.join(served)}."
       )
     for member, outcome in zip(members, outcomes, strict=True):
-      state = State.DOWN if outcome else State.UP
+      state = membership.State.DOWN if outcome else membership.State.UP
       self._enter(member, state, str(outcome or ""))
 
   async def scores(
@@ -285,40 +422,40 @@ class Fleet:
       if isinstance(outcome, list):
         scores[member.server.url] = outcome
       elif isinstance(outcome, sglang_server.UnansweredError):
-        self._enter(member, State.DOWN, str(outcome))
+        self._enter(member, membership.State.DOWN, str(outcome))
       elif not isinstance(outcome, types.EngineError) or isinstance(
         outcome, adapters.BaseServedError
       ):
         raise outcome
     return scores
 
-  async def _answering(self) -> list[_Member]:
+  async def _answering(self) -> list[membership.Member]:
     """Returns the servers that are not down and answer within seconds.
 
     A server that does not answer goes down. A frozen server thereby costs these
     seconds once, not in every rollout.
     """
 
-    async def check(member: _Member) -> None:
+    async def check(member: membership.Member) -> None:
       try:
         found = await member.server.version(_ANSWER_SECONDS)
         member.released = sglang_server.released(found)
       except sglang_server.UnansweredError as error:
-        self._enter(member, State.DOWN, str(error))
+        self._enter(member, membership.State.DOWN, str(error))
 
-    members = [m for m in self._members if m.state is not State.DOWN]
+    members = [m for m in self._members if m.state is not membership.State.DOWN]
     await asyncio.gather(*map(check, members))
-    return [m for m in members if m.state is not State.DOWN]
+    return [m for m in members if m.state is not membership.State.DOWN]
 
-  async def up(self) -> list[_Member]:
+  async def up(self) -> list[membership.Member]:
     """Returns the servers that are up, as soon as at least one is.
 
     Raises:
       types.EngineError: no server has been up for `wait` seconds.
     """
     waited = False
-    while not (up := [m for m in self._members if m.state is State.UP]):
-      for task in self._watching:
+    while not (up := [m for m in self._members if m.samples]):
+      for task in self._watching.values():
         if task.done():
           task.result()  # Raises if a bug ended the health checks.
       if not waited:
@@ -329,40 +466,36 @@ class Fleet:
         async with asyncio.timeout_at(ends):
           await self._changed.wait()
       except TimeoutError:
-        reasons = " ".join(
-          f"{m.server.url} is {m.state.value}: {m.reason}"
-          for m in self._members
-        )
-        raise types.EngineError(
-          f"No SGLang server is up for {self._wait:g} seconds (sglang.wait): "
-          f"{reasons}"
-        ) from None
+        raise types.EngineError(self._none_up()) from None
     return up
 
-  async def _pick(self, place: int) -> _Member:
-    """Returns the server that samples the turns of `place`."""
-    up = await self.up()
-    count = len(self._members)
-    pinned = self._members[place % count]
-    # Spread the turns of a server that is not up over all others.
-    return pinned if pinned in up else up[place // count % len(up)]
+  def _none_up(self) -> str:
+    reasons = " ".join(
+      f"{m.server.url} is {m.state.value}: {m.reason}" for m in self._members
+    )
+    return (
+      f"No SGLang server is up for {self._wait:g} seconds (sglang.wait): "
+      f"{reasons or 'the gateway lists none.'}"
+    )
 
-  async def _watch(self, member: _Member) -> None:
+  async def _watch(self, member: membership.Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
     tries = 0
     while True:
-      up = member.state is State.UP
+      up = member.state is membership.State.UP
       pause = _LOOK_SECONDS if up else sglang_server.pause(tries)
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause):
           await member.doubted.wait()
       member.doubted.clear()
-      if member.state is State.UP and not (member.turns or self._lent):
+      if member.state is membership.State.UP and not (
+        member.turns or self._lent
+      ):
         continue
       await self._look(member)
-      tries = 0 if member.state is State.UP else tries + 1
+      tries = 0 if member.state is membership.State.UP else tries + 1
 
-  async def _look(self, member: _Member) -> None:
+  async def _look(self, member: membership.Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
     server, weights = member.server, self._present
     if weights is None:
@@ -376,11 +509,14 @@ class Fleet:
           if not sglang_server.released(await server.version(_ANSWER_SECONDS)):
             await self._check_ready(server)  # It was restarted.
             await server.lend(self._run)
-          self._enter(member, State.UP)
+          self._enter(member, membership.State.UP)
         return
-      if member.state is State.DOWN:
+      if member.state is membership.State.DOWN:
         await self._check_ready(server)
       found = await server.version()
+      if member.aside and sglang_server.of_run(found, self._run):
+        return
+      member.aside = False
       # Not before: a hand-over must not wait for a server that never answers.
       async with member.loading:
         if self._present is not weights or sglang_server.released(found):
@@ -395,12 +531,16 @@ class Fleet:
           why = f"it serves {found!r}, expected {weights.name!r}"
           if lacks:
             why = f"it does not have adapter {lacks!r}"
-          self._enter(member, State.DOWN, why)
+          self._enter(member, membership.State.DOWN, why)
           await server.load(weights)
-        self._enter(member, State.UP)
+        self._enter(member, membership.State.UP)
     except types.EngineError as error:
-      up = member.state is State.UP
-      self._enter(member, State.SUSPECT if up else State.DOWN, str(error))
+      up = member.state is membership.State.UP
+      self._enter(
+        member,
+        membership.State.SUSPECT if up else membership.State.DOWN,
+        str(error),
+      )
 
   async def _check_ready(self, server: sglang_server.Server) -> None:
     """Checks that a server that was down is as it was."""
@@ -411,22 +551,24 @@ class Fleet:
         f"expected {self._max_context}; start it as it was."
       )
 
-  def _enter(self, member: _Member, state: State, reason: str = "") -> None:
+  def _enter(
+    self, member: membership.Member, state: membership.State, reason: str = ""
+  ) -> None:
     """Sets the state of a server, and logs and counts a change."""
     before, member.state, member.reason = member.state, state, reason
     if state is before:
       return
-    up = sum(m.state is State.UP for m in self._members)
+    up = sum(m.state is membership.State.UP for m in self._members)
     self._counters[f"server_{state.name.lower()}"] += 1
     _log.warning(
       "SGLang server %s was %s and is %s; %d of %d are up%s",
       *(member.server.url, before.value, state.value, up, len(self._members)),
       f": {reason}" if reason else ".",
     )
-    if before is State.UP:
+    if before is membership.State.UP:
       member.doubted.set()
     now = asyncio.get_running_loop().time()
-    if state is State.DOWN:
+    if state is membership.State.DOWN:
       cut, member.turns = member.turns, set()
       for limit in cut:  # `ask` moves these turns to another server.
         if not limit.expired():
@@ -448,7 +590,7 @@ class Fleet:
     self._changed = asyncio.Event()
 
 
-async def _served(member: _Member) -> str:
+async def _served(member: membership.Member) -> str:
   """Returns a part of a sentence that says what a server serves."""
   server = member.server
   try:

@@ -6,6 +6,7 @@ weights than requested never enters a trajectory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ class OtherWeightsError(types.EngineError):
   def __init__(self, sentence: str, name: str):
     super().__init__(sentence)
     self.name = name
+
+
+class NotFiniteError(types.EngineError):
+  """A reply has a log-probability that is no finite number."""
 
 
 class Reply(NamedTuple):
@@ -61,6 +66,7 @@ def read(
 
   Raises:
     OtherWeightsError: other weights sampled.
+    NotFiniteError: a log-probability is NaN or infinite.
     types.EngineError: the reply is invalid.
   """
   meta = _field(reply, "meta_info", dict)
@@ -128,8 +134,13 @@ def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
 
 
 def _logp(logp: Any, token: int) -> float:
+  # JSON has no NaN: a server may send null.
+  if logp is None or (isinstance(logp, float) and not math.isfinite(logp)):
+    raise NotFiniteError(
+      f"The reply has log-probability {logp} of token {token}, expected a "
+      "finite number."
+    )
   _expect(
-    # NaN fails the comparison too.
     type(logp) in (float, int) and _LEAST <= logp <= _ABOVE_ZERO,
     f"log-probability {logp!r} of token {token}",
     "a finite number that is not positive",

@@ -486,8 +486,8 @@ class Server:
 
 def connect(
   config: config_lib.SglangConfig, counters: Counter[str]
-) -> tuple[httpx2.AsyncClient, list[Server]]:
-  """Returns the servers of a configuration, and the client that they share.
+) -> tuple[httpx2.AsyncClient, Callable[[str], Server]]:
+  """Returns a client, and a function that makes the server at an address.
 
   Raises:
     ValueError: a url is missing or invalid, or the key is not set.
@@ -501,14 +501,22 @@ def connect(
     limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
     trust_env=False,  # Proxies are for the outside.
   )
-  return client, [
-    Server(url, client=client, config=config, counters=counters, secret=key)
-    for url in config.urls
-  ]
+
+  def make(url: str) -> Server:
+    return Server(
+      url, client=client, config=config, counters=counters, secret=key
+    )
+
+  return client, make
 
 
 def validate(config: config_lib.SglangConfig) -> None:
   """Raises ValueError for invalid addresses or an invalid variable name."""
+  if config.gateway and not redaction.is_address(config.gateway):
+    raise ValueError(
+      f"sglang.gateway: found {redaction.shown(config.gateway)}, expected an "
+      "address such as http://127.0.0.1:30000."
+    )
   wrong = [url for url in config.urls if not redaction.is_address(url)]
   if wrong or not config.urls:
     found = redaction.shown(wrong[0]) if wrong else "'none'"
@@ -554,6 +562,11 @@ async def close(client: httpx2.AsyncClient, servers: Sequence[Server]) -> None:
   with contextlib.suppress(TimeoutError):
     async with asyncio.timeout(_ABORT_SECONDS):
       await client.aclose()
+
+
+def of_run(found: str, run: str) -> bool:
+  """Returns whether weights called `found` were handed over by `run`."""
+  return found.startswith(f"{run}.")
 
 
 def of_another_run(found: str, run: str) -> bool:
