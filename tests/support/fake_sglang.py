@@ -107,6 +107,7 @@ class Server:
     adapters: the loaded ones, by name, as policies merged with the base.
     serves_base: whether it scores its base whatever adapter is named.
     died: what it died of.
+    workers: that it lists, if it stands for an smg gateway.
   """
 
   def __init__(
@@ -123,6 +124,7 @@ class Server:
     self.version, self.last_paused, self.hold_at = "default", "", -1
     self.away: set[str] = set()
     self.saver, self.died = True, ""
+    self.workers: list[dict[str, Any]] = []
     self.lora: dict[str, Any] = {}
     self.adapters: dict[str, hf.Policy] = {}
     self.serves_base, self._base = False, None
@@ -229,6 +231,9 @@ class Server:
     return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6} | {
       "enable_memory_saver": self.saver
     } | self.lora
+
+  def _v1_rl_workers(self, body: dict) -> tuple[int, Any]:
+    return 200, {"workers": self.workers}
 
   def _v1_models(self, body: dict) -> tuple[int, Any]:
     loaded = [{"id": name, "parent": "policy"} for name in self.adapters]

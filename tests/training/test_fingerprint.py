@@ -148,6 +148,31 @@ def test_a_server_with_wrong_weights_is_named(serve):
   assert prints.check(2).parts == 2
 
 
+def test_a_server_with_wrong_weights_is_put_aside_before_it_samples(
+  serve, caplog
+):
+  engine, *servers = serve(count=2)
+  policy = sglang_engines.policy()
+  prints = _of_servers(engine, policy)
+  prints.expect(policy.params, 0)
+  right, wrong = (
+    servers[0].policy,
+    policy._replace(params=_other(policy.params)),
+  )
+  servers[1].policy = wrong
+  assert prints.check(1, before=True).parts == 1
+  said = f"{servers[1].url} was up and is down; 1 of 2 are up: it is put aside"
+  assert said in caplog.text
+  assert "away from the trainer's policy, the others 0.0" in caplog.text
+  assert engine.scores(sglang_engines.PROMPT).keys() == {servers[0].url}
+  # One that is alone is not: nothing is left to sample with.
+  servers[0].policy = wrong
+  with pytest.raises(types.EngineError, match="Rollout 2: .*it has other"):
+    prints.check(2, before=True)
+  servers[0].policy = right
+  assert prints.check(3, before=True).parts == 1
+
+
 def test_a_server_that_cannot_score_is_skipped_and_counted(serve):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()

@@ -422,8 +422,8 @@ class SglangEngine:
       if not sglang_server.of_another_run(error.name, self._run):
         told = sglang_server.UnansweredError(str(told))
       raise told from None
-    except sglang_reply.NotFiniteError:
-      raise
+    except sglang_reply.NotFiniteError as error:
+      raise type(error)(str(server.error(error))) from None
     except types.EngineError as error:
       raise server.error(error) from None
 

@@ -259,6 +259,7 @@ class Fleet:
         async with limit:
           found = await turn(member.server)
         self._count(member, **member.sampled(found, clock() - began))
+        member.turns.discard(limit)
         if why := member.degenerates(self._others(member)):
           self._put_aside(member, why)
         return dataclasses.replace(found, server=member.server.url)
@@ -267,6 +268,7 @@ class Fleet:
         if not self._others(member):
           raise
         error = broken
+        member.turns.discard(limit)
         self._put_aside(member, str(broken))
       except TimeoutError:
         error = types.EngineError(
@@ -299,7 +301,7 @@ class Fleet:
     self._enter(
       member,
       membership.State.DOWN,
-      f"it is put aside until it is restarted, because {why}.",
+      f"it is put aside until it is restarted, because {why.rstrip('.')}.",
     )
 
   def _others(self, member: membership.Member) -> list[membership.Member]:

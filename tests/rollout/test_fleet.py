@@ -1,0 +1,282 @@
+"""Servers of a run that are late, join, leave, are slow or sample garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import math
+import time
+
+import fake_sglang
+import pytest
+import sglang_engines as engines
+
+from anysearch_jax import types
+from anysearch_jax.host import loop
+from anysearch_jax.rollout.sglang import health, membership
+
+serve = engines.serve
+SAID = fake_sglang.ids("b", "</search>")
+UP, DOWN = membership.State.UP, membership.State.DOWN
+
+
+def until(holds, seconds=20):
+  """Waits for what other threads make true."""
+  ends = time.monotonic() + seconds
+  while not holds():
+    assert time.monotonic() < ends
+    time.sleep(0.01)
+
+
+def state(engine, server):
+  found = [m for m in engine._fleet._members if m.server.url == server.url]
+  return found[0].state if found else None
+
+
+@pytest.fixture
+def start():
+  """Starts fake servers, which end with the test."""
+  made = []
+
+  def start(count, script=SAID, **settings):
+    new = [fake_sglang.Server(script, **settings) for _ in range(count)]
+    made.extend(server.__enter__() for server in new)
+    return new
+
+  yield start
+  for server in made:
+    server.__exit__()
+
+
+@pytest.fixture
+def gateway(start, monkeypatch):
+  """Returns a gateway, and a function that says which servers it lists."""
+  monkeypatch.setattr(health, "_LIST_SECONDS", 0.05)
+  (found,) = start(1)
+
+  def lists(*servers):
+    found.workers = [
+      {"id": str(i), "base_url": server.url + "/", "engine": "sglang"}
+      for i, server in enumerate(servers)
+    ] + [{"id": "v", "base_url": "http://127.0.0.1:1", "engine": "vllm"}]
+
+  return found, lists
+
+
+def test_a_run_begins_with_the_first_server_and_uses_late_ones(serve, start):
+  early, late = start(2)
+  late.kill()
+  engine, _ = serve(urls=(late.url, early.url), wait=60)
+  assert engines.turn(engine).server == early.url
+  late.restart()
+  until(lambda: state(engine, late) is UP)
+  assert late.version == early.version
+  assert engines.turn(engine, question=1).server == late.url
+
+
+def test_a_run_waits_for_its_first_server(serve, start, monkeypatch):
+  monkeypatch.setattr(health, "_START_SECONDS", 0.05)
+  (busy,) = start(1)
+  busy.faults["/health"] = [(503, "")] * 8
+  engine, _ = serve(urls=(busy.url,), wait=60)
+  assert engines.turn(engine).server == busy.url
+
+
+def play(engine, questions, samples, turns, between=lambda turn: None):
+  """Plays episodes of several turns; returns their turns by address."""
+  found = collections.defaultdict(list)
+
+  async def episode(question, sample):
+    context = engines.PROMPT
+    for turn in range(turns):
+      request = engines.request(
+        question=question, sample=sample, context=context, turn=turn
+      )
+      found[question, sample].append(await engine.generate(request))
+      between(sum(map(len, found.values())))
+      context = (*context, *found[question, sample][-1].token_ids)
+    engine.release(types.Address(0, question, sample))
+
+  async def play_all():
+    pairs = [(q, s) for q in range(questions) for s in range(samples)]
+    await asyncio.gather(*(episode(*pair) for pair in pairs))
+
+  asyncio.run(play_all())
+  return found
+
+
+def test_two_servers_become_four_and_then_one_and_no_turn_is_lost(
+  start, gateway
+):
+  """One of those that leave is killed in the middle of its turns."""
+  _, lists = gateway
+  a, b, c, d = start(4, seconds=0.01)
+  lists(a, b)
+  engine = engines.connect(gateway=gateway[0].url, wait=60, deadline=30)
+  events = {
+    20: lambda: lists(a, b, c, d),
+    60: a.kill,
+    70: lambda: lists(d),
+  }
+
+  def between(done):
+    if event := events.get(done):
+      event()
+
+  found = play(engine, 24, 3, 4, between)
+  try:
+    assert len(found) == 72
+    assert all(len(turns) == 4 for turns in found.values())
+    assert all(
+      turn.token_ids == SAID and turn.versions == (0, 0)
+      for turns in found.values()
+      for turn in turns
+    )
+    by_server = collections.Counter(
+      turn.server for turns in found.values() for turn in turns
+    )
+    until(lambda: len(engine._fleet._members) == 1)
+    assert [m.server.url for m in engine._fleet._members] == [d.url]
+    assert {by_server[x.url] > 0 for x in (a, b, d)} == {True}
+    for server in (c, d):
+      paths = [path for path, _ in server.asked]
+      if "/generate" in paths:
+        loaded = paths.index("/update_weights_from_disk")
+        assert loaded < paths.index("/generate")
+    # Every turn is counted once, at the server that answered it.
+    for server in (a, b, c, d):
+      name = f"server/{server.url.partition('://')[2]}/turns"
+      assert engine.counters[name] == by_server[server.url]
+  finally:
+    engine.close()
+
+
+def test_a_gateway_that_fails_or_forgets_changes_nothing(
+  start, gateway, caplog
+):
+  fake, lists = gateway
+  a, b = start(2)
+  lists(a, b)
+  engine = engines.connect(gateway=fake.url, wait=60)
+  try:
+    fake.faults["/v1/rl/workers"] = [(500, "oops")] * 4
+    until(lambda: not fake.faults["/v1/rl/workers"])
+    lists()  # Only the worker of another engine.
+    asked = len(fake.asked)
+    until(lambda: len(fake.asked) > asked + 4)
+    assert {engines.turn(engine, question=q).server for q in range(2)} == {
+      a.url,
+      b.url,
+    }
+    assert caplog.text.count("The servers stay as they are") == 1
+  finally:
+    engine.close()
+
+
+def test_a_gateway_of_another_kind_is_refused(start):
+  (other,) = start(1)
+  other.workers = None
+  with pytest.raises(types.EngineError, match="smg gateway that was started"):
+    engines.connect(gateway=other.url)
+  with pytest.raises(ValueError, match="sglang.gateway: found"):
+    engines.connect(gateway="localhost")
+
+
+class Slow:
+  """Stands for a server; only its address is read."""
+
+  def __init__(self, url):
+    self.url = url
+
+
+def member(name, speed=0.0, places=0):
+  made = membership.Member(Slow(f"http://{name}"))
+  made.state, made.speed = UP, speed
+  made.places = {(0, i) for i in range(places)}
+  return made
+
+
+@pytest.mark.parametrize(
+  ("speeds", "shares"),
+  [
+    ((0, 0), (30, 30)),
+    ((100, 100, 100), (20, 20, 20)),
+    ((100, 50), (40, 20)),
+    # An unknown speed is that of the others.
+    ((100, 0, 50), (27, 20, 13)),
+  ],
+)
+def test_questions_are_shared_by_speed(speeds, shares):
+  members = [member(f"s{i}", speed) for i, speed in enumerate(speeds)]
+  homes = membership.Homes()
+  for question in range(60):
+    homes.of(types.Address(0, question, 0), members)
+  assert tuple(len(m.places) for m in members) == pytest.approx(shares, abs=1)
+
+
+def test_a_question_stays_until_its_last_episode_ends():
+  first, second = member("a"), member("b")
+  homes = membership.Homes()
+  episodes = [types.Address(0, 7, sample) for sample in range(3)]
+  assert {homes.of(e, [first, second]) for e in episodes} == {first}
+  for _ in range(3):
+    assert homes.of(episodes[0], [second, first]) is first
+  assert homes.of(episodes[0], [second]) is second
+  assert (first.places, second.places) == (set(), {(0, 7)})
+  for episode in episodes:
+    assert second.places
+    homes.leave(episode)
+  assert not second.places
+
+
+def test_a_server_that_repeats_itself_is_told_from_a_policy_that_does():
+  def turn(*ids):
+    return types.Generation(ids, (0.0,) * len(ids), "", types.Finish.STOP, ids)
+
+  broken, fine, worse = member("a"), member("b"), member("c")
+  for i in range(8):
+    assert broken.sampled(turn(*[0] * 16), 1.0)["degenerate"] == 1
+    assert fine.sampled(turn(*range(16)), 1.0)["degenerate"] == 0
+    worse.sampled(turn(*[0] * (16 if i % 2 else 15)), 1.0)
+    said = broken.degenerates([fine])
+    assert bool(said) == (i == 7)
+  assert "100% of its last 8 turns repeat one token, 0%" in said
+  assert not fine.degenerates([broken])
+  assert not broken.degenerates([worse])
+  assert not broken.degenerates([])
+
+
+def broken(reply):
+  entries = reply["meta_info"]["output_token_logprobs"]
+  return engines.changed(
+    output_token_logprobs=[[math.nan, token, None] for _, token, _ in entries]
+  )(reply)
+
+
+def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
+  serve, caplog
+):
+  engine, first, second = serve(SAID, count=2, wait=60)
+  first.faults["/generate"] = [broken] * 3
+  assert engines.turn(engine).server == second.url
+  assert state(engine, first) is DOWN
+  assert "it is put aside until it is restarted" in caplog.text
+  name = first.url.partition("://")[2]
+  assert engine.counters[f"server/{name}/not_finite"] == 1
+  engine.set_params(engines.policy().params, 1)
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  assert state(engine, first) is DOWN
+  first.faults.clear()
+  first.kill()
+  first.restart()
+  until(lambda: state(engine, first) is UP)
+  assert first.version == second.version
+
+
+def test_the_only_server_is_not_put_aside(serve):
+  engine, server = serve(SAID)
+  server.faults["/generate"] = [broken]
+  with pytest.raises(types.EngineError, match="log-probability nan"):
+    engines.turn(engine)
+  assert state(engine, server) is UP
+  assert engines.turn(engine).token_ids == SAID
