@@ -57,9 +57,8 @@ _ANSWER_SECONDS = 10.0
 _SCORING_SECONDS = 60.0
 # How often a turn is moved: the turn itself may be what crashes the servers.
 _MOVES = 3
-# Between lists of a gateway; a server leaves when two do not name it.
-_LIST_SECONDS = 10.0
 _START_SECONDS = 1.0  # Between tries while no server is up yet.
+_LIST_SECONDS = 10.0  # A server leaves when two lists do not name it.
 
 
 class Fleet:
