@@ -46,7 +46,7 @@ _BEAT = 1.0  # Seconds between a process's signs of life.
 # Seconds of silence after which a process is missing, once something failed.
 _SILENT = 6.0
 # Seconds after the end of a process, in which the others may raise its error.
-_SAME_ERROR = 5.0
+_SAME_ERROR = 10.0
 
 
 def define_flags() -> None:
@@ -260,7 +260,7 @@ class _Peers:
           target=self._accept, args=(listening, word), daemon=True
         ).start()
         return
-      port, word = self._client.blocking_key_value_get(name, 10_000).split()
+      port, word = self._client.blocking_key_value_get(name, 60_000).split()
       connection = socket.create_connection((host, int(port)), timeout=10)
       connection.settimeout(None)
       connection.sendall(f"{word} {self._own}\n".encode())

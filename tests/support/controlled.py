@@ -32,13 +32,13 @@ class Controlled:
   url: its address, the same after a restart. made: the controller.
   """
 
-  def __init__(self, folder, config, *, secret="", **settings: Any):
+  def __init__(self, folder, config, *, secret="", parts=None, **settings: Any):
     self._folder, self._config, self._secret = folder, config, secret
     given = {"identity": IDENTITY, "about": {}, "away": 60.0}
     self._settings = given | settings
     self._running = contextlib.ExitStack()
     self._port = 0
-    self.parts = small_run.parts()
+    self.parts = parts or small_run.parts()
 
   def start(self) -> None:
     opened = http_server.listening("127.0.0.1", self._port)
@@ -99,7 +99,7 @@ def train(folder, config, controlled, *, on_event=None, trace=False, **client):
   asks = remote.Client(
     url=controlled.url, **{"identity": IDENTITY, "away": 60.0} | client
   )
-  parts = dict(small_run.parts(), retriever=None)
+  parts = dict(controlled.parts, retriever=None)
   trainer = loop.Trainer(
     config, folder=folder, controller=asks, trace=trace, **parts
   )

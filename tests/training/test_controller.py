@@ -10,10 +10,15 @@ import json
 import time
 
 import controlled
+import fake_sglang
 import pytest
+import scripted
+import sglang_engines
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.training import (
   checkpoint,
   collection,
@@ -85,6 +90,37 @@ def test_adapters_alone_travel_and_give_the_same_bits(tmp_path):
   same(folder, tmp_path / "alone")
   whole = sum(x.stat().st_size for x in (tmp_path / "policy").iterdir())
   assert published and max(published) < whole / 10
+
+
+def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
+  """Each version as a folder in the run's, in the dtype that servers have."""
+  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
+  parts = {
+    "policy": sglang_engines.policy(),
+    "questions": [types.Question(str(i), "c", ("b",)) for i in range(16)],
+    "retriever": scripted.Retriever({"b": [types.Passage("1", "a", "b")]}),
+  }
+  answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
+  with fake_sglang.Server(answer) as server:
+    config = config_lib.changed(
+      _config(1),
+      episode={"max_generated": 20, "max_context": 150},
+      engine={"kind": "sglang", "max_context": 150},
+      batch={"row_lengths": (160,), "micro_batch_tokens": 320},
+      sglang={"urls": (server.url,), "weights": str(tmp_path / "other")},
+      watch={"gap_rollouts": 1000},
+    )
+    folder = tmp_path / "run"
+    with controlled.Controlled(folder, config, parts=parts) as made:
+      assert controlled.train(folder, config, made)
+    loaded = [
+      body["model_path"] for body in server.bodies("/update_weights_from_disk")
+    ]
+  weights = folder / messages.WEIGHTS
+  assert loaded == [str(weights / str(version)) for version in range(3)]
+  ages = [x["policy/staleness_max"] for x in small_run.records(folder)]
+  assert ages == [0, 1, 1, 1]
 
 
 def _spans(folder, name):
