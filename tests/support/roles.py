@@ -137,12 +137,9 @@ class Roles:
         return
       time.sleep(0.05)
 
-  def wait_for_lines(self, count: int) -> None:
-    self.wait(lambda: self.lines() >= count)
-
-  def wait_for_seconds(self, seconds: float) -> None:
+  def wait_for_lines(self, count: int, seconds: float = DEADLINE) -> None:
     end = time.monotonic() + seconds
-    self.wait(lambda: time.monotonic() > end)
+    self.wait(lambda: self.lines() >= count or time.monotonic() > end)
 
   def kill(self, name: str) -> None:
     if name in self.running:

@@ -31,8 +31,10 @@ def played(root, name, steps, *, kills=0):
   total = f"--config.curriculum.total_steps={steps}"
   with roles.Roles(root, output, total) as run:
     for i in range(kills):
-      run.wait_for_lines(i * (rollouts - 1) // kills)
-      run.wait_for_seconds(draws.uniform(0, 15))
+      trained = i * (rollouts - 1) // kills
+      run.wait_for_lines(trained)
+      # At a random moment, but not so late that the run ends before.
+      run.wait_for_lines(trained + 1, seconds=draws.uniform(0, 15))
       run.kill(draws.choice([roles.CONTROLLER, "0", "1"]))
     run.wait()
     assert run.kills == kills
