@@ -121,7 +121,9 @@ def write(
   `words` follow Python: `-m launch.node` and its flags.
   """
   f, gpus = flags.FLAGS, where.gpus
-  name = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:40]
+  name = (
+    re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:40] or "run"
+  )
   counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
   python = shipped.python() if f.target == "slurm" else ["python"]
   command = shlex.join([*python, *words])
