@@ -27,6 +27,8 @@ _FILES = (
 # Buffers in old checkpoints that can be computed from the config.
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
+_WRITING = ".writing"  # Ends the name of a folder that is not whole yet.
+
 
 class Policy(NamedTuple):
   """The content of a folder.
@@ -122,8 +124,8 @@ def save(
 
   A folder that exists is replaced. Adapters are merged into the weights, which
   may be on any mesh. In a run of several processes all must call this function;
-  the first one writes. `texts` are further text files by name, such as a model
-  card.
+  `tensor_files.save` says which writes what. `texts` are further text files by
+  name, such as a model card.
   """
   a = policy.architecture
   with _appears_once(folder) as beside:
@@ -275,7 +277,7 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
   folder = pathlib.Path(folder).resolve()
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is a file; expected a folder or nothing.")
-  beside = folder.with_name(folder.name + ".writing")
+  beside = folder.with_name(folder.name + _WRITING)
   replaced = folder.with_name(folder.name + ".replaced")
   if replaced.exists() and not folder.exists():
     replaced.rename(folder)  # A process was killed between the renames below.
@@ -298,7 +300,8 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def _appears_once(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """Returns `appears_whole` in the first process, `folder` in all others."""
+  """Returns `appears_whole` in the first process, its folder in all others."""
   if processes.is_main():
     return appears_whole(folder)
-  return contextlib.nullcontext(pathlib.Path(folder))
+  folder = pathlib.Path(folder).resolve()
+  return contextlib.nullcontext(folder.with_name(folder.name + _WRITING))

@@ -14,9 +14,10 @@ import math
 import os
 import pathlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +156,9 @@ def save(
 
   Writes one file if everything fits into `shard_bytes`, otherwise shards with
   an index. The host holds at most a tensor and the next one at a time. In a run
-  of several processes all must call this function; the first one writes.
+  of several processes all must call this function. On a disk that all of them
+  see, they write the files in turns; otherwise the first one writes all. An
+  error of one is raised in all.
 
   Args:
     folder: must exist.
@@ -185,9 +188,12 @@ def save(
     total += length
   stem, count = name.removesuffix(".safetensors"), len(shards)
   index: dict[str, str] = {}
+  writers = jax.process_count() if _seen_by_all(folder) else 1
+  failed: list[OSError] = []
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    _write(folder / file, shard, layer_of, dtype)
+    own = jax.process_index() == (i - 1) % writers
+    failed += _write(folder / file, shard, layer_of, dtype, writes=own)
     index |= {key: file for key, _, _ in shard}
   if count > 1 and processes.is_main():
     text = json.dumps(
@@ -195,14 +201,41 @@ def save(
     )
     (folder / f"{name}.index.json").write_text(text + "\n")
 
+  def check() -> None:
+    for error in failed:
+      raise error
+
+  processes.all_gather(check)
+
+
+def _seen_by_all(folder: pathlib.Path) -> bool:
+  """Returns whether all processes see a folder that the first one has made."""
+  if jax.process_count() == 1:
+    return True
+  token, mark = secrets.token_hex(8), folder / ".seen"
+  token = processes.on_main(lambda: (mark.write_text(token), token)[1])
+
+  def seen() -> bool:
+    return mark.is_file() and mark.read_text() == token
+
+  found = all(processes.all_gather(seen))
+  if processes.is_main():
+    mark.unlink()
+  return found
+
 
 def _write(
   path: pathlib.Path,
   entries: Sequence[tuple[str, weights.Weight, int]],
   layer_of: Callable[[weights.Weight, int], Any],
   dtype: np.dtype,
-) -> None:
+  *,
+  writes: bool,
+) -> list[OSError]:
   """Writes a safetensors file, preparing a tensor while the last is written.
+
+  A process that does not write takes part in gathering each tensor. So does,
+  among several, one that cannot write any more: it returns its error.
 
   The library's own writer needs all tensors in memory. The format is the length
   of the header as 8 bytes, the header as JSON padded to 8 bytes, and the bytes
@@ -219,10 +252,20 @@ def _write(
     }
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)
-  # Other processes take part in gathering each tensor and discard it.
-  written = path if processes.is_main() else os.devnull
+  failed: list[OSError] = []
+
+  def put(file: IO[bytes], data: Any) -> None:
+    try:
+      if writes and not failed:
+        file.write(data)
+    except OSError as error:
+      if jax.process_count() == 1:
+        raise
+      failed.append(error)
+
+  written = path if writes else os.devnull
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
-    writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
+    writing = pool.submit(put, file, len(text).to_bytes(8, "little") + text)
     for _, row, layer in entries:
       # Rounding on the device halves the bytes that cross to the host.
       ours = layer_of(row, layer).astype(dtype)
@@ -231,8 +274,9 @@ def _write(
       tensor = np.ascontiguousarray(row.to_file(np.asarray(ours)))
       writing.result()
       data = tensor.reshape(-1).view(np.uint8).data
-      writing = pool.submit(file.write, data)
+      writing = pool.submit(put, file, data)
     writing.result()
+  return failed
 
 
 def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
