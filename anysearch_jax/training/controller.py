@@ -317,7 +317,7 @@ def opened(
   first = policy
   if config.engine.kind == "jax":
     m = config.mesh
-    count = min(m.data * m.fsdp * m.tensor, jax.local_device_count())
+    count = min(m.size, jax.local_device_count())
     m = dataclasses.replace(m, rollout=m.rollout or tuple(range(count)))
     config = dataclasses.replace(config, mesh=m)
     mesh = sharding.rollout_mesh(m, a)
