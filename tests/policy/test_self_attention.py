@@ -202,6 +202,38 @@ def test_a_ring_gives_the_written_out_sum(context, chunk):
   packed_rows.assert_equal(jax.jit(cut)(*inputs), packed_rows.expected(*inputs))
 
 
+def test_a_ring_holds_the_scores_and_masks_of_one_chunk():
+  """Also where a layer is recomputed, and masks depend on no parameter."""
+  (q, k, v, ids, g), chunk = packed_rows.inputs((256,), length=256), 8
+  heads = jax.P(None, "context")
+
+  def gradients(q, k, v, g, ids):
+    attend = functools.partial(
+      self_attention.self_attention,
+      implementation=self_attention.RING,
+      chunk=chunk,
+    )
+    cut = sharding.Layout(sharding.mesh(context=4)).local(
+      attend, in_specs=(heads,) * 4, out_specs=heads
+    )
+    layer = jax.checkpoint(cut, policy=self_attention.saves, prevent_cse=False)
+
+    def layers(q, k, v):
+      step = lambda x, _: (layer(x, k, v, ids), None)  # noqa: E731
+      return jax.lax.scan(step, q, length=2)[0]
+
+    return jax.vjp(layers, q, k, v)[1](g)
+
+  jaxpr = jax.make_jaxpr(gradients)(q, k, v, g, ids).jaxpr
+  largest = max(
+    math.prod(x.aval.shape)
+    for equation in packed_rows.equations(jaxpr)
+    for x in equation.outvars
+  )
+  # Four heads of a chunk, by a device's keys; or queries kept for two layers.
+  assert largest <= max(4 * chunk * 256 // 4, 2 * q.size)
+
+
 def test_a_ring_skips_keys_of_other_segments():
   """A device multiplies only for its own keys and those of its segments."""
   sizes = {"own": (5,) * 8, "one row": (40,), "two": (20, 20)}

@@ -52,6 +52,9 @@ def ring_attention(
 
 
 def _forward(axis, chunk, name, q, k, v, ids):
+  # Otherwise JAX computes the masks of all steps and chunks ahead of the loops,
+  # because they do not depend on parameters: gigabytes for a long row.
+  q, k, v, ids = jax.lax.optimization_barrier((q, k, v, ids))
   t, h = q.shape[1], q.shape[3]
   queries = _chunks(axis, chunk, ids, _grouped(q, k))
 
@@ -89,7 +92,9 @@ def _forward(axis, chunk, name, q, k, v, ids):
 
 def _backward(axis, chunk, name, residuals, g):
   del name
-  q, k, v, ids, out, normalizer = residuals
+  g, (q, k, v, ids, out, normalizer) = jax.lax.optimization_barrier(
+    (g, residuals)
+  )
   queries = _chunks(axis, chunk, ids, _grouped(q, k), _grouped(g, k))
   g = queries[-1].transpose(0, 1, 3, 4, 2, 5)  # As `out`.
   delta = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), -1)
