@@ -94,6 +94,11 @@ def check_flags(config: config_lib.ExperimentConfig) -> str | None:
       "--role: found sglang.colocated, expected servers of their own: a "
       "controller cannot lend the trainers' memory."
     )
+  if config.sglang.deltas:
+    raise app.UsageError(
+      "--role: found sglang.deltas, expected it off: trainers publish whole "
+      "folders to a controller."
+    )
   together = (f.coordinator, f.processes, f.process, f.distributed or None)
   if f.role == CONTROLLER and any(x is not None for x in together):
     raise app.UsageError(

@@ -59,6 +59,7 @@ SERVER = (
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
 _TRAINER = "launch.train"
+_STARTED = 3600  # Seconds, twice the default of --deadline.
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Flags of these modules, and others, are passed on to the trainer if they are
 # given. Its configuration and its folder are resolved here.
@@ -173,6 +174,8 @@ def parts_in_cluster(
   many = [
     f"--coordinator={place.hosts[0]}:{place.port + 1}",
     *(f"--processes={trains}", f"--process={place.rank}"),
+    # The first one starts when the servers and the controller are healthy.
+    f"--connect_timeout={_STARTED}",
   ]
   train = [*trainer, *(many if trains > 1 else ())]
   if servers is None:

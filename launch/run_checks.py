@@ -37,6 +37,7 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import turn
+from anysearch_jax.rollout.sglang import membership
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.training import placement, validation
 from launch import doctor, jax_setup, parts, policies, retrievers
@@ -273,15 +274,25 @@ class Checks:
 
   def servers(self) -> Iterator[Finding]:
     """Checks the SGLang servers' health, context and weights."""
-    client, each_one = sglang_server.connect(self.config.sglang, Counter())
+    c, asked = self.config.sglang, list[sglang_server.Server]()
+    client, make = sglang_server.connect(c, Counter())
     try:
-      for server in each_one:
+      urls: Sequence[str] = c.urls
+      if c.gateway:
+        asked.append(make(c.gateway))
+        urls = loop.run(membership.workers(asked[0]))
+        if not urls:
+          yield problem(f"{c.gateway} lists no SGLang server", "add one.")
+      for url in urls:
+        asked.append(make(url))
         try:
-          yield loop.run(_server(server, self.config.episode.max_context))
+          yield loop.run(_server(asked[-1], self.config.episode.max_context))
         except types.EngineError as error:
           yield problem(str(error))
+    except types.EngineError as error:
+      yield problem(str(error))
     finally:
-      loop.run(sglang_server.close(client, each_one))
+      loop.run(sglang_server.close(client, asked))
 
 
 def accelerated(a: architecture_lib.Architecture) -> Finding:

@@ -20,6 +20,7 @@ from anysearch_jax import types
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.training import collection, logprobs, placement
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
@@ -358,16 +359,22 @@ def _score(
 ) -> jax.Array:
   """Scores all tokens but the first with the trainer's forward pass.
 
-  A mesh gets the same row `rows` times, because it divides rows.
+  A mesh gets the same row `rows` times, because it divides rows, with padding
+  that its context axis divides.
   """
+  count, attention = len(ids) - 1, "xla"
+  if layout is not None and layout.context:
+    attention = self_attention.RING
+    ids = jnp.pad(ids, (0, -count % layout.mesh.shape["context"]))
   tokens, targets = (jnp.tile(x, (rows, 1)) for x in (ids[:-1], ids[1:]))
+  segments = jnp.where(jnp.arange(tokens.shape[1]) < count, 1, 0)
   logps, _ = logprobs.token_logprobs(
     params,
     a,
     tokens,
     targets,
     jnp.tile(jnp.arange(tokens.shape[1]), (rows, 1)),
-    jnp.ones_like(tokens),
-    compute=decoder.Compute(dtype=dtype, layout=layout),
+    jnp.tile(segments, (rows, 1)),
+    compute=decoder.Compute(dtype=dtype, layout=layout, attention=attention),
   )
-  return logps[0]
+  return logps[0, :count]

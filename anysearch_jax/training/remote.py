@@ -112,6 +112,8 @@ class Client:
     if not met:
       self._answered, self._met = self.clock(), ""
       return found
+    if not self._met:  # It may have been asked nothing for long.
+      self._answered = self.clock()
     self._met = met
     if self.clock() - self._answered > self.away:
       raise AwayError(

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_930,
-  "source: code lines": 41_480,
+  "source: lines": 67_990,
+  "source: code lines": 41_530,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 52_640,
+  "tests: lines": 52_740,
   "docs and README: words": 22_000,
   "README: words": 700,
   "commands": 16,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import math
 import time
 
@@ -171,6 +172,43 @@ def test_a_gateway_that_fails_or_forgets_changes_nothing(
     assert caplog.text.count("The servers stay as they are") == 1
   finally:
     engine.close()
+
+
+def test_turns_wait_while_no_server_that_is_listed_is_up(start, gateway):
+  fake, lists = gateway
+  a, b = start(2)
+  lists(a, b)
+  engine = engines.connect(gateway=fake.url, wait=20)
+  try:
+    engine.put_aside(b.url, "of a test")
+    lists(b)
+    until(lambda: not engine._fleet._members[0].samples)
+    waiting = concurrent.futures.ThreadPoolExecutor(1).submit(
+      engines.turn, engine
+    )
+    until(lambda: engine.counters["waits"])
+    lists(a, b)
+    assert waiting.result(10).server == a.url
+    engine._fleet._wait = 0.2
+    lists(b)
+    until(lambda: state(engine, a) is None)
+    with pytest.raises(types.EngineError, match="No SGLang server is up for"):
+      engines.turn(engine)
+  finally:
+    engine.close()
+
+
+def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
+  early, late = start(2)
+  late.kill()
+  engine, _ = serve(urls=(late.url, early.url), wait=60)
+  late._server_info = lambda body: (200, {"max_req_input_len": 9})
+  late.restart()
+  said = f"SGLang server {late.url}: {late.url}: came back with contexts of 8"
+  until(lambda: said in caplog.text)
+  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  assert caplog.text.count(said) == 1
+  assert engines.turn(engine).server == early.url
 
 
 def test_a_gateway_of_another_kind_is_refused(start):

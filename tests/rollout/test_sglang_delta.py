@@ -182,6 +182,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   start, follow, shared = following
   follow()
   engine, server = start()
+  _wait(lambda: (delta.COPIES / server.version).is_dir())
   whole = engine.counters["handover_bytes"]
   policy = engines.policy()
   for version in (1, 2, 3):

@@ -72,6 +72,21 @@ def test_memory_is_away_until_a_turn_and_weights_precede_the_cache(lending):
   assert not server.died and not engine.counters["server_down"]
 
 
+def test_a_server_that_is_put_aside_lends_and_stays_aside(lending):
+  engine, first, second = lending(SAID, count=2)
+  assert engines.turn(engine).server == first.url
+  engine.put_aside(first.url, "of a test")
+  engine.free_cache()
+  assert first.away == second.away == fake_sglang.MEMORY
+  looks = len(first.asked)
+  _until(lambda: len(first.asked) > looks + 20)
+  engine.set_params(engines.policy().params, 1)
+  for question in range(3):
+    assert engines.turn(engine, question=question).server == second.url
+  assert first.away == fake_sglang.MEMORY
+  assert not first.died and not second.died
+
+
 def test_turns_are_aborted_before_memory_is_released(lending):
   engine, server = lending()
   engine.scores(engines.PROMPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -109,6 +110,18 @@ def test_scores_are_those_of_one_forward_and_change_no_sample():
   assert played | small_engine.play(engine, order[2:]) == small_engine.play(
     small_engine.engine(params), order
   )
+
+
+def test_scores_where_positions_are_sharded_are_those_of_one_device():
+  """Nine positions over four devices: the last ones are padding."""
+  params, ids = small_engine.params(), np.arange(10, dtype=np.int32)
+  score = functools.partial(health._score, a=small_engine.A, dtype=np.float32)
+  layout = sharding.Layout(sharding.mesh(fsdp=2, context=4))
+  placed = jax.device_put(
+    params, sharding.shardings(small_engine.A, layout.mesh)
+  )
+  found = score(placed, ids, layout=layout, rows=2)
+  np.testing.assert_allclose(found, score(params, ids), atol=1e-5)
 
 
 def _of_servers(engine, policy):

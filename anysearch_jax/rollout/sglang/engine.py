@@ -122,7 +122,7 @@ class SglangEngine:
       )
       if not processes.is_main():
         loop.run(self._fleet.start())
-      self.adapts = self._can_adapt()
+      self.adapts = processes.on_main(self._can_adapt)
       if config.colocated:
         self.free_cache()
       if policy.params:

@@ -47,16 +47,15 @@ from anysearch_jax.rollout.sglang import server as sglang_server
 
 _log = logging.getLogger(__name__)
 
+_UP, _SUSPECT, _DOWN = membership.State
+
 # Seconds between checks of a server that is up and has turns. They are needed
 # because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
 _STOP_SECONDS = 5.0
-# A server names its weights at once, without waiting for its running requests.
-_ANSWER_SECONDS = 10.0
-# Time for one forward pass of a short prompt, queued behind running requests.
-_SCORING_SECONDS = 60.0
-# How often a turn is moved: the turn itself may be what crashes the servers.
-_MOVES = 3
+_ANSWER_SECONDS = 10.0  # It names its weights without waiting for requests.
+_SCORING_SECONDS = 60.0  # Of a short prompt, queued behind running requests.
+_MOVES = 3  # Of a turn: it may be what crashes the servers.
 _START_SECONDS = 1.0  # Between tries while no server is up yet.
 _LIST_SECONDS = 10.0  # A server leaves when two lists do not name it.
 
@@ -96,7 +95,8 @@ class Fleet:
     self.servers: list[sglang_server.Server] = []
     self._members: list[membership.Member] = []
     self.homes = membership.Homes()
-    # Members whose `loading` a hand-over holds; None: there is no hand-over.
+    self._unlisted = "the gateway lists none."
+    # Members whose `loading` a hand-over holds, if there is one.
     self._held: list[membership.Member] | None = None
     self._run, self._wait = run, wait
     self._counters = counters
@@ -118,8 +118,7 @@ class Fleet:
   @property
   def answered(self) -> list[sglang_server.Server]:
     """The servers that are up."""
-    up = membership.State.UP
-    return [m.server for m in self._members if m.state is up]
+    return [m.server for m in self._members if m.state is _UP]
 
   async def start(self) -> int:
     """Waits for a server and starts the health checks.
@@ -137,7 +136,7 @@ class Fleet:
         raise types.EngineError(self._none_up())
       await asyncio.sleep(_START_SECONDS)
     self._max_context = min(contexts)
-    late = [m for m in self._members if m.state is membership.State.DOWN]
+    late = [m for m in self._members if m.state is _DOWN]
     if late:
       _log.warning(
         "%d of %d SGLang servers are up. The run begins, and uses the others "
@@ -154,8 +153,10 @@ class Fleet:
   async def _first(self) -> list[int]:
     """Asks all servers once; returns the contexts of those that answer."""
     if self._gateway:
-      with contextlib.suppress(sglang_server.UnansweredError):
+      try:
         self._meet(await membership.workers(self._gateway))
+      except sglang_server.UnansweredError as error:
+        self._unlisted = f"the gateway lists none: {error}"
     contexts = []
     outcomes = await asyncio.gather(
       *(m.server.ready() for m in self._members), return_exceptions=True
@@ -163,7 +164,7 @@ class Fleet:
     for member, outcome in zip(self._members, outcomes, strict=True):
       if isinstance(outcome, int):
         contexts.append(outcome)
-        member.state, member.reason = membership.State.UP, ""
+        member.state, member.reason = _UP, ""
       elif isinstance(outcome, sglang_server.UnansweredError):
         member.reason = str(outcome)
       else:
@@ -219,6 +220,8 @@ class Fleet:
         self._members.remove(member)
         if task := self._watching.pop(member, None):
           task.cancel()
+    if self._watching:
+      self._tell()
 
   async def stop(self) -> None:
     """Stops the health checks; one that loads weights resumes its server."""
@@ -279,8 +282,8 @@ class Fleet:
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
         self._count(member, failures=1)
-        if member.state is membership.State.UP:
-          self._enter(member, membership.State.SUSPECT, str(error))
+        if member.state is _UP:
+          self._enter(member, _SUSPECT, str(error))
       finally:
         member.turns.discard(limit)
       if not left:
@@ -299,7 +302,7 @@ class Fleet:
     member.recent.clear()
     self._enter(
       member,
-      membership.State.DOWN,
+      _DOWN,
       f"it is put aside until it is restarted, because {why.rstrip('.')}.",
     )
 
@@ -339,14 +342,14 @@ class Fleet:
     await self.hold()
     try:
       self._lent = True
-      members = [m for m in await self._answering() if not m.released]
+      members = [m for m in await self._answering(True) if not m.released]
       outcomes = await asyncio.gather(
         *(m.server.lend(self._run) for m in members), return_exceptions=True
       )
       for member, outcome in zip(members, outcomes, strict=True):
         if isinstance(outcome, sglang_server.UnansweredError):
           why = f"{outcome} It may still hold the memory that training needs."
-          self._enter(member, membership.State.DOWN, why)
+          self._enter(member, _DOWN, why)
         elif outcome is not None:
           raise outcome
     finally:
@@ -388,13 +391,13 @@ class Fleet:
         continue
       if not isinstance(outcome, types.EngineError):
         raise outcome
-      served = await asyncio.gather(*map(_served, members))
+      served = await asyncio.gather(*map(membership.served, members))
       raise types.EngineError(
         f"Weights {weights.name} did not reach every server: {outcome} Now "
         f"{'; '.join(served)}."
       )
     for member, outcome in zip(members, outcomes, strict=True):
-      state = membership.State.DOWN if outcome else membership.State.UP
+      state = _DOWN if outcome else _UP
       self._enter(member, state, str(outcome or ""))
 
   async def scores(
@@ -423,30 +426,33 @@ class Fleet:
       if isinstance(outcome, list):
         scores[member.server.url] = outcome
       elif isinstance(outcome, sglang_server.UnansweredError):
-        self._enter(member, membership.State.DOWN, str(outcome))
+        self._enter(member, _DOWN, str(outcome))
       elif not isinstance(outcome, types.EngineError) or isinstance(
         outcome, adapters.BaseServedError
       ):
         raise outcome
     return scores
 
-  async def _answering(self) -> list[membership.Member]:
+  async def _answering(self, aside: bool = False) -> list[membership.Member]:
     """Returns the servers that are not down and answer within seconds.
 
     A server that does not answer goes down. A frozen server thereby costs these
-    seconds once, not in every rollout.
+    seconds once, not in every rollout. `aside` adds those that are put aside.
     """
 
-    async def check(member: membership.Member) -> None:
+    async def answers(member: membership.Member) -> bool:
       try:
         found = await member.server.version(_ANSWER_SECONDS)
-        member.released = sglang_server.released(found)
       except sglang_server.UnansweredError as error:
-        self._enter(member, membership.State.DOWN, str(error))
+        self._enter(member, _DOWN, str(error))
+        return False
+      member.released = sglang_server.released(found)
+      return True
 
-    members = [m for m in self._members if m.state is not membership.State.DOWN]
-    await asyncio.gather(*map(check, members))
-    return [m for m in members if m.state is not membership.State.DOWN]
+    asked = [m for m in self._members if m.state is not _DOWN]
+    asked += [m for m in self._members if aside and m.aside]
+    found = await asyncio.gather(*map(answers, asked))
+    return [m for m, answered in zip(asked, found, strict=True) if answered]
 
   async def up(self) -> list[membership.Member]:
     """Returns the servers that are up, as soon as at least one is.
@@ -471,30 +477,25 @@ class Fleet:
     return up
 
   def _none_up(self) -> str:
-    reasons = " ".join(
-      f"{m.server.url} is {m.state.value}: {m.reason}" for m in self._members
-    )
     return (
       f"No SGLang server is up for {self._wait:g} seconds (sglang.wait): "
-      f"{reasons or 'the gateway lists none.'}"
+      f"{' '.join(map(str, self._members)) or self._unlisted}"
     )
 
   async def _watch(self, member: membership.Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
     tries = 0
     while True:
-      up = member.state is membership.State.UP
+      up = member.state is _UP
       pause = _LOOK_SECONDS if up else sglang_server.pause(tries)
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause):
           await member.doubted.wait()
       member.doubted.clear()
-      if member.state is membership.State.UP and not (
-        member.turns or self._lent
-      ):
+      if member.state is _UP and not (member.turns or self._lent):
         continue
       await self._look(member)
-      tries = 0 if member.state is membership.State.UP else tries + 1
+      tries = 0 if member.state is _UP else tries + 1
 
   async def _look(self, member: membership.Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
@@ -507,13 +508,19 @@ class Fleet:
         async with member.loading:
           if not self._lent:
             return
-          if not sglang_server.released(await server.version(_ANSWER_SECONDS)):
-            await self._check_ready(server)  # It was restarted.
+          found = await server.version(_ANSWER_SECONDS)
+          if member.aside and sglang_server.of_run(found, self._run):
+            return
+          if not sglang_server.released(found):
+            await membership.check_ready(
+              server, self._max_context
+            )  # It was restarted.
             await server.lend(self._run)
-          self._enter(member, membership.State.UP)
+          member.aside = False
+          self._enter(member, _UP)
         return
-      if member.state is membership.State.DOWN:
-        await self._check_ready(server)
+      if member.state is _DOWN:
+        await membership.check_ready(server, self._max_context)
       found = await server.version()
       if member.aside and sglang_server.of_run(found, self._run):
         return
@@ -532,69 +539,62 @@ class Fleet:
           why = f"it serves {found!r}, expected {weights.name!r}"
           if lacks:
             why = f"it does not have adapter {lacks!r}"
-          self._enter(member, membership.State.DOWN, why)
+          self._enter(member, _DOWN, why)
           await server.load(weights)
-        self._enter(member, membership.State.UP)
-    except types.EngineError as error:
-      up = member.state is membership.State.UP
+        self._enter(member, _UP)
+    except (types.EngineError, OSError) as error:
+      up = member.state is _UP
       self._enter(
         member,
-        membership.State.SUSPECT if up else membership.State.DOWN,
+        _SUSPECT if up else _DOWN,
         str(error),
-      )
-
-  async def _check_ready(self, server: sglang_server.Server) -> None:
-    """Checks that a server that was down is as it was."""
-    context = await server.ready()
-    if context < self._max_context:
-      raise types.EngineError(
-        f"{server.url}: came back with contexts of {context} tokens, "
-        f"expected {self._max_context}; start it as it was."
+        not isinstance(error, sglang_server.UnansweredError),
       )
 
   def _enter(
-    self, member: membership.Member, state: membership.State, reason: str = ""
+    self,
+    member: membership.Member,
+    state: membership.State,
+    reason: str = "",
+    refused: bool = False,
   ) -> None:
-    """Sets the state of a server, and logs and counts a change."""
-    before, member.state, member.reason = member.state, state, reason
+    """Sets the state of a server; logs and counts a change.
+
+    `refused` says that the reason is not that it does not answer.
+    """
+    before, known = member.state, member.reason
+    member.state, member.reason = state, reason
     if state is before:
+      if refused and reason != known:
+        _log.warning("SGLang server %s: %s", member.server.url, reason)
       return
-    up = sum(m.state is membership.State.UP for m in self._members)
+    up = sum(m.state is _UP for m in self._members)
     self._counters[f"server_{state.name.lower()}"] += 1
     _log.warning(
       "SGLang server %s was %s and is %s; %d of %d are up%s",
       *(member.server.url, before.value, state.value, up, len(self._members)),
       f": {reason}" if reason else ".",
     )
-    if before is membership.State.UP:
+    if before is _UP:
       member.doubted.set()
     now = asyncio.get_running_loop().time()
-    if state is membership.State.DOWN:
+    if state is _DOWN:
       cut, member.turns = member.turns, set()
       for limit in cut:  # `ask` moves these turns to another server.
         if not limit.expired():
           limit.reschedule(now)
-    if up:
+    self._tell()
+
+  def _tell(self) -> None:
+    """Notes whether a server samples; wakes what waits for a change."""
+    if any(member.samples for member in self._members):
       self._dark_since = math.inf
     elif self._dark_since == math.inf:
-      self._dark_since = now
+      self._dark_since = asyncio.get_running_loop().time()
       _log.warning(
         "No SGLang server is up; turns wait for one, up to %g seconds "
         "(sglang.wait).",
         self._wait,
       )
-    self._tell()
-
-  def _tell(self) -> None:
-    """Wakes everything that waits for a change of state."""
     self._changed.set()
     self._changed = asyncio.Event()
-
-
-async def _served(member: membership.Member) -> str:
-  """Returns a part of a sentence that says what a server serves."""
-  server = member.server
-  try:
-    return f"{server.url} serves {await server.version()!r}"
-  except types.EngineError as error:
-    return f"{server.url} does not say what it serves ({error})"

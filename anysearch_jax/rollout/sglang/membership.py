@@ -66,6 +66,9 @@ class Member:
     self.aside = False
     self.missed = 0
 
+  def __str__(self) -> str:
+    return f"{self.server.url} is {self.state.value}: {self.reason}"
+
   @property
   def samples(self) -> bool:
     """Whether new turns may go to it."""
@@ -140,6 +143,24 @@ def choose(members: Sequence[Member]) -> Member:
   known = [m.speed for m in members if m.speed]
   usual = sum(known) / len(known) if known else 1.0
   return min(members, key=lambda m: (len(m.places) + 1) / (m.speed or usual))
+
+
+async def check_ready(server: sglang_server.Server, context: int) -> None:
+  """Checks that a server that was down, or is new, has such contexts."""
+  if (found := await server.ready()) < context:
+    raise types.EngineError(
+      f"{server.url}: came back with contexts of {found} tokens, expected "
+      f"{context}; start it as it was."
+    )
+
+
+async def served(member: Member) -> str:
+  """Returns a part of a sentence that says what a server serves."""
+  server = member.server
+  try:
+    return f"{server.url} serves {await server.version()!r}"
+  except types.EngineError as error:
+    return f"{server.url} does not say what it serves ({error})"
 
 
 async def workers(gateway: sglang_server.Server) -> list[str]:
