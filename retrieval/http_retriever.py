@@ -70,8 +70,6 @@ class HttpRetriever(requests_lib.OneByBatch):
   Args:
     url: address of the server, with or without `/retrieve`.
     batch: the most queries in one call.
-    corpus: name of the corpus that the server searches; a request must name
-      this corpus or none.
     token_variable: the environment variable with the server's bearer token;
       "" sends no token.
     largest: the most bytes of an answer.
@@ -90,7 +88,6 @@ class HttpRetriever(requests_lib.OneByBatch):
     url: str,
     *,
     batch: int = _BATCH,
-    corpus: str = "",
     token_variable: str = "",
     largest: int = 1 << 26,
     **settings: Any,
@@ -105,7 +102,7 @@ class HttpRetriever(requests_lib.OneByBatch):
       **settings,
     )
     self.url = self._route.removesuffix("/retrieve")
-    self._batch, self._corpus = batch, corpus
+    self._batch = batch
     self.counters: Counter[str] = self._caller.counters
     self.close = self._caller.close
 
@@ -118,9 +115,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     a single query may have caused, the batch is bisected, so that only this
     query fails.
     """
-    return await requests_lib.by_k(
-      requests, self._ask, corpus=self._corpus, most=self._batch
-    )
+    return await requests_lib.by_k(requests, self._ask, most=self._batch)
 
   def identity(self) -> Any:
     """Asks the server for JSON values that identify its answers.

@@ -98,7 +98,7 @@ class McpRetriever:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Returns the passages of a request. Raises RetrievalError without."""
-    requests_lib.check([request], "")
+    requests_lib.check([request])
     self.counters["queries"] += 1
     limit = turns.Limit(self._deadline, self._wait)
     try:

@@ -36,21 +36,19 @@ class OneByBatch(abc.ABC):
     """
 
 
-def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:
+def check(requests: Sequence[types.SearchRequest]) -> None:
   """Refuses requests that a retriever of one corpus cannot answer.
 
   Raises:
-    ValueError: a `k` is below 1, or a request names a corpus other than
-      `corpus` and "".
+    ValueError: a `k` is below 1, or a request names a corpus.
   """
   for request in requests:
     if request.k < 1:
       raise ValueError(f"Found k={request.k}, expected 1 or more passages.")
-    if request.corpus not in ("", corpus):
+    if request.corpus:
       raise ValueError(
-        f"Found a search of corpus {request.corpus!r}; this retriever has "
-        f"only {corpus!r}. Name that one in `corpus`, or use one retriever for "
-        "each corpus."
+        f"Found a search of corpus {request.corpus!r}; this retriever has one "
+        "corpus, without a name. Use one retriever for each corpus."
       )
 
 
@@ -58,7 +56,6 @@ async def by_k(
   requests: Sequence[types.SearchRequest],
   ask: Callable[[list[str], int], Awaitable[Sequence[T]]],
   *,
-  corpus: str = "",
   most: int = sys.maxsize,
 ) -> list[T]:
   """Asks for queries with equal `k` at once.
@@ -66,7 +63,6 @@ async def by_k(
   Args:
     requests: any, also none.
     ask: returns the answers to some queries with one `k`.
-    corpus: see `check`.
     most: the most queries of a call.
 
   Returns:
@@ -75,7 +71,7 @@ async def by_k(
   Raises:
     ValueError: a request is invalid, see `check`.
   """
-  check(requests, corpus)
+  check(requests)
   rows: dict[int, list[int]] = {}
   for row, request in enumerate(requests):
     rows.setdefault(request.k, []).append(row)

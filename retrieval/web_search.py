@@ -270,7 +270,7 @@ class WebRetriever:
         refuses the key.
       ValueError: the request is invalid, see `requests.check`.
     """
-    requests_lib.check([request], "")
+    requests_lib.check([request])
     self.counters["queries"] += 1
     service = self._service
     query = " ".join(_clean_text(request.query).split()[: service.words])

@@ -13,11 +13,10 @@ sleep while they wait, and takes cores from others if they spin.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent import futures
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +25,6 @@ from retrieval.index import search as search_lib
 # OpenMP threads that spin while they wait would take cores from other threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss  # noqa: E402
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 # By default FAISS uses BLAS only for large batches; batches of up to 166
 # queries of 768 numbers would take a slower path.
@@ -90,8 +86,10 @@ class RowScan:
       for start in range(0, len(rows), piece)
     ]
     self._every = faiss.IDSelectorAll()
-    self._helpers = cores - 1
-    self._threads = futures.ThreadPoolExecutor(max(1, cores - 1), "scan")
+    # OpenMP's number of threads is that of the thread that sets it.
+    self._threads = futures.ThreadPoolExecutor(
+      cores, "scan", faiss.omp_set_num_threads, (1,)
+    )
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """Returns the best `k` rows of each query; see `search.Index`.
@@ -126,25 +124,6 @@ class RowScan:
       out.scores[~is_whole], out.rows[~is_whole] = found
     return out
 
-  def _map(self, call: Callable[[T], U], items: Sequence[T]) -> list[U]:
-    """Calls a function for each item, on all threads and on this one."""
-    waiting = iter(range(len(items)))
-    found: dict[int, U] = {}
-
-    def work() -> None:
-      with _one_thread():
-        while (place := next(waiting, None)) is not None:
-          found[place] = call(items[place])
-
-    helpers = range(min(self._helpers, len(items) - 1))
-    others = [self._threads.submit(work) for _ in helpers]
-    work()
-    for other in others:
-      # Threads that other calls keep busy have not begun with this one.
-      if not other.cancel():
-        other.result()
-    return [found[place] for place in range(len(items))]
-
   def _candidates(self, vectors: np.ndarray, n: int) -> Best:
     """Returns the best `n` rows by float32, and possibly more."""
 
@@ -166,7 +145,8 @@ class RowScan:
         n,
       )
 
-    return _merged(self._map(scan, self._pieces), min(n, self._here))
+    found = list(self._threads.map(scan, self._pieces))
+    return _merged(found, min(n, self._here))
 
   def _scored(self, vectors: np.ndarray, rows: np.ndarray, k: int) -> Best:
     """Returns the best `k` of rows `[Q, n]` by their inner products."""
@@ -182,7 +162,8 @@ class RowScan:
       )
 
     starts = range(0, len(vectors), some)
-    scores = np.concatenate(self._map(score, starts)).astype(np.float32)
+    found = list(self._threads.map(score, starts))
+    scores = np.concatenate(found).astype(np.float32)
     is_valid = (rows >= 0) & np.isfinite(scores)
     scores = np.where(is_valid, scores, np.float32(-np.inf))
     rows = np.where(is_valid, rows, -1)
@@ -203,17 +184,6 @@ class RowScan:
       first, values = self._arrays[place]
       out[here] = values[rows[here] - first]
     return out
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-  """Makes FAISS use one OpenMP thread; other Python threads keep theirs."""
-  before = faiss.omp_get_max_threads()
-  faiss.omp_set_num_threads(1)
-  try:
-    yield
-  finally:
-    faiss.omp_set_num_threads(before)
 
 
 def _merged(parts: Sequence[Best], n: int) -> Best:

@@ -6,7 +6,7 @@ or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
 become such a file.
 
     vectors-00007.npy     the rows, float32 or bfloat16 (as uint16)
-    vectors-00007.json    written last: rows, width, and the file's SHA-256
+    vectors-00007.json    written last: the file's SHA-256
 
 A shard with a JSON file is finished; a resumed builder makes the others again.
 """
@@ -121,9 +121,8 @@ class Shards:
       raise ValueError(f"Shard {shard} got {done} rows, expected {n}.")
     stored.flush()
     beside.replace(file)
-    said = {"rows": n, "dim": self.dim, "dtype": self.dtype}
     sha256 = disk.fingerprint(file)["sha256"]
-    json_files.write(info, {**said, "sha256": {file.name: sha256}})
+    json_files.write(info, {"sha256": {file.name: sha256}})
 
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""
@@ -147,21 +146,14 @@ class Shards:
     Raises:
       DamagedError: a file is missing or differs.
     """
-    (file, path), (start, end) = self._files(shard), self.span(shard)
+    file, path = self._files(shard)
     try:
-      info = json.loads(path.read_text())
-      sha256 = info["sha256"][file.name]
-      found = info["rows"], info["dim"], info["dtype"]
+      sha256 = json.loads(path.read_text())["sha256"][file.name]
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise DamagedError(
         f"{path}: found no finished shard ({error}); run launch.build_index "
         "again."
       ) from error
-    expected = end - start, self.dim, self.dtype
-    if found != expected:
-      raise DamagedError(
-        f"{path}: found (rows, dimensions, dtype) {found}, expected {expected}."
-      )
     if read and (
       not file.is_file() or disk.fingerprint(file)["sha256"] != sha256
     ):

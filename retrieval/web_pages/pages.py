@@ -132,7 +132,7 @@ class PageReader:
       RetrievalError: no page can be read at present.
       ValueError: the request is invalid, see `requests.check`.
     """
-    requests_lib.check([request], "")
+    requests_lib.check([request])
     # A policy's text may have lone surrogates, which nothing can send.
     address = request.query.encode(errors="ignore").decode().strip()
     try:
