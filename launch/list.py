@@ -1,16 +1,14 @@
 """Lists systems, environments, retrievers and settings.
 
-    anysearch list              # all but the settings
-    anysearch list settings     # every one: default, range, kind, meaning
-
-`--markdown` writes the settings as the page docs/configuration.md.
+anysearch list              # all but the settings
+anysearch list settings     # every one: default, range, kind, meaning
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from absl import app, flags
+from absl import app
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
@@ -27,7 +25,7 @@ _SHORT = {
 
 
 def define_flags() -> None:
-  flags.DEFINE_bool("markdown", False, "Write the settings as a page.")
+  """Defines no flag: the command has none."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -46,9 +44,6 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(
       f"Found {wrong[0]!r}, expected some of {', '.join(sections)}."
     )
-  if flags.FLAGS.markdown:
-    print(settings_page())
-    return
   for name in argv[1:] or list(sections)[:-1]:
     print(f"{name}:")
     for line in sections[name]():
@@ -65,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def settings_page() -> str:
-  """Returns every setting as a page of tables, one for each group."""
+  """Returns docs/configuration.md: every setting, a table for each group."""
   lines = [
     "# Configuration",
     "",

@@ -113,9 +113,9 @@ def run(f: flags.FlagValues) -> str:
     raise ValueError("--hub and --revision go together; name a commit.")
   if not (f.input or f.folder or f.hub):
     raise ValueError("Found nothing to read; name --folder, --hub or --input.")
-  inputs = [parse_input(text) for text in f.input]
+  inputs = [_parse_input(text) for text in f.input]
   if f.folder:
-    inputs += find(pathlib.Path(f.folder), f.sets)
+    inputs += _find(pathlib.Path(f.folder), f.sets)
   origin: dict[str, Any] = {}
   if f.hub:
     found, origin = fetch(f.hub, f.revision, f.sets)
@@ -123,12 +123,12 @@ def run(f: flags.FlagValues) -> str:
   settings = preparing.Settings(
     mix=tuple(map(preparing.dataset_name, filter(None, f.mix or ()))),
     seed=f.seed,
-    limits=dict(map(parse_limit, f.limit)),
+    limits=dict(map(_parse_limit, f.limit)),
     skip_malformed=f.skip_malformed,
     evidence=f.evidence,
   )
   folder = pathlib.Path(f.output)
-  known, read = read_beside(f)
+  known, read = _read_beside(f)
   parts, listed = preparing.prepare(inputs, settings, **known)
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
@@ -140,15 +140,11 @@ def run(f: flags.FlagValues) -> str:
   }
   mixed = preparing.mix(parts, settings)
   prepared.write(folder, parts, mixed, manifest)
-  return f"{table(parts, mixed)}\nprepared: {folder}"
+  return f"{_table(parts, mixed)}\nprepared: {folder}"
 
 
-def parse_input(text: str) -> preparing.Input:
-  """Parses an --input flag.
-
-  Raises:
-    ValueError: the dataset, the split or the format is unknown.
-  """
+def _parse_input(text: str) -> preparing.Input:
+  """Parses an --input flag."""
   named = _INPUT.fullmatch(text)
   if not named:
     return preparing.Input(pathlib.Path(text))
@@ -166,32 +162,23 @@ def parse_input(text: str) -> preparing.Input:
   )
 
 
-def parse_limit(text: str) -> tuple[str, int]:
-  """Parses one item of --limit.
-
-  Raises:
-    ValueError: the item is not `<dataset>_<split>=<count>`.
-  """
+def _parse_limit(text: str) -> tuple[str, int]:
+  """Parses one item of --limit."""
   name, _, count = text.partition("=")
   if not count.isdecimal() or not int(count):
     raise ValueError(f"--limit={text}: expected one as nq_train=1000.")
   return name, int(count)
 
 
-def read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
   """Reads the inputs of --held_out, --aliases and --passages.
 
-  Returns:
-    The inputs as `preparing.prepare` takes them, and their entries for the
-    manifest.
-
-  Raises:
-    ValueError: a file or a folder cannot be used.
+  Returns them as `preparing.prepare` takes them, and their manifest entries.
   """
   held_out: list[str] = []
   read: dict[str, Any] = {}
   for name in f.held_out:
-    questions, said = held_out_of(pathlib.Path(name))
+    questions, said = _held_out_of(pathlib.Path(name))
     held_out += questions
     read.setdefault("held_out", []).append(said)
   aliases: dict[str, list[str]] = {}
@@ -206,15 +193,8 @@ def read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
   return known | {"canary": f.canary}, read
 
 
-def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
-  """Reads the questions of a folder's evaluation splits, or of a file.
-
-  Returns:
-    The questions, and their entry for the manifest.
-
-  Raises:
-    ValueError: the folder has no evaluation split, or a row is not a question.
-  """
+def _held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
+  """Returns the questions of evaluation splits or of a file, and its entry."""
   source = path
   if path.is_dir():
     opened = prepared.Prepared(path)
@@ -224,7 +204,8 @@ def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
         f"--held_out={path}: found {', '.join(opened.names) or 'nothing'}, "
         "expected a folder with evaluation splits (_dev, _test)."
       )
-    questions = [text for name in names for text in opened.rows(name).texts()]
+    columns = (opened.rows(name).column("question") for name in names)
+    questions = [text for texts in columns for text in texts]
     source = path / prepared.MANIFEST
   else:
     questions = preparing.read_questions(path)
@@ -235,7 +216,7 @@ def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
   }
 
 
-def find(
+def _find(
   folder: pathlib.Path, sets: Sequence[str] | None
 ) -> list[preparing.Input]:
   """Finds the question files of a folder, in FlashRAG's layout or flat.
@@ -315,7 +296,7 @@ def fetch(
   return inputs, {"hub": named | {"commit": commit, "files": names}}
 
 
-def table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
+def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """Formats the counts of rows, one line per dataset and split."""
   lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped, mended"]
   for name, part in parts.items():

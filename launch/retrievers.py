@@ -295,7 +295,7 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
     case "http":
       from retrieval import http_retriever
 
-      return http_retriever.opened(
+      return http_retriever.ShardedRetriever(
         c.url, token_variable=c.key_variable, patience=_patience(c, 4)
       )
     case "web":
@@ -368,6 +368,7 @@ def _milvus(c: config_lib.RetrievalConfig) -> Any:
     from retrieval.encoder import encoder as encoder_lib
 
     encoder = encoder_lib.Encoder.like(named, c.encoder)
+    encoder.compile()
   return milvus.MilvusRetriever(
     opened, ranking=c.ranking, encoder=encoder, filters=filters.parse(c.filter)
   )

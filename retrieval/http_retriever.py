@@ -6,7 +6,7 @@
 Requests always ask for scores, because Search-R1's server fails without. The
 answer to a query is accepted only if all of it has the expected form.
 
-Several servers may be one retriever, as shards of a corpus and their replicas:
+Several servers are one retriever, as shards of a corpus and their replicas:
 `http://a:8000,http://b:8000|http://c:8000` names two shards, of which the
 second has two replicas. A query goes to every shard, and the answers are merged
 by score, so it finds what one server of the whole corpus finds. It never has a
@@ -192,8 +192,7 @@ class HttpRetriever(requests_lib.OneByBatch):
   ) -> list[Answer | Exception]:
     """Reads the passages of each query; those of malformed hits are an error.
 
-    Raises:
-      AnswerError: the reply is malformed, or the hits of all queries are.
+    Raises AnswerError if the reply is malformed, or the hits of all queries.
     """
 
     def unexpected(found: Any, expected: str) -> http_calls.AnswerError:
@@ -237,27 +236,11 @@ def _passage(hit: _Hit) -> types.Passage:
   return types.Passage(str(name), title, text, hit.score, source)
 
 
-def opened(addresses: str, **settings: Any) -> HttpRetriever | ShardedRetriever:
-  """Returns the retriever of an address, or of shards and their replicas.
-
-  Commas divide shards, `|` replicas; `settings` are arguments of the retriever.
-
-  Raises:
-    ValueError: an address is invalid or the token is missing.
-  """
-  if not {",", "|"} & {*addresses}:
-    return HttpRetriever(addresses, **settings)
-  shards = [
-    [url.strip() for url in shard.split("|")] for shard in addresses.split(",")
-  ]
-  return ShardedRetriever(shards, **settings)
-
-
 class ShardedRetriever(requests_lib.OneByBatch):
   """Asks all shards; safe to use from any event loop and thread.
 
   Args:
-    shards: the addresses of each shard's replicas.
+    addresses: of servers; commas divide shards, `|` the replicas of a shard.
     patience: deadlines and retries of a query; replicas share the deadline.
     clock: returns seconds.
     settings: further arguments of `HttpRetriever`.
@@ -268,20 +251,19 @@ class ShardedRetriever(requests_lib.OneByBatch):
 
   def __init__(
     self,
-    shards: Sequence[Sequence[str]],
+    addresses: str,
     *,
     patience: http_calls.Patience = http_calls.DEFAULT,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
   ):
     self._shards = []
-    for urls in shards:
-      each = dataclasses.replace(
-        patience, deadline=patience.deadline / len(urls)
-      )
+    for shard in addresses.split(","):
+      urls = shard.split("|")
+      deadline = patience.deadline / len(urls)
+      settings["patience"] = dataclasses.replace(patience, deadline=deadline)
       servers = [
-        HttpRetriever(url, patience=each, clock=clock, **settings)
-        for url in urls
+        HttpRetriever(url.strip(), clock=clock, **settings) for url in urls
       ]
       self._shards.append(_Replicas(servers, patience.cooldown, clock))
 

@@ -277,7 +277,6 @@ class MilvusRetriever(requests_lib.OneByBatch):
           f"ranking {ranking}: found the encoder {given}, expected the one of "
           f"{collection}, {expected}; name its folder in retrieval.encoder."
         )
-    search_lib.compile_all(self._encoder)
     self.counters: Counter[str] = Counter()
 
   async def search_many(

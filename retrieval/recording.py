@@ -58,7 +58,8 @@ class AnswerLog:
       and its folder may be read-only.
 
   Raises:
-    RetrievalError: the file is missing or is not a log of answers.
+    RetrievalError: the file is missing or is not a log of answers. Methods
+      raise it if the file cannot be read or written, or is damaged.
   """
 
   def __init__(self, path: str | os.PathLike, *, writable: bool):
@@ -98,11 +99,7 @@ class AnswerLog:
       unless_refused.pop_all()
 
   def read(self, keys: Sequence[Key]) -> list[Answer | None]:
-    """Returns the answer to each key; None if the log has none.
-
-    Raises:
-      RetrievalError: the file cannot be read or is damaged.
-    """
+    """Returns the answer to each key; None if the log has none."""
     with self._transaction("DEFERRED"):
       return [self._answer(key) for key in keys]
 
@@ -114,9 +111,6 @@ class AnswerLog:
     Returns:
       The answer that the log now has for each key; the number of new answers;
       the number of existing answers with other passages than the given ones.
-
-    Raises:
-      RetrievalError: the file cannot be written or is damaged.
     """
     held, new, others = [], 0, 0
     with self._transaction("IMMEDIATE"):

@@ -194,8 +194,7 @@ class WebRetriever:
     settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
-    ValueError: the kind is unknown, the key or the address is missing, or the
-      price is negative.
+    ValueError: the kind is unknown, or the key or the address is missing.
 
   `counters` has the counters of `http_calls.Caller`, the `queries`, and the
   `cost` of all calls that were answered, even if the answer was malformed.
@@ -229,8 +228,6 @@ class WebRetriever:
       raise ValueError(
         f"key_variable: found {key_variable!r}, expected none for searxng."
       )
-    if not 0 <= price < float("inf"):
-      raise ValueError(f"price: found {price}, expected 0 or more for a call.")
     self._kind, self._service = kind, SERVICES[kind]
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
@@ -268,7 +265,6 @@ class WebRetriever:
     Raises:
       RetrievalError: there is no answer; an `AccountError` if the service
         refuses the key.
-      ValueError: the request is invalid, see `requests.check`.
     """
     requests_lib.check([request])
     self.counters["queries"] += 1
@@ -304,10 +300,8 @@ class WebRetriever:
   def _passages(self, reply: Any) -> Answer:
     """Returns the results that have a link, a title and a snippet, in order.
 
-    Raises:
-      AnswerError: the reply has another form, or there are results, but none
-        has all three. Treating it as an empty result would silently find
-        nothing from then on.
+    Raises AnswerError if the reply has another form, or none of its results has
+    all three: as an empty answer it would hide that nothing is found any more.
     """
     service, found = self._service, reply
     for key in service.results.split("."):

@@ -88,7 +88,7 @@ def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
   if name.startswith(("http://", "https://")):
     from retrieval import http_retriever
 
-    return http_retriever.opened(name)
+    return http_retriever.ShardedRetriever(name)
   from retrieval.index import opening, search
 
   return search.LocalRetriever(opening.open_index(name))

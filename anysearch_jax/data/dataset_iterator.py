@@ -6,7 +6,6 @@ infinite stream is therefore a number, from which a run resumes exactly.
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,20 +15,7 @@ import numpy as np
 from anysearch_jax import types
 
 
-class Indexed(Sequence[types.Question], abc.ABC):
-  """A sequence without slices: an item is made when it is asked for."""
-
-  @abc.abstractmethod
-  def item(self, index: int) -> types.Question:
-    """Returns the question at an index in [0, len)."""
-
-  def __getitem__(self, index: int) -> types.Question:  # type: ignore[override]
-    if not -len(self) <= index < len(self):
-      raise IndexError(f"Found {index}, expected one of {len(self)}.")
-    return self.item(index % len(self))
-
-
-class Stream(Indexed):
+class Stream(Sequence[types.Question]):
   """The first `count` questions of an infinite stream over `rows`.
 
   There is at least one row; `count` may exceed their number. `key` is >= 0.
@@ -43,9 +29,8 @@ class Stream(Indexed):
   def __len__(self) -> int:
     return self._count
 
-  def item(self, index: int) -> types.Question:
-    """Returns the question at an index in [0, len)."""
-    epoch, position = divmod(index, len(self.rows))
+  def __getitem__(self, index: int) -> types.Question:  # type: ignore[override]
+    epoch, position = divmod(range(self._count)[index], len(self.rows))
     return self.rows[
       int(_permutation(epoch, self.key, len(self.rows))[position])
     ]
@@ -56,7 +41,7 @@ def distinct(questions: Sequence[types.Question]) -> Iterator[types.Question]:
   if isinstance(questions, Stream):
     # An epoch takes every question once, so the first epoch has all of them.
     first = min(len(questions), len(questions.rows))
-    return map(questions.item, range(first))
+    return map(questions.__getitem__, range(first))
   return iter(questions)
 
 

@@ -1,23 +1,10 @@
 """The formats of published question files: a parsed row in, a `Found` out.
 
-Cells hold a list as a list, as a NumPy array or as printed text, and the tools
-that wrote them damaged some values; each kind of repair has a name, so that
-`preparing` can count it. Otherwise reading corrects nothing: `clean`, `ask` and
+Cells hold a list as a list or as printed text, and the tools that wrote them
+damaged some values; each kind of repair has a name, so that `preparing` can
+count it. Otherwise reading corrects nothing: `clean`, `ask` and
 `accept` make lines of readable text for all formats alike, and `question_key`
 compares questions.
-
-    search_r1  Search-R1's parquet and its descendants: StepSearch,
-               DeepResearcher (`<|answer_split|>`), Agentic-RAG (a plain string)
-    anysearch  question, label.target, metadata
-    flashrag   id, question, golden_answers, metadata
-    popqa      PopQA's table, possible_answers as JSON text
-    triviaqa   TriviaQA's Answer.Value, Aliases, NormalizedAliases
-    musique    paragraphs, question_decomposition, answer_aliases
-    hotpotqa   HotpotQA and 2WikiMultihopQA: supporting_facts
-    bamboogle  a table of Question, Answer
-    browsecomp_plus  query, gold_docs, evidence_docs, encrypted
-    frames     Prompt, Answer, wiki_links
-    plain      question, answer (NQ-open)
 """
 
 from __future__ import annotations
@@ -29,8 +16,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from anysearch_jax.data import browsing
 from anysearch_jax.environment import official_scoring, scoring
@@ -208,9 +193,9 @@ def _frames(row: Row) -> Found:
   return _found(asked, [row["Answer"]], known)._replace(verbatim=True)
 
 
-# The first format whose columns are all present is chosen. Order matters:
-# Search-R1's files also have FlashRAG's columns, and most files have a question
-# and an answer.
+# The first format whose columns are all present is chosen (docs/data.md says
+# which files have them). Order matters: Search-R1's files also have FlashRAG's
+# columns, and most files have a question and an answer.
 FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
   name: (frozenset(columns.split()), reader)
   for name, columns, reader in (
@@ -461,21 +446,13 @@ class Answers(NamedTuple):
   mended: tuple[str, ...] = ()
 
 
-def without_numpy(value: Any) -> Any:
-  """Returns a cell with NumPy values as plain ones."""
-  if isinstance(value, np.ndarray | np.generic):
-    return value.tolist()
-  return value
-
-
 def answers(value: Any) -> Answers:
-  """Reads accepted answers from a list, an array, a string or joined strings.
+  """Reads accepted answers from a list, a string or joined strings.
 
   Raises:
     MalformedError: the value has another type, or is the text of a damaged
       list.
   """
-  value = without_numpy(value)
   if value is None:
     return Answers(())
   whole = not isinstance(value, list | tuple)
@@ -521,8 +498,8 @@ def parsed(text: Any, kind: type) -> Any:
 
 
 def listed(row: Row, name: str) -> list[Any]:
-  """Returns a column of lists or arrays as a list; [] if it is missing."""
-  value = without_numpy(row.get(name))
+  """Returns a column of lists as a list; [] if it is missing."""
+  value = row.get(name)
   if value is None:
     return []
   if not isinstance(value, list | tuple):

@@ -131,13 +131,6 @@ class Prepared:
         f"{_VERSION}; prepare it again."
       )
     self.names = tuple(name.removesuffix(".parquet") for name in listed)
-    for name, entry in listed.items():
-      plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
-      if not plain or not isinstance(entry, dict) or "sha256" not in entry:
-        raise formats.DataError(
-          f"{path}: found {name!r} among the files, expected Parquet files of "
-          "this folder with their SHA-256; prepare it again."
-        )
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
@@ -207,7 +200,7 @@ class Prepared:
           f"expected some of {', '.join(self.evaluated(split)) or 'none'}."
         )
       rows = self.rows(name)
-      ranks = [preparing.shuffled(id_) for id_ in rows.ids()]
+      ranks = [preparing.shuffled(id_) for id_ in rows.column("id")]
       order = sorted(range(len(ranks)), key=ranks.__getitem__)
       out += [rows[i] for i in order[: each or None]]
     return out
@@ -224,7 +217,7 @@ class Prepared:
     return next((name for name in names if name in self.names), None)
 
 
-class Rows(dataset_iterator.Indexed):
+class Rows(Sequence[types.Question]):
   """Questions in columnar form; an item is built when it is accessed."""
 
   def __init__(self, table: pa.Table):
@@ -233,9 +226,8 @@ class Rows(dataset_iterator.Indexed):
   def __len__(self) -> int:
     return len(self._table)
 
-  def item(self, index: int) -> types.Question:
-    """Returns the question at an index in [0, len)."""
-    (row,) = self._table.slice(index, 1).to_pylist()
+  def __getitem__(self, index: int) -> types.Question:  # type: ignore[override]
+    (row,) = self._table.slice(range(len(self))[index], 1).to_pylist()
     metadata: dict[str, Any] = json.loads(row["metadata"])
     metadata |= {"dataset": row["dataset"], "split": row["split"]}
     if row["hops"] is not None:
@@ -247,13 +239,9 @@ class Rows(dataset_iterator.Indexed):
       metadata=metadata,
     )
 
-  def texts(self) -> list[str]:
-    """Returns the texts of the questions, in order."""
-    return self._table.column("question").to_pylist()
-
-  def ids(self) -> list[str]:
-    """Returns the ids of the questions, in order."""
-    return self._table.column("id").to_pylist()
+  def column(self, name: str) -> list[str]:
+    """Returns a field of `SCHEMA` of all questions, in order."""
+    return self._table.column(name).to_pylist()
 
 
 def _table(entries: Sequence[preparing.Entry]) -> pa.Table:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,12 +101,8 @@ class Part:
 
   entries: list[Entry] = dataclasses.field(default_factory=list)
   read: int = 0
-  dropped: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  mended: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+  mended: Counter[str] = dataclasses.field(default_factory=Counter)
   unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
@@ -196,16 +193,15 @@ def prepare(
       part.keep(kept, reason)
   if corpus:
     entries = [e for part in training.values() for e in part.entries]
-    known = iter(filled([e.metadata for e in entries], corpus))
+    texts = iter(filled([e.metadata for e in entries], corpus))
     for part in training.values():
-      part.entries = [e._replace(metadata=next(known)) for e in part.entries]
+      part.entries = [e._replace(metadata=next(texts)) for e in part.entries]
   if settings.evidence:
     for part in training.values():
-      kept = [
-        e
-        for e in part.entries
-        if any(evidence.of_metadata(json.loads(e.metadata)))
-      ]
+      known = (
+        evidence.of_metadata(json.loads(e.metadata)) for e in part.entries
+      )
+      kept = [e for e, found in zip(part.entries, known) if any(found)]
       part.keep(kept, "no evidence")
   for name, limit in settings.limits.items():
     if name not in parts:
@@ -374,9 +370,7 @@ def _each(
 ) -> Iterator[T]:
   """Yields what `read` makes of each row of a file.
 
-  Raises:
-    formats.DataError: a row is malformed, which `sentence` says with its
-      `{error}`, or the file cannot be read.
+  Of a malformed row `sentence` says with its `{error}` what was expected.
   """
   for number, row in files.rows(path):
     try:

@@ -72,12 +72,7 @@ class Shapes(NamedTuple):
 
 
 def shapes(devices: Sequence[jax.Device], max_tokens: int) -> Shapes:
-  """Returns the shapes that suit the devices.
-
-  Args:
-    devices: devices over which the rows of a call are sharded.
-    max_tokens: the most tokens of a text.
-  """
+  """Returns the shapes that suit devices, which share the rows of a call."""
   # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
   step, rows, tokens = 32, 32, _DEVICE_TOKENS
   if devices[0].platform == "cpu":

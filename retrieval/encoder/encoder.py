@@ -103,14 +103,10 @@ class Encoder:
     folder: str | os.PathLike | None = None,
     devices: Sequence[jax.Device] | None = None,
   ) -> Encoder:
-    """Loads an encoder with the settings of another one.
+    """Loads an encoder with the settings in another one's identity.
 
-    The weights are not compared; the caller compares the identities.
-
-    Args:
-      identity: identity of the other encoder.
-      folder: folder to load; None: the folder of the other encoder.
-      devices: see `Encoder`.
+    From `folder`, or from the other one's. The weights are not compared; the
+    caller compares the identities.
     """
     said = (*encoder_settings.NAMES, "dtype")
     return cls(
@@ -144,7 +140,7 @@ class Encoder:
     return whole, self.settings.max_tokens - len(prefix)
 
   def compile(self) -> None:
-    """See `search.Compiled`; queries of up to 4096 tokens."""
+    """Compiles queries of up to 4096 tokens, before a first one's deadline."""
     self._model.compile_queries()
 
   def _ids(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
@@ -171,9 +167,6 @@ def _tokenizer(
   It adds special tokens and cuts long texts. The model's `end` ends every text
   if the tokenizer adds no special token; without one such a tokenizer is
   refused.
-
-  Raises:
-    ValueError: the tokenizer is missing or does not fit the model.
   """
   path = folder / "tokenizer.json"
   if not path.is_file():

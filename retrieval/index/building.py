@@ -162,11 +162,7 @@ def build(
 def _planned(
   folder: pathlib.Path, corpus: passages.Corpus, shards: vectors.Shards | None
 ) -> str:
-  """Returns a line: what the index takes, and what the disk has.
-
-  Raises:
-    ValueError: the disk has too little space.
-  """
+  """Returns a line: what the index takes; refuses a disk without space."""
   if shards is None:
     size = _WORDS * corpus.info["bytes"]
     more = 2 * size  # Segments are merged into new ones.
@@ -317,20 +313,18 @@ def _write(
   done = 0
 
   def counted(start: int, end: int) -> Iterator[np.ndarray]:
+    nonlocal done
     for some in make(start, end):
       yield some
-      add(len(some))
+      done += len(some)
+      on_rows(done, of)
 
-  def add(rows: int) -> None:
-    nonlocal done
-    done += rows
-    on_rows(done, of)
-
-  add(0)
+  on_rows(0, of)
   for shard in mine:
     start, end = shards.span(shard)
     if shards.finished(shard):
-      add(end - start)
+      done += end - start
+      on_rows(done, of)
     else:
       shards.write(shard, counted(start, end))
 
@@ -344,9 +338,6 @@ def _tuned(
   """Returns the identity with how a FAISS file is searched.
 
   Titles of passages are the queries that measure a search.
-
-  Raises:
-    ValueError: the file is another corpus's or another encoder's.
   """
   from retrieval.index import faiss_file
 

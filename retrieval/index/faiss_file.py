@@ -180,11 +180,7 @@ def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:
 
 
 def _stored(index: Any, rows: Sequence[int]) -> np.ndarray:
-  """Returns the vectors of rows, float32 `[rows, dim]`.
-
-  Raises:
-    RuntimeError, IndexError: the index gives none back, or has no such row.
-  """
+  """Returns the vectors of rows; raises if the index gives none back."""
   index = faiss.downcast_index(index)
   if isinstance(index, faiss.IndexIDMap):
     ids = faiss.vector_to_array(index.id_map)

@@ -35,7 +35,7 @@ def open_flat(
   devices: Sequence[jax.Device] | None = None,
   block: int = 32768,
 ) -> search_lib.Index:
-  """Opens exact search over the shards of a folder.
+  """Opens exact search over the shards of a folder, and compiles it.
 
   Args:
     shards: the shards.
@@ -49,15 +49,17 @@ def open_flat(
     vectors.DamagedError: a file is missing or not as it was written.
   """
   numbers = range(*(part or (0, len(shards))))
-  for shard in numbers:
-    shards.check(shard, read=False)
   pieces = [(shards.span(shard)[0], shards.rows(shard)) for shard in numbers]
   if devices is None and shards.dtype == "float32":
     # FAISS is not needed where accelerators hold the vectors.
     from retrieval.index import row_scan
 
     return row_scan.RowScan(pieces, shards.dim, shards.count)
-  return _Held(shards, pieces, devices or [platforms.cpu()], block)
+  made = _Held(shards, pieces, devices or [platforms.cpu()], block)
+  # The deadline of a first search has no time for that.
+  for width in _QUERIES:
+    made.search(np.zeros((width, shards.dim), np.float32), 1)
+  return made
 
 
 class _Held:
@@ -102,11 +104,6 @@ class _Held:
       each=each,
       block=block,
     )
-
-  def compile(self) -> None:
-    """See `search.Compiled`; of up to 16 rows a query."""
-    for width in _QUERIES:
-      self.search(np.zeros((width, self.dim), np.float32), 1)
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.Index`."""

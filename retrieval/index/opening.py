@@ -25,7 +25,7 @@ def open_index(
   verify: bool = False,
   part: tuple[int, int] | None = None,
 ) -> search.SearchIndex:
-  """Opens a finished index, and compiles what searches it.
+  """Opens a finished index, and compiles what it loads.
 
   Args:
     folder: folder of the index.
@@ -71,7 +71,6 @@ def open_index(
     index = _vectors(
       folder, identity, devices=devices, verify=verify, part=part
     )
-  search.compile_all(made, index)
   named = building.without_paths(identity)
   if part:
     named |= {"part": list(part)}
@@ -83,11 +82,8 @@ def open_index(
 def _read(folder: pathlib.Path) -> dict[str, Any]:
   try:
     identity = json.loads((folder / building.BUILT).read_text())
-    # Earlier versions had other kinds, and files that this one does not read.
-    if identity["kind"] not in building.KINDS or "rows" in identity:
-      raise ValueError(f"its kind {identity['kind']!r} is an earlier version's")
-    if identity.get("dtype", "float32") not in vectors.DTYPES:
-      raise ValueError(f"its dtype {identity['dtype']} is an earlier version's")
+    if identity["kind"] not in building.KINDS:
+      raise ValueError(f"its kind {identity['kind']!r} is unknown")
     return identity
   except (OSError, ValueError, KeyError) as error:
     raise ValueError(
@@ -105,12 +101,14 @@ def _encoder(
     from retrieval.encoder import encoder as encoder_lib
 
     try:
-      given = encoder_lib.Encoder.like(expected, given, devices=devices)
+      loaded = encoder_lib.Encoder.like(expected, given, devices=devices)
     except KeyError as error:
       raise ValueError(
         "encoder: the index was built with an encoder that reports no "
         f"{error}, so it was not loaded from a folder; pass that encoder."
       ) from error
+    loaded.compile()
+    given = loaded
   found = {"dim": given.dim} | given.identity()
   for name in expected:
     # The encoder's folder may have moved.
@@ -136,7 +134,7 @@ def _vectors(
     shards = building.shards_of(folder, identity)
     numbers = part and span(len(shards), *part)
     for shard in range(*(numbers or (0, len(shards)))) if verify else ():
-      shards.check(shard, read=True)
+      shards.check(shard)
     return flat.open_flat(shards, numbers, devices=devices)
   if part:
     raise ValueError(

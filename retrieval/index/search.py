@@ -90,22 +90,6 @@ class Tokenized(Protocol):
     ...
 
 
-@runtime_checkable
-class Compiled(Protocol):
-  """An encoder or an index with programs."""
-
-  def compile(self) -> None:
-    """Compiles what searches need: the first one's deadline has no time."""
-    ...
-
-
-def compile_all(*parts: Any) -> None:
-  """Compiles the parts of a search that have programs."""
-  for part in parts:
-    if isinstance(part, Compiled):
-      part.compile()
-
-
 class SearchIndex:
   """Answers queries with passages; thread-safe.
 
@@ -116,9 +100,6 @@ class SearchIndex:
       index is searched by texts.
     identity: JSON values; searches with equal values give equal answers.
     model: name of the index's encoder; "" if it has none.
-
-  Raises:
-    ValueError: corpus, index and encoder do not fit together.
   """
 
   def __init__(
@@ -130,16 +111,6 @@ class SearchIndex:
     encoder: Encoder | None = None,
     model: str = "",
   ):
-    if index.count != len(corpus):
-      raise ValueError(
-        f"The index has {index.count} rows, the corpus {len(corpus)} passages; "
-        "expected one row a passage, in the same order."
-      )
-    if encoder is not None and encoder.dim != index.dim:
-      raise ValueError(
-        f"The index holds {index.dim}-dimensional vectors, the encoder makes "
-        f"{encoder.dim}-dimensional ones; use the encoder that built the index."
-      )
     self.corpus, self._index, self._encoder = corpus, index, encoder
     self.identity = identity
     self._model = model

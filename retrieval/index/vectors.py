@@ -127,7 +127,7 @@ class Shards:
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""
     try:
-      self.check(shard, read=True)
+      self.check(shard)
     except DamagedError:
       return False
     return True
@@ -136,12 +136,8 @@ class Shards:
     """Returns whether a shard was once finished, without reading it."""
     return self._files(shard)[1].is_file()
 
-  def check(self, shard: int, *, read: bool) -> None:
-    """Checks a shard.
-
-    Args:
-      shard: number of the shard.
-      read: whether to compare the hash too, which reads every byte.
+  def check(self, shard: int) -> None:
+    """Reads a shard and compares its hash.
 
     Raises:
       DamagedError: a file is missing or differs.
@@ -154,14 +150,12 @@ class Shards:
         f"{path}: found no finished shard ({error}); run launch.build_index "
         "again."
       ) from error
-    if read and (
-      not file.is_file() or disk.fingerprint(file)["sha256"] != sha256
-    ):
+    self.rows(shard)
+    if disk.fingerprint(file)["sha256"] != sha256:
       raise DamagedError(
         f"{file}: the bytes differ from those that were written; remove "
         f"{path.name} and run launch.build_index again."
       )
-    self.rows(shard)
 
   def rows(self, shard: int) -> np.ndarray:
     """Returns the memory-mapped rows `[n, dim]` of a finished shard.

@@ -130,7 +130,6 @@ class PageReader:
 
     Raises:
       RetrievalError: no page can be read at present.
-      ValueError: the request is invalid, see `requests.check`.
     """
     requests_lib.check([request])
     # A policy's text may have lone surrogates, which nothing can send.

@@ -195,7 +195,7 @@ def test_training_excludes_questions_held_out_by_another_folder(run, tmp_path):
   )
   assert "2 in a held-out set" in said
   opened = prepared.Prepared(tmp_path / "train")
-  assert opened.rows("train").texts() == ["c?"]
+  assert opened.rows("train").column("question") == ["c?"]
   named = opened.manifest["held_out"]
   assert [(each["path"], each["questions"]) for each in named] == [
     (str(tmp_path / "eval"), 2),

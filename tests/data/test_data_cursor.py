@@ -45,7 +45,7 @@ def test_a_stream_is_a_sequence_that_knows_its_position():
   assert len(ids) == len(stream) == 13
   assert stream[-1].id == ids[-1] and stream[7].id == ids[7]
   for index in (13, -14):
-    with pytest.raises(IndexError, match="one of 13"):
+    with pytest.raises(IndexError):
       stream[index]
   listed = {"epoch": 2, "position": 2, "of": 5}
   assert dataset_iterator.progress(ROWS, 12) == listed

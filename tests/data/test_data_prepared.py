@@ -56,7 +56,7 @@ def test_written_questions_are_read_back(tmp_path):
     for i, more in enumerate(({**known, **of, "hops": 3}, of))
   ]
   assert rows[-1] == rows[1]
-  with pytest.raises(IndexError, match="expected one of 2"):
+  with pytest.raises(IndexError):
     rows[2]
 
 

@@ -71,7 +71,7 @@ def test_list_names_systems_environments_and_every_setting():
   _, listing = commands.printed(launch_list)
   for name in ("search_r1", "bats_plan", "file.py:NAME"):
     assert name in listing
-  _, page = commands.printed(launch_list, "--markdown")
+  page = launch_list.settings_page()
   paths = dict(settings.leaves(settings.to_dict(config_lib.ExperimentConfig())))
   assert page.count("\n| `") == len(paths)
   assert (

@@ -323,12 +323,10 @@ def test_who_builds_an_index_beside_another_waits_and_then_says_so(
   assert building.build(source, folder, building.Settings("bm25"))
 
 
-@pytest.mark.parametrize(
-  "earlier", [{"kind": "faiss_flat"}, {"dtype": "int8"}, {"rows": "0a1b"}]
-)
-def test_an_index_of_an_earlier_version_is_refused(tmp_path, earlier):
+def test_an_index_of_another_kind_is_refused(tmp_path):
   make(tmp_path)
   path = tmp_path / "index" / "index.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | earlier))
-  with pytest.raises(ValueError, match="is an earlier version's.*build it"):
+  other = {"kind": "faiss_flat"}
+  path.write_text(json.dumps(json.loads(path.read_text()) | other))
+  with pytest.raises(ValueError, match="'faiss_flat' is unknown.*build it"):
     opening.open_index(tmp_path / "index", encoder=cases.Encoder())

@@ -118,7 +118,8 @@ def connect():
 
   def start(address, network, **settings):
     settings = {"patience": fake.QUICK} | settings
-    made.append(http_retriever.opened(address, transport=network, **settings))
+    settings["transport"] = network
+    made.append(http_retriever.ShardedRetriever(address, **settings))
     return made[-1]
 
   yield start
@@ -218,4 +219,4 @@ def test_replicas_share_the_queries(connect):
 @pytest.mark.parametrize("address", ["http://a,", "http://a||http://b", ","])
 def test_an_empty_address_is_refused(address):
   with pytest.raises(ValueError, match="url is invalid"):
-    http_retriever.opened(address)
+    http_retriever.ShardedRetriever(address)

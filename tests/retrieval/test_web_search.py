@@ -186,7 +186,6 @@ def test_a_redirect_is_not_followed(connect):
   ("kind", "settings", "sentence"),
   [
     ("bing", {"price": 0}, "found 'bing', expected one of serper, brave"),
-    ("brave", {"price": -1}, "price: found -1"),
     ("serper", {"price": 0}, "SERPER_API_KEY is not set"),
     ("searxng", {"price": 0}, "address of a server for searxng"),
     (

@@ -123,7 +123,6 @@ def test_query_without_a_common_word_has_no_hit(words):
   ("change", "sentence"),
   [
     ({"sha256": {"meta.json": "0"}}, "meta.json differs from what was written"),
-    ({"tantivy": None}, "earlier version"),
     ({"sample": {"running": ["runn"]}}, "stemmer .* is another version"),
     ({"count": 5}, "found 4 rows"),
     ({"language": None}, "language"),

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import pathlib
 
-import numpy as np
-
 from anysearch_jax.data import formats
 
 _FILE = pathlib.Path(__file__).parents[1] / "golden" / "question_rows.json"
@@ -25,9 +23,6 @@ ROWS = {
   name: (each["row"], each["format"], _found(each["found"]))
   for name, each in json.loads(_FILE.read_text("utf-8")).items()
 }
-# Parquet files have arrays.
-_truth = ROWS["Search-R1"][0]["reward_model"]["ground_truth"]
-_truth["target"] = np.array(_truth["target"])
 
 
 def trained(target, **columns):
