@@ -343,11 +343,7 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
 
 
 def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
-  """Returns a `pages.PageReader`.
-
-  Raises:
-    ValueError: a package is missing, or a value is invalid.
-  """
+  """Returns a `pages.PageReader`."""
   try:
     from retrieval.web_pages import pages
   except ModuleNotFoundError as error:
@@ -375,11 +371,7 @@ def _milvus(c: config_lib.RetrievalConfig) -> Any:
 
 
 def collection(address: str, name: str, variable: str) -> milvus.Collection:
-  """Returns a collection of Milvus; `variable` has the key, if there is one.
-
-  Raises:
-    ValueError: a package is missing, or Milvus cannot be reached.
-  """
+  """Returns a collection of Milvus; `variable` has the key, if there is one."""
   try:
     from retrieval import milvus
   except ImportError as error:

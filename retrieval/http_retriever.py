@@ -118,11 +118,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     return await requests_lib.by_k(requests, self._ask, most=self._batch)
 
   def identity(self) -> Any:
-    """Asks the server for JSON values that identify its answers.
-
-    Returns:
-      The `identity` that `GET /health` reports, or the address if there is
-      none.
+    """Returns the `identity` that `GET /health` reports, or the address.
 
     Raises:
       RetrievalError: the server cannot be reached.

@@ -34,6 +34,11 @@ class LexicalRetriever(requests_lib.OneByBatch):
   """Answers searches by BM25 over titles and texts, with one index per corpus.
 
   An index is built when its corpus is first searched; answers are cached.
+
+  Args:
+    corpora: maps the name of a corpus to its passages, or is a function of the
+      name.
+    reads: what a search reads of a query, such as `World.searched`.
   """
 
   def __init__(
@@ -43,13 +48,6 @@ class LexicalRetriever(requests_lib.OneByBatch):
     *,
     reads: Callable[[str], str] = str,
   ):
-    """Stores the corpora; builds no index yet.
-
-    Args:
-      corpora: maps the name of a corpus to its passages, or is a function of
-        the name.
-      reads: what a search reads of a query, such as `World.searched`.
-    """
     self._corpora, self._reads = corpora, reads
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(_ANSWERS)(self._rank)

@@ -6,7 +6,7 @@ import abc
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from anysearch_jax import types
 
@@ -99,8 +99,9 @@ async def answers(
     that it loses no other answer.
   """
   if not hasattr(retriever, "search_many"):
-    alone = (_alone(retriever, request) for request in requests)
-    return await asyncio.gather(*alone)
+    alone = map(retriever.search, requests)
+    found = await asyncio.gather(*alone, return_exceptions=True)
+    return cast("list[Sequence[types.Passage] | Exception]", found)
   try:
     found = await retriever.search_many(requests)
     if len(found) != len(requests):
@@ -111,15 +112,6 @@ async def answers(
   except Exception as error:
     return [error] * len(requests)
   return found
-
-
-async def _alone(
-  retriever: Any, request: types.SearchRequest
-) -> Sequence[types.Passage] | Exception:
-  try:
-    return await retriever.search(request)
-  except Exception as error:
-    return error
 
 
 def identity(part: Any) -> Any:

@@ -207,16 +207,12 @@ def load(body: bytes) -> Mapping[str, Any]:
     RequestError: the body is not a JSON object, or has a filter.
   """
   try:
-    value = orjson.loads(body)
-  except orjson.JSONDecodeError:
-    # `json` accepts lone surrogates, which models write and Python clients
-    # send; orjson rejects them.
-    try:
-      value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-      raise RequestError(
-        f"Found no JSON ({_clean(str(error)):.200}), expected an object."
-      ) from error
+    # orjson rejects lone surrogates, which models write.
+    value = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise RequestError(
+      f"Found no JSON ({_clean(str(error)):.200}), expected an object."
+    ) from error
   if not isinstance(value, dict):
     raise RequestError(f"Found {_kind(value)}, expected a JSON object.")
   for key in _FILTERS:
