@@ -53,6 +53,8 @@ class WordIndex:
     try:
       info = json.loads((folder / _INFO).read_text())
       for name, sha256 in info["sha256"].items():
+        if pathlib.PurePath(name).name != name:
+          raise ValueError(f"{name!r} is not a file name")
         if disk.fingerprint(folder / name)["sha256"] != sha256:
           raise ValueError(f"{name} differs from what was written")
       self._analyzer = analysis.shared(info["language"])
