@@ -82,8 +82,8 @@ def get_config() -> aj.ExperimentConfig:
     curriculum={"phase1_scaffold": False},
     episode={"max_generated": 400},
     warm_start={
-      "steps": 600,
-      "demonstrations": 3000,
+      "steps": 6000,
+      "demonstrations": 4000,
       "learning_rate": 2e-3,
     },
   )
