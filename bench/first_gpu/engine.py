@@ -46,7 +46,7 @@ _CALLS = 5
 _STEPS = 32
 _PAGE = 64
 # A search's passages, as tokens of Qwen2.5 over wiki-18: 3 of about 195.
-_PASSAGES, _SPREAD = 590, 60
+_PASSAGES = 590
 # Rows that wait for passages, and the chunks of a call and their tokens.
 _PREFILL_ROWS, _LANES, _CHUNK = 16, 32, 64
 
@@ -176,15 +176,13 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
   a = architecture(policy, rehearse=notes.rehearse)
   params = _random(notes, a)
   contexts = (0, 16) if notes.rehearse else (0, 2048, 6144)
-  rows, lanes, chunk = (
-    (2, 3, 16) if notes.rehearse else (_PREFILL_ROWS, _LANES, _CHUNK)
-  )
-  mean, spread = (20, 2) if notes.rehearse else (_PASSAGES, _SPREAD)
-  lengths = np.random.default_rng(0).normal(mean, spread, rows).astype(int)
+  rows, lanes, chunk, length = (_PREFILL_ROWS, _LANES, _CHUNK, _PASSAGES)
+  if notes.rehearse:
+    rows, lanes, chunk, length = 2, 2, 16, 20
   # Pages for the longest context, so that all cases share a program.
   engine = config_lib.EngineConfig(
     slots=rows,
-    max_context=contexts[-1] + int(lengths.max()) + chunk,
+    max_context=contexts[-1] + length + chunk,
     page=16 if notes.rehearse else _PAGE,
     lanes=(rows,),
     prefill_lanes=lanes,
@@ -199,7 +197,7 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
   )()
 
   def measure(context: int) -> Mapping[str, Any]:
-    calls = _chunks(engine, lengths, context)
+    calls = _chunks(engine, length, context)
 
     def run() -> None:
       nonlocal pages
@@ -209,7 +207,7 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
 
     first = harness.seconds(run)
     seconds = min(harness.seconds(run) for _ in range(_CALLS))
-    tokens = int(lengths.sum())
+    tokens = rows * length
     return {
       "tokens": tokens,
       "calls": len(calls),
@@ -230,28 +228,26 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
 
 
 def _chunks(
-  engine: config_lib.EngineConfig, lengths: np.ndarray, context: int
+  engine: config_lib.EngineConfig, length: int, context: int
 ) -> list[kv_store.Chunks[np.ndarray]]:
-  """Returns the calls that prefill `lengths` tokens, one length for a row."""
+  """Returns the calls that prefill `length` tokens of each row.
+
+  The chunks of all rows fill whole calls.
+  """
   lanes, size = engine.prefill_lanes, engine.prefill_chunk
   columns = kv_memory.pages_of(engine.max_context, engine)
-  numbers = 1 + np.arange(len(lengths) * columns, dtype=np.int32)
-  pages = numbers.reshape(-1, columns)
-  pieces = [
-    (row, start)
-    for row, length in enumerate(lengths)
-    for start in range(0, length, size)
+  pages = 1 + np.arange(engine.slots * columns, dtype=np.int32)
+  starts = np.arange(0, length, size, dtype=np.int32)
+  chunks = kv_store.Chunks(
+    np.repeat(pages.reshape(-1, columns), len(starts), axis=0),
+    np.ones((engine.slots * len(starts), size), np.int32),
+    np.tile(context + starts, engine.slots),
+    np.tile(np.minimum(length - starts, size), engine.slots),
+  )
+  return [
+    kv_store.Chunks(*(field[first : first + lanes] for field in chunks))
+    for first in range(0, len(chunks.starts), lanes)
   ]
-  calls = []
-  for first in range(0, len(pieces), lanes):
-    row, start = np.array(pieces[first : first + lanes]).T
-    table = np.zeros((lanes, columns), np.int32)
-    starts, counts = np.zeros((2, lanes), np.int32)
-    table[: len(row)], starts[: len(row)] = pages[row], context + start
-    counts[: len(row)] = np.minimum(lengths[row] - start, size)
-    tokens = np.ones((lanes, size), np.int32)
-    calls.append(kv_store.Chunks(table, tokens, starts, counts))
-  return calls
 
 
 def gaps(notes: running.Notes, *, policy: str, kv_dtype: str = "auto") -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import json
 import os
 import pathlib
-import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -29,12 +28,7 @@ from retrieval.index import flat
 _NAMES = ("out", "dq", "dk", "dv")
 _DIM = 768
 WIKI_18 = 21_015_324  # Passages of the paper's corpus.
-_PACKAGES = """
-  jax jaxlib jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12
-  nvidia-cudnn-cu13 libtpu flax optax orbax-checkpoint chex numpy safetensors
-  tokenizers transformers absl-py
-""".split()
-_SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
+_PACKAGES = re.compile(r"jax|nvidia|libtpu|flax|optax|orbax|transformers")
 # As launch/serve_sglang.sh has it.
 _SGLANG = ".venv-sglang/bin/python"
 _CALLS = 20
@@ -43,41 +37,24 @@ _WARM = 3
 
 def doctor(notes: running.Notes) -> None:
   """Reports versions, devices and what launch.doctor finds."""
-  for name in _PACKAGES:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      notes.add({name: importlib.metadata.version(name)})
-  devices = jax.local_devices()
+  for found in importlib.metadata.distributions():
+    if _PACKAGES.match(found.name):
+      notes.add({found.name: found.version})
+  device = jax.local_devices()[0]
   notes.add(
     {
-      "python": platform.python_version(),
       "cores": os.cpu_count(),
       "backend": jax.default_backend(),
-      "devices": len(devices),
-      "device": devices[0].device_kind,
-      "compute capability": str(
-        getattr(devices[0], "compute_capability", "none")
-      ),
-      "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+      "device": device.device_kind,
+      "compute capability": str(getattr(device, "compute_capability", "none")),
     }
   )
-  if stats := devices[0].memory_stats():
+  if stats := device.memory_stats():
     limit = stats.get("bytes_limit", 0)
     notes.add({"memory that JAX may use, GiB": limit / 2**30})
-  notes.case("nvidia-smi", _nvidia_smi)
+  # With nvidia-smi's table.
+  notes.add({"environment": jax.print_environment_info(return_string=True)})
   notes.case("launch.doctor", _launch_doctor)
-
-
-def _nvidia_smi() -> Mapping[str, Any]:
-  if shutil.which("nvidia-smi") is None:
-    raise running.SkippedError("there is no nvidia-smi")
-  done = subprocess.run(
-    ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader"],
-    capture_output=True,
-    text=True,
-    timeout=30,
-    check=True,
-  )
-  return dict(zip(_SMI.split(","), done.stdout.splitlines()[0].split(", ")))
 
 
 def _launch_doctor() -> Mapping[str, Any]:

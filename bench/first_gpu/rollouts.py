@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,75 +49,6 @@ class Invented:
     ]
 
 
-class Loop:
-  """Plays a rollout, trains on it, and hands the weights to the engine."""
-
-  def __init__(
-    self,
-    config: config_lib.ExperimentConfig,
-    policy: hf.Policy,
-    *,
-    questions: Sequence[types.Question],
-    retriever: types.Retriever,
-  ):
-    self._config, self._questions = config, itertools.cycle(questions)
-    self._learner = learner_lib.Learner(config, policy)
-    self._method = systems.trained(config)
-    published = policy._replace(
-      params=self._learner.published(), architecture=self._learner.architecture
-    )
-    self._engine = engines.make(published, config, seed=config.seed)
-    self._parts = driver.EpisodeParts(
-      self._engine, retriever, config.episode, policy.tokenizer
-    )
-    self._done = 0
-
-  def rollout(self) -> dict[str, Any]:
-    """Plays and trains one rollout; returns its figures."""
-    config = self._config
-    rollout, played = harness.timed(
-      lambda: policies.play(
-        [*itertools.islice(self._questions, config.questions)],
-        self._parts,
-        group=config.group,
-        rollout=self._done,
-        concurrency=config.engine.slots,
-      )
-    )
-    scored = rewards_and_advantages.score(
-      rollout.groups,
-      np.asarray([g.budget for g in rollout.groups]),
-      samples=config.group,
-      method=self._method,
-      objective=config.objective,
-    )
-    packed = self._learner.pack(scored)
-    values, trained = harness.timed(lambda: list(self._learner.steps(packed)))
-    handed = harness.seconds(self._publish)
-    self._done += 1
-    found, tokens = policies.trajectories(rollout), policies.generated(rollout)
-    counters = self._engine.counters
-    return {
-      "sampled, s": played,
-      "trained, s": trained,
-      "handed over, s": handed,
-      "trajectories": len(found),
-      "failed episodes": sum(t.failed for t in found),
-      "generated tokens": tokens,
-      "generated tokens/s": tokens / played,
-      "trained tokens": throughput.count(packed).tokens,
-      "searches": sum(t.searches for t in found),
-      "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
-      "loss": values[-1]["loss/total"],
-      "KL to the reference": values[-1].get("loss/kl", 0.0),
-    }
-
-  def _publish(self) -> None:
-    """Hands the trained weights to the engine, and waits."""
-    published = jax.block_until_ready(self._learner.published())
-    self._engine.set_params(published, self._done + 1)
-
-
 def colocated(notes: running.Notes, *, policy: str) -> None:
   """Samples, trains and hands over a large policy on one device.
 
@@ -139,14 +70,60 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
     )
     for i in range(config.questions)
   ]
-  loop = Loop(
-    config,
-    hf.Policy(base, a, engine.Words(a.vocab_size)),
-    questions=questions,
-    retriever=Invented(),
+  policy = hf.Policy(base, a, engine.Words(a.vocab_size))
+  learner = learner_lib.Learner(config, policy)
+  published = policy._replace(
+    params=learner.published(), architecture=learner.architecture
   )
+  sampler = engines.make(published, config, seed=config.seed)
+  parts = driver.EpisodeParts(
+    sampler, Invented(), config.episode, policy.tokenizer
+  )
+  del base, policy, published  # Their memory is the learner's.
+
+  def measure(number: int) -> dict[str, Any]:
+    rollout, played = harness.timed(
+      lambda: policies.play(
+        questions,
+        parts,
+        group=config.group,
+        rollout=number,
+        concurrency=config.engine.slots,
+      )
+    )
+    scored = rewards_and_advantages.score(
+      rollout.groups,
+      np.asarray([g.budget for g in rollout.groups]),
+      samples=config.group,
+      method=systems.trained(config),
+      objective=config.objective,
+    )
+    packed = learner.pack(scored)
+    values, trained = harness.timed(lambda: list(learner.steps(packed)))
+    handed = harness.seconds(
+      lambda: sampler.set_params(
+        jax.block_until_ready(learner.published()), number + 1
+      )
+    )
+    found, tokens = policies.trajectories(rollout), policies.generated(rollout)
+    counters = sampler.counters
+    return {
+      "sampled, s": played,
+      "trained, s": trained,
+      "handed over, s": handed,
+      "trajectories": len(found),
+      "failed episodes": sum(t.failed for t in found),
+      "generated tokens": tokens,
+      "generated tokens/s": tokens / played,
+      "trained tokens": throughput.count(packed).tokens,
+      "searches": sum(t.searches for t in found),
+      "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
+      "loss": values[-1]["loss/total"],
+      "KL to the reference": values[-1].get("loss/kl", 0.0),
+    }
+
   for number in range(1 if notes.rehearse else 2):
-    notes.case(f"rollout {number}", loop.rollout)
+    notes.case(f"rollout {number}", functools.partial(measure, number))
   notes.add(throughput.memory(jax.local_devices()))
 
 

@@ -338,13 +338,11 @@ class SglangEngine:
     """
     self._check_ids(token_ids)
     sampled = self._handed[self._current]
-    scores = processes.on_main(
+    return processes.on_main(
       lambda: loop.run(
         self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
       )
     )
-    self.counters["unscored"] += self._fleet.size - len(scores)
-    return scores
 
   def put_aside(self, part: str, why: str) -> None:
     """Leaves a server out, see `ScoringEngine`."""

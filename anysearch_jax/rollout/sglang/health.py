@@ -32,18 +32,15 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import (
-  Awaitable,
-  Callable,
-  Coroutine,
-  Iterable,
-  Sequence,
-)
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TypeVar
 
 from anysearch_jax import types
 from anysearch_jax.rollout.sglang import adapters, membership
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -111,11 +108,6 @@ class Fleet:
       self._add(url)
 
   @property
-  def size(self) -> int:
-    """The number of servers, those that are down included."""
-    return len(self._members)
-
-  @property
   def answered(self) -> list[sglang_server.Server]:
     """The servers that are up."""
     return [m.server for m in self._members if m.state is _UP]
@@ -157,19 +149,38 @@ class Fleet:
         self._meet(await membership.workers(self._gateway))
       except sglang_server.UnansweredError as error:
         self._unlisted = f"the gateway lists none: {error}"
-    contexts = []
-    outcomes = await asyncio.gather(
-      *(m.server.ready() for m in self._members), return_exceptions=True
-    )
-    for member, outcome in zip(self._members, outcomes, strict=True):
-      if isinstance(outcome, int):
-        contexts.append(outcome)
-        member.state, member.reason = _UP, ""
-      elif isinstance(outcome, sglang_server.UnansweredError):
-        member.reason = str(outcome)
+    contexts = await self._each(self._members, lambda m: m.server.ready())
+    for member in contexts:
+      member.state, member.reason = _UP, ""
+    return list(contexts.values())
+
+  async def _each(
+    self,
+    members: Sequence[membership.Member],
+    ask: Callable[[membership.Member], Awaitable[T]],
+    *,
+    note: str = "",
+  ) -> dict[membership.Member, T]:
+    """Asks servers at once; returns the results of those that answer.
+
+    The others go down; `note` is added to their reason.
+
+    Raises:
+      types.EngineError: a server refused.
+    """
+    outcomes = await asyncio.gather(*map(ask, members), return_exceptions=True)
+    found: dict[membership.Member, T] = {}
+    failed = []
+    for member, outcome in zip(members, outcomes, strict=True):
+      if isinstance(outcome, sglang_server.UnansweredError):
+        self._enter(member, _DOWN, f"{outcome}{note}")
+      elif isinstance(outcome, BaseException):
+        failed.append(outcome)
       else:
-        raise outcome
-    return contexts
+        found[member] = outcome
+    if failed:
+      raise failed[0]
+    return found
 
   def _add(self, url: str) -> membership.Member:
     member = membership.Member(self._make(url))
@@ -342,16 +353,11 @@ class Fleet:
     await self.hold()
     try:
       self._lent = True
-      members = [m for m in await self._answering(True) if not m.released]
-      outcomes = await asyncio.gather(
-        *(m.server.lend(self._run) for m in members), return_exceptions=True
+      await self._each(
+        [m for m in await self._answering(True) if not m.released],
+        lambda m: m.server.lend(self._run),
+        note=" It may still hold the memory that training needs.",
       )
-      for member, outcome in zip(members, outcomes, strict=True):
-        if isinstance(outcome, sglang_server.UnansweredError):
-          why = f"{outcome} It may still hold the memory that training needs."
-          self._enter(member, _DOWN, why)
-        elif outcome is not None:
-          raise outcome
     finally:
       await self.release()
 
@@ -382,23 +388,18 @@ class Fleet:
     if self._lent:
       return
     members = await self._answering()
-    outcomes = await asyncio.gather(
-      *(m.server.load(weights, lent=m.released) for m in members),
-      return_exceptions=True,
-    )
-    for outcome in outcomes:
-      if outcome is None or isinstance(outcome, sglang_server.UnansweredError):
-        continue
-      if not isinstance(outcome, types.EngineError):
-        raise outcome
+    try:
+      loaded = await self._each(
+        members, lambda m: m.server.load(weights, lent=m.released)
+      )
+    except types.EngineError as error:
       served = await asyncio.gather(*map(membership.served, members))
       raise types.EngineError(
-        f"Weights {weights.name} did not reach every server: {outcome} Now "
+        f"Weights {weights.name} did not reach every server: {error} Now "
         f"{'; '.join(served)}."
-      )
-    for member, outcome in zip(members, outcomes, strict=True):
-      state = _DOWN if outcome else _UP
-      self._enter(member, state, str(outcome or ""))
+      ) from None
+    for member in loaded:
+      self._enter(member, _UP)
 
   async def scores(
     self,
@@ -409,28 +410,26 @@ class Fleet:
   ) -> dict[str, list[float]]:
     """Returns the log-probabilities of all servers that answer, by their url.
 
-    See `Server.score`; a server that serves other weights is left out.
+    See `Server.score`; a server that serves other weights is left out, and
+    counted as `unscored` as one that is down.
 
     Raises:
       adapters.BaseServedError: a server samples its base.
     """
     await self._take_back()
-    members = await self._answering()
     deadline = min(deadline, _SCORING_SECONDS)
-    outcomes = await asyncio.gather(
-      *(m.server.score(token_ids, sampled, deadline=deadline) for m in members),
-      return_exceptions=True,
-    )
-    scores = {}
-    for member, outcome in zip(members, outcomes, strict=True):
-      if isinstance(outcome, list):
-        scores[member.server.url] = outcome
-      elif isinstance(outcome, sglang_server.UnansweredError):
-        self._enter(member, _DOWN, str(outcome))
-      elif not isinstance(outcome, types.EngineError) or isinstance(
-        outcome, adapters.BaseServedError
-      ):
-        raise outcome
+
+    async def score(member: membership.Member) -> list[float] | None:
+      try:
+        return await member.server.score(token_ids, sampled, deadline=deadline)
+      except (sglang_server.UnansweredError, adapters.BaseServedError):
+        raise
+      except types.EngineError:
+        return None
+
+    found = await self._each(await self._answering(), score)
+    scores = {m.server.url: each for m, each in found.items() if each}
+    self._counters["unscored"] += len(self._members) - len(scores)
     return scores
 
   async def _answering(self, aside: bool = False) -> list[membership.Member]:
@@ -440,19 +439,12 @@ class Fleet:
     seconds once, not in every rollout. `aside` adds those that are put aside.
     """
 
-    async def answers(member: membership.Member) -> bool:
-      try:
-        found = await member.server.version(_ANSWER_SECONDS)
-      except sglang_server.UnansweredError as error:
-        self._enter(member, _DOWN, str(error))
-        return False
-      member.released = sglang_server.released(found)
-      return True
-
     asked = [m for m in self._members if m.state is not _DOWN]
     asked += [m for m in self._members if aside and m.aside]
-    found = await asyncio.gather(*map(answers, asked))
-    return [m for m, answered in zip(asked, found, strict=True) if answered]
+    found = await self._each(asked, lambda m: m.server.version(_ANSWER_SECONDS))
+    for member, name in found.items():
+      member.released = sglang_server.released(name)
+    return list(found)
 
   async def up(self) -> list[membership.Member]:
     """Returns the servers that are up, as soon as at least one is.
@@ -503,44 +495,23 @@ class Fleet:
     if weights is None:
       return  # The run has not handed any over yet.
     try:
-      if self._lent:
-        await server.version()  # As below, before the lock.
-        async with member.loading:
-          if not self._lent:
-            return
-          found = await server.version(_ANSWER_SECONDS)
-          if member.aside and sglang_server.of_run(found, self._run):
-            return
-          if not sglang_server.released(found):
-            await membership.check_ready(
-              server, self._max_context
-            )  # It was restarted.
-            await server.lend(self._run)
-          member.aside = False
-          self._enter(member, _UP)
-        return
-      if member.state is _DOWN:
+      if member.state is _DOWN and not self._lent:
         await membership.check_ready(server, self._max_context)
-      found = await server.version()
-      if member.aside and sglang_server.of_run(found, self._run):
-        return
-      member.aside = False
-      # Not before: a hand-over must not wait for a server that never answers.
+      # A hand-over must not wait for a server that never answers.
+      await server.version()
       async with member.loading:
-        if self._present is not weights or sglang_server.released(found):
+        found = await server.version(_ANSWER_SECONDS)
+        if member.aside and sglang_server.of_run(found, self._run):
+          return
+        member.aside = False
+        released = sglang_server.released(found)
+        if self._present is not weights or (released and not self._lent):
           return  # The run has handed over others meanwhile, or lent it.
-        lacks = found == weights.name and await server.lacks(weights)
-        if found != weights.name or lacks:
-          if sglang_server.of_another_run(found, self._run):
-            raise server.error(
-              f"another run handed it weights {found!r}; give each run servers "
-              "of its own."
-            )
-          why = f"it serves {found!r}, expected {weights.name!r}"
-          if lacks:
-            why = f"it does not have adapter {lacks!r}"
-          self._enter(member, _DOWN, why)
-          await server.load(weights)
+        if not self._lent:
+          await self._update(member, found, weights)
+        elif not released:  # It was restarted.
+          await membership.check_ready(server, self._max_context)
+          await server.lend(self._run)
         self._enter(member, _UP)
     except (types.EngineError, OSError) as error:
       up = member.state is _UP
@@ -550,6 +521,27 @@ class Fleet:
         str(error),
         not isinstance(error, sglang_server.UnansweredError),
       )
+
+  async def _update(
+    self,
+    member: membership.Member,
+    found: str,
+    weights: sglang_server.Weights,
+  ) -> None:
+    """Loads weights into a server that serves others, called `found`."""
+    server, why = member.server, ""
+    if found != weights.name:
+      why = f"it serves {found!r}, expected {weights.name!r}"
+    elif lacks := await server.lacks(weights):
+      why = f"it does not have adapter {lacks!r}"
+    if sglang_server.of_another_run(found, self._run):
+      raise server.error(
+        f"another run handed it weights {found!r}; give each run servers of "
+        "its own."
+      )
+    if why:
+      self._enter(member, _DOWN, why)
+      await server.load(weights)
 
   def _enter(
     self,
