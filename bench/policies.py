@@ -18,41 +18,33 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
-from anysearch_jax.training import (
-  batching,
-  optimizers,
-  placement,
-  throughput,
-  train_step,
-)
+from anysearch_jax.training import batching, placement, throughput
+from anysearch_jax.training import learner as learner_lib
 from bench import harness
 
 _BUDGETS = 5
 
 
 def weights_of(
-  a: architecture_lib.Architecture, *, dtype: Any = jnp.float32
-) -> decoder.Params:
-  """Returns random weights for all rows of the table, adapters included."""
-  return random_weights(table.rows(a), dtype=dtype)
-
-
-def random_weights(
-  rows: Sequence[weights.Weight], *, dtype: Any, where: Any = None
+  a: architecture_lib.Architecture,
+  *,
+  dtype: Any = jnp.float32,
+  where: Any = None,
 ) -> decoder.Params:
   """Returns random weights; scales of norms are 1 and in float32.
 
   Args:
-    rows: of the table.
+    a: the policy's architecture; adapters are included.
     dtype: of the weights.
     where: their shardings; None leaves the placement to JAX.
   """
+  rows = table.rows(a)
 
   def fresh() -> decoder.Params:
     keys = jax.random.split(jax.random.key(0), len(rows))
@@ -118,7 +110,10 @@ class Decoder:
     engine: `slots` rows are decoded, `decode_steps` tokens a call. With fewer
       `kv_tokens` than rows at full context, contexts must be shorter.
     dtype: of weights, keys and values.
-    params: weights as `prepared` returns them; by default random ones.
+    params: weights as `prepared` returns them.
+
+  Attributes:
+    table: int32 `[rows, M]`, the pages of each row.
   """
 
   def __init__(
@@ -127,14 +122,12 @@ class Decoder:
     engine: config_lib.EngineConfig,
     *,
     dtype: Any,
-    params: decoder.Params | None = None,
+    params: decoder.Params,
   ):
     self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
     self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
-    if params is None:
-      params = prepared(weights_of(a, dtype=self.dtype), a, dtype)
     self.params = params
     pages = kv_memory.pages(engine, shards=1)
     stored = self._model.stored
@@ -143,8 +136,8 @@ class Decoder:
     # Each row has the same share of the pages; page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
     each = min((pages - 1) // self.rows, columns)
-    self._table = np.zeros((self.rows, columns), np.int32)
-    self._table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
+    self.table = np.zeros((self.rows, columns), np.int32)
+    self.table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
     self._gathered = kv_store.empty_rows(
       self._model,
       self._pages,
@@ -165,20 +158,13 @@ class Decoder:
     """Decodes `steps` tokens for rows of `context` tokens, and waits."""
     jax.block_until_ready(self.sample(np.ones(self.rows, np.int32), context))
 
-  def prefill(self, tokens: np.ndarray) -> None:
-    """Writes int `[rows, T]` as the beginning of the rows."""
-    rows, count = tokens.shape
-    self._pages = kv_store.prefill(
-      self.params,
-      self._pages,
-      kv_store.Chunks(
-        self._table,
-        tokens=tokens,
-        starts=np.zeros(rows, np.int32),
-        counts=np.full(rows, count, np.int32),
-      ),
-      model=self._model,
-    )
+  def prefill(self, *calls: kv_store.Chunks[np.ndarray]) -> None:
+    """Writes tokens to rows of `table`, and waits."""
+    for chunks in calls:
+      self._pages = kv_store.prefill(
+        self.params, self._pages, chunks, model=self._model
+      )
+    jax.block_until_ready(self._pages)
 
   def sample(self, tokens: np.ndarray, context: int) -> kv_store.Decoded:
     """Samples `steps` tokens after `context` cached ones and `tokens`."""
@@ -188,7 +174,7 @@ class Decoder:
       self._pages,
       self._gathered,
       kv_store.Turns(
-        self._table,
+        self.table,
         window=tokens[:, None],
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
@@ -249,10 +235,10 @@ def train_examples(
 
 
 class TrainStep:
-  """The Trainer's step over random weights, made on the devices that train.
+  """The trainer's step over random weights, on the devices that train.
 
   Args:
-    config: the whole configuration, as the loop's builder takes it.
+    config: the whole configuration.
     a: the policy's architecture, without adapters.
     micro_batches: of a step, which `train_examples` fill.
     scored: share of tokens that have a loss, in (0, 1]; by default what a
@@ -266,49 +252,31 @@ class TrainStep:
     micro_batches: int,
     scored: float = 0.22,
   ):
-    trajectories = train_examples(
+    mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
+    params = weights_of(
+      a,
+      dtype=config.lora.base_dtype if config.lora.rank else "float32",
+      where=sharding.shardings(a, mesh),
+    )
+    no_tokenizer: Any = None
+    policy = hf.Policy(params, a, no_tokenizer)
+    self.forwards = int(bool(config.objective.kl_coefficient))
+    self.learner = learner_lib.Learner(config, policy)
+    self.attention = placement.compute(a, config, mesh).attention
+    examples = train_examples(
       row=config.batch.row_lengths[-1],
       vocab=a.vocab_size,
       tokens=micro_batches * config.batch.micro_batch_tokens,
       scored=scored,
     )
-    self.a = a = lora.attach(a, config.lora)
-    self.placed = placed = placement.Placement.of(a, config)
-    tx = optimizers.adamw(a, config.optimizer)
-    shardings = train_step.shardings(a, tx, placed.trainer)
-    compute = placement.compute(a, config, placed.trainer)
-    self.attention = compute.attention
-    trained = random_weights(
-      table.trainable_rows(a), dtype="float32", where=shardings.params
-    )
-    self.reference = None
-    if a.lora is not None or config.objective.kl_coefficient:
-      base = sharding.shardings(a.without_lora(), placed.trainer)
-      dtype = config.lora.base_dtype if a.lora else config.compute_dtype
-      self.reference = random_weights(
-        table.base_rows(a), dtype=dtype, where=base
-      )
-    self.state = train_step.init(trained, tx, shardings)
-    self.packed = batching.pack(
-      trajectories, config=config.batch, multiple=placed.row_multiple
-    )
-    self.batch = placed.batch(self.packed)
-    self.step: Any = train_step.make(
-      train_step.grpo_loss(
-        a,
-        config.objective,
-        temperature=config.sampling.temperature,
-        compute=compute,
-      ),
-      tx,
-      shardings,
-    )
+    multiple = self.learner.placement.row_multiple
+    packed = batching.pack(examples, config=config.batch, multiple=multiple)
+    self.packed = [packed]
 
-  def __call__(self) -> float:
-    """Takes one step, waits for it, and returns its loss."""
-    self.state, metrics = self.step(self.state, self.reference, self.batch)
-    jax.block_until_ready(self.state)
-    return float(metrics["loss/total"])
+  def __call__(self) -> None:
+    """Takes one step, and waits for it."""
+    list(self.learner.steps(self.packed))
+    jax.block_until_ready(self.learner.state)
 
 
 def measure_step(
@@ -324,17 +292,15 @@ def measure_step(
   first = harness.seconds(ours)
   with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
     seconds = [harness.seconds(ours) for _ in range(steps)]
-  work = throughput.count([ours.packed])
-  flops = throughput.model_flops(
-    ours.a, work, forwards=int(ours.reference is not None)
-  )
-  devices = list(ours.placed.trainer.devices.flat)
+  learner, work = ours.learner, throughput.count(ours.packed)
+  a, devices = learner.architecture, learner.placement.trainer.devices.flat
+  flops = throughput.model_flops(a, work, forwards=ours.forwards)
   median = statistics.median(seconds)
   out: dict[str, Any] = {
     "device": devices[0].device_kind,
     "devices": len(devices),
-    "parameters": weights.count(table.rows(ours.a)),
-    "trained": weights.count(table.trainable_rows(ours.a)),
+    "parameters": weights.count(table.rows(a)),
+    "trained": weights.count(table.trainable_rows(a)),
     "attention": ours.attention,
     "tokens": work.tokens,
     "first call, s": first,
@@ -343,12 +309,11 @@ def measure_step(
     "slowest, s": max(seconds),
     "model TFLOP a step": flops / 1e12,
     "model TFLOP/s": flops / median / 1e12,
-    "programs compiled": throughput.programs(ours.step),
+    **learner.speed(ours.packed, median),
   }
-  out |= throughput.metrics(work, flops, seconds=median, devices=devices)
   if "train/mfu" in out:
     out["limit by FLOPs, s"] = median * out["train/mfu"]
   # Per step, masters and moments are read and written, gradients are read.
-  state = sum(x.nbytes for x in jax.tree.leaves(ours.state))
+  state = sum(x.nbytes for x in jax.tree.leaves(learner.state))
   out["optimizer's least traffic, GB"] = (2 * state + state / 3) / 1e9
-  return out | throughput.memory(devices)
+  return out

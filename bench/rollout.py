@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import statistics
+from collections.abc import Awaitable, Callable, Sequence
 
 from absl import flags
 
@@ -26,8 +27,9 @@ from bench import harness
 from configs import quickstart
 from launch import jax_setup
 
-# The ways whose turns wait for each other.
-_TURN_SYNCHRONOUS = ("b", "c")
+Turns = Callable[
+  [Sequence[types.GenerateRequest]], Awaitable[Sequence[types.Generation]]
+]
 
 
 class Late:
@@ -47,12 +49,15 @@ class TurnSynchronous:
   """An engine that answers only when every running episode waits for a turn.
 
   The barrier also synchronises searches, because an episode asks for its next
-  turn only after its search is answered. `episodes` is the total number of
+  turn only after its search is answered. `ask` samples the turns of all of
+  them, and `engine` forgets an episode; `episodes` is the total number of
   episodes, `slots` the most that run at a time.
   """
 
-  def __init__(self, engine: types.Engine, *, episodes: int, slots: int):
-    self._engine = engine
+  def __init__(
+    self, ask: Turns, engine: types.Engine, *, episodes: int, slots: int
+  ):
+    self._ask, self._engine = ask, engine
     self._unborn = episodes
     self._slots = slots
     self._alive: set[types.Address] = set()
@@ -79,9 +84,7 @@ class TurnSynchronous:
       asyncio.get_running_loop().create_task(self._round(asked))
 
   async def _round(self, asked) -> None:
-    answers = await asyncio.gather(
-      *(self._engine.generate(request) for request, _ in asked)
-    )
+    answers = await self._ask([request for request, _ in asked])
     for (_, future), answer in zip(asked, answers, strict=True):
       future.set_result(answer)
 
@@ -106,14 +109,21 @@ def main() -> list[dict[str, object]]:
   ours = engine_lib.JaxEngine(
     policy, config=shapes, sampling=config.sampling, seed=0
   )
-  engines: dict[str, types.Engine] = {"a": ours, "b": ours}
+
+  async def ours_at_once(requests):
+    return await asyncio.gather(*map(ours.generate, requests))
+
+  # The ways whose turns wait for each other, and the others.
+  synchronous: dict[str, Turns] = {"b": ours_at_once}
+  engines: dict[str, types.Engine] = {"a": ours}
   if f.torch:
     import torch
 
     from bench import torch_peer
 
     torch.set_num_threads(f.threads or torch.get_num_threads())
-    engines["c"] = torch_peer.TorchEngine(config.policy, policy.tokenizer)
+    peer = torch_peer.TorchEngine(config.policy, policy.tokenizer)
+    synchronous["c"] = peer
   if f.sglang:
     from anysearch_jax.rollout.sglang import engine as sglang
 
@@ -127,9 +137,9 @@ def main() -> list[dict[str, object]]:
 
   def play(way: str, rollout: int, latency: float) -> dict[str, float]:
     """Plays one rollout; `latency` is the seconds of a search."""
-    engine = engines[way]
-    if way in _TURN_SYNCHRONOUS:
-      engine = TurnSynchronous(engine, episodes=episodes, slots=f.slots)
+    engine = engines.get(way) or TurnSynchronous(
+      synchronous[way], ours, episodes=episodes, slots=f.slots
+    )
     retriever = Late(source.retriever, latency)
     ours.counters.clear()
     played, timing = harness.timed(
@@ -152,7 +162,8 @@ def main() -> list[dict[str, object]]:
       "searches": sum(t.searches for t in found) / len(found),
     }
 
-  for way in engines:
+  ways = sorted({*engines, *synchronous})
+  for way in ways:
     play(way, 0, 0.0)
   print(f"{episodes} episodes, {f.slots} slots; occupancy is of (a) and (b)")
   columns = ("episodes/s", "tokens/s", "occupancy", "searches")
@@ -161,10 +172,10 @@ def main() -> list[dict[str, object]]:
   out: list[dict[str, object]] = []
   for latency in map(float, f.latencies):
     rounds = [
-      {way: play(way, 1 + i, latency / 1e3) for way in engines}
+      {way: play(way, 1 + i, latency / 1e3) for way in ways}
       for i in range(f.pairs)
     ]
-    for way in engines:
+    for way in ways:
       medians = {
         name: statistics.median(found[way][name] for found in rounds)
         for name in columns

@@ -1,13 +1,12 @@
 """The same policy in torch: transformers `generate` per turn.
 
-This is what a short script over transformers would do. Pending turns are
-left-padded and generated as one batch, with the whole context computed again
-every turn.
+This is what a short script over transformers would do. Turns are left-padded
+and generated as one batch, with the whole context computed again every turn.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 
 import torch
 import transformers
@@ -16,38 +15,20 @@ from anysearch_jax import types
 
 
 class TorchEngine:
-  """A turn-synchronous `types.Engine` over transformers' `generate`."""
+  """Samples several turns at once by transformers' `generate`."""
 
   def __init__(self, folder: str, tokenizer):
     self.model = transformers.AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float32
     ).eval()
     self._tokenizer = tokenizer
-    self._queue: list[tuple[types.GenerateRequest, asyncio.Future]] = []
-    self._server: asyncio.Task | None = None
     torch.manual_seed(0)
 
-  async def generate(self, request: types.GenerateRequest) -> types.Generation:
-    future = asyncio.get_running_loop().create_future()
-    self._queue.append((request, future))
-    if self._server is None or self._server.done():
-      self._server = asyncio.create_task(self._serve())
-    return await future
-
-  def release(self, address: types.Address) -> None:
-    del address
-
-  async def _serve(self) -> None:
-    while self._queue:
-      for _ in range(8):
-        await asyncio.sleep(0)
-      batch, self._queue = self._queue, []
-      self._answer(batch)
-
-  def _answer(self, batch) -> None:
-    requests = [request for request, _ in batch]
+  async def __call__(
+    self, requests: Sequence[types.GenerateRequest]
+  ) -> list[types.Generation]:
     longest = max(len(r.token_ids) for r in requests)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    ids = torch.zeros(len(requests), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for i, request in enumerate(requests):
       n = len(request.token_ids)
@@ -77,13 +58,14 @@ class TorchEngine:
         return_dict_in_generate=True,
       )
     logps = torch.stack(out.logits, 1).log_softmax(-1)
-    for i, (request, future) in enumerate(batch):
+    turns = []
+    for i, request in enumerate(requests):
       new = out.sequences[i, longest:].tolist()
       ends = [j for j, token in enumerate(new) if token in enders]
       new = new[: ends[0] + 1] if ends else new
       text = self._tokenizer.decode(new)
       cut = request.cut(text)
-      future.set_result(
+      turns.append(
         types.Generation(
           tuple(new),
           tuple(float(logps[i, j, t]) for j, t in enumerate(new)),
@@ -92,3 +74,4 @@ class TorchEngine:
           (0,) * len(new),
         )
       )
+    return turns

@@ -11,8 +11,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.machinery
-import importlib.util
 import os
 import pathlib
 import sys
@@ -148,27 +146,15 @@ def _module(source: str) -> tuple[types.ModuleType, pathlib.Path | None, str]:
   return module, path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-class _FromText(importlib.machinery.SourceFileLoader):
-  """Loads a module from the text that was hashed.
-
-  Python reuses bytecode from `__pycache__` if the source has the same size and
-  modification time in seconds, so it would miss a quick edit of one digit.
-  """
-
-  def __init__(self, name: str, path: str, text: bytes):
-    super().__init__(name, path)
-    self._text = text
-
-  def get_code(self, fullname: str) -> types.CodeType:
-    return self.source_to_code(self._text, self.path)
-
-
 def _run(path: str, text: bytes) -> types.ModuleType:
+  """Runs the text that was hashed, without Python's bytecode of earlier runs.
+
+  That may be stale: it is reused if the source has the same size and, in
+  seconds, the same modification time.
+  """
   name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
-  loader = _FromText(name, path, text)
-  spec = importlib.machinery.ModuleSpec(name, loader, origin=path)
-  spec.has_location = True  # `__file__` is the origin.
-  module = importlib.util.module_from_spec(spec)
+  module = types.ModuleType(name)
+  module.__file__ = path
   sys.modules[name] = module  # Dataclasses look their module up there.
-  loader.exec_module(module)
+  exec(compile(text, path, "exec"), vars(module))  # noqa: S102
   return module

@@ -18,12 +18,15 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import wording
 from anysearch_jax.host import http_calls, openai_endpoint
+
+if TYPE_CHECKING:
+  from anysearch_jax.policy import tokenizer
 
 T = TypeVar("T")
 
@@ -45,21 +48,6 @@ _REFUSAL = re.compile(
   r"|extra|forbidden|invalid (field|param)",
   re.IGNORECASE,
 )
-
-
-class Codec(types.TextCodec, Protocol):
-  """What the engine asks of a codec.
-
-  Attributes:
-    end_of_turn_id: recorded for a turn that the model ended; None: nothing.
-  """
-
-  @property
-  def end_of_turn_id(self) -> int | None: ...
-
-  def transcript(self, ids: Sequence[int]) -> str:
-    """Returns the text that a server encodes to `ids`."""
-    ...
 
 
 class CompletionsEngine:
@@ -290,11 +278,7 @@ def seed(address: types.Address, turn: int) -> int:
   return int.from_bytes(digest) >> 1
 
 
-# Ids of ASCII texts have this bit, those of other characters do not. All ids
-# fit into int32.
-_ASCII = 1 << 30
-_MOST = 4
-_PIECE = re.compile(r"[\x00-\x7f]{1,4}|[^\x00-\x7f]")
+_PIECE = re.compile(r"[\x01-\x7f]{1,4}|[^\x01-\x7f]")
 _END = 0
 # Control tokens of the usual families, to be neutralised in outside texts:
 # a server reads them as control tokens wherever they occur.
@@ -318,7 +302,7 @@ class PlainText:
   """
 
   end_of_turn_ids = frozenset({_END})
-  end_of_turn_id = _END
+  end_of_turn_id: int | None = _END
   control_tokens: tuple[str, ...] = _CONTROL
 
   def encode(self, text: str) -> list[int]:
@@ -342,19 +326,24 @@ class PlainText:
     return text, self.encode(text)
 
 
+if TYPE_CHECKING:
+  Codec = PlainText | tokenizer.Tokenizer
+
+
 def _id(piece: str) -> int:
-  if not piece.isascii():
-    return ord(piece)
-  packed = 0
-  for character in piece.ljust(_MOST, "\0"):
-    packed = packed << 7 | ord(character)
-  return _ASCII | (len(piece) - 1) << 28 | packed
+  """Returns an id: four bytes of ASCII, or a character after `_END`.
+
+  The first byte is not 0, so no character has such a number. Both fit into
+  int32.
+  """
+  if piece.isascii() and piece != "\0":
+    return int.from_bytes(piece.encode().ljust(4, b"\0"))
+  return ord(piece) + 1
 
 
 def _text(token: int) -> str:
   if token == _END:
     return ""
-  if not token & _ASCII:
-    return chr(token)
-  characters = (chr(token >> 7 * i & 127) for i in reversed(range(_MOST)))
-  return "".join(characters)[: (token >> 28 & 3) + 1]
+  if token < 1 << 24:
+    return chr(token - 1)
+  return token.to_bytes(4).rstrip(b"\0").decode()

@@ -22,9 +22,8 @@ from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
 
 ASK, ANSWER = "ask", "answer"
-# Beyond these, more searches or tokens are as good as any number of them.
+# Beyond these, more searches are as good as any number of them.
 MOST_SEARCHES = 8
-MOST_TURNS = 10.0
 
 
 class Seen(NamedTuple):
@@ -44,10 +43,6 @@ class Seen(NamedTuple):
   turn: float
   repeated: int
   logp: float
-
-  def turns_left(self, cap: float) -> float:
-    """Returns how many turns of mean length fit in a cap on tokens."""
-    return max(0.0, min(MOST_TURNS, (cap - self.written) / self.turn))
 
 
 @dataclasses.dataclass(frozen=True)

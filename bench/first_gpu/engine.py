@@ -22,7 +22,7 @@ from anysearch_jax.policy import decoder as decoder_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import sharding, table
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import logprobs, placement
 from bench import harness, policies
 from bench.first_gpu import floors, running
@@ -190,20 +190,13 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
   )
   need(_engine_bytes(a, params, rows * engine.max_context))
   held = sum(x.nbytes for x in jax.tree.leaves(params))
-  mesh = sharding.mesh()
-  model = kv_store.make_model(engine, a, mesh, dtype=_DTYPE)
-  pages = kv_store.allocator(
-    a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
-  )()
+  ours = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
 
   def measure(context: int) -> Mapping[str, Any]:
-    calls = _chunks(engine, length, context)
+    calls = _chunks(engine, ours.table, length, context)
 
     def run() -> None:
-      nonlocal pages
-      for chunks in calls:
-        pages = kv_store.prefill(params, pages, chunks, model=model)
-      jax.block_until_ready(pages)
+      ours.prefill(*calls)
 
     first = harness.seconds(run)
     seconds = min(harness.seconds(run) for _ in range(_CALLS))
@@ -228,18 +221,16 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
 
 
 def _chunks(
-  engine: config_lib.EngineConfig, length: int, context: int
+  engine: config_lib.EngineConfig, table: np.ndarray, length: int, context: int
 ) -> list[kv_store.Chunks[np.ndarray]]:
-  """Returns the calls that prefill `length` tokens of each row.
+  """Returns the calls that prefill `length` tokens of each row of `table`.
 
   The chunks of all rows fill whole calls.
   """
   lanes, size = engine.prefill_lanes, engine.prefill_chunk
-  columns = kv_memory.pages_of(engine.max_context, engine)
-  pages = 1 + np.arange(engine.slots * columns, dtype=np.int32)
   starts = np.arange(0, length, size, dtype=np.int32)
   chunks = kv_store.Chunks(
-    np.repeat(pages.reshape(-1, columns), len(starts), axis=0),
+    np.repeat(table, len(starts), axis=0),
     np.ones((engine.slots * len(starts), size), np.int32),
     np.tile(context + starts, engine.slots),
     np.tile(np.minimum(length - starts, size), engine.slots),
@@ -312,7 +303,14 @@ def _sampled(
   decoder = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
   prompts = np.random.default_rng(0).integers(1, a.vocab_size, (rows, prompt))
   prompts = prompts.astype(np.int32)
-  decoder.prefill(prompts[:, :-1])
+  decoder.prefill(
+    kv_store.Chunks(
+      decoder.table,
+      tokens=prompts[:, :-1],
+      starts=np.zeros(rows, np.int32),
+      counts=np.full(rows, prompt - 1, np.int32),
+    )
+  )
   found = jax.device_get(decoder.sample(prompts[:, -1], prompt - 1))
   return np.concatenate([prompts, found.tokens], 1), np.asarray(found.logps)
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import os
-import pathlib
 import re
-import shutil
 import statistics
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,15 +18,12 @@ from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 from bench import harness
 from bench.first_gpu import engine, running
-from launch import shipped
 from retrieval.index import flat
 
 _NAMES = ("out", "dq", "dk", "dv")
 _DIM = 768
 WIKI_18 = 21_015_324  # Passages of the paper's corpus.
 _PACKAGES = re.compile(r"jax|nvidia|libtpu|flax|optax|orbax|transformers")
-# As launch/serve_sglang.sh has it.
-_SGLANG = ".venv-sglang/bin/python"
 _CALLS = 20
 _WARM = 3
 
@@ -78,14 +71,10 @@ def peaks(notes: running.Notes) -> None:
   ):
     notes.case(name, functools.partial(_product, m, k, n, dtype))
   for size in (22, 24) if notes.rehearse else (28, 32):
-    read = functools.partial(_read, 2**size)
-    notes.case(f"sum of 2^{size} bytes", read)
+    read = functools.partial(harness.bandwidth, 2**size)
+    notes.case(f"sum of 2^{size} bytes", lambda r=read: {"GB/s": r() / 1e9})
   size = 2**22 if notes.rehearse else 2**30
   notes.case("from the host", functools.partial(_transfer, size))
-
-
-def _read(size: int) -> Mapping[str, Any]:
-  return {"GB/s": harness.bandwidth(size) / 1e9}
 
 
 def _product(m: int, k: int, n: int, dtype: str) -> Mapping[str, Any]:
@@ -123,40 +112,6 @@ def _transfer(size: int) -> Mapping[str, Any]:
     "to the device, GB/s": size / there / 1e9,
     "to the host, GB/s": size / back / 1e9,
   }
-
-
-def sglang(notes: running.Notes, *, policy: str) -> None:
-  """Runs SGLang's own measurement of a batch, on random weights of a policy."""
-  python = pathlib.Path(_SGLANG).absolute()
-  if not python.exists():
-    raise running.SkippedError(
-      f"found no {_SGLANG}; launch/requirements-sglang.txt says what it needs"
-    )
-  folder = notes.folder / "sglang"
-  folder.mkdir(exist_ok=True)
-  tokenizer = pathlib.Path(shipped.find("configs/graded_world_policy"))
-  for path in tokenizer.glob("*token*"):
-    shutil.copy(path, folder)
-  shape = shipped.find(f"configs/shapes/{policy}.json")
-  shutil.copy(shape, folder / "config.json")
-  results = folder / "results.jsonl"
-  results.unlink(missing_ok=True)
-  subprocess.run(
-    [
-      *(python, "-m", "sglang.bench_one_batch", "--model-path", folder),
-      *("--load-format", "dummy", "--input-len", "2048", "--output-len", "64"),
-      *("--batch-size", "32", "128", "256", "--result-filename", results),
-    ],
-    check=True,
-  )
-  for line in results.read_text().splitlines():
-    found = json.loads(line)
-    case = {
-      running.MS: 1e3 * found["median_decode_latency"],
-      "tokens/s": found["median_decode_throughput"],
-      "prefill, tokens/s": found["prefill_throughput"],
-    }
-    notes.add({f"{found['batch_size']} rows of {found['input_len']}": case})
 
 
 def search(notes: running.Notes) -> None:
@@ -254,7 +209,7 @@ def attention(notes: running.Notes) -> None:
 def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
   """Returns errors of outputs and gradients, and milliseconds."""
   rng = np.random.default_rng(0)
-  ids = np.repeat(np.arange(segments, dtype=np.int32) + 1, length // segments)
+  ids = jnp.repeat(jnp.arange(segments) + 1, length // segments)[None]
   arguments = [
     jnp.asarray(rng.normal(size=(1, length, n, heads.size)), jnp.bfloat16)
     for n in (heads.query, heads.kv, heads.kv, heads.query)
@@ -271,8 +226,19 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
   )
 
   def made(implementation: str) -> Callable[..., tuple[jax.Array, ...]]:
-    pulled = functools.partial(_pulled, implementation=implementation)
-    return jax.jit(functools.partial(pulled, jnp.asarray(ids[None])))
+    def attend(*qkv: jax.Array) -> jax.Array:
+      return self_attention.self_attention(
+        *(*qkv, ids),
+        implementation=implementation,
+        chunk=512,
+        max_segments=16,
+      )
+
+    def run(*qkvg: jax.Array) -> tuple[jax.Array, ...]:
+      out, pullback = jax.vjp(attend, *qkvg[:3])
+      return out, *pullback(qkvg[3])
+
+    return jax.jit(run)
 
   exact = _exact(made("xla"), arguments)
   # Two products forward and four backward, over the scores of causal segments.
@@ -288,27 +254,6 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
     out[f"{implementation} ms"] = 1e3 * seconds
     out[f"{implementation} TFLOP/s"] = flops / seconds / 1e12
   return out
-
-
-def _pulled(
-  ids: jax.Array,
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  g: jax.Array,
-  *,
-  implementation: str,
-) -> tuple[jax.Array, ...]:
-  """Returns attention's output and its gradients."""
-  out, pullback = jax.vjp(
-    lambda q, k, v: self_attention.self_attention(
-      q, k, v, ids, implementation=implementation, chunk=512, max_segments=16
-    ),
-    q,
-    k,
-    v,
-  )
-  return out, *pullback(g)
 
 
 def _exact(run: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
-from anysearch_jax.planning import flops
+from anysearch_jax.planning import flops, programs
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
@@ -196,12 +196,19 @@ def step(
     mesh=config_lib.MeshConfig(),
     pipeline=config_lib.PipelineConfig(),
   )
-  ours = policies.TrainStep(config, a, _MICRO_BATCHES)
-  arguments = (ours.state, ours.reference, ours.batch)
-  traced = ours.step.trace(*arguments)
+  planned, *_ = programs.programs(
+    config,
+    a,
+    devices=jax.local_devices(),
+    micro_batches=_MICRO_BATCHES,
+    # Trajectories take an eighth to a half of a row.
+    segment=row // 4,
+  )
+  traced = planned.fn.trace(*planned.args)
   compiled, took = harness.timed(lambda: traced.lower().compile())
   notes.add({"compile, s": took} | _planned(compiled))
   trace = str(notes.traces) if profile else None
+  ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   found = policies.measure_step(ours, _STEPS, profile=trace)
   tokens, seconds = found["tokens"], found["step, s"]
   found |= floors.beside(
@@ -211,8 +218,9 @@ def step(
     read=1e9 * found["optimizer's least traffic, GB"],
     # Two micro-batches hardly hide the optimizer; a whole step has 160.
     paper=floors.EPISODES.tokens * seconds / tokens,
-    # Trajectories take an eighth to a half of a row.
-    planned_flops=flops.count(traced.jaxpr, segment=row // 4),
+    planned_flops=flops.count(
+      traced.jaxpr, segment=planned.segment, **planned.loops
+    ),
   )
   notes.add(found | ({"trace": trace} if trace else {}))
 

@@ -14,7 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.training import batching, throughput
 from bench import policies
-from bench.first_gpu import engine, machine, running
+from bench.first_gpu import engine, running
 
 _WRITES = """
 import json, pathlib
@@ -177,26 +177,6 @@ def test_the_papers_step_is_the_sum_of_its_best_parts():
   *lines, paper = running.highlights(found)
   assert lines[0] == "decode: 2 ms (fast), 50% of the floor; a plan says 3 ms"
   assert "145 s (decode 40, prefill 5, step_full 100)" in paper
-
-
-def test_sglang_is_measured_where_it_is_installed(tmp_path, monkeypatch):
-  (tmp_path / "stages").mkdir()
-  monkeypatch.chdir(tmp_path)
-  notes = running.Notes(tmp_path, "sglang", rehearse=False)
-  with pytest.raises(running.SkippedError, match="found no .venv-sglang"):
-    machine.sglang(notes, policy="Qwen3-4B")
-  python = tmp_path / ".venv-sglang/bin/python"
-  python.parent.mkdir(parents=True)
-  values = {"batch_size": 32, "input_len": 2048, "prefill_throughput": 7.0}
-  values |= {"median_decode_latency": 0.004, "median_decode_throughput": 8e3}
-  # Of https://github.com/sgl-project/sglang, python/sglang/bench_one_batch.py.
-  python.write_text(
-    f"#!/bin/sh\ntest -e $4/tokenizer.json && test -e $4/config.json && "
-    f"echo '{json.dumps(values)}' > $(echo $* | sed 's/.*--result-filename //')"
-  )
-  python.chmod(0o755)
-  machine.sglang(notes, policy="Qwen3-4B")
-  assert notes.figures["32 rows of 2048"]["tokens/s"] == 8e3
 
 
 def test_the_table_has_every_figure():

@@ -230,7 +230,7 @@ class Slow:
 def member(name, speed=0.0, places=0):
   made = membership.Member(Slow(f"http://{name}"))
   made.state, made.speed = UP, speed
-  made.places = {(0, i) for i in range(places)}
+  made.places = {(0, i): {name} for i in range(places)}
   return made
 
 
@@ -246,24 +246,23 @@ def member(name, speed=0.0, places=0):
 )
 def test_questions_are_shared_by_speed(speeds, shares):
   members = [member(f"s{i}", speed) for i, speed in enumerate(speeds)]
-  homes = membership.Homes()
   for question in range(60):
-    homes.of(types.Address(0, question, 0), members)
+    membership.home(types.Address(0, question, 0), members, members)
   assert tuple(len(m.places) for m in members) == pytest.approx(shares, abs=1)
 
 
 def test_a_question_stays_until_its_last_episode_ends():
   first, second = member("a"), member("b")
-  homes = membership.Homes()
+  both = [first, second]
   episodes = [types.Address(0, 7, sample) for sample in range(3)]
-  assert {homes.of(e, [first, second]) for e in episodes} == {first}
+  assert {membership.home(e, both, both) for e in episodes} == {first}
   for _ in range(3):
-    assert homes.of(episodes[0], [second, first]) is first
-  assert homes.of(episodes[0], [second]) is second
-  assert (first.places, second.places) == (set(), {(0, 7)})
+    assert membership.home(episodes[0], [second, first], both) is first
+  assert membership.home(episodes[0], [second], both) is second
+  assert (first.places, [*second.places]) == ({}, [(0, 7)])
   for episode in episodes:
     assert second.places
-    homes.leave(episode)
+    membership.leave(episode, both)
   assert not second.places
 
 

@@ -201,21 +201,14 @@ def test_a_failed_adapter_leaves_the_one_before(adapting):
   assert engines.turn(engine, question=1).versions == (2,)
 
 
-def test_a_folder_of_adapters_is_loaded_over_the_base(adapting, tmp_path):
+def test_a_folder_of_whole_weights_replaces_base_and_adapters(
+  adapting, tmp_path
+):
   engine, server = adapting()
-  hf.save_adapter(tmp_path / "a", engines.adapted(5), base="base")
-  engine.load_folder(tmp_path / "a", 5)
-  assert engines.turn(engine).versions == (5,)
-  (scores,) = engine.scores(engines.PROMPT).values()
-  expected = _scores(engines.adapted(5))
-  np.testing.assert_allclose(scores, expected, atol=0.03)
-  assert len(server.bodies(WHOLE)) == 1
   hf.save(tmp_path / "whole", engines.adapted(6))
   engine.load_folder(tmp_path / "whole", 6)
   assert engines.turn(engine, question=1).versions == (6,)
   assert "lora_path" not in server.bodies("/generate")[-1]
-  with pytest.raises(types.EngineError, match="no base for adapters"):
-    engine.load_folder(tmp_path / "a", 7)
 
 
 def test_adapters_are_merged_for_a_server_without_them(serve, caplog):

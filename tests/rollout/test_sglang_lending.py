@@ -79,7 +79,7 @@ def test_a_server_that_is_put_aside_lends_and_stays_aside(lending):
   engine.free_cache()
   assert first.away == second.away == fake_sglang.MEMORY
   looks = len(first.asked)
-  _until(lambda: len(first.asked) > looks + 20)
+  _until(lambda: len(first.asked) > looks + 5)
   engine.set_params(engines.policy().params, 1)
   for question in range(3):
     assert engines.turn(engine, question=question).server == second.url

@@ -18,7 +18,7 @@ import safetensors
 
 from anysearch_jax import types
 
-FILE = "adapter_model.safetensors"
+_FILE = "adapter_model.safetensors"
 
 
 class BaseServedError(types.EngineError):
@@ -66,7 +66,7 @@ class Sampled(NamedTuple):
 
 def changes(folder: pathlib.Path) -> bool:
   """Returns whether a PEFT folder has a B that is not 0."""
-  with safetensors.safe_open(folder / FILE, framework="numpy") as file:
+  with safetensors.safe_open(folder / _FILE, framework="numpy") as file:
     return any(
       bool(np.any(file.get_tensor(name)))
       for name in file.keys()

@@ -172,24 +172,14 @@ class SglangEngine:
     self._hand_over(self._adapted(base, name, path), version, write_adapter)
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Loads a folder of weights into all servers; see `set_params`.
+    """Loads a folder of whole weights into all servers; see `set_params`.
 
-    It has whole weights or, where `adapts` and `set_params` has loaded a base,
-    adapters in PEFT's format. The folder must stay unchanged, where every
-    server can read it, until the next weights are loaded; one of adapters,
-    until servers hold it no more (`adapters.held`). It is not removed here.
+    It must stay unchanged, where every server can read it, until the next
+    weights are loaded. It is not removed here.
     """
-    path, name = pathlib.Path(folder).absolute(), self._name(version)
-    if not (path / adapters.FILE).is_file():
-      weights = self._whole(path, name)
-    elif self._base is not None:
-      weights = self._adapted(self._base, name, path)
-    else:
-      raise types.EngineError(
-        f"{path}: found adapters, expected whole weights: the servers have no "
-        "base for adapters."
-      )
-    self._hand_over(weights, version)
+    path = pathlib.Path(folder).absolute()
+    weights = self._whole(path, self._name(version))
+    self._hand_over(weights, version, lambda: [path])
 
   def _hand_over_whole(
     self, policy: hf.Policy, name: str, version: int
@@ -253,33 +243,29 @@ class SglangEngine:
     self,
     weights: sglang_server.Weights,
     version: int,
-    write: Callable[[], list[pathlib.Path]] | None = None,
+    write: Callable[[], list[pathlib.Path]],
   ) -> None:
     """Loads weights into all servers, after `write` has made their folders.
 
-    It returns what it has made. Meanwhile no health check loads weights into a
-    server.
+    It returns what they are sent. Meanwhile no health check loads weights into
+    a server.
     """
     started = time.monotonic()
     sampled = weights.sampled(version)
     self._handed.append(sampled)
-    loop.run(self._fleet.hold())
-    before, base = self._fleet.present(weights), self._base
+    before, base = self._fleet.present(None), self._base
     try:
-      try:
-        newest = sampled.adapter.path if sampled.adapter else weights.path
-        written = write() if write else [newest]
-        if processes.is_main():
-          self._count(written)
-          if sampled.adapter:
-            changes = adapters.changes(sampled.adapter.path)
-            sampled = sampled._replace(
-              adapter=sampled.adapter._replace(changes=changes)
-            )
-            self._handed[-1] = sampled
-        processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
-      finally:
-        loop.run(self._fleet.release())
+      written = write()
+      if processes.is_main():
+        self._count(written)
+        if sampled.adapter:
+          changes = adapters.changes(sampled.adapter.path)
+          sampled = sampled._replace(
+            adapter=sampled.adapter._replace(changes=changes)
+          )
+          self._handed[-1] = sampled
+      processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
+      self._fleet.present(weights)  # Of the other processes.
       processes.on_main(lambda: loop.run(self._fleet.up()))
     except BaseException:
       self._handed.pop()
@@ -316,7 +302,7 @@ class SglangEngine:
   def release(self, address: types.Address) -> None:
     """Forgets the adapter of an episode; servers evict prefixes themselves."""
     self._began.pop(address, None)
-    self._fleet.homes.leave(address)
+    self._fleet.leave(address)
 
   def free_cache(self) -> int:
     """Makes the servers release their GPU memory, see `CachingEngine`.

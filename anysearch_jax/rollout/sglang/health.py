@@ -1,15 +1,8 @@
 """The health of SGLang servers: which one samples, and how one recovers.
 
-A server is
-
-    up       it answers and serves the current weights; turns go to it
-    suspect  it left a request unanswered; its health is checked, and new
-             turns go to other servers
-    down     it failed that check too, serves other weights, or cannot be
-             used: its turns move to other servers, and it is checked from
-             time to time. One that answers again but serves other weights,
-             for example those of its own folder after a restart, loads the
-             current ones and is up once it serves them
+docs/rollouts.md has the states of a server. One that is down is checked from
+time to time. If it then serves other weights, for example those of its own
+folder after a restart, it loads the present ones and is up once it serves them.
 
 A turn depends only on its context. A lost turn is therefore sampled again from
 its beginning, by another server or by the same one after it recovers, and its
@@ -17,11 +10,6 @@ episode continues. If no server is up, turns wait for one.
 
 Servers that lend their memory to training are only asked for the name of their
 weights; one that was restarted lends again. The next turn ends this.
-
-A run begins when one server is up. Others may be late, and with a gateway
-(`membership`) servers come and go: one that joins is down until it has the
-present weights, and one that leaves finishes its turns. A server whose texts
-are unlike the others' is put aside until it is restarted.
 """
 
 from __future__ import annotations
@@ -29,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 from collections import Counter
@@ -74,7 +63,6 @@ class Fleet:
 
   Attributes:
     servers: all that the fleet ever had.
-    homes: where questions are sampled; its user says when an episode ends.
   """
 
   def __init__(
@@ -91,10 +79,7 @@ class Fleet:
     self._make, self._gateway = make, gateway
     self.servers: list[sglang_server.Server] = []
     self._members: list[membership.Member] = []
-    self.homes = membership.Homes()
     self._unlisted = "the gateway lists none."
-    # Members whose `loading` a hand-over holds, if there is one.
-    self._held: list[membership.Member] | None = None
     self._run, self._wait = run, wait
     self._counters = counters
     self._present: sglang_server.Weights | None = None
@@ -215,8 +200,6 @@ class Fleet:
       if url in here:
         here[url].missed = 0
         continue
-      if self._held is not None:
-        continue  # The next list names it again, when the weights are whole.
       member = self._add(url)
       if self._watching:
         _log.warning("SGLang server %s joins.", url)
@@ -265,7 +248,7 @@ class Fleet:
     left, clock = _MOVES, asyncio.get_running_loop().time
     error: types.EngineError
     while True:
-      member = self.homes.of(address, await self.up())
+      member = membership.home(address, await self.up(), self._members)
       limit, began = asyncio.timeout(deadline), clock()
       member.turns.add(limit)
       try:
@@ -302,6 +285,10 @@ class Fleet:
       left -= 1
       self._counters["failovers"] += 1
 
+  def leave(self, address: types.Address) -> None:
+    """Notes that an episode has ended; its question may then move."""
+    membership.leave(address, self._members)
+
   async def put_aside(self, url: str, why: str) -> None:
     """Leaves a server out until it is restarted, if another one is up."""
     for member in self._members:
@@ -325,22 +312,13 @@ class Fleet:
       if count:
         self._counters[f"server/{member.name}/{name}"] += count
 
-  async def hold(self) -> None:
-    """Suspends the weight loading of health checks until `release`."""
-    self._held = list(self._members)
-    for member in self._held:
-      await member.loading.acquire()
-
-  async def release(self) -> None:
-    """Resumes what `hold` suspended."""
-    for member in self._held or ():
-      member.loading.release()
-    self._held = None
-
   def present(
     self, weights: sglang_server.Weights | None
   ) -> sglang_server.Weights | None:
-    """Sets the weights that servers must serve; returns the previous ones."""
+    """Sets the weights that servers must serve; returns the previous ones.
+
+    With None, health checks load nothing.
+    """
     before, self._present = self._present, weights
     return before
 
@@ -350,47 +328,41 @@ class Fleet:
     Raises:
       types.EngineError: a server refused.
     """
-    await self.hold()
-    try:
-      self._lent = True
-      await self._each(
-        [m for m in await self._answering(True) if not m.released],
-        lambda m: m.server.lend(self._run),
-        note=" It may still hold the memory that training needs.",
-      )
-    finally:
-      await self.release()
+    self._lent = True
+    await self._each(
+      [m for m in self._members if m.state is not _DOWN or m.aside],
+      self._settle,
+      note=" It may still hold the memory that training needs.",
+    )
 
   async def _take_back(self) -> None:
     """Ends `lend`: the present weights are loaded into all servers."""
     async with self._returning:
       if self._lent and (weights := self._present):
-        await self.hold()
         self._lent = False
         try:
           await self.hand_over(weights)
         except BaseException:
           self._lent = True  # The next turn tries again.
           raise
-        finally:
-          await self.release()
 
   async def hand_over(self, weights: sglang_server.Weights) -> None:
-    """Loads the weights of `present` into all servers that answer.
+    """Loads weights, those of `present` from now on, into servers that answer.
 
-    The caller has called `hold`. Every other server goes down and gets the
-    weights when it is back, and one that lends its memory with the next turn.
+    Every other server goes down and gets the weights when it is back, and one
+    that lends its memory with the next turn.
 
     Raises:
       types.EngineError: a server did not load the weights or serves others; the
         message says what each server serves.
     """
+    self._present = weights
     if self._lent:
       return
-    members = await self._answering()
+    members = [m for m in self._members if m.state is not _DOWN]
     try:
-      loaded = await self._each(
-        members, lambda m: m.server.load(weights, lent=m.released)
+      await self._each(
+        members, functools.partial(self._settle, handing_over=True)
       )
     except types.EngineError as error:
       served = await asyncio.gather(*map(membership.served, members))
@@ -398,8 +370,6 @@ class Fleet:
         f"Weights {weights.name} did not reach every server: {error} Now "
         f"{'; '.join(served)}."
       ) from None
-    for member in loaded:
-      self._enter(member, _UP)
 
   async def scores(
     self,
@@ -420,6 +390,8 @@ class Fleet:
     deadline = min(deadline, _SCORING_SECONDS)
 
     async def score(member: membership.Member) -> list[float] | None:
+      # A frozen server costs these seconds once, not in every rollout.
+      await member.server.version(_ANSWER_SECONDS)
       try:
         return await member.server.score(token_ids, sampled, deadline=deadline)
       except (sglang_server.UnansweredError, adapters.BaseServedError):
@@ -427,24 +399,11 @@ class Fleet:
       except types.EngineError:
         return None
 
-    found = await self._each(await self._answering(), score)
+    asked = [m for m in self._members if m.state is not _DOWN]
+    found = await self._each(asked, score)
     scores = {m.server.url: each for m, each in found.items() if each}
     self._counters["unscored"] += len(self._members) - len(scores)
     return scores
-
-  async def _answering(self, aside: bool = False) -> list[membership.Member]:
-    """Returns the servers that are not down and answer within seconds.
-
-    A server that does not answer goes down. A frozen server thereby costs these
-    seconds once, not in every rollout. `aside` adds those that are put aside.
-    """
-
-    asked = [m for m in self._members if m.state is not _DOWN]
-    asked += [m for m in self._members if aside and m.aside]
-    found = await self._each(asked, lambda m: m.server.version(_ANSWER_SECONDS))
-    for member, name in found.items():
-      member.released = sglang_server.released(name)
-    return list(found)
 
   async def up(self) -> list[membership.Member]:
     """Returns the servers that are up, as soon as at least one is.
@@ -491,28 +450,10 @@ class Fleet:
 
   async def _look(self, member: membership.Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
-    server, weights = member.server, self._present
-    if weights is None:
-      return  # The run has not handed any over yet.
+    if self._present is None:
+      return  # New ones are being written.
     try:
-      if member.state is _DOWN and not self._lent:
-        await membership.check_ready(server, self._max_context)
-      # A hand-over must not wait for a server that never answers.
-      await server.version()
-      async with member.loading:
-        found = await server.version(_ANSWER_SECONDS)
-        if member.aside and sglang_server.of_run(found, self._run):
-          return
-        member.aside = False
-        released = sglang_server.released(found)
-        if self._present is not weights or (released and not self._lent):
-          return  # The run has handed over others meanwhile, or lent it.
-        if not self._lent:
-          await self._update(member, found, weights)
-        elif not released:  # It was restarted.
-          await membership.check_ready(server, self._max_context)
-          await server.lend(self._run)
-        self._enter(member, _UP)
+      await self._settle(member)
     except (types.EngineError, OSError) as error:
       up = member.state is _UP
       self._enter(
@@ -522,26 +463,55 @@ class Fleet:
         not isinstance(error, sglang_server.UnansweredError),
       )
 
-  async def _update(
-    self,
-    member: membership.Member,
-    found: str,
-    weights: sglang_server.Weights,
+  async def _settle(
+    self, member: membership.Member, *, handing_over: bool = False
   ) -> None:
-    """Loads weights into a server that serves others, called `found`."""
-    server, why = member.server, ""
-    if found != weights.name:
-      why = f"it serves {found!r}, expected {weights.name!r}"
-    elif lacks := await server.lacks(weights):
-      why = f"it does not have adapter {lacks!r}"
-    if sglang_server.of_another_run(found, self._run):
-      raise server.error(
-        f"another run handed it weights {found!r}; give each run servers of "
-        "its own."
-      )
-    if why:
-      self._enter(member, _DOWN, why)
-      await server.load(weights)
+    """Has a server serve the present weights, or lend its memory.
+
+    It is up afterwards. It first goes down if it serves others, unless these
+    are `handing_over`.
+
+    Raises:
+      types.EngineError: it does not answer, or cannot be used.
+    """
+    server = member.server
+    async with member.loading:
+      weights, found = self._present, await server.version(_ANSWER_SECONDS)
+      is_away = sglang_server.released(found)
+      if member.aside and sglang_server.of_run(found, self._run):
+        if self._lent and not is_away:
+          await server.lend(self._run)
+        return
+      member.aside = False
+      if member.state is _DOWN and not (self._lent and is_away):
+        if (longest := await server.ready()) < self._max_context:
+          raise types.EngineError(
+            f"{server.url}: came back with contexts of {longest} tokens, "
+            f"expected {self._max_context}; start it as it was."
+          )
+        found, is_away = await server.version(), False
+      if self._lent:
+        if not is_away:
+          await server.lend(self._run)
+      elif is_away and not handing_over:
+        return  # Its memory is lent, by another process of the run.
+      elif weights:
+        why = ""
+        if found != weights.name:
+          why = f"it serves {found!r}, expected {weights.name!r}"
+        elif lacks := await server.lacks(weights):
+          why = f"it does not have adapter {lacks!r}"
+        if why and not handing_over:
+          if sglang_server.of_another_run(found, self._run):
+            raise server.error(
+              f"another run handed it weights {found!r}; give each run servers "
+              "of its own."
+            )
+          self._enter(member, _DOWN, why)
+        if why:
+          await server.load(weights, lent=is_away)
+      if self._present is weights:  # Otherwise others follow.
+        self._enter(member, _UP)
 
   def _enter(
     self,

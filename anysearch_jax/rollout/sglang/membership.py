@@ -41,10 +41,9 @@ class Member:
 
   reason: why the server is not up.
   turns: the deadlines of its running turns.
-  released: whether it had released its memory when it was last asked.
-  loading: lock for loading weights.
+  loading: lock for loading weights, and for lending memory.
   doubted: event that starts a check immediately.
-  places: questions that are sampled here.
+  places: questions that are sampled here, with their episodes that play.
   speed: sampled tokens a second of a turn, smoothed; 0 is unknown.
   recent: whether each of its last turns was degenerate.
   aside: whether it is left out until it is restarted.
@@ -57,10 +56,9 @@ class Member:
     self.state = State.DOWN
     self.reason = "it has not answered yet"
     self.turns: set[asyncio.Timeout] = set()
-    self.released = False
     self.loading = asyncio.Lock()
     self.doubted = asyncio.Event()
-    self.places: set[Place] = set()
+    self.places: dict[Place, set[types.Address]] = {}
     self.speed = 0.0
     self.recent: collections.deque[bool] = collections.deque(maxlen=_RECENT)
     self.aside = False
@@ -105,34 +103,28 @@ class Member:
     )
 
 
-class Homes:
-  """Where each question is sampled, as long as an episode of it plays."""
+def home(
+  address: types.Address, up: Sequence[Member], members: Sequence[Member]
+) -> Member:
+  """Returns the member, one of `up`, for the next turn of an episode."""
+  place = address.rollout, address.question
+  found = next((m for m in up if place in m.places), None)
+  if found is None:
+    episodes = [m.places.pop(place, set()) for m in members]
+    found = choose(up)
+    found.places[place] = set().union(*episodes)
+  found.places[place].add(address)
+  return found
 
-  def __init__(self) -> None:
-    self._of: dict[Place, tuple[Member, set[types.Address]]] = {}
 
-  def of(self, address: types.Address, up: Sequence[Member]) -> Member:
-    """Returns the member, one of `up`, for the next turn of an episode."""
-    place = address.rollout, address.question
-    home, episodes = self._of.get(place, (None, set()))
-    if home is None or home not in up:
-      if home:
-        home.places.discard(place)
-      home = choose(up)
-      home.places.add(place)
-    episodes.add(address)
-    self._of[place] = home, episodes
-    return home
-
-  def leave(self, address: types.Address) -> None:
-    """Notes that an episode has ended."""
-    place = address.rollout, address.question
-    if place in self._of:
-      home, episodes = self._of[place]
+def leave(address: types.Address, members: Sequence[Member]) -> None:
+  """Notes that an episode has ended."""
+  place = address.rollout, address.question
+  for member in members:
+    if (episodes := member.places.get(place)) is not None:
       episodes.discard(address)
       if not episodes:
-        home.places.discard(place)
-        del self._of[place]
+        del member.places[place]
 
 
 def choose(members: Sequence[Member]) -> Member:
@@ -143,15 +135,6 @@ def choose(members: Sequence[Member]) -> Member:
   known = [m.speed for m in members if m.speed]
   usual = sum(known) / len(known) if known else 1.0
   return min(members, key=lambda m: (len(m.places) + 1) / (m.speed or usual))
-
-
-async def check_ready(server: sglang_server.Server, context: int) -> None:
-  """Checks that a server that was down, or is new, has such contexts."""
-  if (found := await server.ready()) < context:
-    raise types.EngineError(
-      f"{server.url}: came back with contexts of {found} tokens, expected "
-      f"{context}; start it as it was."
-    )
 
 
 async def served(member: Member) -> str:

@@ -24,13 +24,14 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import pathlib
 import random
 import re
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import httpx2
@@ -150,7 +151,7 @@ class Server:
 
   async def healthy(self) -> None:
     """Checks that the server answers."""
-    await self._ask("GET", "/health", None, self._patience)
+    await self._ask("GET", "/health")
 
   async def version(self, seconds: float = _CONTROL_SECONDS) -> str:
     """Returns the name of the weights that the server reports in time."""
@@ -172,22 +173,29 @@ class Server:
       UnansweredError: the server gave no answer, and may have released.
       types.EngineError: it refused.
     """
-    try:
-      await self.post("/pause_generation", {"mode": "abort"})
-      await self._ask(
-        "POST", f"/flush_cache?timeout={self._patience:g}", None, self._patience
-      )
+    async with self._paused("abort"):
+      await self._ask("POST", f"/flush_cache?timeout={self._patience:g}")
       await self._rename(run + _RELEASED)
+    await self._memory("release", _WEIGHTS, *_REST)
+
+  @contextlib.asynccontextmanager
+  async def _paused(self, mode: str) -> AsyncIterator[None]:
+    """Pauses the server, and continues it if the block fails.
+
+    A server that stays paused would block all later requests and runs.
+    """
+    try:
+      await self.post("/pause_generation", {"mode": mode})
+      yield
     except BaseException:
       with contextlib.suppress(types.EngineError):
         await self.post("/continue_generation", {})
       raise
-    await self._memory("release", _WEIGHTS, *_REST)
 
   async def _memory(self, change: str, *tags: str) -> None:
     """Changes what the server holds, with a request that is never repeated."""
     path, body = f"/{change}_memory_occupation", {"tags": tags}
-    await self._ask("POST", path, lambda: body, self._patience, repeat=False)
+    await self._ask("POST", path, lambda: body, repeat=False)
 
   async def _rename(self, name: str) -> None:
     body = {"new_version": name, "abort_all_requests": False}
@@ -273,18 +281,16 @@ class Server:
         except UnansweredError:
           raise
         except types.EngineError as error:
-          refused = str(
-            error
-          )  # Or a repeated request, which is loaded already.
+          # Or a repeated request, which is loaded already.
+          refused = str(error)
     await unload(loaded - wanted)
     if missing := await self.lacks(weights):
       raise self.error(f"does not have adapter {missing!r}. {refused}")
 
   async def _load_folder(self, weights: Weights, *, lent: bool) -> None:
     """Loads the folder of weights and checks that the server serves it."""
-    try:
-      # Running requests wait and continue with the new weights.
-      await self.post("/pause_generation", {"mode": "in_place"})
+    # Running requests wait and continue with the new weights.
+    async with self._paused("in_place"):
       if lent:
         await self._memory("resume", _WEIGHTS)
       done = await self.post(
@@ -303,12 +309,7 @@ class Server:
       # old weights remain until they are evicted, but are never matched again:
       # requests contain the weights' name (`extra_key`).
       with contextlib.suppress(types.EngineError):
-        await self._ask("POST", "/flush_cache", None, self._patience)
-    except BaseException:
-      # A server that stays paused would block all later requests and runs.
-      with contextlib.suppress(types.EngineError):
-        await self.post("/continue_generation", {})
-      raise
+        await self._ask("POST", "/flush_cache")
     await self.post("/continue_generation", {})
     found = await self.version()
     loaded = done.get("success") is True
@@ -368,15 +369,14 @@ class Server:
 
   async def get(self, path: str, deadline: float | None = None) -> Json:
     """Returns the object at this path; the default deadline is short."""
-    seconds = deadline or self._patience
-    return self._object(await self._ask("GET", path, None, seconds))
+    return self._object(await self._ask("GET", path, deadline=deadline))
 
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
   ) -> Json:
     """Returns the object that answers `body`; the default deadline is short."""
-    seconds = deadline or self._patience
-    return self._object(await self._ask("POST", path, lambda: body, seconds))
+    answer = await self._ask("POST", path, lambda: body, deadline=deadline)
+    return self._object(answer)
 
   async def generate(self, body: Json) -> Json:
     """Generates; aborts every try that the server may still be working on.
@@ -394,7 +394,9 @@ class Server:
       return body | {"rid": waiting[-1]}
 
     try:
-      response = await self._ask("POST", "/generate", request, None)
+      response = await self._ask(
+        "POST", "/generate", request, deadline=math.inf
+      )
       waiting.pop()
     except types.EngineError as error:
       if not isinstance(error, UnansweredError):
@@ -418,16 +420,16 @@ class Server:
     self,
     method: str,
     path: str,
-    body: Callable[[], Json] | None,
-    deadline: float | None,
+    body: Callable[[], Json | None] = lambda: None,
     *,
+    deadline: float | None = None,
     repeat: bool = True,
   ) -> httpx2.Response:
     """Sends a request until the server accepts it, and returns its answer.
 
     Without `repeat`, only until a connection is there to send it.
     """
-    url = self.url + path
+    url, deadline = self.url + path, deadline or self._patience
     try:
       async with asyncio.timeout(deadline):
         for attempt in range(self._retries + 1):
@@ -435,9 +437,7 @@ class Server:
             self._counters["retries"] += 1
             await asyncio.sleep(pause(attempt))
           try:
-            response = await self._client.request(
-              method, url, json=None if body is None else body()
-            )
+            response = await self._client.request(method, url, json=body())
           except httpx2.TransportError as error:
             met = self._redact.quote(str(error), _LONGEST)
             met = f"{type(error).__name__}: {met}".rstrip(": ")
