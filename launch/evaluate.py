@@ -100,9 +100,7 @@ def main(argv: Sequence[str]) -> None:
     journal.claim(folder, made | {"provenance.json": played})
     if not (folder / _SUMMARY).is_file():
       with run_lock.hold(folder / run_lock.NAME):
-        searcher = searching.BatchingRetriever(
-          retriever, config.search, identity=played["retriever"]["sha256"]
-        )
+        searcher = searching.BatchingRetriever(retriever, config.search)
         _play(config, chosen, source, questions, searcher, folder)
   print(f"episodes: {folder / harness.EPISODES}")
 

@@ -144,9 +144,7 @@ def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
         allow_cpu=flags.FLAGS.allow_cpu,
         role=controller.CONTROLLER,
       )
-      searcher = searching.BatchingRetriever(
-        retriever, config.search, identity=provenance["retriever"]["sha256"]
-      )
+      searcher = searching.BatchingRetriever(retriever, config.search)
       finished = controller.run(
         config,
         folder,
@@ -270,9 +268,7 @@ def _trainer(
       client.waits,
     )
   else:
-    searcher = searching.BatchingRetriever(
-      retriever, config.search, identity=provenance["retriever"]["sha256"]
-    )
+    searcher = searching.BatchingRetriever(retriever, config.search)
     waits = searcher.waits
   if processes.is_main():
     held.enter_context(line.telling(waits))

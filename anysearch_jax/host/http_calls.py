@@ -33,6 +33,7 @@ _CONNECT_SECONDS, _CLOSE_SECONDS = 10.0, 5.0
 _LONGEST_PAUSE = 5.0
 # Limits on the characters that an error message quotes, of errors and values.
 _LONGEST, _SHORT = 300, 80
+_LARGEST = 1 << 24  # Limit on the bytes of an answer.
 
 
 class AnswerError(types.RetrievalError):
@@ -177,7 +178,6 @@ class Caller:
     patience: limits on the waiting.
     headers: sent with each call; None: those of a JSON request, with the key as
       a bearer token.
-    largest: limit on the bytes of an answer.
     again: statuses that are retried.
     price: added to `counters["cost"]` for each call that is answered.
     proxies: whether to use the proxies that the environment names.
@@ -193,7 +193,6 @@ class Caller:
   advice: str
   patience: Patience = DEFAULT
   headers: dict[str, str] | None = None
-  largest: int = 1 << 24
   again: tuple[int, ...] = BUSY
   price: float = 0.0
   proxies: bool = False
@@ -386,9 +385,9 @@ class Caller:
       data += part
       if events is not None:
         events.feed(part)
-      if len(data) > self.largest:
+      if len(data) > _LARGEST:
         raise AnswerError(
-          f"{url}: found an answer of more than {self.largest} bytes; "
+          f"{url}: found an answer of more than {_LARGEST} bytes; "
           "expected a shorter one."
         )
     return bytes(data) if events is None else events.whole()

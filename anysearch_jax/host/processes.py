@@ -97,8 +97,7 @@ def to_replicated(x: jax.Array) -> jax.Array:
   """
   if x.is_fully_addressable:
     return x
-  if not isinstance(x.sharding, jax.sharding.NamedSharding):
-    raise TypeError(f"Found {x.sharding}, expected a sharding on a mesh.")
+  assert isinstance(x.sharding, jax.sharding.NamedSharding)
   everywhere = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
   return _copied(everywhere)(x).addressable_data(0)
 

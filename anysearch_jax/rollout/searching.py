@@ -65,8 +65,6 @@ class BatchingRetriever:
       other is asked by concurrent calls. The answers of a
       `types.ContextualRetriever` are cached by its `context_key` too.
     config: sizes of batches, cache and passages.
-    identity: of the index behind the retriever, a part of the cache's keys.
-      Assign a new value to `identity` when the index changes.
 
   The deadline of a search (`turns.Limit`) stands still until its query is sent.
   A failure is raised for every episode that waits for the query and is not
@@ -85,11 +83,7 @@ class BatchingRetriever:
   """
 
   def __init__(
-    self,
-    retriever: types.Retriever,
-    config: config_lib.SearchConfig,
-    *,
-    identity: Hashable = "",
+    self, retriever: types.Retriever, config: config_lib.SearchConfig
   ):
     self._retriever, self._config = retriever, config
     self._context_key = (
@@ -113,7 +107,6 @@ class BatchingRetriever:
     self._open: dict[Hashable, _Query] = {}
     self._waiting: dict[Hashable, _Query] = {}
     self._calls, self._is_starting = 0, False
-    self.identity = identity
     self.counters: Counter[str] = Counter()
     self._said = 0, time.monotonic()  # Queries that `waits` knew, and when.
     # What the retriever had counted when it was last asked.
@@ -129,9 +122,9 @@ class BatchingRetriever:
     """Answers one query. Raises `types.RetrievalError` if it cannot."""
     if not loop.is_here():  # Searches of all event loops share their calls.
       return await loop.wait(self.search(request))
-    key: Hashable = (request, self.identity)
+    key: Hashable = request
     if self._context_key is not None:
-      key = (key, self._context_key(request.known_context()))
+      key = request, self._context_key(request.known_context())
     self.counters["searches"] += 1
     # LRU order: reinserting makes this the most recently used entry.
     answer = self._cache.pop(key, None)

@@ -70,16 +70,16 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
     )
     for i in range(config.questions)
   ]
-  policy = hf.Policy(base, a, engine.Words(a.vocab_size))
-  learner = learner_lib.Learner(config, policy)
-  published = policy._replace(
+  start = hf.Policy(base, a, engine.Words(a.vocab_size))
+  learner = learner_lib.Learner(config, start)
+  published = start._replace(
     params=learner.published(), architecture=learner.architecture
   )
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
-    sampler, Invented(), config.episode, policy.tokenizer
+    sampler, Invented(), config.episode, start.tokenizer
   )
-  del base, policy, published  # Their memory is the learner's.
+  del base, start, published  # Their memory is the learner's.
 
   def measure(number: int) -> dict[str, Any]:
     rollout, played = harness.timed(
