@@ -285,10 +285,7 @@ class Checks:
           yield problem(f"{c.gateway} lists no SGLang server", "add one.")
       for url in urls:
         asked.append(make(url))
-        try:
-          yield loop.run(_server(asked[-1], self.config.episode.max_context))
-        except types.EngineError as error:
-          yield problem(str(error))
+        yield loop.run(_server(asked[-1], self.config.episode.max_context))
     except types.EngineError as error:
       yield problem(str(error))
     finally:
@@ -328,10 +325,13 @@ def device_memory() -> int | None:
 
 async def _server(server: sglang_server.Server, max_context: int) -> Finding:
   start = time.monotonic()
-  await server.healthy()
-  took = time.monotonic() - start
-  info = await server.get("/server_info")
-  version = await server.version()
+  try:
+    await server.healthy()
+    took = time.monotonic() - start
+    info = await server.get("/server_info")
+    version = await server.version()
+  except types.EngineError as error:
+    return problem(str(error))
   longest = info.get("max_req_input_len")
   said = (
     f"{server.url}: SGLang {info.get('version', 'of unknown version')}, serves "

@@ -105,13 +105,8 @@ class Breaker:
 
   After `failures` consecutive failed calls, it refuses all calls for `cooldown`
   seconds and then lets one through. If that one succeeds, all calls are let
-  through again; if it fails, another `cooldown` begins. See
-  https://martinfowler.com/bliki/CircuitBreaker.html.
-
-  Attributes:
-    failures: 1 or more.
-    cooldown: seconds.
-    clock: monotonic clock, in seconds.
+  through again; if it fails, another `cooldown` begins. `clock` is monotonic,
+  in seconds. See https://martinfowler.com/bliki/CircuitBreaker.html.
   """
 
   failures: int

@@ -204,9 +204,7 @@ def step(
     # Trajectories take an eighth to a half of a row.
     segment=row // 4,
   )
-  traced = planned.fn.trace(*planned.args)
-  compiled, took = harness.timed(lambda: traced.lower().compile())
-  notes.add({"compile, s": took} | _planned(compiled))
+  jaxpr = planned.fn.trace(*planned.args).jaxpr
   trace = str(notes.traces) if profile else None
   ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   found = policies.measure_step(ours, _STEPS, profile=trace)
@@ -218,22 +216,6 @@ def step(
     read=1e9 * found["optimizer's least traffic, GB"],
     # Two micro-batches hardly hide the optimizer; a whole step has 160.
     paper=floors.EPISODES.tokens * seconds / tokens,
-    planned_flops=flops.count(
-      traced.jaxpr, segment=planned.segment, **planned.loops
-    ),
+    planned_flops=flops.count(jaxpr, segment=planned.segment, **planned.loops),
   )
   notes.add(found | ({"trace": trace} if trace else {}))
-
-
-def _planned(compiled: Any) -> dict[str, float]:
-  """Returns the bytes that the compiler counts, by its own analysis."""
-  analysis = compiled.memory_analysis()
-  return {
-    f"compiler: {name}, GiB": getattr(analysis, field) / 2**30
-    for name, field in (
-      ("arguments", "argument_size_in_bytes"),
-      ("temporaries", "temp_size_in_bytes"),
-      ("peak", "peak_memory_in_bytes"),
-    )
-    if analysis is not None
-  }

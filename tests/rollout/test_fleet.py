@@ -30,7 +30,7 @@ def until(holds, seconds=20):
 
 
 def state(engine, server):
-  found = [m for m in engine._fleet._members if m.server.url == server.url]
+  found = [m for m in engine._fleet._members.all if m.server.url == server.url]
   return found[0].state if found else None
 
 
@@ -136,8 +136,8 @@ def test_two_servers_become_four_and_then_one_and_no_turn_is_lost(
     by_server = collections.Counter(
       turn.server for turns in found.values() for turn in turns
     )
-    until(lambda: len(engine._fleet._members) == 1)
-    assert [m.server.url for m in engine._fleet._members] == [d.url]
+    until(lambda: len(engine._fleet._members.all) == 1)
+    assert [m.server.url for m in engine._fleet._members.all] == [d.url]
     assert {by_server[x.url] > 0 for x in (a, b, d)} == {True}
     for server in (c, d):
       paths = [path for path, _ in server.asked]
@@ -182,14 +182,14 @@ def test_turns_wait_while_no_server_that_is_listed_is_up(start, gateway):
   try:
     engine.put_aside(b.url, "of a test")
     lists(b)
-    until(lambda: not engine._fleet._members[0].samples)
+    until(lambda: not engine._fleet._members.all[0].samples)
     waiting = concurrent.futures.ThreadPoolExecutor(1).submit(
       engines.turn, engine
     )
     until(lambda: engine.counters["waits"])
     lists(a, b)
     assert waiting.result(10).server == a.url
-    engine._fleet._wait = 0.2
+    engine._fleet._members.wait = 0.2
     lists(b)
     until(lambda: state(engine, a) is None)
     with pytest.raises(types.EngineError, match="No SGLang server is up for"):
@@ -206,7 +206,7 @@ def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
   late.restart()
   said = f"SGLang server {late.url}: {late.url}: came back with contexts of 8"
   until(lambda: said in caplog.text)
-  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
   assert caplog.text.count(said) == 1
   assert engines.turn(engine).server == early.url
 
@@ -234,6 +234,12 @@ def member(name, speed=0.0, places=0):
   return made
 
 
+def members_of(*some):
+  made = membership.Members(Slow, wait=1.0, counters=collections.Counter())
+  made.all += some
+  return made
+
+
 @pytest.mark.parametrize(
   ("speeds", "shares"),
   [
@@ -246,23 +252,24 @@ def member(name, speed=0.0, places=0):
 )
 def test_questions_are_shared_by_speed(speeds, shares):
   members = [member(f"s{i}", speed) for i, speed in enumerate(speeds)]
+  fleet = members_of(*members)
   for question in range(60):
-    membership.home(types.Address(0, question, 0), members, members)
+    fleet.home(types.Address(0, question, 0), members)
   assert tuple(len(m.places) for m in members) == pytest.approx(shares, abs=1)
 
 
 def test_a_question_stays_until_its_last_episode_ends():
   first, second = member("a"), member("b")
-  both = [first, second]
+  fleet = members_of(first, second)
   episodes = [types.Address(0, 7, sample) for sample in range(3)]
-  assert {membership.home(e, both, both) for e in episodes} == {first}
+  assert {fleet.home(e, [first, second]) for e in episodes} == {first}
   for _ in range(3):
-    assert membership.home(episodes[0], [second, first], both) is first
-  assert membership.home(episodes[0], [second], both) is second
+    assert fleet.home(episodes[0], [second, first]) is first
+  assert fleet.home(episodes[0], [second]) is second
   assert (first.places, [*second.places]) == ({}, [(0, 7)])
   for episode in episodes:
     assert second.places
-    membership.leave(episode, both)
+    fleet.leave(episode)
   assert not second.places
 
 
@@ -301,7 +308,7 @@ def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
   name = first.url.partition("://")[2]
   assert engine.counters[f"server/{name}/not_finite"] == 1
   engine.set_params(engines.policy().params, 1)
-  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
   assert state(engine, first) is DOWN
   first.faults.clear()
   first.kill()

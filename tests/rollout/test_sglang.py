@@ -364,7 +364,7 @@ async def _until(holds):
 
 
 def _is(engine, place, state):
-  return lambda: engine._fleet._members[place].state is state
+  return lambda: engine._fleet._members.all[place].state is state
 
 
 def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
@@ -461,8 +461,8 @@ def test_error_without_servers_states_bound_and_reasons(serve):
   assert all(f"{server.url} is " in said for server in servers)
   assert "Is an SGLang server running there" in said
   # The bound applies to the outage, not to each turn.
-  engine._fleet._wait = 3600.0
-  engine._fleet._dark_since -= 3601.0
+  engine._fleet._members.wait = 3600.0
+  engine._fleet._members.dark_since -= 3601.0
   with pytest.raises(types.EngineError, match="for 3600 seconds"):
     engines.turn(engine)
 
@@ -552,8 +552,8 @@ def test_servers_of_another_run_are_not_used(serve):
   theirs = first.version
   with pytest.raises(types.EngineError, match="did another run hand weights"):
     engines.turn(engine, question=0)
-  loop.run(engine._fleet._look(engine._fleet._members[0]))
-  loop.run(engine._fleet._look(engine._fleet._members[0]))
+  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
+  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
   assert _is(engine, 0, membership.State.DOWN)()
   assert first.version == theirs
   # Its questions go to the other server.

@@ -68,8 +68,7 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
   tensors: list[dict[str, Any]] = []
   beside = path.with_name(path.name + _COPYING)
   digest = hashlib.sha256()
-  body = path.with_name(path.name + ".body")
-  with open(body, "wb") as file:
+  with open(beside, "wb") as file:
     for tensor in after.values():
       was, now = _bytes(old, tensor), _bytes(new, tensor)
       if np.array_equal(was, now):
@@ -87,14 +86,10 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
           "sha256": hashlib.sha256(now.data).hexdigest(),
         }
       )
-  head = json.dumps(
-    {"base": old.name, "sha256": digest.hexdigest(), "tensors": tensors}
-  ).encode()
-  with open(beside, "wb") as file, open(body, "rb") as source:
-    file.write(hashlib.sha256(head).digest())
-    file.write(len(head).to_bytes(8, "little") + head)
-    shutil.copyfileobj(source, file, 1 << 24)
-  body.unlink()
+    said = {"base": old.name, "sha256": digest.hexdigest(), "tensors": tensors}
+    text = json.dumps(said).encode()
+    file.write(text + len(text).to_bytes(8, "little"))
+    file.write(hashlib.sha256(text).digest())
   beside.rename(path)
 
 
@@ -105,31 +100,30 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
     ValueError: the delta is damaged, its base is not there, or the result has
       another checksum; the copy is then removed.
   """
-  with open(path, "rb") as file:
-    check, size = file.read(32), int.from_bytes(file.read(8), "little")
-    if size > path.stat().st_size:
-      raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
-    text, body = file.read(size), file.read()
-  head = {}
-  if hashlib.sha256(text).digest() == check:
-    head = json.loads(text)
-  if head.get("sha256") != hashlib.sha256(body).hexdigest():
+  content = path.read_bytes()
+  end = len(content) - 40  # A size and a checksum follow the text.
+  begin = end - int.from_bytes(content[end : end + 8], "little")
+  body, text = memoryview(content)[: max(begin, 0)], content[begin:end]
+  said = {}
+  if hashlib.sha256(text).digest() == content[end + 8 :]:
+    said = json.loads(text)
+  if said.get("sha256") != hashlib.sha256(body).hexdigest():
     raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
-  base, patched = copies / head["base"], copies / (path.stem + _COPYING)
+  base, patched = copies / said["base"], copies / (path.stem + _COPYING)
   if not base.is_dir():
     held = sorted(p.name for p in copies.iterdir() if p.is_dir())
     raise ValueError(
-      f"{path}: is a delta of {head['base']!r}, found {held} in {copies}."
+      f"{path}: is a delta of {said['base']!r}, found {held} in {copies}."
     )
   shutil.rmtree(patched, ignore_errors=True)
   base.rename(patched)  # A copy that is being patched is of no version.
   start = 0
-  for each in head["tensors"]:
+  for each in said["tensors"]:
     tensor = _Tensor(*each["place"])
     values = _bytes(patched, tensor, "r+")
     parts = []
     for length in each["parts"]:
-      parts.append(body[start : start + length])
+      parts.append(bytes(body[start : start + length]))
       start += length
     if len(parts) == 1:
       values[:] = np.frombuffer(parts[0], np.uint8)
@@ -139,7 +133,7 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
       shutil.rmtree(patched)
       raise ValueError(
         f"{path}: a tensor of {tensor.file} has another checksum than "
-        f"expected; the copy of {head['base']!r} was damaged and is removed."
+        f"expected; the copy of {said['base']!r} was damaged and is removed."
       )
   patched.rename(copies / path.stem)
 

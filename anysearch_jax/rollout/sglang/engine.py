@@ -229,7 +229,7 @@ class SglangEngine:
     lora = self._policy.architecture.lora
     if lora is None:
       return False
-    for server in self._fleet.answered:
+    for server in (member.server for member in loop.run(self._fleet.up())):
       if why := adapters.refusal(server.info, lora.rank, lora.targets):
         _log.warning(
           "SGLang servers get whole weights with the adapters merged into "
@@ -401,15 +401,14 @@ class SglangEngine:
           versions={x.weights: x.version for x in served},
         ),
       )
-    except sglang_reply.OtherWeightsError as error:
-      told = server.error(error)
-      if not sglang_server.of_another_run(error.name, self._run):
-        told = sglang_server.UnansweredError(str(told))
-      raise told from None
-    except sglang_reply.NotFiniteError as error:
-      raise type(error)(str(server.error(error))) from None
     except types.EngineError as error:
-      raise server.error(error) from None
+      told = server.error(error)
+      if isinstance(error, sglang_reply.NotFiniteError):
+        told = sglang_reply.NotFiniteError(str(told))
+      elif isinstance(error, sglang_reply.OtherWeightsError):
+        if not sglang_server.of_another_run(error.name, self._run):
+          told = sglang_server.UnansweredError(str(told))
+      raise told from None
 
   def _body(
     self, request: types.GenerateRequest, sampled: adapters.Sampled

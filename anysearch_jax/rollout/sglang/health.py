@@ -19,17 +19,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.rollout.sglang import adapters, membership
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +34,6 @@ _UP, _SUSPECT, _DOWN = membership.State
 # Seconds between checks of a server that is up and has turns. They are needed
 # because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
-_STOP_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0  # It names its weights without waiting for requests.
 _SCORING_SECONDS = 60.0  # Of a short prompt, queued behind running requests.
 _MOVES = 3  # Of a turn: it may be what crashes the servers.
@@ -76,26 +71,17 @@ class Fleet:
     counters: Counter[str],
   ):
     self._lent, self._returning = False, asyncio.Lock()
-    self._make, self._gateway = make, gateway
-    self.servers: list[sglang_server.Server] = []
-    self._members: list[membership.Member] = []
-    self._unlisted = "the gateway lists none."
-    self._run, self._wait = run, wait
-    self._counters = counters
+    self._gateway, self._run, self._counters = gateway, run, counters
+    self._members = members = membership.Members(
+      make, wait=wait, counters=counters
+    )
+    self.servers, self.up, self.stop = members.servers, members.up, members.stop
+    self.put_aside, self.leave = members.put_aside, members.leave
     self._present: sglang_server.Weights | None = None
     # Of all servers; one that comes back with a shorter context stays down.
     self._max_context = 0
-    self._changed = asyncio.Event()
-    # When the last server went down; infinite while one is up.
-    self._dark_since = math.inf
-    self._watching: dict[membership.Member | None, asyncio.Task] = {}
     for url in urls:
-      self._add(url)
-
-  @property
-  def answered(self) -> list[sglang_server.Server]:
-    """The servers that are up."""
-    return [m.server for m in self._members if m.state is _UP]
+      members.add(url)
 
   async def start(self) -> int:
     """Waits for a server and starts the health checks.
@@ -106,77 +92,38 @@ class Fleet:
     Raises:
       types.EngineError: a server cannot be used, or none was up in time.
     """
-    clock = asyncio.get_running_loop().time
-    ends = clock() + self._wait
-    while not (contexts := await self._first()):
+    members, clock = self._members, asyncio.get_running_loop().time
+    ends = clock() + members.wait
+    while not (contexts := await self._ready()):
       if clock() > ends:
-        raise types.EngineError(self._none_up())
+        raise members.none_up()
       await asyncio.sleep(_START_SECONDS)
-    self._max_context = min(contexts)
-    late = [m for m in self._members if m.state is _DOWN]
+    self._max_context = min(contexts.values())
+    late = [m.server.url for m in members.all if m not in contexts]
     if late:
       _log.warning(
         "%d of %d SGLang servers are up. The run begins, and uses the others "
         "once they are up: %s.",
-        *(len(contexts), len(self._members)),
-        ", ".join(m.server.url for m in late),
+        *(len(contexts), len(members.all), ", ".join(late)),
       )
-    for member in self._members:
-      self._begin(member, self._watch(member))
+    for member in members.all:
+      if member in contexts:
+        member.state, member.reason = _UP, ""
+      members.begin(member, self._watch(member))
     if self._gateway:
-      self._begin(None, self._list(self._gateway))
+      members.begin(None, self._list(self._gateway))
     return self._max_context
 
-  async def _first(self) -> list[int]:
+  async def _ready(self) -> dict[membership.Member, int]:
     """Asks all servers once; returns the contexts of those that answer."""
     if self._gateway:
       try:
         self._meet(await membership.workers(self._gateway))
       except sglang_server.UnansweredError as error:
-        self._unlisted = f"the gateway lists none: {error}"
-    contexts = await self._each(self._members, lambda m: m.server.ready())
-    for member in contexts:
-      member.state, member.reason = _UP, ""
-    return list(contexts.values())
-
-  async def _each(
-    self,
-    members: Sequence[membership.Member],
-    ask: Callable[[membership.Member], Awaitable[T]],
-    *,
-    note: str = "",
-  ) -> dict[membership.Member, T]:
-    """Asks servers at once; returns the results of those that answer.
-
-    The others go down; `note` is added to their reason.
-
-    Raises:
-      types.EngineError: a server refused.
-    """
-    outcomes = await asyncio.gather(*map(ask, members), return_exceptions=True)
-    found: dict[membership.Member, T] = {}
-    failed = []
-    for member, outcome in zip(members, outcomes, strict=True):
-      if isinstance(outcome, sglang_server.UnansweredError):
-        self._enter(member, _DOWN, f"{outcome}{note}")
-      elif isinstance(outcome, BaseException):
-        failed.append(outcome)
-      else:
-        found[member] = outcome
-    if failed:
-      raise failed[0]
-    return found
-
-  def _add(self, url: str) -> membership.Member:
-    member = membership.Member(self._make(url))
-    self.servers.append(member.server)
-    self._members.append(member)
-    return member
-
-  def _begin(self, key: membership.Member | None, work: Coroutine) -> None:
-    task = asyncio.create_task(work)
-    self._watching[key] = task
-    task.add_done_callback(lambda _: self._tell())
+        self._members.unlisted = f"the gateway lists none: {error}"
+    return await self._members.each(
+      self._members.all, lambda m: m.server.ready()
+    )
 
   async def _list(self, gateway: sglang_server.Server) -> None:
     """Follows the gateway's list of servers."""
@@ -195,36 +142,28 @@ class Fleet:
 
   def _meet(self, urls: Sequence[str]) -> None:
     """Adds the servers that a gateway lists, and lets the others leave."""
-    here = {member.server.url: member for member in self._members}
+    members = self._members
+    here = {member.server.url: member for member in members.all}
     for url in urls:
       if url in here:
         here[url].missed = 0
         continue
-      member = self._add(url)
-      if self._watching:
+      member = members.add(url)
+      if members.tasks:
         _log.warning("SGLang server %s joins.", url)
         member.doubted.set()
-        self._begin(member, self._watch(member))
+        members.begin(member, self._watch(member))
     for url, member in here.items():
       if url in urls:
         continue
       member.missed += 1
       if member.missed > 1 and not member.turns:
         _log.warning("SGLang server %s left.", url)
-        self._members.remove(member)
-        if task := self._watching.pop(member, None):
+        members.all.remove(member)
+        if task := members.tasks.pop(member, None):
           task.cancel()
-    if self._watching:
-      self._tell()
-
-  async def stop(self) -> None:
-    """Stops the health checks; one that loads weights resumes its server."""
-    tasks = list(self._watching.values())
-    for task in tasks:
-      task.cancel()
-    if tasks:
-      await asyncio.wait(tasks, timeout=_STOP_SECONDS)
-    self._watching = {}
+    if members.tasks:
+      members.tell()
 
   async def ask(
     self,
@@ -248,64 +187,32 @@ class Fleet:
     left, clock = _MOVES, asyncio.get_running_loop().time
     error: types.EngineError
     while True:
-      member = membership.home(address, await self.up(), self._members)
-      limit, began = asyncio.timeout(deadline), clock()
-      member.turns.add(limit)
+      member = self._members.home(address, await self.up())
+      began = clock()
       try:
-        async with limit:
+        async with member.turn(deadline):
           found = await turn(member.server)
         self._count(member, **member.sampled(found, clock() - began))
-        member.turns.discard(limit)
-        if why := member.degenerates(self._others(member)):
-          self._put_aside(member, why)
+        if why := member.degenerates(self._members.others(member)):
+          self._members.set_aside(member, why)
         return dataclasses.replace(found, server=member.server.url)
       except sglang_reply.NotFiniteError as broken:
-        self._count(member, not_finite=1)
-        if not self._others(member):
-          raise
         error = broken
-        member.turns.discard(limit)
-        self._put_aside(member, str(broken))
-      except TimeoutError:
-        error = types.EngineError(
-          f"{member.server.url}: no turn within {deadline:g} seconds."
-        )
-        if limit in member.turns:  # Otherwise `_enter` expired it: server down.
-          self._count(member, failures=1)
-          raise error from None
-      except sglang_server.UnansweredError as unanswered:
-        error = unanswered
+        self._count(member, not_finite=1)
+        if not self._members.others(member):
+          raise
+        self._members.set_aside(member, str(error))
+      except types.EngineError as failed:
+        error = failed
         self._count(member, failures=1)
+        if not isinstance(error, sglang_server.UnansweredError):
+          raise
         if member.state is _UP:
-          self._enter(member, _SUSPECT, str(error))
-      finally:
-        member.turns.discard(limit)
+          self._members.enter(member, _SUSPECT, str(error))
       if not left:
         raise error
       left -= 1
       self._counters["failovers"] += 1
-
-  def leave(self, address: types.Address) -> None:
-    """Notes that an episode has ended; its question may then move."""
-    membership.leave(address, self._members)
-
-  async def put_aside(self, url: str, why: str) -> None:
-    """Leaves a server out until it is restarted, if another one is up."""
-    for member in self._members:
-      if member.server.url == url and self._others(member):
-        self._put_aside(member, why)
-
-  def _put_aside(self, member: membership.Member, why: str) -> None:
-    member.aside = True
-    member.recent.clear()
-    self._enter(
-      member,
-      _DOWN,
-      f"it is put aside until it is restarted, because {why.rstrip('.')}.",
-    )
-
-  def _others(self, member: membership.Member) -> list[membership.Member]:
-    return [m for m in self._members if m.samples and m is not member]
 
   def _count(self, member: membership.Member, **counts: int) -> None:
     for name, count in counts.items():
@@ -329,8 +236,8 @@ class Fleet:
       types.EngineError: a server refused.
     """
     self._lent = True
-    await self._each(
-      [m for m in self._members if m.state is not _DOWN or m.aside],
+    await self._members.each(
+      [m for m in self._members.all if m.state is not _DOWN or m.aside],
       self._settle,
       note=" It may still hold the memory that training needs.",
     )
@@ -359,9 +266,9 @@ class Fleet:
     self._present = weights
     if self._lent:
       return
-    members = [m for m in self._members if m.state is not _DOWN]
+    members = [m for m in self._members.all if m.state is not _DOWN]
     try:
-      await self._each(
+      await self._members.each(
         members, functools.partial(self._settle, handing_over=True)
       )
     except types.EngineError as error:
@@ -399,39 +306,11 @@ class Fleet:
       except types.EngineError:
         return None
 
-    asked = [m for m in self._members if m.state is not _DOWN]
-    found = await self._each(asked, score)
+    asked = [m for m in self._members.all if m.state is not _DOWN]
+    found = await self._members.each(asked, score)
     scores = {m.server.url: each for m, each in found.items() if each}
-    self._counters["unscored"] += len(self._members) - len(scores)
+    self._counters["unscored"] += len(self._members.all) - len(scores)
     return scores
-
-  async def up(self) -> list[membership.Member]:
-    """Returns the servers that are up, as soon as at least one is.
-
-    Raises:
-      types.EngineError: no server has been up for `wait` seconds.
-    """
-    waited = False
-    while not (up := [m for m in self._members if m.samples]):
-      for task in self._watching.values():
-        if task.done():
-          task.result()  # Raises if a bug ended the health checks.
-      if not waited:
-        self._counters["waits"] += 1
-      waited = True
-      ends = self._dark_since + self._wait
-      try:
-        async with asyncio.timeout_at(ends):
-          await self._changed.wait()
-      except TimeoutError:
-        raise types.EngineError(self._none_up()) from None
-    return up
-
-  def _none_up(self) -> str:
-    return (
-      f"No SGLang server is up for {self._wait:g} seconds (sglang.wait): "
-      f"{' '.join(map(str, self._members)) or self._unlisted}"
-    )
 
   async def _watch(self, member: membership.Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
@@ -455,13 +334,8 @@ class Fleet:
     try:
       await self._settle(member)
     except (types.EngineError, OSError) as error:
-      up = member.state is _UP
-      self._enter(
-        member,
-        _SUSPECT if up else _DOWN,
-        str(error),
-        not isinstance(error, sglang_server.UnansweredError),
-      )
+      state = _SUSPECT if member.state is _UP else _DOWN
+      self._members.enter(member, state, error)
 
   async def _settle(
     self, member: membership.Member, *, handing_over: bool = False
@@ -507,56 +381,8 @@ class Fleet:
               f"another run handed it weights {found!r}; give each run servers "
               "of its own."
             )
-          self._enter(member, _DOWN, why)
+          self._members.enter(member, _DOWN, why)
         if why:
           await server.load(weights, lent=is_away)
       if self._present is weights:  # Otherwise others follow.
-        self._enter(member, _UP)
-
-  def _enter(
-    self,
-    member: membership.Member,
-    state: membership.State,
-    reason: str = "",
-    refused: bool = False,
-  ) -> None:
-    """Sets the state of a server; logs and counts a change.
-
-    `refused` says that the reason is not that it does not answer.
-    """
-    before, known = member.state, member.reason
-    member.state, member.reason = state, reason
-    if state is before:
-      if refused and reason != known:
-        _log.warning("SGLang server %s: %s", member.server.url, reason)
-      return
-    up = sum(m.state is _UP for m in self._members)
-    self._counters[f"server_{state.name.lower()}"] += 1
-    _log.warning(
-      "SGLang server %s was %s and is %s; %d of %d are up%s",
-      *(member.server.url, before.value, state.value, up, len(self._members)),
-      f": {reason}" if reason else ".",
-    )
-    if before is _UP:
-      member.doubted.set()
-    now = asyncio.get_running_loop().time()
-    if state is _DOWN:
-      cut, member.turns = member.turns, set()
-      for limit in cut:  # `ask` moves these turns to another server.
-        if not limit.expired():
-          limit.reschedule(now)
-    self._tell()
-
-  def _tell(self) -> None:
-    """Notes whether a server samples; wakes what waits for a change."""
-    if any(member.samples for member in self._members):
-      self._dark_since = math.inf
-    elif self._dark_since == math.inf:
-      self._dark_since = asyncio.get_running_loop().time()
-      _log.warning(
-        "No SGLang server is up; turns wait for one, up to %g seconds "
-        "(sglang.wait).",
-        self._wait,
-      )
-    self._changed.set()
-    self._changed = asyncio.Event()
+        self._members.enter(member, _UP)

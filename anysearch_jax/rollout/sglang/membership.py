@@ -10,14 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import enum
-from collections.abc import Sequence
-from typing import Any
+import logging
+import math
+from collections.abc import (
+  AsyncIterator,
+  Awaitable,
+  Callable,
+  Coroutine,
+  Sequence,
+)
+from typing import Any, TypeVar
 
 from anysearch_jax import types
 from anysearch_jax.host import redaction
 from anysearch_jax.rollout.sglang import server as sglang_server
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 5.0
 # A turn of so many tokens that are all one token has no content.
 _DEGENERATE = 16
 # Of the last turns of a server, those by which it is compared with the others.
@@ -72,6 +86,34 @@ class Member:
     """Whether new turns may go to it."""
     return self.state is State.UP and not self.missed
 
+  @contextlib.asynccontextmanager
+  async def turn(self, deadline: float) -> AsyncIterator[None]:
+    """Limits a turn to some seconds, and until `cut`.
+
+    Raises:
+      server.UnansweredError: it was cut.
+      types.EngineError: it took too long.
+    """
+    limit = asyncio.timeout(deadline)
+    self.turns.add(limit)
+    try:
+      async with limit:
+        yield
+    except TimeoutError:
+      kind = sglang_server.UnansweredError
+      raise (types.EngineError if limit in self.turns else kind)(
+        f"{self.server.url}: no turn within {deadline:g} seconds."
+      ) from None
+    finally:
+      self.turns.discard(limit)
+
+  def cut(self) -> None:
+    """Ends the running turns; they may move to another server."""
+    turns, self.turns = self.turns, set()
+    for limit in turns:
+      if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
+
   def sampled(self, turn: types.Generation, seconds: float) -> dict[str, int]:
     """Notes a turn; returns its counts."""
     tokens = len(turn.token_ids)
@@ -103,28 +145,193 @@ class Member:
     )
 
 
-def home(
-  address: types.Address, up: Sequence[Member], members: Sequence[Member]
-) -> Member:
-  """Returns the member, one of `up`, for the next turn of an episode."""
-  place = address.rollout, address.question
-  found = next((m for m in up if place in m.places), None)
-  if found is None:
-    episodes = [m.places.pop(place, set()) for m in members]
-    found = choose(up)
-    found.places[place] = set().union(*episodes)
-  found.places[place].add(address)
-  return found
+class Members:
+  """The servers of a run: which there are, and which of them are up.
 
+  Its methods run in one event loop.
 
-def leave(address: types.Address, members: Sequence[Member]) -> None:
-  """Notes that an episode has ended."""
-  place = address.rollout, address.question
-  for member in members:
-    if (episodes := member.places.get(place)) is not None:
-      episodes.discard(address)
-      if not episodes:
-        del member.places[place]
+  Args:
+    make: returns the server at an address.
+    wait: seconds that turns wait while no server is up.
+    counters: see `health.Fleet`.
+
+  Attributes:
+    all: the members.
+    servers: of all that ever were members.
+    tasks: what watches each member, and under None what lists them.
+    unlisted: why there are no members.
+    dark_since: when the last server went down; infinite while one is up.
+  """
+
+  def __init__(
+    self,
+    make: Callable[[str], sglang_server.Server],
+    *,
+    wait: float,
+    counters: collections.Counter[str],
+  ):
+    self._make, self.wait, self._counters = make, wait, counters
+    self.all: list[Member] = []
+    self.servers: list[sglang_server.Server] = []
+    self.tasks: dict[Member | None, asyncio.Task] = {}
+    self.unlisted = "the gateway lists none."
+    self.dark_since = math.inf
+    self._changed = asyncio.Event()
+
+  def add(self, url: str) -> Member:
+    """Adds a server, which is down."""
+    member = Member(self._make(url))
+    self.servers.append(member.server)
+    self.all.append(member)
+    return member
+
+  def begin(self, key: Member | None, work: Coroutine) -> None:
+    """Starts a task; `up` raises its error."""
+    task = asyncio.create_task(work)
+    self.tasks[key] = task
+    task.add_done_callback(lambda _: self.tell())
+
+  async def stop(self) -> None:
+    """Stops all tasks; one that loads weights resumes its server."""
+    tasks, self.tasks = list(self.tasks.values()), {}
+    for task in tasks:
+      task.cancel()
+    if tasks:
+      await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+
+  async def up(self) -> list[Member]:
+    """Returns the servers that are up, as soon as at least one is.
+
+    Raises:
+      types.EngineError: no server has been up for `wait` seconds.
+    """
+    waited = False
+    while not (up := [m for m in self.all if m.samples]):
+      for task in self.tasks.values():
+        if task.done():
+          task.result()  # Raises if a bug ended the health checks.
+      if not waited:
+        self._counters["waits"] += 1
+      waited = True
+      try:
+        async with asyncio.timeout_at(self.dark_since + self.wait):
+          await self._changed.wait()
+      except TimeoutError:
+        raise self.none_up() from None
+    return up
+
+  def none_up(self) -> types.EngineError:
+    """Returns the error that says why no server is up."""
+    return types.EngineError(
+      f"No SGLang server is up for {self.wait:g} seconds (sglang.wait): "
+      f"{' '.join(map(str, self.all)) or self.unlisted}"
+    )
+
+  def others(self, member: Member) -> list[Member]:
+    """Returns the other servers that are up."""
+    return [m for m in self.all if m.samples and m is not member]
+
+  async def each(
+    self,
+    members: Sequence[Member],
+    ask: Callable[[Member], Awaitable[T]],
+    *,
+    note: str = "",
+  ) -> dict[Member, T]:
+    """Asks servers at once; returns the results of those that answer.
+
+    The others go down; `note` is added to their reason.
+
+    Raises:
+      types.EngineError: a server refused.
+    """
+    outcomes = await asyncio.gather(*map(ask, members), return_exceptions=True)
+    found: dict[Member, T] = {}
+    failed = []
+    for member, outcome in zip(members, outcomes, strict=True):
+      if isinstance(outcome, sglang_server.UnansweredError):
+        self.enter(member, State.DOWN, f"{outcome}{note}")
+      elif isinstance(outcome, BaseException):
+        failed.append(outcome)
+      else:
+        found[member] = outcome
+    if failed:
+      raise failed[0]
+    return found
+
+  def enter(
+    self, member: Member, state: State, why: str | Exception = ""
+  ) -> None:
+    """Sets the state of a server; logs and counts a change.
+
+    It also logs why a server refuses, once.
+    """
+    before, known, reason = member.state, member.reason, str(why)
+    member.state, member.reason = state, reason
+    if state is before:
+      silent = isinstance(why, str | sglang_server.UnansweredError)
+      if reason != known and not silent:
+        _log.warning("SGLang server %s: %s", member.server.url, reason)
+      return
+    up = sum(m.state is State.UP for m in self.all)
+    self._counters[f"server_{state.name.lower()}"] += 1
+    _log.warning(
+      "SGLang server %s was %s and is %s; %d of %d are up%s",
+      *(member.server.url, before.value, state.value, up, len(self.all)),
+      f": {reason}" if reason else ".",
+    )
+    if before is State.UP:
+      member.doubted.set()
+    if state is State.DOWN:
+      member.cut()
+    self.tell()
+
+  def set_aside(self, member: Member, why: str) -> None:
+    """Leaves a server out until it is restarted."""
+    member.aside = True
+    member.recent.clear()
+    why = f"it is put aside until it is restarted, because {why.rstrip('.')}."
+    self.enter(member, State.DOWN, why)
+
+  async def put_aside(self, url: str, why: str) -> None:
+    """Leaves a server out until it is restarted, if another one is up."""
+    for member in self.all:
+      if member.server.url == url and self.others(member):
+        self.set_aside(member, why)
+
+  def tell(self) -> None:
+    """Notes whether a server samples; wakes what waits for a change."""
+    if any(member.samples for member in self.all):
+      self.dark_since = math.inf
+    elif self.dark_since == math.inf:
+      self.dark_since = asyncio.get_running_loop().time()
+      _log.warning(
+        "No SGLang server is up; turns wait for one, up to %g seconds "
+        "(sglang.wait).",
+        self.wait,
+      )
+    self._changed.set()
+    self._changed = asyncio.Event()
+
+  def home(self, address: types.Address, up: Sequence[Member]) -> Member:
+    """Returns the member, one of `up`, for the next turn of an episode."""
+    place = address.rollout, address.question
+    found = next((m for m in up if place in m.places), None)
+    if found is None:
+      episodes = [m.places.pop(place, set()) for m in self.all]
+      found = choose(up)
+      found.places[place] = set().union(*episodes)
+    found.places[place].add(address)
+    return found
+
+  def leave(self, address: types.Address) -> None:
+    """Notes that an episode has ended; its question may then move."""
+    place = address.rollout, address.question
+    for member in self.all:
+      if (episodes := member.places.get(place)) is not None:
+        episodes.discard(address)
+        if not episodes:
+          del member.places[place]
 
 
 def choose(members: Sequence[Member]) -> Member:
