@@ -1,19 +1,14 @@
-"""What all measurements share: clocks, printed numbers, JSON.
+"""What all measurements share: clocks, and printed numbers.
 
-A bench is a module with a `main` that returns its numbers, and ends with
-`harness.run(main)`. Sides that it compares are measured in turns, so that other
-work on the machine disturbs all of them.
+A bench is a module that ends with `harness.run(main)`. Sides that it compares
+are measured in turns, so that other work on the machine disturbs all of them.
 """
 
 from __future__ import annotations
 
-import json
-import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
-
-from absl import flags
 
 from launch import flags as launch_flags
 
@@ -63,14 +58,6 @@ def bandwidth(size: int) -> float:
   return x.nbytes / min(seconds(call) for _ in range(_READS))
 
 
-def run(main: Callable[[], object]) -> None:
-  """Runs a bench as a command; `--json=FILE` keeps the JSON of `main`."""
-  flags.DEFINE_string("json", None, "File for the numbers.")
-
-  def command(argv: Sequence[str]) -> None:
-    numbers = main()
-    if flags.FLAGS.json:
-      text = json.dumps(numbers, indent=2) + "\n"
-      pathlib.Path(flags.FLAGS.json).write_text(text)
-
-  launch_flags.run(command, sentences=False)
+def run(main: Callable[[], None]) -> None:
+  """Runs a bench as a command."""
+  launch_flags.run(lambda argv: main(), sentences=False)

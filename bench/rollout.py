@@ -89,7 +89,7 @@ class TurnSynchronous:
       future.set_result(answer)
 
 
-def main() -> list[dict[str, object]]:
+def main() -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.policy import hf
@@ -169,7 +169,6 @@ def main() -> list[dict[str, object]]:
   columns = ("episodes/s", "tokens/s", "occupancy", "searches")
   titles = "".join(f"{name:>13}" for name in columns)
   print(f"{'search, way':16}{titles}  (a) is faster by", flush=True)
-  out: list[dict[str, object]] = []
   for latency in map(float, f.latencies):
     rounds = [
       {way: play(way, 1 + i, latency / 1e3) for way in ways}
@@ -189,8 +188,6 @@ def main() -> list[dict[str, object]]:
       limits = f"[{ratios[0]:.2f}, {ratios[-1]:.2f}]"
       row = f"{latency:5.0f} ms  ({way})"
       print(f"{row:16}{cells}  {faster} {limits}", flush=True)
-      out.append({"latency": latency, "way": way, "ratios": ratios} | medians)
-  return out
 
 
 if __name__ == "__main__":

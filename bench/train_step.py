@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -54,7 +53,7 @@ _SMALL = config_lib.ExperimentConfig(
 )
 
 
-def main() -> dict[str, Any]:
+def main() -> None:
   f = flags.FLAGS
   os.environ.setdefault("HF_HUB_OFFLINE", "1")
   config = (
@@ -69,9 +68,7 @@ def main() -> dict[str, Any]:
   shape = json_files.read(pathlib.Path(f.shape)) if f.shape else _SHAPE
   a = architecture.from_hf(shape)
   ours = policies.TrainStep(config, a, f.micro_batches, f.scored)
-  out = policies.measure_step(ours, f.steps, profile=f.profile)
-  harness.print_numbers(out)
-  return out
+  harness.print_numbers(policies.measure_step(ours, f.steps, profile=f.profile))
 
 
 if __name__ == "__main__":

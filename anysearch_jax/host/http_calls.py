@@ -33,7 +33,6 @@ _CONNECT_SECONDS, _CLOSE_SECONDS = 10.0, 5.0
 _LONGEST_PAUSE = 5.0
 # Limits on the characters that an error message quotes, of errors and values.
 _LONGEST, _SHORT = 300, 80
-_LARGEST = 1 << 24  # Limit on the bytes of an answer.
 
 
 class AnswerError(types.RetrievalError):
@@ -173,6 +172,7 @@ class Caller:
     patience: limits on the waiting.
     headers: sent with each call; None: those of a JSON request, with the key as
       a bearer token.
+    largest: limit on the bytes of an answer.
     again: statuses that are retried.
     price: added to `counters["cost"]` for each call that is answered.
     proxies: whether to use the proxies that the environment names.
@@ -188,6 +188,7 @@ class Caller:
   advice: str
   patience: Patience = DEFAULT
   headers: dict[str, str] | None = None
+  largest: int = 1 << 24
   again: tuple[int, ...] = BUSY
   price: float = 0.0
   proxies: bool = False
@@ -380,9 +381,9 @@ class Caller:
       data += part
       if events is not None:
         events.feed(part)
-      if len(data) > _LARGEST:
+      if len(data) > self.largest:
         raise AnswerError(
-          f"{url}: found an answer of more than {_LARGEST} bytes; "
+          f"{url}: found an answer of more than {self.largest} bytes; "
           "expected a shorter one."
         )
     return bytes(data) if events is None else events.whole()

@@ -11,7 +11,6 @@ import math
 import pathlib
 import re
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +52,6 @@ class Part:
     replications: number of arrays that the partitioner had to replicate
       ("involuntary full rematerialization"); None if the compiler does not
       report them (TPU).
-    seconds: that compiling took.
   """
 
   name: str
@@ -70,7 +68,6 @@ class Part:
   offloaded: int = 0
   flops: int = 0
   replications: int | None = None
-  seconds: float = 0.0
 
   @property
   def trains(self) -> bool:
@@ -192,7 +189,6 @@ def measure(
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  started = time.monotonic()
   jaxpr, text, analysis, needed, errors = compiled(program, target)
   platform, count = target.hardware.platform, len(devices(program))
   work = flops.count(jaxpr, segment=program.segment, **program.loops)
@@ -230,7 +226,6 @@ def measure(
     predicted=predicted,
     flops=work,
     replications=(None if platform == "tpu" else errors.count(_REPLICATED)),
-    seconds=time.monotonic() - started,
   )
 
 

@@ -98,9 +98,6 @@ def _equation(
     (contracted, _), _ = params["dimension_numbers"]
     depth = math.prod(shapes[0][axis] for axis in contracted)
     return 2 * math.prod(equation.outvars[0].aval.shape) * depth
-  if name == "ragged_dot":
-    (rows, depth), columns = shapes[0][-2:], shapes[1][-1]
-    return 2 * rows * depth * columns
   for prefix, products in _FUSED_PRODUCTS.items():
     if name.startswith(prefix):
       (b, t, n, h), (_, s, *_) = shapes

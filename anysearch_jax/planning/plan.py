@@ -162,7 +162,6 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
     "full_rematerializations": part.replications,
     "predicted_seconds": part.predicted and part.predicted._asdict(),
     "predicted_tokens_per_second": part.tokens_per_second,
-    "compile_seconds": part.seconds,
   }
 
 

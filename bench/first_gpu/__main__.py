@@ -22,15 +22,15 @@ from bench.first_gpu import running
 from launch import jax_setup
 
 
-def main() -> dict[str, object]:
+def main() -> None:
   f = flags.FLAGS
   folder = pathlib.Path(f.output).absolute()
   if f.stage:
     jax_setup.configure(
       threads=int(f.rehearse), cache=str(folder / "jax_cache")
     )
-    stage = running.BY_NAME[f.stage]
-    return dict(stage.measure(folder, rehearse=f.rehearse))
+    running.BY_NAME[f.stage].measure(folder, rehearse=f.rehearse)
+    return
   if unknown := set(f.stages) - set(running.BY_NAME):
     raise app.UsageError(
       f"--stages: found {min(unknown)!r}, expected some of "
@@ -54,7 +54,6 @@ def main() -> dict[str, object]:
   ended = {r.status for r in results if running.BY_NAME.get(r.name) in chosen}
   if ended & {running.FAILED, running.LATE}:
     sys.exit(1)
-  return {"stages": len(results)}
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class Stage:
   xla_flags: str = ""
   extra: bool = False
 
-  def measure(self, folder: pathlib.Path, *, rehearse: bool) -> Figures:
+  def measure(self, folder: pathlib.Path, *, rehearse: bool) -> None:
     """Measures in this process; notes what it finds and how it ends."""
     notes = Notes(folder, self.name, rehearse=rehearse)
     module, _, function = self.function.partition(".")
@@ -151,7 +151,6 @@ class Stage:
       raise
     else:
       notes.write(status=DONE)
-    return notes.figures
 
 
 def sentence(error: BaseException) -> str:

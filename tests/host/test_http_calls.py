@@ -158,11 +158,11 @@ async def _never_stop(writer):
   ],
   ids=lambda value: getattr(value, "__name__", None),
 )
-def test_broken_connection_is_an_error(talk, tries, sentence, monkeypatch):
-  monkeypatch.setattr(http_calls, "_LARGEST", 100_000)
+def test_broken_connection_is_an_error(talk, tries, sentence):
   with fake.listening(talk) as url:
     patience = http_calls.Patience(deadline=0.5, retries=1, pause=0.001)
-    retriever = http_retriever.HttpRetriever(url, patience=patience)
+    how = {"largest": 100_000, "patience": patience}
+    retriever = http_retriever.HttpRetriever(url, **how)
     assert sentence in fake.failure(retriever)
     assert retriever.counters["requests"] == tries
     retriever.close()

@@ -106,7 +106,6 @@ def part(name="train step", *, total=0.0, **changes) -> compilation.Part:
     predicted=targets.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
     flops=10**15,
     replications=0,
-    seconds=1.0,
   )
   return dataclasses.replace(whole, **changes)
 
