@@ -1,8 +1,9 @@
-"""The in-process engine on this device: decode, prefill, log-probabilities."""
+"""The in-process engine on this device, beside floors and a plan's figures."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import hardware, json_files
+from anysearch_jax.planning import targets, whole_step
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder as decoder_lib
 from anysearch_jax.policy import parameters as weights
@@ -25,9 +28,15 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import logprobs, placement
 from bench import harness, policies
-from bench.first_gpu import floors, running
+from bench.first_gpu import running
+from configs import qwen3_4b
 from launch import shipped
 
+_CONFIG = qwen3_4b.get_config()
+EPISODES = whole_step.episodes_of(_CONFIG)
+_PROMPTS = whole_step.PROMPT * (1 - 1 / _CONFIG.group)
+# Tokens of an episode that the engine prefills.
+PREFILLED = EPISODES.tokens - EPISODES.generated - _PROMPTS
 _TINY = {
   "hidden_size": 64,
   "intermediate_size": 96,
@@ -120,12 +129,12 @@ def decode(
       "tokens/s": rows / seconds,
       "weights, GB a step": read / 1e9,
       "keys and values, GB a step": cache / 1e9,
-      **floors.beside(
+      **beside(
         notes,
         seconds,
         flops=2.0 * rows * (read // ours.dtype.itemsize),
         read=read + cache,
-        paper=floors.EPISODES.generated * seconds / rows,
+        paper=EPISODES.generated * seconds / rows,
       ),
     }
 
@@ -207,12 +216,12 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
       "padding": 1 - tokens / (len(calls) * lanes * chunk),
       "first, s": first,
       "tokens/s": tokens / seconds,
-    } | floors.beside(
+    } | beside(
       notes,
       seconds,
       flops=2 * parameters(a) * tokens,
       read=len(calls) * held,
-      paper=floors.PREFILLED * seconds / tokens,
+      paper=PREFILLED * seconds / tokens,
     )
 
   for context in contexts:
@@ -346,6 +355,68 @@ def _trained(
       segment_ids=np.ones_like(tokens),
     )
   return np.asarray(logps)
+
+
+def beside(
+  notes: running.Notes,
+  seconds: float,
+  *,
+  flops: float,
+  read: float,
+  paper: float,
+  planned_flops: float = 0.0,
+) -> dict[str, float]:
+  """Returns measured milliseconds with their floor and a plan's prediction.
+
+  Args:
+    notes: of the stage, beside those of `peaks`.
+    seconds: measured.
+    flops: of the mathematics.
+    read: bytes that have to be read.
+    paper: the same work in seconds for each episode of the paper's step.
+    planned_flops: those that the program computes; 0: as `flops`.
+  """
+  out = {
+    running.MS: 1e3 * seconds,
+    "TFLOP/s": flops / seconds / 1e12,
+    running.PAPER: EPISODES.trajectories * paper,
+  }
+  if (found := _hardware(notes)) is None:
+    return out
+  predict = functools.partial(
+    targets.predict, targets.Target(found, (1,)), read=read, traffic={}
+  )
+  floor = predict(flops=flops).floor
+  planned = predict(flops=planned_flops or flops)
+  sixty = predict(flops=planned_flops or flops, assumed=whole_step.SIXTY)
+  return out | {
+    "floor, ms": 1e3 * floor,
+    running.PLANNED: 1e3 * planned.total,
+    "planned at 60 % of the peaks, ms": 1e3 * sixty.total,
+    running.SHARE: floor / seconds,
+  }
+
+
+def _hardware(notes: running.Notes) -> hardware.Hardware | None:
+  """Returns the data sheet of the device, or what `peaks` measured."""
+  device = jax.local_devices()[0]
+  if known := hardware.of_kind(device.device_kind):
+    return known
+  path = notes.folder / "stages/peaks.json"
+  figures = json_files.read(path)["figures"] if path.is_file() else {}
+  flops, moved = (
+    max((case.get(unit, 0.0) for case in figures.values()), default=0.0)
+    for unit in ("TFLOP/s", "GB/s")
+  )
+  if not flops or not moved:
+    return None
+  return dataclasses.replace(
+    hardware.HARDWARE["h100"],
+    name=device.device_kind,
+    flops=1e12 * flops,
+    memory_bandwidth=1e9 * moved,
+    source="measured",
+  )
 
 
 def architecture(

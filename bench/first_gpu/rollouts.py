@@ -19,7 +19,7 @@ from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
-from bench.first_gpu import engine, floors, running
+from bench.first_gpu import engine, running
 from configs import one_gpu, qwen3_4b
 from launch import flags as launch_flags
 
@@ -209,13 +209,13 @@ def step(
   ours = policies.TrainStep(config, a, _MICRO_BATCHES)
   found = policies.measure_step(ours, _STEPS, profile=trace)
   tokens, seconds = found["tokens"], found["step, s"]
-  found |= floors.beside(
+  found |= engine.beside(
     notes,
     seconds,
     flops=1e12 * found["model TFLOP a step"],
     read=1e9 * found["optimizer's least traffic, GB"],
     # Two micro-batches hardly hide the optimizer; a whole step has 160.
-    paper=floors.EPISODES.tokens * seconds / tokens,
+    paper=engine.EPISODES.tokens * seconds / tokens,
     planned_flops=flops.count(jaxpr, segment=planned.segment, **planned.loops),
   )
   notes.add(found | ({"trace": trace} if trace else {}))
