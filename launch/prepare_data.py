@@ -14,19 +14,6 @@ HotpotQA, and seven evaluation sets. The folder contains
 or, if its rows name their data set and split, `FILE`. The formats of
 anysearch_jax/data/formats.py are recognised by their columns.
 
-Other inputs:
-
---held_out=data/eval     a folder written by this command, or a question file:
-                         training questions that occur in its evaluation splits
-                         (or in the file) are left out. The evaluation splits of
-                         this command are always held out.
---passages=corpus.jsonl  adds to training questions the texts of the passages
-                         that they name by `gold_doc_ids`
---evidence               leaves out training questions without evidence
---aliases=id_aliases.json  aliases of 2WikiMultihopQA, for --scorer=official
---canary=TEXT            decrypts BrowseComp-Plus: the DEFAULT_CANARY of its
-                         decrypt_dataset.py; keep the folder to yourself
-
 The output folder appears complete or not at all. Running the same command again
 checks the existing folder.
 """
@@ -80,7 +67,10 @@ def define_flags() -> None:
     "skip_malformed", False, "Leave out rows that are no question."
   )
   flags.DEFINE_multi_string(
-    "held_out", [], "Folder or file of questions that training must not ask."
+    "held_out",
+    [],
+    "Folder of this command, whose evaluation splits training must not ask; or "
+    "a question file. The command's own evaluation splits are held out always.",
   )
   flags.DEFINE_string(
     "passages", None, "Corpus that gold_doc_ids of training questions are of."
@@ -93,7 +83,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "aliases", None, "id_aliases.json of 2WikiMultihopQA, by answer_id."
   )
-  flags.DEFINE_string("canary", "", "Of BrowseComp-Plus; see the module.")
+  flags.DEFINE_string(
+    "canary", "", "DEFAULT_CANARY of BrowseComp-Plus's decrypt_dataset.py."
+  )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -41,8 +41,8 @@ class Service:
     parameter: parameter of the url that carries the key, for a service that
       reads no header; it is added beneath the client, which logs urls.
     link, snippet: keys of a result.
-    is_reply: whether an object without that list means "nothing found".
-    failed: returns why a reply without results is a failure; "": it is none.
+    nothing: returns why a reply without results is a failure; "": nothing was
+      found; None: that list is missing.
     advice: what to check if the service refuses the account.
     words, characters: the most words and characters of a query.
   """
@@ -58,8 +58,7 @@ class Service:
   parameter: str = ""
   link: str = "link"
   snippet: str = "snippet"
-  is_reply: Callable[[Json], bool] = lambda reply: False
-  failed: Callable[[Json], str] = lambda reply: ""
+  nothing: Callable[[Json], str | None] = lambda reply: None
   advice: str = "Check the key in {variable}, its quota and its rate limit."
   words: int = 1024
   characters: int = 2048
@@ -76,22 +75,18 @@ def _post(**values: Any) -> Json:
   }
 
 
-def _serpapi_status(reply: Json) -> str:
-  """Returns the status of a search: Success, Processing or Error."""
-  metadata = reply.get("search_metadata")
-  return str(isinstance(metadata, dict) and metadata.get("status"))
-
-
-def _serpapi_error(reply: Json) -> str:
+def _serpapi_nothing(reply: Json) -> str | None:
   # A search that found nothing has an error too.
-  is_well = _serpapi_status(reply) == "Success"
-  return "" if is_well else str(reply.get("error") or "")
+  metadata = reply.get("search_metadata")
+  if isinstance(metadata, dict) and metadata.get("status") == "Success":
+    return ""
+  return str(reply.get("error") or "") or None
 
 
-def _searxng_error(reply: Json) -> str:
+def _searxng_nothing(reply: Json) -> str | None:
   engines = reply.get("unresponsive_engines")
   if not isinstance(engines, list) or not engines:
-    return ""
+    return None
   return f"found no result, and engines that did not answer: {engines!r}."
 
 
@@ -104,7 +99,7 @@ SERVICES = {
     method="POST",
     request=lambda query, k: _post(q=query, num=k),
     results="organic",
-    is_reply=lambda reply: "searchParameters" in reply,
+    nothing=lambda reply: "" if "searchParameters" in reply else None,
   ),
   "brave": Service(
     url="https://api.search.brave.com/res/v1/web/search",
@@ -117,7 +112,7 @@ SERVICES = {
     results="web.results",
     link="url",
     snippet="description",
-    is_reply=lambda reply: reply.get("type") == "search",
+    nothing=lambda reply: "" if reply.get("type") == "search" else None,
     words=50,
     characters=400,
   ),
@@ -144,8 +139,7 @@ SERVICES = {
     most=10,  # Of a page of Google's results; `num` has no effect any more.
     request=lambda query, k: _get(engine="google", q=query),
     results="organic_results",
-    is_reply=lambda reply: _serpapi_status(reply) == "Success",
-    failed=_serpapi_error,
+    nothing=_serpapi_nothing,
   ),
   "searxng": Service(
     most=20,  # Of a page of results.
@@ -153,7 +147,7 @@ SERVICES = {
     results="results",
     link="url",
     snippet="content",
-    failed=_searxng_error,
+    nothing=_searxng_nothing,
     advice=(
       "Its settings.yml must list json under search.formats, and its limiter "
       "must admit this machine."
@@ -307,11 +301,11 @@ class WebRetriever:
     for key in service.results.split("."):
       found = found.get(key) if isinstance(found, dict) else None
     if isinstance(reply, dict) and not found:
-      if found is None and service.is_reply(reply):
-        return ()
-      if why := service.failed(reply):
+      if why := service.nothing(reply):
         quoted = self._caller.redact.quote(why, 200)
         raise http_calls.AnswerError(f"{self._url}: {quoted}")
+      if found is None and why is not None:
+        return ()
     if not isinstance(found, list):
       expected = f"a list at {service.results}"
       raise self._caller.unexpected(self._url, reply, expected)

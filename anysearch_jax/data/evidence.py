@@ -81,10 +81,8 @@ def gold(question: types.Question) -> tuple[Passages, Keys]:
   Raises:
     ValueError: it has neither passages nor search keys.
   """
-  found = of_metadata(question.metadata)
-  if not any(found):
-    check([question])
-  return found
+  check([question])
+  return of_metadata(question.metadata)
 
 
 def check(questions: Iterable[types.Question]) -> None:

@@ -321,11 +321,7 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   if not accepted:
     part.dropped["no answer"] += 1
     return
-  metadata = {
-    name: value
-    for name, value in found.metadata.items()
-    if name not in ("dataset", "split", "hops")
-  }
+  metadata = dict(found.metadata)
   part.entries.append(
     Entry(
       formats.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),

@@ -72,7 +72,6 @@ class Summary(NamedTuple):
     than before, have the same, and are gone; of those with passages.
   skipped: path and reason of files and folders that cannot be read.
   ignored: how many files have an unknown ending, by ending, or are `hidden`.
-  is_new: whether the index was built; otherwise the one before is current.
   """
 
   files: int
@@ -83,7 +82,6 @@ class Summary(NamedTuple):
   removed: int
   skipped: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
-  is_new: bool = True
 
 
 def update(
@@ -127,7 +125,7 @@ def update(
     before, is_same = ({}, False) if afresh else _read(newest, made_by)
     if is_same and before.keys() == {*found.files}:
       if all(each.stamp == _stamp(each.path) for each in before.values()):
-        return _summary(found, before, before)._replace(is_new=False)
+        return _summary(found, before, before)
     beside = folder / _NEXT
     (beside / "corpus").mkdir(parents=True, exist_ok=True)
     files: dict[finding.File, _File] = {}

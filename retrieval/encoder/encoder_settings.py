@@ -80,10 +80,6 @@ class EncoderSettings:
         f"pooling: found {self.pooling!r}, expected one of "
         f"{', '.join(POOLINGS)}."
       )
-    if self.max_tokens < 1:
-      raise ValueError(
-        f"max_tokens: found {self.max_tokens}, expected 1 or more."
-      )
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))

@@ -228,7 +228,7 @@ def test_numbers_that_are_not_finite_are_refused(own):
   [
     ({"pooling": "max"}, "pooling: found 'max', expected one of mean, cls"),
     ({"max_tokens": 513}, "max_tokens: found 513, but .* only 512 positions"),
-    ({"max_tokens": 0}, "max_tokens: found 0, expected 1 or more"),
+    ({"max_tokens": 0}, "adds 2 special tokens .* fewer than max_tokens, 0"),
     ({"max_tokens": 2}, "adds 2 special tokens .* fewer than max_tokens, 2"),
   ],
 )
