@@ -97,9 +97,6 @@ def run(f: flags.FlagValues) -> str:
 
   Returns:
     A table of the questions read, kept and dropped, as text.
-
-  Raises:
-    ValueError: the flags, a file or the output folder are invalid.
   """
   if bool(f.hub) != bool(f.revision):
     raise ValueError("--hub and --revision go together; name a commit.")
@@ -215,10 +212,6 @@ def _find(
 
   `sets` are names; ("all",) is all, None those of the paper that the folder
   has.
-
-  Raises:
-    ValueError: no set is found, a requested set is missing, or a set has two
-      files.
   """
   there: dict[str, preparing.Input] = {}
   for path in sorted([*folder.glob("*/*"), *folder.glob("*")]):

@@ -127,16 +127,13 @@ class AnswerLog:
   def identities(self) -> list[str]:
     """Returns the identities as JSON, in the order of their first answers."""
     with self._transaction("DEFERRED"):
-      addresses = self._db.execute(
-        "SELECT CAST(address AS BLOB) FROM identities ORDER BY rowid"
+      rows = self._db.execute(
+        "SELECT CAST(address AS BLOB), CAST(identity AS BLOB) FROM identities "
+        "ORDER BY rowid"
       ).fetchall()
-      found = []
-      for (address,) in addresses:
-        row = self._one("identity", "identities", address)
-        if row is None or _sha256(*row) != address:
-          raise self._damaged("an identity")
-        found.append(_text(row[0]))
-      return found
+    if any(_sha256(identity or b"") != address for address, identity in rows):
+      raise self._damaged("an identity")
+    return [_text(identity) for _, identity in rows]
 
   def __len__(self) -> int:
     with self._transaction("DEFERRED"):

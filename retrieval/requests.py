@@ -58,18 +58,12 @@ async def by_k(
   *,
   most: int = sys.maxsize,
 ) -> list[T]:
-  """Asks for queries with equal `k` at once.
+  """Returns answers in the order of requests; those with equal `k` ask at once.
 
   Args:
-    requests: any, also none.
+    requests: any, also none; see `check`.
     ask: returns the answers to some queries with one `k`.
     most: the most queries of a call.
-
-  Returns:
-    The answers in the order of the requests.
-
-  Raises:
-    ValueError: a request is invalid, see `check`.
   """
   check(requests)
   rows: dict[int, list[int]] = {}

@@ -166,10 +166,6 @@ _OF_ACCOUNT = (401, 402, 403, 429, 432, 433)
 _ABOUT_KEYS = re.compile(r"\b(token|api key|credits?)\b", re.IGNORECASE)
 
 
-class AccountError(types.RetrievalError):
-  """The service refuses the key: it is invalid, over quota or over its rate."""
-
-
 class WebRetriever:
   """Searches the web; safe to use from any event loop and thread.
 
@@ -257,8 +253,8 @@ class WebRetriever:
     """Returns passages, best first, whose ids are URLs.
 
     Raises:
-      RetrievalError: there is no answer; an `AccountError` if the service
-        refuses the key.
+      RetrievalError: there is no answer; with the service's advice if it
+        refuses the key, which is invalid, over quota or over its rate.
     """
     requests_lib.check([request])
     self.counters["queries"] += 1
@@ -286,9 +282,7 @@ class WebRetriever:
         status in (400, 422) and _ABOUT_KEYS.search(str(error))
       ):
         advice = service.advice.format(variable=self._variable)
-        refused = AccountError(f"{error} {advice}")
-        refused.why = error.why
-        raise refused from None
+        error.args = (f"{error} {advice}",)
       raise
 
   def _passages(self, reply: Any) -> Answer:

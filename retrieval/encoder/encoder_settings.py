@@ -88,10 +88,9 @@ NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))
 def settle(
   folder: pathlib.Path, *, usual: str = "mean", most: int, **given: Any
 ) -> EncoderSettings:
-  """Returns the settings of a folder.
+  """Returns the settings of an encoder's folder.
 
   Args:
-    folder: folder of the encoder.
     usual: the pooling of a folder that names none.
     most: the most tokens that the model can read.
     given: fields of `EncoderSettings` that are known; None: unknown.
