@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anysearch_jax import config as config_lib
@@ -302,10 +303,8 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
       return _web(c)
     case "milvus":
       return _milvus(c)
-  try:
+  with _extra("serve", "MCP tools need"):
     from retrieval import mcp_tool
-  except ModuleNotFoundError as error:
-    raise _missing("MCP tools need", error, "serve") from None
   return mcp_tool.McpRetriever(
     c.url,
     c.mcp,
@@ -344,10 +343,8 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
 
 def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
   """Returns a `pages.PageReader`."""
-  try:
+  with _extra("web", "Pages of the web need"):
     from retrieval.web_pages import pages
-  except ModuleNotFoundError as error:
-    raise _missing("Pages of the web need", error, "web") from None
   try:
     return pages.PageReader(c, words=words)
   except ValueError as error:
@@ -372,10 +369,8 @@ def _milvus(c: config_lib.RetrievalConfig) -> Any:
 
 def collection(address: str, name: str, variable: str) -> milvus.Collection:
   """Returns a collection of Milvus; `variable` has the key, if there is one."""
-  try:
+  with _extra("milvus", "milvus needs"):
     from retrieval import milvus
-  except ImportError as error:
-    raise _missing("milvus needs", error, "milvus") from None
   key = ""
   if variable:
     # Imported late: a run without a service needs no HTTP.
@@ -385,8 +380,13 @@ def collection(address: str, name: str, variable: str) -> milvus.Collection:
   return milvus.Collection(address, name, key=key)
 
 
-def _missing(what: str, error: Exception, extra: str) -> ValueError:
-  return ValueError(
-    f"{what} a package that is missing ({error}); run pip install -e "
-    f"'.[{extra}]'."
-  )
+@contextlib.contextmanager
+def _extra(name: str, what: str) -> Iterator[None]:
+  """Wraps imports that need the packages of an extra."""
+  try:
+    yield
+  except ImportError as error:
+    raise ValueError(
+      f"{what} a package that is missing ({error}); run pip install -e "
+      f"'.[{name}]'."
+    ) from None

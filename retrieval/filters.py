@@ -55,19 +55,6 @@ def value(found: Any) -> str | None:
   return _UNSTORABLE.sub("\ufffd", str(found))
 
 
-def check(filters: Filters, built: Mapping[str, Any], where: str) -> None:
-  """Raises ValueError for a field that a collection lacks.
-
-  `built` is the identity of the collection, and `where` names it in messages.
-  """
-  known = built.get("fields", ())
-  if unknown := sorted(filters.keys() - set(known)):
-    raise ValueError(
-      f"retrieval.filter: found the field {unknown[0]!r}, expected one of "
-      f"{where} ({', '.join(known) or 'none'}); build it with --fields."
-    )
-
-
 def check_fields(corpus: passages.Corpus, names: Sequence[str]) -> None:
   """Refuses fields that a build cannot keep; reads rows until each is found.
 

@@ -268,7 +268,12 @@ class MilvusRetriever(requests_lib.OneByBatch):
         f"ranking: found {ranking!r}, expected one of {', '.join(RANKINGS)}."
       )
     self._collection, self._built = collection, collection.described()
-    filters_lib.check(self._filters, self._built, str(collection))
+    known = self._built.get("fields", ())
+    if unknown := sorted(self._filters.keys() - set(known)):
+      raise ValueError(
+        f"retrieval.filter: found the field {unknown[0]!r}, expected one of "
+        f"{collection} ({', '.join(known) or 'none'}); build it with --fields."
+      )
     self._encoder = None if self._ranking == "bm25" else encoder
     if self._ranking != "bm25":
       expected, given = self._built.get("encoder"), encoder and _named(encoder)

@@ -313,6 +313,7 @@ class Recorder:
     self._retriever = None if mode == "strict" else retriever
     self._mode = mode
     self._log = AnswerLog(path, writable=mode != "strict")
+    self.close = self._log.close  # The retriever stays open.
     if identity is None:
       known = self._log.identities()
       if retriever is not None or len(known) != 1:
@@ -383,10 +384,6 @@ class Recorder:
   def identity(self) -> Any:
     """Returns JSON values that identify the retriever that answers or did."""
     return json.loads(self._identity)
-
-  def close(self) -> None:
-    """Closes the log; the retriever stays open."""
-    self._log.close()
 
   def _miss(self, key: Key, known: list[str]) -> MissError:
     others = [identity for identity in known if identity != key.identity]

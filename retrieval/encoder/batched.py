@@ -109,7 +109,7 @@ class BatchedModel:
     self._compiling = threading.Lock()
 
   def compile_queries(self) -> None:
-    """Compiles the calls of queries, of up to 4096 tokens."""
+    """Compiles queries of up to 4096 tokens, before a first one's deadline."""
     longest = min(self._shapes.max_tokens, _LONGEST)
     tokens = range(1, longest + 1)
     for length in {self._shapes.length(n, few=True) for n in tokens}:

@@ -88,6 +88,7 @@ class Encoder:
       mesh=mesh,
       shapes=batched.shapes(devices, settings.max_tokens),
     )
+    self.compile = self._model.compile_queries
     self._identity = {
       "folder": str(folder.absolute()),
       "weights_sha256": tensor_files.digest(folder),
@@ -138,10 +139,6 @@ class Encoder:
     whole = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
     whole.no_truncation()
     return whole, self.settings.max_tokens - len(prefix)
-
-  def compile(self) -> None:
-    """Compiles queries of up to 4096 tokens, before a first one's deadline."""
-    self._model.compile_queries()
 
   def _ids(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
     """Returns the int32 ids of each text with `prefix` before it, never empty.

@@ -353,7 +353,7 @@ def _tuned(
   queries = encoder.queries([p.title.strip('"') or p.text[:80] for p in sample])
   if faiss_file.parameter(index.index):
     found = faiss_file.tune(index.index, queries, settings.search)
-    identity = _hashed(identity | {"search": found._asdict()})
+    identity = _hashed(identity | {"search": found})
   elif settings.search:
     faiss_file.apply(index.index, settings.search)  # Says why that cannot be.
   last = max(hits.rows.max(initial=-1) for hits in index.search(queries, 10))

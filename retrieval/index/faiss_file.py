@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import faiss
 import numpy as np
@@ -72,20 +72,6 @@ class FaissFile:
     return out
 
 
-class Search(NamedTuple):
-  """How an index is searched.
-
-  Attributes:
-    parameter: FAISS's name of it, `nprobe` or `efSearch`.
-    value: lists, or candidates, that a search reads.
-    recall: share of the first 10 hits of the whole file that are found.
-  """
-
-  parameter: str
-  value: int
-  recall: float
-
-
 def parameter(index: Any) -> str:
   """Returns the name of an index's search parameter; "" if it has none."""
   names = _parameters(_searched(index))
@@ -125,7 +111,7 @@ def apply(index: Any, value: int) -> None:
     space.set_index_parameter(index, "quantizer_efSearch", candidates)
 
 
-def tune(index: Any, queries: np.ndarray, value: int = 0) -> Search:
+def tune(index: Any, queries: np.ndarray, value: int = 0) -> dict[str, Any]:
   """Chooses how much a search reads, and measures what it finds.
 
   Args:
@@ -133,6 +119,10 @@ def tune(index: Any, queries: np.ndarray, value: int = 0) -> Search:
     queries: vectors of typical queries, float32 `[Q, dim]`.
     value: the parameter; 0: the smallest power of two, or all lists, that finds
       .95 of the first 10 hits of the whole file.
+
+  Returns:
+    JSON values: the `parameter`, its `value`, and the `recall`, the share of
+    these hits that are found.
   """
   lists: Any = faiss.try_extract_index_ivf(index)
   least, most = _LEAST_OF_GRAPHS, _MOST_OF_GRAPHS
@@ -151,7 +141,7 @@ def tune(index: Any, queries: np.ndarray, value: int = 0) -> Search:
     recall = float(np.mean(shares))
     if recall >= LEAST:
       break
-  return Search(parameter(index), each, recall)
+  return {"parameter": parameter(index), "value": each, "recall": recall}
 
 
 def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:

@@ -136,18 +136,19 @@ def test_a_search_finds_most_of_what_the_whole_file_has(factory):
   ids = np.arange(2000) + 7 if factory.startswith("IDMap") else None
   index = index_of(factory, x, ids)
   found = faiss_file.tune(index, queries)
-  assert faiss_file.parameter(index) == found.parameter
-  assert found.parameter == ("nprobe" if factory in LISTS else "efSearch")
-  assert found.recall >= 0.95
+  assert faiss_file.parameter(index) == found["parameter"]
+  assert found["parameter"] == ("nprobe" if factory in LISTS else "efSearch")
+  assert found["recall"] >= 0.95
   if factory == "IVF64,Flat":
     # All lists are exact search; FAISS's default is one list.
     exact = np.argsort(-queries @ x.T, axis=1)[:, :10]
     rows = index.search(queries, 10)[1]
     shares = [len(set(a) & set(b)) / 10 for a, b in zip(rows, exact)]
-    assert np.mean(shares) == pytest.approx(found.recall)
-    assert faiss_file.tune(index, queries, 1).recall < 0.7
-    fewer = faiss_file.tune(index, queries, found.value // 2)
-    assert fewer.recall < 0.95 and fewer.value == found.value // 2
+    assert np.mean(shares) == pytest.approx(found["recall"])
+    assert faiss_file.tune(index, queries, 1)["recall"] < 0.7
+    half = found["value"] // 2
+    fewer = faiss_file.tune(index, queries, half)
+    assert fewer["recall"] < 0.95 and fewer["value"] == half
 
 
 def built(folder, source, file, **values):
