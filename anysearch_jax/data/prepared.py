@@ -101,7 +101,23 @@ def write(
     (beside / MANIFEST).write_text(text)
 
 
-class Prepared:
+class _Source:
+  """Questions by split; they have no passages, so searches use `retrieval`."""
+
+  retriever = None
+  rows: Any  # A method that returns the questions of a split.
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> dataset_iterator.Stream:
+    """Returns the training stream: a split's questions, epoch by epoch.
+
+    The stream may be longer than the split.
+    """
+    return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
+
+
+class Prepared(_Source):
   """The questions of a folder; each file is verified when it is first read.
 
   Attributes:
@@ -111,9 +127,6 @@ class Prepared:
   Raises:
     formats.DataError: the folder was not written by launch.prepare_data.
   """
-
-  # Prepared questions have no passages; searches use an index.
-  retriever = None
 
   def __init__(self, folder: str | pathlib.Path):
     self._folder = pathlib.Path(folder)
@@ -172,15 +185,6 @@ class Prepared:
         "prepare the data again."
       )
     return Rows(table)
-
-  def questions(
-    self, split: str, count: int, seed: int
-  ) -> dataset_iterator.Stream:
-    """Returns the training stream: a file's questions, epoch by epoch.
-
-    The stream may be longer than the file.
-    """
-    return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
@@ -260,15 +264,12 @@ def _table(entries: Sequence[preparing.Entry]) -> pa.Table:
   return pa.table(arrays, schema=SCHEMA)
 
 
-class OwnQuestions:
+class OwnQuestions(_Source):
   """A source of questions: a function of a split that returns them.
 
   Raises:
     plugins.PluginError: the function cannot be loaded.
   """
-
-  # The function has no passages; searches use `retrieval.kind`.
-  retriever = None
 
   def __init__(self, name: str):
     self._where = f"data.source {name!r}"
@@ -297,12 +298,6 @@ class OwnQuestions:
         "an id of its own for each question."
       )
     return rows
-
-  def questions(
-    self, split: str, count: int, seed: int
-  ) -> dataset_iterator.Stream:
-    """Returns the training stream, as `prepared.Prepared.questions`."""
-    return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""

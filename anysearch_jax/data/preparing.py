@@ -385,11 +385,9 @@ def read_questions(path: pathlib.Path) -> list[str]:
   Raises:
     formats.DataError: a row is not a question, or the file cannot be read.
   """
-  format_ = None
 
   def question(row: formats.Row) -> str:
-    nonlocal format_
-    format_ = format_ or formats.recognize(row)
+    format_ = formats.recognize(row)
     if format_ is None:
       raise formats.MalformedError(f"no known format ({', '.join(row)})")
     return formats.read(row, format_).question

@@ -1,1 +1,1 @@
-"""Indexes over passages: building, opening, searching, fusing, measuring."""
+"""Indexes over passages: building, opening, searching."""
