@@ -1,23 +1,5 @@
 """AnySearch in JAX: one search policy for any budget.
 
-Table of contents; a room imports only rooms above it:
-
-* `budgets`, `types`: the values that cross rooms. `config`: the configuration.
-* `host`: processes, locks, disks, HTTP calls.
-* `environment`: tags, prompts, scoring, records: text in, values out.
-* `algorithms`: rewards, curriculum, GRPO, PPO: arrays in, arrays out.
-* `policy`: the decoder and its Hugging Face folders.
-* `data`: other people's questions.
-* `methods`: the compared systems.
-* `rollout`: the episode, the driver, the in-process engine, SGLang.
-* `generative_retrieval`: retrievers that ask a language model.
-* `training`: batching, the train step, the loop, checkpoints.
-* `evaluation`, `report`: measuring a policy and showing it.
-* `export`: a checkpoint as a Hugging Face folder.
-* `world`: the generated knowledge world, its expert and its optimum.
-* `agent`: asks a policy, under a budget that the caller chooses.
-* `planning`: what a configuration needs on hardware that is not here.
-
 The names in `__all__` are the public API. They stay where they are, and each is
 imported when it is first used: `import anysearch_jax` imports no JAX.
 `examples/` uses these names only.

@@ -18,13 +18,7 @@ Counts = TypeVar("Counts", float, np.ndarray)
 
 # A count of searches or tokens that no episode reaches.
 UNCAPPED = 2**31 - 1
-_NO_CAP = {
-  "searches": UNCAPPED,
-  "tokens": UNCAPPED,
-  "dollars": math.inf,
-  "seconds": math.inf,
-}
-UNITS = tuple(_NO_CAP)
+UNITS = ("searches", "tokens", "dollars", "seconds")
 _CAP = re.compile(r"\s*(\w+)=((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*")
 
 
@@ -128,7 +122,7 @@ class Budget:
   def caps(self) -> tuple[tuple[str, float], ...]:
     """The caps that are assigned, with their units."""
     found = ((unit, getattr(self, unit)) for unit in UNITS)
-    return tuple((unit, cap) for unit, cap in found if cap < _NO_CAP[unit])
+    return tuple((u, cap) for u, cap in found if cap < getattr(NO_CAPS, u))
 
   @property
   def beyond_searches(self) -> Budget:
@@ -210,8 +204,7 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
 def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
   """Returns prices of tools, from texts such as `cheap=10`.
 
-  Args:
-    texts: the name of a tool, and the price of 1,000 calls in US dollars, >= 0.
+  A text is the name of a tool, and the price of 1,000 calls in US dollars.
 
   Raises:
     ValueError: a text has another form, or a tool occurs twice.

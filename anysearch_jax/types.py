@@ -266,14 +266,10 @@ class GenerateRequest:
     return text[: min(ends)] if ends else None
 
   def within(self, max_context: int, advice: str) -> GenerateRequest:
-    """Caps `max_tokens` so that the context stays within `max_context` tokens.
+    """Caps `max_tokens` so that the context stays within the engine's.
 
-    Args:
-      max_context: of the engine.
-      advice: what to do if there is no room, the end of the error's sentence.
-
-    Raises:
-      EngineError: there is no room for a single token.
+    Raises EngineError if there is no room for a single token; `advice` says
+    what to do then, at the end of its sentence.
     """
     room = max_context - len(self.token_ids)
     if room < 1:
@@ -381,10 +377,8 @@ class CachingEngine(TrainableEngine, Protocol):
   def free_cache(self) -> int:
     """Frees the KV cache until a turn needs it; returns its bytes on a device.
 
-    Servers release their weights too, and return 0.
-
-    Raises:
-      RuntimeError: an episode still holds a cache.
+    Servers release their weights too, and return 0. Raises RuntimeError if an
+    episode still holds a cache.
     """
     ...
 
@@ -469,14 +463,6 @@ class EngineUser(Protocol):
   def attach(self, engine: Engine, codec: TextCodec) -> None:
     """Sets the engine and the codec of later calls."""
     ...
-
-
-@runtime_checkable
-class Paged(Protocol):
-  """An engine with a paged KV cache; `pages` are those held, and all."""
-
-  @property
-  def pages(self) -> tuple[int, int]: ...
 
 
 class TextCodec(Protocol):

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -50,10 +50,8 @@ def prepare(
 
   Call `jax_setup.configure` before. Unless the configuration says how much room
   an episode keeps for its answer, an eighth of what the policy may write is
-  kept. With `allow_cpu` a policy of full size may be played on a CPU.
-
-  Raises:
-    ValueError: the policy or the configuration cannot be used.
+  kept. With `allow_cpu` a policy of full size may be played on a CPU. Raises
+  ValueError if the policy or the configuration cannot be used.
   """
   from anysearch_jax.training import validation
 
@@ -85,6 +83,10 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
   config, chosen, source, known = prepared
   found = retrievers.make(config, source.retriever if source else None)
   retriever = searching.BatchingRetriever(found, config.search)
+  passages = 0  # Unknown.
+  if config.retrieval.kind == "index":
+    index = found.identity().get("identity", {})
+    passages = index.get("corpus", {}).get("passages", 0)
   with policies.player(chosen, config, source) as player:
     with agent_lib.Agent(
       player.engine,
@@ -95,15 +97,9 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
       known=known,
       corpus=known[0].corpus if known else "",
       scaffold=config.evaluation.scaffold,
-      passages=_count(found) if config.retrieval.kind == "index" else 0,
+      passages=passages,
     ) as agent:
       yield agent
-
-
-def _count(retriever: Any) -> int:
-  """Returns the number of passages of an index; 0 if it is not known."""
-  index = retriever.identity().get("identity", {})
-  return index.get("corpus", {}).get("passages", 0)
 
 
 @contextlib.contextmanager

@@ -199,25 +199,17 @@ def _typed(*, prompt: bool) -> Iterator[str]:
 
 def record(reply: events.Reply) -> dict[str, Any]:
   """Returns a reply as JSON values."""
-  trajectory = reply.trajectory
-  capped = trajectory.budget < budgets_lib.UNCAPPED
   return {
-    "question": trajectory.question.text,
-    "budget": trajectory.budget if capped else None,
-    **({"caps": caps} if (caps := dict(trajectory.caps.caps)) else {}),
+    "question": reply.trajectory.question.text,
     "answer": reply.answer,
-    "outcome": str(reply.outcome),
-    "reason": reply.reason,
-    "searches": reply.searches,
-    "queries": list(trajectory.queries),
-    "documents": [records.passages(found) for found in reply.documents],
+    **reply.record(),
+    "queries": list(reply.trajectory.queries),
     "citations": [
       {"number": number, "id": p.id, "title": p.title} | records.source(p)
       for number, p in reply.citations
     ],
     "refused_citations": list(reply.refused_citations),
     "tokens": reply.tokens,
-    "seconds": round(reply.seconds, 3),
   }
 
 

@@ -150,9 +150,7 @@ def _play(
   used = summary["last_start"]["engine"]
   if chosen.endpoint is not None and used:
     read, written = used["prompt_tokens"], used["sampled_tokens"]
-    cost = e.prices.dollars(
-      searches=0, input_tokens=read, output_tokens=written
-    )
+    cost = e.prices.of_calls((), input_tokens=read, output_tokens=written)
     by_prices = f": ${cost:.4f} by --prices" if cost else ""
     print(
       f"the server counted {read:,} tokens read and {written:,} written"
@@ -229,16 +227,10 @@ def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
 
 
 def parse_pairs(text: str) -> tuple[str, ...]:
-  """Parses budgets in several units, all of whose combinations are played.
+  """Parses grids of budgets in several units, as `searches=1|3,tokens=64|128`.
 
-  Args:
-    text: as `searches=1|3,tokens=64|128`, four budgets; `;` separates grids.
-
-  Returns:
-    The budgets as `budgets.parse` reads them.
-
-  Raises:
-    ValueError: the text has another form, or a budget occurs twice.
+  These are four budgets, each as `budgets.parse` reads it; `;` separates grids.
+  Raises ValueError if the text has another form, or a budget occurs twice.
   """
   found: list[str] = []
   for grid in text.split(";"):

@@ -94,7 +94,11 @@ class Server(uvicorn.Server):
     Returns:
       Until when slow readers may read them.
     """
-    self.service.drain(self.grace)
+    if (drained := self.service.drain(self.grace)) is not None:
+      for server in self.servers:
+        server.close()
+      await drained
+      return time.monotonic()
     open_now = [
       connection.cycle
       for connection in self.server_state.connections
@@ -338,16 +342,13 @@ def room(wanted: int) -> tuple[int, int]:
   """Returns how many connections this process can hold, and its file limit.
 
   The number is at most `wanted`. The soft limit (`ulimit -n`) is raised as far
-  as needed and allowed.
-
-  Raises:
-    ValueError: fewer than 8 connections are possible.
+  as needed and allowed. Raises ValueError if fewer than 8 connections are
+  possible.
   """
   used = len(os.listdir("/dev/fd")) + _SPARE
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  limit = max(soft, min(hard, used + wanted))
-  if hard == resource.RLIM_INFINITY:
-    limit = max(soft, used + wanted)
+  most = used + wanted
+  limit = max(soft, most if hard == resource.RLIM_INFINITY else min(hard, most))
   if limit != soft:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
   if limit - used < _FEWEST:
@@ -371,7 +372,6 @@ def serve(
   host: str = "127.0.0.1",
   grace: float = 30.0,
   hosts: Sequence[str] = (),
-  kind: type[Server] = Server,
   path: str = "",
 ) -> None:
   """Serves until a signal arrives; see the module.
@@ -379,16 +379,15 @@ def serve(
   Args:
     app: the ASGI app.
     service: what it serves: `drain(seconds)` refuses new requests from now on
-      and ends within `seconds`; `on_closed(reason)` counts a connection that
-      was closed early; `locked` says whether every client needs a key.
+      and ends within `seconds`, or, if clients keep streams open, returns what
+      waits for the requests under way; `on_closed(reason)` counts a connection
+      that was closed early; `locked` says whether every client needs a key.
     named: what the first line of output says is served.
     host, port: the address to listen at; port 0 takes any free port.
     connections: the most at a time; fewer if the process may open fewer files.
-    headers: seconds that a request's headers may take.
-    request: seconds that a request may take after them.
+    headers, request: seconds, see `Guard`.
     grace: seconds for requests that are open when the server stops.
     hosts: further names of the server, see `OwnPages`.
-    kind: the class of the server.
     path: of the service, in the address that the output names.
 
   Raises:
@@ -418,7 +417,7 @@ def serve(
     # https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()
     gc.freeze()
-    kind(
+    Server(
       config,
       service,
       grace=grace,

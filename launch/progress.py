@@ -45,10 +45,8 @@ class Line:
   ) -> Iterator[None]:
     """Prints what the work waits for, each `every` seconds, inside.
 
-    Until the first item is done, it also says that programs are compiled.
-
-    Args:
-      waits: returns it, or "" if it does not wait; called in another thread.
+    `waits` returns it, or "", in another thread. Until the first item is done,
+    it also says that programs are compiled.
     """
     ended = threading.Event()
 

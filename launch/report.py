@@ -198,13 +198,9 @@ def with_optimum(
   """Returns a row with the best agent's accuracy on each of its questions.
 
   The questions of the generated world say all that the agent would see, so that
-  its accuracy is computed, in about ten milliseconds a question and budget.
-
-  Returns:
-    The row unchanged if its evaluations are not all of one generated world.
-
-  Raises:
-    ValueError: a question is not one of that world.
+  its accuracy is computed, in about ten milliseconds a question and budget. A
+  row whose evaluations are not all of one generated world is unchanged. Raises
+  ValueError if a question is not one of that world.
   """
   named = {_data(folder) for folder in folders}
   if len(named) != 1 or (data := named.pop()) is None:

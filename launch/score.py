@@ -38,11 +38,6 @@ The output has its episodes with `judge`, `judged`, `confidence` and
 `judge_reply`, which launch.report reads. Run the same command again if replies
 were late.
 
-The reward is AnySearch's. The rewards of other systems (`method.name`) may need
-more than these files contain; they are in the files that training wrote, where
-each trajectory has `answer`, `em`, `format`, `reward`, its `parts` and
-`advantage`.
-
 `searches` is used as recorded: if it disagrees with the text, the format is 0
 and the rewards still use `searches`. Above the budget r_abs is negative, as its
 equation says.
@@ -234,12 +229,12 @@ def score_group(
   # Padded to a power of two, so that few group sizes are compiled.
   padded = 1 << (size - 1).bit_length()
   columns = np.zeros((4, padded), np.int32)
-  columns[:, :size] = [
-    [verdict.em for verdict in verdicts],
-    [verdict.format or 0 for verdict in verdicts],
-    [item.generated_tokens for item in group.trajectories],
-    [item.searches for item in group.trajectories],
-  ]
+  columns[:, :size] = np.transpose(
+    [
+      (verdict.em, verdict.format or 0, item.generated_tokens, item.searches)
+      for verdict, item in zip(verdicts, group.trajectories, strict=True)
+    ]
+  )
   valid = np.zeros(padded, np.bool_)
   valid[:size] = [not item.failed for item in group.trajectories]
   # Rewards of trajectories that differ by one token differ very little, and

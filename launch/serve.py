@@ -17,8 +17,7 @@ way are answered within --grace seconds.
     python -m launch.serve --mcp --config=configs/quickstart.py
 
 A client of the Model Context Protocol starts this itself and talks to it over
-standard input and output. The tool `answer` asks the policy under a budget,
-`search` asks the retriever alone, and each answer's trajectory is a resource.
+standard input and output; anysearch_jax/serving/mcp_server.py has the tools.
 `--mcp --http` serves the same at http://127.0.0.1:8401/mcp, for clients on this
 machine only. The end of the input or a signal ends the command with 0.
 `launch.policies` lists the ways to name a policy. See docs/serving.md.
@@ -32,7 +31,6 @@ import logging
 import os
 import pathlib
 import sys
-import time
 import typing
 from collections.abc import Iterator, Sequence
 
@@ -45,7 +43,6 @@ from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
-  from anysearch_jax.serving import keys as keys_lib
   from anysearch_jax.serving import mcp_server
 
 _WARM = "?"  # Compiles the engine's programs before the first client.
@@ -95,8 +92,12 @@ def main(argv: Sequence[str]) -> None:
   config, chosen = policies.read_flags(documents.read_config())
   if f.mcp:
     _serve_mcp(config, chosen)
-  else:
-    _serve_http(config, chosen)
+    # Python and XLA tear down for seconds, and a client kills its server two
+    # seconds after it hung up. Everything of ours is closed by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+  _serve_http(config, chosen)
 
 
 def _serve_http(
@@ -117,25 +118,21 @@ def _serve_http(
   jax_setup.configure(threads=f.threads, cache=f.cache)
   documents.update(config)
   # A line of JSON for each request.
-  log, handler = (
-    logging.getLogger("anysearch_jax.serving"),
-    logging.StreamHandler(),
-  )
-  handler.setFormatter(logging.Formatter("%(message)s"))
-  log.addHandler(handler)
+  log = logging.getLogger("anysearch_jax.serving")
+  log.addHandler(logging.StreamHandler())
   log.setLevel(logging.INFO)
   log.propagate = False
+  from anysearch_jax.serving import fields, keys, service
   from launch import agents
 
-  with (
-    # The keys first: a policy may take minutes to load.
-    _guard(f.keys) as guard,
-    agents.loaded(
-      agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
-    ) as agent,
-  ):
-    from anysearch_jax.serving import fields, service
-
+  with contextlib.ExitStack() as stack:
+    guard = None
+    if f.keys:  # Before the policy, which may take minutes to load.
+      file = pathlib.Path(f.keys)
+      known = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
+      guard = stack.enter_context(contextlib.closing(known))
+    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+    agent = stack.enter_context(agents.loaded(prepared))
     # Without the address of a model elsewhere, so that the greeting has one
     # URL, that of this service.
     is_elsewhere = chosen.kind == "openai"
@@ -171,19 +168,6 @@ def _serve_http(
       grace=f.grace,
       hosts=f.hosts,
     )
-
-
-def _guard(
-  path: str | None,
-) -> contextlib.AbstractContextManager[keys_lib.Guard | None]:
-  """Returns the guard of a file of keys; None without one."""
-  from anysearch_jax.serving import keys
-
-  if path is None:
-    return contextlib.nullcontext()
-  file = pathlib.Path(path)
-  used = file.with_suffix(".usage.sqlite")
-  return contextlib.closing(keys.Guard(keys.read(file), used))
 
 
 def _add_key() -> None:
@@ -299,16 +283,6 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
   f = flags.FLAGS
   # Its only error is that it ends the streams that clients keep open.
   logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-
-  class McpServer(http_server.Server):
-    """Clients keep streams open, so the service says what is under way."""
-
-    async def answered(self, end: float) -> float:
-      for server in self.servers:
-        server.close()
-      await self.service.drain(self.grace)
-      return time.monotonic()
-
   http_server.serve(
     # Without a host it leaves Host and Origin to us.
     service.server.streamable_http_app(host=""),
@@ -322,25 +296,11 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
     request=1e9,  # A call may take as long as it likes.
     grace=f.grace,
     hosts=f.hosts,
-    kind=McpServer,
   )
-
-
-def _main(argv: Sequence[str]) -> None:
-  """Runs the command; for an MCP client, ends the process at once.
-
-  Python and XLA tear down for seconds, and a client kills its server two
-  seconds after it hung up. Everything of ours is closed by then.
-  """
-  main(argv)
-  if flags.FLAGS.mcp:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
   # An MCP client's log is no place for a library's warnings.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(_main)
+  launch_flags.run(main)

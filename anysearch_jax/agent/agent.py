@@ -68,12 +68,13 @@ class Limits:
   sampling: config_lib.SamplingConfig | None = None
 
   def __post_init__(self):
-    for name, least in (("budget", 0), ("seed", 0), ("max_tokens", 1)):
+    counts = {"budget": 0, "seed": 0, "max_tokens": 1}
+    if isinstance(self.budget, budgets_lib.Budget):
+      del counts["budget"]  # It checks itself.
+    if self.max_tokens is None:
+      del counts["max_tokens"]
+    for name, least in counts.items():
       value = getattr(self, name)
-      if isinstance(value, budgets_lib.Budget):
-        continue  # It checks itself.
-      if value is None and name == "max_tokens":
-        continue
       if type(value) is not int or not least <= value < 2**32:
         raise ValueError(
           f"{name}: found {value!r}, expected a whole number from {least} to "
@@ -116,10 +117,6 @@ def with_answer_room(
   return config_lib.changed(config, episode={"answer_room": room})
 
 
-def _nothing(event: events.Event) -> None:
-  """Tells nobody."""
-
-
 class Agent:
   """Answers questions with a policy that searches under a budget.
 
@@ -127,11 +124,6 @@ class Agent:
   questions run in the event loop of the process, where the engine samples them
   together and equal searches are made once. A question beyond `slots` waits for
   a place.
-
-  `load` makes an agent from a folder.
-
-  Attributes:
-    engine, slots, passages: as given.
 
   Args:
     engine: samples the policy; `close` closes it.
@@ -276,19 +268,15 @@ class Agent:
     question: str | types.Question,
     *,
     budget: budgets_lib.Assigned,
-    tell: Callable[[events.Event], None] = _nothing,
+    tell: Callable[[events.Event], None] = lambda event: None,
     pieces: bool = False,
     **limits: Any,
   ) -> events.Reply:
     """As `ask`; cancelling the caller cancels the episode.
 
-    Args:
-      question, budget, limits: as for `ask`.
-      tell: called with each event, in the thread of the event loop
-        (`host.loop`), which waits for it. An exception of it ends the episode
-        and is raised.
-      pieces: whether reasoning is told while it is sampled; otherwise it is
-        told once a turn.
+    `tell` is called with each event, in the thread of the event loop
+    (`host.loop`), which waits for it; what it raises ends the episode. With
+    `pieces`, reasoning is told while it is sampled, otherwise once a turn.
     """
     return await asyncio.wrap_future(
       self._submit(question, Limits(budget, **limits), tell, pieces=pieces)
@@ -301,30 +289,23 @@ class Agent:
     budgets: Sequence[budgets_lib.Assigned],
     **limits: Any,
   ) -> list[list[events.Reply]]:
-    """Answers every question under every budget, all at once.
-
-    Returns:
-      For each question its replies, one for each budget.
+    """Returns for each question its replies, one for each budget, all at once.
 
     Raises:
       As `ask`; the other questions are then cancelled.
     """
-    works: list[list[loop.Work[events.Reply]]] = []
+    works: list[loop.Work[events.Reply]] = []
     try:
-      for question in questions:
-        works.append([])
-        for budget in budgets:
-          works[-1].append(self._submit(question, Limits(budget, **limits)))
+      for question, budget in itertools.product(questions, budgets):
+        works.append(self._submit(question, Limits(budget, **limits)))
       # The first error ends the call, also while earlier questions are played.
-      done, _ = concurrent.futures.wait(
-        itertools.chain.from_iterable(works),
-        return_when=concurrent.futures.FIRST_EXCEPTION,
-      )
-      for work in done:
+      first = concurrent.futures.FIRST_EXCEPTION
+      for work in concurrent.futures.wait(works, return_when=first).done:
         work.result()
-      return [[work.result() for work in row] for row in works]
+      replies = iter([work.result() for work in works])
+      return [[next(replies) for _ in budgets] for _ in questions]
     finally:
-      for work in itertools.chain.from_iterable(works):
+      for work in works:
         work.cancel()
 
   def stream(
@@ -336,8 +317,8 @@ class Agent:
   ) -> Generator[events.Event, None, None]:
     """Yields the events of a question as they happen; arguments as for `ask`.
 
-    The episode starts with the first `next`. The last event is an `Answer`.
-    Closing the generator cancels the episode.
+    The episode starts with the first `next`, and ends with an `Answer` or when
+    the generator is closed.
     """
     asked, within = self._question(question), Limits(budget, **limits)
 
@@ -374,21 +355,13 @@ class Agent:
       work.cancel()
 
   async def search_async(self, query: str, *, k: int) -> list[types.Passage]:
-    """Finds passages as the policy's searches do, without the policy.
-
-    Returns:
-      At most `k` passages, best first.
+    """Returns at most `k` passages, best first, as the policy's searches do.
 
     Raises:
-      ValueError: an argument is out of range, or the retriever answers the
-        searches of a policy only.
+      ValueError: the retriever answers the searches of a policy only.
       types.RetrievalError: the retriever cannot answer in time.
       ClosedError: the agent is closed, or was before the reply.
     """
-    if not query.strip():
-      raise ValueError("query: found no text, expected words to search for.")
-    if k < 1:
-      raise ValueError(f"k: found {k}, expected at least 1.")
     request = types.SearchRequest(query.strip(), k, self._corpus)
     return await asyncio.wrap_future(self._start(self._search(request)))
 
@@ -425,34 +398,31 @@ class Agent:
 
   def _question(self, question: str | types.Question) -> types.Question:
     """Returns a question; raises ValueError if it has no text."""
-    text = question if isinstance(question, str) else question.text
-    if not text.strip():
+    given = question if isinstance(question, str) else question.text
+    if not (text := given.strip()):
       raise ValueError("question: found no text, expected a question.")
-    if isinstance(question, str):
-      text = text.strip()
-      return self._known.get(text) or types.Question(
-        text, text, (), self._corpus
-      )
-    return question
+    if not isinstance(question, str):
+      return question
+    unknown = types.Question(text, text, (), self._corpus)
+    return self._known.get(text, unknown)
 
   def _submit(
     self,
     question: str | types.Question,
     limits: Limits,
-    tell: Callable[[events.Event], None] = _nothing,
+    tell: Callable[[events.Event], None] = lambda event: None,
     *,
     pieces: bool = False,
   ) -> loop.Work[events.Reply]:
     """Starts an episode in the event loop."""
     asked = self._question(question)
-    return self._start(self._play(asked, limits, tell, pieces=pieces))
+    return self._start(self._play(asked, limits, tell, pieces))
 
   async def _play(
     self,
     question: types.Question,
     limits: Limits,
     tell: Callable[[events.Event], None],
-    *,
     pieces: bool,
   ) -> events.Reply:
     """Waits for a place, plays the episode and tells what happens in it."""
@@ -558,9 +528,7 @@ class _Told:
   def watch(self, state: episode_state.Episode) -> None:
     """Tells the searches of an episode, and what they found."""
     if state.used > self.used:
-      if state.observations:
-        # Passages that had no room were not shown.
-        last = state.observations[-1]
+      for last in state.observations[-1:]:  # What had no room was not shown.
         self.tell(events.Found(state.used, last.passages, last.numbers))
       total = budgets_lib.of(self.limits.budget).searches
       self.tell(events.Budget(state.used, total))

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from anysearch_jax import types
-from anysearch_jax.environment import protocol
+from anysearch_jax import budgets, types
+from anysearch_jax.environment import protocol, records
 
 # A block of these names is an action; what the turn says before is reasoning.
-_ACTIONS = ("<search>", "<answer>")
-_TAGS = tuple(
-  f"<{slash}{name}>" for slash in ("", "/") for name in protocol.TAGS
-)
+_ACTION = re.compile("<search>|<answer>")
+_TAGS = protocol.tags()
 # An unfinished character of several bytes decodes to this one.
 _UNFINISHED = "\ufffd"
 
@@ -90,6 +90,25 @@ class Reply:
   citations: tuple[tuple[int, types.Passage], ...] = ()
   refused_citations: tuple[int, ...] = ()
 
+  def record(self) -> dict[str, Any]:
+    """Returns how the question ended as JSON values, without the answer.
+
+    `caps` and `refused_citations` are left out if there are none, and `budget`
+    is null without a cap on searches.
+    """
+    budget, caps = self.trajectory.budget, dict(self.trajectory.caps.caps)
+    refused = list(self.refused_citations)
+    return {
+      "budget": budget if budget < budgets.UNCAPPED else None,
+      **({"caps": caps} if caps else {}),
+      "searches": self.searches,
+      "outcome": str(self.outcome),
+      "reason": self.reason,
+      "seconds": round(self.seconds, 3),
+      "documents": list(map(records.passages, self.documents)),
+      **({"refused_citations": refused} if refused else {}),
+    }
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
@@ -133,12 +152,12 @@ class Reasoning:
     text = self._decode(self._ids)
     if text.endswith(_UNFINISHED):
       return
-    self._rest += text[len(self._known) :]
+    rest = self._rest + text[len(self._known) :]
     self._ids, self._known = list(ids), self._decode(ids)
-    actions = [at for tag in _ACTIONS if (at := self._rest.find(tag)) >= 0]
-    self._acted = bool(actions)
-    end = min(actions, default=len(self._rest) - _partial_tag(self._rest))
-    shown, self._rest = self._rest[:end], self._rest[end:]
+    action = _ACTION.search(rest)
+    self._acted = action is not None
+    end = action.start() if action else len(rest) - _partial_tag(rest)
+    shown, self._rest = rest[:end], rest[end:]
     shown = protocol.TAG_PATTERN.sub("", shown)
     self._say(shown if self._told else shown.lstrip())
 
@@ -158,9 +177,8 @@ def of_turn(text: str) -> str:
   An extension of `text` only extends what is returned, unless `text` ends
   within a tag.
   """
-  ends = (at for tag in _ACTIONS if (at := text.find(tag)) >= 0)
-  text = text[: min(ends, default=len(text))]
-  return protocol.TAG_PATTERN.sub("", text).lstrip()
+  before, *_ = _ACTION.split(text, maxsplit=1)
+  return protocol.TAG_PATTERN.sub("", before).lstrip()
 
 
 def _partial_tag(text: str) -> int:

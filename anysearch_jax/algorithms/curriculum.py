@@ -77,8 +77,7 @@ def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
 def accuracies(state: CurriculumState) -> chex.Array:
   """Returns R(b) (Eq. 3), the mean outcome of each level's window.
 
-  Returns:
-    float32 `[L]` in [0, 1]; 0 for an empty window.
+  It is float32 `[L]` in [0, 1]; 0 for an empty window.
   """
   _assert_state(state)
   held = jnp.clip(state.counts, 1, state.windows.shape[-1])
@@ -93,10 +92,7 @@ def probabilities(
 
     P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / L
 
-  lambda is `config.uniform_mix`.
-
-  Returns:
-    float32 `[L]`, a probability distribution.
+  It is a distribution, float32 `[L]`; lambda is `config.uniform_mix`.
   """
   accuracy = accuracies(state)
   gap = jnp.max(accuracy) - accuracy + config.epsilon
@@ -110,11 +106,8 @@ def distribution(
 ) -> chex.Array:
   """Returns the distribution from which Phase II draws a rollout's budgets.
 
-  It is uniform in the first rollout of Phase II and `probabilities` in all
-  later ones. The rollout is the one at `state.step`.
-
-  Returns:
-    float32 `[L]`, a probability distribution.
+  It is float32 `[L]`: uniform in the first rollout of Phase II and
+  `probabilities` in all later ones. The rollout is the one at `state.step`.
   """
   c = config
   first = state.step // c.steps_per_rollout == (
@@ -138,10 +131,8 @@ def assign(
   Args:
     state: the curriculum state.
     num_groups: Q, the number of groups in the rollout.
-    config: if `fixed_budget` >= 0, every group gets it in both phases.
-
-  Returns:
-    The assignment; the scaffold follows the phase's flag.
+    config: if `fixed_budget` >= 0, every group gets it in both phases. The
+      scaffold follows the phase's flag.
   """
   _assert_state(state)
   c = config
@@ -180,7 +171,7 @@ def record(
   config: config_lib.CurriculumConfig,
   tokens: chex.Array | None = None,
 ) -> CurriculumState:
-  """Records the outcomes of one rollout and advances to the next.
+  """Returns the next state, with the outcomes of one rollout.
 
   Each level keeps its last W outcomes. Their order is that of the arguments,
   (question, sample), not the order in which episodes finished.
@@ -194,9 +185,6 @@ def record(
     config: `steps_per_rollout` is added to the step.
     tokens: int `[Q * G]`, each trajectory's cap, one of `token_levels`; None
       without them.
-
-  Returns:
-    The next state.
   """
   _assert_state(state)
   if tokens is not None:

@@ -182,9 +182,6 @@ def token_terms(
     advantage_t: the advantage of the token's trajectory, equal shape.
     config: clip range, importance cap and KL estimator.
 
-  Returns:
-    The terms, elementwise.
-
   Raises:
     ValueError: `config.kl_estimator` is unknown.
   """

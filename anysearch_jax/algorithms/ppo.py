@@ -185,12 +185,9 @@ def explained_variance(
 ) -> float:
   """Returns 1 - Var(returns - values) / Var(returns).
 
-  Args:
-    weight, returns, returns_squared, rest, rest_squared: sums over a step of
-      the metrics of these names that `value_loss` returns.
-
-  Returns:
-    1 for a perfect critic, 0 for a constant one and if the returns do not vary.
+  It is 1 for a perfect critic, 0 for a constant one and if the returns do not
+  vary. The arguments are sums over a step of the metrics of these names that
+  `value_loss` returns.
   """
 
   def variance(mean: float, square: float) -> float:

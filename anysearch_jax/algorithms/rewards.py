@@ -204,9 +204,6 @@ def composite(
       theirs is above 0, or if the relative factor compares dollars.
     caps: `[...]` of the same units, infinite without a cap.
 
-  Returns:
-    The reward and its parts.
-
   Raises:
     ValueError: `config.gamma_mode` or `config.rel_cost` is unknown.
   """
@@ -223,13 +220,7 @@ def composite(
     limit=config.length_limit,
     tolerance=config.length_tolerance,
   )
-  weights = {
-    "searches": config.abs_searches,
-    "tokens": config.abs_tokens,
-    "dollars": config.abs_dollars,
-    "seconds": config.abs_seconds,
-  }
-  weights = {unit: weight for unit, weight in weights.items() if weight}
+  weights = {u: w for u in budgets.UNITS if (w := getattr(config, f"abs_{u}"))}
   spent, caps, budget = spent or {}, caps or {}, jnp.asarray(budget)
   if list(weights) == ["searches"]:
     r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))

@@ -50,12 +50,10 @@ def score(
   """Scores an answer; each value is the best over all accepted answers.
 
   Args:
-    dataset: name of the data set in `launch.prepare_data`.
+    dataset: name of the data set in `launch.prepare_data`; one without rules
+      here has no score, None.
     answer: the policy's answer; None, a missing answer, scores 0.
     accepted: result of the function `accepted`.
-
-  Returns:
-    The score, or None for a data set without rules here.
   """
   rules = _RULES.get(dataset)
   if rules is None:

@@ -97,13 +97,7 @@ WORDINGS = {
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
   "documents": wording.Wording("documents.toml", _SLOTS, _documents),
   "documents_tools": wording.Wording(
-    "documents_tools.toml",
-    {
-      "prompt": wording.PROMPT,
-      "over_budget": wording.LINE,
-      "no_action": wording.LINE,
-    },
-    _documents_tools,
+    "documents_tools.toml", wording.ONE_PROMPT, _documents_tools
   ),
   "world": WORLD,
 }
@@ -120,26 +114,17 @@ def render(
   caps: budgets.Budget = budgets.NO_CAPS,
   texts: str = "budget.toml",
 ) -> str:
-  """Fills a prompt in one pass, so that a question may itself contain `{B}`.
+  """Returns the content of the user message.
+
+  The prompt is filled in one pass, so that a question may itself contain `{B}`.
 
   Args:
     template: `scaffold` or `plain` of a `spec.Environment`.
-    budget: searches assigned to the episode, >= 0.
+    budget: searches of a `budgets.Budget`.
     question: the question, already neutralised.
-    caps: what else the episode may spend, if that is stated.
+    caps: what else the episode may spend, if that is stated; it comes first.
     texts: `units` of that environment.
-
-  Returns:
-    The content of the user message. Sentences about `caps` come first.
-
-  Raises:
-    ValueError: the budget is negative.
   """
-  if budget < 0:
-    raise ValueError(
-      f"Found a budget of {budget} searches; expected 0 or more (0 is to "
-      "answer without a search)."
-    )
   values = {"{B}": units.searches(texts, budget), "{Question}": question}
   filled = _SLOT.sub(lambda match: values[match[0]], template)
   return units.assigned(texts, caps) + filled

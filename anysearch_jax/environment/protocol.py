@@ -50,6 +50,11 @@ class Action:
   tool: str = SEARCH
 
 
+def tags(names: Sequence[str] = TAGS) -> tuple[str, ...]:
+  """Returns the opening and the closing tag of each name."""
+  return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+
 def last_action(
   text: str, calls: Sequence[tuple[str, str, str]] = _CALLS
 ) -> Action | None:
@@ -58,11 +63,8 @@ def last_action(
   A block counts wherever it is, even within another one; the last block is the
   one that closes last. The paper's prompts (appendix "Prompt Design") name no
   other action. A call with an empty argument has the content "", which callers
-  treat as a turn without an action.
-
-  Args:
-    text: the text that the model wrote in one turn.
-    calls: name, opening and closing mark of each tool; searches by default.
+  treat as a turn without an action. `calls` are name, opening and closing mark
+  of each tool; searches by default.
   """
   kinds = [(ActionKind.SEARCH, *call) for call in calls]
   kinds.append((ActionKind.ANSWER, SEARCH, "<answer>", "</answer>"))
@@ -114,10 +116,8 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   The angle brackets of every tag, in upper or lower case, become `‹` and `›`. A
   zero-width space is inserted after the first character of every control token.
   Half of a surrogate pair, which no tokenizer encodes, becomes U+FFFD. The
-  function is idempotent.
-
-  Raises:
-    ValueError: this rewriting cannot break a control token.
+  function is idempotent. Raises ValueError if this rewriting cannot break a
+  control token.
   """
   text = _ANY_CASE_TAG.sub(r"‹\1›", _HALF.sub("\ufffd", text))
   if control_tokens:
@@ -145,9 +145,7 @@ def budget_state(budget: int, used: int) -> str:
   """Returns the content of a budget block (the paper's Phase I prompt).
 
   It is `remaining=R; used=U; total=T`, or `used=U` if searches have no cap.
-
-  Raises:
-    ValueError: `used` is outside [0, budget].
+  Raises ValueError if `used` is outside [0, budget].
   """
   if not 0 <= used <= budget:
     raise ValueError(
@@ -178,7 +176,7 @@ def observation(
   begins: str = "<information>",
   ends: str = "</information>",
 ) -> str:
-  """Returns the block that answers a search.
+  """Returns the block that answers a search, with a passage on each line.
 
   Args:
     passages: the hits in rank order; may be empty.
@@ -186,10 +184,7 @@ def observation(
     layout: format string of a passage, with `rank`, `title` and `text`. Without
       a title, one that names it gives way to `Doc {rank}: {text}`; the corpora
       of the systems' authors have titles.
-    begins, ends: marks of the block.
-
-  Returns:
-    The block between blank lines, with one neutralised passage per line.
+    begins, ends: marks of the block, which is between blank lines.
   """
 
   def line(rank: int, passage: types.Passage) -> str:

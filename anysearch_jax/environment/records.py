@@ -73,7 +73,8 @@ def source(passage: types.Passage) -> dict[str, Any]:
   return {name: value for name, value in values.items() if value}
 
 
-def _passage(value: Mapping[str, Any]) -> types.Passage:
+def passage(value: Mapping[str, Any]) -> types.Passage:
+  """Returns a passage of `passages`."""
   source = types.Source(**value.get("source", {}))
   return types.Passage(**{**value, "source": source})
 
@@ -101,14 +102,9 @@ def observations(
 ) -> tuple[types.Observation, ...]:
   """Returns the observations of `observation_values`."""
   return tuple(
-    types.Observation(
-      each["tool"],
-      each["argument"],
-      each["turn"],
-      tuple(map(_passage, each["passages"])),
-      each["tokens"],
-      tuple(each.get("numbers", ())),
-      each.get("answer"),
+    types.Observation(**each)._replace(
+      passages=tuple(map(passage, each["passages"])),
+      numbers=tuple(each.get("numbers", ())),
     )
     for each in values
   )

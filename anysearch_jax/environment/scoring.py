@@ -22,14 +22,6 @@ from anysearch_jax.environment import protocol
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-_AUTHORS = {
-  "budget": types.Author.ENVIRONMENT,
-  "think": types.Author.MODEL,
-  "search": types.Author.MODEL,
-  "information": types.Author.ENVIRONMENT,
-  "answer": types.Author.MODEL,
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -47,18 +39,20 @@ class Verdict:
   format: int | None
 
 
+def turns(spans: Sequence[types.Span]) -> list[str]:
+  """Returns what the model wrote, turn by turn."""
+  by_model = types.Author.MODEL
+  return [span.text for span in spans if span.author == by_model]
+
+
 def extract_answer(spans: Sequence[types.Span]) -> str | None:
   """Returns the last complete answer that the model wrote; None without one.
 
   Only spans of the model are read, each by itself, so `<answer>x</answer>` in a
   document is ignored. The answer is stripped, "" for an empty one.
   """
-  for span in reversed(spans):
-    if span.author == types.Author.MODEL:
-      answer = protocol.last_content(span.text, "answer")
-      if answer is not None:
-        return answer
-  return None
+  answers = (protocol.last_content(t, "answer") for t in reversed(turns(spans)))
+  return next((answer for answer in answers if answer is not None), None)
 
 
 def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
@@ -135,9 +129,6 @@ def check_format(
     calls: the block that answers each kind of call, by the call's; for the
       paper's grammar `information` by `search`. With more kinds, each charged
       search is a call of any kind.
-
-  Returns:
-    0 or 1.
   """
   answers = {"search": "information", **(calls or {})}
   blocks = _read_blocks(spans, _pattern(tuple(answers.items())))
@@ -151,15 +142,12 @@ def check_format(
   head = ["budget"] * scaffold
   turns = [[*head, "think", name, answers[name]] for name in called]
   order = [*itertools.chain(*turns), *head, "think", "answer"]
-  authors = (
-    _AUTHORS
-    | dict.fromkeys(answers, types.Author.MODEL)
-    | dict.fromkeys(answers.values(), types.Author.ENVIRONMENT)
-  )
+  model, environment = types.Author.MODEL, types.Author.ENVIRONMENT
+  theirs = dict.fromkeys(("budget", *answers.values()), environment)
   states = [block.content for block in blocks if block.name == "budget"]
   return int(
     [block.name for block in blocks] == order
-    and all(block.author == authors[block.name] for block in blocks)
+    and all(block.author == theirs.get(block.name, model) for block in blocks)
     and all(
       state.partition(" ; ")[0] == protocol.budget_state(budget, used)
       for used, state in enumerate(states)

@@ -77,14 +77,9 @@ _ADDRESS = re.compile(r"https?://", re.I)
 def page_shown(argument: str, shown: Sequence[types.Observation]) -> str:
   """Returns what opens the page that a call names.
 
-  Args:
-    argument: the title of a passage that was shown, or its number among those
-      of the last search ("2", "Doc 2"), or anything else.
-    shown: the observations so far.
-
-  Returns:
-    Of a passage that was shown, its id if that is an address of the web, or its
-    title; otherwise the argument.
+  `argument` is the title of a passage that `shown` has, or its number among
+  those of the last search ("2", "Doc 2"): the result is then the passage's id,
+  if that is an address of the web, or its title. Otherwise it is the argument.
   """
   searches = [each for each in reversed(shown) if each.tool == protocol.SEARCH]
   name = page_name(argument)
@@ -92,11 +87,10 @@ def page_shown(argument: str, shown: Sequence[types.Observation]) -> str:
     if name and page_name(passage.title) == name:
       return passage.id if _ADDRESS.match(passage.id) else argument
   number = _NUMBERED.fullmatch(argument.strip())
-  if number and searches:
-    place = int(number[1])
-    if 1 <= place <= len(searches[0].passages):
-      passage = searches[0].passages[place - 1]
-      return passage.id if _ADDRESS.match(passage.id) else passage.title
+  place = int(number[1]) if number else 0
+  if searches and 1 <= place <= len(searches[0].passages):
+    passage = searches[0].passages[place - 1]
+    return passage.id if _ADDRESS.match(passage.id) else passage.title
   return argument
 
 
@@ -127,7 +121,6 @@ def search(
     begins, ends: marks around the passages, with the spaces inside them.
     layout: of a passage, see `protocol.observation`.
   """
-  known = {f"<{slash}{tag}>" for tag in protocol.TAGS for slash in ("", "/")}
   return Tool(
     protocol.SEARCH,
     opens,
@@ -138,7 +131,7 @@ def search(
     markers=tuple(
       mark
       for mark in map(str.strip, (opens, closes, begins, ends))
-      if mark not in known
+      if mark not in protocol.tags()
     ),
   )
 
@@ -150,7 +143,7 @@ FETCH = Tool(
   "</fetch>",
   observation=page,
   results=10,
-  markers=("<fetch>", "</fetch>", "<page>", "</page>"),
+  markers=protocol.tags(("fetch", "page")),
   target=page_shown,
 )
 

@@ -30,6 +30,8 @@ class Slots(NamedTuple):
 
 LINE = Slots()
 PROMPT = Slots(needs=("Question",), may=("B",))
+# Those of an environment with the same prompt in both phases.
+ONE_PROMPT = {"prompt": PROMPT, "over_budget": LINE, "no_action": LINE}
 # Texts that the file of any environment may have: a system message, the
 # beginning of the response, and a prompt that is sent as plain text, without a
 # chat template, in place of the others.
@@ -67,11 +69,9 @@ class Wording:
   def texts(self, file: str = "") -> Texts:
     """Returns the texts of a file, "" being the shipped one.
 
-    A process reads a file once, so editing it does not change a run.
-
-    Raises:
-      ValueError: the file cannot be read, lacks a text or a placeholder, or has
-        one that is unknown.
+    A process reads a file once, so editing it does not change a run. Raises
+    ValueError if the file cannot be read, lacks a text or a placeholder, or has
+    one that is unknown.
     """
     path = pathlib.Path(file) if file else SHIPPED / self.shipped
     values = read(path, self.slots, BEGINNINGS, shipped=self.shipped)

@@ -47,6 +47,7 @@ OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
 _WORLD = "world"  # The dataset of questions that record none.
 _OF_A_SNAPSHOT = re.compile(r"(train|dev|held-out)/\d+(?=/)")
+_AGAIN = "Evaluate this row again with this version."
 NONE = -1  # Hops or kind of a question that does not record them.
 
 # The columns: integers, then floats; of the latter what every episode has, what
@@ -144,11 +145,9 @@ class Columns:
   def with_optimum(self, best: np.ndarray, budgets: Sequence[int]) -> Columns:
     """Returns the episodes beside the best agent's accuracy.
 
-    Args:
-      best: `[N, B]`, P(right answer) of the agent for each question of `ids`
-        and each of `budgets`; or `[N, B, 4]`, with its forecasts
-        (`world.optimum.forecasts`), which become the column `forecasts`.
-      budgets: B budgets, ascending, all that occur.
+    `best` is `[N, B]`, P(right answer) of the agent for each question of `ids`
+    at B `budgets`, all that occur, ascending; or `[N, B, 4]`, with its
+    forecasts (`world.optimum.forecasts`), the column `forecasts`.
     """
     of = best[self.question, np.searchsorted(budgets, self.budget)]
     if of.ndim == 1:
@@ -259,20 +258,19 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   present, known = set(sets.values()), official_scoring.DATASETS
   names = [*(s for s in known if s in present), *sorted(present - {*known})]
   order = sorted(index)
+  own = [sets[index[name]] for name in order]
   # Renumber questions from first appearance to id order, so that the order of
   # the file does not matter.
   place = np.empty(len(order), dtype=np.int64)
   place[[index[name] for name in order]] = np.arange(len(order))
   numbers["question"] = place[numbers["question"]]
-  keys = [numbers[k] for k in ("run", "seed", *_CAPS, "budget", "question")]
-  numbers = numbers[np.lexsort(keys)]
+  keys = ["run", "seed", *_CAPS, "budget", "question"]
+  numbers = numbers[np.lexsort([numbers[key] for key in keys])]
   values = {
     name: np.ascontiguousarray(numbers[name])
     for name in numbers.dtype.names or ()
   }
-  same = np.ones(max(0, len(numbers) - 1), dtype=bool)
-  for name in ("run", "seed", *_CAPS, "budget", "question"):
-    same &= values[name][1:] == values[name][:-1]
+  same = numbers[keys][1:] == numbers[keys][:-1]
   if same.any():
     first = int(np.argmax(same))
     raise ValueError(
@@ -284,12 +282,9 @@ def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
   return Columns(
     ids=np.array(order, dtype=object),
     datasets=tuple(names),
-    dataset_of=np.array(
-      [names.index(sets[index[name]]) for name in order], dtype=np.int64
-    ),
+    dataset_of=np.array([names.index(of) for of in own], dtype=np.int64),
     cluster_of=np.unique(
-      np.array([cluster_of(name, sets[index[name]]) for name in order], object),
-      return_inverse=True,
+      np.array(list(map(cluster_of, order, own)), object), return_inverse=True
     )[1],
     runs=tuple(runs),
     values=values,
@@ -305,27 +300,24 @@ def _numbers(
 ) -> tuple[Any, ...]:
   """Returns an episode's values in the order of _TYPE."""
   name = str(episode["question_id"])
+  where = f"{source}: question {name!r}"
   question = index.setdefault(name, len(index))
   dataset = dataset_of(episode)
   if sets.setdefault(question, dataset) != dataset:
     raise ValueError(
-      f"{source}: question {name!r} is of dataset {sets[question]!r} and of "
-      f"{dataset!r}; expected one dataset. Give each question an id of its own."
+      f"{where} is of dataset {sets[question]!r} and of {dataset!r}; expected "
+      "one dataset. Give each question an id of its own."
     )
   if episode["outcome"] not in OUTCOMES:
     raise ValueError(
-      f"{source}: question {name!r} ended as {episode['outcome']!r}; expected "
-      f"one of {', '.join(OUTCOMES)}. Evaluate this row again with this "
-      "version."
+      f"{where} ended as {episode['outcome']!r}; expected one of "
+      f"{', '.join(OUTCOMES)}. {_AGAIN}"
     )
   metadata = episode.get("metadata", {})
   try:
     accepted = official_scoring.accepted(episode["golden_answers"], metadata)
   except ValueError as error:
-    raise ValueError(
-      f"{source}: question {name!r}: {error} Evaluate this row again with this "
-      "version."
-    ) from error
+    raise ValueError(f"{where}: {error} {_AGAIN}") from error
   official = _official_score(dataset, episode["answer"], accepted)
   hop, f1 = first_hop(episode), float(episode["em"])
   if not f1 and episode["answer"] is not None:
@@ -358,24 +350,20 @@ _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)
 def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
   """Reads the lines of an `episodes.jsonl`, one at a time.
 
-  Blank lines are skipped; `source` names the file in messages.
-
-  Raises:
-    ValueError: a line is not a JSON object, or a key is missing or its value
-      has the wrong type.
+  Blank lines are skipped; `source` names the file in messages. Raises
+  ValueError if a line is not a JSON object, or a key is missing or its value
+  has the wrong type.
   """
   for where, episode in journal.parse(lines, source=source):
     if missing := [key for key in _REQUIRED if key not in episode]:
       raise ValueError(
-        f"{where}: the episode lacks {', '.join(missing)}; evaluate this row "
-        "again with this version."
+        f"{where}: the episode lacks {', '.join(missing)}. {_AGAIN}"
       )
     for key, kinds in _KINDS.items():
       if key in episode and not isinstance(episode[key], kinds):
         raise ValueError(
           f"{where}: found {key} {episode[key]!r:.60}, expected "
-          f"{' or '.join(kind.__name__ for kind in kinds)}; evaluate this row "
-          "again with this version."
+          f"{' or '.join(kind.__name__ for kind in kinds)}. {_AGAIN}"
         )
     yield episode
 
@@ -384,13 +372,11 @@ class Sample:
   """A random sample of a stream of episodes; only the sample is in memory.
 
   Each episode gets a priority, the hash of its (question, budget, seed), and
-  the smallest ones are kept. Rows over the same questions, budgets and seeds
-  therefore keep the same episodes, whatever the order of their lines, and these
-  can be compared.
+  the `n` smallest are kept. Rows over the same questions, budgets and seeds
+  therefore keep the same episodes, whatever the order of their lines.
   """
 
   def __init__(self, n: int, seed: int = 0):
-    """Args: n: episodes at most, >= 0. seed: of the draw."""
     self._n, self._seed = n, seed
     # Draws are negated: heapq pops the smallest item, here the largest draw.
     self._kept: list[tuple[int, int, Episode]] = []
@@ -398,10 +384,9 @@ class Sample:
 
   def add(self, episode: Episode) -> None:
     """Adds an episode; if there are more than `n`, drops the largest draw."""
-    text = repr((self._seed, *key_of(episode))).encode("utf-8", "replace")
-    draw = -int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())
     self._seen += 1
-    heapq.heappush(self._kept, (draw, self._seen, episode))
+    drawn = -draw(episode, self._seed), self._seen, episode
+    heapq.heappush(self._kept, drawn)
     if len(self._kept) > self._n:
       heapq.heappop(self._kept)
 
@@ -413,6 +398,12 @@ class Sample:
 def key_of(episode: Episode) -> tuple[str, int, int]:
   """Returns (question, budget, seed), which pairs episodes across rows."""
   return str(episode["question_id"]), episode["budget"], episode["seed"]
+
+
+def draw(episode: Episode, seed: int = 0) -> int:
+  """Returns a number in [0, 2^128), a hash of `seed` and `key_of`."""
+  text = repr((seed, *key_of(episode))).encode("utf-8", "replace")
+  return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())
 
 
 def dataset_of(episode: Episode) -> str:
@@ -452,13 +443,12 @@ def first_hop(episode: Episode) -> tuple[str, bool] | None:
   policy's memory holds an old value) is neither known nor unknown.
 
   Returns:
-    (`known` | `unknown` | `stale`, searched); None if the budget is 0 or the
-    question does not list its facts.
+    (one of `KINDS`, searched); None if the budget is 0 or the question does not
+    list its facts.
   """
   facts = episode.get("metadata", {}).get("facts")
   if episode["budget"] < 1 or not facts:
     return None
   fact = facts[0]
-  kind = "known" if fact.get("known") else "unknown"
-  kind = "stale" if fact.get("stale") else kind
+  kind = next((k for k in ("stale", "known") if fact.get(k)), "unknown")
   return kind, any(asks_for(query, fact) for query in episode["queries"])

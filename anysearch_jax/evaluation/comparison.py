@@ -272,8 +272,9 @@ def pairwise(
     families.setdefault(level, []).append(place)
   for places in families.values():
     p = np.array([found[i].p for i in places], dtype=np.float64)
-    for i, adjusted in zip(places, inference.holm(p), strict=True):
-      found[i] = dataclasses.replace(found[i], adjusted=_defined(adjusted))
+    for i, adjusted in zip(places, inference.holm(p).tolist(), strict=True):
+      if found[i].p is not None:
+        found[i] = dataclasses.replace(found[i], adjusted=adjusted)
   return tuple(found)
 
 
@@ -313,7 +314,3 @@ def _compared(
       itertools.product(cells, names), effects, strict=True
     )
   ]
-
-
-def _defined(value: float) -> float | None:
-  return None if np.isnan(value) else float(value)

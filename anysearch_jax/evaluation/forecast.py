@@ -35,13 +35,10 @@ def fitted(table: columns.Columns) -> np.ndarray:
   """Forecasts every scored episode by the other half of its row's questions.
 
   Questions are halved by their place in `table.ids`. A forecast without any
-  episode to learn from is [0, searches left].
-
-  Returns:
-    float `[P, 4]`: of each episode its number of forecasts, how many of their
-    intervals hold the searches that follow, the sum of widths, and of BAGEN's
-    score: 1 - width / searches that follow, at least 0, of an interval that
-    holds them (of 0 searches: 1 for [0, 0]).
+  episode to learn from is [0, searches left]. Float `[P, 4]` has of each
+  episode its number of forecasts, how many of their intervals hold the searches
+  that follow, the sum of widths, and of BAGEN's score: 1 - width / searches
+  that follow, at least 0, of an interval that holds them (of 0: 1 for [0, 0]).
   """
   made, budget = table.searches.astype(int), table.budget
   count = np.minimum(made + 1, budget)

@@ -200,11 +200,10 @@ async def each(
 def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
   """Returns the counters of engine and retriever, and the saved shares.
 
-  Returns:
-    `engine` and `search`: the counters, empty if there are none. `shares`, in
-    [0, 1] or None if undefined: `prompts`, the share of context tokens that
-    needed no prefill; `searches`, the share of searches that needed no query;
-    `lanes`, the share of the engine's lanes that sampled.
+  `engine` and `search` are empty without counters. Of the `shares`, in [0, 1]
+  or None if undefined, `prompts` is that of context tokens that needed no
+  prefill, `searches` that of searches that needed no query, and `lanes` that of
+  the engine's lanes that sampled.
   """
   e = dict(counting.counters(engine))
   s = dict(counting.counters(retriever))
@@ -224,11 +223,9 @@ def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
 def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
   """Sums the episodes of each dataset and budget.
 
-  Returns:
-    For each dataset and budget: `n`, the number of episodes that did not fail;
-    `failed`, the number of failed ones; and sums over the `n` episodes. Sums of
-    the official scores are included if the dataset has them, and `caps`, the
-    budget as text, if it is one of more than searches.
+  `n` is the number of episodes that did not fail, `failed` that of failed ones;
+  the sums are over the `n`, also of the official scores if the dataset has
+  them. `caps` is the budget as text, if it is one of more than searches.
   """
   table: dict[tuple[str, int, str], dict[str, Any]] = {}
   for row in episodes:
@@ -266,37 +263,35 @@ class _Grid:
     config: config_lib.EvaluationConfig,
     questions: Sequence[types.Question],
   ):
-    self._questions = questions
-    self._seeds = config.seeds
-    self._budgets = (
+    budgets = (
       *map(budgets_lib.of, config.budgets),
       *(budgets_lib.parse(text, config.prices) for text in config.pairs),
     )
-    ids = [question.id for question in questions]
-    for name, values in (
-      ("evaluation.seeds", self._seeds),
-      ("evaluation.budgets", self._budgets),
-      ("questions", ids),
-    ):
+    self._axes = config.seeds, budgets, questions
+    keys = {
+      "evaluation.seeds": config.seeds,
+      "evaluation.budgets": list(map(str, budgets)),
+      "questions": [question.id for question in questions],
+    }
+    for name, values in keys.items():
       if not values or len(set(values)) < len(values):
         raise ValueError(
           f"{name}: found {len(values)} values, {len(set(values))} of them "
           "different; expected at least one value, and each value once."
         )
-    axes = self._seeds, map(str, self._budgets), ids
-    self._at = [{key: i for i, key in enumerate(axis)} for axis in axes]
-    self._places = np.arange(math.prod(map(len, self._at))).reshape(
-      [len(axis) for axis in self._at]
-    )
+    self._at = [{k: i for i, k in enumerate(axis)} for axis in keys.values()]
+    shape = tuple(map(len, self._axes))
+    self._places = np.arange(math.prod(shape)).reshape(shape)
 
   def __len__(self) -> int:
     return self._places.size
 
   def cell(self, place: int) -> tuple[int, budgets_lib.Budget, types.Question]:
     """Returns seed, budget and question of the episode at `place`."""
+    seeds, budgets, questions = self._axes
     at = np.unravel_index(place, self._places.shape)
     seed, budget, question = map(int, at)
-    return self._seeds[seed], self._budgets[budget], self._questions[question]
+    return seeds[seed], budgets[budget], questions[question]
 
   def place(self, row: journal.Row) -> int:
     """Returns a row's place. Raises KeyError if it is of another evaluation."""

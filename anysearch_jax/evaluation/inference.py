@@ -19,11 +19,8 @@ trainings that agree by chance would leave 0:
 The quantile of sqrt(V) is the mean of Student's for R - 1 and for G - 1 degrees
 of freedom, weighted by the two parts (Cochran and Cox 1957): a little too large
 where both parts matter. With Satterthwaite's degrees of freedom, equal methods
-of three trainings would differ in .07 of the cases.
-
-With one training nothing is known about others: the interval then covers the
-choice of questions and the policy's own draws, and is of this policy only.
-Fewer than `DECIDING` trainings have no p value.
+of three trainings would differ in .07 of the cases. What an interval covers is
+in docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -92,10 +89,8 @@ def cell_sums(
 ) -> np.ndarray:
   """Sums `columns`, K arrays `[P]`, within the cells of a grid of some shape.
 
-  `at` has for each of its axes, int `[P]`, the place of each episode.
-
-  Returns:
-    float64 `[*shape, K]`.
+  `at` has for each of its axes, int `[P]`, the place of each episode. The sums
+  are float64 `[*shape, K]`.
   """
   cell, cells = np.ravel_multi_index(at, shape), int(np.prod(shape))
   sums = [np.bincount(cell, c, minlength=cells) for c in columns]
@@ -452,13 +447,10 @@ def _effect(
 
 
 def holm(p_values: npt.ArrayLike) -> np.ndarray:
-  """Returns Holm's adjustment, which controls the family-wise error rate.
+  """Returns p values `[M]` with Holm's adjustment, in the order given.
 
-  Args:
-    p_values: `[M]`; NaN entries are skipped and returned as NaN.
-
-  Returns:
-    Adjusted p values `[M]`, in the order given.
+  It controls the family-wise error rate. NaN entries are skipped and returned
+  as NaN.
   """
   p = np.array(p_values, dtype=np.float64)
   order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaN come last.

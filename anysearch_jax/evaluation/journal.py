@@ -143,10 +143,8 @@ def parse(
   """Yields where a line is, for messages, and its JSON object.
 
   Blank lines are skipped. Messages name the file, `source`, and say that a line
-  is one `of` something, with some advice.
-
-  Raises:
-    ValueError: a line is not a JSON object.
+  is one `of` something, with some advice. Raises ValueError if a line is not a
+  JSON object.
   """
   for number, line in enumerate(lines, start=1):
     if not line.strip():

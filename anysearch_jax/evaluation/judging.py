@@ -67,10 +67,7 @@ def calibration_error(
 
   Bins have 100 answers of similar confidence. As in the original, the last bin,
   of the 100 to 199 most confident answers, adds nothing; None without a bin.
-
-  Args:
-    confidence: float `[N]` in [0, 100]; nan is left out.
-    correct: float `[N]`, 0 or 1.
+  `confidence` is float `[N]` in [0, 100] or nan, `correct` 0 or 1.
   """
   known = ~np.isnan(confidence)
   n, bins = int(known.sum()), int(known.sum()) // _BIN - 1

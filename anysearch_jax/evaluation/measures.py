@@ -114,14 +114,11 @@ class Sums:
   def linearised(
     self, measures: Sequence[str], pools: np.ndarray | None = None
   ) -> inference.Linear:
-    """Linearises M measures, each pooled over some budgets.
+    """Linearises M measures, each pooled over some budgets, as L M numbers.
 
     Args:
-      measures: keys of MEASURES.
+      measures: keys of MEASURES; those of one pool are side by side.
       pools: bool `[L, B]`, the budgets of each pool; None: one pool of all.
-
-    Returns:
-      L M numbers, those of one pool side by side.
     """
     top, bottom, counts = self.parts(measures, pools)
     found = inference.ratios(
@@ -251,10 +248,8 @@ def estimates(
   linearised scores.
 
   With `weigh_sets`, each measure is computed in each dataset and averaged with
-  equal weights, as in the paper's main table. Failed episodes are left out.
-
-  Returns:
-    An estimate for each measure, NOTHING where it is undefined (in a dataset).
+  equal weights, as in the paper's main table. Failed episodes are left out. A
+  measure that is undefined (in a dataset) is NOTHING.
   """
   found = sums(measured, measures)
   if not found.datasets:

@@ -148,11 +148,8 @@ def surface(label: str, table: columns.Columns) -> Curve:
   With several datasets, each point is the average over datasets with equal
   weights.
 
-  Episodes without a cap on tokens are left out.
-
-  Raises:
-    ValueError: no episode has a cap on tokens, or two budgets of a pair differ
-      in other caps.
+  Episodes without a cap on tokens are left out. Raises ValueError if no episode
+  has a cap on tokens, or two budgets of a pair differ in other caps.
   """
   table = table.scored()
   table = table.where(np.isfinite(table.token_cap))
@@ -220,15 +217,12 @@ class Offer(NamedTuple):
 def pareto(
   curves: Sequence[Curve], against: str = "searches"
 ) -> tuple[Offer, ...]:
-  """Returns every row at every budget, as an accuracy at a price.
+  """Returns every row at every budget that has an accuracy and a price.
 
   Args:
     curves: curves of all rows to compare, on the same episodes.
-    against: the price, a measure: `searches`, `total_tokens` or `cost`.
-
-  Returns:
-    Offers by ascending price, then descending accuracy; points without an
-    accuracy or a price are left out.
+    against: the price, a measure: `searches`, `total_tokens` or `cost`. Offers
+      are ordered by it, those of one price by descending accuracy.
   """
   found = [
     Offer(curve.label, budget, part.accuracy.value, price)
@@ -253,11 +247,7 @@ def pareto(
 def search_shares(
   table: columns.Columns,
 ) -> dict[int, tuple[inference.Estimate, ...]]:
-  """Returns the distribution of searches under each budget.
-
-  Returns:
-    budget -> share of scored episodes with 0, 1, ..., `budget` searches.
-  """
+  """Returns by budget the shares of episodes with 0, 1, ... searches."""
   shares = {}
   for budget, part in columns.by_budget(table.scored()).items():
     made, n = range(budget + 1), len(part)
@@ -274,9 +264,8 @@ def knowledge(
 ) -> dict[str, tuple[inference.Estimate, int]]:
   """Returns how often the first fact is searched, by the policy's memory of it.
 
-  Returns:
-    For `known`, `unknown`, `stale` and `gap` (unknown minus known), the rate
-    and its number of episodes; empty if no question lists its facts.
+  There are a rate and its number of episodes for `known`, `unknown`, `stale`
+  and `gap` (unknown minus known), or none if no question lists its facts.
   """
   table = table.scored()
   table = table.where(table.kind != columns.NONE)

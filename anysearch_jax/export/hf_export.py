@@ -8,6 +8,7 @@ tokenizer of the starting policy), `provenance.json`, `prompts.json`,
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 
 import huggingface_hub
@@ -28,13 +29,6 @@ from anysearch_jax.training import checkpoint
 
 # Reads a JSON file, {} if it is missing.
 _json = functools.partial(json_files.read, missing={})
-# Warnings about missing keys of the card's header.
-_UNKNOWN = {
-  "base_model": "The card names no base_model, because %s does not say its "
-  "name on the hub; give it with --base_model=owner/name.",
-  "license": "The card names no license, because %s has neither a card with "
-  "one nor a LICENSE file; add the line to the exported README.md.",
-}
 
 
 def write(
@@ -49,7 +43,9 @@ def write(
   adapter: str | pathlib.Path = "",
   overwrite: bool = False,
 ) -> int:
-  """Exports a run's policy, its adapters merged, with a model card.
+  """Exports a run's policy, and returns the number of rollouts it was trained.
+
+  Its adapters are merged, and it gets a model card.
 
   Args:
     run, rollout, base: as for `load_policy`.
@@ -61,9 +57,6 @@ def write(
       otherwise it is the folder's name.
     adapter: folder to write the adapters to, in PEFT's format; "" for none.
     overwrite: whether to replace earlier exports.
-
-  Returns:
-    The number of rollouts that the policy was trained for.
 
   Raises:
     ValueError: also if a folder must not be written, if `adapter` is given but
@@ -85,12 +78,18 @@ def write(
     )
   start_name = base_model or hub_name(start)
   terms = licence(start, run / "source")
-  for key, known in (
-    ("base_model", model_card.is_hub_name(start_name)),
-    ("license", terms),
-  ):
-    if not known:
-      logging.warning(_UNKNOWN[key], start)
+  if not model_card.is_hub_name(start_name):
+    logging.warning(
+      "The card names no base_model, because %s does not say its name on the "
+      "hub; give it with --base_model=owner/name.",
+      start,
+    )
+  if not terms:
+    logging.warning(
+      "The card names no license, because %s has neither a card with one nor a "
+      "LICENSE file; add the line to the exported README.md.",
+      start,
+    )
   c = config.curriculum
   last = rollout == c.total_steps // c.steps_per_rollout
   card = model_card.render(
@@ -189,23 +188,17 @@ def _check_targets(
 ) -> None:
   """Checks that the folders are new or, to overwrite, earlier exports."""
   folders = [pathlib.Path(f).resolve() for f in (output, adapter) if str(f)]
-  if len(folders) == 2 and (
-    folders[0].is_relative_to(folders[1])
-    or folders[1].is_relative_to(folders[0])
-  ):
+  if any(a.is_relative_to(b) for a, b in itertools.permutations(folders, 2)):
     raise ValueError(
       f"{output} and {adapter}: expected two folders, neither inside the other."
     )
-  for folder in folders:
-    if not folder.exists():
-      continue
+  start = pathlib.Path(start).resolve()
+  for folder in filter(pathlib.Path.exists, folders):
     if not overwrite:
       raise ValueError(
         f"{folder} exists; name another folder, or overwrite it."
       )
-    kept = (
-      folder.parent == run.resolve() or folder == pathlib.Path(start).resolve()
-    )
+    kept = folder.parent == run.resolve() or folder == start
     if kept or not any(folder.glob("*.safetensors")):
       raise ValueError(
         f"{folder} is not an earlier export, so it is not replaced; name "
@@ -227,12 +220,10 @@ def hub_name(folder: str | pathlib.Path) -> str:
 
 
 def licence(*folders: str | pathlib.Path) -> dict[str, str]:
-  """Reads a policy's licence from the first folder that has one.
+  """Returns a policy's licence, of the first folder that has one, or {}.
 
-  Returns:
-    `license`, `license_name` and `license_link`, the hub's keys: those of the
-    folder's card, or `other` with the name of its licence file. Empty if no
-    folder has either.
+  `license`, `license_name` and `license_link`, the hub's keys, are those of the
+  folder's card, or `other` with the name of its licence file.
   """
   for folder in map(pathlib.Path, folders):
     try:

@@ -205,10 +205,9 @@ def _evaluation(row: metrics.Row) -> dict[str, Any]:
   table = row.columns
   lines = []
   for budget, part in row.by_budget.items():
-    searches = part.searches.value
-    shown = "-" if searches is None else f"{searches:.2f}"
+    mean = part.searches._replace(low=None, high=None)
     right = _interval(part.accuracy, scale=100, digits=1)
-    rest = shown, _interval(part.tp), str(part.failed)
+    rest = _interval(mean, digits=2), _interval(part.tp), str(part.failed)
     lines.append((str(budget), str(part.n), right, *rest))
   return {
     "label": row.label,
@@ -221,12 +220,7 @@ def _evaluation(row: metrics.Row) -> dict[str, Any]:
 def _interval(
   estimate: inference.Estimate, *, scale: float = 1, digits: int = 3
 ) -> str:
-  def text(value: float) -> str:
-    return f"{scale * value:.{digits}f}"
-
-  value, low, high = estimate
-  if value is None:
-    return "-"
-  if low is None or high is None:
-    return text(value)
-  return f"{text(value)} [{text(low)}, {text(high)}]"
+  told = [f"{scale * x:.{digits}f}" for x in estimate if x is not None]
+  if len(told) < 3:
+    return (told or ["-"])[0]
+  return "{} [{}, {}]".format(*told)

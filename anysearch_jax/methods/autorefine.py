@@ -18,12 +18,12 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import scoring, tools
+from anysearch_jax.environment import protocol, scoring, tools
 from anysearch_jax.methods import method, search_r1
 
 SEARCH = tools.search(begins="<documents>", ends="</documents>")
 WORDINGS = search_r1.wordings(
-  "autorefine", tools=(SEARCH,), format=None, markers=("<refine>", "</refine>")
+  "autorefine", tools=(SEARCH,), format=None, markers=protocol.tags(("refine",))
 )
 _REFINED = re.compile(r"<refine>(.*?)</refine>", re.DOTALL)
 
@@ -35,9 +35,8 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   """
   found = any(
     scoring.contains(block, trajectory.question.golden_answers)
-    for span in trajectory.spans
-    if span.author == types.Author.MODEL
-    for block in _REFINED.findall(span.text)
+    for turn in scoring.turns(trajectory.spans)
+    for block in _REFINED.findall(turn)
   )
   return {"refined": float(found)}
 

@@ -68,7 +68,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   final = scoring.extract_answer(trajectory.spans)
   f1s = [f1 for f1, _ in curve(trajectory)]
   f1s.append(scoring.f1(final, trajectory.question.golden_answers))
-  last = _turns(trajectory)[-1:]
+  last = scoring.turns(trajectory.spans)[-1:]
   return {
     "sufficient": float(sufficient(trajectory) is not None),
     "sound": float(bool(last) and _kind(last[0]) == "answer"),
@@ -82,7 +82,7 @@ def steps(
   """Returns the reward of each charged search, float32 `[searches]`."""
   final = scoring.extract_answer(trajectory.spans)
   right = scoring.exact_match(final, trajectory.question.golden_answers)
-  first, turns = sufficient(trajectory), _turns(trajectory)
+  first, turns = sufficient(trajectory), scoring.turns(trajectory.spans)
   kept = trajectory.searches if first is None else first + 1
   rewards = np.full(trajectory.searches, -config.beyond, np.float32)
   best, shares = 0.0, True
@@ -101,11 +101,6 @@ def steps(
     )
     best = max(best, f1)
   return rewards
-
-
-def _turns(trajectory: types.Trajectory) -> list[str]:
-  by_model = types.Author.MODEL
-  return [span.text for span in trajectory.spans if span.author is by_model]
 
 
 def _kind(turn: str) -> str:

@@ -72,10 +72,7 @@ def _bats(
     texts = {**texts, "tracker": texts["tracker_numbers"]}
   verification = spec.Verification(lines["verify"], accepted, lines["resume"])
   return spec.Environment(
-    scaffold=prompt,
-    plain=prompt,
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
+    *(prompt, prompt, lines["over_budget"], lines["no_action"]),
     answer=functools.partial(answer, ask=lines["verify"]),
     format=None,
     after_search=functools.partial(track, texts=texts),

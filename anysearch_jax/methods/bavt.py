@@ -44,7 +44,7 @@ def _bavt(texts: Mapping[str, str]) -> spec.Environment:
 
 WORDINGS = {
   "bavt": wording.Wording(
-    "bavt.toml", {**search_r1.SLOTS, "critic": wording.LINE}, _bavt
+    "bavt.toml", {**wording.ONE_PROMPT, "critic": wording.LINE}, _bavt
   ),
   "bavt_world": prompts.WORLD.then(
     lambda env: dataclasses.replace(env, format=None, critic=found)

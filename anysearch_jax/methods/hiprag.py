@@ -48,7 +48,6 @@ def _observation(
 SEARCH = dataclasses.replace(
   tools.search(begins="<context>", ends="</context>"), observation=_observation
 )
-_OWN = ("step", "reasoning", "conclusion")
 _ADDRESS, _MODEL = "http://127.0.0.1:6002/v1", "Qwen/Qwen2.5-14B-Instruct"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -131,7 +130,7 @@ WORDINGS = search_r1.wordings(
   },
   tools=(SEARCH,),
   format=form,
-  markers=tuple(f"<{x}{name}>" for name in _OWN for x in ("", "/")),
+  markers=protocol.tags(("step", "reasoning", "conclusion")),
 )
 
 
@@ -164,10 +163,8 @@ class Judge:
     """Returns `contained`, whether the answer holds one, and `optimal`.
 
     The servers are asked about right and well-formed responses only; `optimal`
-    is 0 for the others.
-
-    Raises:
-      types.RetrievalError: a server gave no reply in time.
+    is 0 for the others. Raises types.RetrievalError if a server gave no reply
+    in time.
     """
     said = "".join(span.text for span in trajectory.spans)
     said = self._texts.get("prefill", "") + said

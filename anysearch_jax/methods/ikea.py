@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, scoring
 from anysearch_jax.methods import method, search_r1
 
 WORDINGS = {
@@ -34,9 +34,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   searches nor answers, or if a tag has a round or square bracket. A search
   beyond the budget counts as an action.
   """
-  turns = [
-    span.text for span in trajectory.spans if span.author == types.Author.MODEL
-  ]
+  turns = scoring.turns(trajectory.spans)
   thought = any(protocol.last_content(turn, "think") for turn in turns)
   empty = (None, protocol.Action(protocol.ActionKind.SEARCH, ""))
   formed = thought and all(

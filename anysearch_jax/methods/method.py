@@ -104,16 +104,20 @@ def outcomes_of(
   """
 
   def table(
-    dtype: type, value: Callable[[tuple[int, int]], Any], empty: Any = 0
+    dtype: type,
+    value: Callable[[types.Trajectory, scoring.Verdict], Any],
+    empty: Any = 0,
   ) -> np.ndarray:
     array: np.ndarray = np.full((len(budgets), samples), empty, dtype)
-    for place in trajectories:
-      array[place] = value(place)
+    for place, trajectory in trajectories.items():
+      array[place] = value(trajectory, verdicts[place])
     return array
 
-  def dollars(place: tuple[int, int]) -> float:
-    t = trajectories[place]
-    return records.dollars(t) if t.caps.prices else 0
+  def column(name: str) -> np.ndarray:
+    array = np.zeros((len(budgets), samples), np.float32)
+    for place in trajectories:
+      array[place] = measured[place][name]
+    return array
 
   units = ("tokens", "dollars", "seconds")
   caps = {unit: np.full(len(budgets), np.inf, np.float32) for unit in units}
@@ -121,35 +125,29 @@ def outcomes_of(
     for unit, cap in t.caps.caps:
       caps[unit][question] = cap
   return Outcomes(
-    em=table(np.int32, lambda p: verdicts[p].em),
+    em=table(np.int32, lambda t, v: v.em),
     f1=table(
-      np.float32,
-      lambda p: scoring.f1(
-        verdicts[p].answer, trajectories[p].question.golden_answers
-      ),
+      np.float32, lambda t, v: scoring.f1(v.answer, t.question.golden_answers)
     ),
-    format=table(np.int32, lambda p: verdicts[p].format or 0),
-    answered=table(bool, lambda p: verdicts[p].answer is not None),
-    generated_tokens=table(
-      np.int32, lambda p: trajectories[p].generated_tokens
-    ),
-    searches=table(np.int32, lambda p: trajectories[p].searches),
-    violation=table(bool, lambda p: trajectories[p].violation),
+    format=table(np.int32, lambda t, v: v.format or 0),
+    answered=table(bool, lambda t, v: v.answer is not None),
+    generated_tokens=table(np.int32, lambda t, v: t.generated_tokens),
+    searches=table(np.int32, lambda t, v: t.searches),
+    violation=table(bool, lambda t, v: t.violation),
     budget=budgets,
-    valid=table(bool, lambda p: True),
-    measures={
-      name: table(np.float32, lambda p: measured[p][name])  # noqa: B023
-      for name in measures
-    },
+    valid=table(bool, lambda t, v: True),
+    measures={name: column(name) for name in measures},
     progress=progress,
     spent={
-      "tokens": table(np.float32, lambda p: trajectories[p].written_tokens),
-      "dollars": table(np.float32, dollars),
-      "seconds": table(np.float32, lambda p: trajectories[p].seconds),
+      "tokens": table(np.float32, lambda t, v: t.written_tokens),
+      "dollars": table(
+        np.float32, lambda t, v: records.dollars(t) if t.caps.prices else 0
+      ),
+      "seconds": table(np.float32, lambda t, v: t.seconds),
     },
     caps=caps,
-    answers=table(object, lambda p: verdicts[p].answer, None),
-    trajectories=table(object, lambda p: trajectories[p], None),
+    answers=table(object, lambda t, v: v.answer, None),
+    trajectories=table(object, lambda t, v: t, None),
   )
 
 
@@ -258,13 +256,6 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
     return traced(arrays, constants)
 
   return called
-
-
-def said(trajectory: types.Trajectory) -> str:
-  """Returns all that the model wrote, one turn after the other."""
-  return "".join(
-    span.text for span in trajectory.spans if span.author == types.Author.MODEL
-  )
 
 
 def contained(trajectory: types.Trajectory) -> dict[str, float]:

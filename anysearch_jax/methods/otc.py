@@ -54,10 +54,8 @@ def grpo_productivity(
       r_tool = cos(m pi / (2 m + c))     if n = 0: 1 at m = 0, falls with m
 
   n is the minimum over the right answers of a group, those that are `correct`,
-  bool `[..., G]`; c is above 0.
-
-  Returns:
-    float32 `[..., G]`; meaningless where `correct` is False.
+  bool `[..., G]`; c is above 0. The result is float32 `[..., G]`, meaningless
+  where `correct` is False.
   """
   n = jnp.min(m, -1, keepdims=True, where=correct, initial=jnp.inf)
   n = jnp.where(jnp.isinf(n), 0, n)

@@ -111,12 +111,9 @@ def judge(
   """Returns a user's measure of a trajectory, which fails as a value.
 
   `loaded` is a function of a trajectory, or a coroutine function. Other
-  functions run in threads, so they may wait for a server.
-
-  Returns:
-    A coroutine function that raises RetrievalError, so that the trajectory
-    counts as failed, if the user's function raises or returns something else
-    than a finite number for each name.
+  functions run in threads, so they may wait for a server. The returned
+  coroutine function raises RetrievalError, so that the trajectory counts as
+  failed, if the user's raises or lacks a finite number for a name.
   """
 
   async def measured(trajectory: types.Trajectory) -> dict[str, float]:
@@ -169,30 +166,26 @@ def trial(
   `measures` are the names of `outcomes.measures`.
   """
   trajectories, verdicts, measured = {}, {}, {}
-  authors = np.array([types.Author.PROMPT] * 2 + [types.Author.MODEL] * 4)
+  _, model, environment = types.Author
+  by_model = np.arange(6) >= 2
   shown = types.Passage("it", "it", "it is here")
   turn = (
-    types.Span(
-      types.Author.MODEL, "<think> so ; </think> <search> where </search>"
-    ),
-    types.Span(
-      types.Author.ENVIRONMENT,
-      "<information>Doc 1(Title: it) it is here</information>",
-    ),
+    types.Span(model, "<think> so ; </think> <search> where </search>"),
+    types.Span(environment, protocol.observation([shown])),
   )
   for g in range(max(1, group - 1)):
     right, searches = g % 2 == 0, g % (budget + 1)
     answer = "here" if right else "there"
-    said = types.Span(types.Author.MODEL, f"<answer> {answer} </answer>")
+    said = types.Span(model, f"<answer> {answer} </answer>")
     trajectories[0, g] = types.Trajectory(
       types.Address(0, 0, g),
       types.Question("trial", "where is it ?", ("here",)),
       budget=budget,
       scaffold=False,
-      token_ids=np.arange(len(authors), dtype=np.int32),
-      authors=authors.astype(np.int8),
-      logps=np.zeros(len(authors), np.float32),
-      versions=np.where(authors == types.Author.MODEL, 0, -1).astype(np.int32),
+      token_ids=np.arange(6, dtype=np.int32),
+      authors=by_model.astype(np.int8),
+      logps=np.zeros(6, np.float32),
+      versions=by_model.astype(np.int32) - 1,
       spans=(*turn * searches, said),
       searches=searches,
       queries=("where",) * searches,

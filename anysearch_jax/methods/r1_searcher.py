@@ -120,7 +120,7 @@ def _scored(
 
 def in_world(trajectory: types.Trajectory) -> dict[str, float]:
   """Measures a response in Search-R1's environment, as `measure` does."""
-  said = method.said(trajectory)
+  said = "".join(scoring.turns(trajectory.spans))
   tags = ("think", "search", "answer")
   counts = {x: said.count(f"<{x}>") for x in tags}
   closed = all(said.count(f"</{x}>") == counts[x] for x in tags)

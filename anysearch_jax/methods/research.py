@@ -44,7 +44,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   It thought, its thoughts are closed, every search was answered by passages,
   and it answered once.
   """
-  said = method.said(trajectory)
+  said = "".join(scoring.turns(trajectory.spans))
   counts = {
     tag: said.count(f"<{tag}>")
     for tag in ("think", "search", "answer")

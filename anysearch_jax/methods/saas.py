@@ -42,7 +42,7 @@ def environment(texts: Mapping[str, str]) -> spec.Environment:
 WORDINGS = {
   "saas": wording.Wording(
     "saas.toml",
-    {**search_r1.SLOTS, "closed": wording.Slots(needs=("Question",))},
+    {**wording.ONE_PROMPT, "closed": wording.Slots(needs=("Question",))},
     environment,
   ),
   "search_r1_world": prompts.WORLD,

@@ -34,9 +34,8 @@ def action(text: str) -> protocol.Action | None:
     query = end[start + len(QUERY[0]) : -len(QUERY[1])].strip()
     return protocol.Action(protocol.ActionKind.SEARCH, query)
   found = boxed(text)
-  if found is None:
-    return None
-  return protocol.Action(protocol.ActionKind.ANSWER, found)
+  answers = protocol.ActionKind.ANSWER
+  return None if found is None else protocol.Action(answers, found)
 
 
 def boxed(text: str) -> str | None:
@@ -83,10 +82,7 @@ def _notice(message: str) -> str:
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
   lines = {name: wording.template(text) for name, text in texts.items()}
   return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=_notice(lines["over_budget"]),
-    no_action="\n",
+    *(lines["prompt"], lines["prompt"], _notice(lines["over_budget"]), "\n"),
     repeated=_notice(lines["repeated"]),
     stops=(QUERY[1],),
     action=action,

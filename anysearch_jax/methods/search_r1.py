@@ -18,16 +18,11 @@ from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method
 
-SLOTS = {
-  "prompt": wording.PROMPT,
-  "over_budget": wording.LINE,
-  "no_action": wording.LINE,
-}
-
 
 def environment(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment of a prompt, an `over_budget` and a `no_action`."""
-  prompt, over_budget, no_action = (wording.template(texts[x]) for x in SLOTS)
+  named = (wording.template(texts[name]) for name in wording.ONE_PROMPT)
+  prompt, over_budget, no_action = named
   return spec.Environment(prompt, prompt, over_budget, no_action)
 
 
@@ -39,7 +34,8 @@ def wordings(
   `name` is that of its environment and of its file of texts. `slots` are of the
   texts that Search-R1's file lacks, `changes` attributes of its environment.
   """
-  own = wording.Wording(f"{name}.toml", {**SLOTS, **slots}, environment)
+  slots = {**wording.ONE_PROMPT, **slots}
+  own = wording.Wording(f"{name}.toml", slots, environment)
   return {
     name: own.then(lambda env: dataclasses.replace(env, **changes)),
     "search_r1_world": prompts.WORLD,

@@ -33,12 +33,10 @@ _MARKERS = tuple(
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  prompt, warning = map(wording.template, (texts["prompt"], texts["warning"]))
+  names = ("prompt", "warning", "no_action")
+  prompt, warning, no_action = (wording.template(texts[x]) for x in names)
   return spec.Environment(
-    scaffold=prompt,
-    plain=prompt,
-    over_budget="\n" + warning,
-    no_action=wording.template(texts["no_action"]),
+    *(prompt, prompt, "\n" + warning, no_action),
     format=None,
     tools=(
       tools.search(
@@ -87,10 +85,8 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   """Returns `search_keys`: how well the queries cover the question's steps.
 
   This is the mean, over the question's key groups, of the best F1 between a
-  charged query and a key of the group; 0 without key groups.
-
-  Raises:
-    ValueError: the question has neither gold passages nor search keys.
+  charged query and a key of the group; 0 without key groups. Raises ValueError
+  if the question has neither gold passages nor search keys.
   """
   _, keys = evidence.gold(trajectory.question)
   best = [
@@ -112,9 +108,7 @@ def steps(
                   showed
 
   They are float32 `[searches]`, all 0 without an answer or gold passages.
-
-  Raises:
-    ValueError: the question has neither gold passages nor search keys.
+  Raises ValueError if the question has neither gold passages nor search keys.
   """
   rewards = np.zeros(trajectory.searches, np.float32)
   passages, _ = evidence.gold(trajectory.question)

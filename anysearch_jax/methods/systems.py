@@ -112,11 +112,8 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   """Returns the system that a run trains, with the run's constants.
 
   It takes the whole configuration because a reward function of the user's gets
-  that.
-
-  Raises:
-    ValueError: no system has this name, the system is not trained, or
-      `reward.function` cannot be loaded.
+  that. Raises ValueError if no system has this name, the system is not trained,
+  or `reward.function` cannot be loaded.
   """
   system = get(config.method.name)
   if system.reward is None:
@@ -125,18 +122,16 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       f"policy with episode.prompts={system.prompts} instead."
     )
   constants, name = system.constants(config), config.method.name
-  measure = system.measure
+  reward, steps, measure = system.reward, system.steps, system.measure
   if system.measurer and not config.method.judge:
     measure = system.measurer(config)
-  reward, steps = system.reward, system.steps
   if plugins.is_name(name):
-    loaded, where = _own(name), f"method.name {name!r}"
-    reward = own.reward(loaded._replace(value=reward), where)
+    change, where = _own(name)._replace, f"method.name {name!r}"
+    reward = own.reward(change(value=reward), where)
     if system.measures:
-      value = loaded._replace(value=measure)
-      measure = own.judge(value, where, system.measures)
+      measure = own.judge(change(value=measure), where, system.measures)
     if steps:
-      steps = own.steps(loaded._replace(value=steps), where)
+      steps = own.steps(change(value=steps), where)
   if function := config.reward.function:
     loaded = plugins.load(
       function,
@@ -215,9 +210,7 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
 
 
 def _named(key: str, known: Mapping[str, T], name: str) -> T:
-  if name not in known:
-    raise ValueError(
-      f"config.{key}: found {name!r}, expected one of "
-      f"{', '.join(sorted(known))}."
-    )
-  return known[name]
+  if name in known:
+    return known[name]
+  names = ", ".join(sorted(known))
+  raise ValueError(f"config.{key}: found {name!r}, expected one of {names}.")

@@ -469,13 +469,10 @@ def of(study: study_lib.Study) -> dict[str, Any]:
 
 @_styled
 def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
-  """Draws accuracy and mean searches of each row as one SVG file.
+  """Returns an SVG file with accuracy and mean searches of each row.
 
   Colours and markers are those of the report; budgets above `trained`, the
-  largest of training, are shaded.
-
-  Returns:
-    The text of an SVG file. Equal rows give equal bytes.
+  largest of training, are shaded. Equal rows give equal bytes.
   """
   measured = [row.curve for row in rows]
   index = {row.label: place for place, row in enumerate(rows)}

@@ -60,8 +60,9 @@ def sources(item: str) -> list[Source]:
     for folder in folders:
       found.setdefault(_label(label, path, folder), []).append(folder)
   return [
-    Source(name, tuple(folders), _run_of(folders[0]))
+    Source(name, tuple(folders), run if _is_run(run) else None)
     for name, folders in found.items()
+    for run in [folders[0].parent.parent]
   ]
 
 
@@ -70,17 +71,10 @@ def named(
 ) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
-  Labels and folders may contain `=` and `+` themselves, so existing folders
-  decide: the longest suffix of the item that names existing folders is read as
-  folders, and longer folder names are preferred.
-
-  With `labelled`, the label is required.
-
-  Returns:
-    The label, "" if there is none, and the folders.
-
-  Raises:
-    ValueError: the item does not name existing folders.
+  Both may contain `=` and `+`, see `launch.report`; longer folder names are
+  preferred. The label is "" if there is
+  none; with `labelled`, it is required. Raises ValueError if the item does not
+  name existing folders.
   """
   starts = [i + 1 for i, character in enumerate(item) if character == "="]
   for start in starts if labelled else [0, *starts]:
@@ -111,15 +105,13 @@ def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the folder if it is an evaluation, otherwise the run's evaluations.
 
-  It is empty for a training run without an evaluation.
-
-  Raises:
-    ValueError: the folder is neither an evaluation nor a run.
+  It is empty for a training run without an evaluation. Raises ValueError if the
+  folder is neither an evaluation nor a run.
   """
   if (folder / EPISODES).is_file():
     return [folder]
   inside = sorted((folder / "evaluation").glob(f"*/{EPISODES}"))
-  if not inside and not (folder / "metrics.jsonl").is_file():
+  if not inside and not _is_run(folder):
     raise ValueError(_lacking(folder))
   return [path.parent for path in inside]
 
@@ -157,9 +149,8 @@ def home(source: Source) -> pathlib.Path:
   return source.run or source.folders[0]
 
 
-def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
-  run = folder.parent.parent
-  return run if (run / "metrics.jsonl").is_file() else None
+def _is_run(folder: pathlib.Path) -> bool:
+  return (folder / "metrics.jsonl").is_file()
 
 
 def load_row(
@@ -170,12 +161,10 @@ def load_row(
   Several folders form one row: evaluations of one method, of one training or
   of several.
 
-  With `paired`, budgets may be of more than searches.
-
-  Raises:
-    ValueError: a budget is of more than searches and must not be, a file is
-      missing, an episode is invalid, a (question, budget, seed) of a training
-      occurs twice, or two policies are checkpoints of one training.
+  With `paired`, budgets may be of more than searches. Raises ValueError if a
+  budget is of more than searches and must not be, a file is missing, an episode
+  is invalid, a (question, budget, seed) of a training occurs twice, or two
+  policies are checkpoints of one training.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -214,7 +203,7 @@ def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
     else:
       own = pathlib.Path(policy.get("folder", ".")).resolve()
       run, which = own.parent, own.name
-      if not (run / "metrics.jsonl").is_file():
+      if not _is_run(run):
         continue  # It is of no run.
     training, other, first = seen.setdefault(
       run, (_training_of(folder), which, folder)
@@ -244,7 +233,7 @@ def _training_of(folder: pathlib.Path) -> str:
 def _policy_of(folder: pathlib.Path) -> Mapping[str, Any]:
   """Returns the identity of the policy that an evaluation played."""
   path = folder / "provenance.json"
-  return json_files.read(path).get("policy", {}) if path.is_file() else {}
+  return json_files.read(path, missing={}).get("policy", {})
 
 
 def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
@@ -254,8 +243,7 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   run was moved since, its `policy` or `source` is used.
   """
   run = folder.parent.parent
-  config = folder / "config.json"
-  policy = json_files.read(config).get("policy") if config.is_file() else None
+  policy = json_files.read(folder / "config.json", missing={}).get("policy")
   places = [pathlib.Path(policy)] if policy else []
   for place in [*places, run / "policy", run / "source"]:
     if (place / "tokenizer.json").is_file():
@@ -267,10 +255,8 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
 def load_training(label: str, folder: pathlib.Path) -> study.Training:
   """Reads `metrics.jsonl` and, if there is one, `config.json` of a run.
 
-  If a rollout was repeated after a resume, its last record counts.
-
-  Raises:
-    ValueError: the metrics are missing, or a line of them is not JSON.
+  If a rollout was repeated after a resume, its last record counts. Raises
+  ValueError if the metrics are missing, or a line of them is not JSON.
   """
   path = folder / "metrics.jsonl"
   if not path.is_file():
@@ -285,11 +271,10 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
       record.get("rollout", number): record
       for number, (_, record) in enumerate(lines)
     }
-  config = folder / "config.json"
   return study.Training(
     label,
     tuple(records[key] | {"rollout": key} for key in sorted(records)),
-    json.loads(config.read_text("utf-8")) if config.is_file() else {},
+    json_files.read(folder / "config.json", missing={}),
   )
 
 

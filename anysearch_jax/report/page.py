@@ -69,9 +69,8 @@ def configuration_differences(
 ) -> dict[str, Any]:
   """Returns the configuration values that differ between runs.
 
-  Returns:
-    `labels`: the runs that saved a configuration. `lines`: {`key`: dotted path,
-    `values`: JSON text for each run, None if it lacks the key}.
+  `labels` are the runs that saved a configuration; a line has its `key`, a
+  dotted path, and `values`, JSON text for each run, None if it lacks the key.
   """
   configs = {
     run.label: {
@@ -148,10 +147,7 @@ def write(
   """Writes the report to `output`, and the other files into the same folder.
 
   `samples` are complete episodes of the rows, `groups` those of training runs;
-  they have a page of their own.
-
-  Returns:
-    What `data` returns.
+  they have a page of their own. It returns what `data` does.
   """
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FILES),

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import html
 import io
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -125,13 +126,8 @@ def make(
 
 def blocks(table: Table) -> list[list[Line]]:
   """Groups neighbouring lines that agree in every key but the last."""
-  found: list[list[Line]] = []
-  for line in table.lines:
-    if found and found[-1][0].keys[:-1] == line.keys[:-1]:
-      found[-1].append(line)
-    else:
-      found.append([line])
-  return found
+  grouped = itertools.groupby(table.lines, lambda line: line.keys[:-1])
+  return [list(lines) for _, lines in grouped]
 
 
 def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
@@ -140,17 +136,13 @@ def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
   Equal values share a rank. There are no ranks in a block with a single line or
   without two different values.
   """
-  places = [[0] * len(columns) for _ in block]
-  for number, column in enumerate(columns):
-    cells = [line.cells[number] for line in block]
+  places = []
+  for cells, column in zip(zip(*(line.cells for line in block)), columns):
     values = [None if cell is None else cell.value for cell in cells]
-    told = sorted({v for v in values if v is not None}, reverse=True)
-    if not column.best or len(block) < 2 or len(told) < 2:
-      continue
-    for line, value in enumerate(values):
-      if value is not None and value >= told[1]:
-        places[line][number] = 1 + told.index(value)
-  return places
+    told = sorted({v for v in values if v is not None}, reverse=True)[:2]
+    ranked = told if column.best and len(told) == 2 else []
+    places.append([1 + ranked.index(v) if v in ranked else 0 for v in values])
+  return [list(line) for line in zip(*places)] or [[] for _ in block]
 
 
 def to_csv(table: Table) -> str:
@@ -181,11 +173,7 @@ def _text(key: str) -> str:
 
 def to_markdown(table: Table) -> str:
   """Returns the table as Markdown, with intervals in brackets."""
-  head = [*table.keys, *(column.full_name for column in table.columns)]
-  lines = [
-    [*line.keys, *map(_shown, line.cells, table.columns)]
-    for line in table.lines
-  ]
+  head, *lines = _grid(table, _shown)
   grid = (
     f"| {' | '.join(map(escaped, texts))} |"
     for texts in (head, ["---"] * len(head), *lines)
@@ -222,23 +210,28 @@ def _shown(found: Cell | None, column: Column, *, brief: bool = False) -> str:
 
 def to_text(table: Table) -> str:
   """Returns the table as aligned plain text, half an interval after ±."""
-  shown = functools.partial(_shown, brief=True)
-  lines = [[*table.keys, *(column.full_name for column in table.columns)]]
-  for line in table.lines:
-    lines.append([*line.keys, *map(shown, line.cells, table.columns)])
+  lines = _grid(table, functools.partial(_shown, brief=True))
   return "\n".join(aligned(lines, len(table.keys)))
+
+
+def _grid(table: Table, shown: Callable[..., str]) -> list[list[str]]:
+  """Returns the headings, then the texts of each line."""
+  return [
+    [*table.keys, *(column.full_name for column in table.columns)],
+    *(
+      [*line.keys, *map(shown, line.cells, table.columns)]
+      for line in table.lines
+    ),
+  ]
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
   """Aligns columns of text: the first `left` to the left, all others right."""
-  widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
-  return [
-    "  ".join(
-      text.ljust(width) if place < left else text.rjust(width)
-      for place, (text, width) in enumerate(zip(line, widths, strict=True))
-    ).rstrip()
-    for line in lines
-  ]
+  columns = []
+  for place, texts in enumerate(zip(*lines, strict=True)):
+    side, width = "<" if place < left else ">", max(map(len, texts))
+    columns.append([f"{text:{side}{width}}" for text in texts])
+  return ["  ".join(line).rstrip() for line in zip(*columns)]
 
 
 def to_json(table: Table) -> dict[str, Any]:

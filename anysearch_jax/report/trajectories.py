@@ -1,18 +1,18 @@
 """Trajectories for readers: a sample to browse.
 
 The browser's rows show the same (question, budget, seed) if they have them:
-each row ranks its keys by their hash, which needs no knowledge of the others.
+each row orders its keys by their hash, which needs no knowledge of the others.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from anysearch_jax.environment import citations, records
 from anysearch_jax.evaluation import columns as columns_lib
 
 # Decodes token ids to text, including control tokens.
@@ -47,27 +47,16 @@ def sources(episode: columns_lib.Episode) -> list[str]:
   if not any("source" in passage for passage in found):
     return []
   shown = {(p["id"], p["title"], p["text"]): p for p in found}.values()
-  return [_place(p["title"], **p.get("source", {})) for p in shown]
-
-
-def _place(title: str, path: str = "", page: int = 0, heading: str = "") -> str:
-  parts = [path, f"page {page}" if page else "", heading]
-  return ": ".join(filter(None, [title, ", ".join(filter(None, parts))]))
-
-
-def _rank(episode: columns_lib.Episode) -> int:
-  """Returns a rank that depends only on (question, budget, seed)."""
-  key = json.dumps([*columns_lib.key_of(episode)]).encode()
-  return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+  return list(map(citations.head, map(records.passage, shown)))
 
 
 def _spread(
   episodes: Iterable[columns_lib.Episode],
 ) -> list[columns_lib.Episode]:
-  """Orders episodes by rank, in a round robin over (dataset, budget)."""
+  """Orders episodes by draw, in a round robin over (dataset, budget)."""
   turns: collections.Counter[tuple[str, int]] = collections.Counter()
   placed = []
-  for episode in sorted(episodes, key=_rank):
+  for episode in sorted(episodes, key=columns_lib.draw):
     cell = columns_lib.dataset_of(episode), episode["budget"]
     placed.append((turns[cell], episode))
     turns[cell] += 1
@@ -77,16 +66,13 @@ def _spread(
 def browsed(
   samples: Sequence[Sample], *, most: int = 320, most_bytes: int = 5_000_000
 ) -> dict[str, Any]:
-  """Returns the browser's data.
+  """Returns the browser's `rows`, `entries` and `vocabulary` of token texts.
 
   Args:
     samples: rows in the page's order, then training runs.
     most: maximum number of trajectories, divided equally among the samples.
     most_bytes: approximate limit of their JSON; when it is exceeded, the
       remaining trajectories of each sample are left out.
-
-  Returns:
-    JSON-ready values: `rows`, `entries` and the `vocabulary` of token texts.
   """
   vocabulary: dict[tuple[int, str], int] = {}
   each = most // max(1, len(samples))

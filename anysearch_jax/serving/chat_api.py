@@ -82,18 +82,14 @@ class Writer:
 
   def write(self, index: int, event: events.Event) -> Iterator[dict[str, Any]]:
     """Yields the chunks of an event of one choice."""
-    match event:
-      case events.Answer(reply):
-        self._replies.append(reply)
-        message = _message(reply, self._cites)
-        delta = {k: v for k, v in message.items() if k != "reasoning_content"}
-        yield self._chunk(index, delta)
-        yield self._chunk(index, {}, finish=_finish(reply)) | {
-          "anysearch": responses_api.told(reply)
-        }
-      case _:
-        if text := _reasoning(event):
-          yield self._chunk(index, {"reasoning_content": text})
+    if isinstance(event, events.Answer):
+      reply = event.reply
+      self._replies.append(reply)
+      yield self._chunk(index, _message(reply, self._cites))
+      last = self._chunk(index, {}, finish=_finish(reply))
+      yield last | {"anysearch": reply.record()}
+    elif text := _reasoning(event):
+      yield self._chunk(index, {"reasoning_content": text})
 
   def end(self) -> Iterator[dict[str, Any]]:
     """Yields the chunks after the last event."""
@@ -109,13 +105,12 @@ class Writer:
     """Returns the completion of the events of all choices."""
     choices = []
     for index, each in enumerate(told):
-      last = each[-1]
+      *_, last = each
       assert isinstance(last, events.Answer)  # It ends a question's events.
-      reply = last.reply
-      self._replies.append(reply)
+      self._replies.append(reply := last.reply)
       message = _message(reply, self._cites)
       message["reasoning_content"] = "".join(map(_reasoning, each))
-      said = {"message": message, "anysearch": responses_api.told(reply)}
+      said = {"message": message, "anysearch": reply.record()}
       choices.append(_choice(index, _finish(reply)) | said)
     usage = _usage(self._replies)
     return self._values("chat.completion", choices) | {"usage": usage}
@@ -145,8 +140,7 @@ def _reasoning(event: events.Event) -> str:
     case events.Found(_, passages):
       titles = "; ".join(passage.title for passage in passages)
       return f"found: {titles or 'nothing'}\n\n"
-    case _:
-      return ""
+  return ""
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:

@@ -207,16 +207,10 @@ class Body:
 
   def same(self, name: str, *served: Any) -> None:
     """Accepts a field only with one of the values that hold anyway."""
-    values = " or ".join(repr(value) for value in served) or "no such field"
-    self.take(
-      name,
-      lambda found: any(
-        # Python's True equals 1.
-        found == value and isinstance(found, bool) == isinstance(value, bool)
-        for value in served
-      ),
-      f"{values}; this service has no other",
-    )
+    values = " or ".join(map(repr, served)) or "no such field"
+    expected = f"{values}; this service has no other"
+    kinds = [(_is(bool)(value), value) for value in served]  # True equals 1.
+    self.take(name, lambda found: (_is(bool)(found), found) in kinds, expected)
 
   def end(self) -> None:
     """Refuses the fields that nothing has read."""
@@ -271,11 +265,7 @@ def asked(
   for name in ("presence_penalty", "frequency_penalty"):
     body.same(name, 0)
   body.same("logprobs", False)
-  limits = [
-    n
-    for name in tokens
-    if (n := body.whole(name, least=1, most=2**31)) is not None
-  ]
+  limits = [body.whole(name, least=1, most=2**31) for name in tokens]
   n = (body.whole("n", least=1, most=_CHOICES) or 1) if choices else 1
   caps = _caps(body, served)
   seed = body.whole("seed", least=0, most=2**32 - 1 - n)
@@ -295,7 +285,7 @@ def asked(
     question=question,
     model=model,
     budget=_budget(body, served, named, caps),
-    max_tokens=min([served.max_tokens, caps.tokens, *limits]),
+    max_tokens=min(served.max_tokens, caps.tokens, *filter(None, limits)),
     seed=42 if seed is None else seed,
     deadline=float(min(seconds or served.seconds, served.seconds)),
     stream=stream,
@@ -309,16 +299,12 @@ def asked(
 
 
 def _stop(body: Body) -> tuple[str, ...]:
-  def fits(found: Any) -> bool:
-    texts = [found] if isinstance(found, str) else found
-    return (
-      isinstance(texts, list)
-      and len(texts) <= _STOPS
-      and all(isinstance(text, str) and text for text in texts)
-    )
-
-  found = body.take("stop", fits, f"a text, or a list of at most {_STOPS}")
-  return (found,) if isinstance(found, str) else tuple(found or ())
+  found = body.take("stop")
+  texts = [found] if isinstance(found, str) else [] if found is None else found
+  whole = isinstance(texts, list) and len(texts) <= _STOPS
+  if not whole or not all(isinstance(text, str) and text for text in texts):
+    raise refuse("stop", found, f"a text, or a list of at most {_STOPS}")
+  return tuple(texts)
 
 
 def _model(body: Body, served: Served) -> tuple[str, int | None]:
@@ -440,12 +426,9 @@ def conversation(
 
 
 def text_of(content: Any, param: str, kinds: Collection[str]) -> str:
-  """Returns the text of a message's content.
+  """Returns the text of the content of a message, the field `param`.
 
-  Args:
-    content: a text, or a list of parts with `type` and `text`.
-    param: the field's name, for errors.
-    kinds: the types of parts that hold text.
+  It is a text, or a list of parts with `text` whose `type` is one of `kinds`.
   """
   if isinstance(content, str):
     return content

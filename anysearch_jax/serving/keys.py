@@ -124,6 +124,10 @@ def add(path: pathlib.Path, name: str) -> str:
   return key
 
 
+def _utc() -> datetime.datetime:
+  return datetime.datetime.now(datetime.UTC)
+
+
 class Guard:
   """Admits the requests of known keys within their limits.
 
@@ -141,9 +145,7 @@ class Guard:
     keys: tuple[Key, ...],
     path: pathlib.Path,
     *,
-    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(
-      datetime.UTC
-    ),
+    now: Callable[[], datetime.datetime] = _utc,
   ):
     self.keys, self._now = keys, now
     self._running: Counter[str] = Counter()
@@ -239,7 +241,8 @@ class Guard:
     return row or (0, 0)
 
   def _check(self, key: Key, searches: int, tokens: int) -> None:
-    used = self.used(key)
+    used, now = self.used(key), self._now()
+    left = 86_400 - (now.hour * 60 + now.minute) * 60 - now.second
     for what, before, wanted, most in (
       ("searches", used[0], searches, key.searches_a_day),
       ("tokens", used[1], tokens, key.tokens_a_day),
@@ -253,14 +256,8 @@ class Guard:
           f"today (UTC), and this request may need {wanted}; ask for less, or "
           f"{'when a request has ended' if soon else 'tomorrow'}.",
           code="rate_limit_exceeded" if soon else "insufficient_quota",
-          retry_after=1 if soon else self._seconds_left(),
+          retry_after=1 if soon else left,
         )
-
-  def _seconds_left(self) -> int:
-    """Returns the seconds until the next day begins."""
-    now = self._now()
-    midnight = now.replace(hour=0, minute=0, second=0) + datetime.timedelta(1)
-    return max(1, int((midnight - now).total_seconds()))
 
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
     with self._rows:

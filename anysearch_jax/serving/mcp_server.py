@@ -233,11 +233,9 @@ class Service:
         "kept. Ask the question again."
       )
     played = reply.trajectory
-    said = {"question": played.question.text, "budget": played.budget}
-    said |= {"answer": reply.answer, **records.trajectory(played)}
-    said |= {"reason": reply.reason, "seconds": round(reply.seconds, 3)}
-    documents = list(map(records.passages, reply.documents))
-    return json.dumps({**said, "documents": documents})
+    said = {"question": played.question.text, "answer": reply.answer}
+    said |= reply.record() | records.trajectory(played)
+    return json.dumps(said | {"reason": reply.reason})
 
   def _answered(self, reply: events.Reply) -> Answered:
     """Keeps a reply and returns what its caller gets of it."""
@@ -245,7 +243,7 @@ class Service:
     if reply.outcome is types.Outcome.FAILED:
       reply = dataclasses.replace(reply, reason=_logged(reply.reason))
     self._replies[name] = reply
-    while len(self._replies) > self.kept:
+    if len(self._replies) > self.kept:
       del self._replies[next(iter(self._replies))]
     return Answered(
       answer=reply.answer,

@@ -232,12 +232,9 @@ class Writer:
     yield self._item("response.output_item.done", item)
 
   def _answer(self, reply: events.Reply) -> Iterator[Item]:
-    for index, item in enumerate(self._items):
-      if item["status"] == "searching":  # It has no answer.
-        item["status"] = "failed"
-        yield self._event(
-          "response.output_item.done", item=item, output_index=index
-        )
+    if self._items and self._items[-1]["status"] == "searching":
+      self._items[-1]["status"] = "failed"  # The search has no answer.
+      yield self._item("response.output_item.done", self._items[-1])
     if reply.answer is not None:
       yield from self._message(reply.answer, reply)
     response = self._response("", reply)
@@ -313,9 +310,9 @@ class Writer:
       "top_p": sampling.top_p,
       "max_tool_calls": asked.budget,
       "max_output_tokens": asked.max_tokens,
-      "usage": None if reply is None else _usage(reply),
-      "anysearch": None if reply is None else told(reply),
-    } | ({} if reply is None else _ending(reply))
+      "usage": reply and _usage(reply),
+      "anysearch": reply and reply.record(),
+    } | (_ending(reply) if reply else {})
 
 
 def _ending(reply: events.Reply) -> dict[str, Any]:
@@ -340,19 +337,4 @@ def _usage(reply: events.Reply) -> dict[str, Any]:
     "output_tokens_details": {"reasoning_tokens": 0},
     "total_tokens": given + written,
     "searches": reply.searches,
-  }
-
-
-def told(reply: events.Reply) -> dict[str, Any]:
-  """Returns what OpenAI's APIs have no field for."""
-  refused = list(reply.refused_citations)
-  return {
-    "budget": reply.trajectory.budget,
-    **({"caps": dict(caps)} if (caps := reply.trajectory.caps.caps) else {}),
-    "searches": reply.searches,
-    "outcome": str(reply.outcome),
-    "reason": reply.reason,
-    "seconds": round(reply.seconds, 3),
-    "documents": list(map(records.passages, reply.documents)),
-    **({"refused_citations": refused} if refused else {}),
   }

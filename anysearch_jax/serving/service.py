@@ -71,16 +71,9 @@ _HEADERS = {
 
 
 class _Metrics:
-  """Counts and times for Prometheus, in their own registry.
+  """Counts and times of an agent for Prometheus, in their own registry."""
 
-  Args:
-    slots: questions that are worked on at the same time.
-    pages: returns the used and all pages of the KV cache; None without one.
-  """
-
-  def __init__(
-    self, slots: int, pages: Callable[[], tuple[int, int]] | None = None
-  ):
+  def __init__(self, agent: agent_lib.Agent):
     self.registry = prometheus_client.CollectorRegistry()
     mine: Any = {"namespace": "anysearch", "registry": self.registry}
     counter: Any = functools.partial(prometheus_client.Counter, **mine)
@@ -117,11 +110,13 @@ class _Metrics:
       "running_questions",
       "Questions under way, those that wait for a place included.",
     )
-    gauge("slots", "Questions that are worked on at the same time.").set(slots)
-    if pages is not None:
+    slots = gauge("slots", "Questions that are worked on at the same time.")
+    slots.set(agent.slots)
+    engine: Any = agent.engine
+    if hasattr(engine, "pages"):  # Those that are held, and all.
       sentence = "Pages of the KV cache."
-      gauge("kv_pages_used", sentence).set_function(lambda: pages()[0])
-      gauge("kv_pages_all", sentence).set_function(lambda: pages()[1])
+      gauge("kv_pages_used", sentence).set_function(lambda: engine.pages[0])
+      gauge("kv_pages_all", sentence).set_function(lambda: engine.pages[1])
 
   def responded(self, route: str, status: int, seconds: float) -> None:
     """Counts a response."""
@@ -162,11 +157,7 @@ class Service:
   def __post_init__(self):
     self.served = dataclasses.replace(self.served, cites=self.agent.cites)
     self.most = self.most or 8 * self.agent.slots
-    engine = self.agent.engine
-    self._metrics = _Metrics(
-      self.agent.slots,
-      (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
-    )
+    self._metrics = _Metrics(self.agent)
     self._running = 0
     self.locked = self.guard is not None
 
@@ -259,24 +250,18 @@ class Service:
     asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
     """Yields the stream of a request, in the words of its API."""
-    for value in writer.begin():
-      yield writer.framed(value)
+    yield b"".join(map(writer.framed, writer.begin()))
     try:
       async with contextlib.aclosing(self._told(account, asked)) as told:
         async for each in told:
           if each is None:
             yield wire.HEARTBEAT
           else:
-            for value in writer.write(*each):
-              yield writer.framed(value)
+            yield b"".join(map(writer.framed, writer.write(*each)))
+      yield b"".join(map(writer.framed, writer.end())) + writer.last
     except fields.RequestError as error:
       account.status = error.status
       yield writer.framed(writer.refused(error))
-      return
-    for value in writer.end():
-      yield writer.framed(value)
-    if writer.last:
-      yield writer.last
 
   async def _told(
     self, account: keys.Account, asked: fields.Asked

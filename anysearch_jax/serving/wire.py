@@ -17,7 +17,6 @@ from collections.abc import (
 )
 from typing import Any, TypeVar
 
-import orjson
 from starlette import requests, responses
 
 from anysearch_jax.serving import fields
@@ -63,12 +62,8 @@ async def read(request: requests.Request) -> Any:
 def respond(
   value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> responses.Response:
-  """Returns a response of JSON."""
-  try:
-    body = orjson.dumps(value)
-  except TypeError:
-    # A policy may write half a surrogate pair, which orjson refuses to encode.
-    body = json.dumps(value).encode()
+  """Returns a response of JSON; in ASCII, so half a surrogate is no error."""
+  body = json.dumps(value)
   return responses.Response(body, status, headers, "application/json")
 
 
@@ -89,9 +84,7 @@ def named(value: Mapping[str, Any]) -> bytes:
 class EventStream(responses.StreamingResponse):
   """Sends chunks as they come, until they end or the client leaves.
 
-  Args:
-    chunks: are closed in both cases.
-    on_end: called once, with whether all chunks were sent.
+  They are closed in both cases; `on_end` is called with whether all were sent.
   """
 
   def __init__(

@@ -227,29 +227,19 @@ class Expert:
       else:
         self._turn.clause(("nothing", "nothing"))
         # After the alternative wording there is no other one to try.
-        chance = 0.0
-        if wording == relation:
-          chance = self._wants("miss")
+        chance = self._wants("miss") if wording == relation else 0.0
         wording = alternative
     if memory is not None:
       self._turn.clause(("recall", kind), (memory, "memory"))
       return self._settle(memory)
-    value = self._any(candidates)
+    value = candidates[int(self._rng.integers(len(candidates)))]
     self._turn.clause(("guess", kind), value)
     return self._settle(value)
 
   def _wants(self, decision: str) -> float:
     """Returns the probability of a search, by the strategy."""
-    relations = tuple(self._needed)
-    return self._strategy(Situation(decision, relations, self._remaining))
-
-  @property
-  def _needed(self) -> list[str]:
-    """The relations of the facts that are still needed."""
-    return self._chain[1 + self._settled :]
-
-  def _any(self, values: Sequence[str]) -> str:
-    return values[int(self._rng.integers(len(values)))]
+    needed = tuple(self._chain[1 + self._settled :])
+    return self._strategy(Situation(decision, needed, self._remaining))
 
   def _settle(self, value: str) -> str:
     self._settled += 1

@@ -108,8 +108,7 @@ def named(
 
 
 def make(
-  world: world_lib.World,
-  agent: optimum.Optimum | None = None,
+  world: world_lib.World, agent: optimum.Optimum | None = None
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of an agent, and the tokenizer of its world.
 
@@ -156,11 +155,8 @@ def turn(
 ) -> str:
   """Returns the next turn of an agent.
 
-  Args:
-    agent: the best one, or another.
-    question: its text.
-    budget: searches of the whole episode.
-    context: of the episode so far, with the searches of any agent.
+  `budget` is that of the whole episode, and `context` what is said so far, with
+  the searches of any agent.
   """
   start, *chain, _ = question.split()
   found: dict[optimum.Fact, list[int]] = {}

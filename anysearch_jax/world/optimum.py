@@ -345,9 +345,7 @@ class Optimum:
 class Thorough(Optimum):
   """An agent that searches for one fact after another, until it is certain.
 
-  Args:
-    world: see `Optimum`.
-    known: whether it also searches for what memory holds.
+  With `known`, it also searches for what memory holds.
   """
 
   def __init__(self, world: world_lib.World, *, known: bool):
@@ -443,10 +441,7 @@ def seen(
 def accuracy(
   agent: Optimum, ids: Iterable[str], budgets: Sequence[int]
 ) -> np.ndarray:
-  """Returns whether an agent answers each question rightly at each budget.
-
-  Returns:
-    float64 `[N, B]`, 0 or 1, of N `ids` and B `budgets`.
+  """Returns whether an agent is right, float64 `[N, B]`, at N ids, B budgets.
 
   Raises:
     ValueError: an id is not that of a question of the agent's world.
@@ -466,11 +461,8 @@ def forecasts(
   """Returns how well the best agent forecasts its searches.
 
   It forecasts when `evaluation.forecast` does, by the distribution of the
-  searches that follow in its state.
-
-  Returns:
-    float64 `[N, B, 3]`: the number of forecasts, of those that hold, and the
-    sum of their widths, of N `ids` at B `budgets`.
+  searches that follow in its state. Float64 `[N, B, 3]` has the number of
+  forecasts, of those that hold, and the sum of their widths.
   """
 
   def sums(name: str, budget: int) -> np.ndarray:

@@ -240,10 +240,7 @@ class World:
     Args:
       split: one of `SPLITS`; splits share neither chains nor snapshots.
       count: number of questions, distributed over the hops by `_HOP_MIX`.
-      seed: equal seeds give equal questions.
-
-    Returns:
-      The questions in random order.
+      seed: equal seeds give equal questions, in random order.
 
     Raises:
       ValueError: the split is unknown, or has fewer questions.
@@ -266,10 +263,8 @@ class World:
   ) -> list[types.Question]:
     """Returns evaluation questions; a smaller set is a prefix of a larger one.
 
-    A count of 0 returns 1000 (600 of "dev") of one of `SPLITS`.
-
-    Raises:
-      ValueError: the split is unknown, or has fewer questions.
+    A count of 0 returns 1000 (600 of "dev") of one of `SPLITS`. Raises
+    ValueError if the split is unknown, or has fewer questions.
     """
     _split_index(split)
     size = max(count, _POOL[split])

@@ -77,10 +77,7 @@ class SelfSimulator:
 
   The policy is asked the query as a question without a search. The query's
   words and its answer are the one passage. Without an answer nothing is found.
-
-  Args:
-    model: the policy, see `text_model.EngineModel`.
-    prompt: of an episode, with `{B}` and `{Question}`.
+  `prompt` is that of an episode, with `{B}` and `{Question}`.
   """
 
   def __init__(self, model: text_model.TextModel, *, prompt: str):

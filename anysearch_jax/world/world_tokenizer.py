@@ -50,7 +50,7 @@ def vocabulary(world: world_lib.World) -> list[str]:
   texts = (lines.scaffold, lines.plain, lines.over_budget, lines.no_action)
   words = [
     *CONTROL,
-    *(f"<{slash}{tag}>" for tag in protocol.TAGS for slash in ("", "/")),
+    *protocol.tags(),
     *_PHRASES,
     *_MARKS,
     *map(str, range(_LARGEST_NUMBER + 1)),

@@ -8,8 +8,8 @@ import prompt_files
 import pytest
 import scripted
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import prompts, wording
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode
@@ -166,4 +166,4 @@ def test_the_papers_prompts_are_verbatim(text, length, digest):
 
 def test_a_negative_budget_is_refused():
   with pytest.raises(ValueError, match=r"budget of -1 searches; expected 0"):
-    prompts.render(PAPER.plain, budget=-1, question="Who?")
+    budgets.of(-1)

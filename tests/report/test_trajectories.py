@@ -130,6 +130,6 @@ def test_places_of_passages_are_numbered_as_citations_are():
     [trajectories.Sample("A", [sample.episodes[0] | episode])]
   )["entries"]
   assert entry["sources"] == [
-    "lease: notes/lease.pdf, page 3, Term > End",
+    "lease | notes/lease.pdf | page 3 | Term > End",
     "web",
   ]
