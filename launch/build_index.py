@@ -159,7 +159,6 @@ def main(argv) -> None:
   index = opening.open_index(
     f.output, encoder=encoder, devices=platforms.accelerators()
   )
-  found = [_recall(index, path, k=f.topk) for path in f.questions]
   identity = index.identity
   print(
     f"{f.output}: {identity['kind']} over {len(index)} passages, identity "
@@ -170,8 +169,8 @@ def main(argv) -> None:
       f"searched with {how['parameter']}={how['value']}, which finds "
       f"{how['recall']:.2f} of the first 10 hits of the whole file"
     )
-  for line in found:
-    print(line)
+  for path in f.questions:
+    print(_recall(index, path, k=f.topk))
   if encoder is not None and encoder.cut:
     print(
       f"found {encoder.cut} texts that are longer than the "

@@ -125,13 +125,10 @@ class Corpus:
     """
     for row in range(start, stop):
       passage = self[row]
-      heading = passage.source.heading
-      if not passage.title.strip('"'):
-        yield f"{heading}\n{passage.text}".strip()
-      elif heading:
-        yield f"{passage.title}\n{heading}\n{passage.text}"
-      else:
-        yield passage.contents
+      title = passage.title if passage.title.strip('"') else ""
+      parts = title, passage.source.heading, passage.text
+      whole = "\n".join(filter(None, parts))
+      yield whole if title else whole.strip()
 
   def verify(self) -> None:
     """Reads all lines and compares their hash.

@@ -386,12 +386,8 @@ class Recorder:
     return json.loads(self._identity)
 
   def _miss(self, key: Key, known: list[str]) -> MissError:
-    others = [identity for identity in known if identity != key.identity]
-    hint = (
-      ""
-      if key.identity in known
-      else f" It holds answers of {', '.join(others) or 'nobody'} only."
-    )
+    hint = f" It holds answers of {', '.join(known) or 'nobody'} only."
+    hint = "" if key.identity in known else hint
     return MissError(
       f"{self._log.path}: found no answer to {key.query!r} with k={key.k}, "
       f"corpus {key.corpus!r}, identity {key.identity}.{hint} Record it in "

@@ -160,18 +160,14 @@ def read_retrieve(body: Mapping[str, Any]) -> Asked:
     )
   is_scored = _read(body, "return_scores", _FLAG)
 
-  def respond(found: Found) -> Any:
-    if not is_scored:
-      return {"result": _documents(found)}
-    return {
-      "result": [
-        [{"document": document(p), "score": p.score} for p in some]
-        for some in found
-      ]
-    }
+  def shown(passage: types.Passage) -> dict[str, Any]:
+    made = document(passage)
+    return {"document": made, "score": passage.score} if is_scored else made
 
   return Asked(
-    _read(body, "queries", _TEXTS), _read(body, "topk", _COUNT) or None, respond
+    _read(body, "queries", _TEXTS),
+    _read(body, "topk", _COUNT) or None,
+    lambda found: {"result": [list(map(shown, some)) for some in found]},
   )
 
 
