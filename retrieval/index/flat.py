@@ -114,10 +114,10 @@ class _Held:
       width = next(n for n in _QUERIES if n >= len(some))
       padded = np.zeros((width, self.dim), np.float32)
       padded[: len(some)] = some
-      scores, rows = jax.device_get(self._search(padded, k=most))
-      scores, rows = scores[:, :k], rows[:, :k]
+      found = jax.device_get(self._search(padded, k=most))
+      scores, rows = (x[: len(some), :k] for x in found)
       rows = rows.astype(np.int64) + self._first
-      for s, r in zip(scores[: len(some)], rows[: len(some)], strict=True):
+      for s, r in zip(scores, rows, strict=True):
         kept = np.isfinite(s)
         out.append(search_lib.Hits(r[kept], s[kept]))
     return out

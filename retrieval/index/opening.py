@@ -97,18 +97,19 @@ def _encoder(
   given: str | os.PathLike | search.Encoder | None,
   devices: Sequence[Any] | None,
 ) -> search.Encoder:
+  loaded: Any = None
   if given is None or isinstance(given, str | os.PathLike):
     from retrieval.encoder import encoder as encoder_lib
 
     try:
-      loaded = encoder_lib.Encoder.like(expected, given, devices=devices)
+      given = loaded = encoder_lib.Encoder.like(
+        expected, given, devices=devices
+      )
     except KeyError as error:
       raise ValueError(
         "encoder: the index was built with an encoder that reports no "
         f"{error}, so it was not loaded from a folder; pass that encoder."
       ) from error
-    loaded.compile()
-    given = loaded
   found = {"dim": given.dim} | given.identity()
   for name in expected:
     # The encoder's folder may have moved.
@@ -117,6 +118,8 @@ def _encoder(
         f"encoder: found {name} {found.get(name)}, the index was built with "
         f"{expected[name]}; expected the same encoder."
       )
+  if loaded is not None:
+    loaded.compile()
   return given
 
 
