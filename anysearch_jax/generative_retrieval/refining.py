@@ -17,6 +17,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.host import json_files
 from anysearch_jax.methods import search_o1
 from anysearch_jax.rollout import searching
 
@@ -60,7 +61,7 @@ class RefiningRetriever:
     """Returns JSON values that identify retriever and refiner, with a hash."""
     said = {"kind": "refined", "by": self._refiner.identity()}
     said["of"] = self._retriever.identity(corpora)
-    return text_model.identified(said)
+    return {**said, "sha256": json_files.sha256(said)}
 
 
 class ModelRefiner:

@@ -20,6 +20,7 @@ from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.host import json_files
 from anysearch_jax.methods import zerosearch
 from anysearch_jax.rollout import searching
 
@@ -80,7 +81,7 @@ class SimulatedRetriever:
     said = {"kind": "simulated", "by": self.simulator.identity(corpora)}
     said |= {"noise": dataclasses.asdict(self.config)}
     said |= {"rollouts": self.rollouts, "seed": self.seed}
-    return text_model.identified(said)
+    return {**said, "sha256": json_files.sha256(said)}
 
 
 class ModelSimulator:

@@ -15,7 +15,7 @@ from typing import Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host import json_files, openai_endpoint, redaction
+from anysearch_jax.host import openai_endpoint, redaction
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -173,8 +173,3 @@ def uniform(address: types.Address, turn: int, *more: int | str) -> float:
   key = [*map(int, address._replace(variant=0)), turn, *more]
   digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
   return (int.from_bytes(digest) >> 11) / 2**53
-
-
-def identified(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns an identity with its SHA-256."""
-  return {**values, "sha256": json_files.sha256(values)}

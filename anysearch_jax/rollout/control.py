@@ -51,8 +51,7 @@ class Rule:
 
   Attributes:
     searches: returns whether the episode searches, given what the turn does
-      (`ASK` or `ANSWER`), what is seen of the episode, and the cap on tokens
-      (see `cap`).
+      (`ASK` or `ANSWER`), what is seen of the episode, and its `token_cap`.
     tries: how often an answer is discarded until the policy asks, at most.
   """
 
@@ -76,14 +75,6 @@ def seen(after: episode_state.Episode) -> Seen:
     int(repeated),
     round(sum(last.logps) / len(last.logps), 5),
   )
-
-
-def cap(tokens: int, max_generated: int) -> int:
-  """Returns the cap on tokens that a rule sees.
-
-  `max_generated` is the configuration's limit, which holds without a cap too.
-  """
-  return min(tokens, max_generated)
 
 
 def of(config: config_lib.EpisodeConfig) -> Rule | None:
@@ -145,7 +136,7 @@ def step(
     return after
   if not isinstance(event, types.Generation):
     return after
-  limit = cap(after.caps.tokens, after.config.max_generated)
+  limit = after.token_cap
   match after.request:
     case types.SearchRequest():
       if not rule.searches(ASK, seen(after), limit):

@@ -211,6 +211,11 @@ class Episode:
     return sum(self.turn_lengths) + self.discarded
 
   @property
+  def token_cap(self) -> int:
+    """The cap on `written`: the budget's, or `max_generated` if it is less."""
+    return min(self.caps.tokens, self.config.max_generated)
+
+  @property
   def read(self) -> int:
     """Total length of the contexts of all turns, as an API bills input."""
     total = length = 0

@@ -89,8 +89,7 @@ def _grown(
   """Adds a step, if one ended, and continues a node, charged as `spent` is."""
   value = min(max(tree.value + progress / 10, LEAST), 1.0)
   nodes = tree.nodes if child is None else (*tree.nodes, (child, value))
-  cap = control.cap(spent.caps.tokens, spent.config.max_generated)
-  share = min(spent.left / spent.budget, 1 - spent.written / cap)
+  share = min(spent.left / spent.budget, 1 - spent.written / spent.token_cap)
   ends = [isinstance(e.request, episode_state.Done) for e, _ in nodes]
   values, branches = np.array([v for _, v in nodes]), None
   if ends[-1] and child is not None and value >= SURE:

@@ -82,7 +82,7 @@ def decode(
     profile: whether to trace the smallest size alone.
   """
   a = architecture(policy, rehearse=notes.rehearse)
-  params = _random(notes, a)
+  params = _random(a)
   contexts = (32, 64) if notes.rehearse else (2048, 8192)
   steps, count = (4, 2) if notes.rehearse else (_STEPS, _CALLS)
 
@@ -150,22 +150,9 @@ def decode(
     decoder.cache_clear()
 
 
-def _random(
-  notes: running.Notes, a: architecture_lib.Architecture
-) -> decoder_lib.Params:
-  """Returns random weights as the engine holds them; notes the hand-over.
-
-  The weights before are free afterwards.
-  """
-  weights = policies.weights_of(a, dtype=_DTYPE)
-
-  def prepare() -> decoder_lib.Params:
-    return jax.block_until_ready(policies.prepared(weights, a, _DTYPE))
-
-  prepare()  # Compiles.
-  params, took = harness.timed(prepare)
-  notes.add({"weights prepared, s": took})
-  return params
+def _random(a: architecture_lib.Architecture) -> decoder_lib.Params:
+  """Returns random weights as the engine holds them."""
+  return policies.prepared(policies.weights_of(a, dtype=_DTYPE), a, _DTYPE)
 
 
 def _engine_bytes(
@@ -183,7 +170,7 @@ def prefill(notes: running.Notes, *, policy: str) -> None:
   One search's passages are prefilled for each row, packed as the engine does.
   """
   a = architecture(policy, rehearse=notes.rehearse)
-  params = _random(notes, a)
+  params = _random(a)
   contexts = (0, 16) if notes.rehearse else (0, 2048, 6144)
   rows, lanes, chunk, length = (_PREFILL_ROWS, _LANES, _CHUNK, _PASSAGES)
   if notes.rehearse:

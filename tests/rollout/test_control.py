@@ -206,7 +206,7 @@ def test_what_is_seen_of_an_episode():
     assert found.repeated == repeated
     mean = sum(turn.logps) / len(turn.logps)
     assert found.logp == pytest.approx(mean, abs=1e-5)
-    assert control.cap(state.caps.tokens, 4096) == 300
+    assert state.token_cap == 300
     assert isinstance(state.request, types.SearchRequest)
     state = episode.step(state, episode.episode_state.Retrieved(()))
 

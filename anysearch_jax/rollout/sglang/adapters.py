@@ -26,14 +26,19 @@ class BaseServedError(types.EngineError):
 
 
 class Adapter(NamedTuple):
-  """A PEFT folder that servers load over their base, under a name.
-
-  changes: whether it changes the base: a new one does not, because B is 0.
-  """
+  """A PEFT folder that servers load over their base, under a name."""
 
   name: str
   path: pathlib.Path
-  changes: bool = True
+
+  def changes(self) -> bool:
+    """Returns whether it changes the base: a new one has a B of 0."""
+    with safetensors.safe_open(self.path / _FILE, framework="numpy") as file:
+      return any(
+        bool(np.any(file.get_tensor(name)))
+        for name in file.keys()
+        if "lora_B" in name
+      )
 
 
 class Sampled(NamedTuple):
@@ -62,16 +67,6 @@ class Sampled(NamedTuple):
     It then names the adapter, as it does for no other mistake.
     """
     return self.adapter is not None and self.adapter.name in str(error)
-
-
-def changes(folder: pathlib.Path) -> bool:
-  """Returns whether a PEFT folder has a B that is not 0."""
-  with safetensors.safe_open(folder / _FILE, framework="numpy") as file:
-    return any(
-      bool(np.any(file.get_tensor(name)))
-      for name in file.keys()
-      if "lora_B" in name
-    )
 
 
 def modules(targets: Sequence[str]) -> list[str]:

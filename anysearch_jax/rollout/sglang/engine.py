@@ -251,19 +251,12 @@ class SglangEngine:
     a server.
     """
     started = time.monotonic()
-    sampled = weights.sampled(version)
-    self._handed.append(sampled)
+    self._handed.append(weights.sampled(version))
     before, base = self._fleet.present(None), self._base
     try:
       written = write()
       if processes.is_main():
         self._count(written)
-        if sampled.adapter:
-          changes = adapters.changes(sampled.adapter.path)
-          sampled = sampled._replace(
-            adapter=sampled.adapter._replace(changes=changes)
-          )
-          self._handed[-1] = sampled
       processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
       self._fleet.present(weights)  # Of the other processes.
       processes.on_main(lambda: loop.run(self._fleet.up()))

@@ -308,7 +308,7 @@ class Fleet:
 
     asked = [m for m in self._members.all if m.state is not _DOWN]
     found = await self._members.each(asked, score)
-    scores = {m.server.url: each for m, each in found.items() if each}
+    scores = {m.server.url: s for m, s in found.items() if s is not None}
     self._counters["unscored"] += len(self._members.all) - len(scores)
     return scores
 
@@ -352,12 +352,14 @@ class Fleet:
     async with member.loading:
       weights, found = self._present, await server.version(_ANSWER_SECONDS)
       is_away = sglang_server.released(found)
-      if member.aside and sglang_server.of_run(found, self._run):
+      is_known = sglang_server.of_run(found, self._run)
+      if member.aside and is_known:
         if self._lent and not is_away:
           await server.lend(self._run)
         return
       member.aside = False
-      if member.state is _DOWN and not (self._lent and is_away):
+      may_differ = member.state is _DOWN or (self._lent and not is_known)
+      if may_differ and not (self._lent and is_away):
         if (longest := await server.ready()) < self._max_context:
           raise types.EngineError(
             f"{server.url}: came back with contexts of {longest} tokens, "
@@ -371,18 +373,18 @@ class Fleet:
         return  # Its memory is lent, by another process of the run.
       elif weights:
         why = ""
-        if found != weights.name:
+        if not handing_over and found != weights.name:
           why = f"it serves {found!r}, expected {weights.name!r}"
-        elif lacks := await server.lacks(weights):
+        elif not handing_over and (lacks := await server.lacks(weights)):
           why = f"it does not have adapter {lacks!r}"
-        if why and not handing_over:
+        if why:
           if sglang_server.of_another_run(found, self._run):
             raise server.error(
               f"another run handed it weights {found!r}; give each run servers "
               "of its own."
             )
           self._members.enter(member, _DOWN, why)
-        if why:
+        if why or handing_over:
           await server.load(weights, lent=is_away)
       if self._present is weights:  # Otherwise others follow.
         self._members.enter(member, _UP)

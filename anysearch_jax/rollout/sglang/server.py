@@ -351,7 +351,7 @@ class Server:
       async with asyncio.timeout(deadline):
         scores = await ask(sampled)
         adapter = sampled.adapter
-        if adapter is None or not adapter.changes:
+        if not adapter or not await asyncio.to_thread(adapter.changes):
           return scores
         base = await ask(sampled._replace(adapter=None))
     except TimeoutError:
