@@ -15,7 +15,6 @@ processes train together by the flags of `launch/distributed`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hmac
 import http.server
 import json
@@ -143,16 +142,6 @@ def identity(
   return json.loads(json.dumps(settings | hashes))
 
 
-@dataclasses.dataclass(frozen=True)
-class Identified:
-  """Stands for the controller's retriever in a trainer's provenance."""
-
-  known: Mapping[str, Any]
-
-  def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    return dict(self.known)
-
-
 def client() -> remote.Client:
   """Returns the trainers' client of the controller that the flags name."""
   from anysearch_jax.training import remote
@@ -221,8 +210,6 @@ def run(
       identity=identity(config, provenance),
       about={"retriever": provenance["retriever"]},
       folder=folder,
-      rollouts=rollouts,
-      level=config.pipeline.async_level,
       timeline=timeline,
       away=f.away,
     )
@@ -303,8 +290,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       found = self.made.answer(self.path.strip("/"), values)
     except messages.RefusedError as error:
       self._send(409, str(error).encode())
-    except messages.NotBegunError:
-      self._send(410, b"Not begun.")
     except controller_lib.BusyError as error:
       self.close_connection = True
       self._send(503, str(error).encode())

@@ -138,8 +138,11 @@ def provenance(
   config: config_lib.ExperimentConfig,
   retriever: typing.Any,
   questions: Sequence[types.Question],
-) -> dict[str, dict[str, object]]:
-  """Returns the inputs of a run with their hashes, and package versions."""
+) -> dict[str, typing.Any]:
+  """Returns the inputs of a run with their hashes, and package versions.
+
+  `retriever` is one, or the identity of a controller's.
+  """
   asked = {"source": config.data.source, "split": config.data.split}
   packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
   return {
@@ -147,7 +150,9 @@ def provenance(
     "questions": asked | hashed(questions),
     "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
-    "retriever": retriever.identity(sorted({q.corpus for q in questions})),
+    "retriever": retriever
+    if isinstance(retriever, dict)
+    else retriever.identity(sorted({q.corpus for q in questions})),
     "own": own(config),
     "prompts": prompts(config.episode),
     "packages": {name: importlib.metadata.version(name) for name in packages},

@@ -387,11 +387,8 @@ def _begin(
     config=config.episode,
     max_budget=config.curriculum.max_budget,
   )
-  retriever: Any = controller.Identified(known or {})
-  if known is None:
-    retriever = retrievers.make(config, source.retriever)
-  provenance = parts.provenance(config, retriever, questions)
-  return questions, retriever, provenance
+  retriever: Any = known or retrievers.make(config, source.retriever)
+  return questions, retriever, parts.provenance(config, retriever, questions)
 
 
 def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
@@ -449,18 +446,18 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
     ValueError: a process differs from process 0.
   """
   from anysearch_jax.host import processes
+  from anysearch_jax.training import messages
 
   mine = {"config": config_settings.to_dict(config), **provenance}
   first, *others = processes.all_gather(
     lambda: dict(config_settings.leaves(mine))
   )
   for process, other in enumerate(others, start=1):
-    for name in first | other:
-      if first.get(name) != other.get(name):
-        raise ValueError(
-          f"Process {process} has {name} {other.get(name)!r}, process 0 has "
-          f"{first.get(name)!r}; start the same command on the same data."
-        )
+    if found := messages.difference(first, other):
+      raise ValueError(
+        f"Process {process} has {found} as process 0; start the same command "
+        "on the same data."
+      )
 
 
 if __name__ == "__main__":

@@ -139,11 +139,13 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   yield Setting(path, group, None, (inspect.getdoc(group) or "").strip())
   sentences = _sentences(type(group).__module__)[type(group).__name__]
   groups = []
-  for name, inner, value, meta in _fields(group, path):
+  for field in dataclasses.fields(group):
+    inner = f"{path}.{field.name}" if path else field.name
+    value, meta = getattr(group, field.name), field.metadata.get("setting")
     if meta is None:
       groups.append((value, inner))
     else:
-      yield Setting(inner, value, meta, sentences[name])
+      yield Setting(inner, value, meta, sentences[field.name])
   for value, inner in groups:
     yield from listed(value, inner)
 
@@ -166,25 +168,6 @@ def _sentences(module: str) -> dict[str, dict[str, str]]:
   }
 
 
-def _fields(
-  group: Any, path: str
-) -> Iterator[tuple[str, str, Any, Meta | None]]:
-  """Yields name, path, value and metadata; a group in it has no metadata."""
-  for field in dataclasses.fields(group):
-    inner = f"{path}.{field.name}" if path else field.name
-    value = getattr(group, field.name)
-    yield field.name, inner, value, field.metadata.get("setting")
-
-
-def _settings(group: Any, path: str = "") -> Iterator[tuple[str, Any, Meta]]:
-  """Yields path, value and metadata of the settings, in the order of fields."""
-  for _, inner, value, meta in _fields(group, path):
-    if meta is None:
-      yield from _settings(value, inner)
-    else:
-      yield inner, value, meta
-
-
 def check(group: Any, path: str = "") -> None:
   """Refuses values outside their ranges, and tuples that must not be empty.
 
@@ -198,7 +181,9 @@ def check(group: Any, path: str = "") -> None:
     ValueError: the message names the path of the first such value and what was
       expected.
   """
-  for inner, value, meta in _settings(group, path):
+  for inner, value, meta, _ in listed(group, path):
+    if meta is None:
+      continue
     items = [(inner, value)]
     if isinstance(value, tuple):
       items = [(f"{inner}[{i}]", item) for i, item in enumerate(value)]
@@ -343,7 +328,7 @@ def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
     dict(leaves(json.loads(json.dumps(values))))
     for values in (renamed(stored), to_dict(config), to_dict(type(config)()))
   )
-  metas = {path: meta for path, _, meta in _settings(config)}
+  metas = {setting.path: setting.meta for setting in listed(config)}
   old = default | old
   return [
     Change(

@@ -172,18 +172,13 @@ class Collector:
 
   def _budgets(
     self, assignment: curriculum.Assignment
-  ) -> list[budgets_lib.Assigned]:
+  ) -> list[budgets_lib.Budget]:
     """Returns the budget of each group, with the prices of the run."""
-    searches = np.asarray(assignment.budgets).tolist()
-    if assignment.tokens is None and not self._prices:
-      return searches
-    tokens = (
-      [budgets_lib.UNCAPPED] * len(searches)
-      if assignment.tokens is None
-      else np.asarray(assignment.tokens).tolist()
-    )
+    searches, tokens = assignment.budgets, assignment.tokens
+    if tokens is None:
+      tokens = np.full_like(searches, budgets_lib.UNCAPPED)
     return [
-      budgets_lib.Budget(searches=b, tokens=t, prices=self._prices)
+      budgets_lib.Budget(searches=int(b), tokens=int(t), prices=self._prices)
       for b, t in zip(searches, tokens, strict=True)
     ]
 

@@ -1,21 +1,24 @@
 """The side of a run that samples, for trainers in other processes.
 
-Trainers begin a controller with the state of sampling before a rollout, publish
-versions of the weights as folders that both sides see, and ask for rollouts.
-Every request may be repeated: a trainer does so if it has no answer. A request
-names the trainers' session and how often they have begun; a controller that was
-restarted does not know it and is begun again. So nothing is kept here that
-trainers could not give again:
+A request names all that its answer follows from, so this side keeps nothing
+that trainers could not give again, and every request may be repeated: a trainer
+does so if it has no answer, also to a controller that was restarted meanwhile.
 
-    begin    identity, first rollout, state of sampling, stored rollouts
-    publish  version (in its folder), expected scores of the fingerprint
-    rollout  number; answered when it is sampled, None if that takes longer
-    beat     the trainers live; answers whether they should stop
-    end      the trainers have finished, or stopped
+    about   what trainers ask of this side before they begin
+    score   first rollout, state of sampling, stored rollouts; answers these
+            with their scores, and the state after them
+    sample  rollout, state of sampling before it, version of the weights and the
+            scores that their fingerprint expects; None: it takes longer
+    beat    the trainers live; answers whether they should stop
+    end     the trainers have finished, or stopped
+
+All but the first name the trainers' session, those that begin sampling also
+what both sides must have in common.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
@@ -32,12 +35,13 @@ from anysearch_jax import types
 from anysearch_jax.host import counting
 from anysearch_jax.policy import hf, lora, sharding
 from anysearch_jax.rollout import engines, searching
-from anysearch_jax.training import collection, messages, pipeline, sampler
+from anysearch_jax.training import collection, messages, sampler
 from anysearch_jax.training import timeline as timeline_lib
 
 # Seconds until what was written on another machine is visible on this one.
 _VISIBLE = 60.0
 _LONGEST = 30.0  # Seconds that a request for a rollout may wait.
+_PATIENCE = 30.0  # Seconds for a rollout to end that nobody wants any more.
 _LOOK = 0.05
 _LINGER = 2.0  # Seconds for an answer that is repeated at the end.
 _SILENT = 30.0  # Seconds without a sign of trainers that a stop waits for.
@@ -60,7 +64,6 @@ class Controller:
     identity: plain values that trainers must have too.
     about: what trainers may ask of this side, plain values.
     folder: the run folder, which has the weights.
-    rollouts, level: of the run, see `pipeline.Pipeline`.
     timeline: of the samplers.
     away: seconds that trainers may be silent.
   """
@@ -73,8 +76,6 @@ class Controller:
     identity: Mapping[str, Any],
     about: Mapping[str, Any],
     folder: pathlib.Path,
-    rollouts: int,
-    level: int,
     timeline: timeline_lib.Timeline,
     away: float,
     clock: Callable[[], float] = time.monotonic,
@@ -82,15 +83,14 @@ class Controller:
     self._make, self._parts = make, parts
     self._identity, self._about = identity, dict(about)
     self._folder = folder / messages.WEIGHTS
-    self._rollouts, self._level = rollouts, level
     self._timeline, self._away, self._clock = timeline, away, clock
-    self._lock, self._fetching = threading.RLock(), threading.Lock()
-    # (session, how often it has begun); None before the first begin.
-    self._begun: tuple[str, int] | None = None
-    self._ready = 0
-    self._pipeline: pipeline.Pipeline | None = None
-    self._next = 0  # The rollout to take from the pipeline next.
-    self._given: dict[int, dict[str, Any]] = {}
+    self._lock = threading.Lock()
+    # Of the session that sampled last; the engine has weights of `_version`.
+    self._session, self._sampler = "", make()
+    self._version = -1
+    # The rollout that was asked for last.
+    self._job: concurrent.futures.Future[dict[str, Any]] | None = None
+    self._rollout = -1
     self._heard, self._grace = clock(), _SILENT
     self._stopping, self._over = threading.Event(), threading.Event()
     self._finished = self._closed = False
@@ -101,7 +101,6 @@ class Controller:
 
     Raises:
       messages.RefusedError: it is wrong, and would be again.
-      messages.NotBegunError: begin first.
       BusyError: ask again later.
       Exception: what the sampler met, for the trainers.
     """
@@ -109,12 +108,10 @@ class Controller:
     match route:
       case "about":
         return self._about
-      case "begin":
-        return self._begin(values)
-      case "publish":
-        return self._publish(values)
-      case "rollout":
-        return self._rollout(values)
+      case "score":
+        return self._score(values)
+      case "sample":
+        return self._sample(values)
       case "beat":
         self._grace = values["grace"]
         return {"stopping": self._stopping.is_set()}
@@ -133,15 +130,16 @@ class Controller:
   def said(self) -> str:
     """Returns what this waits for; "" if it samples."""
     silent = self._clock() - self._heard
-    if self._begun is None or silent > _SILENT:
+    if not self._session or silent > _SILENT:
       return f"waits for trainers, {silent:.0f} of {self._away:.0f} s so far"
-    queued = self._pipeline and self._pipeline.queued
-    return "" if queued else "waits for the trainers' weights"
+    samples = self._job is not None and not self._job.done()
+    return "" if samples else "waits for the trainers' weights"
 
   @property
   def sampled(self) -> int:
-    """The number of the rollout that trainers ask for next."""
-    return self._next
+    """The number of the rollout that is sampled next, or now."""
+    done = self._job is None or self._job.done()
+    return self._rollout + done
 
   def wait(self) -> bool:
     """Waits for the end; returns whether the training has finished.
@@ -156,7 +154,7 @@ class Controller:
         if self._error is not None:
           time.sleep(_LINGER)
           raise self._error
-        if self._stopping.is_set() and (not self._begun or silent > _SILENT):
+        if self._stopping.is_set() and (not self._session or silent > _SILENT):
           return False
         if silent > self._away:
           raise AwayError(
@@ -175,96 +173,88 @@ class Controller:
       with contextlib.suppress(BusyError):
         self._drop()
 
-  def _begin(self, values: Mapping[str, Any]) -> dict[str, int]:
-    token = str(values["session"]), int(values["serial"])
+  def _score(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    stored = collection.StoredRollouts(**values["stored"])
     with self._lock:
-      if self._closed:
-        raise BusyError("The controller ends.")
-      if self._begun == token:
-        return {"ready": self._ready}
-      if found := messages.difference(self._identity, values["identity"]):
-        raise messages.RefusedError(
-          f"The trainers have {found} as the controller has; expected the "
-          "same configuration and data on both sides. Start both by the same "
-          "command."
-        )
-      self._check_session(token[0])
-      self._drop()
-      made, stored = self._make(), values["stored"]
-      made.state = messages.state_of(values["state"])
-      first, ready = int(values["first"]), []
-      if stored is not None:
-        ready = made.score_stored(first, collection.StoredRollouts(**stored))
-      self._pipeline = pipeline.Pipeline(
-        made,
-        ready,
-        first=first,
-        rollouts=self._rollouts,
-        level=self._level,
-        timeline=self._timeline,
-        published=-1,
+      made = self._begun(values)
+      ready = made.score_stored(int(values["first"]), stored)
+      return {
+        "rollouts": [messages.rollout_values(x, self._timeline) for x in ready],
+        "state": messages.state_values(made.state),
+      }
+
+  def _sample(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked = values["session"], int(values["rollout"])
+    with self._lock:
+      if self._job is None or asked != (self._session, self._rollout):
+        made = self._begun(values)
+        self._rollout, self._job = asked[1], concurrent.futures.Future()
+        # A daemon, so that a thread that hangs in a device call does not keep
+        # the process from exiting.
+        threading.Thread(
+          target=self._work,
+          args=(self._job, made, values),
+          name="sampler",
+          daemon=True,
+        ).start()
+      job = self._job
+    seconds = min(float(values["seconds"]), _LONGEST)
+    if not concurrent.futures.wait([job], seconds).done:
+      return None
+    try:
+      return job.result()
+    except sampler.StoppedError:
+      raise BusyError("The controller ended this rollout.") from None
+    except messages.RefusedError:
+      raise
+    except Exception as error:
+      self._error = error
+      raise
+
+  def _work(
+    self,
+    job: concurrent.futures.Future[dict[str, Any]],
+    made: sampler.Sampler,
+    values: Mapping[str, Any],
+  ) -> None:
+    """Samples a rollout with the weights of a version."""
+    rollout, version = int(values["rollout"]), int(values["version"])
+    try:
+      if version != self._version:
+        folder = self._folder / str(version)
+        if not _visible(folder.is_dir):
+          raise messages.RefusedError(
+            f"{folder}: found no such folder, expected the trainers' weights. "
+            "Give both sides an --output that both see."
+          )
+        weights = sampler.HandedOver(folder, values["scores"])
+        made.set_params(rollout, weights, version)
+        self._version = version
+      sampled = made.sample(rollout)
+      job.set_result(messages.rollout_values(sampled, self._timeline))
+    except BaseException as error:  # Raised again where it is asked for.
+      job.set_exception(error)
+
+  def _begun(self, values: Mapping[str, Any]) -> sampler.Sampler:
+    """Returns the sampler of a session, with the state that it names."""
+    if self._closed:
+      raise BusyError("The controller ends.")
+    if found := messages.difference(self._identity, values["identity"]):
+      raise messages.RefusedError(
+        f"The trainers have {found} as the controller has; expected the same "
+        "configuration and data on both sides. Start both by the same command."
       )
-      self._pipeline.__enter__()
-      self._next, self._given, self._ready = first, {}, len(ready)
-      self._begun = token
-      logging.info("Trainers have begun at rollout %d.", first)
-      return {"ready": self._ready}
-
-  def _publish(self, values: Mapping[str, Any]) -> dict[str, int]:
-    version, folder = int(values["version"]), self._folder
-    with self._lock:
-      ahead = self._pipeline_of(values)
-      if not _visible((folder / str(version)).is_dir):
-        raise messages.RefusedError(
-          f"{folder / str(version)}: found no such folder, expected the "
-          "trainers' weights. Give both sides an --output that both see."
-        )
-
-      def weights() -> sampler.HandedOver:
-        return sampler.HandedOver(folder / str(version), values["scores"])
-
-      ahead.fill(version, weights)
-    return {"version": version}
-
-  def _rollout(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    ahead, rollout = self._pipeline_of(values), int(values["rollout"])
-    end = self._clock() + min(float(values["seconds"]), _LONGEST)
-
-    def gives_up() -> bool:
-      return self._clock() > end or self._pipeline is not ahead
-
-    with self._fetching:
-      while self._next <= rollout:
-        if gives_up():
-          self._pipeline_of(values)
-          return None
-        if not ahead.queued:
-          time.sleep(_LOOK)
-          continue
-        try:
-          sampled = ahead.take(gives_up)
-        except sampler.StoppedError:
-          raise messages.NotBegunError from None
-        except Exception as error:
-          self._error = error
-          raise
-        if sampled is not None:
-          self._given = {
-            self._next: messages.rollout_values(sampled, self._timeline)
-          }
-          self._next += 1
-      self._pipeline_of(values)
-      if rollout not in self._given:
-        raise messages.RefusedError(
-          f"Found a request for rollout {rollout}, expected "
-          f"{self._next - 1} or a later one: earlier ones were given. Start "
-          "the trainers again."
-        )
-      return self._given[rollout]
+    if (session := values["session"]) != self._session:
+      self._check_session(session)
+      self._drop()
+      self._session, self._sampler = session, self._make()
+      logging.info("Trainers have begun with session %s.", session)
+    self._sampler.state = messages.state_of(values["state"])
+    return self._sampler
 
   def _end(self, values: Mapping[str, Any]) -> dict[str, bool]:
     with self._lock:
-      if self._begun is None or self._begun[0] != values["session"]:
+      if values["session"] != self._session:
         # Trainers that found nothing left to train have begun nothing.
         self._check_session(values["session"])
       self._finished = bool(values["finished"])
@@ -281,20 +271,13 @@ class Controller:
         "set of trainers."
       )
 
-  def _pipeline_of(self, values: Mapping[str, Any]) -> pipeline.Pipeline:
-    begun, ahead = self._begun, self._pipeline
-    if ahead is None or begun != (values["session"], values["serial"]):
-      raise messages.NotBegunError
-    return ahead
-
   def _drop(self) -> None:
-    """Ends sampling for the trainers that began last."""
-    ahead, self._pipeline, self._begun = self._pipeline, None, None
-    if ahead is not None:
-      ahead.__exit__(None, None, None)
-      if not ahead.ended:
-        self._pipeline = ahead
+    """Ends sampling for the session that sampled last."""
+    self._sampler.stop()
+    if self._job is not None:
+      if not concurrent.futures.wait([self._job], _PATIENCE).done:
         raise BusyError("The controller still ends what it sampled before.")
+    self._session, self._version, self._job = "", -1, None
     for part in self._parts:
       counting.counters(part).clear()
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -36,9 +37,6 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
-
-# What samples ahead of training: in this process, or a controller.
-Ahead = pipeline.Pipeline | remote.Remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +145,16 @@ class Trainer:
     self._policy = policy._replace(params={})
     self._stream = collection.QuestionStream.of(questions, config)
     self._engine, self._controller = engine, controller
-    self._sampler: sampler.Sampler | None = None
-    if engine is not None and retriever is not None:
+    self._sampler: sampler.Sampler | remote.Sampler
+    if controller is not None:
+      self._sampler = remote.Sampler(
+        controller,
+        self._stream,
+        timeline=self._timeline,
+        stopping=self._stopping.is_set,
+      )
+    else:
+      assert engine is not None and retriever is not None
       searching.attach(retriever, engine, policy.tokenizer)
       self._sampler = sampler.make(
         config,
@@ -250,6 +256,13 @@ class Trainer:
         keep=config.checkpoint,
       ) as checkpoints,
       self._timeline,
+      (
+        self._controller.begun(
+          self._folder / messages.WEIGHTS, self.stop, self.stop_seconds
+        )
+        if self._controller
+        else contextlib.nullcontext()
+      ),
     ):
       first, stored, changes = self._resume(checkpoints)
       on_start(first, changes)
@@ -289,34 +302,26 @@ class Trainer:
 
   def _ahead(
     self, first: int, stored: collection.StoredRollouts | None
-  ) -> Ahead:
+  ) -> pipeline.Pipeline:
     """Returns what samples from `first` on, given what is sampled already."""
-    if self._controller is not None:
-      return remote.Remote(
-        self._controller,
-        self._stream,
-        first=first,
-        state=self._sampler_state,
-        stored=stored,
-        config=self._config,
-        policy=self._policy._replace(architecture=self._learner.architecture),
-        folder=self._folder / messages.WEIGHTS,
-        timeline=self._timeline,
-        stopping=self._stopping.is_set,
-        stop=self.stop,
-        stop_seconds=self.stop_seconds,
-      )
-    assert self._sampler is not None
     self._sampler.state, ready = self._sampler_state, []
     if stored is not None:
       ready = self._sampler.score_stored(first, stored)
-    return pipeline.Pipeline(
+    settings: dict[str, Any] = {
+      "first": first,
+      "rollouts": self._config.curriculum.rollouts,
+      "level": self._level,
+      "timeline": self._timeline,
+    }
+    if isinstance(self._sampler, sampler.Sampler):
+      return pipeline.Pipeline(self._sampler, ready, **settings)
+    return remote.Pipeline(
       self._sampler,
       ready,
-      first=first,
-      rollouts=self._config.curriculum.rollouts,
-      level=self._level,
-      timeline=self._timeline,
+      config=self._config,
+      policy=self._policy._replace(architecture=self._learner.architecture),
+      folder=self._folder / messages.WEIGHTS,
+      **settings,
     )
 
   def _published(self) -> sampler.Weights:
@@ -326,7 +331,9 @@ class Trainer:
     scaffold = self._config.curriculum.phase1_scaffold
     return self._learner.handed_over(self._prompt(scaffold)[1])
 
-  def _take(self, rollout: int, ahead: Ahead) -> sampler.ScoredRollout:
+  def _take(
+    self, rollout: int, ahead: pipeline.Pipeline
+  ) -> sampler.ScoredRollout:
     """Waits until a rollout is sampled, and checks its episodes."""
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
@@ -339,7 +346,7 @@ class Trainer:
     return sampled
 
   def _train(
-    self, sampled: sampler.ScoredRollout, ahead: Ahead
+    self, sampled: sampler.ScoredRollout, ahead: pipeline.Pipeline
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Trains on a rollout; returns the metrics of its steps, and its own."""
     rollout = sampled.rollout
@@ -399,7 +406,7 @@ class Trainer:
     sampled: sampler.ScoredRollout,
     values: dict[str, float],
     checkpoints: checkpoint.Checkpoints,
-    ahead: Ahead,
+    ahead: pipeline.Pipeline,
   ) -> None:
     """Saves and records a rollout's trajectories, if it is time after it."""
     config, done = self._config, sampled.rollout + 1
@@ -420,7 +427,7 @@ class Trainer:
   def _saved(
     self,
     rollout: int,
-    ahead: Ahead | None = None,
+    ahead: pipeline.Pipeline | None = None,
     unfinished: sampler.ScoredRollout | None = None,
     steps: Sequence[dict[str, float]] = (),
   ) -> checkpoint.Saved:
@@ -468,7 +475,7 @@ class Trainer:
     found = processes.on_main(lambda: checkpoint.rollouts(folder))
     if not found:
       # The engine starts with these weights; it is only sent later ones.
-      if self._sampler is not None:
+      if isinstance(self._sampler, sampler.Sampler):
         self._sampler.expect(self._learner.published(), 0)
       return 0, None, []
     newest = found[-1]

@@ -33,10 +33,6 @@ class RefusedError(types.EngineError):
   """The controller is of another run, or the request is wrong."""
 
 
-class NotBegunError(Exception):
-  """The controller was restarted, or other trainers have begun it since."""
-
-
 def state_values(state: sampler.SamplerState) -> dict[str, Any]:
   """Returns the state of sampling as values; `state_of` restores it."""
   curriculum = jax.device_get(state.curriculum)

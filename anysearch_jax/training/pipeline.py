@@ -19,7 +19,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from absl import logging
 
@@ -27,10 +27,13 @@ from anysearch_jax import types
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
+if TYPE_CHECKING:
+  from anysearch_jax.training import remote
+
 _LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
 
 
-class _Ahead(NamedTuple):
+class Ahead(NamedTuple):
   """A rollout that is queued or sampled, and not taken by training yet.
 
   version: of the weights that sample it.
@@ -55,7 +58,7 @@ class Pipeline:
 
   def __init__(
     self,
-    sampler: sampler_lib.Sampler,
+    sampler: sampler_lib.Sampler | remote.Sampler,
     ready: Iterable[sampler_lib.ScoredRollout] = (),
     *,
     first: int,
@@ -69,18 +72,18 @@ class Pipeline:
     self._timeline = timeline
     self._patience = patience
     self._end, self._level = rollouts, level
-    self._ahead: deque[_Ahead] = deque()
+    self._ahead: deque[Ahead] = deque()
     for sampled in ready:
       future: concurrent.futures.Future[sampler_lib.ScoredRollout]
       future = concurrent.futures.Future()
       future.set_result(sampled)
-      self._ahead.append(_Ahead(sampled.rollout, first - 1, future))
+      self._ahead.append(Ahead(sampled.rollout, first - 1, future))
     self._next = first + len(self._ahead)
     self._published = published
     # (rollout, weights); weights are None if the engine has them by then. A
     # None job ends the thread.
     self._jobs: queue.SimpleQueue[
-      tuple[_Ahead, sampler_lib.Weights | None] | None
+      tuple[Ahead, sampler_lib.Weights | None] | None
     ] = queue.SimpleQueue()
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
@@ -109,7 +112,7 @@ class Pipeline:
         params, self._published = published(), version
     before(self._next)
     for rollout in range(self._next, end):
-      ahead = _Ahead(rollout, version, concurrent.futures.Future())
+      ahead = Ahead(rollout, version, concurrent.futures.Future())
       self._ahead.append(ahead)
       self._jobs.put((ahead, params))
       params = None
@@ -153,16 +156,6 @@ class Pipeline:
         if ahead.sampled.done():
           ahead.sampled.result(timeout=0)
 
-  @property
-  def queued(self) -> int:
-    """The number of rollouts that are sampled, or will be, and not taken."""
-    return len(self._ahead)
-
-  @property
-  def ended(self) -> bool:
-    """Whether the sampler's thread has ended."""
-    return not self._thread.is_alive()
-
   def __enter__(self) -> Pipeline:
     self._thread.start()
     return self
@@ -178,22 +171,27 @@ class Pipeline:
       )
 
   def _wait(
-    self, ahead: _Ahead, gives_up: Callable[[], bool] = lambda: False
+    self, ahead: Ahead, gives_up: Callable[[], bool] = lambda: False
   ) -> bool:
     """Waits for a rollout; returns False if `gives_up()` before its end.
 
     Deadlines of turns and searches bound the wait.
     """
     with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
-      while not ahead.sampled.done():
+      while not self._is_sampled(ahead):
         if gives_up():
           return False
-        concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
-        if not self._thread.is_alive() and not ahead.sampled.done():
-          raise RuntimeError(
-            f"The sampler's thread ended before rollout {ahead.rollout}."
-          )
     return True
+
+  def _is_sampled(self, ahead: Ahead) -> bool:
+    """Waits a moment for a rollout; returns whether it is sampled."""
+    concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
+    done = ahead.sampled.done()
+    if not done and not self._thread.is_alive() and not ahead.sampled.done():
+      raise RuntimeError(
+        f"The sampler's thread ended before rollout {ahead.rollout}."
+      )
+    return done
 
   def _work(self) -> None:
     """Does jobs until the last one, or an error."""

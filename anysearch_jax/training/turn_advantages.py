@@ -28,7 +28,7 @@ to the advantage of the episode: https://arxiv.org/abs/2505.10978
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -157,9 +157,7 @@ def against_others(
     float32 `[searches + 1]` for each trajectory: of each search's turn, and of
     what follows the last search.
   """
-  groups: dict[int, list[int]] = {}
-  for q, g in trajectories:
-    groups.setdefault(q, []).append(g)
+  groups = _by_question(trajectories)
   centred = {
     q: np.asarray(totals[q, members], float) - np.mean(totals[q, members])
     for q, members in groups.items()
@@ -195,11 +193,8 @@ def against_budgets(
 
   They are float32 `[searches + 1]`; the last turn has that of the last search.
   """
-  groups: dict[int, list[int]] = {}
-  for q, g in trajectories:
-    groups.setdefault(q, []).append(g)
   found = {}
-  for q, members in groups.items():
+  for q, members in _by_question(trajectories).items():
     curves = np.array([_curve(trajectories[q, g]) for g in members])
     count = curves.shape[1]
     returns = np.cumsum(curves[:, ::-1], 1)[:, ::-1] / count
@@ -214,6 +209,13 @@ def against_budgets(
       turns = np.minimum(np.arange(made + 1), max(made - 1, 0))
       found[q, g] = relative[i, turns].astype(np.float32)
   return found
+
+
+def _by_question(places: Iterable[Place]) -> dict[int, list[int]]:
+  groups: dict[int, list[int]] = {}
+  for q, g in places:
+    groups.setdefault(q, []).append(g)
+  return groups
 
 
 def _curve(trajectory: types.Trajectory) -> list[float]:

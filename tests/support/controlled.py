@@ -67,8 +67,6 @@ class Controlled:
       make,
       parts=(engine, searcher),
       folder=self._folder,
-      rollouts=self._config.curriculum.rollouts,
-      level=self._config.pipeline.async_level,
       timeline=spans,
       **self._settings,
     )
