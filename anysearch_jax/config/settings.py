@@ -137,7 +137,8 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   `path` is that of the group itself; "" for a whole configuration.
   """
   yield Setting(path, group, None, (inspect.getdoc(group) or "").strip())
-  sentences = _sentences(type(group).__module__)[type(group).__name__]
+  of_class = _sentences(type(group).__module__)
+  sentences = of_class.get(type(group).__name__, {})
   groups = []
   for field in dataclasses.fields(group):
     inner = f"{path}.{field.name}" if path else field.name
@@ -145,7 +146,7 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
     if meta is None:
       groups.append((value, inner))
     else:
-      yield Setting(inner, value, meta, sentences[field.name])
+      yield Setting(inner, value, meta, sentences.get(field.name, ""))
   for value, inner in groups:
     yield from listed(value, inner)
 

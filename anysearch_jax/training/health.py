@@ -67,11 +67,7 @@ class WrongWeightsError(RuntimeError):
 
 
 class HealthMonitor:
-  """Monitors the health of a run, from one rollout to the next.
-
-  `curriculum` has the budgets whose windows may become stale, and `warn` gets
-  the sentence of each warning.
-  """
+  """Monitors a run, from one rollout to the next; `warn` gets each warning."""
 
   def __init__(
     self,
@@ -135,9 +131,8 @@ class HealthMonitor:
     """Checks the metrics of a rollout that was trained on.
 
     Raises:
-      WrongWeightsError: in this and the rollouts before it, in
-        `watch.gap_rollouts` altogether, the engine's log-probabilities were
-        too far from the trainer's.
+      WrongWeightsError: in `watch.gap_rollouts` rollouts in a row the engine's
+        log-probabilities were too far from the trainer's.
     """
     c, rollout = self._config, int(values["rollout"])
     entropy, kl = values["policy/entropy"], values["loss/kl"]
@@ -227,11 +222,9 @@ class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   An engine may have wrong weights, because a server loaded only some of them or
-  because another run replaced them. It is asked before and after each rollout.
-  This uses no random numbers and leaves the engine's cache unchanged.
-
-  It verifies a `types.ScoringEngine` by the beginning of `prompt`, token ids;
-  `bound` is `watch.max_fingerprint_gap`.
+  because another run replaced them. A `types.ScoringEngine` is asked before and
+  after each rollout; this uses no random numbers and leaves its cache
+  unchanged. `bound` is `watch.max_fingerprint_gap`.
   """
 
   def __init__(

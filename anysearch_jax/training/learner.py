@@ -121,9 +121,9 @@ class Learner:
 
   @property
   def steps_alone(self) -> bool:
-    """Whether training can resume between two steps of a rollout.
+    """Whether no step of a rollout needs values from before its first step.
 
-    It cannot if values are computed once, before the rollout's first step.
+    Training can then resume between two of them.
     """
     return not self._scored and self._estimator is None
 
@@ -250,13 +250,11 @@ class Learner:
 class Phases:
   """Frees what the next phase does not need; the trainer's thread calls it.
 
-  Where sampling and training use the same devices and never run at the same
-  time, neither needs the other's memory: the KV cache is freed while training
-  (with servers, their weights too), and the training state may be in host
-  memory while sampling (`pipeline.offload`). Host memory of a sharding:
+  Where sampling and training take turns on the same devices, the KV cache of a
+  `types.CachingEngine` is freed while training (with servers, their weights
+  too), and the training state may be in host memory while sampling
+  (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
-
-  Only a `types.CachingEngine` frees its cache; None is an engine elsewhere.
   """
 
   def __init__(

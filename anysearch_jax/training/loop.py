@@ -59,10 +59,9 @@ class _StoppedError(Exception):
 class Trainer:
   """One training run: samples rollouts and trains the policy on them.
 
-  A separate thread samples rollouts, up to `pipeline.async_level` of them ahead
-  of training (see `training/pipeline`). At every level a resumed run gives the
-  same results as one that never stopped: before the run writes a checkpoint, it
-  waits for the rollouts that use older weights, which the checkpoint stores.
+  At every `pipeline.async_level` a resumed run gives the same results as one
+  that never stopped: before the run writes a checkpoint, it waits for the
+  rollouts that use older weights, which the checkpoint stores.
 
   With several processes (`jax.distributed`), each one has a trainer with the
   same arguments; the training mesh spans their devices. Without a controller
@@ -72,23 +71,19 @@ class Trainer:
 
   Args:
     config: the whole configuration; `validation.validate` has passed.
-    policy: the initial policy, also the reference of the KL term; with several
-      processes, its arrays are on the training mesh.
-    questions: the training stream, repeated when it ends. Each rollout consumes
-      the next `config.questions` + `pipeline.extra_groups` questions.
-      A `dataset_iterator.Stream` reshuffles them every epoch.
+    policy: as for `learner.Learner`.
+    questions: the training stream, repeated when it ends. A
+      `dataset_iterator.Stream` reshuffles them every epoch.
     retriever: answers the searches.
-    folder: an existing folder. Gets `source/` (files of the initial policy, for
-      exports), `prompts.json`, `metrics.jsonl`, `steps.jsonl`, `tensorboard/`,
-      `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging Face
-      folder) and, with adapters, `adapter/` (a PEFT folder).
+    folder: an existing folder, which gets the files of `metrics`, and
+      `checkpoints/`.
     engine: samples; `run` closes it. None makes the engine that
       `config.engine` names.
     controller: samples instead, with an engine and a retriever of its own; this
       trainer then has neither.
-    trace: whether to write `timeline.json`, a trace for Perfetto.
+    trace: whether to write `timeline.json`, see `timeline`.
     allow_changes: whether settings of learning may differ from those of the
-      checkpoint that the run resumes from, see `config_changes`.
+      checkpoint that the run resumes from.
     sinks: get the metrics too, see `trackers.opened`.
     clock: returns the time in seconds.
 
@@ -177,7 +172,6 @@ class Trainer:
     metrics.begin(folder, self._policy, prompts)
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
-    """Returns the first question's prompt, as the policy reads it."""
     return self._stream.prompt(
       self._policy.tokenizer, scaffold=scaffold, config=self._config
     )
@@ -185,8 +179,8 @@ class Trainer:
   def stop(self) -> None:
     """Makes `run` save a checkpoint before its next optimizer step and return.
 
-    Thread-safe. The rollout in training is finished first if its steps depend
-    on each other (see `Learner.steps_alone`) or if there are several processes.
+    Thread-safe. The rollout in training is finished first unless
+    `Learner.steps_alone`, and if there are several processes.
     """
     self._stopping.set()
 
@@ -464,12 +458,10 @@ class Trainer:
   ]:
     """Restores the newest checkpoint, or begins at rollout 0.
 
-    If settings of learning have changed, the stored rollouts are sampled again,
-    so that the new settings hold from the checkpoint on.
-
     Returns:
       The first rollout to train on, the rollouts from that one on that are
-      already sampled, and the settings that differ from the checkpoint's.
+      already sampled, and the settings that differ from the checkpoint's. If
+      one of learning does, nothing counts as sampled.
     """
     folder = checkpoints.folder
     found = processes.on_main(lambda: checkpoint.rollouts(folder))

@@ -47,13 +47,10 @@ class Ahead(NamedTuple):
 class Pipeline:
   """Runs a sampler on its thread; use as a context manager, which stops it.
 
-  An exception in the sampler is raised again by `take`, `sampled_before` or
-  `check`.
-
-  Only this pipeline may use the sampler meanwhile. `ready` are consecutive
-  rollouts that are sampled already; `first` is the first of them, or else the
-  first to sample. A stop waits `patience` seconds for the thread. `published`
-  is the version that the engine begins with, -1 if that is unknown.
+  `ready` are consecutive rollouts that are sampled already; `first` is the
+  first of them, or else the first to sample. A stop waits `patience` seconds
+  for the thread. `published` is the version that the engine begins with, -1 if
+  that is unknown.
   """
 
   def __init__(

@@ -347,6 +347,7 @@ class Pipeline(pipeline.Pipeline):
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""
     assert isinstance(weights, sampler_lib.HandedOver)
+    assert not isinstance(weights.params, pathlib.Path)
     path, config = self._folder / str(version), self._config
     policy = self._policy._replace(params=weights.params)
     with disk.translate_errors(path):

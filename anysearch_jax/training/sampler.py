@@ -100,8 +100,7 @@ class Sampler:
 
   state: the state of sampling before the next rollout.
 
-  The engine is used by this sampler only, and gets new weights between
-  rollouts.
+  Nothing else uses the engine.
   """
 
   def __init__(

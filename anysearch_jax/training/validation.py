@@ -1,10 +1,9 @@
 """Refuses configurations that cannot run, before anything is made.
 
-`check` reads the values alone and imports nothing that computes, so a command
-can call it first. `validate` calls it and then asks the systems, the engine and
-the rewards. What the configuration does not decide is checked when it is known:
-`check_prompts` by the questions and the tokenizer, `placement.check` by the
-policy's architecture and the devices.
+`check` imports nothing that computes, so a command can call it first. What the
+configuration does not decide is checked when it is known: `check_prompts` by
+the questions and the tokenizer, `placement.check` by the policy's architecture
+and the devices.
 """
 
 from __future__ import annotations
@@ -75,16 +74,9 @@ def validate(
   processes: int = 1,
   apart: bool = False,
 ) -> None:
-  """Checks a configuration before anything is allocated.
+  """Does as `check`, then asks systems, engine and rewards; needs no device.
 
-  It does not look at the machine's devices: the planner validates
-  configurations for hardware that is not there.
-
-  `trains`, `samples` and `apart` are as for `check`; `processes` train
-  together.
-
-  Raises:
-    ValueError: names the setting, its value and the expected values.
+  `processes` train together.
   """
   check(config, trains=trains, samples=samples, apart=apart)
   # These rooms import JAX.
@@ -157,15 +149,13 @@ def check_prompts(
   config: config_lib.EpisodeConfig,
   max_budget: int,
 ) -> None:
-  """Checks that the median question's prompt fits the context.
+  """Checks that the prompt of the question of median length fits the context.
 
-  A single question that is too long only ends its own episodes.
-
-  `max_budget` is the budget that the prompts name.
+  A single question that is too long only ends its own episodes. `max_budget` is
+  the budget that the prompts name.
 
   Raises:
-    ValueError: there is no question, or the prompt of the question of median
-      length leaves no room for a token of the model.
+    ValueError: there is no question, or no room for a token of the model.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
