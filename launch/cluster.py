@@ -7,13 +7,14 @@ name secrets, or a private file of the user's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -100,14 +101,25 @@ def place(*, samples: bool) -> Place:
   )
 
 
-def key_file() -> Mapping[str, str]:
-  """Returns the variable with a private file of the servers' key, if set."""
-  if "KEY_FILE" in os.environ or not (key := os.environ.get(SGLANG_KEY)):
-    return {}
-  number, path = tempfile.mkstemp(prefix="anysearch_sglang_key.")
-  with os.fdopen(number, "w") as file:
-    file.write(key + "\n")
-  return {"KEY_FILE": path}
+@contextlib.contextmanager
+def key_file() -> Iterator[None]:
+  """Gives servers that are started inside a private file of their key.
+
+  It is in a folder of its own, because `serve_sglang.sh` puts another beside.
+  """
+  key = os.environ.get(SGLANG_KEY)
+  if "KEY_FILE" in os.environ or not key:
+    yield
+    return
+  with tempfile.TemporaryDirectory(prefix="anysearch_key.") as folder:
+    path = pathlib.Path(folder, "key")
+    path.touch(0o600)
+    path.write_text(key + "\n")
+    os.environ["KEY_FILE"] = str(path)
+    try:
+      yield
+    finally:
+      del os.environ["KEY_FILE"]
 
 
 def write(

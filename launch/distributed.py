@@ -74,10 +74,10 @@ def connect() -> None:
   """Joins the other processes, if flags name them.
 
   Call before JAX computes anything. If the others do not connect in time, the
-  process exits with an error message.
+  process exits with a sentence.
 
   Raises:
-    app.UsageError: the flags are incomplete or contradict each other.
+    app.UsageError: see `named`.
   """
   f = flags.FLAGS
   where = named(f.coordinator, f.processes, f.process, f.distributed)
@@ -165,9 +165,7 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
 
   An orderly exit would wait at a barrier for the others, while they wait for
   this process in a collective. If another process is missing, the exit code is
-  `stopping.RESUME`.
-
-  `saved` returns a sentence that says from where the run resumes.
+  `stopping.RESUME`. `saved` says from where the run resumes.
   """
   # JAX offers its key-value store nowhere else.
   from jax._src import distributed as jax_distributed
@@ -210,11 +208,10 @@ class _Peers:
   second case JAX aborts the process after `--heartbeat` seconds, at once if the
   missing process is the first one, which has the key-value store. Its callback
   for that cannot be used from Python (it throws `std::bad_cast`), so this class
-  handles the abort's signal. An abort for any other reason goes its way.
+  handles the abort's signal. An abort for any other reason goes its way, and
+  none changes `code`, the exit code, once it is decided.
 
-  `client` is of JAX's key-value store, and `saved` returns a sentence that says
-  from where the run resumes. An abort does not change `code`, the exit code,
-  once it is decided.
+  `client` is of JAX's key-value store.
   """
 
   def __init__(

@@ -5,22 +5,17 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
         --sglang_python=.venv-sglang/bin/python --output=runs/qwen2_5_7b
 
 `mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
-servers and trainer take turns on them (`sglang.colocated`: by default each GPU
-of the trainer has a server of its own). SGLang servers are started if
-`engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not in
-`mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
-(`retrieval.kind`) is served by a separate process on the CPU.
-Otherwise the trainer is the only process. Each process logs to `<name>.log` in
-`--log_dir`, by default `<output>/logs`.
+servers and trainer take turns on them (`sglang.colocated`). SGLang servers are
+started if `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not
+in `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
+(`retrieval.kind`) is served by a process on the CPU. Each process logs to
+`<name>.log` in `--log_dir`, by default `<output>/logs`.
 
-Ctrl-C, another signal or a failing process stops the trainer first; it prints
-how long its checkpoint may take. The other processes are stopped after it. The
-same command resumes from the checkpoint; a second Ctrl-C ends everything at
-once. An SGLang server that ends is restarted at most five times, and the
-trainer waits for it.
-
-The exit code is that of the trainer, or 1 if another process failed. To use
-servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
+Ctrl-C, another signal or a failing process stops the trainer first, see
+`supervisor`; the same command resumes. An SGLang server that ends is restarted
+at most five times, and the trainer waits for it. The exit code is that of the
+trainer, or 1 if another process failed. To use servers of other nodes, pass
+`--servers=0 --config.sglang.urls=...`.
 
     python -m launch.node --config=configs/qwen2_5_7b.py --target=slurm \
         --nodes=4 --output=/shared/run --dry_run
@@ -36,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from absl import flags
 
@@ -61,19 +56,14 @@ _SERVER_PYTHON = ".venv-sglang/bin/python"
 _TRAINER = "launch.train"
 _STARTED = 3600  # Seconds, twice the default of --deadline.
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
-# Flags of these modules, and others, are passed on to the trainer if they are
-# given. Its configuration and its folder are resolved here.
+# Of the flags, those of these modules and `grace` are passed on to the trainer,
+# but what is resolved here; a cluster's nodes are given those of servers too.
 _TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
-_TRAINER_FLAGS = ("grace",)
-# Those that a cluster's nodes are given besides.
-_SERVER_FLAGS: tuple[str, ...] = (
-  "servers",
-  "sglang_python",
-  "port",
-  "retriever_port",
-)
-_SERVER_FLAGS += ("memory", "server_command", "deadline")
 _RESOLVED = ("config", "set_config", "output")
+_OF_SERVERS = (
+  *("servers", "sglang_python", "port", "retriever_port"),
+  *("memory", "server_command", "deadline"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +155,10 @@ def parts_in_cluster(
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
   """Returns the parts of a run on one of several nodes, as `parts_of` does.
 
-  The first node has the retriever and the controller, which asks the servers of
-  all nodes that sample; nodes that train are one run of `jax.distributed`. A
-  node that samples serves until it is stopped. Without `servers` all nodes
-  train and sample, and there is no controller.
+  The first node has the retriever and the controller, which begins when one of
+  the servers answers; nodes that train are one run of `jax.distributed`. A node
+  that samples serves until it is stopped. Without `servers` all nodes train and
+  sample, and there is no controller.
   """
   trains = len(place.hosts) if servers is None else place.trainers
   many = [
@@ -188,9 +178,9 @@ def parts_in_cluster(
     )
   shares = _shares(tuple(range(place.gpus)), servers.count)
   if place.rank >= trains:
-    key, every = cluster.key_file(), "0.0.0.0"  # noqa: S104  Others ask them.
+    every = "0.0.0.0"  # noqa: S104  Others ask them.
     started = [
-      _server(i, gpus, config, servers, host=every, env=key)
+      _server(i, gpus, config, servers, host=every)
       for i, gpus in enumerate(shares)
     ]
     return started, supervisor.Part("until-stopped", ("sleep", "infinity"))
@@ -294,7 +284,6 @@ def _server(
   servers: Servers,
   *,
   host: str = "127.0.0.1",
-  env: Mapping[str, str] | None = None,
 ) -> supervisor.Part:
   port = servers.port + index
   values = {
@@ -332,7 +321,7 @@ def _server(
   return supervisor.Part(
     f"server-{index}",
     tuple(command),
-    {"CUDA_VISIBLE_DEVICES": _indices(gpus), **(env or {})},
+    {"CUDA_VISIBLE_DEVICES": _indices(gpus)},
     health=f"http://127.0.0.1:{port}/health",
     # The trainer waits for a restarted server and sends it the weights.
     restarts=_RESTARTS,
@@ -418,17 +407,17 @@ def main(argv: Sequence[str]) -> int:
   node = f"node-{f.rank}" if len(f.hosts) > 1 else node
   logs = pathlib.Path(f.log_dir or output / "logs" / node)
   by_module = f.flags_by_module_dict()
-  passed = [f[name] for name in _TRAINER_FLAGS] + [
-    flag
-    for module in _TRAINER_MODULES
-    for flag in by_module[module]
-    if flag.name not in _RESOLVED
-  ]
-  trainer = [
-    *(*shipped.python(), "-m", _TRAINER, f"--config={f.config}"),
+  of_trainer = {x.name for name in _TRAINER_MODULES for x in by_module[name]}
+
+  def given(names: Iterable[str]) -> list[str]:
+    passed = [f[name] for name in names if f[name].present]
+    return [f"--{flag.name}={flag.value}" for flag in passed]
+
+  words = [
+    f"--config={f.config}",
     *(f"--config.{each}" for each in f.set_config),
     f"--output={output}",
-    *(f"--{flag.name}={flag.value}" for flag in passed if flag.present),
+    *given(["grace", *sorted(of_trainer.difference(_RESOLVED))]),
   ]
   servers = Servers(
     f.servers, f.port, f.memory, f.sglang_python, f.server_command
@@ -436,11 +425,10 @@ def main(argv: Sequence[str]) -> int:
   asked = servers if samples_by_servers(config, f.set_config) else None
   place = cluster.place(samples=asked is not None)
   if f.target:
-    passed = [f[name] for name in (*_SERVER_FLAGS, *cluster.PASSED)]
-    words = [f"--{flag.name}={flag.value}" for flag in passed if flag.present]
-    words = [*trainer[trainer.index(_TRAINER) + 1 :], *words]
+    words += given((*_OF_SERVERS, *cluster.PASSED))
     cluster.write(config, place, ["-m", "launch.node", *words], output)
     return 0
+  trainer = [*shipped.python(), "-m", _TRAINER, *words]
   if len(place.hosts) > 1:
     services, main_part = parts_in_cluster(
       config,
@@ -470,7 +458,8 @@ def main(argv: Sequence[str]) -> int:
       f"policy: found no config.json in {config.policy!r}, expected a Hugging "
       "Face folder; name it with --config.policy."
     )
-  return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
+  with cluster.key_file():
+    return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
 
 
 if __name__ == "__main__":

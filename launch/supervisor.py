@@ -31,6 +31,7 @@ from launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
+_ASKED = 5.0  # Seconds for one of several other machines to answer.
 _TAIL = 20  # Lines of a log that are shown after a failure.
 _LEFT_BEHIND = 10.0  # Seconds that killed processes may take to disappear.
 _ANNOUNCED = 50  # Lines of a log that are searched for what a child announces.
@@ -47,7 +48,7 @@ class Part:
     health: URL that answers without error when it is ready; "": ready at once.
     restarts: how often it is restarted if it ends before the main command.
     ends: whether it may end before the main command, with 0 or `RESUME`.
-    needs: URLs, also of other machines, that answer before it is started.
+    needs: URLs, also of other machines; one answers before it is started.
   """
 
   name: str
@@ -154,19 +155,20 @@ def _await_others(
   deadline: float,
   say: Callable[[str], None],
 ) -> None:
-  """Waits until all that a part needs has answered."""
-  end = time.monotonic() + deadline
-  for url in part.needs:
-    if not _answers(url):
-      say(f"[{part.name}] waits for {url}")
-    while not _answers(url):
-      if time.monotonic() > end:
-        raise PartError(
-          f"[{part.name}] {url} did not answer within {deadline:g} seconds; "
-          "look at that machine's log."
-        )
-      if asked.wait(1.0):
-        raise _SignalError
+  """Waits until one of those that a part needs has answered."""
+  end, needs, said = time.monotonic() + deadline, part.needs, False
+  while needs and not any(_answers(url, _ASKED) for url in needs):
+    among = f"one of {', '.join(needs)}"
+    if not said:
+      say(f"[{part.name}] waits for {among}")
+    said = True
+    if time.monotonic() > end:
+      raise PartError(
+        f"[{part.name}] {among} did not answer within {deadline:g} seconds; "
+        "look at the logs of those machines."
+      )
+    if asked.wait(1.0):
+      raise _SignalError
 
 
 def _await_health(
@@ -450,12 +452,12 @@ class Running(Child):
       time.sleep(_POLL)
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, seconds: float = 30.0) -> bool:
   """Returns whether a service of this machine or of its cluster answers."""
   # So proxies of the environment are ignored.
   opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
   with contextlib.suppress(OSError, ValueError):
-    opener.open(url, timeout=30).close()
+    opener.open(url, timeout=seconds).close()
     return True
   return False
 

@@ -28,7 +28,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
@@ -170,8 +170,7 @@ def _main(
   from anysearch_jax.host import processes
   from anysearch_jax.training import checkpoint, health, remote
 
-  grace = flags.FLAGS.grace
-  trainer = None
+  grace, trainer = flags.FLAGS.grace, None
   line = progress.Line(config.curriculum.rollouts, unit="rollout")
   try:
     trainer, provenance = _trainer(config, folder, held, line)
@@ -184,7 +183,8 @@ def _main(
       ),
     ):
       finished = trainer.run(
-        _progress(line), _noting(folder, config, provenance)
+        functools.partial(_tick, line),
+        functools.partial(_note, folder, config, provenance),
       )
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")
@@ -263,10 +263,8 @@ def _trainer(
     processes.on_main(begin)
   searcher = None
   if client is not None:
-    client.identity, waits = (
-      controller.identity(config, provenance),
-      client.waits,
-    )
+    client.identity = controller.identity(config, provenance)
+    waits = client.waits
   else:
     searcher = searching.BatchingRetriever(retriever, config.search)
     waits = searcher.waits
@@ -290,41 +288,38 @@ def _trainer(
   return trainer, provenance
 
 
-def _progress(line: progress.Line) -> Callable[[loop.Event], None]:
-  """Returns a function that prints a line for each rollout."""
+def _tick(line: progress.Line, event: loop.Event) -> None:
+  """Prints a line for a rollout."""
   from anysearch_jax.host import processes
 
-  def tick(event: loop.Event) -> None:
-    if processes.is_main():
-      shown = " ".join(
-        f"{name} {event.values[metric]:.2f}"
-        for name, metric in _SHOWN.items()
-        if metric in event.values
-      )
-      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
-
-  return tick
-
-
-def _noting(
-  folder: pathlib.Path, config: config_lib.ExperimentConfig, provenance: dict
-) -> Callable[[int, Sequence[config_settings.Change]], None]:
-  """Returns a function that notes in the run folder what a start changed."""
-  from anysearch_jax.host import processes
-
-  def started(rollout: int, changes: Sequence[config_settings.Change]) -> None:
-    changed = processes.on_main(
-      lambda: [
-        f"{change} ({change.kind})"
-        for change in run_history.resumed(
-          folder, config, provenance, rollout=rollout, changes=changes
-        )
-      ]
+  if processes.is_main():
+    shown = " ".join(
+      f"{name} {event.values[metric]:.2f}"
+      for name, metric in _SHOWN.items()
+      if metric in event.values
     )
-    if changed and processes.is_main():
-      stopping.say(f"changed from rollout {rollout} on: {', '.join(changed)}")
+    line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
 
-  return started
+
+def _note(
+  folder: pathlib.Path,
+  config: config_lib.ExperimentConfig,
+  provenance: dict,
+  rollout: int,
+  changes: Sequence[config_settings.Change],
+) -> None:
+  """Notes in the run folder what a start changed."""
+  from anysearch_jax.host import processes
+
+  def note() -> None:
+    changed = run_history.resumed(
+      folder, config, provenance, rollout=rollout, changes=changes
+    )
+    if changed:
+      said = ", ".join(f"{change} ({change.kind})" for change in changed)
+      stopping.say(f"changed from rollout {rollout} on: {said}")
+
+  processes.on_main(note)
 
 
 def _questions(
@@ -359,8 +354,8 @@ def _begin(
 ) -> tuple[Sequence[types.Question], Any, dict]:
   """Returns questions, retriever and provenance of a run.
 
-  Every check here comes before the run folder is created or locked. `known` is
-  the identity of a controller's retriever; this process then makes none.
+  Every check here comes before the run folder is created or locked. `known`
+  identifies a controller's retriever; this process then makes none.
   """
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
@@ -371,6 +366,7 @@ def _begin(
     policies.describe(config) if known is None else hf.describe(config.policy)
   )
   jax_setup.refuse_cpu(a, allow=allow_cpu)
+  check_alone(config.sglang)
   if role != controller.CONTROLLER:
     placement.check(a, config)
   source = parts.source(config)
@@ -391,12 +387,34 @@ def _begin(
   return questions, retriever, parts.provenance(config, retriever, questions)
 
 
+def check_alone(config: config_lib.SglangConfig) -> None:
+  """Refuses a folder of deltas that another run uses.
+
+  Raises:
+    ValueError: weights of other servers are in it.
+  """
+  from anysearch_jax.rollout.sglang import server
+
+  if not config.deltas:
+    return
+  urls = (config.gateway,) if config.gateway else config.urls
+  own = server.folder(config.weights, urls)
+  prefix = own.name.rpartition("-")[0]
+  for other in sorted(own.parent.glob(f"{prefix}-*")):
+    if other != own:
+      raise ValueError(
+        f"sglang.weights: found {other} of another run, expected a folder for "
+        "this run alone with sglang.deltas, because hosts patch their copies "
+        "by the newest delta in it. Name another folder, here and as DELTAS of "
+        "the servers, or remove that one if its run has ended."
+      )
+
+
 def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
   """Prints the resolved configuration and, with a target, its plan.
 
-  Exits with an error message if the configuration is invalid or does not fit.
-
-  `target` is hardware, which need not be present; None: no plan.
+  Exits with a sentence if it does not fit `target`, hardware that need not be
+  present.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
   validation.validate(config)

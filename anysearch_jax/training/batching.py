@@ -50,13 +50,11 @@ ArrayT = TypeVar("ArrayT", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 class Rows(NamedTuple, Generic[ArrayT]):
   """Micro-batches of one row length; all arrays but `used` are `[A, B, T]`.
 
-  Index t is the prediction of `targets[t]` from `tokens[..t]`. The fields
-  `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
-  `old_logp` equals `behaviour_logp` until the trainer replaces it by its own or
-  by `OWN`.
+  Index t is the prediction of `targets[t]` from `tokens[..t]`, to which
+  `behaviour_logp`, `old_logp`, `advantage` and `weight` belong. `old_logp`
+  equals `behaviour_logp` until the trainer replaces it by its own or by `OWN`.
   `reward` is packed only for a critic; before the first step the trainer
-  replaces it by `advantage`, `old_value` and `returns`. Without a critic the
-  last three fields are None.
+  replaces it by `advantage`, `old_value` and `returns`.
   """
 
   tokens: ArrayT
@@ -116,13 +114,13 @@ def pack(
   multiple: int = 1,
   rewards: bool = False,
 ) -> HostBatch:
-  """Packs sequences, one `Rows` for each configured row length.
+  """Packs sequences of a token or more, one `Rows` for each row length.
 
   Args:
-    sequences: at least one token each.
+    sequences: what is packed.
     config: the shapes, and how many segments a row may hold.
-    multiple: the number of devices that rows are sharded over; a micro-batch
-      has a multiple of it.
+    multiple: a micro-batch has a multiple of so many rows, the number of
+      devices that these are sharded over.
     rewards: whether to pack the tokens' rewards too.
 
   Raises:
@@ -162,14 +160,9 @@ def pack(
 def micro_batches(
   sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int = 1
 ) -> tuple[int, ...]:
-  """Returns how many micro-batches of each row length `pack` fills.
+  """Returns how many micro-batches of each row length `pack` fills, or raises.
 
-  Args:
-    sizes: number of predictions of each sequence: all tokens but the first.
-    config, multiple: as for `pack`.
-
-  Raises:
-    ValueError: as for `pack`.
+  `sizes` are numbers of predictions: all tokens of a sequence but the first.
   """
   packed = _packed(sizes, config=config, multiple=multiple)
   return tuple(
@@ -191,8 +184,7 @@ def _packed(
 ) -> list[list[_Row]]:
   """Assigns sequences of `sizes` predictions to rows of each length.
 
-  A sequence is in a row of the shortest length that holds it, or in the free
-  space of a longer one. Rows fill micro-batches, the last one with empty rows.
+  Rows fill micro-batches, the last one with empty rows.
   """
   lengths, most = config.row_lengths, config.max_segments
   waiting: list[_Row] = [[] for _ in lengths]
@@ -229,9 +221,8 @@ def _rows(
 ) -> list[_Row]:
   """Packs sequences, longest first, into few rows of one length.
 
-  Bin packing is hard, and no rule is best for every distribution: two sequences
-  a row are best where three do not fit, three where some are short. So several
-  rules are tried until one is within 1 % of perfect.
+  Bin packing is hard, and no rule is best for every distribution. So several
+  are tried until one is within 1 % of perfect.
   """
   perfect = -(-sum(sizes[n] for n in waiting) // length)
   best: list[_Row] = []

@@ -1,12 +1,11 @@
 """Checkpoints of a run, with a manifest that detects damage.
 
-A checkpoint is a folder named by the rollout to train on next. Orbax writes a
-temporary folder and renames it. Before the rename the folder gets a manifest of
-its files, because Orbax restores flipped bits without an error and accepts a
-truncated checkpoint as the latest. Its items:
+A checkpoint is a folder named by the rollout to train on next. Before Orbax
+renames it into place it gets a manifest of its files, because Orbax restores
+flipped bits without an error and accepts a truncated checkpoint as the latest.
+Its items:
 
-    params       the policy's trained arrays, separate so that they can be
-                 exported
+    params       the policy's trained arrays, apart for exports
     critic       the critic's, if there is one
     optimizer    optimizer state and number of steps taken
     curriculum   windows, counts, step, key
@@ -17,11 +16,9 @@ truncated checkpoint as the latest. Its items:
     metrics      JSON: the quality that `keep_best` compares
 
 A run owns its checkpoints through `Checkpoints`. Other readers find one with
-`sound` and load items with `read` and `read_json`, which never modify the
-folder.
-
-The processes of one run share the folder and make the same calls: each writes
-and reads the shards of its devices, and the first does everything else.
+`sound` and load items with `read` and `read_json`, which never modify it. The
+processes of one run share the folder and make the same calls: each writes and
+reads the shards of its devices, and the first does everything else.
 """
 
 from __future__ import annotations
@@ -112,16 +109,14 @@ def quality(
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-  """The checkpoints of one run; use as a context manager.
+  """The checkpoints of one run in `folder`; use as a context manager.
 
-  folder: of the checkpoints, an absolute path.
+  Opening creates the folder, removes leftovers of a killed save and verifies
+  every checkpoint. Damaged ones are reported and moved to `damaged/`, which
+  keeps one of them, so that the run can save them again.
 
-  Opening removes leftovers of a killed save and verifies every checkpoint.
-  Damaged ones are reported and moved to `damaged/`, which keeps one of them, so
-  that the run can save them again.
-
-  The folder is created if it is missing. Every checkpoint stores `config`, the
-  run's as plain values; `keep` says which are kept.
+  Every checkpoint stores `config`, the run's as plain values; `keep` says which
+  are kept.
 
   Raises:
     DamagedError: there are checkpoints, and all are damaged.
@@ -160,10 +155,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   def save(self, saved: Saved, quality: float) -> None:
     """Saves in the background; the arrays are copied before this returns.
 
-    Args:
-      saved: the state to write; with several processes, JAX arrays are on a
-        mesh of all their devices.
-      quality: the value that `keep_best` compares; larger is better.
+    With several processes, they are on a mesh of all their devices. `keep_best`
+    compares `quality`; larger is better.
     """
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
@@ -191,10 +184,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   def restore(self, rollout: int, like: Saved) -> Saved:
     """Restores a checkpoint.
 
-    Args:
-      rollout: number of the checkpoint.
-      like: state and curriculum with the shapes, dtypes and shardings to
-        restore to (arrays or `jax.ShapeDtypeStruct`); the rest is ignored.
+    State and curriculum of `like` have the shapes, dtypes and shardings to
+    restore to (arrays or `jax.ShapeDtypeStruct`); the rest of it is ignored.
 
     Raises:
       MismatchError: an array differs in name, shape or dtype.
@@ -257,7 +248,7 @@ def rollouts(folder: str | pathlib.Path) -> list[int]:
 def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
   """Returns the newest undamaged checkpoint, and logs the damaged ones before.
 
-  `rollout` is the only acceptable checkpoint; None accepts any.
+  `rollout` is the only acceptable one; None accepts any.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
@@ -284,14 +275,14 @@ def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
 
 
 def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
-  """Reads the arrays of one item.
+  """Reads the arrays of one item of a sound checkpoint.
 
   Args:
     folder: of the checkpoints.
-    rollout: one that is `sound`.
+    rollout: number of the checkpoint.
     item: `params`, `optimizer`, `curriculum` or `critic`.
     like: its tree; the leaves (arrays or `jax.ShapeDtypeStruct`) give shape,
-      dtype and sharding, which may differ from the sharding at saving.
+      dtype and sharding, which may differ from that at saving.
 
   Raises:
     MismatchError: an array differs in name, shape or dtype; names the first.
@@ -341,11 +332,9 @@ def write_manifest(folder: pathlib.Path) -> Entries:
 
 
 def find_damage(folder: pathlib.Path) -> str:
-  """Compares a folder with its manifest.
+  """Returns a sentence on the first difference of a folder from its manifest.
 
-  Returns:
-    "" if every file is as listed; otherwise a sentence that names the first
-    difference.
+  It is "" if every file is as listed.
   """
   try:
     listed = dict(json.loads((folder / MANIFEST).read_bytes()))
@@ -353,8 +342,6 @@ def find_damage(folder: pathlib.Path) -> str:
     return f"{folder} has no {MANIFEST}."
   except (OSError, ValueError, TypeError) as error:
     return f"{folder / MANIFEST} cannot be read: {error}."
-  # Earlier versions listed the late files too.
-  listed = {name: x for name, x in listed.items() if name not in LATE}
   names = _names(folder)
   if lacking := sorted(listed.keys() - names):
     return f"{folder} lacks {lacking[0]} ({len(lacking)} files in all)."
@@ -417,10 +404,9 @@ def stop_seconds(
   """Returns the seconds to allow from a stop until its checkpoint is written.
 
   A stop waits for the optimizer step in progress, and for rollouts that use
-  older weights; both take less than one rollout. Times vary, so the result is
-  twice the expected duration. The newest save in `folder` gives the disk's
-  speed, `size` are the bytes of the state, and `stepped` says whether this
-  process has taken an optimizer step.
+  older weights, less than one rollout. The result is twice the expected
+  duration. The newest save in `folder` gives the disk's speed, `size` are the
+  bytes of the state, and `stepped` says whether an optimizer step was taken.
   """
   try:
     last = json_files.read(folder / _LAST_SAVE)
@@ -434,9 +420,8 @@ def stop_seconds(
 class Pace:
   """Measures rollouts and decides when a save by the clock is due.
 
-  longest: seconds of the longest rollout so far.
-
-  There are `minutes` between saves; 0 disables saves by the clock.
+  There are `minutes` between saves; 0 disables them. `longest` are the seconds
+  of the longest rollout so far.
   """
 
   def __init__(self, minutes: float, clock: Callable[[], float]):

@@ -95,7 +95,7 @@ class Learner:
     """Returns the parameters for the engine, on its devices.
 
     With `pipeline.async_level` 0 they may share arrays with `state`, which the
-    next step donates. At higher levels such arrays are copied.
+    next step donates; otherwise such arrays are copied.
     """
     trained = self.placement.publish(self.state.params)
     if self._config.pipeline.async_level:
@@ -109,8 +109,8 @@ class Learner:
   def handed_over(self, prompt: Sequence[int]) -> sampler.HandedOver:
     """Returns the parameters for an engine elsewhere, with its expected scores.
 
-    They share arrays with `state`. `prompt` is that of the fingerprint. All
-    processes call this together.
+    They share arrays with `state`. `prompt` is the fingerprint's. All processes
+    call this together.
     """
     a, placed, params = self.architecture, self.placement, self.state.params
     params = hf.cast(params, a, placed.dtype)
@@ -155,8 +155,7 @@ class Learner:
   def release(self) -> train_step.TrainState[jax.ShapeDtypeStruct]:
     """Frees the state and returns its shapes, dtypes and shardings.
 
-    The caller sets `state` again, to that of a checkpoint: there may be no
-    memory for two states.
+    The caller sets `state` again: there may be no memory for two.
     """
     like = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
@@ -168,10 +167,7 @@ class Learner:
   def pack(
     self, scored: rewards_and_advantages.Experience
   ) -> list[batching.HostBatch]:
-    """Packs a rollout into one host batch for each optimizer step.
-
-    The same batches follow each other once in every epoch.
-    """
+    """Packs a rollout into a host batch for each step, epoch after epoch."""
     c = self._config.curriculum
     once = rewards_and_advantages.batches(
       scored,

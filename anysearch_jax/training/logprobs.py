@@ -46,11 +46,11 @@ def token_logprobs(
   Both are of `log_softmax(logits / temperature)`, as the engine samples.
 
   Args:
-    params, a, tokens, positions, segment_ids: as for `decoder.forward`.
+    params, a, tokens, positions, segment_ids, compute: as for
+      `decoder.forward`.
     targets: int `[B, T]`, the token after each of `tokens`.
     scored: bool `[B, T]`, the positions to compute; None means all of them.
     temperature: > 0.
-    compute: numerics and layout.
     entropy_trains: whether the entropy has a gradient; it is 0 otherwise.
 
   Returns:
@@ -76,9 +76,8 @@ def token_logprobs(
 def chunk(rows: int, length: int, of_row: int) -> int:
   """Returns the number of positions whose logits a device computes at a time.
 
-  The last of its chunks is padded, so few positions are cut into several too.
-  The device has `rows` of `length` tokens of a micro-batch; `of_row` is
-  `logprob_chunk`, the most positions for each row.
+  The device has `rows` of `length` tokens; `of_row` is `logprob_chunk`. Few
+  positions are cut into several chunks too, because the last one is padded.
   """
   return min(rows * of_row, -(-rows * length // _CHUNKS))
 

@@ -54,8 +54,8 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
     """Writes the metrics of a rollout; non-finite numbers become null.
 
-    `step` is the number of the rollout's last optimizer step; `steps` are those
-    of the rollout, in order.
+    `steps` are those of its optimizer steps; `step` is the number of the last
+    one.
     """
     first = step - len(steps) + 1
     numbered = [
@@ -110,8 +110,7 @@ def over_steps(
 ) -> dict[str, float]:
   """Returns means over a rollout's optimizer steps; maxima for names in `_max`.
 
-  `on_policy` says that the rollout was sampled with the weights that the first
-  step updates.
+  `on_policy`: it was sampled with the weights that the first step updates.
   """
   out = {
     name: float(np.max(seen) if name.endswith("_max") else np.mean(seen))
@@ -128,10 +127,9 @@ def over_steps(
 def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
   """Converts the metrics of an optimizer step to plain numbers.
 
-  Args:
-    values: the metrics that the step returns. `loss/logp_difference_counts`, if
-      present, becomes `loss/logp_difference_p50` and `_p99`, rounded up to an
-      edge of `grpo.GAP_EDGES`, and `_far`, the share of tokens beyond 1 nat.
+  `loss/logp_difference_counts`, if present, becomes `loss/logp_difference_p50`
+  and `_p99`, rounded up to an edge of `grpo.GAP_EDGES`, and `_far`, the share
+  of tokens beyond 1 nat.
   """
   values = dict(values)
   counts = values.pop("loss/logp_difference_counts", None)
@@ -158,8 +156,7 @@ def _plain(values: Values) -> dict[str, float | int | bool | None]:
 def _no_torch() -> Iterator[None]:
   """Lets imports find no torch, if none is imported yet.
 
-  tensorboardX imports it where it is installed, for nothing that is used here:
-  1.3 seconds and 200 MB.
+  tensorboardX imports it for nothing that is used here, in 1.3 s and 200 MB.
   https://github.com/lanpa/tensorboardX/blob/master/tensorboardX/writer.py
   """
   if "torch" in sys.modules:

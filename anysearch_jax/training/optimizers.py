@@ -68,9 +68,9 @@ def adamw(
 ) -> optax.GradientTransformation | Pair:
   """Returns AdamW with global-norm clipping and decay of `config.decayed`.
 
-  The table of `a` says which weights are matrices; `max_grad_norm` 0 disables
-  clipping. `schedule` replaces the configuration's learning rate, and the
-  critic is clipped separately; `decay` is a share of `total_steps`.
+  The table of `a` says which weights are matrices. `schedule` replaces the
+  configuration's learning rate, and the critic is clipped separately; `decay`
+  is a share of `total_steps`.
   """
 
   def rates(peak: float, warmup: int) -> float | optax.Schedule:

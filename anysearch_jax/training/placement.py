@@ -123,10 +123,8 @@ def check(
 ) -> None:
   """Checks that the devices can train and sample, before weights are read.
 
-  `a` is without adapters.
-
-  Raises:
-    ValueError: see `Placement.of`, `compute` and `check_playing`.
+  `a` is without adapters. Raises as `Placement.of`, `compute` and
+  `check_playing`.
   """
   a = lora.attach(a, config.lora)
   compute(a, config, Placement.of(a, config).trainer)

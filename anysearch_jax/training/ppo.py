@@ -59,10 +59,7 @@ def with_critic(
 
 
 def metrics(values: dict[str, float]) -> dict[str, float]:
-  """Replaces the critic's summed metrics of a step by the explained variance.
-
-  Without a critic, `values` is returned unchanged.
-  """
+  """Replaces a critic's summed metrics of a step by the explained variance."""
   names = {f"value/{name}": name for name in _SUMS}
   if not names.keys() <= values.keys():
     return values
@@ -192,8 +189,8 @@ def values(
   are the frozen weights under these. The rest is as for `decoder.forward`.
 
   Returns:
-    float32 `[B, T]`: index t has the value of the state after `tokens[..t]`,
-    in which token t + 1 is sampled. Values at padding are meaningless.
+    float32 `[B, T]`: index t has the value of the state after `tokens[..t]`, in
+    which token t + 1 is sampled. Values at padding are meaningless.
   """
   body = {name: x for name, x in critic.items() if name != "value"}
   if a.lora is not None:

@@ -80,8 +80,8 @@ def score(
   """Computes verdicts, rewards and advantages of a whole rollout.
 
   `groups` has one for each question, None where it was dropped, and `budgets`
-  is int `[Q]`. `run` runs the coroutine of a measure that asks a server. The
-  last `searchless` samples of each question are a group of their own.
+  is int `[Q]`. `run` runs a measure that asks a server. The last `searchless`
+  samples of each question are a group of their own.
   """
   trajectories = {
     (q, g): trajectory
@@ -181,8 +181,8 @@ def examples(
   """Returns the valid trajectories with flat indices in a range, as examples.
 
   Trajectories are in (question, sample) order. The token weights form a mean
-  over those returned. A trajectory whose prompt left no room for the model has
-  no token to train on; it is omitted, but the mean counts it.
+  over those returned, which counts a trajectory whose prompt left no room for
+  the model, although it has no token to train on and is omitted.
   """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)
@@ -222,7 +222,7 @@ def _token_rewards(
 ) -> np.ndarray:
   """Returns the reward of each token of a trajectory, float32 `[T]`.
 
-  The last token that the model wrote has the trajectory's reward. Tokens that
+  The last token that the model wrote has the trajectory's reward; those that
   end the turns of charged searches have those of the searches, if there are
   any.
   """
@@ -238,10 +238,10 @@ def _token_rewards(
 def records(experience: Experience) -> list[dict[str, Any]]:
   """Returns the groups as JSON values, each trajectory with its scores.
 
-  The scores are its verdict, its total `reward` and the `parts` of it by name,
-  the extra rewards of its searches (`steps`) if the method has them, and its
-  `advantage` in its group (None if a critic estimates it), with those of its
-  searches (`turn_advantages`). A failed trajectory has no scores.
+  These are its verdict, its total `reward` and the `parts` of it by name, the
+  extra rewards of its searches (`steps`), if any, and its `advantage` (None if
+  a critic estimates it), with those of its searches (`turn_advantages`). A
+  failed trajectory has none.
   """
 
   def scores(here: Place) -> dict[str, Any]:
@@ -279,10 +279,8 @@ def reward_metrics(
 ) -> set[str]:
   """Returns the names of the reward metrics, those that begin with `reward/`.
 
-  The reward is given artificial outcomes; no episode is played.
-
-  With `traced` the reward is only traced; one of the user's is called, because
-  JAX may be unable to trace it.
+  The reward is given artificial outcomes. With `traced` it is only traced; one
+  of the user's is called, because JAX may be unable to trace it.
 
   Raises:
     plugins.PluginError: the user's function cannot be used.
@@ -348,8 +346,8 @@ def measure(
   others get its results: a server may answer two processes differently.
 
   Returns:
-    The values of each trajectory that was measured, and why each other one
-    could not be measured.
+    The values of each trajectory that was measured, and why each other one was
+    not.
 
   Raises:
     ValueError: asynchronous values have the wrong names.

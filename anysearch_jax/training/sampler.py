@@ -19,7 +19,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
-from anysearch_jax.host import loop
+from anysearch_jax.host import disk, loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder, hf
@@ -133,7 +133,16 @@ class Sampler:
         self._load(params, version)
         return
       self.expect(params, version)
-      self._engine.set_params(jax.block_until_ready(params), version)
+      try:
+        self._engine.set_params(jax.block_until_ready(params), version)
+      except disk.DiskError:
+        raise
+      except OSError as error:
+        raise types.EngineError(
+          f"The weights of version {version} could not be handed over: {error}."
+          " Look at the disk or folder that it names (sglang.weights), then "
+          "start the same command again."
+        ) from error
 
   def _load(self, weights: HandedOver, version: int) -> None:
     """Makes the engine load a folder."""

@@ -72,10 +72,9 @@ def model_flops(
   Args:
     a: the policy's architecture, with its adapters.
     work: in the policy's batches.
-    forwards: passes without a gradient in every step, such as the reference's.
-      They exclude adapters, as the next ones do.
-    first_forwards: the same in the first epoch only, such as the one for old
-      log-probs, which the first of several steps may not need.
+    forwards: passes without a gradient in every step, such as the reference's,
+      which has no adapters.
+    first_forwards: the same in the first epoch only, such as for old log-probs.
     critic: whether a critic is trained too; it scores in the first epoch only.
     epochs: how often `work` contains the same tokens.
   """

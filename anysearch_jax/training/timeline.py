@@ -1,9 +1,8 @@
 """Records where a run's time goes: spans on tracks, their totals, and a trace.
 
-Any thread records a span of its work or its waiting. A span belongs to a
-rollout; after that rollout its spans are removed and summed into metrics. The
-trace is a JSON array of trace events for https://ui.perfetto.dev and
-`chrome://tracing`. The file is valid JSON after every rollout.
+Any thread records spans. A span belongs to a rollout, after which it is removed
+and summed into metrics. The trace is a JSON array of trace events for
+https://ui.perfetto.dev and `chrome://tracing`, valid after every rollout.
 """
 
 from __future__ import annotations

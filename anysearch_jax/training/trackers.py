@@ -106,8 +106,8 @@ KINDS: Mapping[str, type[_Wandb | _Mlflow]] = {
 class Sender:
   """Hands records to a tracker, in a thread of its own.
 
-  A tracker that is slow or fails therefore neither delays nor ends a training:
-  the first failure is a warning, and `close` says how many records were lost.
+  So one that is slow or fails neither delays nor ends a training: the first
+  failure is a warning, and `close` says how many records were lost.
   """
 
   def __init__(self, name: str, tracker: _Wandb | _Mlflow):

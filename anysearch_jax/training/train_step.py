@@ -1,10 +1,9 @@
 """One optimizer step: a jitted, donated function of state and batch.
 
-The backward pass of each micro-batch adds to one gradient buffer, layer by
-layer. Every token weight already contains its global denominator, so the sum is
-the gradient of the step's loss however the trajectories were packed. On a mesh,
-state and gradients are sharded by the parameter table (`policy/sharding`), and
-batches by rows.
+Every token weight already contains its global denominator, so the sum over
+micro-batches is the gradient of the step's loss however the trajectories were
+packed. On a mesh, state and gradients are sharded by the parameter table
+(`policy/sharding`), and batches by rows.
 """
 
 from __future__ import annotations
@@ -253,8 +252,8 @@ def make_scorer(
 ) -> Callable:
   """Returns the jitted `score(params, reference, batch)`: log-probabilities.
 
-  It gives float32 `[A, B, T]` with `sharding` for each of the batch's `Rows`, 0
-  in micro-batches without tokens. `params` and `reference` are as for the step.
+  They are as of `over_micro_batches`, with `sharding`. `params` and `reference`
+  are as for the step.
   """
 
   def score(params, reference, batch):
@@ -275,9 +274,8 @@ def over_micro_batches(
 ) -> tuple[jax.Array, ...]:
   """Applies `f`, which returns `[B, T]`, to every micro-batch of a batch.
 
-  Returns:
-    float32 `[A, B, T]` for each of the batch's `Rows`; 0 in micro-batches
-    without tokens.
+  Returns float32 `[A, B, T]` for each of the batch's `Rows`, 0 in micro-batches
+  without tokens.
   """
 
   def of_rows(rows):

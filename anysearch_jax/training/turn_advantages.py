@@ -86,10 +86,8 @@ def of_searches(
 ) -> dict[Place, np.ndarray]:
   """Returns the advantages of the searches of each trajectory.
 
-  Args:
-    steps: rewards of the searches of each valid trajectory, float `[searches]`.
-    shape: questions and samples of the rollout.
-    config: how advantages are normalised, and their weight.
+  `steps` are the rewards of the searches of each valid trajectory, float
+  `[searches]`, in a rollout of `shape` questions and samples.
 
   Returns:
     float32 `[searches]` for each of `steps`, times `config.turn_weight`. They
@@ -121,17 +119,12 @@ def of_searches(
 def of_tokens(
   trajectory: types.Trajectory, outcome: float, turns: np.ndarray
 ) -> np.ndarray:
-  """Returns the advantage of each token of a trajectory.
+  """Returns the advantage of each token of a trajectory, float32 `[T]`.
 
   A token belongs to the next search that ends at or after it, so a turn without
-  a call counts to the search that follows it.
-
-  `outcome` is the advantage of the trajectory of T tokens. `turns` are float32
-  `[searches]`, weighted, in the order of `search_ends`, or `[searches + 1]`
-  with that of what follows the last search.
-
-  Returns:
-    float32 `[T]`.
+  a call counts to the search that follows it. `outcome` is the advantage of the
+  trajectory. `turns` are float32 `[searches]`, weighted, in the order of
+  `search_ends`, or `[searches + 1]` with that of what follows the last search.
   """
   advantages = np.full(len(trajectory.token_ids), outcome, np.float32)
   ends = (*trajectory.search_ends, len(trajectory.token_ids) - 1)
@@ -148,14 +141,10 @@ def against_others(
   *,
   config: config_lib.ObjectiveConfig,
 ) -> dict[Place, np.ndarray]:
-  """Returns the advantages of the turns of each trajectory.
+  """Returns the advantages of the turns of each trajectory, `[searches + 1]`.
 
-  `trajectories` are the valid ones, by question and sample, and `totals` the
-  `[Q, G]` rewards.
-
-  Returns:
-    float32 `[searches + 1]` for each trajectory: of each search's turn, and of
-    what follows the last search.
+  `totals` are the `[Q, G]` rewards. The last turn is what follows the last
+  search.
   """
   groups = _by_question(trajectories)
   centred = {

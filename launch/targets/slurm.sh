@@ -9,7 +9,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=@FOLDER@/slurm-%j.log
-#SBATCH --signal=TERM@600
+#SBATCH --signal=B:TERM@600
 #SBATCH @ASKED@
 set -uo pipefail
 shopt -s inherit_errexit
@@ -29,27 +29,43 @@ set +a
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 trainers=@TRAINERS@ samplers=@SAMPLERS@
-# Starts the parts of some nodes, from the one with an index on.
+# Starts the parts of some nodes, from the one with an index on, as a step.
 nodes() {
-  local first=$1 count=$2
+  local name=$1 first=$2 count=$3
   # Each task knows its own number. One that ended must not end the others,
   # which may be saving.
   # shellcheck disable=SC2016
-  srun --overlap --nodes="$count" --ntasks="$count" --kill-on-bad-exit=0 \
+  srun --overlap --job-name="$name" --nodes="$count" --ntasks="$count" \
+    --kill-on-bad-exit=0 \
     --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
     bash -c '@QUOTED@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
     node "$hosts" "$first"
 }
+# Passes a signal to a step's tasks; srun itself would kill them.
+tell() {
+  squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' |
+    while read -r step name; do
+      [ "$name" != "$1" ] || scancel --signal=TERM "$step"
+    done
+}
 
 sampling=
 if [ "$samplers" -gt 0 ]; then
-  nodes "$trainers" "$samplers" &
+  nodes sampling "$trainers" "$samplers" &
   sampling=$!
 fi
-nodes 0 "$trainers"
-code=$?
+nodes training 0 "$trainers" &
+training=$!
+# Near the time limit trainers save, which may need samplers that answer.
+trap 'asked=yes; tell training' TERM
+asked=yes
+while [ "$asked" ]; do  # A signal ends the wait as well.
+  asked=
+  wait "$training"
+  code=$?
+done
 if [ -n "$sampling" ]; then
-  kill "$sampling"
+  tell sampling
   wait "$sampling"
 fi
 if [ "$code" = 75 ]; then

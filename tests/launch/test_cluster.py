@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import time
 
 import commands
@@ -76,9 +77,7 @@ def test_nodes_that_train_are_one_run():
   assert parts(1)[0] == []
 
 
-def test_the_other_nodes_serve_until_they_are_stopped(monkeypatch):
-  monkeypatch.delenv("KEY_FILE", raising=False)
-  monkeypatch.setenv("SGLANG_KEY", "secret")
+def test_the_other_nodes_serve_until_they_are_stopped():
   services, main = parts(3)
   assert main.command == ("sleep", "infinity")
   assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == [
@@ -86,11 +85,22 @@ def test_the_other_nodes_serve_until_they_are_stopped(monkeypatch):
   ]
   assert "HOST=0.0.0.0" in services[0].command
   assert services[3].health == "http://127.0.0.1:30003/health"
-  # The key is in a file that nobody else can read, and in no command.
-  key = pathlib.Path(services[0].env["KEY_FILE"])
-  assert key.read_text() == "secret\n" and key.stat().st_mode & 0o777 == 0o600
-  assert "secret" not in " ".join(services[0].command)
-  key.unlink()
+
+
+def test_the_key_of_servers_is_in_a_private_file_while_they_run(
+  monkeypatch, tmp_path
+):
+  monkeypatch.delenv("KEY_FILE", raising=False)
+  monkeypatch.setenv("SGLANG_KEY", "secret")
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  args = "--hosts=a,b", "--rank=1"
+  assert "secret" not in written(PAPER, *args) and not [*tmp_path.iterdir()]
+  with cluster.key_file():
+    key = pathlib.Path(os.environ["KEY_FILE"])
+    assert key.parent.parent == tmp_path and key.read_text() == "secret\n"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.parent.stat().st_mode & 0o777 == 0o700
+  assert not [*tmp_path.iterdir()] and "KEY_FILE" not in os.environ
 
 
 def test_without_servers_every_node_trains_and_samples():
@@ -124,6 +134,7 @@ _CONTAINER = {
   "envFrom": [{"secretRef": {"name": str}}],
   "resources": {"limits": {"nvidia.com/gpu": str}},
   "volumeMounts": [{"name!": str, "mountPath!": str}],
+  "lifecycle": {"preStop": {"exec": {"command": [str]}}},
   "startupProbe": _PROBE,
   "livenessProbe": _PROBE,
 }
@@ -195,6 +206,10 @@ def test_the_manifest_has_the_form_of_a_jobset():
   (pod,) = sampler["template"]["spec"]["template"]["spec"]["containers"]
   assert pod["image"] == "me/anysearch"
   assert pod["livenessProbe"]["httpGet"] == {"path": "/health", "port": 30000}
+  *python, code = pod["lifecycle"]["preStop"]["exec"]["command"]
+  health = "http://qwen2-5-7b-trainer-0-0.qwen2-5-7b:8400/health"
+  assert python == ["python", "-c"] and f'"{health}"' in code
+  compile(code, "preStop", "exec")
   assert pod["args"][0].endswith("--rank=$((2 + JOB_COMPLETION_INDEX))")
   hosts = "qwen2-5-7b-trainer-0-1.qwen2-5-7b,qwen2-5-7b-sampler-0-0.qwen2-5-7b"
   assert hosts in pod["args"][0] and "--trainers=2" in pod["args"][0]
@@ -274,7 +289,8 @@ def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
   wait(lambda: rollouts() >= 3, 600)
-  subprocess.run(["scancel", "--signal=TERM", f"{job}.0"], check=True)
+  # As near the time limit: only the script gets the signal.
+  subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
   log = output / "cluster" / f"slurm-{job}.log"
   wait(lambda: "saved and stopped; queued again" in log.read_text(), 200)
   wait(lambda: (output / "policy" / "config.json").exists(), 900)

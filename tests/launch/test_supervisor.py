@@ -200,15 +200,18 @@ def test_a_service_that_may_end_ends_nothing_if_it_ended_well(
   assert code == expected
 
 
-def test_a_service_starts_after_what_it_needs(run, port, tmp_path):
-  first = service(port, late=0.3)
-  second = python("second", SLEEPS, needs=(first.health,))
+def test_a_service_starts_after_one_of_those_that_it_needs(run, port, tmp_path):
+  first, never = (
+    service(port, late=0.3),
+    f"http://127.0.0.1:{waits.free_port()}",
+  )
+  second = python("second", SLEEPS, needs=(never, first.health))
   code, said = run([first, second], python("main", "pass"))
   assert code == 0
-  assert said[1] == f"[second] waits for {first.health}"
+  assert said[1] == f"[second] waits for one of {never}, {first.health}"
   code, said = run([second], python("main", "pass"), deadline=1.5)
   assert code == 1
-  assert said[-1].startswith(f"[second] {first.health} did not answer within")
+  assert said[-1].startswith(f"[second] one of {never}, {first.health} did not")
   assert "[second] starts" not in "".join(said)
 
 

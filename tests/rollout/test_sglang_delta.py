@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import pathlib
 import shutil
 import subprocess
@@ -16,9 +18,13 @@ import policy_scores
 import pytest
 import sglang_engines as engines
 
+from anysearch_jax import config as config_lib
+from anysearch_jax.host import disk
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import delta
+from anysearch_jax.rollout.sglang import engine as engine_lib
 from anysearch_jax.rollout.sglang import server as sglang_server
+from launch import train
 
 serve = engines.serve
 END = fake_sglang.ids("<end>")
@@ -235,3 +241,45 @@ def _wait(holds):
 def test_deltas_need_a_shared_folder_and_servers_of_their_own(settings):
   with pytest.raises(ValueError, match="sglang.deltas: found it with"):
     engines.connect(urls=("http://a:1",), deltas=True, **settings)
+
+
+def test_a_delta_that_cannot_be_written_is_an_error_of_all_processes(
+  following, monkeypatch
+):
+  """Each raises what the one that writes met, before servers are asked."""
+  start, follow, _ = following
+  follow()
+  engine, _ = start()
+  met, shared = [], engine_lib.processes.barrier_call
+
+  def full(*unused):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  def barrier_call(make):
+    try:
+      return shared(make)
+    except OSError as error:
+      met.append(error)
+      raise
+
+  monkeypatch.setattr(delta, "write", full)
+  monkeypatch.setattr(engine_lib.processes, "barrier_call", barrier_call)
+  with pytest.raises(disk.DiskError, match="could not be written: No space"):
+    engine.set_params(_changed(engines.policy(), 0.02).params, 1)
+  assert len(met) == 1
+
+
+@pytest.mark.parametrize(("deltas", "refused"), [(True, True), (False, False)])
+def test_a_folder_of_deltas_is_of_one_run(tmp_path, deltas, refused):
+  settings = {"weights": str(tmp_path), "deltas": deltas}
+  one, two = (
+    config_lib.SglangConfig(urls=(f"http://{host}:1",), **settings)
+    for host in "ab"
+  )
+  sglang_server.folder(one.weights, one.urls).mkdir()
+  train.check_alone(one)
+  found = contextlib.nullcontext()
+  if refused:
+    found = pytest.raises(ValueError, match="of another run, expected a folder")
+  with found:
+    train.check_alone(two)

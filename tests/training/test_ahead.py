@@ -16,6 +16,7 @@ import pytest
 import scripted_runs as runs
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.training import (
   checkpoint,
@@ -132,6 +133,24 @@ def test_a_bug_of_the_sampler_is_raised_before_the_next_step(
   with pytest.raises(ExceptionGroup):
     runs.run(tmp_path, parts, runs.at_level(1), engine=engine)
   assert runs.Learner.made.state.step == 3  # One of the two of rollout 1.
+
+
+def test_weights_that_cannot_be_handed_over_are_a_sentence(
+  parts, tmp_path, scripted
+):
+  class Engine(runs.Engine):
+    def set_params(self, params, version):
+      if version == 2:
+        raise PermissionError(13, "Permission denied", "/shared/weights")
+      super().set_params(params, version)
+
+  with pytest.raises(
+    types.EngineError, match="version 2 could not be handed"
+  ) as (raised):
+    runs.run(tmp_path, parts, runs.at_level(0), engine=Engine(parts))
+  assert "'/shared/weights'. Look at the disk" in str(raised.value)
+  # Earlier training is not lost.
+  assert checkpoint.sound(tmp_path / "checkpoints") == 2
 
 
 @pytest.fixture

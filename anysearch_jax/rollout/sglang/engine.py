@@ -200,7 +200,8 @@ class SglangEngine:
       if sender is None:
         save(path)
         return [path]
-      return [sender.send(name, save, writes=processes.is_main())]
+      with disk.translate_errors(path):
+        return [sender.send(name, save, writes=processes.is_main())]
 
     self._hand_over(weights, version, write)
 
@@ -254,7 +255,7 @@ class SglangEngine:
     self._handed.append(weights.sampled(version))
     before, base = self._fleet.present(None), self._base
     try:
-      written = write()
+      written = processes.barrier_call(write)
       if processes.is_main():
         self._count(written)
       processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
