@@ -198,7 +198,7 @@ def run(
       return sampler.make(
         config,
         stream,
-        policy=policy,
+        codec=policy.tokenizer,
         engine=engine,
         retriever=retriever,
         timeline=timeline,

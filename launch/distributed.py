@@ -136,7 +136,7 @@ def named(
   """Returns whether flags say where the processes meet.
 
   Raises:
-    app.UsageError: the flags are incomplete or contradict each other.
+    app.UsageError: they are incomplete or contradict each other.
   """
   if coordinator is None and processes is None and process is None:
     return False

@@ -173,8 +173,7 @@ def run_folder(
 ) -> pathlib.Path:
   """Returns the folder of a run: `output`, or a default from name and seed.
 
-  The seed in the default keeps a training that is started by hand out of
-  `runs/quickstart`, which `make quickstart` fills.
+  The default is not in `runs/quickstart`, which `make quickstart` fills.
   """
   return pathlib.Path(output or f"runs/{config.name}-{config.seed}")
 
@@ -251,8 +250,7 @@ def read_config() -> config_lib.ExperimentConfig:
 def load_config(name: str) -> config_lib.ExperimentConfig:
   """Runs the file's `get_config()`, or `get_config(preset)` for `FILE:preset`.
 
-  A file `configs/...` that is missing in the current folder is taken from the
-  project.
+  A file `configs/...` that is missing here is taken from the project.
 
   Raises:
     ValueError: the file is missing, fails to run, or has no `get_config()` or

@@ -277,8 +277,6 @@ def check(
 def identity(chosen: Chosen) -> dict[str, Any]:
   """Returns values that identify the policy, with the hash of its weights.
 
-  A scripted policy is identified by its name.
-
   Raises:
     ValueError: there is no such policy.
   """
@@ -321,7 +319,7 @@ def player(
 
   Raises:
     ValueError: the policy cannot be loaded, or the server's key is missing.
-    types.EngineError: the servers cannot be used.
+      types.EngineError: the servers cannot be used.
   """
   from anysearch_jax.evaluation import harness
 

@@ -10,10 +10,9 @@ questions, budgets and agents.
 
 Each command is printed when it starts, so that you can run it by hand. As many
 run at a time as there are cores, at most three, each on one thread; their
-output goes to `<output>/logs/`. The first training compiles the programs; on
-two cores the others start when these are in the cache. A stage whose result
-exists is not run again, even if the code or the configuration has changed:
-remove the folder to start over.
+output goes to `<output>/logs/`. A stage whose result exists is not run again,
+even if the code or the configuration has changed: remove the folder to start
+over.
 """
 
 from __future__ import annotations

@@ -34,14 +34,12 @@ def begin(
   """Creates the run folder, or checks that the run in it may resume.
 
   An existing run is not modified here: `resumed` does that after the checkpoint
-  has been checked too.
-
-  `provenance` is what `parts.provenance` returns. With `allow` learning
-  settings may change.
+  has been checked too. `provenance` is that of `parts.provenance`; with `allow`
+  learning settings may change.
 
   Raises:
-    ValueError: the folder contains another run, or learning settings differ
-      and `allow` is false.
+    ValueError: the folder contains another run, or learning settings differ and
+      `allow` is false.
   """
   folder.mkdir(parents=True, exist_ok=True)
   check(folder, config, allow=allow)

@@ -71,8 +71,8 @@ def heard(
   https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
 
   Args:
-    first: called once, on the listening thread, with the first signal's number.
-    again: called on that thread with each later signal's number.
+    first: called once, on that thread, with the first signal's number.
+    again: called there with each later signal's number.
     handler: called for each signal in the main thread.
   """
   listening, telling = socket.socketpair()
@@ -259,8 +259,7 @@ class _Output(io.FileIO):
   """A standard stream whose errors do not raise in the code that writes to it.
 
   If its pipe or terminal is closed, the command is stopped, as by SIGHUP. If
-  its disk is full, lines are dropped, because the command's results are in
-  other files.
+  its disk is full, lines are dropped: the command's results are in other files.
   """
 
   def __init__(self, descriptor: int):

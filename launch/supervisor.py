@@ -103,9 +103,9 @@ def run(
     every: seconds between printed lines of the main command.
     say: is called with each line.
 
-  Returns:
-    The exit code of `main`, or 128 + the signal that killed it; 1 if a service
-    failed; `stopping.RESUME` if a signal arrived before `main` was started.
+  Returns the exit code of `main`, or 128 + the signal that killed it; 1 if a
+  service failed; `stopping.RESUME` if a signal arrived before `main` was
+  started.
   """
   logs.mkdir(parents=True, exist_ok=True)
   serving: list[Running] = []
@@ -229,10 +229,9 @@ def _check(services: Sequence[Running], asked: threading.Event) -> None:
 class Child:
   """A running command whose output goes to a log.
 
-  Its children belong to it, except those with a session of their own.
-
-  `env` is added to the environment, and `heading` is written to the log first.
-  With `append` the log is kept; `text` and `tail` skip what was in it.
+  Its children belong to it, except those with a session of their own. `env` is
+  added to the environment, and `heading` is written to the log first. With
+  `append` the log is kept; `text` and `tail` skip what was in it.
 
   Raises:
     OSError: the program cannot be started.
@@ -310,8 +309,7 @@ class Child:
   def kill(self) -> None:
     """Kills all processes of its group and waits until they are gone.
 
-    A process that waits for a device cannot be killed; `runs` is then still
-    true after some seconds.
+    Those that wait for a device cannot be killed; `runs` is then still true.
     """
     self._signal(signal.SIGKILL)
     end = time.monotonic() + _LEFT_BEHIND
@@ -344,9 +342,7 @@ def stop(
 
   `limit` returns the seconds that a child may take, as known so far, and
   `urged` whether SIGKILL must be sent at once. `poll` is called meanwhile.
-
-  Returns:
-    The children that were killed.
+  Returns the children that were killed.
   """
   began = time.monotonic()
   killed: list[_C] = []

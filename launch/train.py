@@ -4,12 +4,10 @@ r"""Trains a policy by GRPO under the budget curriculum.
         --output=runs/quickstart/anysearch
 
 `--reward=path/to/file.py:function` trains with a reward of your own, see
-docs/own.md.
-
-The run folder contains config.json, provenance.json, source/, prompts.json,
-metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
-(the trained policy as a Hugging Face folder) and, with LoRA, adapter/ (a PEFT
-folder).
+docs/own.md. The run folder gets config.json, provenance.json, source/,
+prompts.json, metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/,
+trajectories/, policy/ (the trained policy as a Hugging Face folder) and, with
+LoRA, adapter/ (a PEFT folder).
 
 Running the same command again resumes from the newest checkpoint that is not
 damaged. Placement settings may then differ, learning settings only with

@@ -231,28 +231,16 @@ class Fingerprint:
     self,
     engine: types.TrainableEngine,
     *,
-    architecture: architecture_lib.Architecture,
-    dtype: str,
     prompt: Sequence[int],
     bound: float,
   ):
-    self._bound = bound
+    self._bound, self._ids = bound, prompt[:_TOKENS]
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
-    self._a, self._dtype = architecture, jnp.dtype(dtype)
-    self._ids = beginning(prompt)
-    self._expected: np.ndarray | None = None
-    self._version = 0
+    self._expected, self._version = np.zeros(0, np.float32), 0
 
-  def expect(self, params: decoder.Params, version: int) -> None:
-    """Scores the prompt with weights of a version, as the engine gets them."""
-    if self._engine is not None and len(self._ids) > 1:
-      ids = np.asarray(self._ids, np.int32)
-      scores = _score(params, ids, a=self._a, dtype=self._dtype)
-      self.expect_scores(np.asarray(scores), version)
-
-  def expect_scores(self, scores: np.ndarray, version: int) -> None:
-    """Does as `expect`; the trainer scored the `beginning` of the prompt."""
-    self._expected, self._version = scores if scores.size else None, version
+  def expect(self, found: np.ndarray, version: int) -> None:
+    """Sets the trainer's `scores` of the prompt with weights of a version."""
+    self._expected, self._version = found, version
 
   def check(self, rollout: int, *, before: bool = False) -> Gap:
     """Makes the engine score the prompt, and compares the result.
@@ -264,7 +252,7 @@ class Fingerprint:
       types.EngineError: the engine's weights are not those of `expect`.
     """
     engine, expected = self._engine, self._expected
-    if engine is None or expected is None:
+    if engine is None or not expected.size:
       return Gap()
 
     def gaps() -> list[list]:
@@ -303,11 +291,6 @@ class Fingerprint:
     return Gap(len(found), mean, largest)
 
 
-def beginning(prompt: Sequence[int]) -> Sequence[int]:
-  """Returns the tokens of a prompt that a fingerprint compares."""
-  return prompt[:_TOKENS]
-
-
 def scores(
   params: decoder.Params,
   prompt: Sequence[int],
@@ -315,11 +298,11 @@ def scores(
   a: architecture_lib.Architecture,
   placed: placement.Placement,
 ) -> np.ndarray:
-  """Scores the `beginning` of a prompt on the training mesh, float32 `[T - 1]`.
+  """Scores the beginning of a prompt on the training mesh, float32 `[T - 1]`.
 
   All processes call this together.
   """
-  ids = np.asarray(beginning(prompt), np.int32)
+  ids = np.asarray(prompt[:_TOKENS], np.int32)
   if len(ids) < 2:
     return np.zeros(0, np.float32)
   how: dict[str, Any] = {}

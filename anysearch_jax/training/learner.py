@@ -21,7 +21,6 @@ from anysearch_jax.training import (
   placement,
   ppo,
   rewards_and_advantages,
-  sampler,
   throughput,
   train_step,
 )
@@ -31,8 +30,8 @@ from anysearch_jax.training import timeline as timeline_lib
 class Learner:
   """Trains a policy on its mesh.
 
-  state: the training state; each step donates it and replaces it. Between
-    `offload` and `fetch`, arrays of it are in host memory.
+  state: the training state; each step donates it and replaces it. While the
+    engine samples, arrays of it may be in host memory (`move`).
 
   `policy` is also the reference of the KL term; with several processes, its
   arrays are on the training mesh.
@@ -64,7 +63,6 @@ class Learner:
       trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
     )
     penalized = config.objective.kl_coefficient or config.critic.reward_kl
-    self._offloaded: tuple[str, ...] = ()
     self._reference = reference = (
       placed.frozen(policy.params) if a.lora or penalized else None
     )
@@ -106,18 +104,16 @@ class Learner:
     a = self.architecture
     return lora.combine(self._engine_base, trained) if a.lora else trained
 
-  def handed_over(self, prompt: Sequence[int]) -> sampler.HandedOver:
-    """Returns the parameters for an engine elsewhere, with its expected scores.
+  def scores(self, prompt: Sequence[int]) -> np.ndarray:
+    """Scores a prompt with the weights that the engine gets, see `health`.
 
-    They share arrays with `state`. `prompt` is the fingerprint's. All processes
-    call this together.
+    All processes call this together.
     """
     a, placed, params = self.architecture, self.placement, self.state.params
     params = hf.cast(params, a, placed.dtype)
     if a.lora is not None:
       params = lora.combine(self._base, params)
-    scores = health.scores(params, prompt, a=a, placed=placed)
-    return sampler.HandedOver(self.params(), scores)
+    return health.scores(params, prompt, a=a, placed=placed)
 
   @property
   def steps_alone(self) -> bool:
@@ -127,30 +123,19 @@ class Learner:
     """
     return not self._scored and self._estimator is None
 
-  def offload(self, kind: str) -> int:
-    """Moves arrays of the state to host memory until `fetch`.
+  def move(self, what: str, memory: str) -> int:
+    """Moves arrays of the state, those of `pipeline.offload`, to a memory.
 
-    `kind` is `pipeline.offload`. Returns the bytes that this frees on a device.
+    `memory` is "pinned_host" or "device". Returns their bytes on a device.
     """
-    self._offloaded = placement.OFFLOADED[kind]
-    moved = self._move("pinned_host")
-    return sum(
-      x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(moved)
-    )
-
-  def fetch(self) -> None:
-    """Moves the state back to device memory."""
-    self._move("device")
-    self._offloaded = ()
-
-  def _move(self, memory: str) -> dict[str, Any]:
-    """Moves the arrays of `offload`, and returns them."""
     state = self.state._asdict()
-    arrays = {name: state[name] for name in self._offloaded}
+    arrays = {name: state[name] for name in placement.OFFLOADED[what]}
     wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(memory), arrays)
     moved = jax.block_until_ready(jax.device_put(arrays, wanted))
     self.state = self.state._replace(**moved)
-    return moved
+    return sum(
+      x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(moved)
+    )
 
   def release(self) -> train_step.TrainState[jax.ShapeDtypeStruct]:
     """Frees the state and returns its shapes, dtypes and shardings.
@@ -279,7 +264,7 @@ class Phases:
       self._log(
         "Moved %.2f GiB of the training state to host memory for sampling "
         "(pipeline.offload).",
-        self._learner.offload(self._offload),
+        self._learner.move(self._offload, "pinned_host"),
       )
 
   def train(self, rollout: int) -> None:
@@ -293,7 +278,7 @@ class Phases:
           "(engine.free_kv_while_training).",
           self._engine.free_cache(),
         )
-      self._learner.fetch()
+      self._learner.move(self._offload, "device")
 
   def _log(self, sentence: str, size: int) -> None:
     """Logs bytes of a device once, the first time that there are any."""

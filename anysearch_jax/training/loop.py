@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -154,7 +155,7 @@ class Trainer:
       self._sampler = sampler.make(
         config,
         self._stream,
-        policy=policy._replace(architecture=self._learner.architecture),
+        codec=policy.tokenizer,
         engine=engine,
         retriever=retriever,
         timeline=self._timeline,
@@ -318,12 +319,18 @@ class Trainer:
       **settings,
     )
 
-  def _published(self) -> sampler.Weights:
+  def _published(self) -> sampler.HandedOver:
     """Returns the present weights for the engine."""
-    if self._controller is None:
-      return self._learner.published()
+    scores, learner = self._scores(), self._learner
+    here = self._controller is None
+    return sampler.HandedOver(
+      learner.published() if here else learner.params(), scores
+    )
+
+  def _scores(self) -> np.ndarray:
+    """Scores the fingerprint's prompt with the present weights."""
     scaffold = self._config.curriculum.phase1_scaffold
-    return self._learner.handed_over(self._prompt(scaffold)[1])
+    return self._learner.scores(self._prompt(scaffold)[1])
 
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline
@@ -468,7 +475,7 @@ class Trainer:
     if not found:
       # The engine starts with these weights; it is only sent later ones.
       if isinstance(self._sampler, sampler.Sampler):
-        self._sampler.expect(self._learner.published(), 0)
+        self._sampler.expect(self._scores(), 0)
       return 0, None, []
     newest = found[-1]
     changes = config_settings.changes(

@@ -5,6 +5,7 @@ The values are those of `host/processes`: JSON with NumPy arrays, never pickled.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,8 +25,6 @@ from anysearch_jax.training import timeline as timeline_lib
 
 # In the run folder: the published weights by version, and the session.
 WEIGHTS, SESSION = "weights", "session"
-# The arrays of a scored rollout.
-_ARRAYS = ("budgets", "valid", "em", "advantages")
 _TRACKS = (timeline_lib.SAMPLER, timeline_lib.TURNS, timeline_lib.SEARCHES)
 
 
@@ -65,28 +64,19 @@ def rollout_values(
     for g, t in enumerate(group.trajectories)
     if t.failed and not played.trajectories[g].failed
   ]
-  stored = collection.pack([collected])
-  arrays = {name: getattr(scored, name) for name in _ARRAYS}
+  # Keys of JSON are strings, so places are the beginnings of lists.
+  by_place = {
+    name: [[*place, x] for place, x in getattr(scored, name).items()]
+    for name in ("steps", "turns")
+  }
+  by_place["verdicts"] = [
+    [*place, dataclasses.astuple(x)] for place, x in scored.verdicts.items()
+  ]
   return {
-    "rollout": sampled.rollout,
-    "scaffold": sampled.scaffold,
-    "levels": sampled.levels,
-    "probabilities": sampled.probabilities,
-    "collected": stored._asdict(),
+    **sampled._asdict(),
+    "collected": collection.pack([collected])._asdict(),
     "state": state_values(sampled.state),
-    "scored": {
-      **{k: x if x is None else np.asarray(x) for k, x in arrays.items()},
-      "failed": failed,
-      "verdicts": [
-        [*place, v.answer, v.em, v.format]
-        for place, v in scored.verdicts.items()
-      ],
-      "rewards": {k: np.asarray(x) for k, x in scored.rewards.items()},
-      "steps": [[*place, x] for place, x in scored.steps.items()],
-      "turns": [[*place, x] for place, x in scored.turns.items()],
-      "reduction": scored.reduction,
-      "unmeasured": list(scored.unmeasured),
-    },
+    "scored": {**scored._asdict(), "groups": failed, **by_place},
     "clock": timeline.clock(),
     "spans": [
       [*span[:4], dict(span.detail)]
@@ -105,36 +95,30 @@ def rollout_of(
   (collected,) = collection.unpack(
     collection.StoredRollouts(**values["collected"]), stream.question
   )
-  scored = dict(values["scored"])
-  reasons = {(q, g): reason for q, g, reason in scored.pop("failed")}
-  places = {
-    name: {(q, g): x for q, g, x in scored.pop(name)}
-    for name in ("steps", "turns")
-  }
-  experience = rewards_and_advantages.Experience(
-    **{
-      **scored,
-      **places,
-      "groups": rewards_and_advantages.with_failed(collected.groups, reasons),
-      "verdicts": {
-        (q, g): scoring.Verdict(*verdict)
-        for q, g, *verdict in scored["verdicts"]
-      },
-      "unmeasured": tuple(scored["unmeasured"]),
-    }
+  scored = values["scored"]
+  failed, verdicts, steps, turns = (
+    {(q, g): x for q, g, x in scored[name]}
+    for name in ("groups", "verdicts", "steps", "turns")
   )
+  restored = {
+    "groups": rewards_and_advantages.with_failed(collected.groups, failed),
+    "verdicts": {k: scoring.Verdict(*x) for k, x in verdicts.items()},
+    "steps": steps,
+    "turns": turns,
+    "unmeasured": tuple(scored["unmeasured"]),
+  }
   later = timeline.clock() - values["clock"]
   for track, name, start, end, detail in values["spans"]:
     span = track, name, start + later, end + later
     timeline.add(values["rollout"], *span, **detail)
+  plain = {name: values[name] for name in sampler.ScoredRollout._fields}
   return sampler.ScoredRollout(
-    rollout=values["rollout"],
-    scaffold=values["scaffold"],
-    levels=values["levels"],
-    probabilities=values["probabilities"],
-    collected=collected,
-    scored=experience,
-    state=state_of(values["state"]),
+    **plain
+    | {
+      "collected": collected,
+      "scored": rewards_and_advantages.Experience(**scored | restored),
+      "state": state_of(values["state"]),
+    }
   )
 
 

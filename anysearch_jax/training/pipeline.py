@@ -80,7 +80,7 @@ class Pipeline:
     # (rollout, weights); weights are None if the engine has them by then. A
     # None job ends the thread.
     self._jobs: queue.SimpleQueue[
-      tuple[Ahead, sampler_lib.Weights | None] | None
+      tuple[Ahead, sampler_lib.HandedOver | None] | None
     ] = queue.SimpleQueue()
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
@@ -91,7 +91,7 @@ class Pipeline:
   def fill(
     self,
     version: int,
-    published: Callable[[], sampler_lib.Weights],
+    published: Callable[[], sampler_lib.HandedOver],
     before: Callable[[int], None] = lambda rollout: None,
   ) -> None:
     """Queues all rollouts that this version of the weights samples.

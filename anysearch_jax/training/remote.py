@@ -227,11 +227,10 @@ class Sampler:
     self._stopped = threading.Event()
 
   def set_params(
-    self, rollout: int, params: sampler_lib.Weights, version: int
+    self, rollout: int, weights: sampler_lib.HandedOver, version: int
   ) -> None:
     """Notes the weights that sample from `rollout` on; they are published."""
-    assert isinstance(params, sampler_lib.HandedOver)
-    self._weights = {"version": version, "scores": params.scores}
+    self._weights = {"version": version, "scores": weights.scores}
 
   def sample(self, rollout: int) -> sampler_lib.ScoredRollout:
     """Waits for the next rollout; raises as `Client.ask` does."""
@@ -298,13 +297,10 @@ class Pipeline(pipeline.Pipeline):
   def fill(
     self,
     version: int,
-    published: Callable[[], sampler_lib.Weights],
+    published: Callable[[], sampler_lib.HandedOver],
     before: Callable[[int], None] = lambda rollout: None,
   ) -> None:
-    """Publishes a version, if it samples a rollout; see `pipeline.Pipeline`.
-
-    `published` returns `sampler.HandedOver`.
-    """
+    """Publishes a version, if it samples a rollout; see `pipeline.Pipeline`."""
     super().fill(version, lambda: self._written(version, published()), before)
 
   def check(self) -> None:
@@ -343,10 +339,9 @@ class Pipeline(pipeline.Pipeline):
     return bool(found)
 
   def _written(
-    self, version: int, weights: sampler_lib.Weights
+    self, version: int, weights: sampler_lib.HandedOver
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""
-    assert isinstance(weights, sampler_lib.HandedOver)
     assert not isinstance(weights.params, pathlib.Path)
     path, config = self._folder / str(version), self._config
     policy = self._policy._replace(params=weights.params)

@@ -22,7 +22,7 @@ from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import disk, loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import systems
-from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
 from anysearch_jax.training import timeline as timeline_lib
@@ -66,7 +66,7 @@ class ScoredRollout(NamedTuple):
 
 
 class HandedOver(NamedTuple):
-  """Weights for an engine elsewhere.
+  """Weights for an engine.
 
   params: the parameters, or the folder that has them (`hf.save_weights`).
   scores: the trainer's of the fingerprint's prompt (`health.scores`).
@@ -74,9 +74,6 @@ class HandedOver(NamedTuple):
 
   params: decoder.Params | pathlib.Path
   scores: np.ndarray
-
-
-Weights = decoder.Params | HandedOver
 
 
 def initial(config: config_lib.ExperimentConfig) -> SamplerState:
@@ -120,21 +117,21 @@ class Sampler:
     self._timeline = timeline
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
-  def set_params(self, rollout: int, params: Weights, version: int) -> None:
+  def set_params(self, rollout: int, weights: HandedOver, version: int) -> None:
     """Gives the engine the weights that sample from `rollout` on.
 
     Raises:
       types.EngineError: the engine did not take them.
     """
+    self.expect(weights.scores, version)
     with self._timeline.span(
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
-      if isinstance(params, HandedOver):
-        self._load(params, version)
+      if isinstance(weights.params, pathlib.Path):
+        self._load(weights.params, version)
         return
-      self.expect(params, version)
       try:
-        self._engine.set_params(jax.block_until_ready(params), version)
+        self._engine.set_params(jax.block_until_ready(weights.params), version)
       except disk.DiskError:
         raise
       except OSError as error:
@@ -144,16 +141,14 @@ class Sampler:
           "start the same command again."
         ) from error
 
-  def _load(self, weights: HandedOver, version: int) -> None:
+  def _load(self, folder: pathlib.Path, version: int) -> None:
     """Makes the engine load a folder."""
-    folder, engine = weights.params, self._engine
+    engine = self._engine
     if not isinstance(engine, types.LoadingEngine):
       raise TypeError(
         f"Found {type(engine).__name__}, expected an engine that loads folders "
         "(types.LoadingEngine)."
       )
-    assert isinstance(folder, pathlib.Path)
-    self._fingerprint.expect_scores(weights.scores, version)
     try:
       engine.load_folder(folder, version)
     except (OSError, ValueError) as error:
@@ -161,9 +156,9 @@ class Sampler:
         f"{folder}: the weights of version {version} could not be read: {error}"
       ) from error
 
-  def expect(self, params: decoder.Params, version: int) -> None:
-    """Sets the weights that the engine should have; `sample` verifies them."""
-    self._fingerprint.expect(params, version)
+  def expect(self, scores: np.ndarray, version: int) -> None:
+    """Sets `HandedOver.scores` of the engine's weights; `sample` compares."""
+    self._fingerprint.expect(scores, version)
 
   def sample(self, rollout: int) -> ScoredRollout:
     """Plays the next rollout, scores it and records its outcomes.
@@ -295,13 +290,12 @@ def make(
   config: config_lib.ExperimentConfig,
   stream: collection.QuestionStream,
   *,
-  policy: hf.Policy,
+  codec: types.TextCodec,
   engine: types.TrainableEngine,
   retriever: types.Retriever,
   timeline: timeline_lib.Timeline,
 ) -> Sampler:
-  """Returns a run's sampler; the weights of `policy` are not used."""
-  codec = policy.tokenizer
+  """Returns a run's sampler."""
   scaffold = config.curriculum.phase1_scaffold
   return Sampler(
     engine,
@@ -315,8 +309,6 @@ def make(
     ),
     health.Fingerprint(
       engine,
-      architecture=policy.architecture,
-      dtype=config.compute_dtype,
       prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
       bound=config.watch.max_fingerprint_gap,
     ),

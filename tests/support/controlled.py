@@ -57,7 +57,7 @@ class Controlled:
       return sampler.make(
         self._config,
         collection.QuestionStream.of(self.parts["questions"], self._config),
-        policy=policy,
+        codec=policy.tokenizer,
         engine=engine,
         retriever=searcher,
         timeline=spans,

@@ -122,6 +122,9 @@ class Learner:
   def published(self):
     return jax.tree.map(jnp.copy, self.state.params)
 
+  def scores(self, prompt):
+    return np.zeros(0, np.float32)
+
   def release(self):
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),

@@ -268,7 +268,7 @@ def test_processes_of_different_runs_all_stop_with_an_error(root):
   )
   assert codes == [1, 1]
   for log in logs:
-    assert "Process 1 has config.seed 2, process 0 has 1; start the" in log
+    assert "Process 1 has config.seed 2, not 1 as process 0; start the" in log
   assert not (root / "different").exists()
 
 

@@ -132,20 +132,20 @@ def _of_servers(engine, policy):
     config=config_lib.EpisodeConfig(prompts="world", max_context=60),
     codec=policy.tokenizer,
   )
-  return health.Fingerprint(
-    engine,
-    architecture=policy.architecture,
-    dtype="float32",
-    prompt=prompt,
-    bound=config_lib.WatchConfig().max_fingerprint_gap,
+  ids = np.asarray(prompt, np.int32)
+  score = functools.partial(
+    health._score, ids=ids, a=policy.architecture, dtype=np.float32
   )
+  bound = config_lib.WatchConfig().max_fingerprint_gap
+  prints = health.Fingerprint(engine, prompt=prompt, bound=bound)
+  return prints, lambda params, version: prints.expect(score(params), version)
 
 
 def test_a_server_with_wrong_weights_is_named(serve):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()
-  prints = _of_servers(engine, policy)
-  prints.expect(policy.params, 0)
+  prints, expect = _of_servers(engine, policy)
+  expect(policy.params, 0)
   gap = prints.check(0)
   assert gap.parts == 2
   # The servers have them in bfloat16.
@@ -157,7 +157,7 @@ def test_a_server_with_wrong_weights_is_named(serve):
   ):
     prints.check(1)
   engine.set_params(policy.params, 1)
-  prints.expect(policy.params, 1)
+  expect(policy.params, 1)
   assert prints.check(2).parts == 2
 
 
@@ -166,8 +166,8 @@ def test_a_server_with_wrong_weights_is_put_aside_before_it_samples(
 ):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()
-  prints = _of_servers(engine, policy)
-  prints.expect(policy.params, 0)
+  prints, expect = _of_servers(engine, policy)
+  expect(policy.params, 0)
   right, wrong = (
     servers[0].policy,
     policy._replace(params=_other(policy.params)),
@@ -189,8 +189,8 @@ def test_a_server_with_wrong_weights_is_put_aside_before_it_samples(
 def test_a_server_that_cannot_score_is_skipped_and_counted(serve):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()
-  prints = _of_servers(engine, policy)
-  prints.expect(policy.params, 0)
+  prints, expect = _of_servers(engine, policy)
+  expect(policy.params, 0)
   for fault in ("die", (500, "oops")):
     servers[0].faults["/generate"] = [fault] * 2
     assert prints.check(0).parts == 1
@@ -202,8 +202,8 @@ def test_a_server_that_cannot_score_is_skipped_and_counted(serve):
 
 
 def test_an_engine_without_scores_is_not_verified():
-  prints = _of_servers(object(), sglang_engines.policy())
-  prints.expect({}, 0)
+  prints, expect = _of_servers(object(), sglang_engines.policy())
+  prints.expect(np.zeros(3, np.float32), 0)
   assert prints.check(0) == health.Gap()
 
 

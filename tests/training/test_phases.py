@@ -101,16 +101,16 @@ def test_a_run_stopped_while_sampling_saves_and_resumes(
   trainer = loop.Trainer(config, folder=tmp_path, **parts)
   small_run.share_programs(trainer, config)
   made, stops = trainer._learner, []
-  offload = made.offload
+  move = made.move
 
-  def stop_in_the_second_rollout(kind):
-    freed = offload(kind)
-    stops.append(kind)
+  def stop_in_the_second_rollout(what, memory):
+    freed = move(what, memory)
+    stops.extend([what] * (memory != "device"))
     if len(stops) == 2:
       trainer.stop()
     return freed
 
-  made.offload = stop_in_the_second_rollout
+  made.move = stop_in_the_second_rollout
   assert not trainer.run()
   assert jax.tree.leaves(made.state.params)[0].sharding.memory_kind != "device"
   small_run.train(tmp_path, parts, config)
