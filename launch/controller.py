@@ -124,14 +124,11 @@ def identity(
   config: config_lib.ExperimentConfig, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns what controller and trainers must have in common."""
+  placement = config_settings.Kind.PLACEMENT
   settings = {
-    setting.path: setting.value
-    for setting in config_settings.listed(config)
-    if setting.meta is not None
-    and (
-      setting.meta.kind is not config_settings.Kind.PLACEMENT
-      or setting.path in _AGREED
-    )
+    path: value
+    for path, value, meta, _ in config_settings.listed(config)
+    if meta and (meta.kind is not placement or path in _AGREED)
   }
   inputs = {k: v for k, v in provenance.items() if k not in _FREE}
   hashes = {

@@ -106,7 +106,8 @@ class Pipeline:
     params = None
     if version != self._published:
       with self._timeline.span(self._next, timeline_lib.TRAINER, "sync"):
-        params, self._published = published(), version
+        params = self._handed(version, published())
+        self._published = version
     before(self._next)
     for rollout in range(self._next, end):
       ahead = Ahead(rollout, version, concurrent.futures.Future())
@@ -167,6 +168,11 @@ class Pipeline:
         self._patience,
       )
 
+  def _handed(
+    self, version: int, weights: sampler_lib.HandedOver
+  ) -> sampler_lib.HandedOver:
+    return weights
+
   def _wait(
     self, ahead: Ahead, gives_up: Callable[[], bool] = lambda: False
   ) -> bool:
@@ -178,17 +184,16 @@ class Pipeline:
       while not self._is_sampled(ahead):
         if gives_up():
           return False
+        concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
     return True
 
   def _is_sampled(self, ahead: Ahead) -> bool:
-    """Waits a moment for a rollout; returns whether it is sampled."""
-    concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
-    done = ahead.sampled.done()
-    if not done and not self._thread.is_alive() and not ahead.sampled.done():
+    alive = self._thread.is_alive()
+    if not alive and not ahead.sampled.done():
       raise RuntimeError(
         f"The sampler's thread ended before rollout {ahead.rollout}."
       )
-    return done
+    return ahead.sampled.done()
 
   def _work(self) -> None:
     """Does jobs until the last one, or an error."""

@@ -294,15 +294,6 @@ class Pipeline(pipeline.Pipeline):
     self._remote, self._config = sampler, config
     self._policy, self._folder = policy, folder
 
-  def fill(
-    self,
-    version: int,
-    published: Callable[[], sampler_lib.HandedOver],
-    before: Callable[[int], None] = lambda rollout: None,
-  ) -> None:
-    """Publishes a version, if it samples a rollout; see `pipeline.Pipeline`."""
-    super().fill(version, lambda: self._written(version, published()), before)
-
   def check(self) -> None:
     """Raises in all processes what the first one's sampler met."""
     processes.on_main(super().check)
@@ -338,7 +329,7 @@ class Pipeline(pipeline.Pipeline):
       ahead.sampled.set_result(self._remote.restored(found[0]))
     return bool(found)
 
-  def _written(
+  def _handed(
     self, version: int, weights: sampler_lib.HandedOver
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""

@@ -164,7 +164,7 @@ def test_a_server_that_samples_its_base_is_refused(adapting):
   policy = engines.adapted()
   prints = health.Fingerprint(engine, prompt=engines.PROMPT, bound=0.1)
   # A new adapter is its base.
-  prints.expect(_scores(policy), 0)
+  prints.expect(np.asarray(_scores(policy)), 0)
   assert prints.check(0).parts == 2
   # Too small a change for the bound of fingerprints.
   small = engines.adapted(1)
@@ -176,7 +176,7 @@ def test_a_server_that_samples_its_base_is_refused(adapting):
   gap = np.abs(np.subtract(_scores(small), _scores(engines.policy())))
   assert 0 < gap.mean() < 0.05
   engine.set_params(small.params, 1)
-  prints.expect(_scores(small), 1)
+  prints.expect(np.asarray(_scores(small)), 1)
   with pytest.raises(types.EngineError, match="it samples its base") as raised:
     prints.check(1)
   assert servers[1].url in str(raised.value)

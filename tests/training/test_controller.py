@@ -5,6 +5,7 @@ The controller answers over HTTP; a thread of this process has it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -26,6 +27,7 @@ from anysearch_jax.training import (
   learner,
   messages,
   remote,
+  timeline,
 )
 
 
@@ -160,6 +162,39 @@ def test_the_controller_samples_while_trainers_train(tmp_path, monkeypatch):
     seconds[level] = sum(trained[3]) - trained[1][0]
   print("seconds from the second to the last training", seconds)
   assert seconds[0] > 1.15 * seconds[1]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, types.EngineError])
+def test_a_bug_of_the_sampler_is_raised_between_steps_and_an_outage_later(
+  error, tmp_path, monkeypatch
+):
+  class Sampler:
+    def set_params(self, *unused):
+      raise error
+
+    def stop(self):
+      pass
+
+  monkeypatch.setattr(remote.Pipeline, "_handed", lambda *args: args[-1])
+  ahead = remote.Pipeline(
+    Sampler(),
+    (),
+    config=_config(0),
+    policy=None,
+    folder=tmp_path,
+    first=0,
+    rollouts=1,
+    level=0,
+    timeline=timeline.Timeline(time.monotonic),
+  )
+  bug = error is ZeroDivisionError
+  with ahead:
+    ahead.fill(0, lambda: "weights")
+    ahead._thread.join(30)
+    with pytest.raises(error) if bug else contextlib.nullcontext():
+      ahead.check()
+    with pytest.raises(error):
+      ahead.take()
 
 
 class _KilledError(Exception):
