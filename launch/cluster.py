@@ -21,8 +21,6 @@ from absl import flags
 from anysearch_jax import config as config_lib
 from launch import shipped
 
-# Flags that every node is given too.
-PASSED = ("trainers", "gpus", "controller_port")
 CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
 _FILES = {"slurm": "slurm.sh", "jobset": "jobset.yaml"}

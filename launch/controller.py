@@ -161,8 +161,8 @@ def run(
 
   Raises:
     ValueError: it cannot listen, or another controller has the folder.
-    controller.AwayError: trainers were silent for too long.
-    types.EngineError: the engine failed.
+    types.EngineError: the engine failed, or trainers were silent for too long
+      (messages.AwayError).
   """
   from anysearch_jax.host import run_lock
   from anysearch_jax.training import collection, sampler
@@ -253,7 +253,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.path != "/health":
       self._send(404, b"There is no such route.")
       return
-    state = {"state": self.made.said() or "samples", "next": self.made.sampled}
+    state = {"state": self.made.said() or "samples"}
     self._send(200, json.dumps(state).encode(), "application/json")
 
   def do_POST(self) -> None:

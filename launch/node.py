@@ -57,12 +57,12 @@ _TRAINER = "launch.train"
 _STARTED = 3600  # Seconds, twice the default of --deadline.
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Of the flags, those of these modules and `grace` are passed on to the trainer,
-# but what is resolved here; a cluster's nodes are given those of servers too.
+# but what is resolved here; a cluster's nodes are given these too.
 _TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
 _RESOLVED = ("config", "set_config", "output")
-_OF_SERVERS = (
-  *("servers", "sglang_python", "port", "retriever_port"),
-  *("memory", "server_command", "deadline"),
+_OF_NODES = (
+  *("servers", "sglang_python", "port", "retriever_port", "memory"),
+  *("server_command", "deadline", "trainers", "gpus", "controller_port"),
 )
 
 
@@ -425,7 +425,7 @@ def main(argv: Sequence[str]) -> int:
   asked = servers if samples_by_servers(config, f.set_config) else None
   place = cluster.place(samples=asked is not None)
   if f.target:
-    words += given((*_OF_SERVERS, *cluster.PASSED))
+    words += given(_OF_NODES)
     cluster.write(config, place, ["-m", "launch.node", *words], output)
     return 0
   trainer = [*shipped.python(), "-m", _TRAINER, *words]

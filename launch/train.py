@@ -132,7 +132,7 @@ def _saved(folder: pathlib.Path) -> str:
 def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
   """Samples for trainers, and exits with a sentence if that fails."""
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import controller as controller_lib
+  from anysearch_jax.training import messages
 
   validation.validate(config, apart=True)
   try:
@@ -150,7 +150,7 @@ def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
         retriever=searcher,
         provenance=provenance,
       )
-  except controller_lib.AwayError as error:
+  except messages.AwayError as error:
     stopping.say(f"launch.train: {error}")
     sys.exit(stopping.RESUME)
   except (disk.DiskError, types.EngineError) as error:
@@ -166,7 +166,7 @@ def _main(
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
-  from anysearch_jax.training import checkpoint, health, remote
+  from anysearch_jax.training import checkpoint, health, messages
 
   grace, trainer = flags.FLAGS.grace, None
   line = progress.Line(config.curriculum.rollouts, unit="rollout")
@@ -186,7 +186,7 @@ def _main(
       )
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")
-  except remote.AwayError as error:
+  except messages.AwayError as error:
     stopping.say(f"launch.train: {error} {_saved(folder)}")
     sys.exit(stopping.RESUME)
   except (

@@ -51,10 +51,6 @@ class BusyError(Exception):
   """The request should be repeated; says why."""
 
 
-class AwayError(RuntimeError):
-  """No trainers have been heard of for too long."""
-
-
 class Controller:
   """Samples rollouts for trainers. Thread-safe.
 
@@ -78,12 +74,11 @@ class Controller:
     folder: pathlib.Path,
     timeline: timeline_lib.Timeline,
     away: float,
-    clock: Callable[[], float] = time.monotonic,
   ):
     self._make, self._parts = make, parts
     self._identity, self._about = identity, dict(about)
     self._folder = folder / messages.WEIGHTS
-    self._timeline, self._away, self._clock = timeline, away, clock
+    self._timeline, self._away = timeline, away
     self._lock = threading.Lock()
     # Of the session that sampled last; the engine has weights of `_version`.
     self._session, self._sampler = "", make()
@@ -91,7 +86,7 @@ class Controller:
     # The rollout that was asked for last.
     self._job: concurrent.futures.Future[dict[str, Any]] | None = None
     self._rollout = -1
-    self._heard, self._grace = clock(), _SILENT
+    self._heard, self._grace = time.monotonic(), _SILENT
     self._stopping, self._over = threading.Event(), threading.Event()
     self._finished = self._closed = False
     self._error: Exception | None = None
@@ -104,7 +99,7 @@ class Controller:
       BusyError: ask again later.
       Exception: what the sampler met, for the trainers.
     """
-    self._heard = self._clock()
+    self._heard = time.monotonic()
     match route:
       case "about":
         return self._about
@@ -129,35 +124,29 @@ class Controller:
 
   def said(self) -> str:
     """Returns what this waits for; "" if it samples."""
-    silent = self._clock() - self._heard
+    silent = time.monotonic() - self._heard
     if not self._session or silent > _SILENT:
       return f"waits for trainers, {silent:.0f} of {self._away:.0f} s so far"
     samples = self._job is not None and not self._job.done()
     return "" if samples else "waits for the trainers' weights"
 
-  @property
-  def sampled(self) -> int:
-    """The number of the rollout that is sampled next, or now."""
-    done = self._job is None or self._job.done()
-    return self._rollout + done
-
   def wait(self) -> bool:
     """Waits for the end; returns whether the training has finished.
 
     Raises:
-      AwayError: trainers have been silent for too long.
+      messages.AwayError: trainers have been silent for too long.
       Exception: what the sampler met; the trainers have been told.
     """
     try:
       while not self._over.wait(_LOOK * 10):
-        silent = self._clock() - self._heard
+        silent = time.monotonic() - self._heard
         if self._error is not None:
           time.sleep(_LINGER)
           raise self._error
         if self._stopping.is_set() and (not self._session or silent > _SILENT):
           return False
         if silent > self._away:
-          raise AwayError(
+          raise messages.AwayError(
             f"Heard nothing of trainers for {silent:.0f} seconds (--away). "
             "Start them and this command again; they resume."
           )

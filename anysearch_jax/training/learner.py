@@ -178,8 +178,12 @@ class Learner:
           for rows in batch
         )
       placed = self.placement.batch(batch)
-      scored = self._scored and not own
-      batches.append(self._with_old_logp(placed) if scored else placed)
+      if self._scored and not own:
+        scores = self._score(self.state.params, self._reference, placed)
+        placed = tuple(
+          rows._replace(old_logp=logp) for rows, logp in zip(placed, scores)
+        )
+      batches.append(placed)
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
     on_mesh = {id(batch): x for batch, x in zip(once, batches)}
@@ -220,12 +224,6 @@ class Learner:
     if estimator is not None:
       out["compile/values"] = throughput.programs(estimator.value)
     return out
-
-  def _with_old_logp(self, batch: batching.TrainBatch) -> batching.TrainBatch:
-    scores = self._score(self.state.params, self._reference, batch)
-    return tuple(
-      rows._replace(old_logp=logp) for rows, logp in zip(batch, scores)
-    )
 
 
 class Phases:

@@ -216,7 +216,7 @@ class Trainer:
       health.FailedEpisodesError: too many episodes of a rollout failed.
         Earlier training is saved first, as for `types.EngineError`.
       types.EngineError: the engine refused new weights, or has different ones.
-        A `remote.AwayError`: the controller was away for too long.
+        A `messages.AwayError`: the controller was away for too long.
       health.WrongWeightsError: the engine's log-probabilities were too far from
         the trainer's in `watch.gap_rollouts` rollouts in a row.
       sampler.StaleError: the engine sampled with weights of a wrong version.

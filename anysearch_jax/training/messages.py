@@ -32,6 +32,10 @@ class RefusedError(types.EngineError):
   """The controller is of another run, or the request is wrong."""
 
 
+class AwayError(types.EngineError):
+  """The other side was away for longer than this one waits."""
+
+
 def state_values(state: sampler.SamplerState) -> dict[str, Any]:
   """Returns the state of sampling as values; `state_of` restores it."""
   curriculum = jax.device_get(state.curriculum)

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.host import disk, processes, redaction
 from anysearch_jax.policy import hf
 from anysearch_jax.training import collection, messages, pipeline
@@ -40,10 +39,6 @@ _BEAT = 2.0
 _FAREWELLS = 3  # Tries to tell the controller of the end.
 
 
-class AwayError(types.EngineError):
-  """The controller was away for longer than this run waits."""
-
-
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class Client:
   """Asks a controller; only the first process does. Thread-safe.
@@ -52,8 +47,7 @@ class Client:
     url: of the controller.
     key: shared secret, "" if it needs none.
     identity: plain values that the controller must have too.
-    away: seconds without an answer after which it raises `AwayError`.
-    transport: replaces the network, for tests.
+    away: seconds without an answer after which it raises an error.
 
   `session` names this client to the controller.
   """
@@ -62,8 +56,6 @@ class Client:
   key: str = ""
   identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   away: float = 1800.0
-  transport: Any = None
-  clock: Callable[[], float] = time.monotonic
 
   def __post_init__(self):
     import httpx2  # Runs in one process need no HTTP.
@@ -73,7 +65,7 @@ class Client:
     self.session = secrets.token_hex(8)
     self._redact = redaction.Redactor(self.key)
     # When it last answered, and what was met since then.
-    self._answered, self._met = self.clock(), ""
+    self._answered, self._met = time.monotonic(), ""
     headers = {"Content-Type": "application/octet-stream"}
     if self.key:
       headers["Authorization"] = f"Bearer {self.key}"
@@ -82,14 +74,13 @@ class Client:
       follow_redirects=False,
       timeout=self._timeout(_ANSWER),
       trust_env=False,
-      transport=self.transport,
     )
 
   def waits(self) -> str:
     """Returns what the run waits for; "" if the controller answers."""
     if not self._met:
       return ""
-    silent = self.clock() - self._answered
+    silent = time.monotonic() - self._answered
     return (
       f"waits for the controller, {silent:.0f} of {self.away:.0f} s so far: "
       f"{self._met}"
@@ -99,19 +90,19 @@ class Client:
     """Makes one request; None: no answer yet.
 
     Raises:
-      AwayError: there was no answer for too long.
+      messages.AwayError: there was no answer for too long.
       messages.RefusedError: it refuses the request.
       Exception: what its sampler met.
     """
     found, met = self._try(route, values)
     if not met:
-      self._answered, self._met = self.clock(), ""
+      self._answered, self._met = time.monotonic(), ""
       return found
     if not self._met:  # It may have been asked nothing for long.
-      self._answered = self.clock()
+      self._answered = time.monotonic()
     self._met = met
-    if self.clock() - self._answered > self.away:
-      raise AwayError(
+    if time.monotonic() - self._answered > self.away:
+      raise messages.AwayError(
         f"{self.url}: found no controller for {self.away:.0f} seconds (--away),"
         f" the last met {met}. Start it and the same command again; it resumes."
       )

@@ -276,7 +276,7 @@ def test_a_controller_of_another_run_refuses(tmp_path, monkeypatch):
 def test_waiting_for_a_controller_has_an_end(tmp_path):
   client = remote.Client(url="http://127.0.0.1:9", away=0.5)
   began = time.monotonic()
-  with pytest.raises(remote.AwayError, match="no controller for 0 seconds"):
+  with pytest.raises(messages.AwayError, match="no controller for 0 seconds"):
     while True:
       client.ask("about")
   assert time.monotonic() - began < 5
@@ -286,7 +286,7 @@ def test_waiting_for_a_controller_has_an_end(tmp_path):
 def test_a_controller_without_trainers_ends(tmp_path):
   with controlled.Controlled(tmp_path, _config(0), away=0.3) as made:
     assert made.made.said().startswith("waits for trainers")
-    with pytest.raises(controller.AwayError, match="Heard nothing of trainers"):
+    with pytest.raises(messages.AwayError, match="Heard nothing of trainers"):
       made.made.wait()
 
 
