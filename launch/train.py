@@ -391,10 +391,10 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   Raises:
     ValueError: weights of other servers are in it.
   """
-  from anysearch_jax.rollout.sglang import server
-
   if not config.deltas:
     return
+  from anysearch_jax.rollout.sglang import server
+
   urls = (config.gateway,) if config.gateway else config.urls
   own = server.folder(config.weights, urls)
   prefix = own.name.rpartition("-")[0]
