@@ -122,8 +122,7 @@ def main(argv) -> None:
       "--documents=PATH (a file, a folder or a glob) or --corpus=FILE.jsonl."
     )
   names = [field.name for field in dataclasses.fields(building.Settings)]
-  given: dict[str, Any] = {name: f[name].value for name in names}
-  settings = building.Settings(**given | {"vectors": tuple(f.vectors)})
+  settings = building.Settings(**{name: f[name].value for name in names})
   lines: dict[str, progress.Line] = {}
 
   def on(unit: str, done: int, of: int) -> None:

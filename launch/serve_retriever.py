@@ -109,10 +109,7 @@ def main(argv) -> None:
     raise app.UsageError(f"--{error}") from error
   token = ""
   if f.token_variable is not None:
-    try:
-      token = http_calls.secret_in(f.token_variable, "the clients' token")
-    except ValueError as error:
-      raise app.UsageError(f"--token_variable: {error}") from error
+    token = http_calls.secret_in(f.token_variable, "the clients' token")
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   index = _opened()
   # A first search loads what it needs, so the first client need not wait.

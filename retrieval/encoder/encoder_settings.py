@@ -106,11 +106,10 @@ def settle(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
       "lowercase. If it does, set do_lower_case to false."
     )
+  names = _names(folder)
+  trained = (each for name, each in _TRAINED if name.search(names))
   prefixes = {"query_prefix": "", "passage_prefix": ""}
-  if not prefixes.keys() <= given.keys():
-    names = _names(folder)
-    trained = (each for name, each in _TRAINED if name.search(names))
-    given = prefixes | (_prompts(folder) or next(trained, {})) | given
+  given = prefixes | (_prompts(folder) or next(trained, {})) | given
   if "max_tokens" not in given:
     length = said.get("max_seq_length")
     length = length if type(length) is int and length > 0 else _MAX_TOKENS

@@ -23,7 +23,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Settings:
   language: str = "english"
   faiss_file: str = ""
   search: int = 0
-  vectors: tuple[str, ...] = ()
+  vectors: Sequence[str] = ()
   shard: int = 65536
   skip_malformed: bool = False
 

@@ -317,11 +317,9 @@ def unpickled(
       f"{', '.join(paths)}: found {error}; expected pickles of Tevatron: an "
       "array and the ids of its rows, with one vector for each passage."
     ) from error
-  beside = target.with_suffix(f".{os.getpid()}")
-  with beside.open("wb") as out:
+  with disk.replacing(target) as beside, beside.open("wb") as out:
     out.write(_HEADER.pack(b"IxFI", dim, n, 0, 0, True, 0, n * dim))
     out.writelines(row_of[name].tobytes() for name in names)
-  beside.replace(target)
   return str(target)
 
 
