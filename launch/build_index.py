@@ -122,7 +122,7 @@ def main(argv) -> None:
       "--documents=PATH (a file, a folder or a glob) or --corpus=FILE.jsonl."
     )
   names = [field.name for field in dataclasses.fields(building.Settings)]
-  settings = building.Settings(**{name: f[name].value for name in names})
+  given: dict[str, Any] = {name: f[name].value for name in names}
   lines: dict[str, progress.Line] = {}
 
   def on(unit: str, done: int, of: int) -> None:
@@ -144,7 +144,7 @@ def main(argv) -> None:
   finished = building.build(
     f.corpus,
     f.output,
-    settings,
+    building.Settings(**given),
     encoder=encoder,
     process=f.process,
     processes=f.processes,
