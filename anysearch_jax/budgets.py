@@ -205,9 +205,7 @@ def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
   """Returns prices of tools, from texts such as `cheap=10`.
 
   A text is the name of a tool, and the price of 1,000 calls in US dollars.
-
-  Raises:
-    ValueError: a text has another form, or a tool occurs twice.
+  Raises ValueError if a text has another form, or a tool occurs twice.
   """
   found: dict[str, float] = {}
   for text in texts:

@@ -315,11 +315,9 @@ class Engine(Protocol):
 
   async def generate(self, request: GenerateRequest) -> Generation:
     """Samples one turn. Raises `EngineError` when it cannot."""
-    ...
 
   def release(self, address: Address) -> None:
     """Forgets an episode's cache. Unknown addresses are ignored."""
-    ...
 
 
 class TrainableEngine(Engine, Protocol):
@@ -333,11 +331,9 @@ class TrainableEngine(Engine, Protocol):
 
   def set_params(self, params: Any, version: int) -> None:
     """Samples with these weights, a tree of arrays, from now on."""
-    ...
 
   def close(self) -> None:
     """Frees what the engine holds outside of this object, at a run's end."""
-    ...
 
 
 @runtime_checkable
@@ -349,7 +345,6 @@ class ScoringEngine(TrainableEngine, Protocol):
 
     There is a list for each of the engine's parts (servers, devices), by name.
     """
-    ...
 
 
 @runtime_checkable
@@ -358,7 +353,6 @@ class LoadingEngine(TrainableEngine, Protocol):
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
     """Samples with a folder's weights from now on; it stays until the next."""
-    ...
 
 
 @runtime_checkable
@@ -367,7 +361,6 @@ class FleetEngine(ScoringEngine, Protocol):
 
   def put_aside(self, part: str, why: str) -> None:
     """Samples no more with a part, until it was restarted."""
-    ...
 
 
 @runtime_checkable
@@ -380,7 +373,6 @@ class CachingEngine(TrainableEngine, Protocol):
     Servers release their weights too, and return 0. Raises RuntimeError if an
     episode still holds a cache.
     """
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -429,7 +421,6 @@ class Retriever(Protocol):
 
   async def search(self, request: SearchRequest) -> Sequence[Passage]:
     """Answers one query. Raises `RetrievalError` when it cannot."""
-    ...
 
 
 @runtime_checkable
@@ -444,7 +435,6 @@ class BatchRetriever(Retriever, Protocol):
     The answer of a query that fails alone is its exception. An exception that
     is raised fails all queries of the call.
     """
-    ...
 
 
 @runtime_checkable
@@ -453,7 +443,6 @@ class ContextualRetriever(Retriever, Protocol):
 
   def context_key(self, context: SearchContext) -> Hashable:
     """Returns what the answer depends on, a part of the key of a cache."""
-    ...
 
 
 @runtime_checkable
@@ -462,7 +451,6 @@ class EngineUser(Protocol):
 
   def attach(self, engine: Engine, codec: TextCodec) -> None:
     """Sets the engine and the codec of later calls."""
-    ...
 
 
 class TextCodec(Protocol):
@@ -473,11 +461,9 @@ class TextCodec(Protocol):
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of plain text; no special token is added."""
-    ...
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of ids, without control tokens."""
-    ...
 
   def render(
     self, content: str, system: str = "", prefill: str = "", chat: bool = True
@@ -487,4 +473,3 @@ class TextCodec(Protocol):
     `system` is a message before it, `prefill` begins the reply. Without `chat`
     the content is the whole prompt.
     """
-    ...

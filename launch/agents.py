@@ -48,10 +48,10 @@ def prepare(
 ) -> Prepared:
   """Checks what an agent is made of.
 
-  Call `jax_setup.configure` before. Unless the configuration says how much room
-  an episode keeps for its answer, an eighth of what the policy may write is
-  kept. With `allow_cpu` a policy of full size may be played on a CPU. Raises
-  ValueError if the policy or the configuration cannot be used.
+  Call `jax_setup.configure` before. The configuration gets room for the answer,
+  see `agent.with_answer_room`. With `allow_cpu` a policy of full size may be
+  played on a CPU. Raises ValueError if the policy or the configuration cannot
+  be used.
   """
   from anysearch_jax.training import validation
 
@@ -112,9 +112,7 @@ def loading_agent(
   cannot be loaded. An agent that is still being loaded at the end is abandoned
   with its thread.
   """
-  found: concurrent.futures.Future[agent_lib.Agent] = (
-    concurrent.futures.Future()
-  )
+  found = concurrent.futures.Future[agent_lib.Agent]()
   with contextlib.ExitStack() as held:
 
     def load() -> None:

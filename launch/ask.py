@@ -227,8 +227,7 @@ def greet(examples: Sequence[str]) -> None:
 def show(told: Iterable[events.Event]) -> events.Reply:
   """Shows the events of one question as they come, and returns the reply.
 
-  Raises:
-    ValueError: the events end without an `Answer`.
+  Raises ValueError if the events end without an `Answer`.
   """
   thinking = False
   for event in told:
@@ -277,7 +276,6 @@ def compare(replies: Sequence[events.Reply]) -> None:
 
 
 def _cited(reply: events.Reply) -> list[str]:
-  """Returns a line for each passage that the answer cites."""
   return [f"[{n}] {citations.head(p)}" for n, p in reply.citations]
 
 

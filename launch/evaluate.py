@@ -177,8 +177,7 @@ def short_flags(
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration with --questions, --budgets, ... applied.
 
-  Raises:
-    ValueError: --budgets is invalid.
+  Raises ValueError if --budgets is invalid.
   """
   f = flags.FLAGS
   values = {
@@ -207,8 +206,7 @@ def short_flags(
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
   """Parses budgets such as "0..8", "0,1,5" or "0..3,8"; `flag` gave them.
 
-  Raises:
-    ValueError: the text has another form, or a budget occurs twice.
+  Raises ValueError if the text has another form, or a budget occurs twice.
   """
   found: list[int] = []
   for part in text.split(","):

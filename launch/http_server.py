@@ -91,8 +91,7 @@ class Server(uvicorn.Server):
   async def answered(self, end: float) -> float:
     """Waits for the answers to open requests, at most until `end`.
 
-    Returns:
-      Until when slow readers may read them.
+    It returns until when slow readers may read them.
     """
     if (drained := self.service.drain(self.grace)) is not None:
       for server in self.servers:
@@ -430,8 +429,7 @@ def serve(
 def listening(host: str, port: int) -> socket.socket:
   """Returns a listening socket; port 0 takes any free one.
 
-  Raises:
-    ValueError: the process cannot listen at the address.
+  Raises ValueError if the process cannot listen at the address.
   """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:

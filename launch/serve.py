@@ -171,7 +171,6 @@ def _serve_http(
 
 
 def _add_key() -> None:
-  """Adds a key to the file of --keys and prints it."""
   from anysearch_jax.serving import keys
 
   f = flags.FLAGS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,7 +13,7 @@ import pathlib
 import queue
 import unicodedata
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
@@ -117,7 +118,7 @@ def with_answer_room(
   return config_lib.changed(config, episode={"answer_room": room})
 
 
-class Agent:
+class Agent(contextlib.AbstractContextManager["Agent"]):
   """Answers questions with a policy that searches under a budget.
 
   All methods may be called from any thread and any event loop at once: the
@@ -244,17 +245,13 @@ class Agent:
     budget: budgets_lib.Assigned,
     **limits: Any,
   ) -> events.Reply:
-    """Answers a question.
+    """Answers a question; a reply without an answer says why.
 
     Args:
       question: a text, or a question with its id and corpus. A text that is not
         known is its own id.
       budget: what is allowed; a number is one of searches, >= 0.
       limits: seed, deadline, max_tokens and sampling, see `Limits`.
-
-    Returns:
-      The reply. If an engine or a retriever fails, it has no answer and says
-      why.
 
     Raises:
       ValueError: an argument is out of range.
@@ -381,9 +378,6 @@ class Agent:
     loop.ended(self._scope.stop())
     close()
 
-  def __enter__(self) -> Self:
-    return self
-
   def __exit__(self, *error: object) -> None:
     self.close()
 
@@ -414,7 +408,6 @@ class Agent:
     *,
     pieces: bool = False,
   ) -> loop.Work[events.Reply]:
-    """Starts an episode in the event loop."""
     asked = self._question(question)
     return self._start(self._play(asked, limits, tell, pieces))
 
@@ -472,7 +465,6 @@ class Agent:
     return reply
 
   async def _search(self, request: types.SearchRequest) -> list[types.Passage]:
-    """Answers one query, without an episode."""
     seconds = self._parts.config.search_deadline
     limit = turns.Limit(seconds, driver.LONGEST_WAIT)
     try:

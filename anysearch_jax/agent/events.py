@@ -1,7 +1,4 @@
-"""What an agent tells while it works on a question, and its reply.
-
-`Reasoning` tells the reasoning of a turn while its tokens are being sampled.
-"""
+"""What an agent tells while it works on a question, and its reply."""
 
 from __future__ import annotations
 

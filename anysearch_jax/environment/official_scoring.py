@@ -71,8 +71,7 @@ def accepted(
 ) -> tuple[str, ...]:
   """Returns the answers that the script of a question's data set accepts.
 
-  Raises:
-    ValueError: the answers are not a list of texts.
+  Raises ValueError if the answers are not a list of texts.
   """
   found = metadata.get(ANSWERS) or golden_answers
   whole = isinstance(found, list | tuple)
@@ -108,8 +107,8 @@ def by_words(
 ) -> _Rules:
   """Returns rules that compare normalised texts by exact match and F1.
 
-  `decided` returns the F1 of two normalised texts if a special rule of the
-  script decides it without counting words, otherwise None.
+  `decided` returns the F1 if a special rule of the script decides it without
+  counting words, otherwise None.
   """
 
   def f1(answer: str, gold: str) -> float:

@@ -23,7 +23,6 @@ class PageSource(Protocol):
 
   def page(self, name: str, corpus: str) -> Sequence[types.Passage]:
     """Returns the passages with this title or id, see `page_name`."""
-    ...
 
 
 def page_name(title: str) -> str:
@@ -114,12 +113,10 @@ def search(
   ends: str,
   layout: str = "Doc {rank}(Title: {title}) {text}",
 ) -> Tool:
-  """Returns a search with marks of its own.
+  """Returns a search with marks of its own around the query and the passages.
 
-  Args:
-    opens, closes: marks around the query.
-    begins, ends: marks around the passages, with the spaces inside them.
-    layout: of a passage, see `protocol.observation`.
+  `begins` and `ends` have the spaces inside them; `layout` is of a passage, see
+  `protocol.observation`.
   """
   return Tool(
     protocol.SEARCH,

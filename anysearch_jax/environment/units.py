@@ -21,7 +21,7 @@ _ASSIGNED = wording.Slots(may=("N", "coarse"))
 _LEFT = wording.Slots(may=("N", "R", "U", "coarse"))
 _STATED = ("tokens", "dollars", "seconds")
 _SLOTS = {
-  **{unit: _ASSIGNED for unit in _STATED},
+  **dict.fromkeys(_STATED, _ASSIGNED),
   **{f"{unit}_left": _LEFT for unit in _STATED},
   "unlimited": wording.LINE,
 }
@@ -88,9 +88,8 @@ def _stated(
 def replaced(env: spec.Environment, file: str) -> spec.Environment:
   """Returns an environment that states caps as `episode.budget_file` says.
 
-  Raises:
-    ValueError: the file cannot be read, lacks a text, or has an unknown one or
-      an unknown placeholder.
+  Raises ValueError if the file cannot be read, lacks a text, or has an unknown
+  one or an unknown placeholder.
   """
   if file == SILENT:
     return dataclasses.replace(env, states_caps=False)
@@ -106,8 +105,7 @@ def replaced(env: spec.Environment, file: str) -> spec.Environment:
 def texts(file: str) -> wording.Texts:
   """Returns the texts of a file, shipped or at a path; a process reads it once.
 
-  Raises:
-    ValueError: as `replaced`.
+  Raises ValueError as `replaced`.
   """
   values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
   return wording.Texts(values, file, json_files.sha256(values))

@@ -188,9 +188,8 @@ Measured = Columns | Iterable[Episode]
 def of(measured: Measured) -> Columns:
   """Returns the episodes as columns, the failed ones included.
 
-  Raises:
-    ValueError: a (question, budget, seed) of a training occurs twice, or a
-      question is in two datasets.
+  Raises ValueError if a (question, budget, seed) of a training occurs twice, or
+  a question is in two datasets.
   """
   if isinstance(measured, Columns):
     return measured
@@ -440,11 +439,8 @@ def first_hop(episode: Episode) -> tuple[str, bool] | None:
   """Returns what the policy knew of a chain's first fact, and if it searched.
 
   The first fact is the only one that every episode reaches. A stale fact (the
-  policy's memory holds an old value) is neither known nor unknown.
-
-  Returns:
-    (one of `KINDS`, searched); None if the budget is 0 or the question does not
-    list its facts.
+  policy's memory holds an old value) is neither known nor unknown. It is None
+  if the budget is 0 or the question does not list its facts.
   """
   facts = episode.get("metadata", {}).get("facts")
   if episode["budget"] < 1 or not facts:

@@ -43,13 +43,11 @@ class Pairs:
 
   def by_dataset(self) -> dict[str, Pairs]:
     """Returns one part for each dataset that occurs, in the paper's order."""
-    return {
-      self.ours.datasets[code]: Pairs(
-        self.ours.where(self.ours.dataset == code),
-        self.theirs.where(self.ours.dataset == code),
-      )
-      for code in np.unique(self.ours.dataset)
-    }
+    found, ours, theirs = {}, self.ours, self.theirs
+    for code in np.unique(ours.dataset):
+      at = ours.dataset == code
+      found[ours.datasets[code]] = Pairs(ours.where(at), theirs.where(at))
+    return found
 
 
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
@@ -252,11 +250,8 @@ def pairwise(
   """Compares every two rows, the earlier minus the later.
 
   The rows have the same questions, see `pair`; `names` are keys of
-  `measures.MEASURES`.
-
-  Returns:
-    Lines ordered by pair, dataset (all together first), budget (all together
-    first) and measure. With one dataset, there are no lines by dataset.
+  `measures.MEASURES`. Lines are ordered by pair, dataset (all together first),
+  budget (all together first) and measure. One dataset has no lines of its own.
 
   Raises:
     ValueError: two rows cannot be paired.

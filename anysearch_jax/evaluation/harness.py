@@ -171,11 +171,7 @@ def _play(
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:
-  """Returns the random address of an evaluated episode.
-
-  Random numbers depend on its seed and the hash of its question's id, not on
-  the other questions; `variant` distinguishes episodes that run together.
-  """
+  """Returns the random address of an evaluated episode, see `types.Address`."""
   # Python's `hash` of a string differs between processes; CRC-32 does not.
   # JSON can hold half of a surrogate pair.
   number = zlib.crc32(question_id.encode(errors="surrogatepass"))

@@ -78,8 +78,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
   def finish(self) -> None:
     """Writes the rows in order of their places and removes the partial file.
 
-    Raises:
-      ValueError: some rows are missing.
+    Raises ValueError if some rows are missing.
     """
     if missing := len(self._starts) - len(self):
       raise ValueError(
@@ -120,8 +119,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the rows of a finished file.
 
-  Raises:
-    ValueError: the file is missing, or a line is not a JSON object.
+  Raises ValueError if the file is missing, or a line is not a JSON object.
   """
   if not path.is_file():
     raise ValueError(

@@ -116,9 +116,8 @@ class Sums:
   ) -> inference.Linear:
     """Linearises M measures, each pooled over some budgets, as L M numbers.
 
-    Args:
-      measures: keys of MEASURES; those of one pool are side by side.
-      pools: bool `[L, B]`, the budgets of each pool; None: one pool of all.
+    `pools`, bool `[L, B]`, are the budgets of each pool, None: one pool of all.
+    The numbers of a pool are side by side.
     """
     top, bottom, counts = self.parts(measures, pools)
     found = inference.ratios(

@@ -145,9 +145,7 @@ class Row:
 def surface(label: str, table: columns.Columns) -> Curve:
   """Measures a row at each pair of searches and tokens.
 
-  With several datasets, each point is the average over datasets with equal
-  weights.
-
+  With several datasets, each point is their average with equal weights.
   Episodes without a cap on tokens are left out. Raises ValueError if no episode
   has a cap on tokens, or two budgets of a pair differ in other caps.
   """
@@ -219,10 +217,9 @@ def pareto(
 ) -> tuple[Offer, ...]:
   """Returns every row at every budget that has an accuracy and a price.
 
-  Args:
-    curves: curves of all rows to compare, on the same episodes.
-    against: the price, a measure: `searches`, `total_tokens` or `cost`. Offers
-      are ordered by it, those of one price by descending accuracy.
+  The curves are of the same episodes. `against`, the price, is a measure:
+  `searches`, `total_tokens` or `cost`. Offers are ordered by it, those of one
+  price by descending accuracy.
   """
   found = [
     Offer(curve.label, budget, part.accuracy.value, price)

@@ -171,7 +171,6 @@ def _facts(policy: Exported) -> list[tuple[str, str]]:
 
 
 def _values(found: Mapping[str, Any] | None) -> str:
-  """Lists recorded values by name."""
   if not found:
     return "not recorded"
   return ", ".join(f"{key} {value}" for key, value in found.items())
@@ -201,7 +200,6 @@ def _settings(
 
 
 def _evaluation(row: metrics.Row) -> dict[str, Any]:
-  """Returns what the card shows of one evaluation."""
   table = row.columns
   lines = []
   for budget, part in row.by_budget.items():

@@ -4,14 +4,13 @@
     0     otherwise
 
 The confidence of a response is the smallest probability that the policy gave to
-a token of its charged queries, the marks of the calls included. It is played in
-Search-R1's environment.
+a token of its charged queries; the marks of the calls count, because the
+decision to search is in them. It is played in Search-R1's environment.
 https://arxiv.org/abs/2505.17281
 
 The paper's code was not at hand. These are our readings of the paper:
 - Probabilities are those at the temperature of sampling, as they were recorded.
 - The default of beta is our choice.
-- The marks of a call count, because the decision to search is in them.
 """
 
 from __future__ import annotations

@@ -60,8 +60,7 @@ WORDINGS: dict[str, wording.Wording] = {
 def get(name: str) -> method.Method:
   """Returns a shipped system, or a user's (`file.py:NAME`).
 
-  Raises:
-    ValueError: no system has this name.
+  Raises ValueError if no system has this name.
   """
   if plugins.is_name(name):
     return _own(name).value
@@ -190,8 +189,7 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
   """Returns the environment of a configuration.
 
-  Raises:
-    ValueError: as `environment`, or as `units.replaced`.
+  Raises ValueError as `environment`, or as `units.replaced`.
   """
   env = environment(config.prompts, config.prompt_file)
   file = config.budget_file
@@ -201,8 +199,7 @@ def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
 def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
   """Returns the texts of an environment; None if it has none in a file.
 
-  Raises:
-    ValueError: as `environment`.
+  Raises ValueError as `environment`.
   """
   environment(config.prompts, config.prompt_file)
   words = WORDINGS.get(config.prompts)

@@ -144,10 +144,10 @@ def _cells(rows: _Rows) -> Iterator[_Line]:
   for dataset, budget, row in itertools.product(sets, budgets, rows):
     if part := row.cells.get((dataset, budget)):
       yield (dataset, budget, row.label), part
-  for budget, row in itertools.product(budgets, rows):
-    if len(sets) > 1 and study_lib.complete(row, rows, [budget]):
-      if part := row.curve.points.get(budget):
-        yield ("average", budget, row.label), part
+  for budget, row in itertools.product(budgets if len(sets) > 1 else (), rows):
+    part = row.curve.points.get(budget)
+    if part and study_lib.complete(row, rows, [budget]):
+      yield ("average", budget, row.label), part
 
 
 def overview(rows: _Rows) -> Table:

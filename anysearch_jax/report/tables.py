@@ -133,8 +133,7 @@ def blocks(table: Table) -> list[list[Line]]:
 def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
   """Returns 1 for the best of a block and column, 2 for the second, else 0.
 
-  Equal values share a rank. There are no ranks in a block with a single line or
-  without two different values.
+  Equal values share a rank; a column without two different ones has no ranks.
   """
   places = []
   for cells, column in zip(zip(*(line.cells for line in block)), columns):

@@ -16,19 +16,18 @@ from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.serving import fields, responses_api, wire
 
-_ROLES = ("system", "developer", "user", "assistant")
-
 
 def read(values: Any, served: fields.Served) -> fields.Asked:
   """Reads the body of `POST /v1/chat/completions`.
 
-  Raises:
-    fields.RequestError: a field cannot be honoured.
+  Raises fields.RequestError if a field cannot be honoured.
   """
   body = fields.Body(values)
-  question = fields.conversation(
-    _turns(body.take("messages")), cites=served.cites
-  )
+  messages = body.take("messages")
+  if not isinstance(messages, list) or not messages:
+    raise fields.refuse("messages", messages, "a list with a question")
+  turns = fields.turns(messages, "messages", ("text",))
+  question = fields.conversation(turns, cites=served.cites)
   fields.tools(body, ())
   body.take("web_search_options")
   body.take("reasoning_effort")
@@ -46,20 +45,6 @@ def read(values: Any, served: fields.Served) -> fields.Asked:
   )
   usage = bool((options or {}).get("include_usage"))
   return dataclasses.replace(asked, usage=usage)
-
-
-def _turns(found: Any) -> list[tuple[str, str]]:
-  """Returns role and text of each message."""
-  if not isinstance(found, list) or not found:
-    raise fields.refuse("messages", found, "a list with a question")
-  turns = []
-  for message in found:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in _ROLES:
-      raise fields.refuse("messages", message, f"a role of {', '.join(_ROLES)}")
-    text = fields.text_of(message.get("content"), "messages", ("text",))
-    turns.append((role, text))
-  return turns
 
 
 class Writer:

@@ -25,6 +25,7 @@ _HARMLESS = frozenset(
   "user metadata store service_tier safety_identifier prompt_cache_key "
   "prompt_cache_retention parallel_tool_calls verbosity".split()
 )
+_ROLES = ("system", "developer", "user", "assistant")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -55,9 +56,8 @@ class RequestError(Exception):
   @property
   def headers(self) -> dict[str, str]:
     """The headers of the response."""
-    if self.retry_after is None:
-      return {}
-    return {"retry-after": str(self.retry_after)}
+    after = self.retry_after
+    return {} if after is None else {"retry-after": str(after)}
 
   def body(self) -> dict[str, Any]:
     """The JSON of the response."""
@@ -85,16 +85,19 @@ def unavailable(request: str) -> str:
   )
 
 
-def refuse(param: str, found: object, expected: str) -> RequestError:
+def refuse(
+  param: str,
+  found: object,
+  expected: str,
+  *,
+  status: int = 400,
+  code: str = "invalid_value",
+) -> RequestError:
   """Returns the error of a field that cannot be honoured."""
   shown = repr(found)
   shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-  return RequestError(
-    400,
-    f"{param}: found {shown}, expected {expected}.",
-    param=param,
-    code="invalid_value",
-  )
+  said = f"{param}: found {shown}, expected {expected}."
+  return RequestError(status, said, param=param, code=code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,13 +219,8 @@ class Body:
     """Refuses the fields that nothing has read."""
     for name, found in self._left.items():
       if name not in _HARMLESS:
-        raise RequestError(
-          400,
-          f"{name}: found {str(found)[:80]!r}, expected no such field: this "
-          "service does not know or does not offer it.",
-          param=name,
-          code="unsupported_parameter",
-        )
+        expected = "no such field: this service does not know or offer it"
+        raise refuse(name, found, expected, code="unsupported_parameter")
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -317,13 +315,8 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
     return model, None
   name, at, budget = str(model).rpartition("@")
   if not at or name not in names:
-    raise RequestError(
-      404,
-      f"model: found {str(model)[:80]!r}, expected {served.model!r} (or "
-      f"'{served.model}@3' for a budget of 3).",
-      param="model",
-      code="model_not_found",
-    )
+    known = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
+    raise refuse("model", model, known, status=404, code="model_not_found")
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
     raise refuse("model", model, "a number of searches after @")
   return str(model), int(budget)
@@ -348,7 +341,6 @@ def _caps(body: Body, served: Served) -> budgets.Budget:
 def _budget(
   body: Body, served: Served, named: int | None, caps: budgets.Budget
 ) -> int:
-  """Returns the searches that a request allows."""
   given = {
     "model": named,
     "budget": caps.searches if "searches" in caps.units else None,
@@ -398,12 +390,8 @@ def conversation(
 
   The policy was trained for single questions. A single user message is passed
   on as it is. Otherwise the earlier messages come first, one after the other,
-  as `role: text`, and the last message after `question:`.
-
-  Args:
-    turns: role and text of each message; the last one is the user's.
-    cites: whether answers cite passages. The numbers of earlier answers are
-      then left out, because each question counts its passages from 1.
+  as `role: text`, and the last message after `question:`. With `cites`, earlier
+  answers lose their numbers, because each question counts its passages from 1.
   """
   if not turns:
     raise RequestError(
@@ -423,6 +411,21 @@ def conversation(
     for role, text in turns[:-1]
   )
   return "\n".join([*earlier, f"question: {last}"])
+
+
+def turns(
+  messages: Sequence[Any], param: str, kinds: Collection[str]
+) -> list[tuple[str, str]]:
+  """Returns role and text of each message of the field `param`."""
+  found = []
+  for message in messages:
+    given = message if isinstance(message, Mapping) else {"type": None}
+    kind, role = given.get("type", "message"), given.get("role")
+    if kind != "message" or role not in _ROLES:
+      expected = f"messages with a text and a role of {', '.join(_ROLES)}"
+      raise refuse(param, message, expected)
+    found.append((role, text_of(given.get("content"), param, kinds)))
+  return found
 
 
 def text_of(content: Any, param: str, kinds: Collection[str]) -> str:

@@ -105,8 +105,7 @@ def _key(path: pathlib.Path, name: str, values: Any) -> Key:
 def add(path: pathlib.Path, name: str) -> str:
   """Adds a key to a file of keys and returns it; it is stored nowhere else.
 
-  Raises:
-    ValueError: the name is taken or cannot be one.
+  Raises ValueError if the name is taken or cannot be one.
   """
   settings.check(Key(name), "--new_key")
   listed = json.loads(path.read_text()) if path.exists() else {}

@@ -29,8 +29,7 @@ _TEXTS = ("input_text", "output_text", "text")
 def read(values: Any, served: fields.Served) -> fields.Asked:
   """Reads the body of `POST /v1/responses`.
 
-  Raises:
-    fields.RequestError: a field cannot be honoured.
+  Raises fields.RequestError if a field cannot be honoured.
   """
   body = fields.Body(values)
   turns = _turns(body.take("input"))
@@ -74,18 +73,14 @@ def _turns(found: Any) -> list[tuple[str, str]]:
     return [("user", found)]
   if not isinstance(found, list):
     raise fields.refuse("input", found, "a text or a list of messages")
-  turns = []
-  for item in found:
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if kind in ("reasoning", "web_search_call"):
-      continue  # Of an earlier response, sent back with its message.
-    if kind != "message" or item.get("role") not in (
-      *("user", "assistant", "system", "developer"),
-    ):
-      raise fields.refuse("input", item, "messages with a role and a text")
-    text = fields.text_of(item.get("content"), "input", _TEXTS)
-    turns.append((item["role"], text))
-  return turns
+  # Of an earlier response, sent back with its message.
+  others = ("reasoning", "web_search_call")
+  messages = [
+    item
+    for item in found
+    if not isinstance(item, Mapping) or item.get("type") not in others
+  ]
+  return fields.turns(messages, "input", _TEXTS)
 
 
 def source(passage: types.Passage) -> str:
@@ -98,12 +93,9 @@ def source(passage: types.Passage) -> str:
 def citations(reply: events.Reply, cites: bool) -> list[Item]:
   """Returns the citations of an answer.
 
-  Args:
-    reply: with the answer that they annotate.
-    cites: whether answers cite passages. There is then one for each mark such
-      as `[2]`, with the number and the place in the document. Otherwise there
-      is one for each passage that was shown: the policy has read it, which does
-      not prove the answer.
+  With `cites` there is one for each mark such as `[2]`, with the number and the
+  place in the document. Otherwise there is one for each passage that was shown:
+  the policy has read it, which does not prove the answer.
   """
   text = reply.answer or ""
   if cites:

@@ -82,9 +82,9 @@ def named(value: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(responses.StreamingResponse):
-  """Sends chunks as they come, until they end or the client leaves.
+  """Sends chunks until they end or the client leaves, and closes them.
 
-  They are closed in both cases; `on_end` is called with whether all were sent.
+  `on_end` is called once, with whether all were sent.
   """
 
   def __init__(

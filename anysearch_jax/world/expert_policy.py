@@ -44,11 +44,8 @@ Say = Callable[[types.GenerateRequest, str], str]
 class ScriptedEngine:
   """A `types.Engine` whose turns come from a function, with log-prob 0.
 
-  Args:
-    say: returns the text of a turn, given the request and the decoded context.
-      The text is cut after its first stop text. A text without a stop text gets
-      an end-of-turn token.
-    codec: encodes the text.
+  `say` returns the text of a turn, given the request and the decoded context.
+  It is cut after its first stop text, or else gets an end-of-turn token.
   """
 
   def __init__(self, say: Say, codec: types.TextCodec):

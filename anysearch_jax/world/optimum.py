@@ -147,12 +147,10 @@ class Optimum:
   def play(
     self, name: str, budget: int
   ) -> tuple[float, list[tuple[np.ndarray, int]]]:
-    """Plays the question with this id.
+    """Plays the question with this id; returns 1 if it is right, otherwise 0.
 
-    Returns:
-      1 if the answer is right, otherwise 0; and P(0, 1, ... more searches) with
-      the number of more searches, before the first search and after every one
-      while the budget allows another.
+    Besides, P(0, 1, ... more searches) with the number of more searches, before
+    the first search and after every one while the budget allows another.
     """
     snapshot, start, chain, answer = _asked(self.world, name)
     found: dict[Fact, tuple[int, ...]] = {}
@@ -443,8 +441,7 @@ def accuracy(
 ) -> np.ndarray:
   """Returns whether an agent is right, float64 `[N, B]`, at N ids, B budgets.
 
-  Raises:
-    ValueError: an id is not that of a question of the agent's world.
+  Raises ValueError if an id is not that of a question of the agent's world.
   """
   ids = list(ids)
   # Chains with equal ends share states.

@@ -174,8 +174,7 @@ class World:
   def snapshot(self, index: int) -> Snapshot:
     """Returns the facts of snapshot `index`, drawn at the first call.
 
-    Raises:
-      ValueError: there is no such snapshot.
+    Raises ValueError if there is no such snapshot.
     """
     total = sum(_SNAPSHOTS.values())
     if not 0 <= index < total:
@@ -201,8 +200,7 @@ class World:
   def corpus(self, name: str) -> tuple[types.Passage, ...]:
     """Returns the passages of the corpus `snapshot-<index>`, in fixed order.
 
-    Raises:
-      ValueError: there is no such corpus.
+    Raises ValueError if there is no such corpus.
     """
     prefix, _, digits = name.partition("-")
     if prefix != "snapshot" or not digits.isdecimal():
