@@ -163,7 +163,7 @@ class SglangConfig:
   """Folder in RAM through which the servers get the current weights; "": one
   under /dev/shm."""
   deltas: bool = placement(False)
-  """Whether only what changed is written to `weights`, a folder that other
+  """Whether only what changed goes to `weights`, a folder of this run that
   hosts see, where launch/serve_sglang.sh patches their copies (DELTAS)."""
   colocated: bool = placement(False)
   """Whether the servers are on the trainer's own GPUs, started with
