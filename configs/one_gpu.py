@@ -5,7 +5,8 @@
         --output=runs/x
 
 Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
-    qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b or qwen3_4b
+    qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
+    or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
 and three that decode 256 rows at a time:
     qwen3_4b-full141             every weight is trained, not adapters
@@ -52,6 +53,7 @@ POLICIES = {
   "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 3 << 18)),
   "qwen3_0_6b": ("Qwen3-0.6B", (1 << 16, 1 << 18, 1 << 19)),
   "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
+  "smollm3_3b": ("SmolLM3-3B", (1 << 16, 3 << 17, 3 << 18)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
 # Policies that nearly fill their GPU: folder, tokens of KV cache and of a

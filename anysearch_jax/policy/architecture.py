@@ -17,7 +17,8 @@ class _Family(NamedTuple):
   unread: keys that transformers does not read for this family. qkv_bias:
   whether it always has these biases. qk_norm: as in `Architecture`.
   head_dim: whether null is invalid. caches_windows: whether a window without a
-  switch applies, in the cache of `generate` alone.
+  switch applies, in the cache of `generate` alone. unrotated: whether layers
+  may lack rotary positions.
   """
 
   class_name: str
@@ -27,6 +28,7 @@ class _Family(NamedTuple):
   qk_norm: bool = False
   head_dim: bool = False
   caches_windows: bool = False
+  unrotated: bool = False
 
 
 # By `model_type`. A family is a row here.
@@ -49,6 +51,19 @@ _FAMILIES = {
     {"max_position_embeddings": 2048, "sliding_window": None},
     unread=("use_sliding_window", "max_window_layers"),
     caches_windows=True,
+  ),
+  "smollm3": _Family(
+    "SmolLM3ForCausalLM",
+    {
+      "num_key_value_heads": 4,
+      "rope_theta": 2e6,
+      "sliding_window": None,
+      "max_window_layers": 0,
+      "tie_word_embeddings": True,
+      "no_rope_layer_interval": 4,
+    },
+    unread=("max_window_layers",),
+    unrotated=True,
   ),
 }
 # The defaults of transformers for keys that a config.json lacks.
@@ -85,6 +100,7 @@ _NULLABLE = {
   "sliding_window": hf_config.SIZE,
   "rope_scaling": hf_config.OBJECT,
   "rope_parameters": hf_config.OBJECT,
+  "no_rope_layers": hf_config.SWITCHES,
 }
 _LLAMA3_ROPE = {
   "factor": hf_config.NUMBER,
@@ -116,7 +132,7 @@ _ONLY = {
 _UNDERSTOOD = (
   *_KINDS,
   *_NULLABLE,
-  *("model_type", "original_max_position_embeddings", "rope_theta"),
+  *("model_type", "no_rope_layer_interval", "original_max_position_embeddings", "rope_theta"),
 )
 # Harmless keys in published files of these families, beyond those of
 # `hf_config`.
@@ -179,9 +195,10 @@ class Architecture:
   vocab_size: rows of the embedding, including padding beyond the tokenizer's
   size. kv_heads divides heads. qkv_bias, o_bias, mlp_bias: whether these
   projections have biases. qk_norm: Qwen3's RMSNorm over each query and key
-  head. tied: whether the head is the embedding. max_context: in tokens, written
-  to exported folders for servers, which refuse longer requests; the decoder
-  itself has no limit. lora: the adapters, if any.
+  head. unrotated: indices of the layers without rotary positions. tied: whether
+  the head is the embedding. max_context: in tokens, written to exported folders
+  for servers, which refuse longer requests; the decoder itself has no limit.
+  lora: the adapters, if any.
   """
 
   family: str
@@ -199,6 +216,7 @@ class Architecture:
   o_bias: bool = False
   mlp_bias: bool = False
   qk_norm: bool = False
+  unrotated: tuple[int, ...] = ()
   tied: bool = False
   max_context: int = 32768
   lora: Lora | None = None
@@ -259,6 +277,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     o_bias=hf["attention_bias"],
     mlp_bias=hf["mlp_bias"],
     qk_norm=family.qk_norm,
+    unrotated=_unrotated(hf) if family.unrotated else (),
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
   )
@@ -309,6 +328,21 @@ def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
     )
   if slides or (cached and hf["sliding_window"] is not None):
     raise ValueError("config.json: sliding-window attention is not supported.")
+
+
+def _unrotated(hf: Mapping[str, Any]) -> tuple[int, ...]:
+  """Returns the layers without rotary positions: listed, or one in so many."""
+  hf_config.typed(hf, {"no_rope_layer_interval": hf_config.SIZE})
+  layers, interval = hf["num_hidden_layers"], hf["no_rope_layer_interval"]
+  rotated = hf.get("no_rope_layers")
+  if rotated is None:
+    rotated = [(i + 1) % interval for i in range(layers)]
+  if len(rotated) < layers:
+    raise ValueError(
+      f"config.json: no_rope_layers names {len(rotated)} layers, expected "
+      f"{layers} (num_hidden_layers)."
+    )
+  return tuple(i for i in range(layers) if not rotated[i])
 
 
 def _rope(
@@ -389,6 +423,10 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.rope_scaling is not None:
     kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
     rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
+  if a.unrotated:
+    extra |= {
+      "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]
+    }
   return {
     "architectures": [_FAMILIES[a.family].class_name],
     "model_type": a.family,

@@ -16,6 +16,7 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import embedding, sharding, table
@@ -137,6 +138,7 @@ class Block(nn.Module):
     x: jax.Array,
     rotary: Rotary,
     segment_ids: jax.Array | None,
+    rotated: jax.Array | bool = True,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
     """Returns the layer's output, and the cache that `cached` returns, if any.
@@ -145,9 +147,12 @@ class Block(nn.Module):
       x: `[B, T, D]`.
       rotary: cos and sin of the rotary angles.
       segment_ids: int `[B, T]`; unused with `cached`.
+      rotated: whether this layer has rotary positions.
       cached: maps q, k, v to the attention output and the new cache.
     """
     a, c, w = self.a, self.compute, self._weights(x.dtype)
+    if a.unrotated:
+      rotary = attention.of_layer(rotary, rotated)
     layout, stands = c.layout, self._stands
 
     y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), "positions", None)
@@ -206,7 +211,7 @@ class Transformer(nn.Module):
       block,
       variable_axes={"params": 0},
       split_rngs={"params": False},
-      in_axes=(nn.broadcast, nn.broadcast),
+      in_axes=(nn.broadcast, nn.broadcast, 0),
       length=a.layers,
       # A loop saves compile time, which matters only for deep stacks.
       unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
@@ -214,7 +219,8 @@ class Transformer(nn.Module):
     x = embedding.lookup(
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
-    x, _ = layers(x, attention.rotary(a, positions), segment_ids)
+    rotated = np.isin(np.arange(a.layers), a.unrotated, invert=True)
+    x, _ = layers(x, attention.rotary(a, positions), segment_ids, rotated)
     return rms_norm(x, params["norm"], a.norm_eps)
 
 

@@ -70,6 +70,10 @@ NAMES = Kind(
   "a list of names",
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
 )
+SWITCHES = Kind(
+  "a list of 0 and 1",
+  lambda x: isinstance(x, list) and all(flag in (0, 1) for flag in x),
+)
 OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
 
 

@@ -154,13 +154,15 @@ def extend(
   rotary = attention.rotary(a, positions)
   x = params["embed"][tokens].astype(dtype)
   out: list[C] = []
-  for layer, cache in zip(params[table.LAYERS], caches, strict=True):
+  for i, cache in enumerate(caches):
+    layer = params[table.LAYERS][i]
 
     def cached(q, k, v, cache=cache):
       return attend(q, k, v, cache, positions, real)
 
     block = FusedBlock(a) if "qkv" in layer else decoder.Block(a)
-    found: Any = block.apply({"params": layer}, x, rotary, None, cached)
+    rotated = i not in a.unrotated
+    found: Any = block.apply({"params": layer}, x, rotary, None, rotated, cached)
     x, written = found
     out.append(written)
   return decoder.rms_norm(x, params["norm"], a.norm_eps), tuple(out)

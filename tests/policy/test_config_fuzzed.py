@@ -75,6 +75,8 @@ VALUES = {
   "quantization_config": [{"quant_method": "fp8"}, {}],
   "eos_token_id": [3, [3, 4]],
   "num_experts": [4],
+  "no_rope_layers": [None, [0, 0], [1, 0, 1], [1], [2, 1]],
+  "no_rope_layer_interval": [1, 2, 0],
 }
 ANY = [None, True, 0, -1, 0.5, "", "x", [], {}, float("nan")]
 
@@ -139,7 +141,7 @@ class Family:
       return None
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama", "smollm3"])
 def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
   torch, tmp_path, case
 ):

@@ -37,6 +37,7 @@ FAMILIES = {
   "qwen2": {"qkv_bias": True},
   "qwen3": {"qk_norm": True},
   "llama": {},
+  "smollm3": {"unrotated": (1,)},
 }
 TARGETS = ("h100:1", "v5p:2x2x1")
 # Allowed temporary memory, MiB: far below one layer's pages.

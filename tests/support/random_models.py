@@ -52,6 +52,13 @@ _YARN = {
   }
 }
 _TIED = {"tie_word_embeddings": True}
+_SMOLLM3: dict[str, Any] = {
+  "rope_theta": 5e6,
+  "no_rope_layers": [1, 0],
+  "pad_token_id": None,
+  "bos_token_id": None,
+  "eos_token_id": None,
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -65,6 +72,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "llama-biased": (
     "Llama",
     _LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+  ),
+  "smollm3": ("SmolLM3", _SMOLLM3 | _TIED),
+  "smollm3-biased": (
+    "SmolLM3",
+    _SMOLLM3 | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
   ),
 }
 

@@ -16,7 +16,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding
 from anysearch_jax.training import batching, train_step
 
-FAMILIES = ("qwen2", "qwen3-tied", "llama")
+FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3")
 # (data, fsdp, context, tensor, sequence parallelism).
 MESHES = {
   "fsdp8": (1, 8, 1, 1, False),

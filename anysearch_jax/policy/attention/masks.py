@@ -62,6 +62,14 @@ def rotary(
   return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
 
+def of_layer(
+  rotary: tuple[jax.Array, jax.Array], rotated: jax.Array | bool
+) -> tuple[jax.Array, jax.Array]:
+  """Returns `rotary`, or for a layer that is not rotated that of angle 0."""
+  cos, sin = rotary
+  return jnp.where(rotated, cos, 1.0), jnp.where(rotated, sin, 0.0)
+
+
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   """Applies rotary positions to `x` `[B, T, heads, H]`, in float32.
 
