@@ -281,6 +281,9 @@ class MeshConfig:
   """Size of the training mesh's `data` axis, over all processes."""
   fsdp: int = placement(1, at_least(1))
   """Size of its `fsdp` axis."""
+  expert: int = placement(1, at_least(1))
+  """Size of its `expert` axis: each device has a part of the experts, and rows
+  and weights are sharded over it as over `fsdp`."""
   context: int = placement(1, at_least(1))
   """Size of its `context` axis, over which the positions of rows are sharded
   (ring attention, for rows too long for one device's memory)."""
@@ -302,15 +305,19 @@ class MeshConfig:
   @property
   def size(self) -> int:
     """Number of devices of the training mesh."""
-    return self.data * self.fsdp * self.context * self.tensor
+    return self.data * self.fsdp * self.expert * self.context * self.tensor
+
+  @property
+  def rows(self) -> int:
+    """Number of parts that the rows of a batch are cut into."""
+    return self.data * self.fsdp * self.expert
 
   def __str__(self) -> str:
     """Returns the axes of the training mesh."""
-    # Few meshes have a context axis.
-    context = f"context {self.context} x " if self.context > 1 else ""
-    return (
-      f"data {self.data} x fsdp {self.fsdp} x {context}tensor {self.tensor}"
-    )
+    # Few meshes have these axes.
+    rare = (("expert", self.expert), ("context", self.context))
+    more = "".join(f"{axis} {size} x " for axis, size in rare if size > 1)
+    return f"data {self.data} x fsdp {self.fsdp} x {more}tensor {self.tensor}"
 
 
 @dataclasses.dataclass(frozen=True)

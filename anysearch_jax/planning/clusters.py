@@ -87,7 +87,7 @@ def planned(
   prefill, one = sampling(1)
   row = (sampling(rows)[1] - one) / max(1, rows - 1)
   trains = mesh.size
-  micro = expected.micro_batches(config.batch, mesh.data * mesh.fsdp)
+  micro = expected.micro_batches(config.batch, mesh.rows)
   assert plan.step is not None
   step = sum(phase.predicted for phase in plan.step.training)
   network = targets.ASSUMED.links * (

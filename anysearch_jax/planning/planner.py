@@ -65,7 +65,7 @@ def make(
   """
   expected = expected or whole_step.episodes_of(config)
   mesh = config.mesh
-  filled = expected.micro_batches(config.batch, mesh.data * mesh.fsdp)
+  filled = expected.micro_batches(config.batch, mesh.rows)
   found = programs.programs(
     config,
     a,

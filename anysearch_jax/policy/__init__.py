@@ -1,1 +1,1 @@
-"""One decoder for Qwen2.5, Qwen3 and Llama-3.x; see WORKSPACE.md."""
+"""One decoder for Qwen2.5, Qwen3, Llama-3.x and SmolLM3; see WORKSPACE.md."""

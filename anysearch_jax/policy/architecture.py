@@ -18,7 +18,7 @@ class _Family(NamedTuple):
   whether it always has these biases. qk_norm: as in `Architecture`.
   head_dim: whether null is invalid. caches_windows: whether a window without a
   switch applies, in the cache of `generate` alone. unrotated: whether layers
-  may lack rotary positions.
+  may lack rotary positions. experts: whether every layer has experts.
   """
 
   class_name: str
@@ -29,6 +29,7 @@ class _Family(NamedTuple):
   head_dim: bool = False
   caches_windows: bool = False
   unrotated: bool = False
+  experts: bool = False
 
 
 # By `model_type`. A family is a row here.
@@ -45,6 +46,20 @@ _FAMILIES = {
     unread=("mlp_bias",),
     qk_norm=True,
     head_dim=True,
+  ),
+  "qwen3_moe": _Family(
+    "Qwen3MoeForCausalLM",
+    {
+      "num_key_value_heads": 4,
+      "num_experts": 128,
+      "num_experts_per_tok": 8,
+      "moe_intermediate_size": 768,
+      "norm_topk_prob": False,
+      "max_window_layers": 0,
+    },
+    unread=("mlp_bias", "max_window_layers"),
+    qk_norm=True,
+    experts=True,
   ),
   "llama": _Family(
     "LlamaForCausalLM",
@@ -91,6 +106,12 @@ _KINDS = {
   "use_sliding_window": hf_config.SWITCH,
   "max_window_layers": hf_config.INTEGER,
 }
+_EXPERTS = {
+  "num_experts": hf_config.SIZE,
+  "num_experts_per_tok": hf_config.SIZE,
+  "moe_intermediate_size": hf_config.SIZE,
+  "norm_topk_prob": hf_config.SWITCH,
+}
 # These keys may also be null or missing.
 _NULLABLE = {
   "architectures": hf_config.NAMES,
@@ -128,17 +149,21 @@ _ONLY = {
   # Of earlier modelling code; the effect of other values is unknown.
   "rope_interleaved": (False, None),
   "use_mrope": (False, None),
+  # Layers without experts among those with them.
+  "decoder_sparse_step": (1, None),
+  "mlp_only_layers": ([], None),
 }
 _UNDERSTOOD = (
-  *_KINDS,
-  *_NULLABLE,
-  *("model_type", "no_rope_layer_interval", "original_max_position_embeddings", "rope_theta"),
+  *(*_KINDS, *_NULLABLE, *_EXPERTS),
+  *("model_type", "no_rope_layer_interval", "num_local_experts"),
+  *("original_max_position_embeddings", "rope_theta"),
 )
 # Harmless keys in published files of these families, beyond those of
 # `hf_config`.
 _HARMLESS = (
   *("attention_dropout", "is_decoder", "is_llama_config"),
   *("max_sequence_length", "pretraining_tp"),
+  *("output_router_logits", "router_aux_loss_coef"),
 )
 
 
@@ -195,10 +220,12 @@ class Architecture:
   vocab_size: rows of the embedding, including padding beyond the tokenizer's
   size. kv_heads divides heads. qkv_bias, o_bias, mlp_bias: whether these
   projections have biases. qk_norm: Qwen3's RMSNorm over each query and key
-  head. unrotated: indices of the layers without rotary positions. tied: whether
-  the head is the embedding. max_context: in tokens, written to exported folders
-  for servers, which refuse longer requests; the decoder itself has no limit.
-  lora: the adapters, if any.
+  head. unrotated: indices of the layers without rotary positions. experts: of
+  width `mlp_dim` in each layer, of which a token uses `active`, weighted by a
+  softmax that is `renormalized` over them or not; 0 is one feed-forward layer.
+  tied: whether the head is the embedding. max_context: in tokens, written to
+  exported folders for servers, which refuse longer requests; the decoder itself
+  has no limit. lora: the adapters, if any.
   """
 
   family: str
@@ -217,6 +244,9 @@ class Architecture:
   mlp_bias: bool = False
   qk_norm: bool = False
   unrotated: tuple[int, ...] = ()
+  experts: int = 0
+  active: int = 0
+  renormalized: bool = False
   tied: bool = False
   max_context: int = 32768
   lora: Lora | None = None
@@ -240,8 +270,23 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   family = _FAMILIES[name]
   hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY)
   hf = {k: v for k, v in hf.items() if k not in family.unread}
+  # transformers knows the same number by two names.
+  if family.experts and "num_local_experts" in hf:
+    hf = {"num_experts": hf["num_local_experts"], **hf}
+    if hf["num_experts"] != hf["num_local_experts"]:
+      raise ValueError(
+        f"config.json: num_experts {hf['num_experts']!r} contradicts "
+        f"num_local_experts {hf['num_local_experts']!r}; expected one number."
+      )
   hf = {**_DEFAULTS, **family.defaults, **hf}
   hf_config.typed(hf, _KINDS)
+  if family.experts:
+    hf_config.typed(hf, _EXPERTS)
+    if hf["num_experts_per_tok"] > hf["num_experts"]:
+      raise ValueError(
+        f"config.json: num_experts_per_tok is {hf['num_experts_per_tok']}, "
+        f"expected at most num_experts, {hf['num_experts']}."
+      )
   if family.head_dim:
     hf_config.typed(hf, {"head_dim": hf_config.SIZE})
   # transformers prefers the older key, `rope_scaling`.
@@ -269,7 +314,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     heads=heads,
     kv_heads=kv_heads,
     head_dim=head_dim,
-    mlp_dim=hf["intermediate_size"],
+    mlp_dim=hf[
+      "moe_intermediate_size" if family.experts else "intermediate_size"
+    ],
     norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
@@ -278,6 +325,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     mlp_bias=hf["mlp_bias"],
     qk_norm=family.qk_norm,
     unrotated=_unrotated(hf) if family.unrotated else (),
+    experts=hf["num_experts"] if family.experts else 0,
+    active=hf["num_experts_per_tok"] if family.experts else 0,
+    renormalized=family.experts and hf["norm_topk_prob"],
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
   )
@@ -426,6 +476,13 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.unrotated:
     extra |= {
       "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]
+    }
+  if a.experts:
+    extra |= {
+      "num_experts": a.experts,
+      "num_experts_per_tok": a.active,
+      "moe_intermediate_size": a.mlp_dim,
+      "norm_topk_prob": a.renormalized,
     }
   return {
     "architectures": [_FAMILIES[a.family].class_name],

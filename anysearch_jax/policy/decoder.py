@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import embedding, sharding, table
+from anysearch_jax.policy import embedding, experts, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
 from anysearch_jax.policy.attention import self_attention
@@ -174,6 +174,11 @@ class Block(nn.Module):
     x += stands(self._project(w, "o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), "positions", None)
+    if a.experts:
+      mine = experts.Weights(w["gate"], w["up"], w["down"])
+      choice = experts.route(jnp.tensordot(y, w["router"], 1), a)
+      y = experts.apply(y, mine, *choice, layout)
+      return x + stands(y, "between", None), cache
     if layout is None:
       # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
       y = y.reshape(-1, a.d_model)
@@ -237,8 +242,8 @@ def forward(
 
   Args:
     params: nested dict laid out by `table.rows(a)`.
-    tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp, and T of
-      context.
+    tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp x expert,
+      and T of context.
     positions: int `[B, T]`, counted from 0 in each segment.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.

@@ -53,7 +53,7 @@ def load(
   mesh: jax.sharding.Mesh | None = None,
   dtype: Any = jnp.float32,
 ) -> Policy:
-  """Loads a Qwen2 / Qwen2.5, Qwen3 (dense) or Llama-3.x folder.
+  """Loads a folder of a family that `architecture` knows.
 
   The folder has `config.json`, safetensors and a fast tokenizer. Each device of
   the mesh reads only its shard; None means the first device. Nothing is
@@ -139,7 +139,7 @@ def save(
       table.base_rows(a),
       dtype=dtype,
       shard_bytes=shard_bytes,
-      layer_of=functools.partial(lora.merged, policy.params, a),
+      part_of=functools.partial(lora.merged, policy.params, a),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,17 @@ def attach(
   """Returns `a` with the adapters of `config`; unchanged if the rank is 0.
 
   Raises:
-    ValueError: the rank is too large for this policy.
+    ValueError: the rank is too large for this policy, or a target is in its
+      experts.
   """
   if not config.rank:
     return a
+  inside = {"gate", "up", "down"} & {*config.targets}
+  if a.experts and inside:
+    raise ValueError(
+      f"lora.targets: found {', '.join(sorted(inside))}, of which this policy "
+      f"has {a.experts} in each layer; expected targets among q, k, v and o."
+    )
   if config.rank > a.d_model:
     raise ValueError(
       f"lora.rank: found {config.rank}, expected at most the policy's width, "
@@ -61,17 +69,18 @@ def merged(
   params: decoder.Params,
   a: architecture_lib.Architecture,
   row: weights.Weight,
-  layer: int | jax.Array,
+  i: Sequence[int | jax.Array],
 ) -> jax.Array:
-  """Returns a layer of a base row, merged with its adapter if it has one.
+  """Returns a base row at `i`, merged with its adapter if it has one.
 
-  A merged layer is float32; any other layer keeps its dtype.
+  `i` is as for `parameters.part`. A merged layer is float32; any other keeps
+  its dtype.
   """
-  weight, key = weights.layer(params, row, layer), row.path[-1]
+  weight, key = weights.part(params, row, i), row.path[-1]
   if a.lora is None or not row.stacked or key not in a.lora.targets:
     return weight
   factors = (
-    weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], layer)
+    weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], i)
     for factor in "ab"
   )
   gives_first = table.projections(a)[key].gives_first

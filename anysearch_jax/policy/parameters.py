@@ -3,7 +3,8 @@
 A row has the parameter's path in our nested dict, its shape and logical axes,
 its name in a checkpoint file, and how the file's layout is rearranged:
 `ours = file.reshape(split).transpose(perm)`. A row whose name contains
-`{layer}` is stacked over layers on its first axis. Initial values, shardings,
+`{layer}` is stacked over layers on its first axis, and one with `{expert}` over
+experts on its second. Initial values, shardings,
 loading and export all follow from the rows.
 """
 
@@ -31,12 +32,13 @@ class Weight:
 
   Attributes:
     path: keys in the nested parameter dict.
-    shape: our shape, including the layer axis of stacked rows.
+    shape: our shape, including the axes of stacked rows.
     axes: one logical axis name (or None) for each axis of `shape`.
-    name: the tensor's name in the file; contains `{layer}` if stacked.
-    split: shape to which one layer's tensor of the file is reshaped.
+    name: the tensor's name in the file; contains `{layer}` if stacked, and
+      `{expert}` if an expert is a tensor.
+    split: shape to which one tensor of the file is reshaped.
     perm: the transpose after `split`.
-    file_shape: shape of one layer's tensor in the file.
+    file_shape: shape of one tensor in the file.
     init: standard deviation of the normal initial value; None means ones,
       0 means zeros.
   """
@@ -56,15 +58,27 @@ class Weight:
     return "{layer}" in self.name
 
   @property
+  def stack(self) -> tuple[int, ...]:
+    """The sizes of the axes that are no axes of the file's tensors."""
+    return self.shape[: self.stacked + ("{expert}" in self.name)]
+
+  @property
   def layer_shape(self) -> tuple[int, ...]:
-    """Our shape of one tensor of the file."""
+    """Our shape of one layer, or of the whole."""
     return self.shape[1:] if self.stacked else self.shape
 
+  @property
+  def tensor_shape(self) -> tuple[int, ...]:
+    """Our shape of one tensor of the file."""
+    return self.shape[len(self.stack) :]
+
   def names(self) -> list[str]:
-    """Returns the names of this row's tensors in the file, in layer order."""
-    if not self.stacked:
-      return [self.name]
-    return [self.name.format(layer=i) for i in range(self.shape[0])]
+    """Returns the names of this row's tensors in the file, layer by layer."""
+    return [self.named(i) for i in np.ndindex(*self.stack)]
+
+  def named(self, i: Sequence[int]) -> str:
+    """Returns the name of the tensor at an index of `stack`."""
+    return self.name.format(**dict(zip(("layer", "expert"), i, strict=False)))
 
   def from_file(self, tensor: np.ndarray) -> np.ndarray:
     """Rearranges one tensor of the file to our layout."""
@@ -83,7 +97,7 @@ class Weight:
     One axis of the file may consist of several of ours, such as heads and
     head_dim. A block of the outermost of them is contiguous in the file; for
     any other, the whole file axis is read and then sliced. `block` is one of
-    `layer_shape`, and `read` returns a block of the file's tensor.
+    `tensor_shape`, and `read` returns a block of the file's tensor.
 
     Returns:
       A view of the array that `read` returned.
@@ -126,29 +140,42 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
-def layer(params: Mapping, row: Weight, i: int | jax.Array):
-  """Returns layer `i` of a row in our layout (NumPy or JAX)."""
-  array = get(params, row.path)
-  return index(array, i) if row.stacked else array
+def part(params: Mapping, row: Weight, i: Sequence[int | jax.Array]):
+  """Returns a row's array at `i`, in our layout (NumPy or JAX).
+
+  `i` is an index of `row.stack`, or of a layer alone.
+  """
+  return index(get(params, row.path), i)
 
 
-def index(array, i: int | jax.Array):
+def index(array, i: Sequence[int | jax.Array]):
   """Returns `array[i]`; for JAX arrays one compiled program serves all i."""
-  return _index(array, i) if isinstance(array, jax.Array) else array[i]
+  if not isinstance(array, jax.Array):
+    return array[tuple(i)]
+  return _index(array, tuple(i)) if i else array
 
 
 @jax.jit
-def _index(array: jax.Array, i: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
+def _index(array: jax.Array, i: tuple[jax.Array, ...]) -> jax.Array:
+  for each in i:
+    array = jax.lax.dynamic_index_in_dim(array, each, keepdims=False)
+  return array
 
 
-def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
-  """Yields (name, row, layer) of each tensor, layer after layer."""
+def tensors(
+  rows: Sequence[Weight],
+) -> Iterator[tuple[str, Weight, tuple[int, ...]]]:
+  """Yields (name, row, index) of each tensor, layer after layer.
+
+  The index is one of the row's `stack`.
+  """
   for stacked, found in itertools.groupby(rows, lambda row: row.stacked):
     group = list(found)
     for layer in range(group[0].shape[0] if stacked else 1):
       for row in group:
-        yield row.name.format(layer=layer), row, layer
+        for expert in np.ndindex(*row.stack[1:]):
+          i = (layer, *expert) if stacked else ()
+          yield row.named(i), row, i
 
 
 def count(rows: Sequence[Weight]) -> int:

@@ -162,7 +162,9 @@ def extend(
 
     block = FusedBlock(a) if "qkv" in layer else decoder.Block(a)
     rotated = i not in a.unrotated
-    found: Any = block.apply({"params": layer}, x, rotary, None, rotated, cached)
+    found: Any = block.apply(
+      {"params": layer}, x, rotary, None, rotated, cached
+    )
     x, written = found
     out.append(written)
   return decoder.rms_norm(x, params["norm"], a.norm_eps), tuple(out)
@@ -182,7 +184,7 @@ def _layer(
   base = a.without_lora()
   params = {table.LAYERS: stacks}
   layer = {
-    row.path[-1]: _cast(lora.merged(params, a, row, i), row, dtype)
+    row.path[-1]: _cast(lora.merged(params, a, row, (i,)), row, dtype)
     for row in table.base_rows(base)
     if row.stacked
   }
@@ -216,7 +218,7 @@ def _fuse(
       q = q.reshape(*model, a.kv_heads, a.heads // a.kv_heads, h)
       heads = (q, k[..., None, :], v[..., None, :])
       layer[f"qkv{suffix}"] = jnp.concatenate(heads, -2)
-    if f"gate{suffix}" in layer:
+    if f"gate{suffix}" in layer and not a.experts:
       both = [layer.pop(f"{key}{suffix}") for key in ("gate", "up")]
       layer[f"gate_up{suffix}"] = jnp.stack(both, -2)
   return layer

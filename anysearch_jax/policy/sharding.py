@@ -18,9 +18,9 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.policy.attention import self_attention
 
-AXES = ("data", "fsdp", "context", "tensor")
-# The rows of a batch are sharded over both.
-BATCH = ("data", "fsdp")
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+# The rows of a batch are sharded over these.
+BATCH = ("data", "fsdp", "expert")
 # Maps the logical axes of the table to mesh axes; see `rules`.
 RULES: dict[str, weights.Over] = {
   "layers": None,
@@ -30,7 +30,11 @@ RULES: dict[str, weights.Over] = {
   "kv_heads": "tensor",
   "head_dim": None,
   "mlp": "tensor",
+  "experts": "expert",
+  "expert_model": "fsdp",
 }
+# The logical axes that are gathered for a layer's products.
+_CUT = ("model", "expert_model")
 _GATHERED = "gathered"
 _BFLOAT16 = 2  # Bytes.
 # Share of a sampling device's memory that its weights may take.
@@ -46,6 +50,7 @@ def mesh(
   *,
   data: int = 1,
   fsdp: int = 1,
+  expert: int = 1,
   context: int = 1,
   tensor: int = 1,
   devices: Sequence[jax.Device] | None = None,
@@ -55,7 +60,7 @@ def mesh(
   Raises:
     ValueError: there are too few devices, or their network does not fit.
   """
-  shape = (data, fsdp, context, tensor)
+  shape = (data, fsdp, expert, context, tensor)
   words = f"A mesh of {config_lib.MeshConfig(*shape)}"
   wanted = math.prod(shape)
   devices = jax.devices() if devices is None else devices
@@ -175,10 +180,15 @@ def _pick(
 
 
 def rules(mesh: jax.sharding.Mesh) -> weights.Rules:
-  """Returns `RULES`, with weights sharded over `context` as over fsdp."""
-  if mesh.shape["context"] == 1:
-    return RULES
-  return RULES | {"model": ("fsdp", "context")}
+  """Returns `RULES`, with weights sharded over other axes as over fsdp too."""
+  more = {
+    name: ("fsdp", *(axis for axis in axes if mesh.shape[axis] > 1))
+    for name, axes in (
+      ("model", ("expert", "context")),
+      ("expert_model", ("context",)),
+    )
+  }
+  return RULES | {k: over for k, over in more.items() if len(over) > 1}
 
 
 def shardings(
@@ -254,7 +264,7 @@ class Layout:
       jax.sharding.NamedSharding(
         self.mesh, weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules)
       )
-      for rules in (self.rules, {**self.rules, "model": None})
+      for rules in (self.rules, self.rules | dict.fromkeys(_CUT))
     )
     if cut == gathered:
       return x
@@ -292,8 +302,14 @@ def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
 
   Raises:
     ValueError: `tensor` does not divide the heads or the feed-forward width, or
-      is neither a divisor nor a multiple of the kv heads.
+      is neither a divisor nor a multiple of the kv heads; or `expert` does not
+      divide the experts.
   """
+  if (a.experts or 1) % mesh.shape["expert"]:
+    raise ValueError(
+      f"mesh.expert: found {mesh.shape['expert']}, expected a divisor of the "
+      f"experts in a layer of the policy, {a.experts}, or 1."
+    )
   tensor = mesh.shape["tensor"]
   for name in ("heads", "mlp_dim"):
     if getattr(a, name) % tensor:

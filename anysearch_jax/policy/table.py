@@ -75,6 +75,10 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
   table = [_plain(a, "embed", "model.embed_tokens.weight", tokens, init=0.02)]
   table.append(norm("attention_norm", "input_layernorm", model))
+  if a.experts:
+    gives = ((a.experts, None),)
+    name = f"{layer}mlp.gate.weight"
+    table.append(_matrix(a, "router", name, model, gives, init=0.02))
   for p in projections(a).values():
     name = layer + p.module
     matrix = a, p.key, f"{name}.weight", p.takes, p.gives
@@ -116,8 +120,10 @@ def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
 
 def projections(a: architecture_lib.Architecture) -> dict[str, Projection]:
-  """Returns the seven matrices of a layer by their keys."""
+  """Returns the seven matrices of a layer, or of its experts, by their keys."""
   model, mlp = (a.d_model, "model"), (a.mlp_dim, "mlp")
+  inner = (a.d_model, "expert_model") if a.experts else model
+  part = "mlp.experts.{expert}" if a.experts else "mlp"
   heads = ((a.heads, "heads"), (a.head_dim, "head_dim"))
   kv = ((a.kv_heads, "kv_heads"), (a.head_dim, "head_dim"))
   std = 0.02
@@ -127,9 +133,9 @@ def projections(a: architecture_lib.Architecture) -> dict[str, Projection]:
     ("k", "self_attn", (model,), kv, a.qkv_bias, std),
     ("v", "self_attn", (model,), kv, a.qkv_bias, std),
     ("o", "self_attn", heads, (model,), a.o_bias, end),
-    ("gate", "mlp", (model,), (mlp,), a.mlp_bias, std),
-    ("up", "mlp", (model,), (mlp,), a.mlp_bias, std),
-    ("down", "mlp", (mlp,), (model,), a.mlp_bias, end),
+    ("gate", part, (inner,), (mlp,), a.mlp_bias, std),
+    ("up", part, (inner,), (mlp,), a.mlp_bias, std),
+    ("down", part, (mlp,), (inner,), a.mlp_bias, end),
   )
   return {
     key: Projection(key, f"{part}.{key}_proj", takes, gives, bias, deviation)
@@ -150,15 +156,19 @@ def _matrix(
   """Returns the row of a matrix, stored as `[L, *takes, *gives]`.
 
   With `gives_first` it is stored as `[L, *gives, *takes]`, as in the file.
+  Experts follow the layers, if a tensor is one of theirs.
   """
   file = (*gives, *takes)
   ours = file if gives_first else (*takes, *gives)
+  stack = [(a.layers, LAYERS)]
+  if "{expert}" in name:
+    stack.append((a.experts, "experts"))
   given = 0 if gives_first else len(gives)
   sizes = [math.prod(size for size, _ in side) for side in (gives, takes)]
   return weights.Weight(
     path=(LAYERS, key),
-    shape=(a.layers, *(size for size, _ in ours)),
-    axes=("layers", *(axis for _, axis in ours)),
+    shape=tuple(size for size, _ in (*stack, *ours)),
+    axes=tuple(axis for _, axis in (*stack, *ours)),
     name=name,
     split=tuple(size for size, _ in file),
     perm=(*range(given, len(file)), *range(given)),

@@ -94,7 +94,7 @@ def load(
     if not row.stacked:
       return jit(lambda x: x.astype(dtype))(next(placed))
     put, stack = jit(_put), jnp.zeros(row.shape, dtype, device=of(row))
-    for i in range(row.shape[0]):
+    for i in np.ndindex(*row.stack):
       # Without this wait the host would read far ahead of the devices.
       stack = put(stack, next(placed), i).block_until_ready()
     return stack
@@ -150,7 +150,7 @@ def save(
   dtype: Any = np.float32,
   shard_bytes: int = SHARD_BYTES,
   name: str = SINGLE_NAME,
-  layer_of: Callable[[weights.Weight, int], Any] | None = None,
+  part_of: Callable[[weights.Weight, Sequence[int]], Any] | None = None,
 ) -> None:
   """Writes a folder's safetensors with the names of the table.
 
@@ -167,7 +167,7 @@ def save(
     dtype: of the files, one of `SAVED`; values are rounded to nearest even.
     shard_bytes: maximum bytes per shard, unless one tensor is larger.
     name: of the single file; shards are numbered after it.
-    layer_of: returns a layer of a row in our layout; default: from `params`.
+    part_of: returns a tensor of a row in our layout; default: from `params`.
 
   Raises:
     ValueError: the dtype is not in `SAVED`.
@@ -175,8 +175,8 @@ def save(
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
   if dtype.name not in SAVED:
     raise ValueError(f"dtype {dtype.name}: expected one of {', '.join(SAVED)}.")
-  layer_of = layer_of or functools.partial(weights.layer, params)
-  shards: list[list[tuple[str, weights.Weight, int]]] = [[]]
+  part_of = part_of or functools.partial(weights.part, params)
+  shards: list[list[tuple[str, weights.Weight, tuple[int, ...]]]] = [[]]
   total = size = 0
   for entry in weights.tensors(rows):
     length = _bytes(entry[1], dtype)
@@ -193,7 +193,7 @@ def save(
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
     own = jax.process_index() == (i - 1) % writers
-    failed += _write(folder / file, shard, layer_of, dtype, writes=own)
+    failed += _write(folder / file, shard, part_of, dtype, writes=own)
     index |= {key: file for key, _, _ in shard}
   if count > 1 and processes.is_main():
     text = json.dumps(
@@ -226,8 +226,8 @@ def _seen_by_all(folder: pathlib.Path) -> bool:
 
 def _write(
   path: pathlib.Path,
-  entries: Sequence[tuple[str, weights.Weight, int]],
-  layer_of: Callable[[weights.Weight, int], Any],
+  entries: Sequence[tuple[str, weights.Weight, tuple[int, ...]]],
+  part_of: Callable[[weights.Weight, Sequence[int]], Any],
   dtype: np.dtype,
   *,
   writes: bool,
@@ -266,9 +266,9 @@ def _write(
   written = path if writes else os.devnull
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(put, file, len(text).to_bytes(8, "little") + text)
-    for _, row, layer in entries:
+    for _, row, i in entries:
       # Rounding on the device halves the bytes that cross to the host.
-      ours = layer_of(row, layer).astype(dtype)
+      ours = part_of(row, i).astype(dtype)
       if isinstance(ours, jax.Array):
         ours = processes.to_replicated(ours)
       tensor = np.ascontiguousarray(row.to_file(np.asarray(ours)))
@@ -292,13 +292,16 @@ def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
       yield running.result()
 
 
-def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
+def _put(
+  stack: jax.Array, tensor: jax.Array, i: tuple[jax.Array, ...]
+) -> jax.Array:
   # Written as integers: on CPUs, XLA converts a whole bfloat16 stack to float32
-  # to update one layer.
+  # to update one tensor.
   bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
   view = functools.partial(jax.lax.bitcast_convert_type, new_dtype=bits)
-  written = jax.lax.dynamic_update_index_in_dim(
-    view(stack), view(layer.astype(stack.dtype)), i, 0
+  new = view(tensor.astype(stack.dtype))
+  written = jax.lax.dynamic_update_slice(
+    view(stack), new.reshape((1,) * len(i) + new.shape), (*i, *[0] * new.ndim)
   )
   return jax.lax.bitcast_convert_type(written, stack.dtype)
 
@@ -307,10 +310,10 @@ def _place(
   row: weights.Weight, tensor: Tensor, sharding: jax.sharding.Sharding
 ) -> jax.Array:
   """Reads a tensor into our layout, sharded, in the file's type."""
-  shape = row.layer_shape
+  shape = row.tensor_shape
   if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
     sharding = jax.sharding.NamedSharding(
-      sharding.mesh, jax.P(*sharding.spec[1:])
+      sharding.mesh, jax.P(*sharding.spec[len(row.stack) :])
     )
   read: dict[tuple, np.ndarray] = {}
   arrays = []

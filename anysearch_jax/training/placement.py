@@ -8,6 +8,7 @@ array whose dtype and sharding agree on both sides is shared, not copied.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Placement:
   @property
   def row_multiple(self) -> int:
     """The number of devices that the rows of a micro-batch are sharded over."""
-    return self.trainer.shape["data"] * self.trainer.shape["fsdp"]
+    return math.prod(self.trainer.shape[axis] for axis in sharding.BATCH)
 
   @property
   def rows(self) -> jax.sharding.NamedSharding:

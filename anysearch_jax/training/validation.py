@@ -370,7 +370,7 @@ def _batches(config: config_lib.ExperimentConfig) -> None:
     )
   episodes = trajectories // c.batches_per_rollout
   row = min(batch.max_segments, longest // max(1, tokens - 1))
-  rows = batch.rows(longest, mesh.data * mesh.fsdp)
+  rows = batch.rows(longest, mesh.rows)
   needed = -(-episodes // (row * rows))
   if needed > batch.max_micro_batches:
     raise ValueError(

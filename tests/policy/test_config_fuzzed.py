@@ -75,6 +75,11 @@ VALUES = {
   "quantization_config": [{"quant_method": "fp8"}, {}],
   "eos_token_id": [3, [3, 4]],
   "num_experts": [4],
+  "num_experts_per_tok": [1, 3, 7, 0],
+  "moe_intermediate_size": [24, 12],
+  "norm_topk_prob": [True, False],
+  "decoder_sparse_step": [1, 2],
+  "mlp_only_layers": [[], [0]],
   "no_rope_layers": [None, [0, 0], [1, 0, 1], [1], [2, 1]],
   "no_rope_layer_interval": [1, 2, 0],
 }
@@ -141,7 +146,9 @@ class Family:
       return None
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama", "smollm3"])
+@pytest.mark.parametrize(
+  "case", ["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3"]
+)
 def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
   torch, tmp_path, case
 ):

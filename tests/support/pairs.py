@@ -128,11 +128,23 @@ class Pair:
         ),
       )
     )
+    for name in [name for name in theirs if ".experts." in name]:
+      theirs |= _by_expert(name, theirs.pop(name))
     assert theirs.keys() == {name for name, _, _ in weights.tensors(rows)}
-    for name, row, layer in weights.tensors(rows):
-      leaf = np.asarray(weights.get(found, row.path))
-      file = row.to_file(leaf[layer] if row.stacked else leaf)
+    for name, row, i in weights.tensors(rows):
+      file = row.to_file(np.asarray(weights.get(found, row.path))[i])
       yield name, file, theirs[name].numpy()
+
+
+def _by_expert(name: str, stacked) -> dict:
+  """Returns the tensors of a file by name, of those that torch stacks."""
+  stem, kind = name.rsplit(".", 1)
+  keys = kind.removesuffix("_proj").split("_")
+  return {
+    f"{stem}.{expert}.{key}_proj.weight": part
+    for expert, tensor in enumerate(stacked)
+    for key, part in zip(keys, tensor.chunk(len(keys)), strict=True)
+  }
 
 
 def _replaced(params: decoder.Params, changed: decoder.Params):

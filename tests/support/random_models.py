@@ -59,6 +59,11 @@ _SMOLLM3: dict[str, Any] = {
   "bos_token_id": None,
   "eos_token_id": None,
 }
+_QWEN3_MOE: dict[str, Any] = _QWEN3 | {
+  "num_experts": 6,
+  "num_experts_per_tok": 2,
+  "moe_intermediate_size": 24,
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -67,6 +72,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen3-tied": ("Qwen3", _QWEN3 | _TIED),
   "qwen3-biased": ("Qwen3", _QWEN3 | {"attention_bias": True}),
   "qwen3-yarn": ("Qwen3", _QWEN3 | _YARN),
+  "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": True}),
+  "qwen3-moe-biased": ("Qwen3Moe", _QWEN3_MOE | {"attention_bias": True}),
   "llama": ("Llama", _LLAMA),
   "llama-tied": ("Llama", _LLAMA | _TIED),
   "llama-biased": (

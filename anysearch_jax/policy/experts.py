@@ -1,0 +1,266 @@
+"""A feed-forward layer of experts, of which each token uses a few.
+
+Tokens are sorted into blocks of one expert each. No token is dropped: there are
+blocks enough for any choice, and a loop computes only those that are used. TPUs
+have a grouped matrix product instead (`jax.lax.ragged_dot`), which XLA's other
+compilers expand to a product with every expert. Few tokens, as in decode, do
+use all experts: reading the weights then takes longer than the products.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import sharding
+
+# Up to so many tokens, every expert computes all of them.
+_FEW = 256
+# Rows of a block, and blocks of an iteration.
+_BLOCK = 128
+_BLOCKS = 32
+
+
+class Weights(NamedTuple):
+  """Gate and up `[E, D, F]` and down `[E, F, D]` of a layer's experts."""
+
+  gate: jax.Array
+  up: jax.Array
+  down: jax.Array
+
+
+def route(
+  logits: jax.Array, a: architecture_lib.Architecture
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the weights `[..., K]` of the chosen experts, and their ids.
+
+  A float32 softmax over all experts `[..., E]`, of which the largest are kept; they sum
+  to 1 again if `a.renormalized`.
+  """
+  shares = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+  kept, chosen = jax.lax.top_k(shares, a.active)
+  if a.renormalized:
+    kept /= kept.sum(-1, keepdims=True)
+  return kept, chosen
+
+
+def apply(
+  x: jax.Array,
+  w: Weights,
+  kept: jax.Array,
+  chosen: jax.Array,
+  layout: sharding.Layout | None = None,
+) -> jax.Array:
+  """Returns the weighted sum of the chosen experts' outputs.
+
+  On a mesh, every device computes its own experts for the tokens of its
+  neighbours on the axis `expert`: those are gathered, and the sums scattered.
+  Of 128 experts on 8 devices a token that uses 8 needs two thirds of the
+  devices, so an all-to-all would not move much less, and would have to expect
+  every token on one device.
+
+  Args:
+    x: `[..., D]`; on a mesh `[B, T, D]`, sharded over rows and positions.
+    w: the experts' weights.
+    kept: `[..., K]`. chosen: int `[..., K]`; both of `route`.
+    layout: of `x`, if it is on a mesh.
+  """
+  if layout is None:
+    return _apply(x, w, kept, chosen)
+  mesh = layout.mesh
+  experts = "expert" if w.gate.shape[0] % mesh.shape["expert"] == 0 else None
+  width = "tensor" if w.gate.shape[2] % mesh.shape["tensor"] == 0 else None
+
+  def local(x, w, kept, chosen):
+    if experts:
+      gather = functools.partial(
+        jax.lax.all_gather, axis_name=experts, axis=0, tiled=True
+      )
+      x, kept, chosen = gather(x), gather(kept), gather(chosen)
+      chosen -= jax.lax.axis_index(experts) * w.gate.shape[0]
+    y = _apply(x, w, kept, chosen)
+    if width:
+      y = jax.lax.psum(y, width)
+    if experts:
+      y = jax.lax.psum_scatter(y, experts, scatter_dimension=0, tiled=True)
+    return y
+
+  tokens = jax.P(*layout.tokens, None)
+  into = jax.P(experts, None, width)
+  return layout.local(
+    local,
+    in_specs=(
+      tokens,
+      Weights(into, into, jax.P(experts, width, None)),
+      tokens,
+      tokens,
+    ),
+    out_specs=tokens,
+  )(x, w, kept, chosen)
+
+
+def _apply(
+  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
+) -> jax.Array:
+  """Computes the experts of `w`; choices outside of 0 to E - 1 count as 0."""
+  rows = x.reshape(-1, x.shape[-1])
+  kept, chosen = (c.reshape(len(rows), -1) for c in (kept, chosen))
+  few = len(rows) <= _FEW
+  y = (_every if few else _sorted)(rows, w, kept, chosen)
+  return y.astype(x.dtype).reshape(x.shape)
+
+
+def _every(
+  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
+) -> jax.Array:
+  """Computes all experts for all tokens `[N, D]`, weighted with 0 or `kept`."""
+  rows = jnp.arange(len(x))[:, None]
+  shares = jnp.zeros((len(x), len(w.gate)), kept.dtype)
+  # Ids below 0 would count from the end.
+  chosen = jnp.where(chosen < 0, len(w.gate), chosen)
+  shares = shares.at[rows, chosen].set(kept, mode="drop")
+  hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, w.gate))
+  hidden *= jnp.einsum("nd,edf->enf", x, w.up)
+  hidden *= shares.T[..., None].astype(hidden.dtype)
+  return jnp.einsum("enf,efd->nd", hidden, w.down)
+
+
+def _sorted(
+  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
+) -> jax.Array:
+  """Computes each token `[N, D]` by its own experts, in blocks."""
+  count, active = chosen.shape
+  experts = len(w.gate)
+  inside = (chosen >= 0) & (chosen < experts)
+  ids = jnp.where(inside, chosen, experts).reshape(-1)
+  sizes = jnp.bincount(ids, length=experts + 1)[:experts]
+  blocks = -(-sizes // _BLOCK)
+  ends = jnp.cumsum(blocks)
+  # Whole iterations of blocks that suffice for any choice.
+  most = -(-(ids.size // _BLOCK + experts) // _BLOCKS) * _BLOCKS
+  owner = jnp.searchsorted(ends, jnp.arange(most), side="right")
+  owner = jnp.minimum(owner, experts - 1)
+  # The place of a choice: its expert's first block, and its rank there.
+  order = jnp.argsort(ids, stable=True)
+  rank = jnp.zeros_like(ids).at[order].set(jnp.arange(ids.size))
+  rank -= jnp.append(jnp.cumsum(sizes) - sizes, 0)[ids]
+  place = jnp.append((ends - blocks) * _BLOCK, 0)[ids] + rank
+  place = jnp.where(inside.reshape(-1), place, most * _BLOCK)
+  source = jnp.full(most * _BLOCK, count, jnp.int32)
+  source = source.at[place].set(jnp.arange(ids.size) // active, mode="drop")
+  taken = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
+  y = _blocks(taken, w, owner, blocks * _BLOCK)
+  found = jnp.take(
+    y, place.reshape(count, active), axis=0, mode="fill", fill_value=0
+  )
+  return jnp.einsum("nkd,nk->nd", found.astype(jnp.float32), kept)
+
+
+@jax.custom_vjp
+def _blocks(
+  x: jax.Array, w: Weights, owner: jax.Array, sizes: jax.Array
+) -> jax.Array:
+  """Computes blocks of rows by the expert that owns each.
+
+  Args:
+    x: `[blocks x _BLOCK, D]`; rows after the last used block are not read.
+    w: the experts' weights.
+    owner: int `[blocks]`, ascending.
+    sizes: int `[E]`, rows in the blocks of each expert.
+  """
+  return jax.lax.platform_dependent(
+    x, w, owner, sizes, tpu=_grouped, default=_looped
+  )
+
+
+def _forward(x, w, owner, sizes):
+  return _blocks(x, w, owner, sizes), (x, w, owner, sizes)
+
+
+def _backward(residuals, g):
+  x, w, owner, sizes = residuals
+
+  def grouped(x, w, owner, sizes, g):
+    _, pull = jax.vjp(lambda x, w: _grouped(x, w, owner, sizes), x, w)
+    return pull(g)
+
+  dx, dw = jax.lax.platform_dependent(
+    x, w, owner, sizes, g, tpu=grouped, default=_looped_backward
+  )
+  return dx, dw, None, None
+
+
+_blocks.defvjp(_forward, _backward)
+
+
+def _grouped(x, w, owner, sizes):
+  del owner
+  hidden = jax.nn.silu(jax.lax.ragged_dot(x, w.gate, sizes))
+  hidden *= jax.lax.ragged_dot(x, w.up, sizes)
+  return jax.lax.ragged_dot(hidden, w.down, sizes)
+
+
+def _batched(x: jax.Array, w: Weights) -> jax.Array:
+  """Computes blocks `[_BLOCKS, _BLOCK, D]`, each with weights of its own."""
+  hidden = jax.nn.silu(x @ w.gate) * (x @ w.up)
+  return hidden @ w.down
+
+
+def _looped(x, w, owner, sizes):
+  def step(i, y):
+    cut, mine = _iteration(i, w, owner)
+    return _put(y, _batched(cut(x), mine), i)
+
+  return jax.lax.fori_loop(0, _iterations(sizes), step, jnp.zeros_like(x))
+
+
+def _looped_backward(x, w, owner, sizes, g):
+  def step(i, carry):
+    dx, dw = carry
+    cut, mine = _iteration(i, w, owner)
+    _, pull = jax.vjp(_batched, cut(x), mine)
+    of_x, of_w = pull(cut(g))
+    ids = jax.lax.dynamic_slice_in_dim(owner, i * _BLOCKS, _BLOCKS)
+    # Blocks of an expert add up in float32, one after another.
+    dw = jax.tree.map(
+      lambda total, new: (
+        total
+        + jax.ops.segment_sum(
+          new.astype(jnp.float32), ids, len(total), indices_are_sorted=True
+        )
+      ),
+      dw,
+      of_w,
+    )
+    return _put(dx, of_x, i), dw
+
+  zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.float32), w)
+  dx, dw = jax.lax.fori_loop(
+    0, _iterations(sizes), step, (jnp.zeros_like(x), zeros)
+  )
+  return dx, jax.tree.map(lambda d, m: d.astype(m.dtype), dw, w)
+
+
+def _iterations(sizes: jax.Array) -> jax.Array:
+  return -(-sizes.sum() // (_BLOCK * _BLOCKS))
+
+
+def _iteration(i, w, owner):
+  """Returns how to cut the rows of an iteration, and its blocks' weights."""
+  ids = jax.lax.dynamic_slice_in_dim(owner, i * _BLOCKS, _BLOCKS)
+
+  def cut(x):
+    size = _BLOCKS * _BLOCK
+    found = jax.lax.dynamic_slice_in_dim(x, i * size, size)
+    return found.reshape(_BLOCKS, _BLOCK, -1)
+
+  return cut, jax.tree.map(lambda m: m[ids], w)
+
+
+def _put(y, new, i):
+  new = new.reshape(-1, y.shape[1]).astype(y.dtype)
+  return jax.lax.dynamic_update_slice_in_dim(y, new, i * len(new), 0)
