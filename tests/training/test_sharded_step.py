@@ -13,20 +13,22 @@ import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding
+from anysearch_jax.policy import decoder, experts, lora, sharding
 from anysearch_jax.training import batching, train_step
 
 FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3")
-# (data, fsdp, context, tensor, sequence parallelism).
+# (data, fsdp, expert, context, tensor, sequence parallelism).
 MESHES = {
-  "fsdp8": (1, 8, 1, 1, False),
-  "fsdp4-tensor2": (1, 4, 1, 2, False),
-  "fsdp4-tensor2-sequence": (1, 4, 1, 2, True),
-  "context8": (1, 1, 8, 1, False),
-  "fsdp2-context4": (1, 2, 4, 1, False),
-  "fsdp2-context2-tensor2-sequence": (1, 2, 2, 2, True),
-  "data2-fsdp2-tensor2": (2, 2, 1, 2, False),
-  "data2-fsdp2-tensor2-sequence": (2, 2, 1, 2, True),
+  "fsdp8": (1, 8, 1, 1, 1, False),
+  "fsdp4-tensor2": (1, 4, 1, 1, 2, False),
+  "fsdp4-tensor2-sequence": (1, 4, 1, 1, 2, True),
+  "context8": (1, 1, 1, 8, 1, False),
+  "fsdp2-context4": (1, 2, 1, 4, 1, False),
+  "fsdp2-context2-tensor2-sequence": (1, 2, 1, 2, 2, True),
+  "data2-fsdp2-tensor2": (2, 2, 1, 1, 2, False),
+  "expert8": (1, 1, 8, 1, 1, False),
+  "fsdp2-expert2-tensor2-sequence": (1, 2, 2, 1, 2, True),
+  "data2-fsdp2-tensor2-sequence": (2, 2, 1, 1, 2, True),
 }
 BATCH = config_lib.BatchConfig(
   row_lengths=(32,), micro_batch_tokens=256, max_micro_batches=3
@@ -39,6 +41,8 @@ KEEP = optax.trace(0.0)
 
 
 def architecture(case, **sizes):
+  if case == "qwen3-moe":
+    sizes = {"num_experts": 8, **sizes}
   return random_models.architecture(case, **SIZES | sizes)
 
 
@@ -150,11 +154,16 @@ BOTH = ("fsdp8", ALL)
 
 @pytest.mark.parametrize(
   ("case", "mesh"),
-  [("llama", ALL)]
+  [("llama", ALL), ("qwen3-moe", "fsdp2-expert2-tensor2-sequence")]
+  + [slow("qwen3-moe", mesh) for mesh in (*BOTH, "expert8", "context8")]
   + [slow("llama", mesh) for mesh in MESHES if mesh != ALL]
   + [slow(case, mesh) for case in FAMILIES if case != "llama" for mesh in BOTH],
 )
-def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
+def test_a_mesh_gives_the_loss_and_gradients_of_one_device(
+  case, mesh, capfd, monkeypatch
+):
+  monkeypatch.setattr(experts, "_FEW", 0)
+  monkeypatch.setattr(experts, "_BLOCK", 16)
   layout = layout_of(MESHES[mesh])
   a, trained, reference = params_of(case)
   batches = [batch(), batch(seed=1, trajectories=30)]
@@ -169,12 +178,16 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
 
 CASES = {
   # An odd vocabulary is replicated, under sequence parallelism too.
-  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 1, 2, True)),
-  "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, 1, False)),
+  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 1, 1, 2, True)),
+  "odd-vocabulary-untied": (
+    "llama",
+    {"vocab_size": 61},
+    (2, 2, 1, 1, 1, False),
+  ),
   # More devices than kv heads: devices that share a head get copies of it.
-  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 1, 4, True)),
+  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 1, 1, 4, True)),
   # A width that fsdp does not divide is replicated.
-  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, 1, False)),
+  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, 1, 1, False)),
 }
 
 
@@ -196,7 +209,7 @@ def test_recomputation_changes_nothing(remat):
   (result,), _, _ = run(
     *params_of("qwen2"),
     [batch()],
-    layout=layout_of((1, 2, 1, 2, True)),
+    layout=layout_of((1, 2, 1, 1, 2, True)),
     remat=remat,
   )
   assert_same(result, on_one_device("qwen2"))
@@ -216,7 +229,7 @@ def test_adapters_on_a_mesh_are_those_of_one_device():
   base = params_of("qwen2")[1]
   (one,), _, _ = run(a, adapters, base, [batch()])
   (cut,), _, _ = run(
-    a, adapters, base, [batch()], layout=layout_of((2, 2, 1, 2, True))
+    a, adapters, base, [batch()], layout=layout_of((2, 2, 1, 1, 2, True))
   )
   assert_same(cut, one)
 
@@ -229,7 +242,7 @@ def test_a_loss_with_a_bonus_and_without_a_reference_is_the_same_on_a_mesh():
   )
   one, cut = (
     run(a, trained, None, [batch()], objective=objective, layout=layout)[0][0]
-    for layout in (None, layout_of((2, 2, 1, 2, True)))
+    for layout in (None, layout_of((2, 2, 1, 1, 2, True)))
   )
   assert_same(cut, one)
   assert one[1]["loss/total"] < on_one_device("qwen2")[1]["loss/total"] - 1
@@ -238,7 +251,7 @@ def test_a_loss_with_a_bonus_and_without_a_reference_is_the_same_on_a_mesh():
 def test_the_score_of_a_batch_is_what_the_step_sees():
   """On a mesh, with the sharding of the batch, so that the step can use it."""
   a, trained, reference = params_of("llama")
-  layout = layout_of((2, 2, 1, 2, True))
+  layout = layout_of((2, 2, 1, 1, 2, True))
   rows = batch()
   placed = jax.sharding.NamedSharding(
     layout.mesh, jax.P(None, sharding.BATCH, None)

@@ -1,0 +1,159 @@
+"""Experts against a sum over tokens and choices, written out in NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_models
+
+from anysearch_jax.policy import experts, sharding
+
+E, K, D, F = 8, 3, 16, 12
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def expected(x, w, kept, chosen):
+  y = np.zeros_like(x)
+  for n, row in enumerate(x):
+    for share, e in zip(kept[n], chosen[n], strict=True):
+      if 0 <= e < len(w.gate):
+        hidden = silu(row @ w.gate[e]) * (row @ w.up[e])
+        y[n] += share * (hidden @ w.down[e])
+  return y
+
+
+def case(tokens, *, seed=0, chosen=None, among=E):
+  rng = np.random.default_rng(seed)
+  w = experts.Weights(
+    rng.standard_normal((E, D, F)) / D**0.5,
+    rng.standard_normal((E, D, F)) / D**0.5,
+    rng.standard_normal((E, F, D)) / F**0.5,
+  )
+  x = rng.standard_normal((tokens, D))
+  if chosen is None:
+    chosen = rng.permuted(np.tile(np.arange(among), (tokens, 1)), axis=1)[:, :K]
+  kept = rng.uniform(0.1, 1.0, (tokens, K))
+  as32 = functools.partial(jnp.asarray, dtype=jnp.float32)
+  ours = as32(x), jax.tree.map(as32, w), as32(kept), jnp.asarray(chosen)
+  return ours, expected(x, w, kept, chosen)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  monkeypatch.setattr(experts, "_FEW", 0)
+  monkeypatch.setattr(experts, "_BLOCK", 4)
+  monkeypatch.setattr(experts, "_BLOCKS", 2)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, experts._FEW, experts._FEW + 1, 700])
+def test_the_sum_over_chosen_experts(tokens):
+  ours, wanted = case(tokens)
+  np.testing.assert_allclose(jax.jit(experts.apply)(*ours), wanted, atol=2e-5)
+
+
+def test_random_choices_in_small_blocks(small_blocks):
+  apply = jax.jit(experts.apply)
+  for seed in range(20):
+    tokens = int(np.random.default_rng(seed).integers(1, 40))
+    ours, wanted = case(tokens, seed=seed, among=K + seed % (E - K + 1))
+    np.testing.assert_allclose(apply(*ours), wanted, atol=2e-5)
+
+
+def test_every_token_may_choose_the_same_experts(small_blocks):
+  ours, wanted = case(50, chosen=np.tile([6, 0, 3], (50, 1)))
+  np.testing.assert_allclose(experts.apply(*ours), wanted, atol=2e-5)
+
+
+def test_choices_of_other_devices_count_as_nothing(small_blocks):
+  chosen = np.tile([[-2, 1, 7], [-1, 8, 9]], (9, 1))
+  ours, wanted = case(18, chosen=chosen)
+  assert not wanted[1].any() and wanted[0].any()
+  np.testing.assert_allclose(experts.apply(*ours), wanted, atol=2e-5)
+  every = experts._every(*ours)
+  np.testing.assert_allclose(every, wanted, atol=2e-5)
+
+
+def test_the_grouped_product_of_tpus_computes_the_same(small_blocks):
+  """XLA computes it on a CPU too, by every expert."""
+  (x, w, _, _), _ = case(24)
+  owner, sizes = jnp.array([0, 2, 2, 5, 7, 7]), jnp.array([4, 0, 8, 0, 0, 4, 0])
+  sizes = jnp.append(sizes, 8)
+
+  def both(f, x, w):
+    y, pull = jax.vjp(lambda x, w: f(x, w), x, w)
+    return y, pull(jnp.cos(y))
+
+  looped = both(lambda x, w: experts._blocks(x, w, owner, sizes), x, w)
+  grouped = both(lambda x, w: experts._grouped(x, w, owner, sizes), x, w)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5),
+    looped,
+    grouped,
+  )
+
+
+def test_few_and_many_tokens_have_the_same_gradients(monkeypatch, small_blocks):
+  ours, _ = case(30)
+
+  def gradients(few):
+    monkeypatch.setattr(experts, "_FEW", few)
+    return jax.grad(
+      lambda x, w, kept: jnp.sum(jnp.sin(experts.apply(x, w, kept, ours[3]))),
+      argnums=(0, 1, 2),
+    )(*ours[:3])
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+    gradients(0),
+    gradients(1000),
+  )
+
+
+def test_shares_of_the_chosen_experts():
+  a = random_models.architecture("qwen3-moe")
+  a = dataclasses.replace(a, experts=4, active=2)
+  logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
+  kept, chosen = experts.route(logits, a)
+  assert chosen.tolist() == [[1, 3]]
+  np.testing.assert_allclose(kept, [[4 / 7, 3 / 7]], rtol=1e-6)
+  kept, _ = experts.route(logits, dataclasses.replace(a, renormalized=False))
+  np.testing.assert_allclose(kept, [[0.4, 0.3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "axes",
+  [
+    {"expert": 8},
+    {"fsdp": 2, "expert": 4},
+    {"data": 2, "expert": 2, "tensor": 2},
+    {"expert": 2, "context": 2, "tensor": 2},
+    {"fsdp": 4, "tensor": 2},
+  ],
+)
+def test_a_mesh_gives_the_sum_and_gradients_of_one_device(axes, small_blocks):
+  (x, w, kept, chosen), wanted = case(8 * 6)
+  layout = sharding.Layout(sharding.mesh(**axes))
+
+  def result(x, w, kept, layout):
+    y = experts.apply(x, w, kept, chosen.reshape(8, 6, K), layout)
+    return jnp.sum(jnp.sin(y)), y
+
+  run = jax.value_and_grad(result, argnums=(0, 1, 2), has_aux=True)
+  run = jax.jit(run, static_argnums=3)
+  given = x.reshape(8, 6, D), w, kept.reshape(8, 6, K)
+  (_, y), gradients = run(*given, layout)
+  np.testing.assert_allclose(y.reshape(-1, D), wanted, atol=2e-5)
+  (_, _), alone = run(*given, None)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+    gradients,
+    alone,
+  )
