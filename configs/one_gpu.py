@@ -1,4 +1,4 @@
-"""Policies of 0.5 to 8 billion parameters on one GPU of 24, 80 or 141 GB.
+"""Policies of 0.5 to 30 billion parameters on one GPU of 24, 80 or 141 GB.
 
     hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B
     python -m launch.train --config=configs/one_gpu.py:qwen3_1_7b-24 \\
@@ -8,9 +8,9 @@ Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
     or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
-and three that decode 256 rows at a time:
+and four that decode 256 rows at a time:
     qwen3_4b-full141             every weight is trained, not adapters
-    qwen2_5_7b-80, llama3_1_8b-80
+    qwen2_5_7b-80, llama3_1_8b-80, qwen3_30b_a3b-141
 
 The GPU trains adapters of rank 32 and samples in turns. Differences from the
 paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
@@ -56,12 +56,15 @@ POLICIES = {
   "smollm3_3b": ("SmolLM3-3B", (1 << 16, 3 << 17, 3 << 18)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
+# Its attention alone is adapted: PEFT's layout has no name for one expert.
+_EXPERTS = "qwen3_30b_a3b-141"
 # Policies that nearly fill their GPU: folder, tokens of KV cache and of a
 # micro-batch. So few leave room for what remat "dots" keeps.
 LARGE = {
   "qwen3_4b-full141": ("Qwen3-4B", 3 << 17, 2 * _CONTEXT),
   "qwen2_5_7b-80": ("Qwen2.5-7B-Instruct", 7 << 16, _CONTEXT),
   "llama3_1_8b-80": ("Llama-3.1-8B-Instruct", 1 << 18, _CONTEXT),
+  _EXPERTS: ("Qwen3-30B-A3B", 1 << 16, _CONTEXT),
 }
 PRESETS = (
   *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
@@ -88,6 +91,8 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     base = dataclasses.replace(
       base, lora=config_lib.LoraConfig(), optimizer=config_lib.OptimizerConfig()
     )
+  if preset == _EXPERTS:
+    base = config_lib.changed(base, lora={"targets": ("q", "k", "v", "o")})
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return config_lib.changed(
     base,

@@ -22,6 +22,8 @@ _FUSED_PRODUCTS = {
 }
 # Queries and keys of a tile of cuDNN's attention, which computes whole tiles.
 TILE = 128
+# A function whose loops only the device knows has its FLOPs in its name.
+_NAMED = "flops_"
 # The name of every splash attention kernel begins with this.
 _SPLASH = "splash_"
 
@@ -98,6 +100,8 @@ def _equation(
     (contracted, _), _ = params["dimension_numbers"]
     depth = math.prod(shapes[0][axis] for axis in contracted)
     return 2 * math.prod(equation.outvars[0].aval.shape) * depth
+  if name == "jit" and params["name"].startswith(_NAMED):
+    return int(params["name"].removeprefix(_NAMED))
   for prefix, products in _FUSED_PRODUCTS.items():
     if name.startswith(prefix):
       (b, t, n, h), (_, s, *_) = shapes

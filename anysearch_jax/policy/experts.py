@@ -10,6 +10,8 @@ use all experts: reading the weights then takes longer than the products.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -71,31 +73,30 @@ def apply(
   """
   if layout is None:
     return _apply(x, w, kept, chosen)
-  mesh = layout.mesh
-  experts = "expert" if w.gate.shape[0] % mesh.shape["expert"] == 0 else None
+  mesh, parts = layout.mesh, layout.mesh.shape["expert"]
   width = "tensor" if w.gate.shape[2] % mesh.shape["tensor"] == 0 else None
 
   def local(x, w, kept, chosen):
-    if experts:
+    if parts > 1:
       gather = functools.partial(
-        jax.lax.all_gather, axis_name=experts, axis=0, tiled=True
+        jax.lax.all_gather, axis_name="expert", axis=0, tiled=True
       )
       x, kept, chosen = gather(x), gather(kept), gather(chosen)
-      chosen -= jax.lax.axis_index(experts) * w.gate.shape[0]
-    y = _apply(x, w, kept, chosen)
+      chosen -= jax.lax.axis_index("expert") * w.gate.shape[0]
+    y = _apply(x, w, kept, chosen, parts=parts)
     if width:
       y = jax.lax.psum(y, width)
-    if experts:
-      y = jax.lax.psum_scatter(y, experts, scatter_dimension=0, tiled=True)
+    if parts > 1:
+      y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
     return y
 
   tokens = jax.P(*layout.tokens, None)
-  into = jax.P(experts, None, width)
+  into = jax.P("expert", None, width)
   return layout.local(
     local,
     in_specs=(
       tokens,
-      Weights(into, into, jax.P(experts, width, None)),
+      Weights(into, into, jax.P("expert", width, None)),
       tokens,
       tokens,
     ),
@@ -104,13 +105,20 @@ def apply(
 
 
 def _apply(
-  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
+  x: jax.Array,
+  w: Weights,
+  kept: jax.Array,
+  chosen: jax.Array,
+  *,
+  parts: int = 1,
 ) -> jax.Array:
   """Computes the experts of `w`; choices outside of 0 to E - 1 count as 0."""
   rows = x.reshape(-1, x.shape[-1])
   kept, chosen = (c.reshape(len(rows), -1) for c in (kept, chosen))
-  few = len(rows) <= _FEW
-  y = (_every if few else _sorted)(rows, w, kept, chosen)
+  if len(rows) <= _FEW:
+    y = _every(rows, w, kept, chosen)
+  else:
+    y = _sorted(rows, w, kept, chosen, parts=parts)
   return y.astype(x.dtype).reshape(x.shape)
 
 
@@ -130,9 +138,12 @@ def _every(
 
 
 def _sorted(
-  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
+  x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array, *, parts: int
 ) -> jax.Array:
-  """Computes each token `[N, D]` by its own experts, in blocks."""
+  """Computes each token `[N, D]` by its own experts, in blocks.
+
+  `w` is one of so many parts of the experts.
+  """
   count, active = chosen.shape
   experts = len(w.gate)
   inside = (chosen >= 0) & (chosen < experts)
@@ -153,48 +164,69 @@ def _sorted(
   source = jnp.full(most * _BLOCK, count, jnp.int32)
   source = source.at[place].set(jnp.arange(ids.size) // active, mode="drop")
   taken = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
-  y = _blocks(taken, w, owner, blocks * _BLOCK)
+  expected = ids.size // parts + experts * _BLOCK // 2
+  y = _blocks(expected, taken, w, owner, blocks * _BLOCK)
   found = jnp.take(
     y, place.reshape(count, active), axis=0, mode="fill", fill_value=0
   )
   return jnp.einsum("nkd,nk->nd", found.astype(jnp.float32), kept)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blocks(
-  x: jax.Array, w: Weights, owner: jax.Array, sizes: jax.Array
+  expected: int, x: jax.Array, w: Weights, owner: jax.Array, sizes: jax.Array
 ) -> jax.Array:
   """Computes blocks of rows by the expert that owns each.
 
   Args:
+    expected: rows that are likely used, for `planning.flops`.
     x: `[blocks x _BLOCK, D]`; rows after the last used block are not read.
     w: the experts' weights.
     owner: int `[blocks]`, ascending.
     sizes: int `[E]`, rows in the blocks of each expert.
   """
+  name = _counted(6 * expected, w)
   return jax.lax.platform_dependent(
-    x, w, owner, sizes, tpu=_grouped, default=_looped
+    *(x, w, owner, sizes), tpu=name(_grouped), default=name(_looped)
   )
 
 
-def _forward(x, w, owner, sizes):
-  return _blocks(x, w, owner, sizes), (x, w, owner, sizes)
+def _forward(expected, x, w, owner, sizes):
+  return _blocks(expected, x, w, owner, sizes), (x, w, owner, sizes)
 
 
-def _backward(residuals, g):
+def _backward(expected, residuals, g):
   x, w, owner, sizes = residuals
+  name = _counted(16 * expected, w)
 
   def grouped(x, w, owner, sizes, g):
     _, pull = jax.vjp(lambda x, w: _grouped(x, w, owner, sizes), x, w)
     return pull(g)
 
   dx, dw = jax.lax.platform_dependent(
-    x, w, owner, sizes, g, tpu=grouped, default=_looped_backward
+    *(x, w, owner, sizes, g), tpu=name(grouped), default=name(_looped_backward)
   )
   return dx, dw, None, None
 
 
 _blocks.defvjp(_forward, _backward)
+
+
+def _counted(rows: int, w: Weights) -> Callable[[Callable], Callable]:
+  """Returns what names a function by its FLOPs, `rows` x D x F.
+
+  How many blocks are used is known on the device alone.
+  """
+
+  def named(f: Callable) -> Callable:
+    @functools.wraps(f)
+    def counted(*args):
+      return f(*args)
+
+    counted.__name__ = f"flops_{rows * math.prod(w.gate.shape[1:])}"
+    return jax.jit(counted)
+
+  return named
 
 
 def _grouped(x, w, owner, sizes):

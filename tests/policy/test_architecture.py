@@ -221,8 +221,8 @@ def rope(change):
     # Names of architectures; transformers chooses by model_type alone.
     (
       QWEN2_7B,
-      {"architectures": ["Qwen3MoeForCausalLM"]},
-      "'Qwen3MoeForCausalLM' is not supported; expected one of Qwen2ForC",
+      {"architectures": ["OlmoeForCausalLM"]},
+      "'OlmoeForCausalLM' is not supported; expected one of Qwen2ForC",
     ),
     (
       QWEN2_7B,
@@ -249,7 +249,7 @@ def rope(change):
     *(
       (base, {key: 8}, UNKNOWN.format(key))
       for base, key in zip(
-        PUBLISHED, ("attention_chunk_size", "num_experts", "logit_scale")
+        PUBLISHED, ("attention_chunk_size", "num_heads", "logit_scale")
       )
     ),
     # Windows.

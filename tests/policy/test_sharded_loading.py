@@ -36,7 +36,7 @@ SIZES = {
   "head_dim": 4,
   "intermediate_size": 48,
 }
-CASES = ["qwen2-tied", "qwen3", "llama-biased"]
+CASES = ["qwen2-tied", "qwen3", "qwen3-moe", "llama-biased"]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def reads(monkeypatch):
     ("llama-biased", {"fsdp": 2, "tensor": 4}),
     ("qwen3", {"tensor": 8}),
     ("llama-biased", {"fsdp": 5}),
+    ("qwen3-moe", {"fsdp": 2, "expert": 2, "tensor": 2}),
   ],
 )
 def test_mesh_holds_the_same_values_as_one_device(folders, reads, case, shape):
@@ -134,7 +135,9 @@ def test_saving_needs_no_collectives(shape, rank):
   mesh = sharding.mesh(**shape)
   params = jax.device_put(params, sharding.shardings(a, mesh))
   made = jax.jit(
-    lambda p: [lora.merged(p, a, row, 0) for row in table.base_rows(a)]
+    lambda p: [
+      lora.merged(p, a, row, (0,) * len(row.stack)) for row in table.base_rows(a)
+    ]
   )
   compiled = made.lower(params).compile().as_text()
   assert not packed_rows.COLLECTIVE.search(compiled)

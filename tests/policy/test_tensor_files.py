@@ -145,13 +145,13 @@ def test_tensors_are_named_layer_by_layer():
   )
   head = dataclasses.replace(VECTOR, path=("head",), name="head")
   rows = [VECTOR, MATRIX, bias, head]
-  assert [(name, layer) for name, _, layer in weights.tensors(rows)] == [
-    ("norm.weight", 0),
-    ("model.layers.0.q.weight", 0),
-    ("model.layers.0.b", 0),
-    ("model.layers.1.q.weight", 1),
-    ("model.layers.1.b", 1),
-    ("head", 0),
+  assert [(name, i) for name, _, i in weights.tensors(rows)] == [
+    ("norm.weight", ()),
+    ("model.layers.0.q.weight", (0,)),
+    ("model.layers.0.b", (0,)),
+    ("model.layers.1.q.weight", (1,)),
+    ("model.layers.1.b", (1,)),
+    ("head", ()),
   ]
   assert weights.count(rows) == 6 + 2 * 48 + 2 * 48 + 6
 
