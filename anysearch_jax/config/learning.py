@@ -162,6 +162,9 @@ class ObjectiveConfig:
   entropy_coefficient: float = learning(0.0, at_least(0))
   """This times the policy's entropy (nats, the mean over tokens by `reduction`)
   is subtracted from the loss; 0 is off."""
+  router_balance: float = learning(0.0, at_least(0))
+  """This times the experts' imbalance (1 where all are used alike) is added to
+  the loss; 0 is off. For policies with experts."""
 
   @property
   def has_critic(self) -> bool:

@@ -141,7 +141,7 @@ class Block(nn.Module):
     rotated: jax.Array | bool = True,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns the layer's output, and the cache that `cached` returns, if any.
+    """Returns the layer's output and its cache, or of experts their `load`.
 
     Args:
       x: `[B, T, D]`.
@@ -176,8 +176,12 @@ class Block(nn.Module):
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), "positions", None)
     if a.experts:
       mine = experts.Weights(w["gate"], w["up"], w["down"])
-      choice = experts.route(jnp.tensordot(y, w["router"], 1), a)
-      y = experts.apply(y, mine, *choice, layout)
+      shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
+      shares = jax.nn.softmax(shares, axis=-1)
+      kept, chosen = experts.route(shares, a)
+      if cached is None:
+        cache = experts.load(shares, chosen, segment_ids > 0)
+      y = experts.apply(y, mine, kept, chosen, layout)
       return x + stands(y, "between", None), cache
     if layout is None:
       # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
@@ -196,7 +200,7 @@ class Transformer(nn.Module):
   @nn.compact
   def __call__(
     self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
-  ) -> jax.Array:
+  ) -> tuple[jax.Array, jax.Array | None]:
     a, c = self.a, self.compute
     chex.assert_equal_shape([tokens, positions, segment_ids])
     params = {
@@ -225,8 +229,8 @@ class Transformer(nn.Module):
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
     rotated = np.isin(np.arange(a.layers), a.unrotated, invert=True)
-    x, _ = layers(x, attention.rotary(a, positions), segment_ids, rotated)
-    return rms_norm(x, params["norm"], a.norm_eps)
+    x, loads = layers(x, attention.rotary(a, positions), segment_ids, rotated)
+    return rms_norm(x, params["norm"], a.norm_eps), loads
 
 
 def forward(
@@ -251,11 +255,25 @@ def forward(
   Returns:
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
+  return forward_with_loads(
+    params, a, tokens, positions, segment_ids, compute=compute
+  )[0]
+
+
+def forward_with_loads(
+  params: Params,
+  a: architecture_lib.Architecture,
+  *inputs: jax.Array,
+  compute: Compute,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Returns what `forward` does, and each layer's `experts.load` `[L, 2, E]`.
+
+  The latter is None without experts. `inputs` are tokens, positions and ids.
+  """
   model = Transformer(a, compute)
   params = {k: v for k, v in params.items() if k != "head" or not a.tied}
-  hidden = model.apply({"params": params}, tokens, positions, segment_ids)
-  assert isinstance(hidden, jax.Array)  # No collection is mutable.
-  return hidden
+  found: Any = model.apply({"params": params}, *inputs)
+  return found
 
 
 def head(params: Params) -> jax.Array:

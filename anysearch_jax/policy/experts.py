@@ -36,18 +36,39 @@ class Weights(NamedTuple):
 
 
 def route(
-  logits: jax.Array, a: architecture_lib.Architecture
+  shares: jax.Array, a: architecture_lib.Architecture
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the weights `[..., K]` of the chosen experts, and their ids.
 
-  A float32 softmax over all experts `[..., E]`, of which the largest are kept; they sum
-  to 1 again if `a.renormalized`.
+  `shares` are a softmax over all experts, float32 `[..., E]`, of which the
+  largest are kept; they sum to 1 again if `a.renormalized`.
   """
-  shares = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
   kept, chosen = jax.lax.top_k(shares, a.active)
   if a.renormalized:
     kept /= kept.sum(-1, keepdims=True)
   return kept, chosen
+
+
+def load(shares: jax.Array, chosen: jax.Array, real: jax.Array) -> jax.Array:
+  """Returns how much each expert is used, float32 `[2, E]`.
+
+  Its share of the choices of the tokens that are `real` (bool `[B, T]`), and
+  its mean share of the softmax; each sums to 1.
+  """
+  picked = jax.nn.one_hot(chosen, shares.shape[-1]).mean(-2)
+  both = jnp.stack([picked, shares]) * real[..., None]
+  return both.sum((1, 2)) / jnp.maximum(real.sum(), 1)
+
+
+def balance(loads: jax.Array) -> jax.Array:
+  """Returns the mean over layers of E x sum of both shares, `[L, 2, E]` each.
+
+  1 where all experts are used alike, up to E where a token's choice is always
+  the same (https://arxiv.org/abs/2101.03961, equation 4). Its gradient is that
+  of the softmax.
+  """
+  picked, shares = loads[:, 0], loads[:, 1]
+  return loads.shape[-1] * jnp.sum(picked * shares, -1).mean()
 
 
 def apply(

@@ -56,10 +56,35 @@ def token_logprobs(
   Returns:
     logp and entropy (nats), float32 `[B, T]` each; 0 where not `scored`.
   """
+  return with_loads(
+    *(params, a, tokens, targets, positions, segment_ids, scored),
+    temperature=temperature,
+    compute=compute,
+    entropy_trains=entropy_trains,
+  )[:2]
+
+
+def with_loads(
+  params: decoder.Params,
+  a: architecture_lib.Architecture,
+  tokens: jax.Array,
+  targets: jax.Array,
+  positions: jax.Array,
+  segment_ids: jax.Array,
+  scored: jax.Array | None = None,
+  *,
+  temperature: float,
+  compute: decoder.Compute,
+  entropy_trains: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Returns what `token_logprobs` does, and the loads of the policy's experts.
+
+  The loads are those of `decoder.forward_with_loads`.
+  """
   if scored is None:
     scored = jnp.ones(tokens.shape, bool)
   chex.assert_equal_shape([tokens, targets, positions, segment_ids, scored])
-  hidden = decoder.forward(
+  hidden, loads = decoder.forward_with_loads(
     params, a, tokens, positions, segment_ids, compute=compute
   )
   head = decoder.head(params)
@@ -70,7 +95,7 @@ def token_logprobs(
     how = how._replace(
       layout=layout, vocab=vocab, model=model, sequence=sequence
     )
-  return _logprobs(how, hidden, head, targets, scored)
+  return *_logprobs(how, hidden, head, targets, scored), loads
 
 
 def chunk(rows: int, length: int, of_row: int) -> int:

@@ -19,7 +19,7 @@ import optax
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, experts, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, logprobs, optimizers
 
@@ -110,18 +110,26 @@ def grpo_loss(
 
   With adapters, only these are trained, and `reference` is their frozen base.
   Where the trainer's old log-probs are `batching.OWN`, they are this step's.
+
+  Raises:
+    ValueError: a policy without experts has a loss of their balance.
   """
+  if config.router_balance and not a.experts:
+    raise ValueError(
+      f"objective.router_balance: found {config.router_balance}, but the "
+      "policy has no experts; expected 0."
+    )
   score = functools.partial(
-    logprobs.token_logprobs, temperature=temperature, compute=compute
+    logprobs.with_loads, temperature=temperature, compute=compute
   )
 
   def loss_fn(params, reference, rows):
     policy = params if a.lora is None else lora.combine(reference, params)
-    logp, entropy = score(
+    logp, entropy, loads = score(
       policy, a, *rows.inputs, entropy_trains=bool(config.entropy_coefficient)
     )
     if config.kl_coefficient:
-      reference_logp, _ = score(reference, a.without_lora(), *rows.inputs)
+      reference_logp, *_ = score(reference, a.without_lora(), *rows.inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)
@@ -143,6 +151,11 @@ def grpo_loss(
     metrics["policy/entropy"] = mean_entropy
     if config.entropy_coefficient:
       loss -= config.entropy_coefficient * mean_entropy
+    if loads is not None:
+      balance = rows.weight.sum() * experts.balance(loads)
+      loss += config.router_balance * balance
+      metrics["router/balance"] = balance
+      metrics["router/load_max"] = a.experts * loads[:, 0].max()
     return loss, metrics
 
   return loss_fn

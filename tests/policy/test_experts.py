@@ -120,12 +120,41 @@ def test_few_and_many_tokens_have_the_same_gradients(monkeypatch, small_blocks):
 def test_shares_of_the_chosen_experts():
   a = random_models.architecture("qwen3-moe")
   a = dataclasses.replace(a, experts=4, active=2)
-  logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
-  kept, chosen = experts.route(logits, a)
+  shares = jnp.array([[0.1, 0.4, 0.2, 0.3]])
+  kept, chosen = experts.route(shares, a)
   assert chosen.tolist() == [[1, 3]]
   np.testing.assert_allclose(kept, [[4 / 7, 3 / 7]], rtol=1e-6)
-  kept, _ = experts.route(logits, dataclasses.replace(a, renormalized=False))
+  kept, _ = experts.route(shares, dataclasses.replace(a, renormalized=False))
   np.testing.assert_allclose(kept, [[0.4, 0.3]], rtol=1e-6)
+
+
+def test_load_and_balance_of_a_table_by_hand():
+  shares = jnp.array([[[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]]])
+  chosen = jnp.array([[[0, 1], [3, 2]]])
+  both = experts.load(shares, chosen, jnp.array([[True, True]]))
+  np.testing.assert_allclose(both[0], [0.25] * 4)
+  np.testing.assert_allclose(both[1], [0.3, 0.25, 0.25, 0.2], rtol=1e-6)
+  np.testing.assert_allclose(experts.balance(both[None]), 1.0, rtol=1e-6)
+  # Padding counts for nothing.
+  one = experts.load(shares, chosen, jnp.array([[True, False]]))
+  np.testing.assert_allclose(one, [[0.5, 0.5, 0, 0], shares[0, 0]])
+  # 4 (.5 x .5 + .5 x .3) and 1 in the two layers.
+  layers = jnp.stack([one, both])
+  np.testing.assert_allclose(experts.balance(layers), 1.3, rtol=1e-6)
+
+
+def test_balance_is_that_of_transformers_over_the_choices(torch):
+  from transformers.models.qwen3_moe import modeling_qwen3_moe as theirs
+
+  logits = np.random.default_rng(1).standard_normal((1, 50, E))
+  shares = jax.nn.softmax(jnp.asarray(logits, jnp.float32))
+  _, chosen = jax.lax.top_k(shares, K)
+  loads = experts.load(shares, chosen, jnp.ones((1, 50), bool))
+  wanted = theirs.load_balancing_loss_func(
+    (torch.tensor(logits[0]),), num_experts=E, top_k=K
+  )
+  # Theirs counts every choice of a token, ours their mean.
+  np.testing.assert_allclose(K * experts.balance(loads[None]), wanted, 1e-5)
 
 
 @pytest.mark.parametrize(

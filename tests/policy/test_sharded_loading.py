@@ -136,7 +136,8 @@ def test_saving_needs_no_collectives(shape, rank):
   params = jax.device_put(params, sharding.shardings(a, mesh))
   made = jax.jit(
     lambda p: [
-      lora.merged(p, a, row, (0,) * len(row.stack)) for row in table.base_rows(a)
+      lora.merged(p, a, row, (0,) * len(row.stack))
+      for row in table.base_rows(a)
     ]
   )
   compiled = made.lower(params).compile().as_text()

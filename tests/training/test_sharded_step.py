@@ -85,6 +85,8 @@ def run(
   """Returns states and metrics by batch, the last state and the jitted step."""
   if layout is not None and layout.context:
     compute["attention"] = "ring"
+  if a.experts:
+    objective = dataclasses.replace(objective, router_balance=0.3)
   compute = decoder.Compute(
     layout=layout, attention_chunk=8, logprob_chunk=8, **compute
   )
