@@ -93,6 +93,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     )
   if preset == _EXPERTS:
     base = config_lib.changed(base, lora={"targets": ("q", "k", "v", "o")})
+  dots = preset in LARGE and preset != _EXPERTS
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return config_lib.changed(
     base,
@@ -105,7 +106,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       "row_lengths": (row,),
       "micro_batch_tokens": row,
       "max_segments": row // 384,
-      "remat": "dots" if preset in LARGE else base.batch.remat,
+      "remat": "dots" if dots else base.batch.remat,
       # Also where every trajectory has the longest context.
       "max_micro_batches": trajectories * _CONTEXT // row,
     },
