@@ -152,8 +152,9 @@ def _every(
   # Ids below 0 would count from the end.
   chosen = jnp.where(chosen < 0, len(w.gate), chosen)
   shares = shares.at[rows, chosen].set(kept, mode="drop")
-  hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, w.gate))
-  hidden *= jnp.einsum("nd,edf->enf", x, w.up)
+  # One product an expert: as one product, GPUs would transpose the weights.
+  every = jnp.broadcast_to(x, (len(w.gate), *x.shape))
+  hidden = jax.nn.silu(every @ w.gate) * (every @ w.up)
   hidden *= shares.T[..., None].astype(hidden.dtype)
   return jnp.einsum("enf,efd->nd", hidden, w.down)
 

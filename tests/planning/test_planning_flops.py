@@ -10,13 +10,13 @@ import pytest
 from jax.experimental import pallas as pl
 
 from anysearch_jax.planning import flops
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, experts
 from anysearch_jax.policy.attention import cudnn, self_attention
 
 
 def count(function, *shapes, trips=1, dtype=jnp.float32, segment=None):
   args = [
-    s if hasattr(s, "dtype") else jax.ShapeDtypeStruct(s, dtype) for s in shapes
+    jax.ShapeDtypeStruct(s, dtype) if type(s) is tuple else s for s in shapes
   ]
   jaxpr = jax.jit(function).trace(*args).jaxpr
   return flops.count(jaxpr, trips=trips, segment=segment)
@@ -49,6 +49,26 @@ def _scanned(x, ws):
 )
 def test_products_are_counted(function, shapes, flops):
   assert count(function, *shapes) == flops
+
+
+def test_experts_count_the_rows_that_they_likely_compute():
+  tokens, d, f, e, k = 1000, 16, 8, 4, 2
+  w = experts.Weights(
+    *(
+      jax.ShapeDtypeStruct(s, jnp.float32)
+      for s in [(e, d, f)] * 2 + [(e, f, d)]
+    )
+  )
+
+  def loss(x, w, chosen):
+    return experts.apply(x, w, jnp.ones((tokens, k)), chosen).sum()
+
+  x = jax.ShapeDtypeStruct((tokens, d), jnp.float32)
+  chosen = jax.ShapeDtypeStruct((tokens, k), jnp.int32)
+  # Half of each expert's last block is empty.
+  rows = tokens * k + e * 128 // 2
+  combined = 2 * tokens * k * d
+  assert count(loss, x, w, chosen) == 6 * rows * d * f + combined
 
 
 def test_loops_in_loops_multiply():

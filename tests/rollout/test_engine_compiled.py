@@ -39,6 +39,7 @@ FAMILIES = {
   "llama": {},
   "smollm3": {"unrotated": (1,)},
 }
+EXPERTS = {"qwen3_moe": {"qk_norm": True, "experts": 16, "active": 4}}
 TARGETS = ("h100:1", "v5p:2x2x1")
 # Allowed temporary memory, MiB: far below one layer's pages.
 TEMPORARY = 64
@@ -66,7 +67,7 @@ def compiled(target_name, family, adapted, name, **engine):
     head_dim=128,
     mlp_dim=9728,
     tied=True,
-    **FAMILIES[family],
+    **(FAMILIES | EXPERTS)[family],
   )
   adapters = config_lib.LoraConfig(rank=16 if adapted else 0)
   placed = placement.Placement.of(
@@ -128,6 +129,14 @@ def test_decode_rewrites_no_weight_and_writes_pages_in_place(
   found = [x for x in written if x.elements in pages]
   assert len(found) == 4, found  # Keys and values of two layers.
   assert all(re.search("scatter|mpmd_map", x.name) for x in found), found
+  assert temporary < TEMPORARY * 2**20
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_decode_reads_experts_where_they_are(target):
+  text, temporary, sizes, _ = compiled(target, "qwen3_moe", False, "decode")
+  again = [x for x in compiled_loops.written(text) if x.elements in sizes]
+  assert not again, again
   assert temporary < TEMPORARY * 2**20
 
 
