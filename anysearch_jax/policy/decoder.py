@@ -179,7 +179,7 @@ class Block(nn.Module):
       shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
       shares = jax.nn.softmax(shares, axis=-1)
       kept, chosen = experts.route(shares, a)
-      if cached is None:
+      if segment_ids is not None:
         cache = experts.load(shares, chosen, segment_ids > 0)
       y = experts.apply(y, mine, kept, chosen, layout)
       return x + stands(y, "between", None), cache

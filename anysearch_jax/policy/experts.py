@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,14 +113,10 @@ def apply(
 
   tokens = jax.P(*layout.tokens, None)
   into = jax.P("expert", None, width)
+  cut: Any = Weights(into, into, jax.P("expert", width, None))
   return layout.local(
     local,
-    in_specs=(
-      tokens,
-      Weights(into, into, jax.P("expert", width, None)),
-      tokens,
-      tokens,
-    ),
+    in_specs=(tokens, cut, tokens, tokens),
     out_specs=tokens,
   )(x, w, kept, chosen)
 

@@ -264,7 +264,7 @@ class Layout:
       jax.sharding.NamedSharding(
         self.mesh, weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules)
       )
-      for rules in (self.rules, self.rules | dict.fromkeys(_CUT))
+      for rules in (self.rules, {**self.rules, **dict.fromkeys(_CUT)})
     )
     if cut == gathered:
       return x

@@ -367,7 +367,7 @@ def load(
   while stacks:
     key, stack = stacks.popitem()
     for i in range(stack.shape[0]):
-      params.setdefault(f"{_LAYERS}_{i}", {})[key] = weights.index(stack, i)
+      params.setdefault(f"{_LAYERS}_{i}", {})[key] = weights.index(stack, (i,))
   return params
 
 
