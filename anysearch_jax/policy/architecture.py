@@ -141,7 +141,7 @@ _YARN_ATTENTION = dict.fromkeys(
   ("attention_factor", "mscale", "mscale_all_dim"), hf_config.NUMBER
 )
 # Options for which the decoder supports only these values.
-_ONLY = {
+_ONLY: Mapping[str, tuple] = {
   "hidden_act": ("silu", "swish"),
   # transformers treats null as false (`masking_utils.create_causal_mask`).
   "is_causal": (True,),

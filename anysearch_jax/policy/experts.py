@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,8 @@ def apply(
   mesh, parts = layout.mesh, layout.mesh.shape["expert"]
   width = "tensor" if w.gate.shape[2] % mesh.shape["tensor"] == 0 else None
 
-  def local(x, w, kept, chosen):
+  def local(x, shards, kept, chosen):
+    w = Weights(*shards)
     if parts > 1:
       gather = functools.partial(
         jax.lax.all_gather, axis_name="expert", axis=0, tiled=True
@@ -113,12 +114,12 @@ def apply(
 
   tokens = jax.P(*layout.tokens, None)
   into = jax.P("expert", None, width)
-  cut: Any = Weights(into, into, jax.P("expert", width, None))
+  out = jax.P("expert", width, None)
   return layout.local(
     local,
-    in_specs=(tokens, cut, tokens, tokens),
+    in_specs=(tokens, (into, into, out), tokens, tokens),
     out_specs=tokens,
-  )(x, w, kept, chosen)
+  )(x, tuple(w), kept, chosen)
 
 
 def _apply(
