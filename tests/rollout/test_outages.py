@@ -303,9 +303,7 @@ ENDLESS = {"failures": 10**9, "concurrency": 64}
 @pytest.fixture
 def drill(parts, server, tmp_path):
   """Returns a function that makes a run whose searches go to the server."""
-  with faulty_retriever.connect(
-    server.url, CORPUS, batch=1, **ENDLESS
-  ) as asking:
+  with faulty_retriever.connect(server.url, batch=1, **ENDLESS) as asking:
 
     def make(config=CONFIG, retriever=asking):
       given = parts | {"retriever": retriever}
@@ -360,7 +358,7 @@ def test_too_many_failed_searches_stop_the_run_with_the_cause(
 ):
   """Searches are batched here, as they are in production."""
   server.stop()
-  with faulty_retriever.connect(server.url, CORPUS, batch=256) as asking:
+  with faulty_retriever.connect(server.url, batch=256) as asking:
     drill = Drill(tmp_path, CONFIG, **parts | {"retriever": asking})
     with pytest.raises(health.FailedEpisodesError) as raised:
       drill.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
@@ -94,20 +95,27 @@ class Server:
     ]
 
 
+class _OfOneCorpus(http_retriever.HttpRetriever):
+  """Asks about every corpus of the world what its one server knows."""
+
+  async def search_many(self, requests):
+    return await super().search_many(
+      [dataclasses.replace(request, corpus="") for request in requests]
+    )
+
+
 @contextlib.contextmanager
-def connect(url: str, corpus: str, *, batch: int, **patience):
+def connect(url: str, *, batch: int, **patience):
   """Returns the retriever of a run that names an address.
 
   Args:
     url: address of the server.
-    corpus: corpus of the requests.
     batch: queries per call; with 1 a fault affects only its own query.
     **patience: fields of `http_calls.Patience`.
   """
-  asking = http_retriever.HttpRetriever(
+  asking = _OfOneCorpus(
     url,
     batch=batch,
-    corpus=corpus,
     patience=http_calls.Patience(**{"retries": 1, "pause": 0.001} | patience),
   )
   try:
