@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -45,20 +46,6 @@ _MODULES = {
   "PyStemmer": "Stemmer",
   "python-docx": "docx",
 }
-# Imports each argument, PACKAGE=MODULE, and writes a line before and after it.
-_IMPORT = """
-import importlib, sys
-for argument in sys.argv[1:]:
-  package, _, module = argument.partition("=")
-  print("try", package, flush=True)
-  try:
-    importlib.import_module(module)
-  except BaseException as error:
-    text = " ".join(str(error).split())
-    print("failed", package, f"{type(error).__name__}: {text}", flush=True)
-  else:
-    print("good", package, flush=True)
-"""
 
 
 def define_flags() -> None:
@@ -257,32 +244,36 @@ def _version(package: str) -> str | None:
 def _broken(names: tuple[str, ...]) -> dict[str, str]:
   """Returns the packages that do not import, with the reason.
 
-  They are imported in a process of their own: a broken library can end it.
+  They are imported in processes of their own: a broken library can end one.
   """
-  modules = [f"{x}={_MODULES.get(x, x.replace('-', '_'))}" for x in names]
-  reasons: dict[str, str] = {}
-  while modules:
-    done = subprocess.run(
-      [sys.executable, "-c", _IMPORT, *modules],
-      capture_output=True,
-      text=True,
-      timeout=_IMPORT_SECONDS,
-      check=False,
-    )
-    tried = 0
-    for line in done.stdout.splitlines():
-      verdict, _, rest = line.partition(" ")
-      tried += verdict == "try"
-      if verdict == "failed":
-        name, _, reason = rest.partition(" ")
-        reasons[name] = reason
-    if done.returncode == 0:
-      break
-    # The module that was tried last ended the process; continue after it.
-    name = modules[tried - 1].partition("=")[0]
-    reasons[name] = f"the process ended with {done.returncode}"
-    modules = modules[tried:] if tried else []
-  return reasons
+  code = {
+    name: f"import {_MODULES.get(name, name.replace('-', '_'))}"
+    for name in names
+  }
+  if not _failure("\n".join(code.values())):
+    return {}
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    reasons = zip(code, pool.map(_failure, code.values()), strict=True)
+    return {name: reason for name, reason in reasons if reason}
+
+
+def _failure(code: str, **variables: str) -> str:
+  """Returns why a process cannot run Python code; "" if it can.
+
+  `variables` are set in its environment.
+  """
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    env=os.environ | variables,
+    capture_output=True,
+    text=True,
+    timeout=_IMPORT_SECONDS,
+    check=False,
+  )
+  if done.returncode == 0:
+    return ""
+  lines = filter(None, reversed(done.stderr.split("\n")))
+  return next(lines, f"the process ended with {done.returncode}")[:_LONGEST]
 
 
 def devices() -> Iterator[Finding]:
@@ -314,19 +305,8 @@ def _refusal(platform: str) -> str:
   """Returns why JAX does not start on a platform, as its plug-in says."""
   if not platforms.plugins(platform):
     return "no plug-in is installed"
-  done = subprocess.run(
-    [sys.executable, "-c", _START],
-    env=os.environ | {"JAX_PLATFORMS": platform},
-    capture_output=True,
-    text=True,
-    timeout=_IMPORT_SECONDS,
-    check=False,
-  )
-  if done.returncode == 0:
-    return "it starts if JAX_PLATFORMS names it"
-  lines = done.stderr.split("\n")
-  last = next(filter(None, reversed(lines)), f"code {done.returncode}")
-  return last[:_LONGEST]
+  failure = _failure(_START, JAX_PLATFORMS=platform)
+  return failure or "it starts if JAX_PLATFORMS names it"
 
 
 def _wanted(path: pathlib.Path) -> list[str]:

@@ -35,7 +35,6 @@ from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.host import json_files
 from anysearch_jax.report import (
@@ -219,7 +218,7 @@ def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
   path = folder / "config.json"
   if not path.is_file():
     return {}
-  stored = settings.renamed(json_files.read(path))
+  stored = json_files.read(path)
   return dataclasses.asdict(default) | stored.get(group, {})
 
 

@@ -75,9 +75,8 @@ def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
   path = folder.resolve().parent / "config.json"
   if not path.is_file():
     return None
-  return config_settings.from_dict(
-    config_lib.ExperimentConfig, config_settings.renamed(json_files.read(path))
-  )
+  values = json_files.read(path)
+  return config_settings.from_dict(config_lib.ExperimentConfig, values)
 
 
 def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:

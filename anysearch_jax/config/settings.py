@@ -223,44 +223,6 @@ def unknown(name: str, found: object, names: Iterable[str]) -> ValueError:
   )
 
 
-# Settings that are gone, with the values by which they changed nothing.
-_GONE: Mapping[str, Mapping[str, Any]] = {
-  "curriculum": {"cent_levels": []},
-  "data": {"world": "graded"},
-  "retrieval": {
-    **dict.fromkeys(("engine", "postgres", "table", "pipeline"), ""),
-    "ef_search": 0,
-  },
-  "warm_start": {"expert": "soft"},
-}
-
-
-def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a saved configuration with the names that settings have today.
-
-  A setting that is gone is left out, unless the run used it. One that the
-  configuration is older than gets the value that held before it, if that is not
-  today's default.
-
-  Args:
-    stored: nested plain values as any version of this project saved them.
-  """
-  today = dict(stored)
-  for group, gone in _GONE.items():
-    if isinstance(values := stored.get(group), Mapping):
-      today[group] = {
-        name: value
-        for name, value in values.items()
-        if name not in gone or value != gone[name]
-      }
-  objective = dict(stored.get("objective", {}))
-  divides = objective.pop("normalize_std", None)
-  if divides is not None:
-    objective.setdefault("normalize", "group" if divides else "none")
-    today["objective"] = objective
-  return today
-
-
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
   """Builds config dataclass `cls` from nested plain values, strictly.
 
@@ -327,7 +289,7 @@ def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
   """
   old, new, default = (
     dict(leaves(json.loads(json.dumps(values))))
-    for values in (renamed(stored), to_dict(config), to_dict(type(config)()))
+    for values in (stored, to_dict(config), to_dict(type(config)()))
   )
   metas = {setting.path: setting.meta for setting in listed(config)}
   old = default | old

@@ -174,9 +174,7 @@ def _checkpoint(
     )
   rollout = checkpoint.sound(run / "checkpoints", rollout)
   values = checkpoint.read_json(run / "checkpoints", rollout, "config")
-  return rollout, config_settings.from_dict(
-    config_lib.ExperimentConfig, config_settings.renamed(values)
-  )
+  return rollout, config_settings.from_dict(config_lib.ExperimentConfig, values)
 
 
 def _check_targets(

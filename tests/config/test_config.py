@@ -55,33 +55,16 @@ def test_a_wrong_key_or_type_is_refused_with_its_path(values, sentence):
     config_settings.from_dict(config_lib.ExperimentConfig, values)
 
 
-def test_a_saved_configuration_with_an_old_name_is_read():
-  old = config_settings.to_dict(CHANGED)
-  del old["objective"]["normalize"]
-  old["objective"]["normalize_std"] = False
-  with pytest.raises(ValueError, match="unknown key 'normalize_std'"):
-    config_settings.from_dict(config_lib.ExperimentConfig, old)
-  config = config_settings.from_dict(
-    config_lib.ExperimentConfig, config_settings.renamed(old)
-  )
-  assert config.objective == config_lib.ObjectiveConfig(normalize="none")
-  assert config.batch == CHANGED.batch
-  assert "normalize_std" in old["objective"]  # The argument is unchanged.
-
-
-def test_a_run_of_a_setting_that_is_gone_opens_unless_it_used_it():
-  today = config_lib.ExperimentConfig()
-  old = config_settings.to_dict(today)
-  old["retrieval"] |= {"postgres": "", "ef_search": 0}
-  old["curriculum"]["cent_levels"] = []
-  old["warm_start"]["expert"] = "soft"
-  values = config_settings.renamed(old)
-  assert config_settings.from_dict(config_lib.ExperimentConfig, values) == today
-  assert config_settings.changes(old, today) == []
+def test_a_run_of_a_setting_that_is_gone_is_refused_by_its_name():
+  old = config_settings.to_dict(CONFIG)
   old["retrieval"]["postgres"] = "postgresql://db/wiki"
-  values = config_settings.renamed(old)
-  with pytest.raises(ValueError, match="unknown key 'postgres'"):
-    config_settings.from_dict(config_lib.ExperimentConfig, values)
+  with pytest.raises(ValueError, match="config.retrieval: unknown key 'postg"):
+    config_settings.from_dict(config_lib.ExperimentConfig, old)
+  changed = config_settings.changes(old, CONFIG)
+  assert [change.path for change in changed] == ["retrieval.postgres"]
+  said = config_settings.refusal(changed, allow=False)
+  assert 'found retrieval.postgres "postgresql://db/wiki" -> null' in said
+  assert not config_settings.refusal(changed, allow=True)
 
 
 def test_defaults_are_the_papers_hyperparameters():
