@@ -20,7 +20,7 @@ from anysearch_jax import config as config_lib
 from configs import paper
 
 # Of each of the copies of the policy that sample.
-_KV_TOKENS = 1 << 18
+_KV_TOKENS = 1 << 20
 
 
 def get_config() -> config_lib.ExperimentConfig:
