@@ -125,7 +125,7 @@ class Checks:
         return problem(
           f"the mesh takes {wanted} devices, {self.processes} processes like "
           f"this one have {here}",
-          "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
+          "lower sizes of the mesh, or start more processes.",
         )
       return ok(f"{wanted} of {here} devices train")
     placement.check(self._policy[0], config)
@@ -151,7 +151,8 @@ class Checks:
       yield problem(
         f"{said}; {where} has {size(has)}",
         "cut the policy over more devices (mesh.fsdp, mesh.tensor), train "
-        "adapters (lora.rank) or keep a smaller KV cache (engine.kv_tokens); "
+        "adapters (lora.rank; with experts lora.targets=q,k,v,o) or keep a "
+        "smaller KV cache (engine.kv_tokens); "
         "launch.plan says exactly.",
       )
     else:

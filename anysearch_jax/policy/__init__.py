@@ -1,1 +1,1 @@
-"""One decoder for Qwen2.5, Qwen3, Llama-3.x and SmolLM3; see WORKSPACE.md."""
+"""One decoder for all families of `architecture`; see WORKSPACE.md."""

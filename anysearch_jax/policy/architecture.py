@@ -59,6 +59,7 @@ _FAMILIES = {
     },
     unread=("mlp_bias", "max_window_layers"),
     qk_norm=True,
+    head_dim=True,
     experts=True,
   ),
   "llama": _Family(
@@ -78,6 +79,7 @@ _FAMILIES = {
       "no_rope_layer_interval": 4,
     },
     unread=("max_window_layers",),
+    head_dim=True,
     unrotated=True,
   ),
 }
@@ -287,7 +289,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
         f"config.json: num_experts_per_tok is {hf['num_experts_per_tok']}, "
         f"expected at most num_experts, {hf['num_experts']}."
       )
-  if family.head_dim:
+  if family.head_dim and "head_dim" in hf:
     hf_config.typed(hf, {"head_dim": hf_config.SIZE})
   # transformers prefers the older key, `rope_scaling`.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
@@ -473,7 +475,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.rope_scaling is not None:
     kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
     rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
-  if a.unrotated:
+  if _FAMILIES[a.family].unrotated:
     extra |= {
       "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]
     }

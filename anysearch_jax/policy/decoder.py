@@ -75,10 +75,12 @@ class Block(nn.Module):
   """One layer: pre-norm attention and SwiGLU, each with a residual.
 
   Attention runs over the sequence itself, or over a cache if `cached` is given.
+  `over` is how experts and their tokens are sharded; None: as all else.
   """
 
   a: architecture_lib.Architecture
   compute: Compute = Compute()
+  over: sharding.Layout | None = None
 
   def _weights(self, dtype: Any) -> dict[str, jax.Array]:
     """Declares this layer's parameters by the table; casts and gathers them."""
@@ -181,7 +183,7 @@ class Block(nn.Module):
       kept, chosen = experts.route(shares, a)
       if segment_ids is not None:
         cache = experts.load(shares, chosen, segment_ids > 0)
-      y = experts.apply(y, mine, kept, chosen, layout)
+      y = experts.apply(y, mine, kept, chosen, layout or self.over)
       return x + stands(y, "between", None), cache
     if layout is None:
       # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.

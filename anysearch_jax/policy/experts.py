@@ -56,7 +56,7 @@ def load(shares: jax.Array, chosen: jax.Array, real: jax.Array) -> jax.Array:
   its mean share of the softmax; each sums to 1.
   """
   picked = jax.nn.one_hot(chosen, shares.shape[-1]).mean(-2)
-  both = jnp.stack([picked, shares]) * real[..., None]
+  both = jnp.where(real[..., None], jnp.stack([picked, shares]), 0)
   return both.sum((1, 2)) / jnp.maximum(real.sum(), 1)
 
 

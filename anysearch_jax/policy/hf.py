@@ -27,6 +27,12 @@ _FILES = (
 # Buffers in old checkpoints that can be computed from the config.
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
+# Who publishes what a folder's name begins with.
+_OWNERS = {
+  "Qwen": "Qwen",
+  "Llama": "meta-llama",
+  "SmolLM": "HuggingFaceTB",
+}
 _WRITING = ".writing"  # Ends the name of a folder that is not whole yet.
 
 
@@ -82,7 +88,7 @@ def describe(
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
-    name, owners = folder.name, {"Qwen": "Qwen", "Llama": "meta-llama"}
+    name, owners = folder.name, _OWNERS
     owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
     advice = f"Download one by `hf download {owner}/{name} --local-dir DIR`."
     if name == "graded_world_policy":  # In configs/.

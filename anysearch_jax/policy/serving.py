@@ -127,6 +127,7 @@ def extend(
   attend: Attend[C],
   *,
   dtype: Any = jnp.float32,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[jax.Array, tuple[C, ...]]:
   """Appends tokens to cached sequences.
 
@@ -139,6 +140,7 @@ def extend(
     caches: of every layer.
     attend: writes new tokens to a layer's cache, then attends to it.
     dtype: compute type.
+    mesh: whose `data` axis the rows are sharded over; None means one device.
 
   Returns:
     Normed hidden states `[B, T, D]`, meaningless at padding, and the new
@@ -160,7 +162,8 @@ def extend(
     def cached(q, k, v, cache=cache):
       return attend(q, k, v, cache, positions, real)
 
-    block = FusedBlock(a) if "qkv" in layer else decoder.Block(a)
+    kind = FusedBlock if "qkv" in layer else decoder.Block
+    block = kind(a, over=None if mesh is None else sharding.Layout(mesh))
     rotated = i not in a.unrotated
     found: Any = block.apply(
       {"params": layer}, x, rotary, None, rotated, cached

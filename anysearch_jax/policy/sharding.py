@@ -306,9 +306,11 @@ def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
       divide the experts.
   """
   if (a.experts or 1) % mesh.shape["expert"]:
+    expected = f"a divisor of the policy's experts, {a.experts}"
+    if not a.experts:
+      expected = "1: the policy has no experts"
     raise ValueError(
-      f"mesh.expert: found {mesh.shape['expert']}, expected a divisor of the "
-      f"experts in a layer of the policy, {a.experts}, or 1."
+      f"mesh.expert: found {mesh.shape['expert']}, expected {expected}."
     )
   tensor = mesh.shape["tensor"]
   for name in ("heads", "mlp_dim"):

@@ -82,10 +82,17 @@ def load(
   def of(row: weights.Weight) -> jax.sharding.Sharding:
     return device if shardings is None else weights.get(shardings, row.path)
 
+  def parts(row: weights.Weight) -> Iterator[list[Tensor]]:
+    """Yields the tensors of each layer, or of the whole."""
+    names = row.names()
+    size = math.prod(row.stack[1:])
+    for start in range(0, len(names), size):
+      yield [found[name] for name in names[start : start + size]]
+
   placed = _ahead(
-    functools.partial(_place, row, found[name], of(row))
+    functools.partial(_place, row, tensors, of(row))
     for row in rows
-    for name in row.names()
+    for tensors in parts(row)
   )
 
   def assembled(row: weights.Weight) -> jax.Array:
@@ -94,7 +101,7 @@ def load(
     if not row.stacked:
       return jit(lambda x: x.astype(dtype))(next(placed))
     put, stack = jit(_put), jnp.zeros(row.shape, dtype, device=of(row))
-    for i in np.ndindex(*row.stack):
+    for i in range(row.shape[0]):
       # Without this wait the host would read far ahead of the devices.
       stack = put(stack, next(placed), i).block_until_ready()
     return stack
@@ -155,7 +162,7 @@ def save(
   """Writes a folder's safetensors with the names of the table.
 
   Writes one file if everything fits into `shard_bytes`, otherwise shards with
-  an index. The host holds at most a tensor and the next one at a time. In a run
+  an index. The host holds at most a layer of a row and the next one. In a run
   of several processes all must call this function. On a disk that all of them
   see, they write the files in turns; otherwise the first one writes all. An
   error of one is raised in all.
@@ -167,7 +174,7 @@ def save(
     dtype: of the files, one of `SAVED`; values are rounded to nearest even.
     shard_bytes: maximum bytes per shard, unless one tensor is larger.
     name: of the single file; shards are numbered after it.
-    part_of: returns a tensor of a row in our layout; default: from `params`.
+    part_of: returns a layer of a row in our layout; default: from `params`.
 
   Raises:
     ValueError: the dtype is not in `SAVED`.
@@ -266,12 +273,15 @@ def _write(
   written = path if writes else os.devnull
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(put, file, len(text).to_bytes(8, "little") + text)
+    held: tuple[weights.Weight, Sequence[int]] | None = None
     for _, row, i in entries:
-      # Rounding on the device halves the bytes that cross to the host.
-      ours = part_of(row, i).astype(dtype)
-      if isinstance(ours, jax.Array):
-        ours = processes.to_replicated(ours)
-      tensor = np.ascontiguousarray(row.to_file(np.asarray(ours)))
+      if held != (row, i[:1]):
+        # Rounding on the device halves the bytes that cross to the host.
+        ours = part_of(row, i[:1]).astype(dtype)
+        if isinstance(ours, jax.Array):
+          ours = processes.to_replicated(ours)
+        held, layer = (row, i[:1]), np.asarray(ours)
+      tensor = np.ascontiguousarray(row.to_file(layer[tuple(i[1:])]))
       writing.result()
       data = tensor.reshape(-1).view(np.uint8).data
       writing = pool.submit(put, file, data)
@@ -292,29 +302,32 @@ def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
       yield running.result()
 
 
-def _put(
-  stack: jax.Array, tensor: jax.Array, i: tuple[jax.Array, ...]
-) -> jax.Array:
+def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
   # Written as integers: on CPUs, XLA converts a whole bfloat16 stack to float32
-  # to update one tensor.
+  # to update one layer.
   bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
   view = functools.partial(jax.lax.bitcast_convert_type, new_dtype=bits)
-  new = view(tensor.astype(stack.dtype))
-  written = jax.lax.dynamic_update_slice(
-    view(stack), new.reshape((1,) * len(i) + new.shape), (*i, *[0] * new.ndim)
+  written = jax.lax.dynamic_update_index_in_dim(
+    view(stack), view(layer.astype(stack.dtype)), i, 0
   )
   return jax.lax.bitcast_convert_type(written, stack.dtype)
 
 
 def _place(
-  row: weights.Weight, tensor: Tensor, sharding: jax.sharding.Sharding
+  row: weights.Weight,
+  tensors: Sequence[Tensor],
+  sharding: jax.sharding.Sharding,
 ) -> jax.Array:
-  """Reads a tensor into our layout, sharded, in the file's type."""
-  shape = row.tensor_shape
+  """Reads a layer into our layout, sharded, in the file's type.
+
+  Of experts, each of which is a tensor, a device reads those that it gets.
+  """
+  shape = row.layer_shape
   if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
     sharding = jax.sharding.NamedSharding(
-      sharding.mesh, jax.P(*sharding.spec[len(row.stack) :])
+      sharding.mesh, jax.P(*sharding.spec[1:])
     )
+  stacks = len(shape) - len(row.tensor_shape)
   read: dict[tuple, np.ndarray] = {}
   arrays = []
   for device, index in sharding.addressable_devices_indices_map(shape).items():
@@ -324,7 +337,12 @@ def _place(
     )
     if ends not in read:
       block = tuple(slice(*end) for end in ends)
-      read[ends] = row.read_block(block, functools.partial(_read, tensor))
+      mine = tensors[block[0]] if stacks else tensors
+      each = [
+        row.read_block(block[stacks:], functools.partial(_read, tensor))
+        for tensor in mine
+      ]
+      read[ends] = np.stack(each) if stacks else each[0]
     arrays.append(jax.device_put(read[ends], device))
   return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 

@@ -153,7 +153,8 @@ def grpo_loss(
       loss -= config.entropy_coefficient * mean_entropy
     if loads is not None:
       balance = rows.weight.sum() * experts.balance(loads)
-      loss += config.router_balance * balance
+      if config.router_balance:
+        loss += config.router_balance * balance
       metrics["router/balance"] = balance
       metrics["router/load_max"] = a.experts * loads[:, 0].max()
     return loss, metrics

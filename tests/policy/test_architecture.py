@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import planned
 import pytest
+import random_models
 import transformers
 
 from anysearch_jax import config as config_lib
@@ -53,6 +54,13 @@ def test_exported_config_reads_back_unchanged(config):
   assert exported["dtype"] == "bfloat16"
   for key in config.keys() & exported.keys():
     assert exported[key] == config[key], key
+
+
+@pytest.mark.parametrize("rotated", [[1, 1], [1, 0], [0, 0]])
+def test_layers_without_positions_read_back_unchanged(rotated):
+  a = random_models.architecture("smollm3", no_rope_layers=rotated)
+  assert a.unrotated == tuple(i for i in range(2) if not rotated[i])
+  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
 
 
 def of_transformers(config):

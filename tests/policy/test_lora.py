@@ -175,3 +175,10 @@ def test_architecture_gets_the_configured_adapters():
   assert adapters.scale == 1.5
   assert with_adapters.without_lora() == a
   assert lora.attach(a, config_lib.LoraConfig(rank=0)) is a
+
+
+def test_experts_have_no_adapters():
+  a = random_models.architecture("qwen3-moe")
+  config = config_lib.LoraConfig(rank=2, targets=("q", "up"))
+  with pytest.raises(ValueError, match="found up, of which this policy has 6"):
+    lora.attach(a, config)

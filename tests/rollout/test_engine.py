@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
+import random_models
 import small_engine
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import sharding
+from anysearch_jax.policy import experts, sharding
 from anysearch_jax.rollout.jax_engine import kv_store
 
 _A, _engine = small_engine.A, small_engine.engine
@@ -157,6 +159,18 @@ def test_mesh_samples_the_same_as_one_device(params, played, axes):
     kv_store.prefill._cache_size(),
     kv_store.decode._cache_size(),
   )
+
+
+def test_experts_sample_the_same_on_a_mesh(monkeypatch):
+  monkeypatch.setattr(experts, "_FEW", 0)
+  monkeypatch.setattr(experts, "_BLOCK", 4)
+  a = dataclasses.replace(_A, experts=6, active=2)
+  params = random_models.params(a)
+  played = _play(_engine(params, architecture=a), _ALL[:10])
+  mesh = sharding.mesh(data=4, tensor=2)
+  placed = jax.device_put(params, sharding.shardings(a, mesh))
+  engine = _engine(placed, architecture=a, mesh=mesh, slots=20)
+  _alike(_play(engine, _ALL[:10]), played)
 
 
 def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(params):

@@ -57,6 +57,19 @@ def test_work_is_counted_in_the_micro_batches_that_run():
   assert throughput.count([pack(())]) == throughput.Work(0, 0, 0, 0)
 
 
+def test_experts_that_a_token_does_not_use_do_not_count():
+  work = throughput.Work(7, 7, 7, pairs=0)
+
+  def flops_of(experts):
+    a = random_models.architecture("qwen3-moe", num_experts=experts)
+    return throughput.model_flops(a, work)
+
+  a = random_models.architecture("qwen3-moe")
+  assert a.active == 2
+  routers = a.layers * a.d_model * (8 - 2)
+  assert flops_of(8) - flops_of(2) == 6 * 7 * routers
+
+
 @pytest.mark.parametrize(
   ("case", "rank"),
   [

@@ -60,14 +60,21 @@ class Model:
       a,
       dtype=self.dtype,
       fused=self.fused,
-      mesh=self.mesh if self.mesh.size > 1 else None,
+      mesh=self._several,
     )
+
+  @property
+  def _several(self) -> jax.sharding.Mesh | None:
+    """The mesh, if it has several devices."""
+    return self.mesh if self.mesh.size > 1 else None
 
   def extend(
     self, params: decoder.Params, *rows: Any
   ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Appends tokens to cached rows; see `serving.extend`."""
-    return serving.extend(params, self.a, *rows, dtype=self.dtype)
+    return serving.extend(
+      params, self.a, *rows, dtype=self.dtype, mesh=self._several
+    )
 
   def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
