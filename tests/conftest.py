@@ -23,8 +23,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if not os.environ.get("ANYSEARCH_TEST_ALL"):
   os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+import asyncio
 import functools
 import gc
+import inspect
 import pathlib
 import re
 import signal
@@ -72,6 +74,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if item.name.endswith("__without_jit"):
       item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+  """Runs a test that is a coroutine in a loop, for two minutes at most."""
+  if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    return None
+  given = inspect.signature(pyfuncitem.obj).parameters
+  test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in given})
+  asyncio.run(asyncio.wait_for(test, 120))
+  return True
 
 
 def pytest_collection_finish() -> None:

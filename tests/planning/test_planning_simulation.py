@@ -111,7 +111,7 @@ class Paced:
 
 
 @pytest.mark.parametrize(("slots", "rows"), [(6, 32), (32, 3)])
-def test_the_driver_of_a_run_takes_as_long(slots, rows):
+async def test_the_driver_of_a_run_takes_as_long(slots, rows):
   rng = np.random.default_rng(0)
   turns = {
     at: [
@@ -120,23 +120,17 @@ def test_the_driver_of_a_run_takes_as_long(slots, rows):
     ]
     for at in itertools.product(range(8), range(4))
   }
-
-  async def seconds():
-    paced = Paced(turns, rows)
-    config = config_lib.EpisodeConfig(max_context=10**6, max_generated=10**5)
-    parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC)
-    asked = [
-      driver.Assignment(i, scripted.QUESTION, 20, False) for i in range(8)
-    ]
-    began = time.monotonic()
-    await driver.run_groups(
-      asked, parts, group=4, rollout=0, max_concurrency=slots
-    )
-    return time.monotonic() - began
-
   server = simulation.Server(0.0, 0.002, 0.0, rows, slots)
   expected = simulation.play(list(turns.values()), 1, server).seconds
-  assert asyncio.run(seconds()) == pytest.approx(expected, rel=0.1)
+  paced = Paced(turns, rows)
+  config = config_lib.EpisodeConfig(max_context=10**6, max_generated=10**5)
+  parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC)
+  asked = [driver.Assignment(i, scripted.QUESTION, 20, False) for i in range(8)]
+  began = time.monotonic()
+  await driver.run_groups(
+    asked, parts, group=4, rollout=0, max_concurrency=slots
+  )
+  assert time.monotonic() - began == pytest.approx(expected, rel=0.1)
 
 
 def test_searches_a_second():

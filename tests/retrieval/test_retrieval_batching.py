@@ -7,6 +7,7 @@ clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 import held_search
@@ -18,20 +19,16 @@ from anysearch_jax import types
 from retrieval.service import batching, dialects
 
 
-def play(scenario, *, batch=8, queue=64, search=None):
-  """Runs `scenario(batcher, search)` in a loop; returns the search."""
-  search = search or held_search.HeldSearch()
-
-  async def main():
-    batcher = batching.Batcher(search.search, batch=batch, queue=queue)
-    try:
-      await asyncio.wait_for(scenario(batcher, search), 60)
-    finally:
-      search.free.set()
-      batcher.close()
-
-  asyncio.run(main())
-  return search
+@contextlib.asynccontextmanager
+async def opened(*, batch=8, queue=64):
+  """Yields a batcher and its search."""
+  search = held_search.HeldSearch()
+  batcher = batching.Batcher(search.search, batch=batch, queue=queue)
+  try:
+    yield batcher, search
+  finally:
+    search.free.set()
+    batcher.close()
 
 
 async def hold(batcher, search):
@@ -42,8 +39,8 @@ async def hold(batcher, search):
   return future
 
 
-def test_queries_that_arrive_during_a_search_are_the_next_search():
-  async def scenario(batcher, search):
+async def test_queries_that_arrive_during_a_search_are_the_next_search():
+  async with opened() as (batcher, search):
     first = await hold(batcher, search)
     futures = [batcher.submit([query], 1) for query in "bcd"]
     await asyncio.sleep(0.02)
@@ -53,18 +50,16 @@ def test_queries_that_arrive_during_a_search_are_the_next_search():
     assert await asyncio.gather(*futures) == [
       [search.found(query, 1)] for query in "bcd"
     ]
+  assert search.calls == [(["first"], 1), (["b", "c", "d"], 1)]
 
-  assert play(scenario).calls == [(["first"], 1), (["b", "c", "d"], 1)]
 
-
-def test_equal_queries_are_searched_once_with_the_largest_k():
-  async def scenario(batcher, search):
+async def test_equal_queries_are_searched_once_with_the_largest_k():
+  async with opened() as (batcher, search):
     wants = [(["a", "a"], 2), (["a"], 5), (["b"], 1)]
     futures = [batcher.submit(queries, k) for queries, k in wants]
     for (queries, k), future in zip(wants, futures, strict=True):
       assert await future == [search.found(query, k) for query in queries]
-
-  assert play(scenario).calls == [(["a", "b"], 5)]
+  assert search.calls == [(["a", "b"], 5)]
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
@@ -79,17 +74,19 @@ def test_equal_queries_are_searched_once_with_the_largest_k():
   st.data(),
 )
 def test_batching_changes_no_answer(requests, batch, data):
-  async def scenario(batcher, search):
-    futures = []
-    for queries, k in requests:
-      futures.append(batcher.submit(queries, k))
-      if data.draw(st.booleans()):
-        await asyncio.sleep(0)
-    for (queries, k), future in zip(requests, futures, strict=True):
-      assert await future == [search.found(query, k) for query in queries]
-    assert batcher.waiting == 0
+  async def scenario():
+    async with opened(batch=batch, queue=200) as (batcher, search):
+      futures = []
+      for queries, k in requests:
+        futures.append(batcher.submit(queries, k))
+        if data.draw(st.booleans()):
+          await asyncio.sleep(0)
+      for (queries, k), future in zip(requests, futures, strict=True):
+        assert await future == [search.found(query, k) for query in queries]
+      assert batcher.waiting == 0
+      return search
 
-  search = play(scenario, batch=batch, queue=200)
+  search = asyncio.run(asyncio.wait_for(scenario(), 60))
   for queries, _ in search.calls:
     assert 1 <= len(queries) <= batch and len(set(queries)) == len(queries)
 
@@ -107,8 +104,8 @@ def test_batching_changes_no_answer(requests, batch, data):
   ],
   ids=repr,
 )
-def test_a_failing_query_fails_its_request_and_no_other(wrong):
-  async def scenario(batcher, search):
+async def test_a_failing_query_fails_its_request_and_no_other(wrong):
+  async with opened() as (batcher, search):
     search.wrong["poison"] = wrong
     futures = [batcher.submit([query], 1) for query in ("a", "poison", "b")]
     found = await asyncio.gather(*futures, return_exceptions=True)
@@ -120,16 +117,13 @@ def test_a_failing_query_fails_its_request_and_no_other(wrong):
       assert str(found[1]) == (f"The search failed ({name}).")
     assert await batcher.submit(["c"], 1) == [search.found("c", 1)]
 
-  play(scenario)
 
-
-def test_a_large_request_that_fails_ends_with_its_first_failing_search():
-  async def scenario(batcher, search):
+async def test_a_large_request_that_fails_ends_with_its_first_failing_search():
+  async with opened(batch=2) as (batcher, search):
     search.wrong["b"] = ValueError()
     with pytest.raises(dialects.RequestError):
       await batcher.submit(["a", "b", "c", "d", "e", "f"], 1)
     await batcher.submit(["z"], 1)
-
-  calls = [queries for queries, _ in play(scenario, batch=2).calls]
+  calls = [queries for queries, _ in search.calls]
   assert calls[0] == ["a", "b"] and calls[-1] == ["z"]
   assert ["e", "f"] not in calls

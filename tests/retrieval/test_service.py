@@ -32,15 +32,13 @@ def test_requests_beyond_a_limit_are_refused(values, request_, sentence):
   served.refused(served.ask(request_, **values), 422, sentence)
 
 
-def test_the_beginning_of_a_long_query_is_searched_and_counted():
-  async def scenario(client, search):
+async def test_the_beginning_of_a_long_query_is_searched_and_counted():
+  async with served.opened(characters=3) as (client, search):
     body = {"queries": ["abcde", "abc", " " * 4 + "b"], "topk": 1}
     result = (await client.post("/retrieve", json=body)).json()["result"]
     texts = [some and some[0]["text"] for some in result]
     assert texts == ["about abc", "about abc", []]
-    return (await client.get("/metrics")).text.splitlines()
-
-  lines = served.play(scenario, characters=3)
+    lines = (await client.get("/metrics")).text.splitlines()
   assert "retrieval_cut_queries_total 2.0" in lines
   assert "retrieval_blank_queries_total 1.0" in lines
 
@@ -53,15 +51,15 @@ def test_a_blank_query_has_no_passages(blank):
   assert alone.json() == []
 
 
-def test_a_large_body_is_refused_before_it_is_read():
+async def test_a_large_body_is_refused_before_it_is_read():
   sent = []
 
-  async def scenario(client, search):
-    async def chunks():
-      for _ in range(1000):
-        sent.append(1)
-        yield b" " * 100
+  async def chunks():
+    for _ in range(1000):
+      sent.append(1)
+      yield b" " * 100
 
+  async with served.opened(body=250) as (client, search):
     served.refused(
       await client.post("/retrieve", content=chunks()), 413, "250 bytes"
     )
@@ -77,11 +75,9 @@ def test_a_large_body_is_refused_before_it_is_read():
     served.refused(response, 413, "250 bytes")
     assert len(sent) == 3
 
-  served.play(scenario, body=250)
 
-
-def test_search_and_metrics_need_the_token():
-  async def scenario(client, search):
+async def test_search_and_metrics_need_the_token():
+  async with served.opened(token="secret") as (client, search):
     for header in (
       *(None, "", "secret", "Bearer", "Bearer wrong", "Bearer secre"),
       *("Bearer secret ", "Basic secret"),
@@ -100,18 +96,14 @@ def test_search_and_metrics_need_the_token():
     assert (await client.get("/metrics", headers=right)).status_code == 200
     # The scheme is spelled either way.
     right = {"authorization": "bearer secret"}
-    return await client.post(
-      "/retrieve", json={"queries": ["a"]}, headers=right
-    )
-
-  assert served.play(scenario, token="secret").status_code == 200
+    body = {"queries": ["a"]}
+    found = await client.post("/retrieve", json=body, headers=right)
+    assert found.status_code == 200
 
 
-def test_health_has_the_identity():
-  async def scenario(client, search):
-    return await client.get("/health")
-
-  response = served.play(scenario, topk=5, max_topk=20)
+async def test_health_has_the_identity():
+  async with served.opened(topk=5, max_topk=20) as (client, search):
+    response = await client.get("/health")
   assert response.status_code == 200
   assert response.json() == {
     **{"status": "ok", "passages": 7, "topk": 5, "max_topk": 20},
@@ -119,16 +111,14 @@ def test_health_has_the_identity():
   }
 
 
-def test_metrics_count_requests_queries_and_searches():
-  async def scenario(client, search):
+async def test_metrics_count_requests_queries_and_searches():
+  async with served.opened() as (client, search):
     await client.post("/retrieve", json={"queries": ["a", "b", "a"]})
     await client.post("/search", json={"query": "a"})
     await client.post("/batch_search", content=b"{")
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
-    return response.text.splitlines()
-
-  lines = served.play(scenario)
+    lines = response.text.splitlines()
   for line in (
     'retrieval_requests_total{route="/retrieve",status="200"} 1.0',
     'retrieval_requests_total{route="/search",status="200"} 1.0',
@@ -162,8 +152,8 @@ def test_invalid_limits_are_refused(values, sentence):
 # Load, delays and failures.
 
 
-def test_full_queue_refuses_until_it_has_space():
-  async def scenario(client, search):
+async def test_full_queue_refuses_until_it_has_space():
+  async with served.opened(queries=2, queue=2) as (client, search):
     search.free.clear()
     body = {"queries": ["a", "b"]}
     first = asyncio.create_task(client.post("/retrieve", json=body))
@@ -179,11 +169,9 @@ def test_full_queue_refuses_until_it_has_space():
     fourth = await client.post("/retrieve", json={"queries": ["c"]})
     assert fourth.status_code == 200
 
-  served.play(scenario, queries=2, queue=2)
 
-
-def test_late_answer_is_an_error_and_the_next_is_not():
-  async def scenario(client, search):
+async def test_late_answer_is_an_error_and_the_next_is_not():
+  async with served.opened(deadline=0.5) as (client, search):
     search.free.clear()
     body = {"queries": ["a"]}
     responses = await asyncio.gather(
@@ -198,9 +186,7 @@ def test_late_answer_is_an_error_and_the_next_is_not():
     while client.app.state.service.batcher.busy:
       await asyncio.sleep(0.001)
     assert (await client.get("/health")).status_code == 200
-    return await client.post("/retrieve", json=body)
-
-  assert served.play(scenario, deadline=0.5).status_code == 200
+    assert (await client.post("/retrieve", json=body)).status_code == 200
 
 
 async def contents(client, queries):
@@ -217,32 +203,28 @@ class Slow(held_search.HeldSearch):
     return super().search(queries, k)
 
 
-def test_a_deadline_grows_with_the_queries_of_a_request():
-  async def scenario(client, search):
-    return await contents(client, [f"q{i}" for i in range(30)])
-
+async def test_a_deadline_grows_with_the_queries_of_a_request():
   values = {"deadline": 0.2, "per_query": 0.3, "batch": 4}
-  texts = served.play(scenario, search=Slow(), **values)
+  async with served.opened(search=Slow(), **values) as (client, search):
+    texts = await contents(client, [f"q{i}" for i in range(30)])
   assert len(texts) == 30
   assert all(f"about q{i}" in text for i, text in enumerate(texts))
 
 
-def test_a_late_request_gets_what_is_there_if_the_service_may():
-  async def scenario(client, search):
+async def test_a_late_request_gets_what_is_there_if_the_service_may():
+  values = {"deadline": 0.3, "per_query": 0.001, "batch": 4, "late": "partial"}
+  async with served.opened(search=Slow(), **values) as (client, search):
     texts = await contents(client, [f"q{i}" for i in range(60)])
     metrics = (await client.get("/metrics")).text
-    return texts, metrics, await contents(client, ["later"])
-
-  values = {"deadline": 0.3, "per_query": 0.001, "batch": 4, "late": "partial"}
-  texts, metrics, later = served.play(scenario, search=Slow(), **values)
+    later = await contents(client, ["later"])
   found = sum(bool(text) for text in texts)
   assert 0 < found < 60 and texts[found:] == [[]] * (60 - found)
   assert f"retrieval_late_queries_total {60 - found}.0" in metrics
   assert "about later" in later[0]
 
 
-def test_failing_index_is_an_error_and_the_server_continues(caplog):
-  async def scenario(client, search):
+async def test_failing_index_is_an_error_and_the_server_continues(caplog):
+  async with served.opened() as (client, search):
     search.wrong["poison"] = RuntimeError("secret path")
     response = await client.post("/retrieve", json={"queries": ["poison"]})
     served.refused(response, 500, "The search failed (RuntimeError)")
@@ -250,9 +232,8 @@ def test_failing_index_is_an_error_and_the_server_continues(caplog):
     name = response.headers["x-request-id"]
     assert name in response.text
     assert f"{name} failed: RuntimeError('secret path')" in caplog.text
-    return await client.post("/retrieve", json={"queries": ["a"]})
-
-  assert served.play(scenario).status_code == 200
+    found = await client.post("/retrieve", json={"queries": ["a"]})
+    assert found.status_code == 200
 
 
 async def connect(app, messages):
@@ -277,8 +258,8 @@ def body_of(content, *, more=False):
 LEFT = {"type": "http.disconnect"}
 
 
-def test_a_client_that_leaves_frees_its_place():
-  async def scenario(client, search):
+async def test_a_client_that_leaves_frees_its_place():
+  async with served.opened() as (client, search):
     running = client.app.state.service
     search.free.clear()
     first = asyncio.create_task(
@@ -296,30 +277,25 @@ def test_a_client_that_leaves_frees_its_place():
     search.free.set()
     assert (await first).status_code == 200
     await client.post("/retrieve", json={"queries": ["d"]})
-    return (await client.get("/metrics")).text
-
-  search = held_search.HeldSearch()
-  text = served.play(scenario, search=search)
+    text = (await client.get("/metrics")).text
   assert 'retrieval_requests_total{route="/retrieve",status="499"} 1.0' in text
   assert [queries for queries, _ in search.calls] == [["a"], ["d"]]
 
 
-def test_a_client_that_leaves_within_the_body_is_not_searched_for():
-  async def scenario(client, search):
+async def test_a_client_that_leaves_within_the_body_is_not_searched_for():
+  async with served.opened() as (client, search):
     messages = asyncio.Queue()
     messages.put_nowait(body_of(b'{"queries": ["a"]}', more=True))
     messages.put_nowait(LEFT)
     start, _ = await connect(client.app, messages)
     assert start["status"] == 499
-    return await client.post("/retrieve", json={"queries": ["b"]})
-
-  search = held_search.HeldSearch()
-  assert served.play(scenario, search=search).status_code == 200
+    found = await client.post("/retrieve", json={"queries": ["b"]})
+    assert found.status_code == 200
   assert [queries for queries, _ in search.calls] == [["b"]]
 
 
-def test_draining_service_answers_and_then_ends_open_requests():
-  async def scenario(client, search):
+async def test_draining_service_answers_and_then_ends_open_requests():
+  async with served.opened() as (client, search):
     running = client.app.state.service
     running.drain(60)
     health = await client.get("/health")
@@ -334,5 +310,3 @@ def test_draining_service_answers_and_then_ends_open_requests():
     closed = await client.post("/retrieve", json=body)
     served.refused(closed, 503, "is stopping")
     assert closed.headers["retry-after"] == "1"
-
-  served.play(scenario)

@@ -330,36 +330,32 @@ class Slow(scripted.Codec):
 
 
 @pytest.mark.parametrize("room", [10**6, 600])
-def test_event_loop_runs_while_a_long_observation_is_encoded(room):
+async def test_event_loop_runs_while_a_long_observation_is_encoded(room):
   codec = Slow()
   config = dataclasses.replace(CONFIG, max_context=room)
   hits = {"q": [types.Passage("1", "T", "x" * 30_000)]}
   engine = scripted.Engine([search("q"), answer("a")])
 
-  async def play():
-    async def turn():
-      while not engine.requests:
-        await asyncio.sleep(0)
-      await asyncio.sleep(0.05)
-      codec.turned.set()
+  async def turn():
+    while not engine.requests:
+      await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    codec.turned.set()
 
-    turning = asyncio.create_task(turn())
-    found = await driver.run_episode(
-      types.Question("id", "Question?", ("a",)),
-      driver.EpisodeParts(
-        engine=engine,
-        retriever=scripted.Retriever(hits),
-        config=config,
-        codec=codec,
-      ),
-      budget=1,
-      scaffold=False,
-      address=types.Address(0, 1, 2),
-    )
-    await turning
-    return found
-
-  found = asyncio.run(play())
+  turning = asyncio.create_task(turn())
+  found = await driver.run_episode(
+    types.Question("id", "Question?", ("a",)),
+    driver.EpisodeParts(
+      engine=engine,
+      retriever=scripted.Retriever(hits),
+      config=config,
+      codec=codec,
+    ),
+    budget=1,
+    scaffold=False,
+    address=types.Address(0, 1, 2),
+  )
+  await turning
   assert found.searches == 1
   ends = {10**6: types.Outcome.ANSWERED, 600: types.Outcome.TRUNCATED}
   assert found.outcome is ends[room]

@@ -191,7 +191,7 @@ def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(params):
   assert 1e-4 < np.abs(gaps).mean() < 0.02
 
 
-def test_long_context_is_not_starved_by_short_ones(params):
+async def test_long_context_is_not_starved_by_short_ones(params):
   """Later, shorter contexts must not take the pages that it waits for."""
   engine = _engine(params, slots=20, kv_tokens=304)
   order = []
@@ -204,12 +204,7 @@ def test_long_context_is_not_starved_by_short_ones(params):
     engine.release(address)
     order.append(question)
 
-  async def run():
-    await asyncio.gather(
-      *(episode(q, 130 if q == 19 else 8) for q in range(100))
-    )
-
-  asyncio.run(run())
+  await asyncio.gather(*(episode(q, 130 if q == 19 else 8) for q in range(100)))
   assert order.index(19) < 60
 
 

@@ -160,59 +160,48 @@ def test_common_prefix_is_not_prefilled_again(params):
   assert engine._memory._pools[0].free == 12 * 38
 
 
-def test_edited_prompt_leaves_other_sharers_intact(params):
+async def test_edited_prompt_leaves_other_sharers_intact(params):
   engine = _engine(params)
   edited = (*_START[:6], 39, *_START[7:], 20)
-
-  async def run():
-    both = await asyncio.gather(
-      *(_turn(engine, 0, _START, sample=s) for s in range(2))
+  both = await asyncio.gather(
+    *(_turn(engine, 0, _START, sample=s) for s in range(2))
+  )
+  assert engine.counters["shared_tokens"] == len(_START) - 1
+  longer = (*_START, *both[0].token_ids, 20)
+  contexts = [edited, longer, _START]
+  # The third episode begins with the original prompt.
+  after = await asyncio.gather(
+    *(
+      _turn(engine, min(2 - s, 1), context, sample=s)
+      for s, context in zip((1, 0, 2), contexts)
     )
-    assert engine.counters["shared_tokens"] == len(_START) - 1
-    longer = (*_START, *both[0].token_ids, 20)
-    contexts = [edited, longer, _START]
-    # The third episode begins with the original prompt.
-    after = await asyncio.gather(
-      *(
-        _turn(engine, min(2 - s, 1), context, sample=s)
-        for s, context in zip((1, 0, 2), contexts)
-      )
-    )
-    for sample in range(3):
-      engine.release(types.Address(0, 0, sample))
-    return [_START, _START, *contexts], [*both, *after]
-
-  contexts, found = asyncio.run(run())
-  _assert_scored(params, contexts, found)
+  )
+  for sample in range(3):
+    engine.release(types.Address(0, 0, sample))
+  contexts = [_START, _START, *contexts]
+  _assert_scored(params, contexts, [*both, *after])
   assert engine._memory._pools[0].free == 12 * 38
 
 
-def test_two_turns_of_an_episode_and_full_contexts_are_refused(params):
+async def test_two_turns_of_an_episode_and_full_contexts_are_refused(params):
   engine = _engine(params)
-
-  async def run():
-    with pytest.raises(types.EngineError, match="max_context"):
-      await _turn(engine, 0, (9,) * 158)
-    first = asyncio.create_task(_turn(engine, 0, _START))
-    await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="Turn 0 .* is being sampled; wait"):
-      await _turn(engine, 1, _START)
-    return await first
-
-  _assert_scored(params, [_START], [asyncio.run(run())])
+  with pytest.raises(types.EngineError, match="max_context"):
+    await _turn(engine, 0, (9,) * 158)
+  first = asyncio.create_task(_turn(engine, 0, _START))
+  await asyncio.sleep(0)
+  with pytest.raises(RuntimeError, match="Turn 0 .* is being sampled; wait"):
+    await _turn(engine, 1, _START)
+  _assert_scored(params, [_START], [await first])
 
 
-def test_turn_after_a_cancelled_one_is_sampled_from_scratch(params):
+async def test_turn_after_a_cancelled_one_is_sampled_from_scratch(params):
   engine = _engine(params)
-
-  async def run():
-    first = asyncio.create_task(_turn(engine, 0, _START, max_tokens=60))
-    await asyncio.sleep(0.02)
-    first.cancel()
-    await asyncio.sleep(0)
-    return await _turn(engine, 0, _START[:20])
-
-  _assert_scored(params, [_START[:20]], [asyncio.run(run())])
+  first = asyncio.create_task(_turn(engine, 0, _START, max_tokens=60))
+  await asyncio.sleep(0.02)
+  first.cancel()
+  await asyncio.sleep(0)
+  found = await _turn(engine, 0, _START[:20])
+  _assert_scored(params, [_START[:20]], [found])
 
 
 def test_cancelled_episode_leaves_no_state(params):
@@ -231,24 +220,19 @@ def test_cancelled_episode_leaves_no_state(params):
   assert len(engine._memory) == 0
 
 
-def test_weights_switch_between_episodes_only(params):
+async def test_weights_switch_between_episodes_only(params):
   engine = _engine(params)
-
-  async def run():
-    address = types.Address(0, 0, 0)
-    request = types.GenerateRequest(address, 0, _prompt(0), 4, protocol.STOPS)
-    first = await engine.generate(request)
-    with pytest.raises(RuntimeError, match="release them before version 1"):
-      engine.set_params(params, 1)
-    with pytest.raises(RuntimeError, match="release them before the cache is"):
-      engine.free_cache()
-    engine.release(address)
+  address = types.Address(0, 0, 0)
+  request = types.GenerateRequest(address, 0, _prompt(0), 4, protocol.STOPS)
+  first = await engine.generate(request)
+  with pytest.raises(RuntimeError, match="release them before version 1"):
     engine.set_params(params, 1)
-    again = await engine.generate(request)
-    engine.release(address)
-    return first, again
-
-  first, again = asyncio.run(run())
+  with pytest.raises(RuntimeError, match="release them before the cache is"):
+    engine.free_cache()
+  engine.release(address)
+  engine.set_params(params, 1)
+  again = await engine.generate(request)
+  engine.release(address)
   assert (set(first.versions), set(again.versions)) == ({0}, {1})
   assert first.token_ids == again.token_ids
 

@@ -115,7 +115,9 @@ def test_max_tokens_is_capped_by_the_context(serve):
     engines.turn(engine, context=full + (engines.SPACE,) * 3)
 
 
-def test_samples_of_a_question_share_a_server_and_questions_are_spread(serve):
+async def test_samples_of_a_question_share_a_server_and_questions_are_spread(
+  serve,
+):
   engine, *servers = serve(fake_sglang.ids("b", "</search>"), count=2)
 
   async def play(question, sample):
@@ -129,10 +131,7 @@ def test_samples_of_a_question_share_a_server_and_questions_are_spread(serve):
       context = (*context, *generation.token_ids, question)
     engine.release(types.Address(0, question, sample))
 
-  async def play_all():
-    await asyncio.gather(*(play(q, s) for q in range(4) for s in range(3)))
-
-  asyncio.run(play_all())
+  await asyncio.gather(*(play(q, s) for q in range(4) for s in range(3)))
   lengths = [len(server.bodies("/generate")) for server in servers]
   assert lengths == [12, 12]
   for place, server in enumerate(servers):
@@ -403,25 +402,22 @@ def test_a_server_that_restarts_while_it_is_handed_weights_gets_them_again(
   assert engines.turn(engine).versions == (1, 1)
 
 
-def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
+async def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   serve, caplog
 ):
   engine, server = serve(SAID, wait=60)
   engine.set_params(engines.policy().params, 3)
-
-  async def run():
-    server.kill()
-    before = len(server.asked)
-    turns = [
-      asyncio.create_task(engine.generate(engines.request(question=q)))
-      for q in range(3)
-    ]
-    await _until(_is(engine, 0, membership.State.DOWN))
-    await _until(lambda: engine.counters["waits"] == 3)
-    server.restart()
-    return await asyncio.gather(*turns), server.asked[before:]
-
-  found, asked = asyncio.run(run())
+  server.kill()
+  before = len(server.asked)
+  turns = [
+    asyncio.create_task(engine.generate(engines.request(question=q)))
+    for q in range(3)
+  ]
+  await _until(_is(engine, 0, membership.State.DOWN))
+  await _until(lambda: engine.counters["waits"] == 3)
+  server.restart()
+  found = await asyncio.gather(*turns)
+  asked = server.asked[before:]
   assert [g.versions for g in found] == [(3, 3)] * 3
   assert server.version.endswith("-3")
   paths = [path for path, _ in asked]

@@ -101,24 +101,19 @@ def test_an_episode_keeps_its_adapter_while_servers_hold_it(adapting):
   assert len(server.adapters) == 3
 
 
-def test_a_running_turn_keeps_its_adapter_loaded(adapting):
+async def test_a_running_turn_keeps_its_adapter_loaded(adapting):
   engine, server = adapting(())
-
-  async def run():
-    server.hold_at = 5
-    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
-    await asyncio.to_thread(
-      server.wait_until,
-      lambda: any(len(r.versions) == 5 for r in server.running.values()),
-    )
-    await asyncio.to_thread(_set, engine, 1, 2, 3)
-    held = len(server.adapters)
-    server.hold_at = -1
-    server.note("", {})
-    return held, await turn
-
-  held, generation = asyncio.run(run())
-  assert generation.versions == (0,) * 20
+  server.hold_at = 5
+  turn = asyncio.create_task(engine.generate(engines.request(most=20)))
+  await asyncio.to_thread(
+    server.wait_until,
+    lambda: any(len(r.versions) == 5 for r in server.running.values()),
+  )
+  await asyncio.to_thread(_set, engine, 1, 2, 3)
+  held = len(server.adapters)
+  server.hold_at = -1
+  server.note("", {})
+  assert (await turn).versions == (0,) * 20
   assert held == 3
   _set(engine, 4)
   assert [name[-1] for name in server.adapters] == ["3", "4"]

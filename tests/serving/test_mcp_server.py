@@ -38,15 +38,12 @@ def serving(engine=None, retriever=None, **kwargs):
     yield mcp_server.Service(loaded, version="1", **kwargs)
 
 
-def play(scenario, **kwargs):
-  """Runs `scenario(client)` against a service in this process."""
-
-  async def main(service):
-    async with mcp.Client(service.server) as client:
-      return await asyncio.wait_for(scenario(client), 30)
-
+@contextlib.asynccontextmanager
+async def client_of(**kwargs):
+  """Yields a client of a service in this process."""
   with serving(**kwargs) as service:
-    return asyncio.run(main(service))
+    async with mcp.Client(service.server) as client:
+      yield client
 
 
 def ask(question="Who wrote Emma?", budget=3, told=None, **kwargs):
@@ -55,12 +52,13 @@ def ask(question="Who wrote Emma?", budget=3, told=None, **kwargs):
   async def tell(*progress):
     told.append(progress)
 
-  async def scenario(client):
+  async def call():
     asked = {"question": question, "budget": budget}
     tells = tell if told is not None else None
-    return await client.call_tool("answer", asked, progress_callback=tells)
+    async with client_of(**kwargs) as client:
+      return await client.call_tool("answer", asked, progress_callback=tells)
 
-  return play(scenario, **kwargs)
+  return asyncio.run(asyncio.wait_for(call(), 30))
 
 
 def test_answer_is_structured_and_each_search_is_reported_as_progress():
@@ -112,15 +110,14 @@ def test_refused_arguments_are_an_error_result(question, budget, expected):
   assert not engine.requests
 
 
-def test_search_returns_passages_and_asks_no_policy():
+async def test_search_returns_passages_and_asks_no_policy():
   engine = scripted.Engine(SCRIPT)
   changes = ({}, {"k": 2}, {"k": 0}, {"query": ""})
   calls = [{"query": "emma"} | change for change in changes]
-
-  async def scenario(client):
-    return [await client.call_tool("search", call) for call in calls]
-
-  first, second, *refused = play(scenario, engine=engine, passages=1)
+  async with client_of(engine=engine, passages=1) as client:
+    first, second, *refused = [
+      await client.call_tool("search", call) for call in calls
+    ]
   emma = {"id": "7", "title": "Emma", "text": "A novel by Jane Austen."}
   assert first.structured_content == {"passages": [emma]}
   assert len(second.structured_content["passages"]) == 2
@@ -130,39 +127,36 @@ def test_search_returns_passages_and_asks_no_policy():
   assert not engine.requests
 
 
-def test_trajectory_is_a_resource_until_enough_others_were_kept():
-  async def scenario(client):
+async def test_trajectory_is_a_resource_until_enough_others_were_kept():
+  async with client_of(kept=2) as client:
     uris = []
     for _ in range(3):
       result = await client.call_tool("answer", {"question": "?", "budget": 2})
       uris.append(result.structured_content["trajectory"])
     with pytest.raises(mcp.MCPError, match="last 2 are kept"):
       await client.read_resource(uris[0])
-    read = await client.read_resource(uris[2])
-    templates = await client.list_resource_templates()
-    return uris, read.contents[0], templates.resource_templates
-
-  uris, read, templates = play(scenario, kept=2)
+    (read,) = (await client.read_resource(uris[2])).contents
+    listed = await client.list_resource_templates()
   assert len(set(uris)) == 3
   assert read.mime_type == "application/json"
   record = json.loads(read.text)
   assert record["budget"] == 2 and record["answer"] == "Jane"
   assert "".join(span["text"] for span in record["spans"]).count(EMMA.text) == 1
   assert record["documents"][0][0]["text"] == EMMA.text
-  assert uris[0].startswith(templates[0].uri_template.partition("{")[0])
+  template = listed.resource_templates[0].uri_template
+  assert uris[0].startswith(template.partition("{")[0])
 
 
-def test_outage_is_explained_in_the_log_only(caplog):
+async def test_outage_is_explained_in_the_log_only(caplog):
   secret = "http://10.9.8.7:8000 answered 500: /srv/secret"
   broken = scripted.Retriever(error=types.RetrievalError(secret))
 
-  async def scenario(client):
+  async with client_of(retriever=broken) as client:
     found = await client.call_tool("search", {"query": "emma"})
     asked = await client.call_tool("answer", {"question": "?", "budget": 2})
     read = await client.read_resource(asked.structured_content["trajectory"])
-    return found.content[0].text, asked.content[0].text, read.contents[0].text
-
-  for said in play(scenario, retriever=broken):
+  for part in (found.content[0], asked.content[0], read.contents[0]):
+    said = part.text
     assert "10.9.8.7" not in said and "secret" not in said
     name = said.partition("log has the cause of ")[2].partition(".")[0]
     assert f"{name}: " in caplog.text

@@ -41,33 +41,31 @@ async def client_of(app, **settings):
     yield client
 
 
-def play(scenario, *, token="", headers=None, search=None, **values):
-  """Runs `scenario(client, search)` against a service with these limits."""
+@contextlib.asynccontextmanager
+async def opened(*, token="", search=None, **values):
+  """Yields a client of a service with these limits, and its search."""
   search = search or held_search.HeldSearch()
-
-  async def main():
-    app = service.create_app(
-      search, limits=dialects.Limits(**values), token=token
-    )
-    try:
-      async with client_of(app, headers=headers) as client:
-        client.app = app
-        return await asyncio.wait_for(scenario(client, search), 60)
-    finally:
-      search.free.set()
-      app.state.service.close()
-
-  return asyncio.run(main())
+  app = service.create_app(
+    search, limits=dialects.Limits(**values), token=token
+  )
+  try:
+    async with client_of(app) as client:
+      client.app = app
+      yield client, search
+  finally:
+    search.free.set()
+    app.state.service.close()
 
 
 def ask(body=None, *, route="/retrieve", **settings):
   """Returns the response to one request."""
   request = {"content": body} if isinstance(body, bytes) else {"json": body}
 
-  async def scenario(client, search):
-    return await client.post(route, **request)
+  async def post():
+    async with opened(**settings) as (client, _):
+      return await client.post(route, **request)
 
-  return play(scenario, **settings)
+  return asyncio.run(asyncio.wait_for(post(), 60))
 
 
 def refused(response, status, sentence):
