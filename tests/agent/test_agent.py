@@ -135,25 +135,19 @@ def test_known_question_keeps_its_id_and_corpus():
   assert other.trajectory.question.corpus == "all"
 
 
-def test_long_question_does_not_hold_up_the_others():
+async def test_long_question_does_not_hold_up_the_others():
   class Slow(scripted.Codec):
     def render(self, *texts):
       time.sleep(1)
       return super().render(*texts)
 
-  async def searched(agent):
-    asking = asyncio.ensure_future(agent.ask_async(question, budget=1))
+  config = dataclasses.replace(CONFIG, max_context=50_000)
+  with make(codec=Slow(), config=config) as agent:
+    asking = asyncio.ensure_future(agent.ask_async("Who? " * 4000, budget=1))
     await asyncio.sleep(0.1)
     async with asyncio.timeout(0.7):
       await agent.search_async("emma", k=1)
     await asking
-
-  question = "Who? " * 4000
-
-  with make(
-    codec=Slow(), config=dataclasses.replace(CONFIG, max_context=50_000)
-  ) as agent:
-    asyncio.run(searched(agent))
 
 
 def test_half_a_surrogate_pair_is_asked():

@@ -177,12 +177,12 @@ class DrawsTest(chex.TestCase):
     assert budgets[0] != budgets[3]
 
 
-def simulate(state, rollouts, *, assign, record, seed=3, groups=16):
+def simulate(state, rollouts, *, assign, record):
   """Plays a run whose policy is right more often with a larger budget."""
   seen = []
   for _ in range(rollouts):
-    rng = np.random.default_rng((seed, int(state.step)))
-    budgets, *_ = assign(state, num_groups=groups, config=CONFIG)
+    rng = np.random.default_rng((3, int(state.step)))
+    budgets, *_ = assign(state, num_groups=16, config=CONFIG)
     budgets = np.repeat(np.asarray(budgets), 5)
     em = rng.random(len(budgets)) < budgets / 6
     valid = rng.random(len(budgets)) < 0.9

@@ -48,11 +48,11 @@ def test_a_row_by_hand():
   np.testing.assert_array_equal(returns, [0.4375, 0, 0, 1, 0, 1.25, 3, 0])
 
 
-def packed(rng, rows=6, length=40):
+def packed(rng):
   """Draws rows with several segments, tokens of both authors and padding."""
-  segment_ids = np.zeros((rows, length), np.int32)
+  segment_ids = np.zeros((6, 40), np.int32)
   for row in segment_ids:
-    end = rng.integers(length // 2, length + 1)
+    end = rng.integers(20, 41)
     cuts = np.sort(rng.choice(np.arange(1, end), 3, replace=False))
     row[:end] = 1 + np.searchsorted(cuts, np.arange(end), side="right")
   mask = (segment_ids > 0) & (rng.random(segment_ids.shape) < 0.6)

@@ -60,8 +60,8 @@ def oracle_loss(step, config):
   return value, gradients
 
 
-def padded(rows, width, fill=0.0):
-  out = np.full((len(rows), width), fill, np.float32)
+def padded(rows, width):
+  out = np.zeros((len(rows), width), np.float32)
   for row, values in zip(out, rows):
     row[: len(values)] = values
   return out

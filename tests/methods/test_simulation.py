@@ -36,14 +36,12 @@ def request(query, context, k=3):
   return types.SearchRequest(query, k, context.question.corpus, context)
 
 
-def simulated(simulator, config=NOISE, *, rollouts=10, seed=0):
-  return simulation.SimulatedRetriever(
-    simulator, config, rollouts=rollouts, seed=seed
-  )
+def simulated(simulator, config=NOISE):
+  return simulation.SimulatedRetriever(simulator, config, rollouts=10, seed=0)
 
 
-def world_simulator(seed=0):
-  return world_retrieval.WorldSimulator(WORLD, REAL, seed=seed)
+def world_simulator():
+  return world_retrieval.WorldSimulator(WORLD, REAL, seed=0)
 
 
 def always(noise):

@@ -6,11 +6,11 @@ import asyncio
 import collections
 import concurrent.futures
 import math
-import time
 
 import fake_sglang
 import pytest
 import sglang_engines as engines
+from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.host import loop
@@ -19,14 +19,6 @@ from anysearch_jax.rollout.sglang import health, membership
 serve = engines.serve
 SAID = fake_sglang.ids("b", "</search>")
 UP, DOWN = membership.State.UP, membership.State.DOWN
-
-
-def until(holds, seconds=20):
-  """Waits for what other threads make true."""
-  ends = time.monotonic() + seconds
-  while not holds():
-    assert time.monotonic() < ends
-    time.sleep(0.01)
 
 
 def state(engine, server):
@@ -70,7 +62,7 @@ def test_a_run_begins_with_the_first_server_and_uses_late_ones(serve, start):
   engine, _ = serve(urls=(late.url, early.url), wait=60)
   assert engines.turn(engine).server == early.url
   late.restart()
-  until(lambda: state(engine, late) is UP)
+  wait_for(lambda: state(engine, late) is UP)
   assert late.version == early.version
   assert engines.turn(engine, question=1).server == late.url
 
@@ -136,7 +128,7 @@ def test_two_servers_become_four_and_then_one_and_no_turn_is_lost(
     by_server = collections.Counter(
       turn.server for turns in found.values() for turn in turns
     )
-    until(lambda: len(engine._fleet._members.all) == 1)
+    wait_for(lambda: len(engine._fleet._members.all) == 1)
     assert [m.server.url for m in engine._fleet._members.all] == [d.url]
     assert {by_server[x.url] > 0 for x in (a, b, d)} == {True}
     for server in (c, d):
@@ -161,10 +153,10 @@ def test_a_gateway_that_fails_or_forgets_changes_nothing(
   engine = engines.connect(gateway=fake.url, wait=60)
   try:
     fake.faults["/v1/rl/workers"] = [(500, "oops")] * 4
-    until(lambda: not fake.faults["/v1/rl/workers"])
+    wait_for(lambda: not fake.faults["/v1/rl/workers"])
     lists()  # Only the worker of another engine.
     asked = len(fake.asked)
-    until(lambda: len(fake.asked) > asked + 4)
+    wait_for(lambda: len(fake.asked) > asked + 4)
     assert {engines.turn(engine, question=q).server for q in range(2)} == {
       a.url,
       b.url,
@@ -182,16 +174,16 @@ def test_turns_wait_while_no_server_that_is_listed_is_up(start, gateway):
   try:
     engine.put_aside(b.url, "of a test")
     lists(b)
-    until(lambda: not engine._fleet._members.all[0].samples)
+    wait_for(lambda: not engine._fleet._members.all[0].samples)
     waiting = concurrent.futures.ThreadPoolExecutor(1).submit(
       engines.turn, engine
     )
-    until(lambda: engine.counters["waits"])
+    wait_for(lambda: engine.counters["waits"])
     lists(a, b)
     assert waiting.result(10).server == a.url
     engine._fleet._members.wait = 0.2
     lists(b)
-    until(lambda: state(engine, a) is None)
+    wait_for(lambda: state(engine, a) is None)
     with pytest.raises(types.EngineError, match="No SGLang server is up for"):
       engines.turn(engine)
   finally:
@@ -205,7 +197,7 @@ def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
   late._server_info = lambda body: (200, {"max_req_input_len": 9})
   late.restart()
   said = f"SGLang server {late.url}: {late.url}: came back with contexts of 8"
-  until(lambda: said in caplog.text)
+  wait_for(lambda: said in caplog.text)
   loop.run(engine._fleet._look(engine._fleet._members.all[0]))
   assert caplog.text.count(said) == 1
   assert engines.turn(engine).server == early.url
@@ -313,7 +305,7 @@ def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
   first.faults.clear()
   first.kill()
   first.restart()
-  until(lambda: state(engine, first) is UP)
+  wait_for(lambda: state(engine, first) is UP)
   assert first.version == second.version
 
 

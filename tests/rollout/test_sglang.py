@@ -11,6 +11,7 @@ import fake_sglang
 import jax
 import pytest
 import sglang_engines as engines
+from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -355,13 +356,6 @@ def test_server_that_keeps_its_old_weights_is_detected(serve):
 SAID = fake_sglang.ids("b", "<end>")
 
 
-async def _until(holds):
-  """Polls a condition that other threads make true."""
-  async with asyncio.timeout(20):
-    while not holds():
-      await asyncio.sleep(0.005)
-
-
 def _is(engine, place, state):
   return lambda: engine._fleet._members.all[place].state is state
 
@@ -413,8 +407,8 @@ async def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
     asyncio.create_task(engine.generate(engines.request(question=q)))
     for q in range(3)
   ]
-  await _until(_is(engine, 0, membership.State.DOWN))
-  await _until(lambda: engine.counters["waits"] == 3)
+  await asyncio.to_thread(wait_for, _is(engine, 0, membership.State.DOWN))
+  await asyncio.to_thread(wait_for, lambda: engine.counters["waits"] == 3)
   server.restart()
   found = await asyncio.gather(*turns)
   asked = server.asked[before:]
@@ -437,7 +431,7 @@ def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):
   assert second.version.endswith("-5")
   assert engines.turn(engine, question=0).versions == (5, 5)
   first.restart()
-  asyncio.run(_until(_is(engine, 0, membership.State.UP)))
+  wait_for(_is(engine, 0, membership.State.UP))
   assert first.version == second.version
   # The first question stays where its prefix is.
   assert engines.turn(engine, question=0).server == second.url
@@ -507,7 +501,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   assert engine.counters["server_down"] == 1
   first.faults.default_factory = list
   first.faults.clear()
-  asyncio.run(_until(_is(engine, 0, membership.State.UP)))
+  wait_for(_is(engine, 0, membership.State.UP))
   assert first.version == second.version
   assert engine.scores(engines.PROMPT).keys() == {first.url, second.url}
 
@@ -532,7 +526,7 @@ def test_a_server_that_comes_back_smaller_stays_down(serve, monkeypatch):
 
   async def run():
     turn = asyncio.create_task(engine.generate(engines.request()))
-    await _until(_is(engine, 0, membership.State.DOWN))
+    await asyncio.to_thread(wait_for, _is(engine, 0, membership.State.DOWN))
     server.restart()
     await turn
 

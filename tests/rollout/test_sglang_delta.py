@@ -8,7 +8,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 
 import fake_sglang
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 import policy_scores
 import pytest
 import sglang_engines as engines
+from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk
@@ -188,7 +188,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   start, follow, shared = following
   follow()
   engine, server = start()
-  _wait(lambda: (delta.COPIES / server.version).is_dir())
+  wait_for(lambda: (delta.COPIES / server.version).is_dir())
   whole = engine.counters["handover_bytes"]
   policy = engines.policy()
   for version in (1, 2, 3):
@@ -208,7 +208,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   assert _loaded(server).startswith(str(shared))
   assert f"{server.url} gets the whole folder" in caplog.text
   assert "is a delta of" in caplog.text
-  _wait(lambda: (delta.COPIES / server.version).is_dir())
+  wait_for(lambda: (delta.COPIES / server.version).is_dir())
   policy = _changed(policy, 0.02, seed=5)
   _check(engine, 5, policy)
   assert _loaded(server) == str(delta.COPIES / server.version)
@@ -226,13 +226,6 @@ def test_a_host_without_copies_gets_whole_folders(
   _check(engine, 1, _changed(engines.policy(), 0.02))
   assert _loaded(server).startswith(str(shared))
   assert "gets the whole folder" in caplog.text
-
-
-def _wait(holds):
-  ends = time.monotonic() + 30
-  while not holds():
-    assert time.monotonic() < ends
-    time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

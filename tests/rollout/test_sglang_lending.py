@@ -12,6 +12,7 @@ import fake_sglang
 import jax
 import pytest
 import sglang_engines as engines
+from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.rollout.sglang import health
@@ -30,15 +31,6 @@ def lending(serve, monkeypatch):
   return lambda *script, **more: serve(
     *script, **{"colocated": True, "wait": 20, "deadline": 20.0} | more
   )
-
-
-def _until(holds):
-  async def poll():
-    async with asyncio.timeout(20):
-      while not holds():
-        await asyncio.sleep(0.005)
-
-  asyncio.run(poll())
 
 
 def test_memory_is_away_until_a_turn_and_weights_precede_the_cache(lending):
@@ -79,7 +71,7 @@ def test_a_server_that_is_put_aside_lends_and_stays_aside(lending):
   engine.free_cache()
   assert first.away == second.away == fake_sglang.MEMORY
   looks = len(first.asked)
-  _until(lambda: len(first.asked) > looks + 5)
+  wait_for(lambda: len(first.asked) > looks + 5)
   engine.set_params(engines.policy().params, 1)
   for question in range(3):
     assert engines.turn(engine, question=question).server == second.url
@@ -127,10 +119,10 @@ def test_a_server_that_fails_meanwhile_gets_its_memory_and_weights_again(
 def test_a_server_restarted_while_training_lends_again(lending):
   engine, server = lending(SAID)
   server.kill()
-  _until(lambda: engine.counters["server_down"] == 1)
+  wait_for(lambda: engine.counters["server_down"] == 1)
   server.restart()
   assert not server.away
-  _until(lambda: server.away and engine.counters["server_up"] == 1)
+  wait_for(lambda: server.away and engine.counters["server_up"] == 1)
   assert engines.turn(engine).versions == (0, 0)
   assert not server.died
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(what: Callable[[], object], seconds: float = 10) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
   """Waits until a function returns something true."""
   end = time.monotonic() + seconds
   while not what():
