@@ -41,14 +41,6 @@ class Pairs:
   def __len__(self) -> int:
     return len(self.ours)
 
-  def by_dataset(self) -> dict[str, Pairs]:
-    """Returns one part for each dataset that occurs, in the paper's order."""
-    found, ours, theirs = {}, self.ours, self.theirs
-    for code in np.unique(ours.dataset):
-      at = ours.dataset == code
-      found[ours.datasets[code]] = Pairs(ours.where(at), theirs.where(at))
-    return found
-
 
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """Pairs two rows by question, budget and seed.
@@ -293,11 +285,11 @@ def _compared(
   shown = [inference.average(parts), *(parts if several else ())]
   effects = [effect for part in shown for effect in inference.effects(part)]
   sets = [None, *(first.datasets if several else ())]
-  by_set = {None: pairs} | pairs.by_dataset()
+  by_set = {None: pairs.ours} | columns.by_dataset(pairs.ours)
   cells = [
     (dataset, budget, int((at >= 1 if budget is None else at == budget).sum()))
     for dataset, budget in itertools.product(sets, (None, *first.budgets))
-    for at in [by_set[dataset].ours.budget]
+    for at in [by_set[dataset].budget]
   ]
   return [
     Difference(

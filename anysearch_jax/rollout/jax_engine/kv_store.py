@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,7 @@ from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import lookahead
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
-
-# NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
-A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
-
+from anysearch_jax.rollout.jax_engine.sampling import A
 
 GatheredRows = tuple[gathered_attention.Rows, ...]
 

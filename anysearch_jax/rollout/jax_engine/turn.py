@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import OrderedDict
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -79,14 +79,15 @@ class Halting:
     self._texts = tokenizer.token_texts()
     self._vocab_size = vocab_size
     self._stop = stop
-    self._known = OrderedDict({stop: self._find(stop)})
+    self._found = functools.lru_cache(_KNOWN)(self._find)
+    self._usual = self._find(stop)
     self._call: tuple[tuple[Stop, ...], np.ndarray] = ((), np.zeros(0))
 
   async def of(self, stop: Stop) -> np.ndarray:
     """Returns the tokens that may end a turn, bool `[V]`.
 
-    A set that was not asked for lately is computed on another thread, because
-    that may take a second.
+    Other sets than the usual one are computed on another thread, because that
+    may take a second, and remembered.
 
     Raises:
       ValueError: a stop text is empty.
@@ -95,15 +96,9 @@ class Halting:
       raise ValueError(
         f"stop: found {stop!r}, expected texts of one character or more."
       )
-    found = self._known.get(stop)
-    if found is None:
-      found = await asyncio.to_thread(self._find, stop)
-      self._known[stop] = found
-      while len(self._known) > _KNOWN:
-        oldest = next(key for key in self._known if key != self._stop)
-        del self._known[oldest]
-    self._known.move_to_end(stop)
-    return found
+    if stop == self._stop:
+      return self._usual
+    return await asyncio.to_thread(self._found, stop)
 
   def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
     """Returns the halting tokens of a call.
@@ -112,7 +107,7 @@ class Halting:
       uint32 `[V]`, the same array as for the last call if it had the same sets
       of stop texts; and the bit of each turn.
     """
-    halts = {self._stop: self._known[self._stop]}
+    halts = {self._stop: self._usual}
     halts |= {turn.request.stop: turn.halts for turn in turns}
     sets = tuple(halts)
     if sets != self._call[0]:
