@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from anysearch_jax.data import browsing
+from anysearch_jax.data import evidence as evidence_lib
 from anysearch_jax.environment import official_scoring, scoring
 
 Row = Mapping[str, Any]
@@ -172,7 +172,7 @@ def _bamboogle(row: Row) -> Found:
 
 def _browsecomp_plus(row: Row) -> Found:
   try:
-    known = browsing.revealed(row)
+    known = evidence_lib.revealed(row)
   except (ValueError, KeyError, TypeError) as error:
     raise MalformedError(
       "a text that no canary, or a wrong one, decrypts; expected --canary=TEXT "
@@ -188,7 +188,7 @@ def _frames(row: Row) -> Found:
   asked = {"id": row.get("", row.get("Unnamed: 0")), "question": row["Prompt"]}
   known = {
     "reasoning_types": row.get("reasoning_types"),
-    "supporting_facts": [[title, 0] for title in browsing.articles(row)],
+    "supporting_facts": [[title, 0] for title in evidence_lib.articles(row)],
   }
   return _found(asked, [row["Answer"]], known)._replace(verbatim=True)
 

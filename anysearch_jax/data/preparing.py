@@ -160,7 +160,7 @@ def prepare(
     aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
     corpus: file with the passages that training questions name by
       `gold_doc_ids`.
-    canary: of encrypted rows that do not have their own, see `browsing`.
+    canary: of encrypted rows that do not have their own, see `evidence`.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
