@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_990,
-  "source: code lines": 41_530,
+  "source: lines": 67_080,
+  "source: code lines": 41_140,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 52_740,
-  "docs and README: words": 22_000,
+  "tests: lines": 53_010,
+  "docs and README: words": 21_700,
   "README: words": 700,
   "commands": 16,
 }
