@@ -8,9 +8,10 @@ Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
     or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
-and four that decode 256 rows at a time:
+and four that nearly fill their GPU:
     qwen3_4b-full141             every weight is trained, not adapters
-    qwen2_5_7b-80, llama3_1_8b-80, qwen3_30b_a3b-141
+    qwen2_5_7b-80, llama3_1_8b-80
+    qwen3_30b_a3b-141            adapters of attention alone
 
 The GPU trains adapters of rank 32 and samples in turns. Differences from the
 paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
@@ -83,6 +84,8 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   else:
     folder, kv, row = LARGE[preset]
     slots, lanes = 320, (32, 64, 128, 256)
+    if preset == _EXPERTS:
+      slots, lanes = 80, (16, 32, 64)
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
     policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)

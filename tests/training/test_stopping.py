@@ -17,7 +17,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint, learner, loop
+from anysearch_jax.training import checkpoint, learner, loop, train_step
 from launch import flags, node, stopping, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -91,17 +91,24 @@ def test_an_epoch_has_the_batches_of_the_first_and_the_same_old_policy(
   parts, tmp_path, monkeypatch
 ):
   packed, scored = [], []
-  pack, score = learner.Learner.pack, learner.Learner._with_old_logp
+  pack, make = learner.Learner.pack, train_step.make_scorer
   monkeypatch.setattr(
     learner.Learner,
     "pack",
     lambda self, x: packed.append(pack(self, x)) or packed[-1],
   )
-  monkeypatch.setattr(
-    learner.Learner,
-    "_with_old_logp",
-    lambda self, x: scored.append(x) or score(self, x),
-  )
+
+  def scorer(*args, **kwargs):
+    score = make(*args, **kwargs)
+
+    def counted(*batch):
+      scored.append(batch)
+      return score(*batch)
+
+    counted._cache_size = score._cache_size
+    return counted
+
+  monkeypatch.setattr(train_step, "make_scorer", scorer)
   small_run.train(tmp_path, parts, over(steps=4, old_logp="trainer"))
   for a, b, again, b_again in packed:
     assert a is again and b is b_again and a is not b
