@@ -29,9 +29,6 @@ def policy(tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   hf.save(folder / "policy", small_run.parts()["policy"])
   values = config_settings.to_dict(CONFIG)
-  # The run was trained before this setting got its present name.
-  del values["objective"]["normalize"]
-  values["objective"]["normalize_std"] = True
   (folder / "config.json").write_text(json.dumps(values))
   return folder / "policy"
 

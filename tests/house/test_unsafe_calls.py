@@ -20,8 +20,6 @@ _ALLOWED = {
     "importlib.import_module",
     "exec(",
   },
-  # A package of its own table, in a process of its own.
-  "launch/doctor.py": {"importlib.import_module"},
 }
 _UNSAFE = re.compile(
   r"(?:allow_pickle|trust_remote_code)=(?!False)"
