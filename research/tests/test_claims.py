@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+import re
 
 import commands
 import numpy as np
@@ -197,7 +198,8 @@ def test_what_the_evidence_page_quotes_is_what_the_outcomes_say(pages):
     if line.startswith("|") and line.count("[") == 3
   ]
   assert quoted
-  assert [line for line in quoted if line not in pages] == []
+  short = {re.sub(r"(?<!\d)0\.", ".", line) for line in pages}
+  assert [line for line in quoted if line not in short] == []
 
 
 def test_claims_are_about_rows():
