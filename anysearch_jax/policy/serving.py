@@ -156,8 +156,8 @@ def extend(
   rotary = attention.rotary(a, positions)
   x = params["embed"][tokens].astype(dtype)
   out: list[C] = []
-  for i, cache in enumerate(caches):
-    layer = params[table.LAYERS][i]
+  layers = zip(params[table.LAYERS], caches, strict=True)
+  for i, (layer, cache) in enumerate(layers):
 
     def cached(q, k, v, cache=cache):
       return attend(q, k, v, cache, positions, real)

@@ -14,7 +14,7 @@ is summed in float32 and scattered back once.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -67,20 +67,18 @@ def token_logprobs(
 def with_loads(
   params: decoder.Params,
   a: architecture_lib.Architecture,
-  tokens: jax.Array,
-  targets: jax.Array,
-  positions: jax.Array,
-  segment_ids: jax.Array,
-  scored: jax.Array | None = None,
-  *,
+  *inputs: jax.Array | None,
   temperature: float,
   compute: decoder.Compute,
   entropy_trains: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Returns what `token_logprobs` does, and the loads of the policy's experts.
 
-  The loads are those of `decoder.forward_with_loads`.
+  `inputs` are its five arrays, from `tokens` to `scored`; the loads are those
+  of `decoder.forward_with_loads`.
   """
+  given: Any = inputs
+  tokens, targets, positions, segment_ids, scored = given
   if scored is None:
     scored = jnp.ones(tokens.shape, bool)
   chex.assert_equal_shape([tokens, targets, positions, segment_ids, scored])
