@@ -215,7 +215,7 @@ def _find(
   """
   there: dict[str, preparing.Input] = {}
   for path in sorted([*folder.glob("*/*"), *folder.glob("*")]):
-    stem = path.name.removesuffix(".gz").removesuffix(files.kind(path))
+    stem = path.name.lower().removesuffix(".gz").removesuffix(files.kind(path))
     flat = path.parent == folder
     dataset, _, split = (
       stem.rpartition("_") if flat else (path.parent.name, "", stem)

@@ -185,7 +185,7 @@ def prepare(
     if made_of.items() <= there.info.items():
       return there
   folder.mkdir(parents=True, exist_ok=True)
-  compressed = source.suffix == ".gz"
+  compressed = source.suffix.lower() == ".gz"
   copy = compressed or skip_malformed or bool(tables)
   is_there = source == folder.absolute() / LINES  # They move together.
   beside = folder / f"{LINES}.tmp"

@@ -30,8 +30,9 @@ Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
 
 def kind(path: pathlib.Path) -> str:
   """Returns the suffix that selects a file's parser, "" if unknown."""
-  suffix = pathlib.Path(path.name.removesuffix(".gz")).suffix
-  known = suffix in SUFFIXES and (suffix, path.suffix) != (".parquet", ".gz")
+  name = path.name.lower()
+  suffix = pathlib.Path(name.removesuffix(".gz")).suffix
+  known = suffix in SUFFIXES and not name.endswith(".parquet.gz")
   return suffix if known else ""
 
 
@@ -114,7 +115,7 @@ def downloaded(
 
 
 def _open(path: pathlib.Path) -> IO[str]:
-  opener = gzip.open if path.suffix == ".gz" else open
+  opener = gzip.open if path.suffix.lower() == ".gz" else open
   # utf-8-sig: spreadsheets write a byte order mark at the start of a table.
   return opener(path, "rt", encoding="utf-8-sig", newline="")
 

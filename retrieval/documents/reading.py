@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from retrieval.documents import splitting
@@ -21,10 +21,16 @@ from retrieval.documents import splitting
 # Bytes of a file, which most readers read as a whole.
 LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-# Bytes that show the encoding of a file, and characters that show its commas.
+# Bytes that show the encoding of a file.
 _SAMPLE = 1 << 16
 # Texts with a smaller share of bytes beyond ASCII are of Western Europe.
 _WESTERN = 0.3
+# Of the characters beyond ASCII of a text in UTF-8, fewer are damaged.
+_DAMAGED = 0.1
+# Where a page names its encoding.
+_CHARSET = re.compile(
+  rb"<(?:meta|\?xml)[^>]{1,200}?(?:charset|encoding)=[\s\"']*([\w.-]+)", re.I
+)
 # Fields of a row that are its title, or its text.
 _TITLES = ("title", "name", "question")
 _TEXTS = ("text", "contents", "content", "body")
@@ -88,15 +94,27 @@ def _sized(path: pathlib.Path) -> pathlib.Path:
 
 
 def _text(path: pathlib.Path) -> str:
-  """Returns the text of a file in UTF-8, or in an encoding that it shows."""
-  data = _sized(path).read_bytes()
+  """Returns the text of a file, whose lines end in newlines."""
+  return re.sub("\r\n?", "\n", _decoded(_sized(path).read_bytes()))
+
+
+def _decoded(data: bytes) -> str:
+  """Returns a text in UTF-8, or in an encoding that it names or shows."""
   sample = data[:_SAMPLE]
   if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
     return data.decode("utf-16", errors="replace")
   if b"\0" in sample:
     raise ReadError("is binary, expected text")
-  with contextlib.suppress(UnicodeDecodeError):
-    return data.decode("utf-8-sig")
+  text = data.decode("utf-8-sig", errors="replace")
+  beyond = len(text) - len(text.encode("ascii", "ignore"))
+  if text.count("\ufffd") <= _DAMAGED * beyond:
+    return text
+  if named := _CHARSET.search(sample):
+    with contextlib.suppress(LookupError):
+      name = codecs.lookup(named[1].decode()).name
+      # What calls itself Latin-1 is cp1252 or else, as browsers know.
+      if name not in ("ascii", "iso8859-1") and name[:6] != "utf-16":
+        return data.decode(name, errors="replace")
   others = 1 - len(sample.decode("ascii", "ignore")) / len(sample)
   if others < _WESTERN:
     return data.decode("cp1252", errors="replace")
@@ -153,15 +171,17 @@ def _row(number: int, row: Mapping[str, Any]) -> Part:
 
 
 def _csv(path: pathlib.Path) -> Iterator[Part]:
-  text = _text(path)
-  try:
-    dialect = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
-  except csv.Error:
-    dialect = csv.excel
+  text = _text(path).lstrip("\n")
+  first = text.partition("\n")[0]
   # The limit is one of the process, in which questions are read with theirs.
   limit = csv.field_size_limit(LARGEST)
+
+  def divided(lines: Iterable[str], by: str) -> Iterator[list[str]]:
+    return csv.reader(lines, delimiter=by, skipinitialspace=True)
+
   try:
-    rows = filter(any, csv.reader(io.StringIO(text), dialect=dialect))
+    by = max(",;\t|", key=lambda each: len(next(divided([first], each), ())))
+    rows = filter(any, divided(io.StringIO(text, newline=""), by))
     header = next(rows, [])
     for number, row in enumerate(rows, start=1):
       fields: dict[str, str] = {}
@@ -177,7 +197,7 @@ def _csv(path: pathlib.Path) -> Iterator[Part]:
 def _records(path: pathlib.Path) -> Iterator[Part]:
   from anysearch_jax.data import files, formats
 
-  if path.suffix == ".json":  # The others are streams of rows.
+  if path.suffix.lower() == ".json":  # The others are streams of rows.
     _sized(path)
   for number, row in files.rows(path):
     if isinstance(row, formats.MalformedError):

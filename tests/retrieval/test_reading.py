@@ -58,11 +58,23 @@ GERMAN = "Die Größe der Straße überrascht fröhliche Mädchen. Schöne Häus
 JAPANESE = "これは日本語の文章です。契約は三月三十一日に終わります。"
 P = reading.Part
 TABLE = [P("price: 3", "Tea", heading="row 1"), P("price: 4", heading="row 2")]
+# Windows ends lines so.
+WINDOWS = (
+  "---\r\ntitle: Our lease\r\n---\r\nIt ends.\r\n\r\nKeys\r\n----\r\nTwo."
+)
+RUSSIAN = '<meta charset="windows-1251"><title>Договор</title><p>Аренда</p>'
 KINDS = {
   "a.md": (
     "---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.",
     [P("---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.", "Our lease")],
   ),
+  "b.md": (
+    WINDOWS,
+    [P(WINDOWS.replace("\r", ""), "Our lease")],
+  ),
+  "f.txt": (GERMAN.encode() * 2 + b"\xff", [P(GERMAN * 2 + "\ufffd")]),
+  "b.html": (RUSSIAN.encode("cp1251"), [P("Аренда", "Договор")]),
+  "a.JSONL": ('{"a": 1}', [P("a: 1", heading="row 1")]),
   "a.txt": ("\ufeffOne\x01line.", [P("One line.")]),
   "b.txt": (GERMAN.encode("cp1252"), [P(GERMAN)]),
   "e.txt": ("naïve café owners".encode("cp1252"), [P("naïve café owners")]),
@@ -122,7 +134,7 @@ def make(folder_, name, content):
 def test_each_kind_of_file_has_its_text_title_and_places(tmp_path, name):
   content, expected = KINDS[name]
   found = list(reading.read(make(tmp_path, name, content)))
-  marked = name.rpartition(".")[2] in ("md", "html", "docx")
+  marked = name.endswith((".md", ".html", ".docx"))
   assert found == [part._replace(is_markdown=marked) for part in expected]
 
 
@@ -232,6 +244,20 @@ def test_passages_end_at_headings_and_sentences():
 def _texts(path, data):
   path.write_bytes(data)
   return [part.text for part in reading.read(str(path))]
+
+
+@pytest.mark.parametrize(
+  "table, last",
+  [
+    ("name,text\nO,'tis the season\nP,'twas not'\n", "P: 'twas not'"),
+    ("q,a\n" + '"w, x",y\n' * 9000 + '"""a"", b",z\n', 'q: "a", b\na: z'),
+    ('"a, b";c\n"1,5, 2";3\n', "a, b: 1,5, 2\nc: 3"),
+    ('a, b\n"1", "2, 3"\n', "a: 1\nb: 2, 3"),
+  ],
+)
+def test_commas_and_quotes_are_read_by_the_first_line(tmp_path, table, last):
+  (part,) = list(reading.read(make(tmp_path, "t.csv", table)))[-1:]
+  assert (f"{part.title}: " if part.title else "") + part.text == last
 
 
 def test_a_table_loses_no_value(tmp_path):
