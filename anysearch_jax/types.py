@@ -161,6 +161,9 @@ class Trajectory:
     discarded_input: total length of the contexts of those turns.
     servers: address of the server that sampled each of the model's turns; ()
       if this process did.
+    experts: uint8 or uint16 `[T, L, K]`, ids of the experts that the sampler
+      chose for each token, as `policy.experts.record` has them; None if they
+      are not recorded.
   """
 
   address: Address
@@ -185,6 +188,9 @@ class Trajectory:
   discarded_tokens: int = 0
   discarded_input: int = 0
   servers: tuple[str, ...] = ()
+  experts: np.ndarray | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
   @property
   def written_tokens(self) -> int:
@@ -300,6 +306,9 @@ class Generation:
   finish: why the turn ended.
   versions: the policy version that sampled each token.
   server: address of the server that sampled them; "" if this process did.
+  experts: `[T - 1, L, K]`, ids of the experts that were chosen for each of the
+    T tokens of the context and of the turn but the last, whose layers were
+    never computed; None if they are not recorded.
   """
 
   token_ids: tuple[int, ...]
@@ -308,6 +317,9 @@ class Generation:
   finish: Finish
   versions: tuple[int, ...]
   server: str = ""
+  experts: np.ndarray | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
 
 class Engine(Protocol):

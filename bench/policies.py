@@ -161,7 +161,7 @@ class Decoder:
   def prefill(self, *calls: kv_store.Chunks[np.ndarray]) -> None:
     """Writes tokens to rows of `table`, and waits."""
     for chunks in calls:
-      self._pages = kv_store.prefill(
+      self._pages, _ = kv_store.prefill(
         self.params, self._pages, chunks, model=self._model
       )
     jax.block_until_ready(self._pages)

@@ -165,6 +165,11 @@ class ObjectiveConfig:
   router_balance: float = learning(0.0, at_least(0))
   """This times the experts' imbalance (1 where all are used alike) is added to
   the loss; 0 is off. For policies with experts."""
+  router: str = learning("own", one_of("own", "compare", "replay"))
+  """Who chooses the experts of each token in training: the trained policy's
+  `own` router, or the sampler, whose recorded choices are used again (`replay`,
+  https://arxiv.org/abs/2510.11370). `compare` records them too and uses the
+  router's own, to measure how many differ."""
 
   @property
   def has_critic(self) -> bool:

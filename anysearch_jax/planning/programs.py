@@ -12,7 +12,14 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, serving, sharding, table
+from anysearch_jax.policy import (
+  decoder,
+  experts,
+  lora,
+  serving,
+  sharding,
+  table,
+)
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import gathered_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
@@ -151,7 +158,11 @@ def _training(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
     ),
-    batching.abstract(config.batch, multiple=placed.row_multiple),
+    batching.abstract(
+      config.batch,
+      multiple=placed.row_multiple,
+      experts=None if objective.router == "own" else experts.record(a),
+    ),
   )
   # Each row length has its own loop; micro-batches are assumed to be divided
   # evenly among them.

@@ -43,13 +43,16 @@ _UNROLLED_LAYERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How `forward` computes; up to rounding, the result does not depend on it.
+  """How `forward` computes.
+
+  Up to rounding, the result depends on `replays` alone.
 
   dtype: of activations and matrix products; parameters keep their own.
   remat: `none`, or a key of `REMAT`: what the backward pass need not recompute.
   attention, attention_chunk, max_segments: see `self_attention`.
   logprob_chunk: positions of each row whose logits are in memory at a time.
   layout: how activations are sharded; None means one device.
+  replays: whether recorded experts are used, or only compared with the own.
   """
 
   dtype: Any = jnp.float32
@@ -59,6 +62,7 @@ class Compute:
   max_segments: int = 64
   logprob_chunk: int = 512
   layout: sharding.Layout | None = None
+  replays: bool = True
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -141,15 +145,20 @@ class Block(nn.Module):
     rotary: Rotary,
     segment_ids: jax.Array | None,
     rotated: jax.Array | bool = True,
+    recorded: jax.Array | None = None,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns the layer's output and its cache, or of experts their `load`.
+    """Returns the layer's output and, if it has experts, their `Use`.
+
+    With `cached`, it returns a pair instead of the latter: the new cache, and
+    the ids of the chosen experts `[B, T, K]` (None without experts).
 
     Args:
       x: `[B, T, D]`.
       rotary: cos and sin of the rotary angles.
       segment_ids: int `[B, T]`; unused with `cached`.
       rotated: whether this layer has rotary positions.
+      recorded: experts that were chosen before, `[B, T, K]`, see `experts`.
       cached: maps q, k, v to the attention output and the new cache.
     """
     a, c, w = self.a, self.compute, self._weights(x.dtype)
@@ -159,7 +168,7 @@ class Block(nn.Module):
 
     y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), "positions", None)
     heads = self._heads(w, y, rotary)
-    cache = None
+    cache, use, chosen = None, None, None
     if cached is not None:
       out, cache = cached(*heads)
     else:
@@ -180,17 +189,27 @@ class Block(nn.Module):
       mine = experts.Weights(w["gate"], w["up"], w["down"])
       shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
       shares = jax.nn.softmax(shares, axis=-1)
-      kept, chosen = experts.route(shares, a)
+      if recorded is not None:
+        recorded = recorded.astype(jnp.int32)
+      replayed = recorded if c.replays else None
+      kept, chosen = experts.route(shares, a, replayed)
       if segment_ids is not None:
-        cache = experts.load(shares, chosen, segment_ids > 0)
+        real = segment_ids > 0
+        use = experts.Use(
+          experts.load(shares, chosen, real),
+          None
+          if recorded is None
+          else experts.compared(shares, recorded, real),
+        )
       y = experts.apply(y, mine, kept, chosen, layout or self.over)
-      return x + stands(y, "between", None), cache
-    if layout is None:
-      # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
-      y = y.reshape(-1, a.d_model)
-    y = stands(self._gated(w, y), "positions", "mlp")
-    y = self._project(w, "down", y).reshape(x.shape)
-    return x + stands(y, "between", None), cache
+    else:
+      if layout is None:
+        # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
+        y = y.reshape(-1, a.d_model)
+      y = stands(self._gated(w, y), "positions", "mlp")
+      y = self._project(w, "down", y).reshape(x.shape)
+    x += stands(y, "between", None)
+    return x, use if cached is None else (cache, chosen)
 
 
 class Transformer(nn.Module):
@@ -201,8 +220,12 @@ class Transformer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
-  ) -> tuple[jax.Array, jax.Array | None]:
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    recorded: jax.Array | None = None,
+  ) -> tuple[jax.Array, experts.Use | None]:
     a, c = self.a, self.compute
     chex.assert_equal_shape([tokens, positions, segment_ids])
     params = {
@@ -222,7 +245,7 @@ class Transformer(nn.Module):
       block,
       variable_axes={"params": 0},
       split_rngs={"params": False},
-      in_axes=(nn.broadcast, nn.broadcast, 0),
+      in_axes=(nn.broadcast, nn.broadcast, 0, 0),
       length=a.layers,
       # A loop saves compile time, which matters only for deep stacks.
       unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
@@ -231,8 +254,12 @@ class Transformer(nn.Module):
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
     rotated = np.isin(np.arange(a.layers), a.unrotated, invert=True)
-    x, loads = layers(x, attention.rotary(a, positions), segment_ids, rotated)
-    return rms_norm(x, params["norm"], a.norm_eps), loads
+    if recorded is not None:
+      recorded = jnp.moveaxis(recorded, 2, 0)
+    x, use = layers(
+      x, attention.rotary(a, positions), segment_ids, rotated, recorded
+    )
+    return rms_norm(x, params["norm"], a.norm_eps), use
 
 
 def forward(
@@ -257,20 +284,21 @@ def forward(
   Returns:
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
-  return forward_with_loads(
+  return forward_with_use(
     params, a, tokens, positions, segment_ids, compute=compute
   )[0]
 
 
-def forward_with_loads(
+def forward_with_use(
   params: Params,
   a: architecture_lib.Architecture,
-  *inputs: jax.Array,
+  *inputs: jax.Array | None,
   compute: Compute,
-) -> tuple[jax.Array, jax.Array | None]:
-  """Returns what `forward` does, and each layer's `experts.load` `[L, 2, E]`.
+) -> tuple[jax.Array, experts.Use | None]:
+  """Returns what `forward` does, and how experts are used, `[L, ...]` each.
 
-  The latter is None without experts. `inputs` are tokens, positions and ids.
+  The latter is None without experts. `inputs` are tokens, positions, ids of
+  segments and perhaps recorded experts, int `[B, T, L, K]` (`experts.record`).
   """
   model = Transformer(a, compute)
   params = {k: v for k, v in params.items() if k != "head" or not a.tied}

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding
@@ -35,18 +36,86 @@ class Weights(NamedTuple):
   down: jax.Array
 
 
+class Use(NamedTuple):
+  """How real tokens use a layer's experts.
+
+  load: float32 `[2, E]`, see `load`. compared: float32 `[2]`, see `compared`;
+  None if no choices were recorded.
+  """
+
+  load: jax.Array
+  compared: jax.Array | None
+
+
+def record(a: architecture_lib.Architecture) -> jax.ShapeDtypeStruct:
+  """Returns shape `[L, K]` and dtype of a token's recorded ids.
+
+  The largest number of the dtype is no expert's id: it means no record.
+  """
+  dtype = jnp.uint8 if a.experts < 256 else jnp.uint16
+  return jax.ShapeDtypeStruct((a.layers, a.active), dtype)
+
+
+def unknown(tokens: int, like: jax.ShapeDtypeStruct | np.ndarray) -> np.ndarray:
+  """Returns ids `[T, L, K]` of tokens without a record.
+
+  `like` has the dtype, and L and K as its last axes.
+  """
+  shape = (tokens, *like.shape[-2:])
+  return np.full(shape, np.iinfo(like.dtype).max, like.dtype)
+
+
 def route(
-  shares: jax.Array, a: architecture_lib.Architecture
+  shares: jax.Array,
+  a: architecture_lib.Architecture,
+  recorded: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the weights `[..., K]` of the chosen experts, and their ids.
 
-  `shares` are a softmax over all experts, float32 `[..., E]`, of which the
-  largest are kept; they sum to 1 again if `a.renormalized`.
+  Gradients reach the router by the weights, whoever chose.
+
+  Args:
+    shares: a softmax over all experts, float32 `[..., E]`, of which the largest
+      are kept; they sum to 1 again if `a.renormalized`.
+    a: the architecture.
+    recorded: int `[..., K]`, ids that are kept instead, where a token has them
+      (`record`).
   """
   kept, chosen = jax.lax.top_k(shares, a.active)
+  if recorded is not None:
+    chosen = jnp.where(_known(recorded, a.experts), recorded, chosen)
+    kept = jnp.take_along_axis(shares, chosen, axis=-1)
   if a.renormalized:
     kept /= kept.sum(-1, keepdims=True)
   return kept, chosen
+
+
+def compared(
+  shares: jax.Array, recorded: jax.Array, real: jax.Array
+) -> jax.Array:
+  """Returns how the router's own choices differ from recorded ones.
+
+  Args:
+    shares: float32 `[B, T, E]`. recorded: int `[B, T, K]`; as for `route`.
+    real: bool `[B, T]`, the tokens that count.
+
+  Returns:
+    float32 `[2]`: the share of these tokens that have a record, and the share
+    of the recorded ids that are not among the router's own.
+  """
+  _, own = jax.lax.top_k(shares, recorded.shape[-1])
+  missing = ~jnp.any(recorded[..., None] == own[..., None, :], axis=-1)
+  known = real & _known(recorded, shares.shape[-1])[..., 0]
+  count = known.sum()
+  other = jnp.where(known, missing.mean(-1), 0).sum()
+  return jnp.stack(
+    [count / jnp.maximum(real.sum(), 1), other / jnp.maximum(count, 1)]
+  )
+
+
+def _known(recorded: jax.Array, experts: int) -> jax.Array:
+  """Returns which tokens have a record, bool `[..., 1]`."""
+  return jnp.all(recorded < experts, axis=-1, keepdims=True)
 
 
 def load(shares: jax.Array, chosen: jax.Array, real: jax.Array) -> jax.Array:

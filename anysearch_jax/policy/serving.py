@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, experts, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
 
@@ -128,7 +128,7 @@ def extend(
   *,
   dtype: Any = jnp.float32,
   mesh: jax.sharding.Mesh | None = None,
-) -> tuple[jax.Array, tuple[C, ...]]:
+) -> tuple[jax.Array, tuple[C, ...], jax.Array | None]:
   """Appends tokens to cached sequences.
 
   Args:
@@ -143,9 +143,11 @@ def extend(
     mesh: whose `data` axis the rows are sharded over; None means one device.
 
   Returns:
-    Normed hidden states `[B, T, D]`, meaningless at padding, and the new
-    caches. Several rows may be chunks of one sequence, because every layer
-    writes the keys and values of all rows before it attends.
+    Normed hidden states `[B, T, D]`, the new caches, and the experts that each
+    token chose, `[B, T, L, K]` as `experts.record` has them (None without
+    experts). States and experts of padding are meaningless. Several rows may be
+    chunks of one sequence, because every layer writes the keys and values of
+    all rows before it attends.
   """
   chex.assert_equal_shape([starts, counts])
   step = jnp.arange(tokens.shape[1])[None]
@@ -156,6 +158,7 @@ def extend(
   rotary = attention.rotary(a, positions)
   x = params["embed"][tokens].astype(dtype)
   out: list[C] = []
+  chosen: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)
   for i, (layer, cache) in enumerate(layers):
 
@@ -166,11 +169,16 @@ def extend(
     block = kind(a, over=None if mesh is None else sharding.Layout(mesh))
     rotated = i not in a.unrotated
     found: Any = block.apply(
-      {"params": layer}, x, rotary, None, rotated, cached
+      {"params": layer}, x, rotary, None, rotated, cached=cached
     )
-    x, written = found
+    x, (written, ids) = found
     out.append(written)
-  return decoder.rms_norm(x, params["norm"], a.norm_eps), tuple(out)
+    chosen.append(ids)
+  hidden = decoder.rms_norm(x, params["norm"], a.norm_eps)
+  if not a.experts:
+    return hidden, tuple(out), None
+  ids = jnp.stack(chosen, axis=2)
+  return hidden, tuple(out), ids.astype(experts.record(a).dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("a", "dtype", "fused", "mesh"))

@@ -49,4 +49,5 @@ def make(
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
     stop=systems.of_episode(config.episode).stops,
+    records=config.objective.router != "own",
   )

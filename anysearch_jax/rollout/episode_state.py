@@ -21,6 +21,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol, spec, units
 from anysearch_jax.methods import systems
+from anysearch_jax.policy import experts as experts_lib
 
 # Tokens of an answer where `episode.answer_room` does not say.
 _ANSWER = 128
@@ -138,6 +139,7 @@ class Episode:
     elsewhere: number of searches charged on other branches of its tree.
     tree: None if the episode does not branch, or no longer.
     request: the request that the episode waits for; None only inside `start`.
+    experts: those of the newest turn, see `types.Generation`.
   """
 
   address: types.Address
@@ -161,6 +163,9 @@ class Episode:
   elsewhere: int = 0
   tree: Tree | None = None
   request: Request | None = None
+  experts: np.ndarray | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
   @property
   def environment(self) -> spec.Environment:
@@ -411,6 +416,11 @@ class Episode:
       joined = itertools.chain.from_iterable(values)
       return np.fromiter(joined, dtype, count=sum(lengths))
 
+    chosen = self.experts
+    if chosen is not None:
+      # Nobody computed the tokens after the newest turn.
+      rest = experts_lib.unknown(sum(lengths) - len(chosen), chosen)
+      chosen = np.concatenate([chosen, rest])
     authors = np.array([chunk.author for chunk in chunks], np.int8)
     turns = np.flatnonzero(authors == types.Author.MODEL)
     served = any(chunk.server for chunk in chunks)
@@ -441,4 +451,5 @@ class Episode:
       discarded_tokens=self.discarded,
       discarded_input=self.reread,
       servers=tuple(chunks[turn].server for turn in turns) if served else (),
+      experts=chosen,
     )

@@ -31,6 +31,7 @@ class Example:
     logps: float32 `[T]`, behaviour log-probabilities.
     advantage: of the whole sequence, or float32 `[T]`, of each token.
     rewards: float32 `[T]`, reward of each token; None if all are 0.
+    experts: `[T, L, K]`, see `types.Trajectory`.
   """
 
   token_ids: np.ndarray
@@ -38,6 +39,7 @@ class Example:
   logps: np.ndarray
   advantage: float | np.ndarray = 0.0
   rewards: np.ndarray | None = None
+  experts: np.ndarray | None = None
 
 
 # Stands for an old log-prob that is the step's own; no log-prob is positive.
@@ -54,7 +56,8 @@ class Rows(NamedTuple, Generic[ArrayT]):
   `behaviour_logp`, `old_logp`, `advantage` and `weight` belong. `old_logp`
   equals `behaviour_logp` until the trainer replaces it by its own or by `OWN`.
   `reward` is packed only for a critic; before the first step the trainer
-  replaces it by `advantage`, `old_value` and `returns`.
+  replaces it by `advantage`, `old_value` and `returns`. `experts`, of `tokens`,
+  `[A, B, T, L, K]`, is packed only if choices of experts are recorded.
   """
 
   tokens: ArrayT
@@ -69,12 +72,21 @@ class Rows(NamedTuple, Generic[ArrayT]):
   reward: ArrayT | None = None
   old_value: ArrayT | None = None
   returns: ArrayT | None = None
+  experts: ArrayT | None = None
 
   @property
-  def inputs(self) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT, Any]:
+  def inputs(
+    self,
+  ) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT, Any, ArrayT | None]:
     """What log-probabilities are computed from, and where: at the weights."""
-    scored = self.weight != 0
-    return self.tokens, self.targets, self.positions, self.segment_ids, scored
+    tokens, scored = self.tokens, self.weight != 0
+    segments = self.segment_ids
+    return tokens, self.targets, self.positions, segments, scored, self.experts
+
+  @property
+  def without_record(self) -> Rows[ArrayT]:
+    """The rows for a pass in which routers choose experts themselves."""
+    return self._replace(experts=None)
 
   @property
   def states(self) -> tuple[ArrayT, ArrayT, ArrayT]:
@@ -89,7 +101,11 @@ AbstractBatch = tuple[Rows[jax.ShapeDtypeStruct], ...]
 
 
 def abstract(
-  config: config_lib.BatchConfig, *, multiple: int = 1, rewards: bool = False
+  config: config_lib.BatchConfig,
+  *,
+  multiple: int = 1,
+  rewards: bool = False,
+  experts: jax.ShapeDtypeStruct | None = None,
 ) -> AbstractBatch:
   """Returns the shapes and dtypes of every batch that `pack` makes."""
 
@@ -102,6 +118,8 @@ def abstract(
       *(ids, ids, ids, ids, values, values, values, values),
       used=jax.ShapeDtypeStruct((), np.int32),
       reward=values if rewards else None,
+      experts=experts
+      and jax.ShapeDtypeStruct((*shape, *experts.shape), experts.dtype),
     )
 
   return tuple(rows(length) for length in config.row_lengths)
@@ -113,6 +131,7 @@ def pack(
   config: config_lib.BatchConfig,
   multiple: int = 1,
   rewards: bool = False,
+  experts: jax.ShapeDtypeStruct | None = None,
 ) -> HostBatch:
   """Packs sequences of a token or more, one `Rows` for each row length.
 
@@ -122,6 +141,8 @@ def pack(
     multiple: a micro-batch has a multiple of so many rows, the number of
       devices that these are sharded over.
     rewards: whether to pack the tokens' rewards too.
+    experts: a token's recorded experts (`policy.experts.record`), to pack them
+      too; None leaves them out.
 
   Raises:
     ValueError: a sequence is longer than every row, or needs more micro-batches
@@ -129,8 +150,11 @@ def pack(
   """
   batch: HostBatch = jax.tree.map(
     lambda x: np.zeros(x.shape, x.dtype),
-    abstract(config, multiple=multiple, rewards=rewards),
+    abstract(config, multiple=multiple, rewards=rewards, experts=experts),
   )
+  for rows in batch:
+    if rows.experts is not None:  # No token has a record yet.
+      rows.experts[...] = np.iinfo(rows.experts.dtype).max
   # Predictions of each: all tokens but the first.
   sizes = [len(s.token_ids) - 1 for s in sequences]
   found = _packed(sizes, config=config, multiple=multiple)
@@ -154,6 +178,8 @@ def pack(
         rows.weight[here] = sequence.weights[1:]
         if rows.reward is not None and sequence.rewards is not None:
           rows.reward[here] = sequence.rewards[1:]
+        if rows.experts is not None and sequence.experts is not None:
+          rows.experts[here] = sequence.experts[:-1]
   return batch
 
 

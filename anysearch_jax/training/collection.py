@@ -34,6 +34,7 @@ from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.methods import systems
+from anysearch_jax.policy import experts
 from anysearch_jax.rollout import driver, episode
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -334,6 +335,16 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
     )
     for name, dtype in _DTYPES.items()
   }
+  recorded = [t.experts for t in trajectories if t.experts is not None]
+  if recorded:
+    tokens["experts"] = np.concatenate(
+      [
+        experts.unknown(len(t.token_ids), recorded[0])
+        if t.experts is None
+        else t.experts
+        for t in trajectories
+      ]
+    )
   return StoredRollouts(values, tokens)
 
 
@@ -395,7 +406,7 @@ def unpack(
 
 def _values(t: types.Trajectory) -> dict[str, Any]:
   """Returns a trajectory as JSON, without its arrays and its question."""
-  left_out = {*_DTYPES, "question"}
+  left_out = {*_DTYPES, "experts", "question"}
   values = {n: getattr(t, n) for n in _FIELDS if n not in left_out}
   return values | {
     "observations": records.observation_values(t.observations),

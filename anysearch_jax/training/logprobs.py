@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy import decoder, experts, sharding
 from anysearch_jax.policy import parameters as weights
 
 # The least number of chunks that all positions of a device fill.
@@ -36,6 +36,7 @@ def token_logprobs(
   positions: jax.Array,
   segment_ids: jax.Array,
   scored: jax.Array | None = None,
+  recorded: jax.Array | None = None,
   *,
   temperature: float = 1.0,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
@@ -50,40 +51,42 @@ def token_logprobs(
       `decoder.forward`.
     targets: int `[B, T]`, the token after each of `tokens`.
     scored: bool `[B, T]`, the positions to compute; None means all of them.
+    recorded: experts that replace the router's choice, int `[B, T, L, K]`, see
+      `experts.record`.
     temperature: > 0.
     entropy_trains: whether the entropy has a gradient; it is 0 otherwise.
 
   Returns:
     logp and entropy (nats), float32 `[B, T]` each; 0 where not `scored`.
   """
-  return with_loads(
-    *(params, a, tokens, targets, positions, segment_ids, scored),
+  return with_use(
+    *(params, a, tokens, targets, positions, segment_ids, scored, recorded),
     temperature=temperature,
     compute=compute,
     entropy_trains=entropy_trains,
   )[:2]
 
 
-def with_loads(
+def with_use(
   params: decoder.Params,
   a: architecture_lib.Architecture,
   *inputs: jax.Array | None,
   temperature: float,
   compute: decoder.Compute,
   entropy_trains: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns what `token_logprobs` does, and the loads of the policy's experts.
+) -> tuple[jax.Array, jax.Array, experts.Use | None]:
+  """Returns what `token_logprobs` does, and how the policy's experts are used.
 
-  `inputs` are its five arrays, from `tokens` to `scored`; the loads are those
-  of `decoder.forward_with_loads`.
+  `inputs` are its six arrays, from `tokens` to `recorded`; the rest is as for
+  `decoder.forward_with_use`.
   """
   given: Any = inputs
-  tokens, targets, positions, segment_ids, scored = given
+  tokens, targets, positions, segment_ids, scored, recorded = given
   if scored is None:
     scored = jnp.ones(tokens.shape, bool)
   chex.assert_equal_shape([tokens, targets, positions, segment_ids, scored])
-  hidden, loads = decoder.forward_with_loads(
-    params, a, tokens, positions, segment_ids, compute=compute
+  hidden, use = decoder.forward_with_use(
+    params, a, tokens, positions, segment_ids, recorded, compute=compute
   )
   head = decoder.head(params)
   how = _How(temperature, compute.logprob_chunk, a.lora is None, entropy_trains)
@@ -93,7 +96,7 @@ def with_loads(
     how = how._replace(
       layout=layout, vocab=vocab, model=model, sequence=sequence
     )
-  return *_logprobs(how, hidden, head, targets, scored), loads
+  return *_logprobs(how, hidden, head, targets, scored), use
 
 
 def chunk(rows: int, length: int, of_row: int) -> int:

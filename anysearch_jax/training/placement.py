@@ -188,6 +188,7 @@ def compute(
     max_segments=batch.max_segments,
     logprob_chunk=batch.logprob_chunk,
     layout=layout if mesh.size > 1 else None,
+    replays=config.objective.router == "replay",
   )
 
 

@@ -154,6 +154,7 @@ def batches(
   config: config_lib.BatchConfig,
   multiple: int = 1,
   rewards: bool = False,
+  experts: jax.ShapeDtypeStruct | None = None,
 ) -> list[batching.HostBatch]:
   """Splits a rollout into equal consecutive batches.
 
@@ -170,6 +171,7 @@ def batches(
       config=config,
       multiple=multiple,
       rewards=rewards,
+      experts=experts,
     )
     for start in range(0, experience.valid.size, each)
   ]
@@ -198,6 +200,7 @@ def examples(
       trajectory.logps,
       _advantage(experience, place, trajectory),
       _token_rewards(experience, place, trajectory),
+      trajectory.experts,
     )
     for place, trajectory, weight in zip(members, trajectories, weights)
     if weight.any()

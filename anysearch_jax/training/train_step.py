@@ -112,24 +112,28 @@ def grpo_loss(
   Where the trainer's old log-probs are `batching.OWN`, they are this step's.
 
   Raises:
-    ValueError: a policy without experts has a loss of their balance.
+    ValueError: a setting is for a policy with experts, and this one has none.
   """
-  if config.router_balance and not a.experts:
-    raise ValueError(
-      f"objective.router_balance: found {config.router_balance}, but the "
-      "policy has no experts; expected 0."
-    )
+  for name, off in (("router_balance", 0), ("router", "own")):
+    if not a.experts and (found := getattr(config, name)) != off:
+      raise ValueError(
+        f"objective.{name}: found {found}, but the policy has no experts; "
+        f"expected {off}."
+      )
   score = functools.partial(
-    logprobs.with_loads, temperature=temperature, compute=compute
+    logprobs.with_use, temperature=temperature, compute=compute
   )
 
   def loss_fn(params, reference, rows):
     policy = params if a.lora is None else lora.combine(reference, params)
-    logp, entropy, loads = score(
+    logp, entropy, use = score(
       policy, a, *rows.inputs, entropy_trains=bool(config.entropy_coefficient)
     )
     if config.kl_coefficient:
-      reference_logp, *_ = score(reference, a.without_lora(), *rows.inputs)
+      # Another policy, whose router makes its own choices.
+      reference_logp, *_ = score(
+        reference, a.without_lora(), *rows.without_record.inputs
+      )
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)
@@ -151,12 +155,17 @@ def grpo_loss(
     metrics["policy/entropy"] = mean_entropy
     if config.entropy_coefficient:
       loss -= config.entropy_coefficient * mean_entropy
-    if loads is not None:
-      balance = rows.weight.sum() * experts.balance(loads)
+    if use is not None:
+      total = rows.weight.sum()
+      balance = total * experts.balance(use.load)
       if config.router_balance:
         loss += config.router_balance * balance
       metrics["router/balance"] = balance
-      metrics["router/load_max"] = a.experts * loads[:, 0].max()
+      metrics["router/load_max"] = a.experts * use.load[:, 0].max()
+      if use.compared is not None:
+        recorded, other = use.compared.mean(0)
+        metrics["router/recorded"] = total * recorded
+        metrics["router/mismatch"] = total * other
     return loss, metrics
 
   return loss_fn

@@ -70,7 +70,7 @@ def test_cached_forward_equals_the_full_forward(case, fused):
     for row, count in enumerate(take):
       new[row, :count] = tokens[row, done[row] : done[row] + count]
     take = np.asarray(take, np.int32)
-    hidden, pages = extend(jnp.asarray(new), done, take, pages)
+    hidden, pages, _ = extend(jnp.asarray(new), done, take, pages)
     for row, count in enumerate(take):
       np.testing.assert_allclose(
         hidden[row, :count],
@@ -104,7 +104,7 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
     return paged(q, k, v, pages, table, positions, real)
 
   extend = functools.partial(serving.extend, a=a, attend=attend)
-  hidden, _ = jax.jit(extend)(
+  hidden, *_ = jax.jit(extend)(
     prepared(params, a),
     tokens=tokens.reshape(3, 8),
     starts=jnp.array([0, 8, 16]),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
@@ -64,6 +65,8 @@ class JaxEngine:
     mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
       and pages over `data`. None means one device.
     stop: texts that end most turns, those of the environment that is played.
+    records: whether turns have the experts that their tokens chose, if the
+      policy has any.
 
   Attributes:
     counters: `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (prefilled
@@ -89,6 +92,7 @@ class JaxEngine:
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
     stop: tuple[str, ...] = protocol.STOPS,
+    records: bool = False,
   ):
     mesh = sharding.mesh() if mesh is None else mesh
     self._shards = mesh.shape["data"]
@@ -109,6 +113,7 @@ class JaxEngine:
       seed=seed,
       dtype=dtype,
       mesh=mesh,
+      records=records,
     )
     self._memory = kv_memory.KvMemory(config, shards=self._shards)
     # Turns that wait for a row, and those that have one.
@@ -409,5 +414,6 @@ class JaxEngine:
       if done is not None:
         over.add(id(turn))
         if not turn.future.done():
-          turn.future.set_result(done)
+          experts = self._device.experts(turn.row)
+          turn.future.set_result(dataclasses.replace(done, experts=experts))
     self._running = [turn for turn in self._running if id(turn) not in over]

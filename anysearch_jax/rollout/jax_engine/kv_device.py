@@ -22,6 +22,7 @@ from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.rollout.jax_engine import choices as choices_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 
 # Long, because the first call compiles.
@@ -54,6 +55,7 @@ class KvDevice:
     seed: int,
     dtype: Any,
     mesh: jax.sharding.Mesh,
+    records: bool = False,
   ):
     self._a, self._config = architecture, config
     self._shards = mesh.shape["data"]
@@ -63,7 +65,14 @@ class KvDevice:
     self._seed = jax.device_put(jax.random.key(seed), self._everywhere)
     # What halts the rows of the last decode call, here and on the devices.
     self._halts: tuple[np.ndarray | None, Any] = None, None
-    self._model = kv_store.make_model(config, architecture, mesh, dtype=dtype)
+    self._model = kv_store.make_model(
+      config, architecture, mesh, dtype=dtype, records=records
+    )
+    self._choices: choices_lib.Choices | None = None
+    if self._model.records:
+      self._choices = choices_lib.Choices(
+        architecture, config, shards=self._shards
+      )
     self._allocate = kv_store.allocator(
       architecture,
       kv_memory.pages(config, shards=self._shards),
@@ -103,6 +112,8 @@ class KvDevice:
       moved = self._put((sources, targets))
       pages = self._allocated()
       self._pages = kv_store.copy(pages, *moved, shards=self._shards)
+      if self._choices:
+        self._choices.copy(sources, targets)
 
     self._submit(call)
 
@@ -111,9 +122,11 @@ class KvDevice:
     params = self._params
 
     def call() -> None:
-      self._pages = kv_store.prefill(
+      self._pages, chosen = kv_store.prefill(
         params, self._allocated(), self._put(chunks), model=self._model
       )
+      if self._choices:
+        self._choices.add(chunks.table, chunks.starts, chunks.counts, chosen)
 
     self._submit(call)
 
@@ -146,9 +159,21 @@ class KvDevice:
         steps=self._config.decode_steps,
         restricted=restricted,
       )
-      return jax.device_get(decoded)
+      found = jax.device_get(decoded)
+      if self._choices:
+        rows = turns.table, turns.starts, found.counts, found.experts
+        self._choices.add(*rows)
+        self._choices.store()
+      return found
 
     return self._submit(call)
+
+  def experts(self, row: kv_memory.Row) -> np.ndarray | None:
+    """Returns the experts of a row's cached tokens, or None without a record.
+
+    The last call on the row was `decode`, and has ended.
+    """
+    return self._choices.read(row) if self._choices else None
 
   def score(self, tokens: np.ndarray) -> np.ndarray:
     """See `kv_store.score`; raises EngineError without an answer."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, serving
+from anysearch_jax.policy import decoder, experts, serving
 from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout.jax_engine import lookahead
@@ -36,7 +36,8 @@ class Model:
   products. stored: dtype of pages. paged: attention over pages. gathered:
   attention of decode over gathered rows; None if decode reads the pages too.
   fused: see `serving.prepare`. mesh: of all arrays. guesses: tokens of each row
-  that a step of decode guesses.
+  that a step of decode guesses. records: whether calls return the experts that
+  tokens choose.
   """
 
   a: architecture_lib.Architecture
@@ -47,6 +48,7 @@ class Model:
   fused: bool
   mesh: jax.sharding.Mesh
   guesses: int = 0
+  records: bool = False
 
   def prepare(
     self, params: decoder.Params, a: architecture_lib.Architecture
@@ -67,11 +69,15 @@ class Model:
 
   def extend(
     self, params: decoder.Params, *rows: Any
-  ) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Appends tokens to cached rows; see `serving.extend`."""
-    return serving.extend(
+  ) -> tuple[jax.Array, tuple[Any, ...], jax.Array | None]:
+    """Appends tokens to cached rows; see `serving.extend`.
+
+    Experts are None unless the model `records` them.
+    """
+    hidden, caches, chosen = serving.extend(
       params, self.a, *rows, dtype=self.dtype, mesh=self._several
     )
+    return hidden, caches, chosen if self.records else None
 
   def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
@@ -88,8 +94,11 @@ def make_model(
   mesh: jax.sharding.Mesh,
   *,
   dtype: Any,
+  records: bool = False,
 ) -> Model:
   """Returns how rows are computed on a mesh.
+
+  With `records`, calls return the experts that tokens choose, if there are any.
 
   Raises:
     ValueError: `engine.attention` cannot run there, or not read
@@ -128,6 +137,7 @@ def make_model(
     fused=platform in ("gpu", "cuda"),
     mesh=mesh,
     guesses=config.lookahead,
+    records=records and bool(a.experts),
   )
 
 
@@ -184,6 +194,9 @@ class Decoded(NamedTuple):
   counts: jax.Array  # int32 [R]
   guessed: jax.Array  # int32 [R], guesses that the policy saw
   accepted: jax.Array  # int32 [R], guesses that were right
+  # [R, >= steps, L, K], ids that the call's first `counts[r]` inputs chose, as
+  # in `experts.record`; None if the model does not record them.
+  experts: jax.Array | None = None
 
 
 def window(config: config_lib.EngineConfig) -> int:
@@ -281,13 +294,17 @@ def prefill(
   chunks: Chunks[jax.Array],
   *,
   model: Model,
-) -> pages_lib.Pools:
-  """Appends known tokens to some rows (chunked prefill), in donated pages."""
+) -> tuple[pages_lib.Pools, jax.Array | None]:
+  """Appends known tokens to some rows (chunked prefill), in donated pages.
+
+  Returns the pages and, if the model records them, the tokens' experts
+  `[R, C, L, K]`.
+  """
   table, tokens, starts, counts = chunks
-  _, pages = model.extend(
+  _, pages, chosen = model.extend(
     params, tokens, starts, counts, pages, model.over_pages(table)
   )
-  return pages
+  return pages, chosen
 
 
 @functools.partial(jax.jit, static_argnames=("model", "size", "shards"))
@@ -317,7 +334,7 @@ def score(
     model.a, shards * (table.shape[1] + 1), size, model.stored
   )
   starts = jnp.zeros(shards, jnp.int32)
-  hidden, _ = model.extend(
+  hidden, *_ = model.extend(
     params, rows, starts, starts + count, pages, model.over_pages(table)
   )
   logps = jax.nn.log_softmax(decoder.logits(params, hidden))
@@ -402,6 +419,9 @@ def decode(
     return sampling_lib.sample(logits, key, settings, restricted=restricted)
 
   draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None))
+  # Experts of wrong guesses are overwritten by the next step.
+  update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+  record: Any = jax.vmap(update)
 
   def step(carry: _Carry) -> _Carry:
     i, window, caches, done, found = carry
@@ -410,7 +430,7 @@ def decode(
     # The last draw of a row is never an input: it needs no room in the pages.
     room = jnp.minimum(limits - found.counts - 1, model.guesses)
     guessed = jnp.where(done | ~known, 0, room)
-    hidden, caches = model.extend(
+    hidden, caches, chosen = model.extend(
       params,
       jnp.concatenate([window[:, -1:], guesses], axis=1),
       turns.starts + found.counts,
@@ -434,6 +454,7 @@ def decode(
       found.counts + new,
       found.guessed + guessed,
       found.accepted + new - going,
+      None if chosen is None else record(found.experts, chosen, found.counts),
     )
     done = done | halted | (found.counts >= limits)
     window = lookahead.shifted(window, drawn, new)
@@ -443,6 +464,10 @@ def decode(
   tokens, zeros = jnp.zeros((r, steps), jnp.int32), jnp.zeros(r, jnp.int32)
   logps = jnp.zeros((r, steps), jnp.float32)
   nothing = Decoded(tokens, logps, zeros, zeros, zeros)
+  if model.records:
+    like = experts.record(model.a)
+    shape = (r, steps + 1 + model.guesses, *like.shape)
+    nothing = nothing._replace(experts=jnp.zeros(shape, like.dtype))
   first = _Carry(jnp.int32(0), turns.window, caches, limits <= 0, nothing)
   last = jax.lax.while_loop(goes_on, step, first)
   if gathered is None:
