@@ -12,14 +12,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import (
-  decoder,
-  experts,
-  lora,
-  serving,
-  sharding,
-  table,
-)
+from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import gathered_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
@@ -161,7 +154,7 @@ def _training(
     batching.abstract(
       config.batch,
       multiple=placed.row_multiple,
-      experts=None if objective.router == "own" else experts.record(a),
+      experts=placement.recorded(a, config),
     ),
   )
   # Each row length has its own loop; micro-batches are assumed to be divided

@@ -43,9 +43,7 @@ _UNROLLED_LAYERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How `forward` computes.
-
-  Up to rounding, the result depends on `replays` alone.
+  """How `forward` computes; only `replays` changes more than rounding does.
 
   dtype: of activations and matrix products; parameters keep their own.
   remat: `none`, or a key of `REMAT`: what the backward pass need not recompute.
@@ -189,18 +187,10 @@ class Block(nn.Module):
       mine = experts.Weights(w["gate"], w["up"], w["down"])
       shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
       shares = jax.nn.softmax(shares, axis=-1)
-      if recorded is not None:
-        recorded = recorded.astype(jnp.int32)
       replayed = recorded if c.replays else None
       kept, chosen = experts.route(shares, a, replayed)
       if segment_ids is not None:
-        real = segment_ids > 0
-        use = experts.Use(
-          experts.load(shares, chosen, real),
-          None
-          if recorded is None
-          else experts.compared(shares, recorded, real),
-        )
+        use = experts.use(shares, chosen, recorded, segment_ids > 0)
       y = experts.apply(y, mine, kept, chosen, layout or self.over)
     else:
       if layout is None:

@@ -39,12 +39,14 @@ class Weights(NamedTuple):
 class Use(NamedTuple):
   """How real tokens use a layer's experts.
 
-  load: float32 `[2, E]`, see `load`. compared: float32 `[2]`, see `compared`;
-  None if no choices were recorded.
+  load: float32 `[2, E]`, see `load`. recorded: the share of tokens that have a
+  record. mismatch: the share of recorded ids that are not among the router's
+  own choices. Both are None without records.
   """
 
   load: jax.Array
-  compared: jax.Array | None
+  recorded: jax.Array | None = None
+  mismatch: jax.Array | None = None
 
 
 def record(a: architecture_lib.Architecture) -> jax.ShapeDtypeStruct:
@@ -90,27 +92,25 @@ def route(
   return kept, chosen
 
 
-def compared(
-  shares: jax.Array, recorded: jax.Array, real: jax.Array
-) -> jax.Array:
-  """Returns how the router's own choices differ from recorded ones.
+def use(
+  shares: jax.Array,
+  chosen: jax.Array,
+  recorded: jax.Array | None,
+  real: jax.Array,
+) -> Use:
+  """Returns how tokens that are `real`, bool `[B, T]`, use experts.
 
-  Args:
-    shares: float32 `[B, T, E]`. recorded: int `[B, T, K]`; as for `route`.
-    real: bool `[B, T]`, the tokens that count.
-
-  Returns:
-    float32 `[2]`: the share of these tokens that have a record, and the share
-    of the recorded ids that are not among the router's own.
+  `shares`, `chosen` and `recorded` are those of `route`.
   """
+  found = Use(load(shares, chosen, real))
+  if recorded is None:
+    return found
   _, own = jax.lax.top_k(shares, recorded.shape[-1])
   missing = ~jnp.any(recorded[..., None] == own[..., None, :], axis=-1)
   known = real & _known(recorded, shares.shape[-1])[..., 0]
-  count = known.sum()
-  other = jnp.where(known, missing.mean(-1), 0).sum()
-  return jnp.stack(
-    [count / jnp.maximum(real.sum(), 1), other / jnp.maximum(count, 1)]
-  )
+  count, other = known.sum(), jnp.where(known, missing.mean(-1), 0).sum()
+  share = count / jnp.maximum(real.sum(), 1)
+  return found._replace(recorded=share, mismatch=other / jnp.maximum(count, 1))
 
 
 def _known(recorded: jax.Array, experts: int) -> jax.Array:

@@ -228,12 +228,6 @@ def _after_turn(
       f"{known[1]} versions for turn {episode.turns} of {episode.address}; "
       f"expected one of each a token and 1 to {most} tokens."
     )
-  chosen, context = generation.experts, len(episode.context)
-  if chosen is not None and len(chosen) != context + sampled - 1:
-    raise ValueError(
-      f"The engine returned the experts of {len(chosen)} tokens for a context "
-      f"of {context} and {sampled} sampled; expected those of all but the last."
-    )
   turn = episode_state.Chunk(
     types.Author.MODEL,
     tuple(generation.token_ids),
@@ -243,7 +237,7 @@ def _after_turn(
     generation.server,
   )
   episode = dataclasses.replace(
-    episode, chunks=(*episode.chunks, turn), experts=chosen
+    episode, chunks=(*episode.chunks, turn), experts=generation.experts
   )
   # A turn that its own limit ended leaves room for another one.
   is_full = generation.finish is types.Finish.LENGTH

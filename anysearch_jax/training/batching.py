@@ -75,18 +75,10 @@ class Rows(NamedTuple, Generic[ArrayT]):
   experts: ArrayT | None = None
 
   @property
-  def inputs(
-    self,
-  ) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT, Any, ArrayT | None]:
+  def inputs(self) -> tuple[Any, ...]:
     """What log-probabilities are computed from, and where: at the weights."""
-    tokens, scored = self.tokens, self.weight != 0
-    segments = self.segment_ids
-    return tokens, self.targets, self.positions, segments, scored, self.experts
-
-  @property
-  def without_record(self) -> Rows[ArrayT]:
-    """The rows for a pass in which routers choose experts themselves."""
-    return self._replace(experts=None)
+    scored, of = self.weight != 0, self.segment_ids
+    return self.tokens, self.targets, self.positions, of, scored, self.experts
 
   @property
   def states(self) -> tuple[ArrayT, ArrayT, ArrayT]:

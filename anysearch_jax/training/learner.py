@@ -12,7 +12,7 @@ from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.policy import decoder, experts, hf, lora
+from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.training import (
   batching,
   health,
@@ -81,8 +81,7 @@ class Learner:
       loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
       self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
     self._step = train_step.make(loss, tx, shardings)
-    recorded = config.objective.router != "own"
-    self._recorded = experts.record(a) if recorded else None
+    self._recorded = placement.recorded(a, config)
     self._score = train_step.make_scorer(a, sharding=placed.rows, **scored)
 
   def params(self) -> decoder.Params:

@@ -19,7 +19,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf, lora, sharding
+from anysearch_jax.policy import decoder, experts, hf, lora, sharding
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
@@ -190,6 +190,13 @@ def compute(
     layout=layout if mesh.size > 1 else None,
     replays=config.objective.router == "replay",
   )
+
+
+def recorded(
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+) -> jax.ShapeDtypeStruct | None:
+  """Returns what batches have of each token's experts, see `batching.pack`."""
+  return None if config.objective.router == "own" else experts.record(a)
 
 
 def take_turns(placed: Placement, *, async_level: int) -> bool:

@@ -136,7 +136,7 @@ class Estimator:
     for batch in batches:
       values = self.value(state.critic, reference, batch)
       # Without the penalty this argument is ignored; any array of this shape.
-      own = tuple(rows.without_record for rows in batch)
+      own = tuple(rows._replace(experts=None) for rows in batch)
       logps = (
         self._reference_logp(reference, None, own)
         if self._config.reward_kl

@@ -131,9 +131,8 @@ def grpo_loss(
     )
     if config.kl_coefficient:
       # Another policy, whose router makes its own choices.
-      reference_logp, *_ = score(
-        reference, a.without_lora(), *rows.without_record.inputs
-      )
+      own = rows._replace(experts=None)
+      reference_logp, *_ = score(reference, a.without_lora(), *own.inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)
@@ -162,10 +161,9 @@ def grpo_loss(
         loss += config.router_balance * balance
       metrics["router/balance"] = balance
       metrics["router/load_max"] = a.experts * use.load[:, 0].max()
-      if use.compared is not None:
-        recorded, other = use.compared.mean(0)
-        metrics["router/recorded"] = total * recorded
-        metrics["router/mismatch"] = total * other
+      if use.recorded is not None and use.mismatch is not None:
+        metrics["router/recorded"] = total * use.recorded.mean()
+        metrics["router/mismatch"] = total * use.mismatch.mean()
     return loss, metrics
 
   return loss_fn

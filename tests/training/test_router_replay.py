@@ -120,8 +120,8 @@ def test_replay_uses_the_recorded_experts_and_trains_the_router():
   own, _, of_own = scored(params, packed, replays=False)
   assert np.abs(logp - own).max() > 1e-2
   # All but two of the inputs of each trajectory.
-  np.testing.assert_allclose(use.compared[:, 0], 41 / 45, rtol=1e-6)
-  assert (of_own.compared[:, 1] > 0.3).all()
+  np.testing.assert_allclose(use.recorded, 41 / 45, rtol=1e-6)
+  assert (of_own.mismatch > 0.3).all()
   # Where no token has a record, routers choose themselves.
   unknown = packed._replace(experts=jnp.full_like(packed.experts, 255))
   np.testing.assert_array_equal(scored(params, unknown)[0], own)

@@ -36,13 +36,10 @@ class Choices:
   def add(
     self, table: np.ndarray, starts: np.ndarray, counts: np.ndarray, chosen: Any
   ) -> None:
-    """Adds what a call returns, on its devices or not; see `store`.
+    """Adds what a call returns, for `store`.
 
-    Args:
-      table: int `[R, M]`, pages of each row in its data shard.
-      starts: int `[R]`, position of each row's first new token.
-      counts: int `[R]`, number of each row's new tokens.
-      chosen: `[R, T, L, K]`, T >= counts, their experts.
+    Row r, whose pages are `table[r]`, has `counts[r]` new tokens from position
+    `starts[r]` on, and their experts in `chosen[r]`, `[T, L, K]`.
     """
     self._added.append((table, starts, counts, chosen))
 
