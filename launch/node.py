@@ -312,6 +312,8 @@ def _server(
     ) from error
   if config.sglang.colocated:
     command.append("--enable-memory-saver")
+  if config.objective.router != "own":
+    command.append("--enable-return-routed-experts")
   if config.lora.rank:
     command += adapters.flags(
       config.lora.rank,

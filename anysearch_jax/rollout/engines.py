@@ -40,6 +40,7 @@ def make(
       sampling=config.sampling,
       dtype=dtype,
       async_level=config.pipeline.async_level,
+      records=config.objective.router != "own",
     )
   return engine.JaxEngine(
     policy,

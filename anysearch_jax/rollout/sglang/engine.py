@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -30,11 +31,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import disk, loop, processes
-from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import decoder, experts, hf
 from anysearch_jax.rollout.sglang import adapters, delta, health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -55,6 +57,7 @@ class SglangEngine:
     sampling: how tokens are drawn, unless a request says otherwise.
     dtype: of the weights in the folders that the servers load.
     async_level: of the run, for the number of adapters that servers hold.
+    records: whether turns have the experts that their tokens chose.
 
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
@@ -77,6 +80,7 @@ class SglangEngine:
     sampling: config_lib.SamplingConfig,
     dtype: Any = jnp.bfloat16,
     async_level: int = 0,
+    records: bool = False,
   ):
     # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
@@ -84,6 +88,10 @@ class SglangEngine:
     self._sampling = sampling
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
+    a = policy.architecture
+    self._records = records and bool(a.experts)
+    # Of each episode's newest turn, to be sent only those of new tokens.
+    self._chosen: dict[types.Address, tuple[tuple[int, ...], np.ndarray]] = {}
     self._client, make = sglang_server.connect(config, self.counters)
     self._run = processes.on_main(lambda: secrets.token_hex(4))
     self._serial = itertools.count()
@@ -122,6 +130,7 @@ class SglangEngine:
       )
       if not processes.is_main():
         loop.run(self._fleet.start())
+      processes.on_main(self._check_records)
       self.adapts = processes.on_main(self._can_adapt)
       if config.colocated:
         self.free_cache()
@@ -225,6 +234,19 @@ class SglangEngine:
     ]
     return base._replace(adapters=(*kept, adapters.Adapter(name, path)))
 
+  def _check_records(self) -> None:
+    """Raises EngineError if a server does not return experts as it must."""
+    for server in (member.server for member in loop.run(self._fleet.up())):
+      # What comes back from host memory has lost its record.
+      kept = not server.info.get("enable_hierarchical_cache")
+      found = server.info.get("enable_return_routed_experts") is True and kept
+      if self._records and not found:
+        raise server.error(
+          "it does not return the experts of all tokens, as objective.router "
+          "needs: start it with --enable-return-routed-experts, without "
+          "--enable-hierarchical-cache."
+        )
+
   def _can_adapt(self) -> bool:
     """Returns whether servers get adapters only; logs why not."""
     lora = self._policy.architecture.lora
@@ -296,6 +318,7 @@ class SglangEngine:
   def release(self, address: types.Address) -> None:
     """Forgets the adapter of an episode; servers evict prefixes themselves."""
     self._began.pop(address, None)
+    self._chosen.pop(address, None)
     self._fleet.leave(address)
 
   def free_cache(self) -> int:
@@ -373,8 +396,13 @@ class SglangEngine:
       sampled = self._began.setdefault(request.address, sampled)
     name = sampled.adapter.name if sampled.adapter else ""
     self._running[name] += 1
+    known = self._known(request)
+    body = self._body(request, sampled)
+    if known is not None:
+      body["return_routed_experts"] = True
+      body["routed_experts_start_len"] = len(known)
     try:
-      reply = await server.generate(self._body(request, sampled))
+      reply = await server.generate(body)
     except types.EngineError as error:
       if not sampled.refused(error):
         raise
@@ -385,16 +413,22 @@ class SglangEngine:
     # Whole weights may have changed meanwhile, an adapter not.
     served = [sampled] if sampled.adapter else self._handed[first:]
     try:
-      return self._generation(
-        request,
-        sglang_reply.read(
-          reply,
-          prompt=len(request.token_ids),
-          most=request.max_tokens,
-          vocab_size=self._policy.architecture.vocab_size,
-          versions={x.weights: x.version for x in served},
-        ),
+      read = sglang_reply.read(
+        reply,
+        prompt=len(request.token_ids),
+        most=request.max_tokens,
+        vocab_size=self._policy.architecture.vocab_size,
+        versions={x.weights: x.version for x in served},
       )
+      turn = self._generation(request, read)
+      if known is None:
+        return turn
+      new = len(request.token_ids) + len(read.ids) - 1 - len(known)
+      routed = sglang_reply.routed(reply, new, self._policy.architecture)
+      ids = request.token_ids + turn.token_ids
+      chosen = np.concatenate([known, routed])[: len(ids) - 1]
+      self._chosen[request.address] = ids, chosen
+      return dataclasses.replace(turn, experts=chosen)
     except types.EngineError as error:
       told = server.error(error)
       if isinstance(error, sglang_reply.NotFiniteError):
@@ -403,6 +437,17 @@ class SglangEngine:
         if not sglang_server.of_another_run(error.name, self._run):
           told = sglang_server.UnansweredError(str(told))
       raise told from None
+
+  def _known(self, request: types.GenerateRequest) -> np.ndarray | None:
+    """Returns the experts of a context's tokens, as far as they are recorded.
+
+    None if they are not to be.
+    """
+    if not self._records:
+      return None
+    none = experts.unknown(0, experts.record(self._policy.architecture))
+    ids, chosen = self._chosen.get(request.address, ((), none))
+    return chosen if request.token_ids[: len(ids)] == ids else none
 
   def _body(
     self, request: types.GenerateRequest, sampled: adapters.Sampled

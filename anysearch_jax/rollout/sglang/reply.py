@@ -6,11 +6,16 @@ weights than requested never enters a trajectory.
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from anysearch_jax import types
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import experts
 
 # Rounding may give a certain token a log-probability a little above 0.
 _ABOVE_ZERO = 1e-3
@@ -99,6 +104,37 @@ def read(
     _field(meta, "cached_tokens", int) if "cached_tokens" in meta else 0,
     reason,
   )
+
+
+def routed(
+  reply: Mapping[str, Any], count: int, a: architecture_lib.Architecture
+) -> np.ndarray:
+  """Returns the experts `[count, L, K]` of the newest tokens but the last.
+
+  They are base64 of int32 (SGLang's srt/state_capturer/routed_experts.py).
+
+  Raises:
+    types.EngineError: there are none, or for another number of tokens.
+  """
+  text, like = reply["meta_info"].get("routed_experts"), experts.record(a)
+  _expect(
+    isinstance(text, str),
+    "no routed_experts",
+    "them: start the server with --enable-return-routed-experts",
+  )
+  try:
+    ids = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+    ids = ids.reshape(count, *like.shape)
+  except ValueError:
+    ids = np.full((1, *like.shape), -1)
+  # Where a server has stored none, all of a token's are 0.
+  _expect(
+    bool(np.all((ids >= 0) & (ids < a.experts)))
+    and (a.active < 2 or bool(np.all(ids[..., 0] != ids[..., 1]))),
+    f"{len(text)} characters of routed_experts",
+    f"ids of {count} tokens x {like.shape}, below {a.experts}",
+  )
+  return ids.astype(like.dtype)
 
 
 def scores(
