@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import math
 
 import fake_sglang
 import hypothesis
+import numpy as np
 import pytest
+import random_models
 import sglang_engines as engines
 from hypothesis import strategies as st
 
 from anysearch_jax import types
+from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 
 serve = engines.serve
@@ -143,3 +147,65 @@ def test_changed_value_is_an_error_or_has_no_effect(name, value):
   assert found.versions == (9, 9)
   if name != "output_token_logprobs":
     assert (found.ids, found.logps) == ((4, 5), (-1.0, -2.0))
+
+
+@pytest.fixture
+def mixture():
+  """A policy with experts and the fake servers' tokenizer."""
+  a = random_models.architecture("qwen3-moe", vocab_size=fake_sglang.VOCAB)
+  return hf.Policy(random_models.params(a), a, fake_sglang.tokenizer())
+
+
+def test_experts_of_each_token_are_sent_once_in_an_episode(serve, mixture):
+  engine, server = serve(
+    fake_sglang.ids("a", "</search>"), start=mixture, records=True
+  )
+  context, starts = engines.PROMPT, []
+  for turn in range(3):
+    made = engines.turn(engine, turn=turn, context=context)
+    starts.append(server.bodies("/generate")[-1]["routed_experts_start_len"])
+    context += made.token_ids
+    assert made.experts.dtype == np.uint8
+    np.testing.assert_array_equal(
+      made.experts, fake_sglang.routed(context[:-1])
+    )
+    context += fake_sglang.ids("b", "c")
+  assert starts == [0, 6, 10]
+  # Of another context, or a released episode, nothing is known.
+  for other in (context[1:], context):
+    engines.turn(engine, context=other)
+    body = server.bodies("/generate")[-1]
+    assert body["routed_experts_start_len"] == 0
+    engine.release(types.Address(0, 0, 0))
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    None,
+    "?",
+    7,
+    "",
+    *(np.full((n, 2, 2), i, "<i4") for n, i in ((8, 0), (7, 9))),
+  ],
+  ids=str,
+)
+def test_experts_that_cannot_be_right_are_an_error(serve, mixture, value):
+  if isinstance(value, np.ndarray):
+    value = base64.b64encode(value).decode()
+  fault = engines.changed(routed_experts=value)
+  engine, _ = serve(
+    fake_sglang.ids("a", "a", "a", "<end>"),
+    start=mixture,
+    records=True,
+    faults={"/generate": [fault]},
+  )
+  with pytest.raises(types.EngineError, match="routed_experts"):
+    engines.turn(engine, most=4)
+
+
+def test_a_server_that_returns_no_experts_is_refused(monkeypatch, mixture):
+  with fake_sglang.Server() as server:
+    server.routed = False
+    with pytest.raises(types.EngineError, match="enable-return-routed-experts"):
+      engines.connect(urls=(server.url,), start=mixture, records=True)

@@ -11,6 +11,7 @@ faults.
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import functools
@@ -73,6 +74,12 @@ def logp(place: int) -> float:
   return -(place + 1) / 64
 
 
+def routed(tokens: Sequence[int]) -> np.ndarray:
+  """Returns the experts of tokens in two layers, two of six each."""
+  first = np.asarray(tokens, np.int32)[:, None] + [0, 1]
+  return np.stack([first % 6, (first + 1) % 6], -1).astype(np.int32)
+
+
 # What a server with a memory saver can release.
 MEMORY = {"weights", "kv_cache", "cuda_graph"}
 
@@ -103,6 +110,7 @@ class Server:
     last_paused: mode of the last pause.
     away: the memory that it has released.
     saver: whether it has a memory saver.
+    routed: whether it returns experts.
     lora: the flags of its server_info, {} without adapters.
     adapters: the loaded ones, by name, as policies merged with the base.
     serves_base: whether it scores its base whatever adapter is named.
@@ -123,7 +131,7 @@ class Server:
     self._cache: list[tuple[str, tuple[int, ...]]] = []
     self.version, self.last_paused, self.hold_at = "default", "", -1
     self.away: set[str] = set()
-    self.saver, self.died = True, ""
+    self.saver, self.died, self.routed = True, "", True
     self.workers: list[dict[str, Any]] = []
     self.lora: dict[str, Any] = {}
     self.adapters: dict[str, hf.Policy] = {}
@@ -229,7 +237,8 @@ class Server:
 
   def _server_info(self, body: dict) -> tuple[int, Any]:
     return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6} | {
-      "enable_memory_saver": self.saver
+      "enable_memory_saver": self.saver,
+      "enable_return_routed_experts": self.routed,
     } | self.lora
 
   def _v1_rl_workers(self, body: dict) -> tuple[int, Any]:
@@ -363,6 +372,9 @@ class Server:
       ]
     if not sampled:
       meta["weight_versions"][0]["end"] = 0
+    if body.get("return_routed_experts") and self.routed:
+      newest = (context + list(sampled))[body["routed_experts_start_len"] : -1]
+      meta["routed_experts"] = base64.b64encode(routed(newest)).decode()
     text = tokenizer().decode(sampled)
     return 200, {"text": text, "output_ids": sampled, "meta_info": meta}
 

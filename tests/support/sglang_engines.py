@@ -44,11 +44,14 @@ def adapted(seed=None):
   return bare._replace(params=lora.combine(bare.params, new), architecture=a)
 
 
-def connect(*, sampling=None, start=None, async_level=0, **config):
+def connect(
+  *, sampling=None, start=None, async_level=0, records=False, **config
+):
   """Returns an engine with at most two tries and short timeouts."""
   return sglang.SglangEngine(
     start or policy(),
     async_level=async_level,
+    records=records,
     config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),
   )
