@@ -56,6 +56,11 @@ _ALONE = {
   **{f"var(--series-{i})": color for i, color in enumerate(COLORS)},
 }
 _WORDS = study_lib.WORDS
+# Logged quantities with a name of their own between two fixed parts.
+_NAMED = (
+  ("reward/", "", "reward term"),
+  ("engine/server/", "/fingerprint", "fingerprint gap"),
+)
 # Of the page's first figures.
 MAIN = ("accuracy", "searches")
 
@@ -350,11 +355,12 @@ def histories(
   phase2 = starts.pop() if len(starts) == 1 else None
   known: dict[str, str] = _WORDS["histories"]
   logged = {key for run in training for r in run.records for key in r}
-  # The parts of a reward function of the user's have names of their own.
+  # Such as the parts of a user's reward function.
   others = {
-    key: f"reward term: {key.removeprefix('reward/')}"
+    key: f"{said}: {key.removeprefix(first).removesuffix(last)}"
+    for first, last, said in _NAMED
     for key in sorted(logged - known.keys())
-    if key.startswith("reward/")
+    if key.startswith(first) and key.endswith(last)
   }
   found = []
   for key, title in (known | others).items():

@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -271,7 +271,7 @@ class RolloutBatch(NamedTuple):
   engine, search: counters of engines and retrievers during the rollout.
   reason: why the first failed episode failed; "" if none did.
   fingerprint, fingerprint_max: mean and largest distance of log-probabilities
-    between engine and trainer in nats, see `fingerprint.Gap`.
+    between engine and trainer in nats. gaps: means by part, see `health.Gaps`.
   """
 
   groups: list[types.Group | None]
@@ -285,6 +285,7 @@ class RolloutBatch(NamedTuple):
   reason: str = ""
   fingerprint: float = 0.0
   fingerprint_max: float = 0.0
+  gaps: Mapping[str, float] = {}
 
   def with_failed(self, reasons: Sequence[str]) -> RolloutBatch:
     """Returns the counts with more failed episodes, and the first reason."""
@@ -296,7 +297,8 @@ class RolloutBatch(NamedTuple):
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(types.Trajectory))
 # The fields of a batch that are JSON as they are.
-_PLAIN = (*_COUNTS, "stragglers", "reason", "fingerprint", "fingerprint_max")
+_MEASURED = ("fingerprint", "fingerprint_max", "gaps")
+_PLAIN = (*_COUNTS, "stragglers", "reason", *_MEASURED)
 
 
 class StoredRollouts(NamedTuple):

@@ -9,7 +9,7 @@ import functools
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from anysearch_jax.training import collection, logprobs, placement
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
 _TOKENS = 128
+# By part of an engine (server, device): the mean and the largest distance of a
+# token's log-probabilities from the trainer's, in nats.
+Gaps = Mapping[str, tuple[float, float]]
 _log = logging.getLogger(__name__)
 
 
@@ -206,18 +209,6 @@ class HealthMonitor:
     return signs
 
 
-class Gap(NamedTuple):
-  """Distance between engine and trainer in nats; 0 if nothing was compared.
-
-  parts: number of the engine's parts that were compared. mean, largest: over
-    tokens, of the part with the largest mean.
-  """
-
-  parts: int = 0
-  mean: float = 0.0
-  largest: float = 0.0
-
-
 class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
@@ -242,7 +233,7 @@ class Fingerprint:
     """Sets the trainer's `scores` of the prompt with weights of a version."""
     self._expected, self._version = found, version
 
-  def check(self, rollout: int, *, before: bool = False) -> Gap:
+  def check(self, rollout: int, *, before: bool = False) -> Gaps:
     """Makes the engine score the prompt, and compares the result.
 
     With `before`, nothing was sampled yet: parts of a `types.FleetEngine` that
@@ -253,7 +244,7 @@ class Fingerprint:
     """
     engine, expected = self._engine, self._expected
     if engine is None or not expected.size:
-      return Gap()
+      return {}
 
     def gaps() -> list[list]:
       return [
@@ -263,32 +254,30 @@ class Fingerprint:
       ]
 
     # Processes exchange their gaps, so that all of them raise the same error.
-    found = [tuple(gap) for gaps in processes.all_gather(gaps) for gap in gaps]
-    if not found:
-      return Gap()
+    every = [gap for gaps in processes.all_gather(gaps) for gap in gaps]
+    found = {part: (mean, largest) for mean, largest, part in sorted(every)}
     # Written so that NaN is too large as well.
-    right = [gap for gap in found if gap[0] <= self._bound]
-    if before and right and isinstance(engine, types.FleetEngine):
-      for mean, largest, part in set(found) - set(right):
+    right = [mean for mean, _ in found.values() if mean <= self._bound]
+    for part, (mean, largest) in found.items():
+      if mean <= self._bound:
+        continue
+      apart = f"{mean:.2g} nats a token ({largest:.2g} at most) away from the"
+      if before and right and isinstance(engine, types.FleetEngine):
         engine.put_aside(
           part,
-          f"it scores the prompt of the first question {mean:.2g} nats a token "
-          f"({largest:.2g} at most) away from the trainer's policy, the others "
-          f"{max(right)[0]:.2g}",
+          f"it scores the prompt of the first question {apart} trainer's "
+          f"policy, the others {max(right):.2g}",
         )
-      found = right
-    mean, largest, part = max(found)
-    if len(right) < len(found):
+        continue
       raise types.EngineError(
         f"Rollout {rollout}: {part} of the engine scores the prompt of the "
-        f"first question {mean:.2g} nats a token ({largest:.2g} at most) away "
-        f"from the trainer's policy of version {self._version}, expected "
-        f"{self._bound:g} at most (watch.max_fingerprint_gap): it has other "
-        "weights than it was given. Nothing that it sampled in this rollout "
-        "was trained on. Make sure that only this run sends weights to it, "
-        "then run the same command again: it resumes and sends them again."
+        f"first question {apart} trainer's policy of version {self._version}, "
+        f"expected {self._bound:g} at most (watch.max_fingerprint_gap): it has "
+        "other weights than it was given. Nothing that it sampled in this "
+        "rollout was trained on. Make sure that only this run sends weights to "
+        "it, then run the same command again: it resumes and sends them again."
       )
-    return Gap(len(found), mean, largest)
+    return found
 
 
 def scores(

@@ -124,37 +124,32 @@ class Sampler:
       types.EngineError: the engine did not take them.
     """
     self.expect(weights.scores, version)
+    params, engine = weights.params, self._engine
+    loads = isinstance(params, pathlib.Path)
     with self._timeline.span(
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
-      if isinstance(weights.params, pathlib.Path):
-        self._load(weights.params, version)
-        return
       try:
-        self._engine.set_params(jax.block_until_ready(weights.params), version)
+        if not isinstance(params, pathlib.Path):
+          engine.set_params(jax.block_until_ready(params), version)
+        elif isinstance(engine, types.LoadingEngine):
+          engine.load_folder(params, version)
+        else:
+          raise TypeError(
+            f"Found {type(engine).__name__}, expected an engine that loads "
+            "folders (types.LoadingEngine)."
+          )
       except disk.DiskError:
         raise
-      except OSError as error:
+      except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and not loads:
+          raise  # A bug.
         raise types.EngineError(
           f"The weights of version {version} could not be handed over: {error}."
-          " Look at the disk or folder that it names (sglang.weights), then "
-          "start the same command again."
+          " Look at the disk or folder ("
+          f"{params if loads else 'sglang.weights'}), then start the same "
+          "command again."
         ) from error
-
-  def _load(self, folder: pathlib.Path, version: int) -> None:
-    """Makes the engine load a folder."""
-    engine = self._engine
-    if not isinstance(engine, types.LoadingEngine):
-      raise TypeError(
-        f"Found {type(engine).__name__}, expected an engine that loads folders "
-        "(types.LoadingEngine)."
-      )
-    try:
-      engine.load_folder(folder, version)
-    except (OSError, ValueError) as error:
-      raise types.EngineError(
-        f"{folder}: the weights of version {version} could not be read: {error}"
-      ) from error
 
   def expect(self, scores: np.ndarray, version: int) -> None:
     """Sets `HandedOver.scores` of the engine's weights; `sample` compares."""
@@ -174,11 +169,15 @@ class Sampler:
     # Another run may have replaced the weights meanwhile. If every group
     # failed, there is nothing to train on and the engine may not answer.
     after = self._verify(rollout) if any(collected.groups) else before
-    if after.parts:
-      collected.engine.update(fingerprints=bool(before.parts) + 1)
+    if after:
+      collected.engine.update(fingerprints=bool(before) + 1)
+      gaps = dict(before)
+      for part, gap in after.items():
+        gaps[part] = max(gap, gaps.get(part, gap))
       collected = collected._replace(
-        fingerprint=max(before.mean, after.mean),
-        fingerprint_max=max(before.largest, after.largest),
+        fingerprint=max(gaps[part][0] for part in after),
+        fingerprint_max=max(gaps[part][1] for part in after),
+        gaps={part: mean for part, (mean, _) in gaps.items()},
       )
     return self._enter(rollout, assignment, collected)
 
@@ -214,7 +213,7 @@ class Sampler:
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
 
-  def _verify(self, rollout: int, *, before: bool = False) -> health.Gap:
+  def _verify(self, rollout: int, *, before: bool = False) -> health.Gaps:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
       return self._fingerprint.check(rollout, before=before)
 
@@ -384,6 +383,9 @@ def metrics(
   if collected.engine["fingerprints"]:
     out["rollout/fingerprint"] = collected.fingerprint
     out["rollout/fingerprint_max"] = collected.fingerprint_max
+    for part, gap in collected.gaps.items():
+      if server := part.partition("://")[2]:
+        out[f"engine/server/{server}/fingerprint"] = gap
   if offered := collected.engine["lanes_offered"]:
     out["engine/lanes_occupied"] = collected.engine["lanes_used"] / offered
   return out

@@ -130,6 +130,7 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   assert 'id="training"' in page
   assert 'id="results"' not in page and 'id="browser"' not in page
   assert "reward term: exact match" in page
+  assert "fingerprint gap: a:1" in page
   assert "run was not evaluated yet" in page
   assert (run / "report" / "training.csv").is_file()
   for link in re.findall(r'<a href="#(\w+)"', page):

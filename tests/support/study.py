@@ -202,6 +202,7 @@ def training(
         },
         "reward/total": 0.3 + 0.4 * done + rng.normal(0, 0.05),
         "reward/em": 0.4 + 0.3 * done + rng.normal(0, 0.05),
+        "engine/server/a:1/fingerprint": 0.01,
         "reward/format": 0.9,
         "reward/tool": tool * done,
         "loss/kl": 0.01 * done,

@@ -123,6 +123,8 @@ def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
   assert loaded == [str(weights / str(version)) for version in range(3)]
   ages = [x["policy/staleness_max"] for x in small_run.records(folder)]
   assert ages == [0, 1, 1, 1]
+  name = f"engine/server/{server.url.partition('://')[2]}/fingerprint"
+  assert all(0 < x[name] < 0.1 for x in small_run.records(folder))
 
 
 def _spans(folder, name):
