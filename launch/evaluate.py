@@ -10,7 +10,7 @@ r"""Evaluates a policy under several budgets on held-out questions.
 Plays all questions with all budgets and seeds in one pass. Writes
 episodes.jsonl, one episode per line, which `launch.report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
-killed, running it again resumes; a finished folder is left as it is.
+killed or episodes fail, running it again plays what is missing.
 `launch.policies` lists the ways to name a policy. See docs/evaluation.md.
 """
 
@@ -98,11 +98,18 @@ def main(argv: Sequence[str]) -> None:
   made = {"config.json": config_settings.to_dict(config)}
   with disk.translate_errors(folder):
     journal.claim(folder, made | {"provenance.json": played})
-    if not (folder / _SUMMARY).is_file():
+    if not _finished(folder):
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)
         _play(config, chosen, source, questions, searcher, folder)
   print(f"episodes: {folder / harness.EPISODES}")
+
+
+def _finished(folder: pathlib.Path) -> bool:
+  path = folder / _SUMMARY
+  if not path.is_file():
+    return False
+  return not any(cell["failed"] for cell in json_files.read(path)["cells"])
 
 
 def _play(
@@ -146,6 +153,8 @@ def _play(
         script=script, of=cell.get("caps", cell["budget"]), **cell
       )
     )
+  if failed := sum(cell["failed"] for cell in summary["cells"]):
+    print(f"{failed} episodes failed; the same command plays them again")
 
   used = summary["last_start"]["engine"]
   if chosen.endpoint is not None and used:

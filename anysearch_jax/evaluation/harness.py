@@ -78,9 +78,8 @@ def evaluate(
 ) -> dict[str, Any]:
   """Plays every (seed, budget, question) once and writes `episodes.jsonl`.
 
-  If an earlier call was interrupted, its finished episodes are kept and only
-  its failed ones are played again. The file is ordered by seed, budget and
-  question. If the file already exists, nothing is played. The folder exists,
+  What an earlier call played is kept, and only its failed episodes are played
+  again. The file is ordered by seed, budget and question. The folder exists,
   and the questions' ids differ. `on_done` is called with (episodes done,
   episodes in total).
 
@@ -94,9 +93,12 @@ def evaluate(
   grid = _Grid(evaluation, questions)
   started = time.monotonic()
   played = 0
-  if not (folder / EPISODES).is_file():
+  path = folder / EPISODES
+  if path.is_file() and any(row["failed"] for row in journal.read(path)):
+    journal.reopen(path)
+  if not path.is_file():
     with journal.Journal(
-      folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
+      path, len(grid), grid.place, again=lambda row: row["failed"]
     ) as rows:
       played = len(grid) - len(rows)
       _play(evaluation, playing, grid, player, retriever, rows, on_done)
@@ -109,7 +111,7 @@ def evaluate(
       "slots": playing.slots,
       **savings(player.engine, retriever),
     },
-    "cells": cells(journal.read(folder / EPISODES)),
+    "cells": cells(journal.read(path)),
   }
 
 

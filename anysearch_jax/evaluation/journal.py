@@ -47,7 +47,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     again: Callable[[Row], bool] = lambda row: False,
   ):
     self._path = path
-    self._partial = path.with_suffix(".partial" + path.suffix)
+    self._partial = _partial(path)
     self._place = place
     self._again = again
     self._starts = np.full(rows, -1, np.int64)
@@ -116,6 +116,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     self._file.seek(0, 2)
 
 
+def reopen(path: pathlib.Path) -> None:
+  """Makes a finished file a partial one, whose rows may be written again."""
+  path.replace(_partial(path))
+
+
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the rows of a finished file.
 
@@ -160,6 +165,10 @@ def parse(
         f"{where}: found {type(row).__name__}, expected a JSON object. {advice}"
       )
     yield where, row
+
+
+def _partial(path: pathlib.Path) -> pathlib.Path:
+  return path.with_suffix(".partial" + path.suffix)
 
 
 def _decoded(line: str | bytes) -> Any:

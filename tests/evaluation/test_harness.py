@@ -174,9 +174,11 @@ def test_finished_episodes_are_not_played_again(tmp_path):
   assert not partial.exists()
 
 
-def test_failed_episode_is_played_again_by_the_next_start(tmp_path):
+@pytest.mark.parametrize("finished", [False, True])
+def test_failed_episode_is_played_again_by_the_next_start(finished, tmp_path):
   failed = {"seed": 1, "budget": 1, "question_id": "2", "failed": True}
-  (tmp_path / "episodes.partial.jsonl").write_text(json.dumps(failed) + "\n")
+  name = "episodes.jsonl" if finished else "episodes.partial.jsonl"
+  (tmp_path / name).write_text(json.dumps(failed) + "\n")
   player = answering()
   _, text = play(
     configured(budgets=(1,), seeds=(1,)),

@@ -194,6 +194,21 @@ def test_commands_play_resume_and_refuse(tmp_path):
   again = json.loads((out / "summary.json").read_text())
   assert (again["last_start"]["played"], again["episodes"]) == (0, 36)
   assert again["cells"] == summary["cells"]
+  # Episodes that failed are played again, also when all have been played.
+  kept = (out / "episodes.jsonl").read_bytes()
+  found[3] |= {"failed": True}
+  (out / "episodes.jsonl").write_text(
+    "".join(f"{json.dumps(row)}\n" for row in found)
+  )
+  again["cells"][0]["failed"] = 1
+  (out / "summary.json").write_text(json.dumps(again))
+  assert commands.run(evaluate, *flags, "--seeds=2") == ""
+  assert (out / "episodes.jsonl").read_bytes() == kept
+  again = json.loads((out / "summary.json").read_text())
+  assert (again["last_start"]["played"], again["cells"]) == (
+    1,
+    summary["cells"],
+  )
   for flag, said in (
     # Another configuration is another evaluation.
     ("--seeds=3", "evaluation.seeds is [42, 43] there and [42, 43, 44] now"),
