@@ -331,7 +331,8 @@ def _changes(plan: plan_lib.Plan) -> Iterator[Change]:
     base = 0.0 if loss or reward else 0.5
     yield Change(
       "adapters",
-      "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
+      "adapters (lora.rank=64, lora.base_dtype=bfloat16; with experts also "
+      "lora.targets=q,k,v,o)",
       lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
     )
 
