@@ -186,7 +186,8 @@ def figure(rows: Sequence[Row], path: pathlib.Path) -> None:
     means = row.by_budget("expected")
     left.plot(row.budgets, means, marker="o", label=row.name)
   left.set(xlabel="budget of searches", ylabel="expected reward")
-  left.legend(fontsize=8)
+  left.margins(y=0.4)
+  left.legend(fontsize=8, ncols=2, loc="upper left")
   names = [row.name for row in rows]
   for kind in KINDS[:-1]:
     width = np.array([row.pooled(kind).mean() for row in rows])
