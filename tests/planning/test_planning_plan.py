@@ -302,7 +302,7 @@ def test_advice_for_a_large_state_is_devices_or_adapters():
   )
   found = _advised(large)
   # Adapters remove masters, moments and gradients: 112 of 136.
-  assert "lora.rank=64, lora.base_dtype=bfloat16): about 24.0 GiB" in found
+  assert "lora.targets=q,k,v,o): about 24.0 GiB" in found
   assert "2 times the devices that train (mesh.fsdp=4): about 68.0 GiB" in found
   # Only the smallest sufficient change is named; fewer tokens do not suffice.
   assert "4 times" not in found
@@ -343,7 +343,7 @@ def test_pairs_of_changes_are_named_if_no_single_one_suffices():
   kinds = {"masters": 200.0, "moments": 400.0, "reference": 100.0}
   found = _advised(part(total=1000, kinds=kinds))
   # With adapters 200 of 1000 remain: a quarter is 50, a half is too large.
-  both = "lora.base_dtype=bfloat16) and 4 times the devices that train"
+  both = "lora.targets=q,k,v,o) and 4 times the devices that train"
   assert f"{both} (mesh.fsdp=8): about 50.0 GiB" in found
   assert "2 times" not in found
 

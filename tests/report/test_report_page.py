@@ -74,8 +74,8 @@ def test_the_page_is_complete(written):
   beside = _Reader(written.with_name("trajectories.html").read_text("utf-8"))
   assert beside.stack == [] and "browser" in beside.ids
   # 4 against the budget, 2 against a price, the budget use of 3 rows, the
-  # sampling of 2 runs, 7 logged histories.
-  assert read.tags.count("svg") == 4 + 2 + 3 + 2 + 7
+  # sampling of 2 runs, 8 logged histories.
+  assert read.tags.count("svg") == 4 + 2 + 3 + 2 + 8
 
 
 def test_the_page_opens_with_three_sentences_and_two_figures(written):
