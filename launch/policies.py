@@ -334,7 +334,9 @@ def player(
     from anysearch_jax.rollout import engines
 
     policy = _policy(chosen, config)
-    engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
+    engine = engines.make(
+      policy, config, seed=harness.ENGINE_SEED, trains=False
+    )
     codec = policy.tokenizer
   try:
     if chosen.endpoint is not None and not chosen.endpoint.why:

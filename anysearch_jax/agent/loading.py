@@ -44,7 +44,7 @@ def load(
     config = agent_lib.with_answer_room(config)
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
     loaded = hf.load(folder, mesh=sharding.rollout_mesh(config.mesh, a))
-    engine = engines.make(loaded, config, seed=_SEED)
+    engine = engines.make(loaded, config, seed=_SEED, trains=False)
     codec = loaded.tokenizer
   return {
     "engine": engine,

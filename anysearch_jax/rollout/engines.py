@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def make(
-  policy: hf.Policy, config: config_lib.ExperimentConfig, *, seed: int
+  policy: hf.Policy,
+  config: config_lib.ExperimentConfig,
+  *,
+  seed: int,
+  trains: bool = True,
 ) -> engine.JaxEngine | sglang_engine.SglangEngine:
   """Makes an engine that samples a policy, as policy version 0.
 
@@ -24,12 +28,15 @@ def make(
     policy: for the in-process engine, its weights are on the rollout mesh.
     config: names the engine, its settings, the sampling and the environment.
     seed: seed of all draws of the in-process engine; SGLang servers use none.
+    trains: whether turns are trained on: only then they have the experts that
+      `objective.router` may ask for.
 
   Raises:
     types.EngineError: a server is unavailable or cannot be used.
     ValueError: the configuration is invalid.
   """
   dtype = jnp.dtype(config.compute_dtype)
+  records = trains and config.objective.router != "own"
   if config.engine.kind == "sglang":
     # Imported late: the in-process engine needs no HTTP.
     from anysearch_jax.rollout.sglang import engine as sglang_engine
@@ -40,7 +47,7 @@ def make(
       sampling=config.sampling,
       dtype=dtype,
       async_level=config.pipeline.async_level,
-      records=config.objective.router != "own",
+      records=records,
     )
   return engine.JaxEngine(
     policy,
@@ -50,5 +57,5 @@ def make(
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
     stop=systems.of_episode(config.episode).stops,
-    records=config.objective.router != "own",
+    records=records,
   )

@@ -14,6 +14,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import decoder, experts, hf, sharding
+from anysearch_jax.rollout import engines
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import batching, logprobs, train_step
 
@@ -77,6 +78,17 @@ def test_turns_have_the_experts_of_one_pass_over_their_context(
       end -= len(turn.token_ids)
   assert sampler.counters["shared_tokens"]
   assert bool(sampler.counters["preemptions"]) == ("kv_tokens" in changes)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_only_turns_that_are_trained_on_have_experts(policy, trains):
+  made = config_lib.ExperimentConfig(
+    engine=small_engine.CONFIG, objective=REPLAY
+  )
+  loaded = hf.Policy(policy[1], A, small_engine.Tokenizer())
+  sampler = engines.make(loaded, made, seed=7, trains=trains)
+  for _, turns in small_engine.play(sampler, EPISODES[:1]).values():
+    assert all((turn.experts is not None) == trains for turn in turns)
 
 
 def rows(seed=0, tokens=(30, 17), multiple=1):
