@@ -52,6 +52,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import pathlib
 import reprlib
 import sys
@@ -83,6 +84,8 @@ _NAMES = {
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
 _CALLS = 16  # Of a judge, at a time.
+# What a judge reads of an episode.
+_judged = operator.itemgetter("failed", "answer", "question", "golden_answers")
 _LARGEST = 2**31 - 1  # Counts are stored as int32.
 # Settings that scoring does not know with other values, and why.
 _IN_TRAINING = (
@@ -324,7 +327,7 @@ def judge_file(f: flags.FlagValues) -> None:
   Raises ValueError for an invalid flag or line, and if replies were late.
   """
   from anysearch_jax.evaluation import harness, journal, judging
-  from anysearch_jax.host import json_files, loop, openai_endpoint
+  from anysearch_jax.host import json_files, loop, openai_endpoint, run_lock
 
   made = {"key_variable": f.judge_key_variable, "deadline": f.judge_deadline}
   endpoint = openai_endpoint.OpenAIEndpoint(
@@ -332,7 +335,7 @@ def judge_file(f: flags.FlagValues) -> None:
   )
   asked = endpoint, f.judge_model, judging.prompt(f.judge_prompt)
   name = f"{f.judge_model}, prompt {json_files.sha256(asked[2])[:8]}"
-  source = pathlib.Path(f.input)
+  source, target = pathlib.Path(f.input), pathlib.Path(f.output)
   failed: list[Exception] = []
 
   def key(row: journal.Row) -> tuple[Any, ...]:
@@ -345,13 +348,30 @@ def judge_file(f: flags.FlagValues) -> None:
     except types.RetrievalError as error:
       failed.append(error)
 
-  places = {key(row): i for i, row in enumerate(journal.read(source))}
-  with journal.Journal(
-    pathlib.Path(f.output),
-    len(places),
-    lambda row: places[key(row)],
-    again=lambda row: row["judge"] != name,
-  ) as rows:
+  places: dict[tuple[Any, ...], int] = {}
+  for where, row in journal.located(source):
+    try:
+      found, _ = key(row), _judged(row)[-1][0]
+    except (LookupError, TypeError, ValueError) as error:
+      raise ValueError(
+        f"{where}: found no episode ({type(error).__name__}: {error}), "
+        "expected a line of an evaluation's episodes.jsonl; name that file."
+      ) from error
+    if found in places:
+      raise ValueError(
+        f"{where}: found the episode {found} twice, expected it once; remove "
+        "one of the lines."
+      )
+    places[found] = len(places)
+  with (
+    run_lock.hold(target.parent / run_lock.NAME),
+    journal.Journal(
+      target,
+      len(places),
+      lambda row: places[key(row)],
+      again=lambda row: row["judge"] != name,
+    ) as rows,
+  ):
     left = (x for x in journal.read(source) if places[key(x)] not in rows)
     loop.run(harness.each(left, judge, at_once=_CALLS))
     if failed:

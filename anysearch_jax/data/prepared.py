@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from absl import logging
 
 from anysearch_jax import types
 from anysearch_jax.data import dataset_iterator, files, formats, preparing
@@ -328,8 +329,14 @@ class QuestionFile(OwnQuestions):
 
   def __init__(self, path: str):
     self._where, file = path, pathlib.Path(path)
-    _, first = next(files.rows(file), (0, None))
-    named = isinstance(first, dict) and first.get("dataset")
+    rows = [(n, r) for n, r in files.rows(file) if isinstance(r, dict)]
+    other = [number for number, row in rows if not row.get("dataset")]
+    named = len(other) < len(rows)
+    if named and other:
+      raise formats.DataError(
+        f"{path}, row {other[0]}: found no dataset, which other rows name; "
+        "expected one in every row, or in none."
+      )
     stem = file.name.partition(".")[0].lower()
     name = "" if named else re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
     source = preparing.Input(file, name, "test")
@@ -337,6 +344,10 @@ class QuestionFile(OwnQuestions):
     entries = [entry for part in parts.values() for entry in part.entries]
     if not entries:
       raise formats.DataError(f"{path}: found no question with an answer.")
+    for part in parts.values():
+      for why, count in part.dropped.items():
+        left = f"{path}: {count} of {part.read} rows are left out: {why}."
+        logging.warning("%s", left)
     self._rows = tuple(Rows(_table(entries)))
 
   @functools.cache  # noqa: B019 - a source lives as long as its process.

@@ -110,7 +110,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         raise ValueError(
           f"{self._partial}, line {number}: found a line that is not a "
           f"row of this evaluation ({type(error).__name__}: {error}); remove "
-          "the folder to start over."
+          "this file to start over."
         ) from error
       start += len(line)
     self._file.seek(0, 2)
@@ -122,7 +122,13 @@ def reopen(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the rows of a finished file.
+  """Yields the rows of a finished file; raises as `located`."""
+  for _, row in located(path):
+    yield row
+
+
+def located(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the rows of a finished file, each after its place, for messages.
 
   Raises ValueError if the file is missing, or a line is not a JSON object.
   """
@@ -132,8 +138,7 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       "evaluation. Run the evaluation first, or correct the path."
     )
   with path.open("rb") as file:
-    for _, row in parse(file, source=str(path)):
-      yield row
+    yield from parse(file, source=str(path))
 
 
 def parse(

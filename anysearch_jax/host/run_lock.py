@@ -92,7 +92,7 @@ def _lock(file: TextIO, path: pathlib.Path) -> bool:
     who = file.readline().strip() or "another process"
     raise ValueError(
       f"{path}: found it held by {who}, expected nobody else to write to this "
-      "folder. Wait for that one or stop it, or name another --output."
+      "folder. Wait for that one or stop it, or name another place."
     ) from None
   except OSError as error:
     if error.errno not in _UNABLE:

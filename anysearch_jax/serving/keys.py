@@ -33,7 +33,7 @@ from typing import Any
 from anysearch_jax import budgets, types
 from anysearch_jax.agent import events
 from anysearch_jax.config import settings
-from anysearch_jax.host import disk
+from anysearch_jax.host import json_files, run_lock
 from anysearch_jax.serving import fields
 
 _NAME = settings.Range(
@@ -105,21 +105,21 @@ def _key(path: pathlib.Path, name: str, values: Any) -> Key:
 def add(path: pathlib.Path, name: str) -> str:
   """Adds a key to a file of keys and returns it; it is stored nowhere else.
 
-  Raises ValueError if the name is taken or cannot be one.
+  Raises ValueError if the name is taken or cannot be one, if the file is
+  damaged, or while another process adds a key.
   """
   settings.check(Key(name), "--new_key")
-  listed = json.loads(path.read_text()) if path.exists() else {}
-  if not isinstance(listed, dict):
-    raise ValueError(f"--keys={path}: found no object of keys; name another.")
-  if name in listed:
-    raise ValueError(
-      f"--new_key: {path} has a key {name!r}; remove it there, or "
-      "choose another name."
-    )
-  key = _PREFIX + secrets.token_urlsafe(32)
-  listed[name] = {"sha256": _hash(key), "requests": Key.requests}
-  disk.write_whole(path, json.dumps(listed, indent=2) + "\n")
-  os.chmod(path, 0o600)
+  with run_lock.hold(run_lock.beside(path)):
+    listed = json_files.read(path, missing={})
+    if name in listed:
+      raise ValueError(
+        f"--new_key: {path} has a key {name!r}; remove it there, or "
+        "choose another name."
+      )
+    key = _PREFIX + secrets.token_urlsafe(32)
+    listed[name] = {"sha256": _hash(key), "requests": Key.requests}
+    json_files.write(path, listed)
+    os.chmod(path, 0o600)
   return key
 
 

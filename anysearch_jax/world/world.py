@@ -204,7 +204,10 @@ class World:
     """
     prefix, _, digits = name.partition("-")
     if prefix != "snapshot" or not digits.isdecimal():
-      raise ValueError(f"Found corpus {name!r}; expected `snapshot-<index>`.")
+      raise ValueError(
+        f"Found corpus {name!r}; expected `snapshot-<index>`. Ask a question "
+        "of `World.questions`, or name a corpus: `Agent.load(corpus=...)`."
+      )
     return tuple(self._write(int(digits)))
 
   def searched(self, query: str) -> str:

@@ -188,9 +188,11 @@ def _read(
 ) -> tuple[dict[finding.File, _File], bool]:
   """Returns the files of a build whose rows may serve again.
 
-  And whether the whole index may: it is made with the same settings.
+  And whether the whole index may: it is made with the same settings. A damaged
+  build has none, so that its documents are read again.
   """
   try:
+    passages.Corpus(build / "corpus").verify()
     found = json_files.read(build / _FILES)
     files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}
     rows, index = found["rows"], found["index"]

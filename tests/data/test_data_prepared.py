@@ -11,7 +11,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.data import prepared, preparing
+from anysearch_jax.data import formats, prepared, preparing
 from launch import parts
 
 
@@ -222,6 +222,22 @@ def test_a_configuration_names_its_source(tmp_path):
   ):
     with pytest.raises(ValueError, match=message):
       parts.source(config)
+
+
+def test_a_file_of_questions_says_what_it_leaves_out(tmp_path, caplog):
+  path, row = tmp_path / "mine.jsonl", {"question": "Who?", "answer": "Ana"}
+
+  def read(*rows):
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return prepared.QuestionFile(str(path)).evaluation_questions()
+
+  assert len(read(row, {"question": "When?", "answer": ""})) == 1
+  assert "mine.jsonl: 1 of 2 rows are left out: no answer." in caplog.text
+  named = row | {"dataset": "nq"}
+  for rows, number in (((named, row), 2), ((row, named), 1)):
+    with pytest.raises(formats.DataError) as refused:
+      read(*rows)
+    assert f"row {number}: found no dataset, which" in str(refused.value)
 
 
 def test_the_world_is_one_dataset():

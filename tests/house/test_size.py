@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_500,
-  "source: code lines": 41_405,
+  "source: lines": 67_535,
+  "source: code lines": 41_432,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_340,
+  "tests: lines": 53_408,
   "docs and README: words": 21_700,
   "README: words": 700,
   "commands": 16,

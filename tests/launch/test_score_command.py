@@ -8,11 +8,13 @@ import os
 import commands
 import numpy as np
 import pytest
+from absl import flags
 from format_table import A, I, S, T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import run_lock
 from launch import flags as launch_flags
 from launch import score
 
@@ -282,3 +284,28 @@ def test_the_command_scores_a_file_or_exits_with_2(tmp_path, capsys):
     assert score.main(["score"]) == 2
   assert "line 2: found no JSON value" in capsys.readouterr().err
   assert not target.exists()
+
+
+EPISODE = {
+  **{"seed": 1, "budget": 2, "question_id": "q", "question": "Who?"},
+  **{"failed": False, "answer": "Ana", "golden_answers": ["Ana"]},
+}
+
+
+@pytest.mark.parametrize(
+  ("lines", "expected"),
+  [
+    ([{"seed": 1}], "line 1: found no episode .KeyError: 'budget'"),
+    ([EPISODE, EPISODE | {"golden_answers": []}], "line 2: found no episode"),
+    ([EPISODE, EPISODE], "line 2: found the episode .* twice"),
+    ([EPISODE], "run.lock: found it held by process"),
+  ],
+)
+def test_a_judge_refuses_what_it_cannot_judge(tmp_path, lines, expected):
+  path = tmp_path / "episodes.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  given = f"--input={path}", f"--output={path}", "--judge_model=m"
+  with commands.defined(score), run_lock.hold(tmp_path / run_lock.NAME):
+    launch_flags._parse_argv(["command", *given, "--judge=http://host/v1"])
+    with pytest.raises(ValueError, match=expected):
+      score.judge_file(flags.FLAGS)

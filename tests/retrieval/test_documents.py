@@ -121,6 +121,23 @@ def test_a_damaged_list_of_files_is_made_anew(tmp_path, text, name):
   assert folder.update([str(tmp_path / "notes")], tmp_path / "index").added
 
 
+@pytest.mark.parametrize("damaged", [b"", b"x", b"x" * 99])
+def test_a_damaged_corpus_is_read_again_and_loses_no_document(
+  tmp_path, damaged
+):
+  notes = write(tmp_path / "notes", a__txt="A cat.", b__txt="A dog.")
+  folder.update([str(notes)], tmp_path / "index")
+  rows = building.newest(tmp_path / "index") / "corpus/passages.jsonl"
+  rows.write_bytes(damaged.ljust(rows.stat().st_size * (len(damaged) > 1)))
+  write(notes, a__txt="A cat, today.")
+  folder.update([str(notes)], tmp_path / "index")
+  index = opening.open_index(tmp_path / "index", verify=True)
+  assert (first(index, "dog"), len(index.search(["cat"], 5)[0])) == (
+    "A dog.",
+    1,
+  )
+
+
 def test_the_command_says_what_it_read_and_what_not(tmp_path):
   notes = write(tmp_path / "n", lease__md=LEASE, x__png=b"1", b__txt=b"a\0b")
   out = f"--output={tmp_path / 'i'}"

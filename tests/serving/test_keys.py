@@ -11,6 +11,7 @@ import stat
 
 import pytest
 
+from anysearch_jax.host import run_lock
 from anysearch_jax.serving import fields, keys
 
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
@@ -56,8 +57,20 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   with pytest.raises(ValueError, match="alice"):
     keys.add(path, "alice")
   path.write_text("[]")
-  with pytest.raises(ValueError, match="no object of keys"):
+  with pytest.raises(ValueError, match=r"keys.json: .*expected a JSON object"):
     keys.add(path, "carol")
+  path.write_text('{"alice": {')
+  with pytest.raises(ValueError, match=r"keys.json: not a whole JSON file"):
+    keys.add(path, "carol")
+
+
+def test_two_processes_lose_no_key(tmp_path):
+  path = tmp_path / "keys.json"
+  with run_lock.hold(run_lock.beside(path)):
+    with pytest.raises(ValueError, match=r"keys.json.lock: found it held by"):
+      keys.add(path, "alice")
+  keys.add(path, "alice")
+  assert [key.name for key in keys.read(path)] == ["alice"]
 
 
 @pytest.mark.parametrize(

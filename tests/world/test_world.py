@@ -117,7 +117,7 @@ def test_splits_share_no_chain_and_no_snapshot():
     (lambda: WORLD.questions("test", 1, 0), "Found split 'test'"),
     (lambda: WORLD.questions("dev", 9000, 0), "900 were asked for"),
     (lambda: WORLD.snapshot(62), "Found snapshot 62"),
-    (lambda: WORLD.corpus("wiki"), "Found corpus 'wiki'"),
+    (lambda: WORLD.corpus("wiki"), "Found corpus 'wiki'.*Agent.load"),
     (lambda: WORLD.corpus("snapshot-99"), "Found snapshot 99"),
   ],
 )
