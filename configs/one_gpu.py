@@ -8,9 +8,9 @@ Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
     or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
-and four that nearly fill their GPU:
+and five that nearly fill their GPU:
     qwen3_4b-full141             every weight is trained, not adapters
-    qwen2_5_7b-80, llama3_1_8b-80
+    qwen2_5_7b-80, llama3_1_8b-80, olmo3_7b-141
     qwen3_30b_a3b-141            adapters of attention alone
 
 The GPU trains adapters of rank 32 and samples in turns. Differences from the
@@ -59,12 +59,14 @@ POLICIES = {
 }
 # Its attention alone is adapted: PEFT's layout has no name for one expert.
 _EXPERTS = "qwen3_30b_a3b-141"
+_WINDOWS = "olmo3_7b-141"  # Each query head has its own keys and values.
 # Policies that nearly fill their GPU: folder, tokens of KV cache and of a
 # micro-batch. So few leave room for what remat "dots" keeps.
 LARGE = {
   "qwen3_4b-full141": ("Qwen3-4B", 3 << 17, 2 * _CONTEXT),
   "qwen2_5_7b-80": ("Qwen2.5-7B-Instruct", 7 << 16, _CONTEXT),
   "llama3_1_8b-80": ("Llama-3.1-8B-Instruct", 1 << 18, _CONTEXT),
+  _WINDOWS: ("Olmo-3-7B-Instruct", 1 << 17, _CONTEXT),
   _EXPERTS: ("Qwen3-30B-A3B", 1 << 16, _CONTEXT),
 }
 PRESETS = (
@@ -84,7 +86,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   else:
     folder, kv, row = LARGE[preset]
     slots, lanes = 320, (32, 64, 128, 256)
-    if preset == _EXPERTS:
+    if preset in (_EXPERTS, _WINDOWS):
       slots, lanes = 80, (16, 32, 64)
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(

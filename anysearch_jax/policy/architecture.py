@@ -19,6 +19,8 @@ class _Family(NamedTuple):
   head_dim: whether null is invalid. caches_windows: whether a window without a
   switch applies, in the cache of `generate` alone. unrotated: whether layers
   may lack rotary positions. experts: whether every layer has experts.
+  windowed: whether layers may have windows, all norms follow what they norm,
+  and queries and keys are normed over their heads together (Olmo 3).
   """
 
   class_name: str
@@ -30,8 +32,11 @@ class _Family(NamedTuple):
   caches_windows: bool = False
   unrotated: bool = False
   experts: bool = False
+  windowed: bool = False
 
 
+_OLMO3_THETA = 500_000.0
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 # By `model_type`. A family is a row here.
 _FAMILIES = {
   "qwen2": _Family(
@@ -81,6 +86,21 @@ _FAMILIES = {
     unread=("max_window_layers",),
     head_dim=True,
     unrotated=True,
+  ),
+  "olmo3": _Family(
+    "Olmo3ForCausalLM",
+    {
+      "max_position_embeddings": 2048,
+      "rms_norm_eps": 1e-5,
+      "rope_theta": _OLMO3_THETA,
+    },
+    unread=(
+      *("mlp_bias", "use_sliding_window", "max_window_layers"),
+      "original_max_position_embeddings",
+    ),
+    qk_norm=True,
+    head_dim=True,
+    windowed=True,
   ),
 }
 # The defaults of transformers for keys that a config.json lacks.
@@ -152,7 +172,7 @@ _ONLY: Mapping[str, tuple] = {
   "rope_interleaved": (False, None),
   "use_mrope": (False, None),
   # Layers without experts among those with them.
-  "decoder_sparse_step": (1, None),
+  "decoder_sparse_step": (1,),
   "mlp_only_layers": ([], None),
 }
 _UNDERSTOOD = (
@@ -225,6 +245,11 @@ class Architecture:
   head. unrotated: indices of the layers without rotary positions. experts: of
   width `mlp_dim` in each layer, of which a token uses `active`, weighted by a
   softmax that is `renormalized` over them or not; 0 is one feed-forward layer.
+  joint_norm: whether `qk_norm` is over all heads together, as in Olmo 3.
+  post_norm: whether norms follow attention and feed-forward instead of
+  preceding them. windowed: indices of the layers in which a token sees the last
+  `window` tokens only, itself included; their rotary positions have
+  `windowed_theta` and no scaling.
   tied: whether the head is the embedding. max_context: in tokens, written to
   exported folders for servers, which refuse longer requests; the decoder itself
   has no limit. lora: the adapters, if any.
@@ -245,7 +270,12 @@ class Architecture:
   o_bias: bool = False
   mlp_bias: bool = False
   qk_norm: bool = False
+  joint_norm: bool = False
+  post_norm: bool = False
   unrotated: tuple[int, ...] = ()
+  window: int = 0
+  windowed: tuple[int, ...] = ()
+  windowed_theta: float = 0.0
   experts: int = 0
   active: int = 0
   renormalized: bool = False
@@ -291,9 +321,13 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       )
   if family.head_dim and "head_dim" in hf:
     hf_config.typed(hf, {"head_dim": hf_config.SIZE})
-  # transformers prefers the older key, `rope_scaling`.
-  rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-  _check_windows(hf, cached=family.caches_windows)
+  windowed: dict[str, Any] = {}
+  if family.windowed:
+    windowed, rope = _windowed(hf), _full_rope(hf)
+  else:
+    # transformers prefers the older key, `rope_scaling`.
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    _check_windows(hf, cached=family.caches_windows)
   heads = hf["num_attention_heads"]
   kv_heads = hf.get("num_key_value_heads") or heads
   if heads % kv_heads:
@@ -326,12 +360,15 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     o_bias=hf["attention_bias"],
     mlp_bias=hf["mlp_bias"],
     qk_norm=family.qk_norm,
+    joint_norm=family.windowed,
+    post_norm=family.windowed,
     unrotated=_unrotated(hf) if family.unrotated else (),
     experts=hf["num_experts"] if family.experts else 0,
     active=hf["num_experts_per_tok"] if family.experts else 0,
     renormalized=family.experts and hf["norm_topk_prob"],
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
+    **windowed,
   )
 
 
@@ -364,14 +401,9 @@ def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
   Published Qwen files have a window size but do not use it
   (`use_sliding_window`), so the size alone is accepted.
   """
-  types, layers = hf.get("layer_types"), hf["num_hidden_layers"]
+  types, layers = _layer_types(hf), hf["num_hidden_layers"]
   if types is not None:
-    if len(types) != layers:
-      raise ValueError(
-        f"config.json: layer_types names {len(types)} layers, expected "
-        f"{layers} (num_hidden_layers)."
-      )
-    slides = set(types) != {"full_attention"}
+    slides = set(types) != {_FULL}
   else:
     slides = (
       hf["use_sliding_window"]
@@ -380,6 +412,57 @@ def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
     )
   if slides or (cached and hf["sliding_window"] is not None):
     raise ValueError("config.json: sliding-window attention is not supported.")
+
+
+def _layer_types(hf: Mapping[str, Any]) -> list[str] | None:
+  types, layers = hf.get("layer_types"), hf["num_hidden_layers"]
+  if types is not None and len(types) != layers:
+    raise ValueError(
+      f"config.json: layer_types names {len(types)} layers, expected "
+      f"{layers} (num_hidden_layers)."
+    )
+  return types
+
+
+def _windowed(hf: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of `Architecture` about Olmo 3's windows."""
+  layers = range(hf["num_hidden_layers"])
+  types = _layer_types(hf) or [
+    _SLIDING if (i + 1) % 4 else _FULL for i in layers
+  ]
+  if other := set(types) - {_FULL, _SLIDING}:
+    raise ValueError(
+      f"config.json: layer_types names {', '.join(map(repr, sorted(other)))}, "
+      f"expected {_FULL!r} or {_SLIDING!r}."
+    )
+  windowed = tuple(i for i in layers if types[i] == _SLIDING)
+  if not windowed:
+    return {}
+  hf_config.typed(hf, {"sliding_window": hf_config.SIZE})
+  # transformers gives the top-level `rope_theta` to the other layers alone.
+  rope = {"rope_theta": _OLMO3_THETA, **_rope_of(hf, _SLIDING)}
+  theta, scaling = _rope(rope, hf)
+  if scaling is not None:
+    raise ValueError(
+      f"config.json: RoPE type {rope['rope_type']!r} of {_SLIDING} is not "
+      "supported; expected 'default'."
+    )
+  window = hf["sliding_window"]
+  return {"window": window, "windowed": windowed, "windowed_theta": theta}
+
+
+def _full_rope(hf: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the RoPE of Olmo 3's layers without windows."""
+  return {**_rope_of(hf, _FULL), **(hf.get("rope_scaling") or {})}
+
+
+def _rope_of(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
+  """Returns what `rope_parameters` has for a type of layer."""
+  rope = hf.get("rope_parameters") or {}
+  hf_config.check(rope, understood=(_FULL, _SLIDING), only={})
+  found = {kind: rope.get(kind) or {"rope_type": "default"}}
+  hf_config.typed(found, {kind: hf_config.OBJECT})
+  return dict(found[kind])
 
 
 def _unrotated(hf: Mapping[str, Any]) -> tuple[int, ...]:
@@ -475,6 +558,11 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.rope_scaling is not None:
     kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
     rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
+  if _FAMILIES[a.family].windowed:
+    windowed = {"rope_type": "default", "rope_theta": a.windowed_theta}
+    rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
+    types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
+    extra |= {"layer_types": types, "sliding_window": a.window or None}
   if _FAMILIES[a.family].unrotated:
     extra |= {
       "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]

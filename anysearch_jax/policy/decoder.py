@@ -16,7 +16,6 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import embedding, experts, sharding, table
@@ -25,7 +24,7 @@ from anysearch_jax.policy.attention import masks as attention
 from anysearch_jax.policy.attention import self_attention
 
 Params = dict[str, Any]
-Rotary = tuple[jax.Array, jax.Array]  # Cos and sin of the angles.
+Rotary = tuple[jax.Array, ...]  # Cos and sin of the angles.
 
 # What each remat policy saves of a layer for the backward pass, besides the
 # layer's input.
@@ -63,18 +62,23 @@ class Compute:
   replays: bool = True
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-  """Returns the root-mean-square norm over the last axis, in float32.
+def rms_norm(
+  x: jax.Array,
+  scale: jax.Array,
+  eps: float,
+  axes: int | tuple[int, ...] = -1,
+) -> jax.Array:
+  """Returns the root-mean-square norm over the last axes, in float32.
 
   The result has the dtype of `x` (https://arxiv.org/abs/1910.07467).
   """
   x32 = x.astype(jnp.float32)
-  x32 *= jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + eps)
+  x32 *= jax.lax.rsqrt(jnp.mean(jnp.square(x32), axes, keepdims=True) + eps)
   return (x32 * scale).astype(x.dtype)
 
 
 class Block(nn.Module):
-  """One layer: pre-norm attention and SwiGLU, each with a residual.
+  """One layer: attention and SwiGLU, each with a norm and a residual.
 
   Attention runs over the sequence itself, or over a cache if `cached` is given.
   `over` is how experts and their tokens are sharded; None: as all else.
@@ -128,8 +132,9 @@ class Block(nn.Module):
       for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
     )
     if a.qk_norm:
-      q = rms_norm(q, w["q_norm"], a.norm_eps)
-      k = rms_norm(k, w["k_norm"], a.norm_eps)
+      axes = (-2, -1) if a.joint_norm else -1
+      q = rms_norm(q, w["q_norm"], a.norm_eps, axes)
+      k = rms_norm(k, w["k_norm"], a.norm_eps, axes)
     return attention.rotate(q, *rotary), attention.rotate(k, *rotary), v
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
@@ -142,7 +147,7 @@ class Block(nn.Module):
     x: jax.Array,
     rotary: Rotary,
     segment_ids: jax.Array | None,
-    rotated: jax.Array | bool = True,
+    layer: attention.Layer = attention.Layer(),  # noqa: B008
     recorded: jax.Array | None = None,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
@@ -153,18 +158,21 @@ class Block(nn.Module):
 
     Args:
       x: `[B, T, D]`.
-      rotary: cos and sin of the rotary angles.
+      rotary: cos and sin of the rotary angles, see `attention.rotary`.
       segment_ids: int `[B, T]`; unused with `cached`.
-      rotated: whether this layer has rotary positions.
+      layer: what this layer differs in.
       recorded: experts that were chosen before, `[B, T, K]`, see `experts`.
       cached: maps q, k, v to the attention output and the new cache.
     """
     a, c, w = self.a, self.compute, self._weights(x.dtype)
-    if a.unrotated:
-      rotary = attention.of_layer(rotary, rotated)
+    rotary = attention.of_layer(rotary, layer)
     layout, stands = c.layout, self._stands
 
-    y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), "positions", None)
+    def normed(key: str, x: jax.Array, *, after: bool) -> jax.Array:
+      is_here = a.post_norm == after
+      return rms_norm(x, w[key], a.norm_eps) if is_here else x
+
+    y = stands(normed("attention_norm", x, after=False), "positions", None)
     heads = self._heads(w, y, rotary)
     cache, use, chosen = None, None, None
     if cached is not None:
@@ -179,10 +187,11 @@ class Block(nn.Module):
       if layout is not None:
         # Each device computes its own rows and heads.
         attend = layout.over_heads(attend, a)
-      out = attend(*heads, segment_ids)
-    x += stands(self._project(w, "o", out), "between", None)
+      out = attend(*heads, segment_ids, layer.window)
+    out = normed("attention_norm", self._project(w, "o", out), after=True)
+    x += stands(out, "between", None)
 
-    y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), "positions", None)
+    y = stands(normed("mlp_norm", x, after=False), "positions", None)
     if a.experts:
       mine = experts.Weights(w["gate"], w["up"], w["down"])
       shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
@@ -198,7 +207,7 @@ class Block(nn.Module):
         y = y.reshape(-1, a.d_model)
       y = stands(self._gated(w, y), "positions", "mlp")
       y = self._project(w, "down", y).reshape(x.shape)
-    x += stands(y, "between", None)
+    x += stands(normed("mlp_norm", y, after=True), "between", None)
     return x, use if cached is None else (cache, chosen)
 
 
@@ -243,11 +252,14 @@ class Transformer(nn.Module):
     x = embedding.lookup(
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
-    rotated = np.isin(np.arange(a.layers), a.unrotated, invert=True)
     if recorded is not None:
       recorded = jnp.moveaxis(recorded, 2, 0)
     x, use = layers(
-      x, attention.rotary(a, positions), segment_ids, rotated, recorded
+      x,
+      attention.rotary(a, positions),
+      segment_ids,
+      attention.layers(a),
+      recorded,
     )
     return rms_norm(x, params["norm"], a.norm_eps), use
 

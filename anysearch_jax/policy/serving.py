@@ -25,17 +25,26 @@ from anysearch_jax.policy.attention import masks as attention
 
 # The cache of one layer.
 C = TypeVar("C")
-# Maps queries, keys and values of new tokens, a layer's cache, positions and
-# the mask of real tokens to the attention output and the new cache. Of a fused
-# layer the queries are all three, and the others None: see `Paged.__call__`.
+# Maps queries, keys and values of new tokens, a layer's cache, positions, the
+# mask of real tokens and the layer's window (None: it sees all tokens) to the
+# attention output and the new cache. A fused layer's queries are all three,
+# the others None: see `Paged.__call__`.
 Attend = Callable[
-  [jax.Array, jax.Array | None, jax.Array | None, C, jax.Array, jax.Array],
+  [
+    jax.Array,
+    jax.Array | None,
+    jax.Array | None,
+    C,
+    jax.Array,
+    jax.Array,
+    int | None,
+  ],
   tuple[jax.Array, C],
 ]
 
 
 class FusedBlock(decoder.Block):
-  """A layer with one matrix for q, k and v, and one for gate and up."""
+  """A layer with one matrix for q, k and v, or for gate and up, or both."""
 
   def _weights(self, dtype: Any) -> dict[str, jax.Array]:
     del dtype  # `prepare` has cast them.
@@ -45,6 +54,8 @@ class FusedBlock(decoder.Block):
     self, w: dict[str, jax.Array], y: jax.Array, rotary: decoder.Rotary
   ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Returns `[B, T, K, G + 2, H]`, and None twice, for `Attend`."""
+    if "qkv" not in w:
+      return super()._heads(w, y, rotary)
     a, group = self.a, self.a.heads // self.a.kv_heads
     x = jnp.tensordot(y, w["qkv"], 1)
     if "qkv_bias" in w:
@@ -160,16 +171,18 @@ def extend(
   out: list[C] = []
   chosen: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)
+  differ = attention.layers(a)
   for i, (layer, cache) in enumerate(layers):
+    own = attention.Layer(*(None if x is None else x[i] for x in differ))
 
-    def cached(q, k, v, cache=cache):
-      return attend(q, k, v, cache, positions, real)
+    def cached(q, k, v, cache=cache, window=own.window):
+      return attend(q, k, v, cache, positions, real, window)
 
-    kind = FusedBlock if "qkv" in layer else decoder.Block
+    fused = "qkv" in layer or "gate_up" in layer
+    kind = FusedBlock if fused else decoder.Block
     block = kind(a, over=None if mesh is None else sharding.Layout(mesh))
-    rotated = i not in a.unrotated
     found: Any = block.apply(
-      {"params": layer}, x, rotary, None, rotated, cached=cached
+      {"params": layer}, x, rotary, None, own, cached=cached
     )
     x, (written, ids) = found
     out.append(written)
@@ -219,11 +232,11 @@ def _fuse(
   """Joins the matrices (and biases) that multiply the same input.
 
   Each kv head's queries, key and value are neighbours, so that sharding over kv
-  heads cuts all three alike.
+  heads cuts all three alike. Those that are normed over heads stay apart.
   """
   layer = dict(layer)
   for suffix in ("", "_bias"):
-    if f"q{suffix}" in layer:
+    if f"q{suffix}" in layer and not a.joint_norm:
       q, k, v = (layer.pop(f"{key}{suffix}") for key in "qkv")
       *model, _, h = q.shape
       q = q.reshape(*model, a.kv_heads, a.heads // a.kv_heads, h)

@@ -273,7 +273,7 @@ class Layout:
   def over_heads(
     self, attend: Callable, a: architecture_lib.Architecture
   ) -> Callable:
-    """Returns `attend(q, k, v, segment_ids)` with heads sharded over `tensor`.
+    """Returns `attend` of self-attention with heads sharded over `tensor`.
 
     If there are more devices than kv heads, each head is copied to the devices
     that share it.
@@ -281,12 +281,14 @@ class Layout:
     tensor = self.mesh.shape["tensor"]
     copies = max(1, tensor // a.kv_heads)
 
-    def cut(q, k, v, segment_ids):
+    def cut(q, k, v, segment_ids, window):
       k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
       heads = jax.P(BATCH, self.context, "tensor", None)
       return self.local(
-        attend, in_specs=(heads, heads, heads, self.tokens), out_specs=heads
-      )(q, k, v, segment_ids)
+        attend,
+        in_specs=(heads, heads, heads, self.tokens, jax.P()),
+        out_specs=heads,
+      )(q, k, v, segment_ids, window)
 
     return cut
 

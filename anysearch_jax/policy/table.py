@@ -71,10 +71,14 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   layer = "model.layers.{layer}."
 
   def norm(key: str, module: str, axes: Sequence[Axis]) -> weights.Weight:
-    return _plain(a, key, f"{layer}{module}.weight", axes, init=None)
+    name, size = f"{layer}{module}.weight", math.prod(n for n, _ in axes)
+    return _plain(a, key, name, axes, (size,), init=None)
 
   table = [_plain(a, "embed", "model.embed_tokens.weight", tokens, init=0.02)]
-  table.append(norm("attention_norm", "input_layernorm", model))
+  modules = ["input_layernorm", "post_attention_layernorm"]
+  if a.post_norm:
+    modules = ["post_attention_layernorm", "post_feedforward_layernorm"]
+  table.append(norm("attention_norm", modules[0], model))
   if a.experts:
     gives = ((a.experts, None),)
     name = f"{layer}mlp.gate.weight"
@@ -88,9 +92,11 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
       key = p.key + "_bias"
       table.append(_plain(a, key, f"{name}.bias", p.gives, (size,), init=0.0))
   if a.qk_norm:
-    table.append(norm("q_norm", "self_attn.q_norm", head))
-    table.append(norm("k_norm", "self_attn.k_norm", head))
-  table.append(norm("mlp_norm", "post_attention_layernorm", model))
+    for key, of in (("q_norm", a.heads), ("k_norm", a.kv_heads)):
+      over = ((of, "heads" if key == "q_norm" else "kv_heads"), *head)
+      axes = over if a.joint_norm else head
+      table.append(norm(key, f"self_attn.{key}", axes))
+  table.append(norm("mlp_norm", modules[1], model))
   table.append(_plain(a, "norm", "model.norm.weight", model, init=None))
   if not a.tied:
     table.append(_plain(a, "head", "lm_head.weight", tokens, init=0.02))

@@ -167,10 +167,16 @@ def compute(
       dtype=dtype,
       length=length,
       compute_capability=None if capability is None else float(capability),
+      windowed=bool(a.windowed),
     )
     for length in batch.row_lengths
   }
   if mesh.shape["context"] > 1:
+    if a.windowed:
+      raise ValueError(
+        f"mesh.context: found {config.mesh.context} with a policy that has "
+        "sliding windows, expected 1: ring attention has none."
+      )
     if batch.attention not in ("auto", "xla"):
       raise ValueError(
         f"batch.attention: found {batch.attention} with mesh.context="

@@ -38,6 +38,7 @@ PARAMETERS = {
   "qwen2_5_7b": 7_615_616_512,
   "llama3_1_8b": 8_030_261_248,
   "qwen3_30b_a3b": 30_532_122_624,
+  "olmo3_7b": 7_298_011_136,
 }
 ENGINES = {
   f"{module.__name__}:{preset}": module.get_config(preset).engine
@@ -126,7 +127,7 @@ def test_preset_fits_its_gpu_and_its_longest_trajectories(preset):
   room = config.batch.max_micro_batches * config.batch.micro_batch_tokens
   assert room >= step * config.episode.max_context
   if preset in one_gpu.LARGE:
-    lanes = 64 if a.experts else 256
+    lanes = 64 if a.experts or a.windowed else 256
     assert config.engine.slots > config.engine.lanes[-1] == lanes
     # Room for the rows at half of an episode's usual 2,060 tokens, nearly.
     assert config.engine.kv_tokens >= lanes * 1024

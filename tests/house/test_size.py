@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_535,
-  "source: code lines": 41_432,
+  "source: lines": 67_745,
+  "source: code lines": 41_598,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_408,
-  "docs and README: words": 21_700,
+  "tests: lines": 53_495,
+  "docs and README: words": 21_730,
   "README: words": 700,
   "commands": 16,
 }

@@ -56,6 +56,18 @@ def test_exported_config_reads_back_unchanged(config):
     assert exported[key] == config[key], key
 
 
+OLMO3 = random_models.config("olmo3").to_dict()
+
+
+@pytest.mark.parametrize("types", [("sliding",) * 2, ("full",) * 2, None])
+def test_windows_read_back_unchanged(types):
+  types = types and [f"{kind}_attention" for kind in types]
+  a = architecture_lib.from_hf(OLMO3 | {"layer_types": types})
+  full = types is not None and "full_attention" in types
+  assert (a.windowed, a.window) == (((), 0) if full else ((0, 1), 10))
+  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
+
+
 @pytest.mark.parametrize("rotated", [[1, 1], [1, 0], [0, 0]])
 def test_layers_without_positions_read_back_unchanged(rotated):
   a = random_models.architecture("smollm3", no_rope_layers=rotated)
@@ -272,6 +284,25 @@ def rope(change):
       WINDOWS,
     ),
     (QWEN3_4B, {"layer_types": []}, "names 0 layers, expected 36"),
+    *(
+      (OLMO3, change, sentence)
+      for change, sentence in [
+        ({"sliding_window": None}, f"sliding_window is None, {SIZE}"),
+        (
+          {"layer_types": ["chunked_attention"] * 2},
+          "names 'chunked_attention'",
+        ),
+        (
+          {"rope_parameters": {"rope_theta": 1e6}},
+          UNKNOWN.format("rope_theta"),
+        ),
+        ({"rope_parameters": {"full_attention": 1}}, "expected an object"),
+        (
+          {"rope_parameters": {"sliding_attention": LLAMA3_ROPE}},
+          "'llama3' of sliding_attention is not supported; expected 'default'",
+        ),
+      ]
+    ),
     # RoPE.
     (
       QWEN2_7B,

@@ -50,7 +50,12 @@ VALUES = {
   "rms_norm_eps": [1e-2, 1e-5, 0.0, 1],
   "rope_theta": [1e3, 500000, 0, -1.0],
   "rope_scaling": ROPES,
-  "rope_parameters": ROPES,
+  "rope_parameters": [
+    *ROPES,
+    {"full_attention": LLAMA3, "sliding_attention": ROPES[3]},
+    {"full_attention": None, "sliding_attention": LLAMA3},
+    {"sliding_attention": {"type": "default"}},
+  ],
   "layer_types": [
     ["full_attention"] * 2,
     ["full_attention", "sliding_attention"],
@@ -95,7 +100,8 @@ class Family:
     random_models.make(case, folder)
     new = json.loads((folder / "config.json").read_text())
     old = {k: v for k, v in new.items() if k != "rope_parameters"}
-    rope = dict(new["rope_parameters"])
+    rope = new["rope_parameters"]
+    rope = dict(rope.get("full_attention", rope))
     old["rope_theta"] = rope.pop("rope_theta")
     old["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     self.dialects = old, new
@@ -147,7 +153,7 @@ class Family:
 
 
 @pytest.mark.parametrize(
-  "case", ["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3"]
+  "case", ["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"]
 )
 def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
   torch, tmp_path, case

@@ -24,7 +24,9 @@ def pair(request, make_pair):
   return make_pair(request.param)
 
 
-@pytest.fixture(params=["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3"])
+@pytest.fixture(
+  params=["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"]
+)
 def family(request, make_pair):
   """How rows are laid out does not depend on biases and tied heads."""
   return make_pair(request.param)
@@ -116,6 +118,7 @@ def assert_same_gradients(pair, **options):
   "case",
   [
     *("qwen2", "qwen3-tied", "llama-biased", "smollm3", "qwen3-moe"),
+    "olmo3",
     pytest.param("qwen3-biased", marks=pytest.mark.slow),
     pytest.param("llama-tied", marks=pytest.mark.slow),
   ],

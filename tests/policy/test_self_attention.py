@@ -311,6 +311,7 @@ def test_auto_chooses_the_best_that_can_run(device, auto):
     ("cudnn", _HOPPER | {"compute_capability": 8.0}, "Hopper.*found 8.0"),
     ("splash", {"platform": "tpu", "length": 576}, "128 tokens; found 576"),
     ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
+    ("cudnn", _HOPPER | {"windowed": True}, "has no sliding windows"),
   ],
 )
 def test_implementation_that_cannot_run_is_refused(asked, device, sentence):

@@ -14,7 +14,7 @@ import small_engine
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import experts, sharding
+from anysearch_jax.policy import decoder, experts, sharding
 from anysearch_jax.rollout.jax_engine import kv_store
 
 _A, _engine = small_engine.A, small_engine.engine
@@ -84,6 +84,25 @@ def test_sampled_log_probabilities_equal_those_of_a_full_forward(
       placed.append((at, generation))
       at += len(generation.token_ids) + len(small_engine.ENVIRONMENT)
     small_engine.assert_scored(params, context, placed)
+
+
+def test_windows_sample_what_a_full_forward_scores():
+  """Whatever is shared, preempted or played beside them."""
+  a = dataclasses.replace(_A, window=10, windowed=(0,), windowed_theta=5e5)
+  params = random_models.params(a)
+  played = _play(_engine(params, architecture=a), _ALL)
+  few = _engine(params, architecture=a, slots=5, kv_tokens=_PAGES // 5)
+  assert _play(few, _ALL[::-1], delay=np.random.default_rng(0)) == played
+  for context, generations in played.values():
+    tokens = np.asarray(context)[None]
+    hidden = decoder.forward(params, a, *random_models.one_segment(tokens))
+    scores = jax.nn.log_softmax(decoder.logits(params, hidden))[0]
+    at = len(_prompt(0))
+    for one in generations:
+      ids = np.asarray(one.token_ids)
+      exact = scores[at - 1 + np.arange(len(ids)), ids]
+      np.testing.assert_allclose(one.logps, exact, atol=1e-5)
+      at += len(ids) + len(small_engine.ENVIRONMENT)
 
 
 def test_prompts_share_their_common_prefix(params, played):

@@ -64,6 +64,17 @@ _QWEN3_MOE: dict[str, Any] = _QWEN3 | {
   "num_experts_per_tok": 2,
   "moe_intermediate_size": 24,
 }
+# A window that ends inside pages of 4 and 8 tokens, and inside a chunk.
+_OLMO3: dict[str, Any] = {
+  "layer_types": ["sliding_attention", "full_attention"],
+  "sliding_window": 10,
+  "pad_token_id": None,
+  "eos_token_id": None,
+  "rope_parameters": {
+    "full_attention": _YARN["rope_parameters"],
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+  },
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -85,6 +96,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3",
     _SMOLLM3 | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
   ),
+  "olmo3": ("Olmo3", _OLMO3),
+  "olmo3-biased": ("Olmo3", _OLMO3 | _TIED | {"attention_bias": True}),
 }
 
 

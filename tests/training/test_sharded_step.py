@@ -16,7 +16,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, lora, sharding
 from anysearch_jax.training import batching, train_step
 
-FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3")
+FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3", "olmo3")
 # (data, fsdp, expert, context, tensor, sequence parallelism).
 MESHES = {
   "fsdp8": (1, 8, 1, 1, 1, False),
@@ -43,6 +43,8 @@ KEEP = optax.trace(0.0)
 def architecture(case, **sizes):
   if case == "qwen3-moe":
     sizes = {"num_experts": 8, **sizes}
+  if case == "olmo3":
+    sizes = {"layer_types": None, **sizes}  # Three of four have a window.
   return random_models.architecture(case, **SIZES | sizes)
 
 
@@ -188,6 +190,7 @@ CASES = {
   ),
   # More devices than kv heads: devices that share a head get copies of it.
   "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 1, 1, 4, True)),
+  "heads-that-are-normed-together": ("olmo3", {}, (1, 2, 1, 1, 4, True)),
   # A width that fsdp does not divide is replicated.
   "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, 1, 1, False)),
 }

@@ -155,6 +155,7 @@ class Gathered:
     rows: Rows,
     positions: jax.Array,
     real: jax.Array,
+    window: int | None = None,
   ) -> tuple[jax.Array, Rows]:
     """Adds one token to each row; it attends to all tokens up to itself.
 
@@ -164,6 +165,7 @@ class Gathered:
       rows: the layer's.
       positions: int `[B, 1]` of the new tokens in their rows.
       real: bool `[B, 1]`, False for padding, whose results are meaningless.
+      window: how many tokens each sees, itself included; None: all.
 
     Returns:
       `[B, 1, N, H]`, dtype of `q`, and the rows with the new tokens; scores and
@@ -177,7 +179,8 @@ class Gathered:
       if self.rounds:
         k, v = pages_lib.rounded(k), pages_lib.rounded(v)
       rows = _add(rows, k[:, 0], v[:, 0], at)
-      return _attend(q, rows, at, jnp.max(jnp.where(real, at, 0))), rows
+      last = jnp.max(jnp.where(real, at, 0))
+      return _attend(q, rows, at, last, window), rows
 
     return self._local(
       here,
@@ -273,7 +276,7 @@ def _add(rows: Rows, k: jax.Array, v: jax.Array, at: jax.Array) -> Rows:
 
 
 def _attend(
-  q: jax.Array, rows: Rows, at: jax.Array, last: jax.Array
+  q: jax.Array, rows: Rows, at: jax.Array, last: jax.Array, window: int | None
 ) -> jax.Array:
   """Attends to block after block with an online softmax, up to token `last`.
 
@@ -293,7 +296,10 @@ def _attend(
     scores = jnp.einsum(
       "kbgh,kbhs->kbgs", q, k, preferred_element_type=jnp.float32
     )
-    seen = i * span + jnp.arange(span) <= at[:, None]
+    place = i * span + jnp.arange(span)
+    seen = place <= at[:, None]
+    if window is not None:
+      seen &= place > at[:, None] - window
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return paged_attention.add_block(carry, scores, v, "kbgs,kbsh->kbgh")
 

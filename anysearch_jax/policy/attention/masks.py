@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -11,6 +13,8 @@ import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy.attention import pages
+
+ALL = np.iinfo(np.int32).max  # The window of a layer that sees every token.
 
 
 def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
@@ -48,26 +52,62 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
   return scaled.astype(np.float32)
 
 
+class Layer(NamedTuple):
+  """What layers differ in: a number, or an array `[L]` for all layers.
+
+  Each is None if no layer differs. rotated: whether it has rotary positions.
+  window: how many tokens are seen, the own included.
+  """
+
+  rotated: Any = None
+  window: Any = None
+
+
+def layers(a: architecture_lib.Architecture) -> Layer:
+  """Returns what the layers of `a` differ in, as arrays."""
+  every = np.arange(a.layers)
+  window = np.where(np.isin(every, a.windowed), a.window, ALL)
+  return Layer(
+    np.isin(every, a.unrotated, invert=True) if a.unrotated else None,
+    window.astype(np.int32) if a.windowed else None,
+  )
+
+
 def rotary(
   a: architecture_lib.Architecture, positions: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """Returns cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
 
   YaRN multiplies both by its `attention_factor`. `positions` are those of
-  tokens, int `[B, T]`, from 0.
+  tokens, int `[B, T]`, from 0. Those of layers with windows follow, if any.
   """
-  angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(a)
-  angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
-  scale = getattr(a.rope_scaling, "attention_factor", 1.0)
-  return scale * jnp.cos(angles), scale * jnp.sin(angles)
+
+  def of(a: architecture_lib.Architecture) -> tuple[jax.Array, ...]:
+    angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(a)
+    angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
+    scale = getattr(a.rope_scaling, "attention_factor", 1.0)
+    return scale * jnp.cos(angles), scale * jnp.sin(angles)
+
+  if not a.windowed:
+    return of(a)
+  theta = a.windowed_theta
+  return of(a) + of(dataclasses.replace(a, rope_theta=theta, rope_scaling=None))
 
 
 def of_layer(
-  rotary: tuple[jax.Array, jax.Array], rotated: jax.Array | bool
-) -> tuple[jax.Array, jax.Array]:
-  """Returns `rotary`, or for a layer that is not rotated that of angle 0."""
-  cos, sin = rotary
-  return jnp.where(rotated, cos, 1.0), jnp.where(rotated, sin, 0.0)
+  rotary: tuple[jax.Array, ...], layer: Layer
+) -> tuple[jax.Array, ...]:
+  """Returns cos and sin of a layer; those of angle 0 if it is not rotated."""
+  cos, sin, *windowed = rotary
+  if windowed:
+    seen = layer.window < ALL
+    cos, sin = (
+      jnp.where(seen, own, x)
+      for own, x in zip(windowed, (cos, sin), strict=True)
+    )
+  if layer.rotated is None:
+    return cos, sin
+  return jnp.where(layer.rotated, cos, 1.0), jnp.where(layer.rotated, sin, 0.0)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -108,11 +148,17 @@ def attend(
   return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
-def segment_mask(segment_ids: jax.Array) -> jax.Array:
+def segment_mask(
+  segment_ids: jax.Array, window: jax.Array | None = None
+) -> jax.Array:
   """Returns the causal mask bool `[B, T, T]` inside segments; id 0 is padding.
 
-  A padding query attends to padding up to itself, and no token to padding.
+  A padding query attends to padding up to itself, and no token to padding. A
+  query sees the last `window` tokens, itself included; None: all.
   """
   t = segment_ids.shape[1]
   same = segment_ids[:, :, None] == segment_ids[:, None, :]
-  return same & jnp.tril(jnp.ones((t, t), bool))
+  mask = same & jnp.tril(jnp.ones((t, t), bool))
+  if window is not None:
+    mask &= jnp.arange(t)[:, None] - jnp.arange(t) < window
+  return mask

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
+from anysearch_jax.policy.attention import masks
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Scores that `_xla` has in memory at a time: 16 MiB.
@@ -52,6 +53,7 @@ class Paged:
     table: jax.Array,
     positions: jax.Array,
     real: jax.Array,
+    window: int | None = None,
   ) -> tuple[jax.Array, pages_lib.Pages]:
     """Writes new tokens to their pages; each attends to all tokens up to it.
 
@@ -63,6 +65,8 @@ class Paged:
       table: int `[B, M]`, the pages of each row in order, padded with 0.
       positions: int `[B, T]` of the new tokens in their rows, below M x S.
       real: bool `[B, T]`, False for padding, whose results are meaningless.
+      window: how many tokens each sees, itself included; None: all. No kernel
+        has windows, so XLA computes them.
 
     Returns:
       `[B, T, N, H]`, dtype of `q`, and the pages with the new tokens; scores
@@ -82,7 +86,7 @@ class Paged:
         pages = pages_lib.write(
           pages, k, v, table, positions, real, as_vectors=self.as_vectors
         )
-      attend = self._attend(tokens=q.shape[1])
+      attend = self._attend(tokens=q.shape[1], window=window)
       return attend(q, pages, table, positions), pages
 
     if self.mesh is not None and self.mesh.size > 1:
@@ -98,8 +102,12 @@ class Paged:
       )
     return here(q, k, v, pages, table, positions, real)
 
-  def _attend(self, *, tokens: int) -> Callable[..., jax.Array]:
+  def _attend(
+    self, *, tokens: int, window: int | None
+  ) -> Callable[..., jax.Array]:
     """Returns what computes attention of `tokens` tokens per row."""
+    if window is not None and window < masks.ALL:
+      return functools.partial(_xla, block=self.block, window=window)
     # Imported here because they load Pallas, which only accelerators need.
     if self.implementation == "mosaic":
       from anysearch_jax.policy.attention import mosaic_attention
@@ -213,6 +221,7 @@ def _xla(
   positions: jax.Array,
   *,
   block: int,
+  window: int | None = None,
 ) -> jax.Array:
   """Attends to one block of pages after the other, with an online softmax.
 
@@ -240,14 +249,19 @@ def _xla(
     )
     at = i * span + jnp.arange(span)
     seen = at[None, None, :] <= positions[:, :, None]
+    if window is not None:
+      seen &= at > positions[:, :, None] - window
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return add_block(carry, scores, v, "kbgts,kbsh->kbgth")
 
   out = jnp.zeros((kv_heads, b, n // kv_heads, t, h), jnp.float32)
   most = jnp.full(out.shape[:-1], pages_lib.MASKED)
   blocks = jnp.max(positions) // span + 1
+  first: int | jax.Array = 0
+  if window is not None:  # Earlier blocks would add exact zeros.
+    first = jnp.maximum(0, jnp.min(positions) - window + 1) // span
   _, total, out = jax.lax.fori_loop(
-    0, blocks, step, (most, jnp.zeros_like(most), out)
+    first, blocks, step, (most, jnp.zeros_like(most), out)
   )
   out = (out / total[..., None]).astype(dtype)
   return out.transpose(1, 3, 0, 2, 4).reshape(b, t, n, h)

@@ -37,6 +37,7 @@ def self_attention(
   k: jax.Array,
   v: jax.Array,
   segment_ids: jax.Array,
+  window: jax.Array | None = None,
   *,
   implementation: str,
   chunk: int,
@@ -48,6 +49,8 @@ def self_attention(
     q: `[B, T, N, H]`; each kv head serves N / K query heads.
     k: `[B, T, K, H]`. v: as `k`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
+    window: how many tokens each sees, itself included; None: all of its
+      segment up to itself. Only for `xla`.
     implementation: `xla`, `cudnn` or `splash`, see `choose`; or `RING`, under
       `shard_map`, where T are the positions of one device of `CONTEXT`.
     chunk: for `xla` and `RING`, number of queries whose scores are in memory
@@ -60,7 +63,7 @@ def self_attention(
   """
   k, v = k.astype(q.dtype), v.astype(q.dtype)
   if implementation == "xla":
-    out = _xla(q, k, v, segment_ids, chunk)
+    out = _xla(q, k, v, segment_ids, window, chunk)
   elif implementation == "cudnn":
     out = _cudnn(q, k, v, segment_ids, max_segments)
   elif implementation == RING:
@@ -80,6 +83,7 @@ def choose(
   dtype: jax.typing.DTypeLike,
   length: int,
   compute_capability: float | None,
+  windowed: bool = False,
 ) -> str:
   """Returns the implementation to use; `auto` takes the best that can run.
 
@@ -90,6 +94,7 @@ def choose(
     dtype: of queries, keys and values.
     length: T.
     compute_capability: of NVIDIA devices, such as 9.0; None elsewhere.
+    windowed: whether some layers have a window.
 
   Raises:
     ValueError: the implementation is unknown or cannot run.
@@ -117,6 +122,9 @@ def choose(
     },
     "xla": {},
   }
+  for checks in needs.values() if windowed else ():
+    if checks is not needs["xla"]:
+      checks["has no sliding windows, which this policy has"] = False
   refused = {
     name: next((said for said, able in checks.items() if not able), None)
     for name, checks in needs.items()
@@ -148,7 +156,12 @@ def saves(primitive, *_, **params) -> bool:
 
 
 def _xla(
-  q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, chunk: int
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+  window: jax.Array | None,
+  chunk: int,
 ) -> jax.Array:
   """Attends chunk after chunk of queries to a prefix of the keys.
 
@@ -159,7 +172,7 @@ def _xla(
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   chunks = -(-t // chunk)
   if chunks == 1:
-    mask = attention.segment_mask(segment_ids)
+    mask = attention.segment_mask(segment_ids, window)
     return checkpoint_name(attention.attend(q, k, v, mask), _NAME)
   # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
@@ -183,7 +196,8 @@ def _xla(
     def attend(xs, end=end):
       q, ids, positions = xs
       mask = ids[:, :, None] == segment_ids[:, None, :end]
-      mask &= positions[:, None] >= np.arange(end)
+      ages = positions[:, None] - np.arange(end)
+      mask &= (ages >= 0) if window is None else (ages >= 0) & (ages < window)
       keys, values = (x[:, :, :end].astype(q.dtype) for x in (k, v))
       return attention.attend(q, keys, values, mask)
 

@@ -82,8 +82,8 @@ class Model:
   def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
 
-    def attend(q, k, v, pages, positions, real):
-      return self.paged(q, k, v, pages, table, positions, real)
+    def attend(q, k, v, pages, positions, real, window):
+      return self.paged(q, k, v, pages, table, positions, real, window)
 
     return attend
 
