@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-from launch import shipped
+from launch import shipped, stopping
 
 # A command's other name, with the flags that it stands for.
 _ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node",)}
@@ -46,6 +46,7 @@ def usage() -> str:
 
 def main() -> None:
   """Replaces this process by the command that `sys.argv` names."""
+  stopping.keep_output()
   asked, *rest = sys.argv[1:] or ["--help"]
   if asked in ("--help", "-h", "help"):
     print(usage())

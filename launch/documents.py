@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import json_files, platforms
+from anysearch_jax.host import disk, json_files, platforms
 from launch import flags as launch_flags
 from launch import shipped, stopping
 
@@ -104,7 +104,8 @@ def update(config: config_lib.ExperimentConfig) -> None:
     made = folder.update(flags.FLAGS.documents, index, on_file=_progress())
   except OSError as error:
     advice = "--index=FOLDER names another place."
-    raise ValueError(f"{index}: {error}. {advice}") from error
+    said = error if isinstance(error, disk.DiskError) else f"{index}: {error}."
+    raise ValueError(f"{said} {advice}") from error
   for line in described(made, index):
     stopping.say(f"documents: {line}")
 

@@ -140,9 +140,7 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
   """Parses one input line. Raises ValueError if it is malformed."""
   try:
     record = json.loads(line.decode(), parse_constant=_refuse_constant)
-  except RecursionError:
-    raise ValueError("found JSON nested too deep, expected a group.") from None
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"found no JSON value ({error}).") from None
   if type(record) is not dict:
     raise ValueError(
@@ -349,19 +347,16 @@ def judge_file(f: flags.FlagValues) -> None:
       failed.append(error)
 
   places: dict[tuple[Any, ...], int] = {}
-  for where, row in journal.located(source):
+  for number, row in enumerate(journal.read(source), 1):
     try:
       found, _ = key(row), _judged(row)[-1][0]
+      if found in places:
+        raise ValueError(f"{found} a second time")
     except (LookupError, TypeError, ValueError) as error:
       raise ValueError(
-        f"{where}: found no episode ({type(error).__name__}: {error}), "
-        "expected a line of an evaluation's episodes.jsonl; name that file."
+        f"{source}, row {number}: found no episode ({error!r}), "
+        "expected the lines of an evaluation's episodes.jsonl, each once."
       ) from error
-    if found in places:
-      raise ValueError(
-        f"{where}: found the episode {found} twice, expected it once; remove "
-        "one of the lines."
-      )
     places[found] = len(places)
   with (
     run_lock.hold(target.parent / run_lock.NAME),

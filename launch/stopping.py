@@ -112,6 +112,7 @@ def command(*, resumes: bool) -> Iterator[None]:
 
   Raises:
     StoppedError: with exit code `RESUME`, or 128 + signal if not `resumes`.
+    SystemExit: the output of a command that does not `resume` was lost.
   """
   asked: list[int] = []
   code: int | None = None
@@ -176,6 +177,9 @@ def command(*, resumes: bool) -> Iterator[None]:
     sys.unraisablehook = report
     # Flushed here, while `_Output` still handles errors of the stream.
     sys.stdout.flush()
+    output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if code == 0 and not resumes and getattr(output, "drops", False):
+      raise SystemExit(os.EX_IOERR)
 
 
 @contextlib.contextmanager
@@ -235,23 +239,24 @@ def say(line: str) -> None:
 
 
 def keep_output() -> None:
-  """Keeps standard output and error from raising; see `_Output`."""
+  """Keeps standard output and error from raising, closed ones too."""
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:
+      null = os.open(os.devnull, os.O_RDWR)
+      setattr(sys, name, open(null, mode, closefd=False))
   for name, descriptor in (("stdout", 1), ("stderr", 2)):
     stream = getattr(sys, name)
-    try:
+    with contextlib.suppress(OSError):
       # Tests replace the streams to capture them; leave those alone.
-      if stream is None or stream.fileno() != descriptor:
-        continue
-    except OSError:
-      continue
-    stream.flush()
-    kept = io.TextIOWrapper(
-      io.BufferedWriter(_Output(descriptor)),
-      encoding=stream.encoding,
-      errors=stream.errors,
-      line_buffering=stream.line_buffering,
-    )
-    setattr(sys, name, kept)
+      if stream.fileno() == descriptor:
+        stream.flush()
+        kept = io.TextIOWrapper(
+          io.BufferedWriter(_Output(descriptor)),
+          encoding=stream.encoding,
+          errors=stream.errors,
+          line_buffering=stream.line_buffering,
+        )
+        setattr(sys, name, kept)
   logging.get_absl_handler().python_handler.setStream(sys.stderr)
 
 
@@ -259,12 +264,13 @@ class _Output(io.FileIO):
   """A standard stream whose errors do not raise in the code that writes to it.
 
   If its pipe or terminal is closed, the command is stopped, as by SIGHUP. If
-  its disk is full, lines are dropped: the command's results are in other files.
+  its disk is full, lines are dropped (`drops`): the results of commands that
+  run for long are in other files.
   """
 
   def __init__(self, descriptor: int):
     super().__init__(descriptor, "wb", closefd=False)
-    self._failed = False
+    self._failed = self.drops = False
 
   def write(self, data: ReadableBuffer, /) -> int:
     try:
@@ -277,6 +283,7 @@ class _Output(io.FileIO):
 
   def _fail(self, error: OSError) -> None:
     gone = error.errno in (errno.EPIPE, errno.EIO)
+    self.drops = not gone
     if gone:
       # So that writes of C++ libraries and at interpreter exit do not fail:
       # https://docs.python.org/3/library/signal.html#note-on-sigpipe

@@ -122,13 +122,7 @@ def reopen(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the rows of a finished file; raises as `located`."""
-  for _, row in located(path):
-    yield row
-
-
-def located(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the rows of a finished file, each after its place, for messages.
+  """Yields the rows of a finished file.
 
   Raises ValueError if the file is missing, or a line is not a JSON object.
   """
@@ -138,7 +132,8 @@ def located(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
       "evaluation. Run the evaluation first, or correct the path."
     )
   with path.open("rb") as file:
-    yield from parse(file, source=str(path))
+    for _, row in parse(file, source=str(path)):
+      yield row
 
 
 def parse(

@@ -18,7 +18,7 @@ import dataclasses
 import datetime
 import hashlib
 import hmac
-import json
+import logging
 import os
 import pathlib
 import re
@@ -41,6 +41,7 @@ _NAME = settings.Range(
   re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch,  # type: ignore[arg-type]
 )
 _PREFIX = "sk-anysearch-"
+_log = logging.getLogger(__name__)
 _TABLE = (
   "CREATE TABLE IF NOT EXISTS used (key TEXT, day TEXT, searches INTEGER, "
   "tokens INTEGER, PRIMARY KEY (key, day))"
@@ -75,15 +76,10 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
   Raises:
     ValueError: the file is not as the module describes; no hash is shown.
   """
-  try:
-    listed = json.loads(path.read_text())
-  except (OSError, ValueError, RecursionError) as error:
+  listed = json_files.read(path, missing={})
+  if not listed:
     raise ValueError(
-      f"--keys={path}: {error}; make a key by --keys={path} --new_key=NAME."
-    ) from error
-  if not isinstance(listed, Mapping) or not listed:
-    raise ValueError(
-      f"--keys={path}: found no keys, expected an object of them."
+      f"--keys={path}: found no keys; make one by --keys={path} --new_key=NAME."
     )
   return tuple(_key(path, name, values) for name, values in listed.items())
 
@@ -123,17 +119,13 @@ def add(path: pathlib.Path, name: str) -> str:
   return key
 
 
-def _utc() -> datetime.datetime:
-  return datetime.datetime.now(datetime.UTC)
-
-
 class Guard:
   """Admits the requests of known keys within their limits.
 
   Args:
     keys: the known keys.
     path: SQLite file of what was used; it is made if it is missing.
-    now: returns the time, in UTC.
+    now: returns the time in a time zone.
 
   Raises:
     ValueError: the file is damaged or cannot be written.
@@ -144,7 +136,7 @@ class Guard:
     keys: tuple[Key, ...],
     path: pathlib.Path,
     *,
-    now: Callable[[], datetime.datetime] = _utc,
+    now: Callable[..., datetime.datetime] = datetime.datetime.now,
   ):
     self.keys, self._now = keys, now
     self._running: Counter[str] = Counter()
@@ -202,7 +194,8 @@ class Guard:
 
     Raises:
       fields.RequestError: 429, the key has too many requests or has used up its
-        day; 400, its requests may not have such a budget.
+        day; 400, its requests may not have such a budget; 503, what it uses
+        cannot be written.
     """
     if searches > key.max_budget:
       raise fields.refuse(
@@ -216,8 +209,8 @@ class Guard:
         code="rate_limit_exceeded",
         retry_after=1,
       )
-    day = self._now().date().isoformat()
-    with self._rows:
+    day = self._now(datetime.UTC).date().isoformat()
+    with self._written():
       # No other process charges between the check and the charge.
       self._rows.execute("BEGIN IMMEDIATE")
       self._check(key, searches, tokens)
@@ -228,11 +221,12 @@ class Guard:
     finally:
       self._running[key.name] -= 1
       n, written = used()
-      self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
+      with contextlib.suppress(fields.RequestError):  # Nothing is given back.
+        self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
 
   def used(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
-    day = self._now().date().isoformat()
+    day = self._now(datetime.UTC).date().isoformat()
     row = self._rows.execute(
       "SELECT searches, tokens FROM used WHERE key = ? AND day = ?",
       (key.name, day),
@@ -240,7 +234,7 @@ class Guard:
     return row or (0, 0)
 
   def _check(self, key: Key, searches: int, tokens: int) -> None:
-    used, now = self.used(key), self._now()
+    used, now = self.used(key), self._now(datetime.UTC)
     left = 86_400 - (now.hour * 60 + now.minute) * 60 - now.second
     for what, before, wanted, most in (
       ("searches", used[0], searches, key.searches_a_day),
@@ -258,8 +252,22 @@ class Guard:
           retry_after=1 if soon else left,
         )
 
+  @contextlib.contextmanager
+  def _written(self) -> Iterator[None]:
+    """Writes what the block changes, all of it or nothing."""
+    try:
+      with self._rows:
+        yield
+    except sqlite3.Error as error:
+      _log.error("What keys use today cannot be written: %s", error)
+      raise fields.RequestError(
+        503,
+        "The service cannot write what its keys use now; ask later.",
+        retry_after=5,
+      ) from error
+
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
-    with self._rows:
+    with self._written():
       self._rows.execute(
         "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
         "SET searches = searches + excluded.searches, "

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import os
 import pathlib
@@ -289,7 +288,7 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   if not begun.is_file():
     json_files.write(begun, identity)
     return
-  found = without_paths(json.loads(begun.read_text()))
+  found = without_paths(json_files.read(begun))
   identity = without_paths(identity)
   for name in [*identity, *found]:
     if found.get(name) != identity.get(name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pathlib
@@ -10,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from anysearch_jax.host import json_files
 from retrieval import passages
 from retrieval.encoder import encoder_settings
 from retrieval.index import building, search, vectors
@@ -81,7 +81,7 @@ def open_index(
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
   try:
-    identity = json.loads((folder / building.BUILT).read_text())
+    identity = json_files.read(folder / building.BUILT)
     if identity["kind"] not in building.KINDS:
       raise ValueError(f"its kind {identity['kind']!r} is unknown")
     return identity

@@ -7,7 +7,6 @@ lengths above 40 rounded to a byte, as Lucene rounds them).
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -51,7 +50,7 @@ class WordIndex:
   ):
     folder = pathlib.Path(folder)
     try:
-      info = json.loads((folder / _INFO).read_text())
+      info = json_files.read(folder / _INFO)
       for name, sha256 in info["sha256"].items():
         if pathlib.PurePath(name).name != name:
           raise ValueError(f"{name!r} is not a file name")

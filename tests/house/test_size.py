@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_745,
-  "source: code lines": 41_598,
+  "source: lines": 67_749,
+  "source: code lines": 41_604,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_495,
+  "tests: lines": 53_516,
   "docs and README: words": 21_730,
   "README: words": 700,
   "commands": 16,

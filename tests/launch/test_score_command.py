@@ -230,7 +230,7 @@ def _item(**changes):
   ("line", "expected"),
   [
     ("", "no JSON"),
-    ("[" * 100_000, "nested too deep"),
+    ("[" * 100_000, "no JSON value"),
     ('{"budget": NaN}', "NaN is not JSON"),
     ("[]", "the line: found [], expected an object"),
     (_without("question"), "question: missing, expected a string"),
@@ -295,9 +295,9 @@ EPISODE = {
 @pytest.mark.parametrize(
   ("lines", "expected"),
   [
-    ([{"seed": 1}], "line 1: found no episode .KeyError: 'budget'"),
-    ([EPISODE, EPISODE | {"golden_answers": []}], "line 2: found no episode"),
-    ([EPISODE, EPISODE], "line 2: found the episode .* twice"),
+    ([{"seed": 1}], "row 1: found no episode .KeyError..budget"),
+    ([EPISODE, EPISODE | {"golden_answers": []}], "row 2: found no episode"),
+    ([EPISODE, EPISODE], "row 2: .*'q'. a second time"),
     ([EPISODE], "run.lock: found it held by process"),
   ],
 )

@@ -193,10 +193,21 @@ def test_closed_output_stops_a_command_without_a_traceback():
   ]
 
 
-def test_a_full_disk_behind_the_output_stops_nothing():
+@pytest.mark.parametrize(("more", "code"), [((), 0), (("fresh",), 74)])
+def test_a_full_disk_behind_the_output_stops_nothing(more, code):
+  """It fails a command that does not resume, whose output is its result."""
   with open("/dev/full", "w") as full:
-    process = start("prints_little(); stopping.say('done')", stdout=full)
+    process = start("prints_little(); stopping.say('done')", *more, stdout=full)
   assert end(process) == (
-    0,
+    code,
     ["standard output: No space left on device; its lines are dropped", "done"],
   )
+
+
+def test_closed_streams_and_pipes_are_no_traceback():
+  python = f"{sys.executable} -m launch"
+  for line in (f"{python}.list <&- >&-", f"{python} --help | true"):
+    done = subprocess.run(
+      ["sh", "-c", line], stderr=-1, cwd=ROOT, timeout=DEADLINE
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 import multiprocessing
+import sqlite3
 import stat
 
 import pytest
@@ -27,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def guard(tmp_path, clock):
-  made = keys.Guard((ALICE,), tmp_path / "used", now=lambda: clock[0])
+  made = keys.Guard((ALICE,), tmp_path / "used", now=lambda zone: clock[0])
   yield made
   made.close()
 
@@ -71,6 +72,19 @@ def test_two_processes_lose_no_key(tmp_path):
       keys.add(path, "alice")
   keys.add(path, "alice")
   assert [key.name for key in keys.read(path)] == ["alice"]
+
+
+def test_use_that_cannot_be_written_is_503_and_costs_no_answer(guard, tmp_path):
+  guard._rows.execute("PRAGMA busy_timeout = 1")
+  other = sqlite3.connect(tmp_path / "used", isolation_level=None)
+  with contextlib.closing(other):
+    with admitted(guard, searches=4, used=(1, 1)):
+      other.execute("BEGIN IMMEDIATE")
+    assert refusal(guard).status == 503
+    other.execute("ROLLBACK")
+  assert guard.used(ALICE) == (4, 1)  # Nothing was given back.
+  with admitted(guard, searches=4):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -177,7 +191,7 @@ def test_budget_above_the_keys_is_refused(guard):
 
 def test_use_outlives_a_restart(tmp_path):
   for expected in ((2, 10), (4, 20)):
-    guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda: NOON)
+    guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda zone: NOON)
     with admitted(guard, searches=2, tokens=10):
       pass
     assert guard.used(ALICE) == expected
@@ -187,7 +201,7 @@ def test_use_outlives_a_restart(tmp_path):
 @pytest.mark.parametrize(
   "listed, said",
   [
-    ([], "found no keys"),
+    ([], "expected a JSON object"),
     ({}, "found no keys"),
     ({"a b": {"sha256": HASH}}, "expected letters, digits"),
     ({"a": {"sha256": "sk-secret"}}, "sha256 is not one"),
