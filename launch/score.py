@@ -84,7 +84,6 @@ _NAMES = {
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
 _CALLS = 16  # Of a judge, at a time.
-# What a judge reads of an episode.
 _judged = operator.itemgetter("failed", "answer", "question", "golden_answers")
 _LARGEST = 2**31 - 1  # Counts are stored as int32.
 # Settings that scoring does not know with other values, and why.

@@ -28,7 +28,7 @@ import numpy as np
 from anysearch_jax.host import disk, json_files
 from retrieval import passages
 from retrieval.documents import finding, reading, splitting
-from retrieval.index import building, search
+from retrieval.index import building, opening, search
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file, and with `_File`.
@@ -188,10 +188,10 @@ def _read(
 ) -> tuple[dict[finding.File, _File], bool]:
   """Returns the files of a build whose rows may serve again.
 
-  And whether the whole index may: it is made with the same settings. A damaged
-  build has none, so that its documents are read again.
+  And whether the whole index may: its settings are the same, and it is whole.
   """
   try:
+    opening.read(build)
     passages.Corpus(build / "corpus").verify()
     found = json_files.read(build / _FILES)
     files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}

@@ -44,7 +44,7 @@ def open_index(
     ValueError: the index is not finished, or the encoder is a different one.
   """
   folder = building.newest(folder)
-  identity = _read(folder)
+  identity = read(folder)
   corpus = passages.Corpus(folder / "corpus")
   expected = identity["corpus"]
   if (corpus.sha256, len(corpus)) != (expected["sha256"], expected["passages"]):
@@ -79,7 +79,8 @@ def open_index(
   )
 
 
-def _read(folder: pathlib.Path) -> dict[str, Any]:
+def read(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the identity of an index; raises ValueError if it is damaged."""
   try:
     identity = json_files.read(folder / building.BUILT)
     if identity["kind"] not in building.KINDS:

@@ -67,7 +67,7 @@ class WordIndex:
         raise ValueError(f"found {self.count} rows")
     except (OSError, ValueError, KeyError) as error:
       raise vectors_lib.DamagedError(
-        f"{folder}: {error}; run launch.build_index again, into a new folder."
+        f"{folder}: {error}; remove {folder.parent} and build it again."
       ) from error
     self._part: list[tuple[tantivy.Occur, tantivy.Query]] = []
     if part is not None:

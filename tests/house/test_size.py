@@ -22,7 +22,7 @@ SOURCE = (
 )
 CEILINGS = {
   "source: lines": 67_749,
-  "source: code lines": 41_604,
+  "source: code lines": 41_605,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,

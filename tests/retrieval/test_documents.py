@@ -109,7 +109,7 @@ def test_an_index_above_its_documents_is_refused(tmp_path):
     folder.update([str(tmp_path)], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["files.json", building.CURRENT])
+@pytest.mark.parametrize("name", ["files.json", "index.json", building.CURRENT])
 @pytest.mark.parametrize("text", ["{}", "x", '{"files": [["a"]], "build": 3}'])
 def test_a_damaged_list_of_files_is_made_anew(tmp_path, text, name):
   (tmp_path / "notes").mkdir()

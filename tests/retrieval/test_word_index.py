@@ -133,7 +133,7 @@ def test_damaged_words_are_refused(words, tmp_path, change, sentence):
   info = json.loads(path.read_text()) | change
   kept = {k: v for k, v in info.items() if v is not None}
   path.write_text(json.dumps(kept))
-  with pytest.raises(vectors.DamagedError, match=f"{sentence}.*build_index"):
+  with pytest.raises(vectors.DamagedError, match=f"{sentence}.*build it again"):
     word_index.WordIndex(path.parent)
 
 
