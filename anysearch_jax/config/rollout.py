@@ -127,6 +127,10 @@ class EngineConfig:
   """Tokens that each step of decode guesses for a row by copying from its
   context; those that equal the draws save steps. 0: no guesses. Texts are the
   same but for rounding at near ties."""
+  exact: bool = learning(False)
+  """Whether one program prefills, samples and scores, so that the importance
+  ratio of a token that the present weights sampled is exactly 1; see
+  docs/rollouts.md. In-process engine only, and slower."""
   attention: str = placement(
     "auto", one_of("auto", "xla", "triton", "mosaic", "tpu")
   )

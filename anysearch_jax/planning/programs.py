@@ -192,11 +192,13 @@ def _training(
   )
   loss = train_step.grpo_loss(a, objective, **scored)
   stepped = batch
+  if config.engine.exact:
+    stepped = tuple(r._replace(exact=r.behaviour_logp) for r in stepped)
   if critic is not None:
     loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
     stepped = tuple(
       rows._replace(old_value=rows.advantage, returns=rows.advantage)
-      for rows in batch
+      for rows in stepped
     )
   yield program(
     "train step",
@@ -306,6 +308,7 @@ def sampling(
       *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
       *(ints, array(rows, dtype=jnp.uint32)),
       sampling_lib.Settings(floats, floats, ints),
+      array(rows, steps) if config.exact else None,
     ),
     jax.ShapeDtypeStruct((), jnp.int32),
     jax.eval_shape(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -57,7 +57,8 @@ class Rows(NamedTuple, Generic[ArrayT]):
   equals `behaviour_logp` until the trainer replaces it by its own or by `OWN`.
   `reward` is packed only for a critic; before the first step the trainer
   replaces it by `advantage`, `old_value` and `returns`. `experts`, of `tokens`,
-  `[A, B, T, L, K]`, is packed only if choices of experts are recorded.
+  `[A, B, T, L, K]`, is packed only if choices of experts are recorded. `exact`,
+  with `engine.exact`, are log-probabilities by the engine's program.
   """
 
   tokens: ArrayT
@@ -73,6 +74,7 @@ class Rows(NamedTuple, Generic[ArrayT]):
   old_value: ArrayT | None = None
   returns: ArrayT | None = None
   experts: ArrayT | None = None
+  exact: ArrayT | None = None
 
   @property
   def inputs(self) -> tuple[Any, ...]:
@@ -173,6 +175,27 @@ def pack(
         if rows.experts is not None and sequence.experts is not None:
           rows.experts[here] = sequence.experts[:-1]
   return batch
+
+
+def rescored(
+  batch: HostBatch, score: Callable[[list[np.ndarray]], list[np.ndarray]]
+) -> list[np.ndarray]:
+  """Scores the packed sequences; returns `[A, B, T]` of each of the `Rows`.
+
+  `score` maps sequences, int32 `[T]`, to float32 `[T - 1]`. Padding has 0.
+  """
+  out = [np.zeros_like(rows.old_logp) for rows in batch]
+  places, sequences = [], []
+  for rows, row in zip(batch, out, strict=True):
+    for a, b in np.ndindex(rows.tokens.shape[:2]):
+      ids = rows.segment_ids[a, b]
+      for here in (ids == segment for segment in np.unique(ids[ids > 0])):
+        last = rows.targets[a, b, here][-1:]
+        sequences.append(np.append(rows.tokens[a, b, here], last))
+        places.append((row[a, b], here))
+  for (at, here), found in zip(places, score(sequences), strict=True):
+    at[here] = found
+  return out
 
 
 def micro_batches(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,12 +27,15 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import timeline as timeline_lib
 
+Scorer = Callable[[decoder.Params, list[np.ndarray]], list[np.ndarray]]
+
 
 class Learner:
   """Trains a policy on its mesh.
 
   state: the training state; each step donates it and replaces it. While the
     engine samples, arrays of it may be in host memory (`move`).
+  scorer: the engine's `score_exactly`, if `engine.exact` is on.
 
   `policy` is also the reference of the KL term; with several processes, its
   arrays are on the training mesh.
@@ -81,6 +85,7 @@ class Learner:
       loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
       self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
     self._step = train_step.make(loss, tx, shardings)
+    self.scorer: Scorer | None = None
     self._recorded = placement.recorded(a, config)
     self._score = train_step.make_scorer(a, sharding=placed.rows, **scored)
 
@@ -168,7 +173,7 @@ class Learner:
   def steps(
     self, packed: Sequence[batching.HostBatch]
   ) -> Iterator[dict[str, float]]:
-    """Takes the optimizer steps of a rollout and yields the metrics of each."""
+    """Takes the last steps of a rollout and yields the metrics of each."""
     # Each batch once, although every epoch has it.
     once = list({id(batch): batch for batch in packed}.values())
     batches = []
@@ -189,10 +194,20 @@ class Learner:
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
     on_mesh = {id(batch): x for batch, x in zip(once, batches)}
-    for batch in packed:
-      self.state, values = self._step(
-        self.state, self._reference, on_mesh[id(batch)]
-      )
+    first = self._config.curriculum.steps_per_rollout - len(packed)
+    for step, batch in enumerate(packed, first):
+      placed = on_mesh[id(batch)]
+      if self.scorer is not None:
+        # The weights of a rollout's first step are those that sampled it.
+        exact = [rows.behaviour_logp for rows in batch]
+        if step:
+          score = functools.partial(self.scorer, self.published())
+          exact = batching.rescored(batch, score)
+        arrays = jax.device_put(exact, self.placement.rows)
+        placed = tuple(
+          rows._replace(exact=x) for rows, x in zip(placed, arrays)
+        )
+      self.state, values = self._step(self.state, self._reference, placed)
       yield ppo.metrics(metrics.of_step(jax.device_get(values)))
 
   def speed(

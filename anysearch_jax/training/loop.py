@@ -22,6 +22,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf, lora
 from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout.jax_engine import engine as jax_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   checkpoint,
@@ -141,6 +142,9 @@ class Trainer:
     self._policy = policy._replace(params={})
     self._stream = collection.QuestionStream.of(questions, config)
     self._engine, self._controller = engine, controller
+    if config.engine.exact:
+      assert isinstance(engine, jax_engine.JaxEngine)
+      self._learner.scorer = engine.score_exactly
     self._sampler: sampler.Sampler | remote.Sampler
     if controller is not None:
       self._sampler = remote.Sampler(

@@ -110,6 +110,8 @@ def grpo_loss(
 
   With adapters, only these are trained, and `reference` is their frozen base.
   Where the trainer's old log-probs are `batching.OWN`, they are this step's.
+  With `exact` log-probs in the rows, the ratio is these over the behaviour's,
+  and its gradient is that of this program; all metrics but the ratio's are too.
 
   Raises:
     ValueError: a setting is for a policy with experts, and this one has none.
@@ -140,6 +142,9 @@ def grpo_loss(
     if config.old_logp == "trainer":
       own = jax.lax.stop_gradient(logp)
       old_logp = jnp.where(rows.old_logp == batching.OWN, own, rows.old_logp)
+    if rows.exact is not None:
+      drift = rows.exact - rows.behaviour_logp  # 0 where both are the same.
+      old_logp = jax.lax.stop_gradient(logp) - drift
     loss, metrics = grpo.grpo_loss(
       logp,
       rows.behaviour_logp,

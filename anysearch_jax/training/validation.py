@@ -113,6 +113,15 @@ def validate(
       "the same time would wait for each other in different orders. Set 0, "
       "train in one process, or let a controller sample (--role)."
     )
+  kind, level = config.engine.kind, config.pipeline.async_level
+  found = kind, level, config.objective.old_logp, processes > 1 or apart
+  if config.engine.exact and found != ("jax", 0, "engine", False):
+    raise ValueError(
+      f"engine.exact: found engine.kind {kind!r}, pipeline.async_level {level} "
+      f"and objective.old_logp {config.objective.old_logp!r} in {processes} "
+      f"{'processes and a controller' if apart else 'processes'}; expected "
+      "'jax', 0 and 'engine' in one process, whose engine scores each step."
+    )
   if config.reward.rel_cost == "dollars" and not environment.prices(prices):
     raise ValueError(
       "reward.rel_cost: found dollars where nothing has a price; expected a "

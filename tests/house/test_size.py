@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_749,
-  "source: code lines": 41_605,
+  "source: lines": 67_941,
+  "source: code lines": 41_751,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_516,
-  "docs and README: words": 21_730,
+  "tests: lines": 53_673,
+  "docs and README: words": 21_799,
   "README: words": 700,
   "commands": 16,
 }

@@ -55,7 +55,14 @@ def params():
 
 
 def engine(
-  params, *, architecture=A, sampling=None, seed=7, mesh=None, **changes
+  params,
+  *,
+  architecture=A,
+  sampling=None,
+  seed=7,
+  mesh=None,
+  dtype=jnp.float32,
+  **changes,
 ):
   """Returns an engine of `CONFIG` with `changes`."""
   return engine_lib.JaxEngine(
@@ -64,6 +71,7 @@ def engine(
     sampling=sampling or config_lib.SamplingConfig(),
     seed=seed,
     mesh=mesh,
+    dtype=dtype,
   )
 
 

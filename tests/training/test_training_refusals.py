@@ -95,6 +95,10 @@ def changed(values, config=small_run.CONFIG):
       AHEAD | {"engine.kind": "sglang", "sglang.colocated": True},
       "sglang.colocated: found True with pipeline.async_level 1, expected 0",
     ),
+    (
+      AHEAD | {"engine.exact": True},
+      "engine.exact: found engine.kind 'jax', pipeline.async_level 1",
+    ),
     # A critic.
     (PPO | {"objective.baseline": "turn"}, "whose baseline is the critic"),
     (

@@ -31,6 +31,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
+from anysearch_jax.host import loop
 from anysearch_jax.policy import decoder, hf, sharding
 from anysearch_jax.rollout.jax_engine import kv_device, kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
@@ -102,6 +103,8 @@ class JaxEngine:
     # Beneath adapters; without these, `load_folder` reads all weights.
     self._base = policy.params if policy.architecture.lora else {}
     self._config, self._version = config, 0
+    # How many missing tokens of a turn a decode call may take.
+    self._given = config.decode_steps if config.exact else 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
       policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
@@ -168,6 +171,11 @@ class JaxEngine:
     """
     sampling = self._sampling.asked(request)
     halts = await self._halting.of(request.stop)
+    if self._config.exact and sampling_lib.restricts(sampling):
+      raise ValueError(
+        f"sampling: found top_p {sampling.top_p} and top_k {sampling.top_k}; "
+        "expected 1 and 0 with engine.exact, whose one program has neither."
+      )
     request = request.within(self.max_context, "raise engine.max_context")
     for turn in (*self._queue, *self._running):
       if turn.request.address == request.address:
@@ -178,6 +186,14 @@ class JaxEngine:
           )
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
+    return await self._turn(request, sampling, halts)
+
+  async def _turn(
+    self,
+    request: types.GenerateRequest,
+    sampling: config_lib.SamplingConfig,
+    halts: np.ndarray,
+  ) -> types.Generation:
     future = asyncio.get_running_loop().create_future()
     context, width = list(request.token_ids), kv_store.window(self._config)
     turn = turn_lib.Turn(request, future, context, sampling, halts, width)
@@ -198,6 +214,36 @@ class JaxEngine:
     """Scores a sequence on each data shard, see `ScoringEngine`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
+
+  def score_exactly(
+    self, params: decoder.Params, sequences: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Scores sequences, int `[T]` each, by the program that samples.
+
+    Needs `engine.exact`; later turns need `set_params`. Returns float32 `[T -
+    1]` of each, to the bit the log-probabilities of sampling all tokens but the
+    first under `params`.
+    """
+    self._forget("sequences are scored")
+    self._device.set_params(params)
+
+    async def score(i: int) -> np.ndarray:
+      # As a later turn, so that no other shares its prompt.
+      known, address = tuple(sequences[i].tolist()), types.Address(0, i, 0)
+      request = types.GenerateRequest(address, 1, known, 0, ())
+      turn = self._turn(request, self._sampling, await self._halting.of(()))
+      try:
+        return np.asarray((await turn).logps, np.float32)
+      finally:
+        self.release(address)
+
+    async def score_all() -> list[np.ndarray]:
+      return await asyncio.gather(*map(score, range(len(sequences))))
+
+    found = loop.run(score_all())
+    if self._config.free_kv_while_training:
+      self._device.free()
+    return found
 
   def _forget(self, event: str) -> None:
     """Stops sharing what the cache holds, before an event that ends it."""
@@ -318,7 +364,7 @@ class JaxEngine:
       full: prefill only if there are enough turns to fill the largest call.
     """
     most = self._config.lanes[-1]
-    while True:
+    while not self._given:  # Decode calls prefill otherwise.
       free = [turn for turn in self._running if not turn.flying]
       missing = [turn for turn in free if turn.missing > 0]
       if not missing or len(free) - len(missing) >= most:
@@ -366,7 +412,8 @@ class JaxEngine:
     Args:
       full: start a call only if it fills all lanes of the largest size.
     """
-    ready = [t for t in self._running if t.missing == 0 and not t.flying]
+    free = [turn for turn in self._running if not turn.flying]
+    ready = [turn for turn in free if self._given or turn.missing == 0]
     sizes = self._config.lanes
     if full and len(ready) < sizes[-1]:
       return None
@@ -375,8 +422,8 @@ class JaxEngine:
     lanes: dict[int, turn_lib.Turn] = {}
     for turn in ready:
       row = turn.row
-      after = row.cached + min(self._config.decode_steps, turn.left)
-      if call.room(row) and self._fits(turn, after, busy):
+      tokens = min(self._config.decode_steps, turn.missing + turn.left)
+      if call.room(row) and self._fits(turn, row.cached + tokens, busy):
         lane = call.lane(row)
         assert lane is not None  # There is room.
         lanes[lane], turn.flying = turn, True
@@ -386,7 +433,7 @@ class JaxEngine:
     turns = list(lanes.values())
     halts, bits = self._halting.call(turns)
     decoded = self._device.decode(
-      turn_lib.decode_rows(call.table, lanes, bits),
+      turn_lib.decode_rows(call.table, lanes, bits, self._given),
       halts,
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
       restricted=any(sampling_lib.restricts(turn.sampling) for turn in turns),
@@ -409,7 +456,12 @@ class JaxEngine:
       )
     over = set()
     for lane, turn in flight.lanes.items():
-      turn.extend(decoded, lane)
+      taken = turn.extend(decoded, lane)
+      self.counters["sampled_tokens"] -= taken
+      self.counters["prefilled_tokens"] += taken
+      # The pages of a row that was released meanwhile are others'.
+      if taken and self._memory.get(turn.request.address) is turn.row:
+        self._memory.mark_ready(turn.row)
       done = turn.ended(self._tokenizer, self._version)
       if done is not None:
         over.add(id(turn))

@@ -25,6 +25,9 @@ from anysearch_jax import types
 
 # A shard may have this many more rows than another, to share more pages.
 _AHEAD = 8
+# On CPUs, XLA's bfloat16 products compute the last rows apart if one or two are
+# left of 16: a token's bits would depend on its lane.
+_EVEN = 8
 # The reserved page that padding is written to.
 PADDING = 0
 # Identifies a page: the name of the page before it, and its tokens.
@@ -388,6 +391,12 @@ def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
     raise ValueError(
       f"engine.lookahead: found {config.lookahead}, expected less than the "
       f"tokens of a decode call (engine.decode_steps {config.decode_steps})."
+    )
+  rows = sizes[-1] // shards * (1 + config.lookahead)
+  if config.exact and (len(sizes) > 1 or rows % _EVEN):
+    raise ValueError(
+      f"engine.exact: found {len(sizes)} sizes of engine.lanes and steps of "
+      f"{rows} tokens; expected one size and a multiple of {_EVEN}."
     )
   room = (pages(config, shards=shards) - 1) * config.page
   if room < config.max_context:

@@ -37,7 +37,8 @@ class Model:
   attention of decode over gathered rows; None if decode reads the pages too.
   fused: see `serving.prepare`. mesh: of all arrays. guesses: tokens of each row
   that a step of decode guesses. records: whether calls return the experts that
-  tokens choose.
+  tokens choose. exact: whether pages are attended to token by token, so that a
+  token's result does not depend on the other tokens of its row in the call.
   """
 
   a: architecture_lib.Architecture
@@ -49,6 +50,7 @@ class Model:
   mesh: jax.sharding.Mesh
   guesses: int = 0
   records: bool = False
+  exact: bool = False
 
   def prepare(
     self, params: decoder.Params, a: architecture_lib.Architecture
@@ -83,7 +85,15 @@ class Model:
     """Returns attention over pages, which `table` lists for each row."""
 
     def attend(q, k, v, pages, positions, real, window):
-      return self.paged(q, k, v, pages, table, positions, real, window)
+      (b, t), numbers, tokens = q.shape[:2], table, (q, k, v, positions, real)
+      if self.exact:
+        # Kernels divide the keys of a row by its last token: each token is one.
+        numbers = jnp.repeat(table, t, axis=0)
+        tokens = jax.tree.map(
+          lambda x: x.reshape(b * t, 1, *x.shape[2:]), tokens
+        )
+      out, pages = self.paged(*tokens[:3], pages, numbers, *tokens[3:], window)
+      return out.reshape(b, t, *out.shape[2:]), pages
 
     return attend
 
@@ -102,8 +112,13 @@ def make_model(
 
   Raises:
     ValueError: `engine.attention` cannot run there, or not read
-      `engine.kv_dtype`.
+      `engine.kv_dtype`; or the policy has experts, and `engine.exact` is on.
   """
+  if config.exact and a.experts:
+    raise ValueError(
+      "engine.exact: found true for a policy with experts, whose products have "
+      "as many rows as tokens chose them; expected a dense policy, or false."
+    )
   dtype = jnp.dtype(dtype)
   stored = pages_lib.stored(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]
@@ -138,6 +153,7 @@ def make_model(
     mesh=mesh,
     guesses=config.lookahead,
     records=records and bool(a.experts),
+    exact=config.exact,
   )
 
 
@@ -164,7 +180,9 @@ class Turns(NamedTuple, Generic[A]):
   cached in the row's pages. limits: int `[R]`, maximum number of tokens to
   sample; 0 for padding rows. addresses: uint32 `[R, n]`, the turn's address.
   sampled: int `[R]`, tokens of this turn sampled in earlier calls. stops:
-  uint32 `[R]`, the bit of `Draws.halts` that halts the row.
+  uint32 `[R]`, the bit of `Draws.halts` that halts the row. given: int `[R,
+  steps]`, tokens that the row takes before it draws, then `lookahead.EMPTY`;
+  `sampled` then starts below 0. None if every token is drawn.
   """
 
   table: A
@@ -175,6 +193,7 @@ class Turns(NamedTuple, Generic[A]):
   sampled: A
   stops: A
   settings: sampling_lib.Settings[A]
+  given: A | None = None
 
 
 class Draws(NamedTuple):
@@ -414,11 +433,14 @@ def decode(
     key: jax.Array,
     count: jax.Array,
     settings: sampling_lib.Settings[jax.Array],
+    given: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array]:
     key = sampling_lib.fold_in(key, count)
-    return sampling_lib.sample(logits, key, settings, restricted=restricted)
+    return sampling_lib.sample(
+      logits, key, settings, restricted=restricted, given=given
+    )
 
-  draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None))
+  draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None, 0))
   # Experts of wrong guesses are overwritten by the next step.
   update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
   record: Any = jax.vmap(update)
@@ -427,6 +449,13 @@ def decode(
     i, window, caches, done, found = carry
     going = (~done).astype(jnp.int32)
     guesses, known = lookahead.propose(window, model.guesses)
+    places = jnp.arange(1 + model.guesses)
+    given = turns.given
+    if given is not None:
+      at, empty = found.counts[:, None] + places, lookahead.EMPTY
+      given = jnp.take_along_axis(given, at, 1, mode="fill", fill_value=empty)
+      guesses = jnp.where(given[:, :-1] >= 0, given[:, :-1], guesses)
+      known |= given[:, 0] >= 0
     # The last draw of a row is never an input: it needs no room in the pages.
     room = jnp.minimum(limits - found.counts - 1, model.guesses)
     guessed = jnp.where(done | ~known, 0, room)
@@ -438,14 +467,16 @@ def decode(
       caches,
       attend,
     )
-    places = jnp.arange(1 + model.guesses)
     drawn, logps = jax.vmap(draws_of_row)(
       decoder.logits(params, hidden),
       keys,
       (turns.sampled + found.counts)[:, None] + places,
       turns.settings,
+      given,
     )
     halts = draws.halts[drawn] & turns.stops[:, None] != 0
+    if given is not None:
+      halts &= given < 0
     new = going * lookahead.accepted(drawn, guesses, guessed, halts)
     halted = jnp.any(halts & (places == new[:, None] - 1), axis=1)
     found = Decoded(

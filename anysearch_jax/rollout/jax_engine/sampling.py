@@ -71,6 +71,7 @@ def sample(
   settings: Settings[jax.Array],
   *,
   restricted: bool,
+  given: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws one token.
 
@@ -81,6 +82,7 @@ def sample(
       temperature 1.
     restricted: whether top-p and top-k apply. They need the sorted vocabulary,
       so a program in which no row restricts leaves them out.
+    given: int, the token to return instead of a draw; negative: it is drawn.
 
   Returns:
     The token, int32, and its log-probability under
@@ -96,6 +98,8 @@ def sample(
   # the largest without noise.
   noise = gumbel(key, len(logits))
   token = _largest(jnp.where(drawn, noise, 0.0) + allowed)
+  if given is not None:
+    token = jnp.where(given >= 0, given, token)
   return token, logps[token]
 
 

@@ -131,7 +131,8 @@ class Turn:
   sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
   width: W of `window`, its last tokens as `kv_store.Turns` has them.
   row: its episode's KV cache, while it runs. flying: whether a decode call in
-  progress contains it.
+  progress contains it. scored: log-probabilities of the tokens of its context
+  that decode calls took; a turn that samples none ends with them.
   """
 
   request: types.GenerateRequest
@@ -144,11 +145,10 @@ class Turn:
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
   flying: bool = False
   window: np.ndarray = dataclasses.field(init=False, repr=False)
+  scored: list[float] = dataclasses.field(default_factory=list, repr=False)
 
   def __post_init__(self) -> None:
-    known = self.context[-self.width :]
-    empty = self.width - len(known)
-    self.window = np.array([lookahead.EMPTY] * empty + known, np.int32)
+    self.window = _window(self.context, self.width)
 
   @property
   def left(self) -> int:
@@ -160,22 +160,35 @@ class Turn:
     """Number of tokens to prefill; the last one is decode's first input."""
     return len(self.context) - 1 - self.row.cached
 
-  def extend(self, decoded: kv_store.Decoded, lane: int) -> None:
-    """Adds what a decode call sampled in a lane, and tells its caller."""
+  def extend(self, decoded: kv_store.Decoded, lane: int) -> int:
+    """Adds what a decode call sampled in a lane, and tells its caller.
+
+    Returns how many missing tokens the call took before it sampled.
+    """
     self.flying = False
     count = int(decoded.counts[lane])
-    sampled = decoded.tokens[lane, :count].tolist()
+    known = min(count, self.missing)
+    logps, drawn = decoded.logps[lane].tolist(), decoded.tokens[lane]
+    sampled = drawn[known:count].tolist()
     self.context += sampled
-    self.window = np.append(self.window, decoded.tokens[lane, :count])[count:]
-    self.logps += decoded.logps[lane, :count].tolist()
+    self.window = np.append(self.window, drawn[known:count])[count - known :]
+    self.scored[self.row.cached :] = logps[:known]
+    self.logps += logps[known:count]
     self.row.cached += count
-    if self.request.on_tokens is not None and not self.future.done():
-      self.request.on_tokens(sampled)
+    told = self.request.on_tokens
+    if told is not None and sampled and not self.future.done():
+      told(sampled)
+    return known
 
   def ended(
     self, tokenizer: tokenizer_lib.Tokenizer, version: int
   ) -> types.Generation | None:
     """Returns the finished turn, or None if it must sample more tokens."""
+    if self.missing > 0 or (self.left > 0 and not self.logps):
+      return None  # The call only took missing tokens.
+    if not self.logps:
+      scored = tuple(self.scored)
+      return types.Generation((), scored, "", types.Finish.LENGTH, ())
     if not self.halts[self.context[-1]] and self.left > 0:
       return None
     ids = tuple(self.context[-len(self.logps) :])
@@ -193,13 +206,22 @@ class Turn:
     return types.Generation(ids, logps, said or text, finish, versions)
 
 
+def _window(tokens: list[int], width: int) -> np.ndarray:
+  known = tokens[-width:]
+  return np.array([lookahead.EMPTY] * (width - len(known)) + known, np.int32)
+
+
 def decode_rows(
-  table: np.ndarray, lanes: Mapping[int, Turn], bits: Sequence[int]
+  table: np.ndarray,
+  lanes: Mapping[int, Turn],
+  bits: Sequence[int],
+  given: int = 0,
 ) -> kv_store.Turns[np.ndarray]:
   """Returns the rows of a decode call; lanes without a turn are padding.
 
   `table`, int `[R, M]`, has the pages of each lane. `bits` are the turns', see
-  `Halting.call`.
+  `Halting.call`. A row takes at most `given` of its missing tokens; if that is
+  0, no turn may miss any.
   """
   starts, limits, sampled = np.zeros((3, len(table)), np.int32)
   width = next(iter(lanes.values())).width
@@ -208,13 +230,20 @@ def decode_rows(
   stops = np.ones(len(table), np.uint32)
   stops[list(lanes)] = bits
   settings = [config_lib.SamplingConfig()] * len(table)
+  tokens = np.full((len(table), given), lookahead.EMPTY, np.int32)
   for lane, turn in lanes.items():
     window[lane], starts[lane] = turn.window, turn.row.cached
-    limits[lane], sampled[lane] = turn.left, len(turn.logps)
+    if missing := turn.missing:
+      window[lane] = _window(turn.context[:-missing], width)
+      taken = turn.context[-missing:][:given]
+      tokens[lane, : len(taken)] = taken
+    limits[lane] = missing + turn.left
+    sampled[lane] = len(turn.logps) - missing
     settings[lane] = turn.sampling
     a, number = turn.request.address, turn.request.turn
     addresses[lane] = a.rollout, a.question, a.attempt, a.sample, number
   return kv_store.Turns(
     *(table, window, starts, limits, addresses, sampled, stops),
     sampling_lib.settings(settings),
+    tokens if given else None,
   )

@@ -1,0 +1,145 @@
+"""`engine.exact`: sampling and scoring agree to the bit, whatever runs beside.
+
+The oracle is equality: the same turns under other traffic (order, delays, free
+slots, evictions), and their score by `score_exactly` in another order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import paged_cases
+import pytest
+import random_models
+import small_engine
+import small_run
+from jax._src.pallas.mosaic_gpu.interpret import params as mosaic
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.policy import sharding
+from anysearch_jax.policy.attention import (
+  mosaic_attention,
+  paged_attention,
+  triton_attention,
+)
+from anysearch_jax.rollout.jax_engine import kv_store
+from anysearch_jax.training import batching, learner
+
+_ALL = [(q, s) for q in range(4) for s in range(5)]
+
+
+def _assert_scored(engine, params, played, rng):
+  """Scores all episodes in a random order; compares with their sampling."""
+  keys = [list(played)[i] for i in rng.permutation(len(played))]
+  contexts = [np.array(played[key][0]) for key in keys]
+  for key, logps in zip(keys, engine.score_exactly(params, contexts)):
+    assert len(logps) == len(played[key][0]) - 1
+    at = len(small_engine.prompt(0)) - 1
+    for turn in played[key][1]:
+      end = at + len(turn.token_ids)
+      assert turn.logps == tuple(logps[at:end].tolist())
+      at = end + len(small_engine.ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "changes"),
+  [("float32", {}), ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"})],
+)
+def test_traffic_and_scoring_change_no_bit(dtype, changes):
+  params = small_engine.params()
+  engine = functools.partial(
+    *(small_engine.engine, params),
+    **{"dtype": jnp.dtype(dtype), "exact": True} | changes,
+  )
+  first = engine()
+  played = small_engine.play(first, _ALL)
+  assert first.counters["shared_tokens"] > 0
+  assert first.counters["prefill_calls"] == 0
+  rng = np.random.default_rng(0)
+  _assert_scored(first, params, played, rng)
+  # There is room for one and a half contexts.
+  small = engine(slots=20, kv_tokens=240)
+  shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
+  assert small_engine.play(small, shuffled, delay=rng) == played
+  assert small.counters["preemptions"] > 0
+  _assert_scored(small, params, played, rng)
+  if not changes:
+    # The fast path, whose calls have other shapes, agrees to rounding only.
+    fast = small_engine.play(small_engine.engine(params), _ALL)
+    assert fast != played
+    for key, (context, turns) in fast.items():
+      assert context == played[key][0]
+      for one, other in zip(turns, played[key][1], strict=True):
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["triton", "mosaic"])
+def test_a_guess_changes_no_bit_of_the_tokens_before_it(kernel, monkeypatch):
+  module, how = {
+    "triton": (triton_attention, True),
+    "mosaic": (mosaic_attention, mosaic.InterpretGPUParams()),
+  }[kernel]
+  attend = functools.partial(module.attend, interpret=how)
+  monkeypatch.setattr(module, "attend", attend)
+  monkeypatch.setattr(module, "_MAX_SPLITS", 2)
+  q, pages, table, positions = paged_cases.case(
+    heads=(4, 64), ends=(100, 300), new=2, columns=8
+  )
+  new, unreal = q[:, :, :1], np.zeros_like(positions, bool)
+
+  def first(last, *, exact):
+    """Returns the result of row 0's first token; its second is at `last`."""
+    model = kv_store.Model(
+      *(small_engine.A, q.dtype, q.dtype, paged_attention.Paged(kernel)),
+      *(None, False, sharding.mesh()),
+      exact=exact,
+    )
+    at = positions.copy()
+    at[:, 1] = last
+    found, _ = model.over_pages(table)(q, new, new, pages, at, unreal, None)
+    return np.asarray(found, np.float32)[0, 0]
+
+  np.testing.assert_array_equal(first(99, exact=True), first(500, exact=True))
+  if kernel == "triton":  # Its programs divide a row by its last token.
+    assert (first(99, exact=False) != first(500, exact=False)).any()
+
+
+def test_ratios_of_a_rollouts_first_step_are_exactly_1(tmp_path, monkeypatch):
+  config = config_lib.changed(small_run.CONFIG, engine={"exact": True})
+  steps, scored = learner.Learner.steps, []
+
+  def checked(self, packed):
+    """Scores the first step too, whose log-probabilities are the engine's."""
+    scorer = functools.partial(self.scorer, self.published())
+    found = batching.rescored(packed[0], scorer)
+    for rows, exact in zip(packed[0], found, strict=True):
+      live = rows.weight != 0
+      np.testing.assert_array_equal(exact[live], rows.behaviour_logp[live])
+      scored.append(int(live.sum()))
+    yield from steps(self, packed)
+
+  monkeypatch.setattr(learner.Learner, "steps", checked)
+  small_run.train(tmp_path, small_run.parts(), config)
+  rows = small_run.records(tmp_path, "steps.jsonl")
+  assert len(scored) == 4 and min(scored) > 0
+  assert [row["loss/ratio_max"] for row in rows[::2]] == [1.0] * 4
+  # Those of the second step are of other weights.
+  assert all(1.001 < row["loss/ratio_max"] < 1.1 for row in rows[1::2])
+
+
+def test_what_cannot_be_exact_is_refused():
+  params = small_engine.params()
+  for changes in ({"lanes": (4, 8)}, {"lanes": (17,)}):
+    with pytest.raises(ValueError, match="one size and a multiple of 8"):
+      small_engine.engine(params, exact=True, **changes)
+  a = random_models.architecture("qwen3-moe")
+  with pytest.raises(ValueError, match="a policy with experts"):
+    small_engine.engine(random_models.params(a), architecture=a, exact=True)
+  engine = small_engine.engine(params, exact=True)
+  turn = types.Address(0, 0, 0), 0, (9,), 1, ()
+  with pytest.raises(ValueError, match=r"found top_p 0\.9 and top_k 0"):
+    asyncio.run(engine.generate(types.GenerateRequest(*turn, top_p=0.9)))
