@@ -103,9 +103,8 @@ def update(config: config_lib.ExperimentConfig) -> None:
   try:
     made = folder.update(flags.FLAGS.documents, index, on_file=_progress())
   except OSError as error:
-    advice = "--index=FOLDER names another place."
     said = error if isinstance(error, disk.DiskError) else f"{index}: {error}."
-    raise ValueError(f"{said} {advice}") from error
+    raise ValueError(f"{said} --index=FOLDER names another place.") from error
   for line in described(made, index):
     stopping.say(f"documents: {line}")
 

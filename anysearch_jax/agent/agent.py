@@ -281,7 +281,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
   def ask_many(
     self,
-    questions: Sequence[str | types.Question],
+    questions: str | Sequence[str | types.Question],
     *,
     budgets: Sequence[budgets_lib.Assigned],
     **limits: Any,
@@ -292,6 +292,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       As `ask`; the other questions are then cancelled.
     """
     works: list[loop.Work[events.Reply]] = []
+    questions = [questions] if isinstance(questions, str) else questions
     try:
       for question, budget in itertools.product(questions, budgets):
         works.append(self._submit(question, Limits(budget, **limits)))
@@ -392,8 +393,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
   def _question(self, question: str | types.Question) -> types.Question:
     """Returns a question; raises ValueError if it has no text."""
-    given = question if isinstance(question, str) else question.text
-    if not (text := given.strip()):
+    given = getattr(question, "text", question)
+    if not isinstance(given, str) or not (text := given.strip()):
       raise ValueError("question: found no text, expected a question.")
     if not isinstance(question, str):
       return question

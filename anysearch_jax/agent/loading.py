@@ -73,10 +73,9 @@ def default_config(max_context: int) -> config_lib.ExperimentConfig:
 def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
   """Returns the configuration of the run that a policy is in, if any."""
   path = folder.resolve().parent / "config.json"
-  if not path.is_file():
-    return None
-  values = json_files.read(path)
-  return config_settings.from_dict(config_lib.ExperimentConfig, values)
+  if values := json_files.read(path, missing={}):
+    return config_settings.from_dict(config_lib.ExperimentConfig, values)
+  return None
 
 
 def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:

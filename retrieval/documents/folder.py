@@ -85,7 +85,7 @@ class Summary(NamedTuple):
 
 
 def update(
-  paths: Sequence[str],
+  paths: str | os.PathLike | Sequence[str],
   folder: str | os.PathLike,
   settings: Settings = Settings(),
   *,
@@ -99,7 +99,7 @@ def update(
   Files with the size and time, or the bytes, of before are not parsed again.
 
   Args:
-    paths: files, folders and globs, see `finding.find`.
+    paths: files, folders and globs, or one of them, see `finding.find`.
     folder: folder of the index; created if missing.
     settings: settings of the index.
     encoder: makes the vectors of passages; None: the index is one of words.
@@ -111,6 +111,8 @@ def update(
     ValueError: a path is missing, no file has a passage, or the folder has an
       index of something else.
   """
+  if isinstance(paths, str | os.PathLike):
+    paths = [os.fspath(paths)]
   folder = pathlib.Path(folder)
   if (folder / building.BUILT).is_file():
     raise building.OtherIndexError(
@@ -136,7 +138,7 @@ def update(
     summary = _summary(found, files, before)
     if not summary.passages:
       raise ValueError(
-        f"documents: found no text in {', '.join(paths)} (unreadable: "
+        f"documents: found no text in {[*map(str, paths)]} (unreadable: "
         f"{list(summary.skipped[:3])}; of other kinds: {dict(found.ignored)}), "
         f"expected files that end in {', '.join(reading.READERS)}."
       )

@@ -65,6 +65,7 @@ def test_many_questions_have_replies_by_question_and_budget():
 
   with make(script) as agent:
     replies = agent.ask_many(["first", "second"], budgets=[0, 1, 3])
+    assert len(agent.ask_many("first", budgets=[0])) == 1
   answers = [[reply.answer for reply in row] for row in replies]
   assert answers == [["a"] * 3, ["b"] * 3]
   assert [r.trajectory.budget for r in replies[0]] == [0, 1, 3]
@@ -292,7 +293,7 @@ def test_deadline_asks_for_the_answer(answers):
   [
     *(("question", " "), ("budget", -1), ("budget", 1.5), ("budget", True)),
     *(("seed", -1), ("deadline", 0), ("deadline", float("inf"))),
-    ("max_tokens", 0),
+    *(("max_tokens", 0), ("question", None)),
     ("sampling", config_lib.SamplingConfig(temperature=-1)),
   ],
 )

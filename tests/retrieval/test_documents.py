@@ -43,7 +43,7 @@ def test_only_what_changed_is_read_again_and_open_indexes_stay(tmp_path):
   notes = write(
     tmp_path / "notes", lease__md=LEASE, a_cat__txt="A cat.", dog__txt="A dog."
   )
-  made = folder.update([str(notes)], tmp_path / "index")
+  made = folder.update(notes, tmp_path / "index")
   assert (made.files, made.added, made.changed, made.removed) == (3, 3, 0, 0)
   build = building.newest(tmp_path / "index")
   same = folder.update([str(notes)], tmp_path / "index")
