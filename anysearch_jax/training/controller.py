@@ -194,10 +194,9 @@ class Controller:
       return job.result()
     except sampler.StoppedError:
       raise BusyError("The controller ended this rollout.") from None
-    except messages.RefusedError:
-      raise
     except Exception as error:
-      self._error = error
+      if not isinstance(error, messages.RefusedError):
+        self._error = error
       raise
 
   def _work(

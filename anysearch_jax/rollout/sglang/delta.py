@@ -213,12 +213,11 @@ class Sender:
     if not writes:
       return new
     self._shared.mkdir(parents=True, exist_ok=True)
-    sent = self._shared / (name + DELTA)
     if last is None or not last.is_dir():
-      sent = self.whole()
-    else:
-      write(sent, last, new)
-      shutil.rmtree(last)
+      return self.whole()
+    sent = self._shared / (name + DELTA)
+    write(sent, last, new)
+    shutil.rmtree(last)
     return sent
 
   @property

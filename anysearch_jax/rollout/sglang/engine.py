@@ -173,7 +173,6 @@ class SglangEngine:
           bare = policy.architecture.without_lora()
           whole = policy._replace(architecture=bare)
           hf.save(base.path, whole, dtype=self._dtype)
-          self._base = base
           written.append(base.path)
         hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
       return written
@@ -275,7 +274,7 @@ class SglangEngine:
     """
     started = time.monotonic()
     self._handed.append(weights.sampled(version))
-    before, base = self._fleet.present(None), self._base
+    before = self._fleet.present(None)
     try:
       written = processes.barrier_call(write)
       if processes.is_main():
@@ -287,11 +286,9 @@ class SglangEngine:
       self._handed.pop()
       self._fleet.present(before)
       self._clean(before)
-      self._base = base
       raise
     self._current = len(self._handed) - 1
-    if not weights.adapters:
-      self._base = None
+    self._base = weights._replace(adapters=()) if weights.adapters else None
     kept = {adapter.name for adapter in weights.adapters}
     # The event loop's thread adds to them meanwhile.
     for address, began in list(self._began.items()):
@@ -367,9 +364,7 @@ class SglangEngine:
     paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
     if kept and kept.sender:  # What was sent of it, whole or a delta.
       paths.update(self._folder.glob(f"{kept.name}*"))
-    for path in self._folder.iterdir():
-      if path in paths:
-        continue
+    for path in {*self._folder.iterdir()} - paths:
       if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
       else:
