@@ -80,9 +80,7 @@ def place(*, samples: bool) -> Place:
   """
   f = flags.FLAGS
   nodes = len(f.hosts) or f.nodes
-  trainers = f.trainers or max(1, nodes // 2)
-  if not samples:
-    trainers = nodes
+  trainers = (f.trainers or max(1, nodes // 2)) if samples else nodes
   if f.rank >= nodes:
     raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
   if samples and nodes > 1 and trainers >= nodes:
@@ -90,13 +88,8 @@ def place(*, samples: bool) -> Place:
       f"--trainers: found {trainers} of {nodes} nodes, expected some that "
       "sample."
     )
-  return Place(
-    tuple(f.hosts) or ("localhost",),
-    trainers,
-    f.rank,
-    f.gpus,
-    f.controller_port,
-  )
+  hosts = tuple(f.hosts) or ("localhost",)
+  return Place(hosts, trainers, f.rank, f.gpus, f.controller_port)
 
 
 @contextlib.contextmanager
@@ -131,9 +124,8 @@ def write(
   `words` follow Python: `-m launch.node` and its flags.
   """
   f, gpus = flags.FLAGS, where.gpus
-  name = (
-    re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:40] or "run"
-  )
+  plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower())
+  name = plain.strip("-")[:40] or "run"
   counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
   python = shipped.python() if f.target == "slurm" else ["python"]
   command = shlex.join([*python, *words])

@@ -190,6 +190,7 @@ def run(
     policy, engine = controller_lib.opened(config, retriever)
     stream = collection.QuestionStream.of(questions, config)
     held.enter_context(contextlib.closing(engine))
+    adapts = getattr(engine, "adapts", False)
 
     def make() -> sampler.Sampler:
       return sampler.make(
@@ -205,7 +206,7 @@ def run(
       make,
       parts=(engine, retriever),
       identity=identity(config, provenance),
-      about={"retriever": provenance["retriever"]},
+      about={"retriever": provenance["retriever"], "adapts": adapts},
       folder=folder,
       timeline=timeline,
       away=f.away,

@@ -234,7 +234,7 @@ def _trainer(
       # In rounds, so that the others do not wait long in a collective.
       while known is None:
         known = processes.on_main(lambda: client.ask("about"))
-      known = known["retriever"]
+      client.adapts, known = known["adapts"], known["retriever"]
   validation.validate(
     config, processes=jax.process_count(), apart=client is not None
   )

@@ -72,12 +72,10 @@ def planned(
       for _, times, f, r, t in whole_step.sampling(changed, a, expected, parts)
     )
     tokens = observed - prompt * (1 - 1 / config.group)
+    played, busy = expected.trajectories, lanes[0] * whole_step.OCCUPANCY
     return (
-      prefill / expected.trajectories / tokens,
-      decode
-      / expected.trajectories
-      / expected.generated
-      * (lanes[0] * whole_step.OCCUPANCY),
+      prefill / played / tokens,
+      decode / played / expected.generated * busy,
     )
 
   mesh, samples = config.mesh, parts["decode"].devices

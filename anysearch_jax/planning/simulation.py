@@ -101,9 +101,7 @@ def play(episodes: Sequence[Episode], servers: int, server: Server) -> Played:
   """Simulates the episodes of one rollout on equal servers.
 
   Episodes begin in order, dealt evenly; one that waits takes the place of one
-  that ends. An episode stays on its server.
-
-  There is at least one server and one episode.
+  that ends. An episode stays on its server. There is at least one of each.
   """
   states = [_State() for _ in range(servers)]
   at, began = [0] * len(episodes), [0.0] * len(episodes)
@@ -180,9 +178,8 @@ def play(episodes: Sequence[Episode], servers: int, server: Server) -> Played:
           state.arrived.append(e)
     go_on(index, now)
   number = sum(map(len, episodes))
-  busy = sum(state.busy for state in states) / servers
-  share = busy / ended if ended else 0.0
-  return Played(ended, share, turns / number, np.asarray(searches))
+  busy = sum(x.busy for x in states) / servers / ended if ended else 0.0
+  return Played(ended, busy, turns / number, np.asarray(searches))
 
 
 class Schedule(NamedTuple):

@@ -28,6 +28,7 @@ import jax
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk, processes, redaction
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.training import collection, messages, pipeline
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
@@ -48,6 +49,7 @@ class Client:
     key: shared secret, "" if it needs none.
     identity: plain values that the controller must have too.
     away: seconds without an answer after which it raises an error.
+    adapts: whether the controller's servers load adapters alone.
 
   `session` names this client to the controller.
   """
@@ -56,6 +58,7 @@ class Client:
   key: str = ""
   identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   away: float = 1800.0
+  adapts: bool = False
 
   def __post_init__(self):
     import httpx2  # Runs in one process need no HTTP.
@@ -210,6 +213,7 @@ class Sampler:
     stopping: Callable[[], bool],
   ):
     self._client, self._stopping = client, stopping
+    self.adapts = client.adapts
     self.restored = functools.partial(
       messages.rollout_of, stream=stream, timeline=timeline
     )
@@ -330,10 +334,15 @@ class Pipeline(pipeline.Pipeline):
     with disk.translate_errors(path):
       if config.engine.kind == "jax":
         hf.save_weights(path, policy)
+      elif self._remote.adapts:
+        base, dtype = config.policy, config.compute_dtype
+        hf.save_adapter(path, policy, base=base, dtype=dtype)
       else:
         hf.save(path, policy, dtype=config.compute_dtype)
-    # The engine has the one before until it has loaded this one.
-    oldest = min([version, *(ahead.version for ahead in self._ahead)]) - 1
+    # The engine has the ones before until it has loaded this one.
+    held = adapters.held(config.pipeline.async_level)
+    oldest = min([version, *(ahead.version for ahead in self._ahead)])
+    oldest -= held if self._remote.adapts else 1
     if processes.is_main():
       for folder in self._folder.glob("[0-9]*"):
         if folder.name.isdigit() and not oldest <= int(folder.name) <= version:

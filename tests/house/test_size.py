@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_942,
-  "source: code lines": 41_752,
+  "source: lines": 67_941,
+  "source: code lines": 41_751,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_674,
+  "tests: lines": 53_718,
   "docs and README: words": 21_799,
   "README: words": 700,
   "commands": 16,

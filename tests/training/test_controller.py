@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import pathlib
 import time
 
 import controlled
@@ -94,25 +95,30 @@ def test_adapters_alone_travel_and_give_the_same_bits(tmp_path):
   assert published and max(published) < whole / 10
 
 
-def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
-  """Each version as a folder in the run's, in the dtype that servers have."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
-  monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
+def _served(server, folder):
+  """Returns parts and configuration of a run over a server."""
   parts = {
     "policy": sglang_engines.policy(),
     "questions": [types.Question(str(i), "c", ("b",)) for i in range(16)],
     "retriever": scripted.Retriever({"b": [types.Passage("1", "a", "b")]}),
   }
+  return parts, config_lib.changed(
+    _config(1),
+    episode={"max_generated": 20, "max_context": 150},
+    engine={"kind": "sglang", "max_context": 150},
+    batch={"row_lengths": (160,), "micro_batch_tokens": 320},
+    sglang={"urls": (server.url,), "weights": str(folder / "other")},
+    watch={"gap_rollouts": 1000},
+  )
+
+
+def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
+  """Each version as a folder in the run's, in the dtype that servers have."""
+  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
   with fake_sglang.Server(answer) as server:
-    config = config_lib.changed(
-      _config(1),
-      episode={"max_generated": 20, "max_context": 150},
-      engine={"kind": "sglang", "max_context": 150},
-      batch={"row_lengths": (160,), "micro_batch_tokens": 320},
-      sglang={"urls": (server.url,), "weights": str(tmp_path / "other")},
-      watch={"gap_rollouts": 1000},
-    )
+    parts, config = _served(server, tmp_path)
     folder = tmp_path / "run"
     with controlled.Controlled(folder, config, parts=parts) as made:
       assert controlled.train(folder, config, made)
@@ -123,6 +129,44 @@ def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
   assert loaded == [str(weights / str(version)) for version in range(3)]
   ages = [x["policy/staleness_max"] for x in small_run.records(folder)]
   assert ages == [0, 1, 1, 1]
+  name = f"engine/server/{server.url.partition('://')[2]}/fingerprint"
+  assert all(0 < x[name] < 0.1 for x in small_run.records(folder))
+
+
+def test_servers_load_the_adapters_that_trainers_published(
+  tmp_path, monkeypatch
+):
+  """Over the policy's own folder, and again by a server that lost all."""
+  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
+  answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
+  with fake_sglang.Server(answer) as server:
+    server.lora = {
+      "enable_lora": True,
+      "max_lora_rank": 2,
+      "lora_target_modules": ["all"],
+    }
+    parts, config = _served(server, tmp_path)
+    lora = config_lib.LoraConfig(rank=2)
+    config = dataclasses.replace(config, lora=lora, policy="base")
+    folder, kept = tmp_path / "run", []
+
+    def look(trainer, done):
+      loads = [b["lora_path"] for b in server.bodies("/load_lora_adapter")]
+      kept.append([pathlib.Path(path).is_dir() for path in loads[-2:]])
+
+    with controlled.Controlled(folder, config, parts=parts) as made:
+      assert controlled.train(folder, config, made, on_event=look, adapts=True)
+    whole = [
+      b["model_path"] for b in server.bodies("/update_weights_from_disk")
+    ]
+    loads = [b["lora_path"] for b in server.bodies("/load_lora_adapter")]
+    turns = [b for b in server.bodies("/generate") if b["logprob_start_len"]]
+  assert whole == [str(tmp_path / "policy")]
+  weights = folder / messages.WEIGHTS
+  assert loads == [str(weights / str(version)) for version in range(3)]
+  assert turns and all(body["lora_path"] for body in turns)
+  assert kept[:-1] and all(map(all, kept[:-1]))
   name = f"engine/server/{server.url.partition('://')[2]}/fingerprint"
   assert all(0 < x[name] < 0.1 for x in small_run.records(folder))
 

@@ -18,7 +18,7 @@ import safetensors
 
 from anysearch_jax import types
 
-_FILE = "adapter_model.safetensors"
+FILE = "adapter_model.safetensors"
 
 
 class BaseServedError(types.EngineError):
@@ -33,7 +33,7 @@ class Adapter(NamedTuple):
 
   def changes(self) -> bool:
     """Returns whether it changes the base: a new one has a B of 0."""
-    with safetensors.safe_open(self.path / _FILE, framework="numpy") as file:
+    with safetensors.safe_open(self.path / FILE, framework="numpy") as file:
       return any(
         bool(np.any(file.get_tensor(name)))
         for name in file.keys()

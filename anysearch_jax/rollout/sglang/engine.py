@@ -180,13 +180,21 @@ class SglangEngine:
     self._hand_over(self._adapted(base, name, path), version, write_adapter)
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Loads a folder of whole weights into all servers; see `set_params`.
+    """Loads whole weights, or a PEFT folder over the policy's own folder.
 
-    It must stay unchanged, where every server can read it, until the next
-    weights are loaded. It is not removed here.
+    See `set_params`. The folder must stay unchanged, where every server can
+    read it, while servers hold that version. It is not removed here.
     """
     path = pathlib.Path(folder).absolute()
     weights = self._whole(path, self._name(version))
+    if (path / adapters.FILE).is_file():
+      if not self.adapts or not (source := self._policy.source):
+        raise types.EngineError(
+          f"{path}: found adapters, which the servers cannot load over a "
+          "base; expected whole weights. Start the trainers again."
+        )
+      base = self._base or weights._replace(path=source.absolute())
+      weights = self._adapted(base, weights.name, path)
     self._hand_over(weights, version, lambda: [path])
 
   def _hand_over_whole(
@@ -229,6 +237,7 @@ class SglangEngine:
       adapter
       for i, adapter in enumerate(before, start=1)
       if adapter is not None
+      and (adapter.path / adapters.FILE).is_file()  # Not removed by trainers.
       and (i + self._held > len(before) + 1 or self._running[adapter.name])
     ]
     return base._replace(adapters=(*kept, adapters.Adapter(name, path)))
