@@ -1,108 +1,15 @@
-"""The differences between the supported model families, as data."""
+"""The sizes and switches of a decoder, read from a `config.json`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from anysearch_jax.policy import hf_config
+from anysearch_jax.policy import families, hf_config
 
-
-class _Family(NamedTuple):
-  """How a family's `config.json` is read.
-
-  class_name: of transformers. defaults: those that differ from `_DEFAULTS`.
-  unread: keys that transformers does not read for this family. qkv_bias:
-  whether it always has these biases. qk_norm: as in `Architecture`.
-  head_dim: whether null is invalid. caches_windows: whether a window without a
-  switch applies, in the cache of `generate` alone. unrotated: whether layers
-  may lack rotary positions. experts: whether every layer has experts.
-  windowed: whether layers may have windows, all norms follow what they norm,
-  and queries and keys are normed over their heads together (Olmo 3).
-  """
-
-  class_name: str
-  defaults: Mapping[str, Any]
-  unread: tuple[str, ...]
-  qkv_bias: bool = False
-  qk_norm: bool = False
-  head_dim: bool = False
-  caches_windows: bool = False
-  unrotated: bool = False
-  experts: bool = False
-  windowed: bool = False
-
-
-_OLMO3_THETA = 500_000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# By `model_type`. A family is a row here.
-_FAMILIES = {
-  "qwen2": _Family(
-    "Qwen2ForCausalLM",
-    {"num_key_value_heads": 32},
-    unread=("attention_bias", "mlp_bias"),
-    qkv_bias=True,
-  ),
-  "qwen3": _Family(
-    "Qwen3ForCausalLM",
-    {"num_key_value_heads": 32, "head_dim": 128},
-    unread=("mlp_bias",),
-    qk_norm=True,
-    head_dim=True,
-  ),
-  "qwen3_moe": _Family(
-    "Qwen3MoeForCausalLM",
-    {
-      "num_key_value_heads": 4,
-      "num_experts": 128,
-      "num_experts_per_tok": 8,
-      "moe_intermediate_size": 768,
-      "norm_topk_prob": False,
-      "max_window_layers": 0,
-    },
-    unread=("mlp_bias", "max_window_layers"),
-    qk_norm=True,
-    head_dim=True,
-    experts=True,
-  ),
-  "llama": _Family(
-    "LlamaForCausalLM",
-    {"max_position_embeddings": 2048, "sliding_window": None},
-    unread=("use_sliding_window", "max_window_layers"),
-    caches_windows=True,
-  ),
-  "smollm3": _Family(
-    "SmolLM3ForCausalLM",
-    {
-      "num_key_value_heads": 4,
-      "rope_theta": 2e6,
-      "sliding_window": None,
-      "max_window_layers": 0,
-      "tie_word_embeddings": True,
-      "no_rope_layer_interval": 4,
-    },
-    unread=("max_window_layers",),
-    head_dim=True,
-    unrotated=True,
-  ),
-  "olmo3": _Family(
-    "Olmo3ForCausalLM",
-    {
-      "max_position_embeddings": 2048,
-      "rms_norm_eps": 1e-5,
-      "rope_theta": _OLMO3_THETA,
-    },
-    unread=(
-      *("mlp_bias", "use_sliding_window", "max_window_layers"),
-      "original_max_position_embeddings",
-    ),
-    qk_norm=True,
-    head_dim=True,
-    windowed=True,
-  ),
-}
 # The defaults of transformers for keys that a config.json lacks.
 _DEFAULTS = {
   "rms_norm_eps": 1e-6,
@@ -178,7 +85,8 @@ _ONLY: Mapping[str, tuple] = {
 _UNDERSTOOD = (
   *(*_KINDS, *_NULLABLE, *_EXPERTS),
   *("model_type", "no_rope_layer_interval", "num_local_experts"),
-  *("original_max_position_embeddings", "rope_theta"),
+  *("original_max_position_embeddings", "rope_theta", "rope_local_base_freq"),
+  *("sliding_window_pattern", "query_pre_attn_scalar"),
 )
 # Harmless keys in published files of these families, beyond those of
 # `hf_config`.
@@ -186,6 +94,7 @@ _HARMLESS = (
   *("attention_dropout", "is_decoder", "is_llama_config"),
   *("max_sequence_length", "pretraining_tp"),
   *("output_router_logits", "router_aux_loss_coef"),
+  "_sliding_window_pattern",
 )
 
 
@@ -245,11 +154,13 @@ class Architecture:
   head. unrotated: indices of the layers without rotary positions. experts: of
   width `mlp_dim` in each layer, of which a token uses `active`, weighted by a
   softmax that is `renormalized` over them or not; 0 is one feed-forward layer.
-  joint_norm: whether `qk_norm` is over all heads together, as in Olmo 3.
-  post_norm: whether norms follow attention and feed-forward instead of
-  preceding them. windowed: indices of the layers in which a token sees the last
-  `window` tokens only, itself included; their rotary positions have
-  `windowed_theta` and no scaling.
+  joint_norm: whether `qk_norm` is over all heads together, as in Olmo 3. norms:
+  whether they stand `before` attention and feed-forward, `after` them, or
+  `around` them. norm_offset: what is added to their stored scales. gelu:
+  whether the feed-forward layer has GELU by tanh in place of SiLU. scaled:
+  whether embeddings are multiplied by the root of D. windowed: indices of the
+  layers in which a token sees the last `window` tokens only, itself included;
+  their rotary positions have `windowed_theta` and no scaling.
   tied: whether the head is the embedding. max_context: in tokens, written to
   exported folders for servers, which refuse longer requests; the decoder itself
   has no limit. lora: the adapters, if any.
@@ -271,7 +182,10 @@ class Architecture:
   mlp_bias: bool = False
   qk_norm: bool = False
   joint_norm: bool = False
-  post_norm: bool = False
+  norms: str = "before"
+  norm_offset: float = 0.0
+  gelu: bool = False
+  scaled: bool = False
   unrotated: tuple[int, ...] = ()
   window: int = 0
   windowed: tuple[int, ...] = ()
@@ -299,8 +213,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None}
   )
   name = _family(hf)
-  family = _FAMILIES[name]
-  hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY)
+  family = families.FAMILIES[name]
+  only = {**_ONLY, **family.only}
+  hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=only)
   hf = {k: v for k, v in hf.items() if k not in family.unread}
   # transformers knows the same number by two names.
   if family.experts and "num_local_experts" in hf:
@@ -322,8 +237,10 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   if family.head_dim and "head_dim" in hf:
     hf_config.typed(hf, {"head_dim": hf_config.SIZE})
   windowed: dict[str, Any] = {}
-  if family.windowed:
-    windowed, rope = _windowed(hf), _full_rope(hf)
+  if family.windows:
+    rope = {"rope_theta": hf.get("rope_theta", family.windows.theta)}
+    rope |= {**_rope_of(hf, _FULL), **(hf.get("rope_scaling") or {})}
+    windowed = _windowed(hf, family.windows)
   else:
     # transformers prefers the older key, `rope_scaling`.
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
@@ -340,6 +257,11 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     raise ValueError(
       f"config.json: heads of {head_dim} (head_dim, or hidden_size over "
       "num_attention_heads); expected an even size for the rotary positions."
+    )
+  if hf.get("query_pre_attn_scalar", head_dim) != head_dim:
+    raise ValueError(
+      f"config.json: query_pre_attn_scalar is {hf['query_pre_attn_scalar']!r}, "
+      f"expected head_dim, {head_dim}."
     )
   theta, scaling = _rope(rope, hf)
   return Architecture(
@@ -360,22 +282,22 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     o_bias=hf["attention_bias"],
     mlp_bias=hf["mlp_bias"],
     qk_norm=family.qk_norm,
-    joint_norm=family.windowed,
-    post_norm=family.windowed,
     unrotated=_unrotated(hf) if family.unrotated else (),
     experts=hf["num_experts"] if family.experts else 0,
     active=hf["num_experts_per_tok"] if family.experts else 0,
     renormalized=family.experts and hf["norm_topk_prob"],
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
-    **windowed,
+    **{**family.fields, **windowed},
   )
 
 
 def _family(hf: Mapping[str, Any]) -> str:
   """Returns the family by class name or, if that is missing, `model_type`."""
   kind = hf.get("model_type")
-  classes = {family.class_name: name for name, family in _FAMILIES.items()}
+  classes = {
+    family.class_name: name for name, family in families.FAMILIES.items()
+  }
   names = hf.get("architectures") or [
     name for name, family in classes.items() if family == kind
   ]
@@ -424,11 +346,18 @@ def _layer_types(hf: Mapping[str, Any]) -> list[str] | None:
   return types
 
 
-def _windowed(hf: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields of `Architecture` about Olmo 3's windows."""
+def _windowed(hf: Mapping[str, Any], of: families.Windows) -> dict[str, Any]:
+  """Returns the fields of `Architecture` about windows."""
   layers = range(hf["num_hidden_layers"])
+  hf = {
+    "sliding_window_pattern": of.every,
+    "rope_local_base_freq": of.windowed_theta,
+    **hf,
+  }
+  hf_config.typed(hf, {"sliding_window_pattern": hf_config.SIZE})
+  every = hf["sliding_window_pattern"]
   types = _layer_types(hf) or [
-    _SLIDING if (i + 1) % 4 else _FULL for i in layers
+    _SLIDING if (i + 1) % every else _FULL for i in layers
   ]
   if other := set(types) - {_FULL, _SLIDING}:
     raise ValueError(
@@ -440,7 +369,8 @@ def _windowed(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {}
   hf_config.typed(hf, {"sliding_window": hf_config.SIZE})
   # transformers gives the top-level `rope_theta` to the other layers alone.
-  rope = {"rope_theta": _OLMO3_THETA, **_rope_of(hf, _SLIDING)}
+  theta = hf["rope_local_base_freq"]
+  rope = {"rope_theta": theta, **_rope_of(hf, _SLIDING)}
   theta, scaling = _rope(rope, hf)
   if scaling is not None:
     raise ValueError(
@@ -449,11 +379,6 @@ def _windowed(hf: Mapping[str, Any]) -> dict[str, Any]:
     )
   window = hf["sliding_window"]
   return {"window": window, "windowed": windowed, "windowed_theta": theta}
-
-
-def _full_rope(hf: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the RoPE of Olmo 3's layers without windows."""
-  return {**_rope_of(hf, _FULL), **(hf.get("rope_scaling") or {})}
 
 
 def _rope_of(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -558,12 +483,15 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.rope_scaling is not None:
     kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
     rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
-  if _FAMILIES[a.family].windowed:
+  if a.gelu:
+    extra |= {"hidden_activation": "gelu_pytorch_tanh"}
+    extra |= {"query_pre_attn_scalar": a.head_dim}
+  if families.FAMILIES[a.family].windows:
     windowed = {"rope_type": "default", "rope_theta": a.windowed_theta}
     rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
     types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
     extra |= {"layer_types": types, "sliding_window": a.window or None}
-  if _FAMILIES[a.family].unrotated:
+  if families.FAMILIES[a.family].unrotated:
     extra |= {
       "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]
     }
@@ -575,7 +503,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
       "norm_topk_prob": a.renormalized,
     }
   return {
-    "architectures": [_FAMILIES[a.family].class_name],
+    "architectures": [families.FAMILIES[a.family].class_name],
     "model_type": a.family,
     "vocab_size": a.vocab_size,
     "hidden_size": a.d_model,
@@ -584,7 +512,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     "num_key_value_heads": a.kv_heads,
     "head_dim": a.head_dim,
     "intermediate_size": a.mlp_dim,
-    "hidden_act": "silu",
+    **({} if a.gelu else {"hidden_act": "silu"}),
     "rms_norm_eps": a.norm_eps,
     "rope_parameters": rope,
     "rope_theta": a.rope_theta,

@@ -65,7 +65,7 @@ class Compute:
 def rms_norm(
   x: jax.Array,
   scale: jax.Array,
-  eps: float,
+  a: architecture_lib.Architecture,
   axes: int | tuple[int, ...] = -1,
 ) -> jax.Array:
   """Returns the root-mean-square norm over the last axes, in float32.
@@ -73,8 +73,15 @@ def rms_norm(
   The result has the dtype of `x` (https://arxiv.org/abs/1910.07467).
   """
   x32 = x.astype(jnp.float32)
-  x32 *= jax.lax.rsqrt(jnp.mean(jnp.square(x32), axes, keepdims=True) + eps)
+  mean = jnp.mean(jnp.square(x32), axes, keepdims=True)
+  x32 *= jax.lax.rsqrt(mean + a.norm_eps)
+  scale = scale + a.norm_offset if a.norm_offset else scale
   return (x32 * scale).astype(x.dtype)
+
+
+def embedded(x: jax.Array, a: architecture_lib.Architecture) -> jax.Array:
+  """Returns the input of the first layer, of embeddings `[B, T, D]`."""
+  return x * jnp.asarray(a.d_model**0.5, x.dtype) if a.scaled else x
 
 
 class Block(nn.Module):
@@ -133,13 +140,17 @@ class Block(nn.Module):
     )
     if a.qk_norm:
       axes = (-2, -1) if a.joint_norm else -1
-      q = rms_norm(q, w["q_norm"], a.norm_eps, axes)
-      k = rms_norm(k, w["k_norm"], a.norm_eps, axes)
+      q = rms_norm(q, w["q_norm"], a, axes)
+      k = rms_norm(k, w["k_norm"], a, axes)
     return attention.rotate(q, *rotary), attention.rotate(k, *rotary), v
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     """Returns the input of `down` (SwiGLU, https://arxiv.org/abs/2002.05202)."""
-    return nn.silu(self._project(w, "gate", y)) * self._project(w, "up", y)
+    gate, up = (self._project(w, key, y) for key in ("gate", "up"))
+    return self._active(gate) * up
+
+  def _active(self, x: jax.Array) -> jax.Array:
+    return nn.gelu(x, approximate=True) if self.a.gelu else nn.silu(x)
 
   @nn.compact
   def __call__(
@@ -168,11 +179,10 @@ class Block(nn.Module):
     rotary = attention.of_layer(rotary, layer)
     layout, stands = c.layout, self._stands
 
-    def normed(key: str, x: jax.Array, *, after: bool) -> jax.Array:
-      is_here = a.post_norm == after
-      return rms_norm(x, w[key], a.norm_eps) if is_here else x
+    def normed(key: str, x: jax.Array) -> jax.Array:
+      return rms_norm(x, w[key], a) if key in w else x
 
-    y = stands(normed("attention_norm", x, after=False), "positions", None)
+    y = stands(normed("attention_norm", x), "positions", None)
     heads = self._heads(w, y, rotary)
     cache, use, chosen = None, None, None
     if cached is not None:
@@ -188,10 +198,10 @@ class Block(nn.Module):
         # Each device computes its own rows and heads.
         attend = layout.over_heads(attend, a)
       out = attend(*heads, segment_ids, layer.window)
-    out = normed("attention_norm", self._project(w, "o", out), after=True)
+    out = normed("attention_end_norm", self._project(w, "o", out))
     x += stands(out, "between", None)
 
-    y = stands(normed("mlp_norm", x, after=False), "positions", None)
+    y = stands(normed("mlp_norm", x), "positions", None)
     if a.experts:
       mine = experts.Weights(w["gate"], w["up"], w["down"])
       shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
@@ -207,7 +217,7 @@ class Block(nn.Module):
         y = y.reshape(-1, a.d_model)
       y = stands(self._gated(w, y), "positions", "mlp")
       y = self._project(w, "down", y).reshape(x.shape)
-    x += stands(normed("mlp_norm", y, after=True), "between", None)
+    x += stands(normed("mlp_end_norm", y), "between", None)
     return x, use if cached is None else (cache, chosen)
 
 
@@ -252,6 +262,7 @@ class Transformer(nn.Module):
     x = embedding.lookup(
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
+    x = embedded(x, a)
     if recorded is not None:
       recorded = jnp.moveaxis(recorded, 2, 0)
     x, use = layers(
@@ -261,7 +272,7 @@ class Transformer(nn.Module):
       attention.layers(a),
       recorded,
     )
-    return rms_norm(x, params["norm"], a.norm_eps), use
+    return rms_norm(x, params["norm"], a), use
 
 
 def forward(

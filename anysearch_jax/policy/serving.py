@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -67,7 +66,7 @@ class FusedBlock(decoder.Block):
     turned = x
     if a.qk_norm:
       scale = jnp.where(head < group, w["q_norm"], w["k_norm"])
-      turned = decoder.rms_norm(x, scale, a.norm_eps)
+      turned = decoder.rms_norm(x, scale, a)
     turned = attention.rotate(turned, *(each[..., None, :] for each in rotary))
     return jnp.where(head <= group, turned, x), None, None
 
@@ -75,7 +74,7 @@ class FusedBlock(decoder.Block):
     x = jnp.tensordot(y, w["gate_up"], 1)
     if "gate_up_bias" in w:
       x += w["gate_up_bias"]
-    return nn.silu(x[..., 0, :]) * x[..., 1, :]
+    return self._active(x[..., 0, :]) * x[..., 1, :]
 
 
 def prepare(
@@ -167,7 +166,7 @@ def extend(
   last = jnp.maximum(counts[:, None] - 1, 0)
   positions = starts[:, None] + jnp.minimum(step, last)
   rotary = attention.rotary(a, positions)
-  x = params["embed"][tokens].astype(dtype)
+  x = decoder.embedded(params["embed"][tokens].astype(dtype), a)
   out: list[C] = []
   chosen: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)
@@ -187,7 +186,7 @@ def extend(
     x, (written, ids) = found
     out.append(written)
     chosen.append(ids)
-  hidden = decoder.rms_norm(x, params["norm"], a.norm_eps)
+  hidden = decoder.rms_norm(x, params["norm"], a)
   if not a.experts:
     return hidden, tuple(out), None
   ids = jnp.stack(chosen, axis=2)

@@ -14,6 +14,23 @@ LAYERS = "layers"
 # Prefix of the tensor names in PEFT's adapter files.
 ADAPTER_PREFIX = "base_model.model."
 
+# The modules of norms, by where they stand.
+_NORMS = {
+  "before": {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+  },
+  "after": {
+    "attention_end_norm": "post_attention_layernorm",
+    "mlp_end_norm": "post_feedforward_layernorm",
+  },
+}
+_NORMS["around"] = {
+  "attention_norm": "input_layernorm",
+  "mlp_norm": "pre_feedforward_layernorm",
+  **_NORMS["after"],
+}
+
 # (size, logical axis).
 Axis = tuple[int, str | None]
 
@@ -75,10 +92,8 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
     return _plain(a, key, name, axes, (size,), init=None)
 
   table = [_plain(a, "embed", "model.embed_tokens.weight", tokens, init=0.02)]
-  modules = ["input_layernorm", "post_attention_layernorm"]
-  if a.post_norm:
-    modules = ["post_attention_layernorm", "post_feedforward_layernorm"]
-  table.append(norm("attention_norm", modules[0], model))
+  norms = [norm(key, name, model) for key, name in _NORMS[a.norms].items()]
+  table.append(norms[0])
   if a.experts:
     gives = ((a.experts, None),)
     name = f"{layer}mlp.gate.weight"
@@ -96,7 +111,7 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
       over = ((of, "heads" if key == "q_norm" else "kv_heads"), *head)
       axes = over if a.joint_norm else head
       table.append(norm(key, f"self_attn.{key}", axes))
-  table.append(norm("mlp_norm", modules[1], model))
+  table += norms[1:]
   table.append(_plain(a, "norm", "model.norm.weight", model, init=None))
   if not a.tied:
     table.append(_plain(a, "head", "lm_head.weight", tokens, init=0.02))

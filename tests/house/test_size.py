@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_941,
-  "source: code lines": 41_751,
-  "source: modules": 308,
+  "source: lines": 68_035,
+  "source: code lines": 41_827,
+  "source: modules": 309,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_718,
-  "docs and README: words": 21_799,
+  "tests: lines": 53_761,
+  "docs and README: words": 21_809,
   "README: words": 700,
   "commands": 16,
 }

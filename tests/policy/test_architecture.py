@@ -57,12 +57,14 @@ def test_exported_config_reads_back_unchanged(config):
 
 
 OLMO3 = random_models.config("olmo3").to_dict()
+GEMMA3 = random_models.config("gemma3-tied").to_dict()
 
 
 @pytest.mark.parametrize("types", [("sliding",) * 2, ("full",) * 2, None])
-def test_windows_read_back_unchanged(types):
+@pytest.mark.parametrize("base", [OLMO3, GEMMA3])
+def test_windows_read_back_unchanged(base, types):
   types = types and [f"{kind}_attention" for kind in types]
-  a = architecture_lib.from_hf(OLMO3 | {"layer_types": types})
+  a = architecture_lib.from_hf(base | {"layer_types": types})
   full = types is not None and "full_attention" in types
   assert (a.windowed, a.window) == (((), 0) if full else ((0, 1), 10))
   assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
@@ -303,6 +305,9 @@ def rope(change):
         ),
       ]
     ),
+    (GEMMA3, {"query_pre_attn_scalar": 8}, "is 8, expected head_dim, 16"),
+    (GEMMA3, {"sliding_window_pattern": 0}, f"pattern is 0, {SIZE}"),
+    (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not"),
     # RoPE.
     (
       QWEN2_7B,

@@ -87,6 +87,13 @@ VALUES = {
   "mlp_only_layers": [[], [0]],
   "no_rope_layers": [None, [0, 0], [1, 0, 1], [1], [2, 1]],
   "no_rope_layer_interval": [1, 2, 0],
+  "sliding_window_pattern": [1, 2, 0],
+  "rope_local_base_freq": [1e3, 0],
+  "query_pre_attn_scalar": [16, 8],
+  "hidden_activation": ["gelu", "gelu_pytorch_tanh"],
+  "use_bidirectional_attention": [True, False],
+  "attn_logit_softcapping": [30.0],
+  "final_logit_softcapping": [30.0],
 }
 ANY = [None, True, 0, -1, 0.5, "", "x", [], {}, float("nan")]
 
@@ -153,7 +160,11 @@ class Family:
 
 
 @pytest.mark.parametrize(
-  "case", ["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"]
+  "case",
+  [
+    *("qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"),
+    "gemma3-tied",
+  ],
 )
 def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
   torch, tmp_path, case

@@ -25,7 +25,15 @@ def pair(request, make_pair):
 
 
 @pytest.fixture(
-  params=["qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"]
+  params=[
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "llama",
+    "smollm3",
+    "olmo3",
+    "gemma3-tied",
+  ]
 )
 def family(request, make_pair):
   """How rows are laid out does not depend on biases and tied heads."""
@@ -118,7 +126,7 @@ def assert_same_gradients(pair, **options):
   "case",
   [
     *("qwen2", "qwen3-tied", "llama-biased", "smollm3", "qwen3-moe"),
-    "olmo3",
+    *("olmo3", "gemma3-tied"),
     pytest.param("qwen3-biased", marks=pytest.mark.slow),
     pytest.param("llama-tied", marks=pytest.mark.slow),
   ],

@@ -12,6 +12,7 @@ import numpy as np
 import packed_rows
 import planned
 import pytest
+import random_models
 
 from anysearch_jax.planning import flops
 from anysearch_jax.policy import architecture as architecture_lib
@@ -95,12 +96,13 @@ def test_attention_equals_the_written_out_sum():
 
 
 def test_rms_norm_is_computed_in_float32():
+  a = random_models.architecture("qwen3")
   x = np.linspace(-300, 300, 64).reshape(2, 32)
   scale = np.linspace(0.5, 2, 32).astype(np.float32)
   expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
-  found = decoder.rms_norm(jnp.asarray(x, jnp.float32), scale, 1e-6)
+  found = decoder.rms_norm(jnp.asarray(x, jnp.float32), scale, a)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
-  half = decoder.rms_norm(jnp.asarray(x, jnp.float16), scale, 1e-6)
+  half = decoder.rms_norm(jnp.asarray(x, jnp.float16), scale, a)
   assert half.dtype == jnp.float16  # 300**2 overflows float16, not the norm.
   np.testing.assert_allclose(half, expected, rtol=2e-3)
 

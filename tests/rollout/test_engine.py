@@ -92,7 +92,7 @@ def test_windows_sample_what_a_full_forward_scores():
   params = random_models.params(a)
   played = _play(_engine(params, architecture=a), _ALL)
   few = _engine(params, architecture=a, slots=5, kv_tokens=_PAGES // 5)
-  assert _play(few, _ALL[::-1], delay=np.random.default_rng(0)) == played
+  _alike(_play(few, _ALL[::-1], delay=np.random.default_rng(0)), played)
   for context, generations in played.values():
     tokens = np.asarray(context)[None]
     hidden = decoder.forward(params, a, *random_models.one_segment(tokens))

@@ -39,7 +39,7 @@ FAMILIES = {
   "llama": {},
   "smollm3": {"unrotated": (1,)},
   "olmo3": {
-    **{"qk_norm": True, "joint_norm": True, "post_norm": True},
+    **{"qk_norm": True, "joint_norm": True, "norms": "after"},
     **{"window": 1024, "windowed": (0,), "windowed_theta": 5e5},
   },
 }

@@ -75,6 +75,15 @@ _OLMO3: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
   },
 }
+_GEMMA3: dict[str, Any] = {
+  "layer_types": ["sliding_attention", "full_attention"],
+  "sliding_window": 10,
+  "head_dim": 16,
+  "query_pre_attn_scalar": 16,
+  "pad_token_id": None,
+  "bos_token_id": None,
+  "eos_token_id": None,
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -96,6 +105,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3",
     _SMOLLM3 | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
   ),
+  "gemma3-tied": ("Gemma3", _GEMMA3),
+  "gemma3-biased": (
+    "Gemma3",
+    _GEMMA3 | {"attention_bias": True, "tie_word_embeddings": False},
+  ),
   "olmo3": ("Olmo3", _OLMO3),
   "olmo3-biased": ("Olmo3", _OLMO3 | _TIED | {"attention_bias": True}),
 }
@@ -104,7 +118,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def config(case: str, **sizes: Any) -> transformers.PreTrainedConfig:
   """Returns the configuration of a case; `sizes` override its settings."""
   prefix, settings = CASES[case]
-  return getattr(transformers, prefix + "Config")(
+  name = {"Gemma3": "Gemma3Text"}.get(prefix, prefix)
+  return getattr(transformers, name + "Config")(
     architectures=[prefix + "ForCausalLM"], **_SIZES | settings | sizes
   )
 
