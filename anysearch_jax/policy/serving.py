@@ -177,8 +177,7 @@ def extend(
     def cached(q, k, v, cache=cache, window=own.window):
       return attend(q, k, v, cache, positions, real, window)
 
-    fused = "qkv" in layer or "gate_up" in layer
-    kind = FusedBlock if fused else decoder.Block
+    kind = FusedBlock if {"qkv", "gate_up"} & layer.keys() else decoder.Block
     block = kind(a, over=None if mesh is None else sharding.Layout(mesh))
     found: Any = block.apply(
       {"params": layer}, x, rotary, None, own, cached=cached

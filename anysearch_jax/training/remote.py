@@ -28,7 +28,6 @@ import jax
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk, processes, redaction
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.training import collection, messages, pipeline
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
@@ -328,6 +327,8 @@ class Pipeline(pipeline.Pipeline):
     self, version: int, weights: sampler_lib.HandedOver
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""
+    from anysearch_jax.rollout.sglang import adapters  # Needs a controller.
+
     assert not isinstance(weights.params, pathlib.Path)
     path, config = self._folder / str(version), self._config
     policy = self._policy._replace(params=weights.params)

@@ -26,7 +26,7 @@ CEILINGS = {
   "source: modules": 309,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_761,
+  "tests: lines": 53_770,
   "docs and README: words": 21_809,
   "README: words": 700,
   "commands": 16,

@@ -136,7 +136,7 @@ def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
 def test_servers_load_the_adapters_that_trainers_published(
   tmp_path, monkeypatch
 ):
-  """Over the policy's own folder, and again by a server that lost all."""
+  """Over the policy's own folder."""
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+import random_models
 import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import validation
+from anysearch_jax.policy import sharding
+from anysearch_jax.training import placement, validation
 
 PPO = {"objective.advantage": "gae"}
 # `curriculum` as the paper's: 100 steps of five levels, then 400.
@@ -140,3 +142,10 @@ def test_several_processes_cannot_sample_ahead():
   with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
     validation.validate(runs.at_level(1), processes=2)
   validation.validate(runs.at_level(0), processes=2)
+
+
+def test_positions_are_not_sharded_where_layers_have_windows():
+  a, config = random_models.architecture("olmo3"), changed({"mesh.context": 2})
+  sentence = "mesh.context: found 2 with a policy that has sliding windows"
+  with pytest.raises(ValueError, match=sentence):
+    placement.compute(a, config, sharding.mesh(context=2))
