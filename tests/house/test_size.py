@@ -27,7 +27,7 @@ CEILINGS = {
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
   "tests: lines": 53_770,
-  "docs and README: words": 21_809,
+  "docs and README: words": 21_875,
   "README: words": 700,
   "commands": 16,
 }
