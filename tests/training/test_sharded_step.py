@@ -173,7 +173,7 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(
   batches = [batch(), batch(seed=1, trajectories=30)]
   results, state, step = run(a, trained, reference, batches, layout=layout)
   # Gemma 3's activations are larger, and so are their roundings.
-  tolerance = 2e-5 if case.startswith("gemma3") else 1e-5
+  tolerance = 5e-5 if case.startswith("gemma3") else 1e-5
   assert_same(results[0], on_one_device(case), tolerance)
   assert step._cache_size() == 1
   wanted = train_step.shardings(a, KEEP, layout.mesh)
