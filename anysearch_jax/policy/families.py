@@ -96,10 +96,7 @@ FAMILIES = {
   ),
   "olmo3": Family(
     "Olmo3ForCausalLM",
-    {
-      "max_position_embeddings": 2048,
-      "rms_norm_eps": 1e-5,
-    },
+    {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     unread=(
       *("mlp_bias", "use_sliding_window", "max_window_layers"),
       *("original_max_position_embeddings", "rope_local_base_freq"),
@@ -132,10 +129,8 @@ FAMILIES = {
       "use_bidirectional_attention": (False, None),
     },
     fields={
-      "norms": "around",
-      "norm_offset": 1.0,
-      "gelu": True,
-      "scaled": True,
+      **{"norms": "around", "norm_offset": 1.0},
+      **{"gelu": True, "scaled": True},
     },
   ),
 }

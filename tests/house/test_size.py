@@ -21,8 +21,8 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 68_035,
-  "source: code lines": 41_827,
+  "source: lines": 68_030,
+  "source: code lines": 41_821,
   "source: modules": 309,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,

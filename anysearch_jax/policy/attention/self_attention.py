@@ -102,6 +102,7 @@ def choose(
   name, capability = jnp.dtype(dtype).name, compute_capability
   nvidia, step = platform in ("gpu", "cuda"), _SPLASH_BLOCKS[-1]
   found = f"found {length}: change batch.row_lengths"
+  plain = {"has no sliding windows, which this policy has": not windowed}
   # What each needs, with the reason to refuse it without.
   needs = {
     # As `check_layout` and `check_is_flash_attention` of JAX.
@@ -115,16 +116,15 @@ def choose(
       "needs heads of at most 256 dimensions, a multiple of 8; found "
       f"{head_dim}": head_dim <= 256 and head_dim % 8 == 0,
       f"needs rows of an even length; {found}": length % 2 == 0,
+      **plain,
     },
     "splash": {
       f"runs on TPUs; found platform {platform}": platform == "tpu",
       f"needs rows of a multiple of {step} tokens; {found}": length % step == 0,
+      **plain,
     },
     "xla": {},
   }
-  for checks in needs.values() if windowed else ():
-    if checks is not needs["xla"]:
-      checks["has no sliding windows, which this policy has"] = False
   refused = {
     name: next((said for said, able in checks.items() if not able), None)
     for name, checks in needs.items()
