@@ -37,7 +37,7 @@ def weights_of(
   dtype: Any = jnp.float32,
   where: Any = None,
 ) -> decoder.Params:
-  """Returns random weights; scales of norms are 1 and in float32.
+  """Returns random weights; scales of norms are in float32.
 
   Args:
     a: the policy's architecture; adapters are included.
@@ -52,7 +52,7 @@ def weights_of(
     return weights.tree(
       rows,
       lambda row: (
-        jnp.ones(row.shape, jnp.float32)
+        jnp.full(row.shape, row.scale, jnp.float32)
         if row.init is None
         else row.init * jax.random.normal(named[row.path], row.shape, dtype)
       ),

@@ -39,8 +39,8 @@ class Weight:
     split: shape to which one tensor of the file is reshaped.
     perm: the transpose after `split`.
     file_shape: shape of one tensor in the file.
-    init: standard deviation of the normal initial value; None means ones,
-      0 means zeros.
+    init: standard deviation of the normal initial value, 0 means zeros; None
+      means a norm's scale, whose initial value is `scale`.
   """
 
   path: tuple[str, ...]
@@ -51,6 +51,7 @@ class Weight:
   perm: tuple[int, ...]
   file_shape: tuple[int, ...]
   init: float | None
+  scale: float = 1.0
 
   @property
   def stacked(self) -> bool:
@@ -189,7 +190,7 @@ def initialize(rows: Sequence[Weight], seed: int) -> dict:
 
   def leaf(row: Weight) -> np.ndarray:
     if row.init is None:
-      return np.ones(row.shape, np.float32)
+      return np.full(row.shape, row.scale, np.float32)
     return (rng.standard_normal(row.shape) * row.init).astype(np.float32)
 
   return tree(rows, leaf)

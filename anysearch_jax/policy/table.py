@@ -219,4 +219,5 @@ def _plain(
     perm=tuple(range(len(shape))),
     file_shape=file_shape or shape,
     init=init,
+    scale=1 - a.norm_offset,
   )

@@ -10,7 +10,8 @@ import pytest
 import random_models
 import transformers
 
-from anysearch_jax.policy import decoder, experts, hf
+from anysearch_jax.policy import decoder, experts, hf, table
+from anysearch_jax.policy import parameters as weights
 
 pairs = pytest.importorskip(
   "pairs", reason="oracle tests need torch==2.13.0 (the extra [oracles])"
@@ -58,6 +59,20 @@ def assert_parity(ours, theirs, *, positions):
 
 def test_logits_equal_transformers(pair, tokens):
   assert_parity(pair.ours(tokens), pair.theirs(tokens), positions=1000)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "olmo3", "gemma3-tied"])
+def test_initial_scales_of_norms_are_those_of_transformers(case):
+  prefix, _ = random_models.CASES[case]
+  make = getattr(transformers, prefix + "ForCausalLM")
+  theirs = make(random_models.config(case)).state_dict()
+  a = random_models.architecture(case)
+  rows = [row for row in table.rows(a) if row.init is None]
+  ours = decoder.initialize(a, 0)
+  assert len(rows) >= 5
+  for name, row, i in weights.tensors(rows):
+    scale = row.to_file(weights.part(ours, row, i))
+    np.testing.assert_array_equal(scale, theirs[name], err_msg=name)
 
 
 def test_left_padded_rows_equal_transformers(family, tokens):
