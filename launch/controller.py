@@ -249,6 +249,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   made: controller_lib.Controller
   secret: str
 
+  def handle(self) -> None:
+    """Answers requests; a client that goes away makes them again."""
+    with contextlib.suppress(ConnectionError):
+      super().handle()
+
   def do_GET(self) -> None:
     """Answers probes; anyone may ask."""
     if self.path != "/health":

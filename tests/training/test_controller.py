@@ -9,7 +9,11 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import socket
+import struct
+import threading
 import time
+import urllib.parse
 
 import controlled
 import fake_sglang
@@ -17,6 +21,7 @@ import pytest
 import scripted
 import sglang_engines
 import small_run
+import waits
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -334,6 +339,36 @@ def test_a_controller_without_trainers_ends(tmp_path):
     assert made.made.said().startswith("waits for trainers")
     with pytest.raises(messages.AwayError, match="Heard nothing of trainers"):
       made.made.wait()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_client_that_goes_away_leaves_no_traceback(missing, tmp_path, capfd):
+  """Before its answer, or before the last byte of its request."""
+  asked, gone = threading.Event(), threading.Event()
+  body = remote.processes.encode({})
+  head = "POST /about HTTP/1.1\r\nContent-Type: application/octet-stream\r\n"
+  head += f"Content-Length: {len(body) + missing}\r\n\r\n"
+  with controlled.Controlled(tmp_path, _config(0)) as made:
+
+    def answer(route, values):
+      asked.set()
+      return gone.wait(30)
+
+    def answers():
+      return "process_request" in str(threading.enumerate())
+
+    made.made.answer = answer
+    address = urllib.parse.urlsplit(made.url)
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(head.encode() + body)
+    waits.wait_for(asked.is_set if not missing else answers)
+    # Closed with a reset, as by a machine that kills the client.
+    linger = struct.pack("ii", 1, 0)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    client.close()
+    gone.set()
+    waits.wait_for(lambda: not answers())
+  assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_damaged_message_is_sent_again(tmp_path):
