@@ -26,8 +26,8 @@ CEILINGS = {
   "source: modules": 309,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_820,
-  "docs and README: words": 21_875,
+  "tests: lines": 53_841,
+  "docs and README: words": 21_898,
   "README: words": 700,
   "commands": 16,
 }

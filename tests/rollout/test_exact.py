@@ -7,8 +7,10 @@ slots, evictions), and their score by `score_exactly` in another order.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import paged_cases
@@ -20,7 +22,7 @@ from jax._src.pallas.mosaic_gpu.interpret import params as mosaic
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.policy import sharding
+from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import (
   mosaic_attention,
   paged_attention,
@@ -47,10 +49,18 @@ def _assert_scored(engine, params, played, rng):
 
 @pytest.mark.parametrize(
   ("dtype", "changes"),
-  [("float32", {}), ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"})],
+  [
+    ("float32", {}),
+    ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"}),
+    ("bfloat16", {"lookahead": 1, "axes": {"data": 2, "tensor": 2}}),
+  ],
 )
 def test_traffic_and_scoring_change_no_bit(dtype, changes):
-  params = small_engine.params()
+  params, axes = small_engine.params(), changes.get("axes", {"data": 1})
+  if "axes" in changes:
+    changes = {"lookahead": 1, "mesh": sharding.mesh(**axes)}
+    cut = sharding.shardings(small_engine.A, changes["mesh"])
+    params = jax.device_put(params, cut)
   engine = functools.partial(
     *(small_engine.engine, params),
     **{"dtype": jnp.dtype(dtype), "exact": True} | changes,
@@ -61,8 +71,8 @@ def test_traffic_and_scoring_change_no_bit(dtype, changes):
   assert first.counters["prefill_calls"] == 0
   rng = np.random.default_rng(0)
   _assert_scored(first, params, played, rng)
-  # There is room for one and a half contexts.
-  small = engine(slots=20, kv_tokens=240)
+  # There is room for one and a half contexts in each part.
+  small = engine(slots=20, kv_tokens=240 * axes["data"])
   shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
   assert small_engine.play(small, shuffled, delay=rng) == played
   assert small.counters["preemptions"] > 0
@@ -108,8 +118,19 @@ def test_a_guess_changes_no_bit_of_the_tokens_before_it(kernel, monkeypatch):
     assert (first(99, exact=False) != first(500, exact=False)).any()
 
 
-def test_ratios_of_a_rollouts_first_step_are_exactly_1(tmp_path, monkeypatch):
-  config = config_lib.changed(small_run.CONFIG, engine={"exact": True})
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}])
+def test_ratios_of_a_rollouts_first_step_are_exactly_1(
+  mesh, tmp_path, monkeypatch
+):
+  config = config_lib.changed(
+    small_run.CONFIG,
+    engine={"exact": True, "lanes": (16,)},
+    mesh=mesh and mesh | {"rollout_tensor": 2},
+  )
+  parts = small_run.parts()
+  policy = parts["policy"]
+  a = dataclasses.replace(policy.architecture, kv_heads=2)
+  policy = policy._replace(params=decoder.initialize(a, 0), architecture=a)
   steps, scored = learner.Learner.steps, []
 
   def checked(self, packed):
@@ -123,7 +144,7 @@ def test_ratios_of_a_rollouts_first_step_are_exactly_1(tmp_path, monkeypatch):
     yield from steps(self, packed)
 
   monkeypatch.setattr(learner.Learner, "steps", checked)
-  small_run.train(tmp_path, small_run.parts(), config)
+  small_run.train(tmp_path, parts | {"policy": policy}, config)
   rows = small_run.records(tmp_path, "steps.jsonl")
   assert len(scored) == 4 and min(scored) > 0
   assert [row["loss/ratio_max"] for row in rows[::2]] == [1.0] * 4
