@@ -254,15 +254,17 @@ def sampling(
     kv_store.allocator(a, pages, config.page, model.stored, mesh=mesh)
   )
   columns = kv_memory.pages_of(config.max_context, config)
+  near = kv_memory.pages_of(a.window, config)
+  read = [near if i in a.windowed else columns for i in range(a.layers)]
   by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
 
   def array(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
 
   def program(name, fn, *args, rows, tokens, **options) -> Program:
-    def read(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-      """Returns the pages of a layer that one step over the rows reads."""
-      shape = (x.shape[0], min(rows * columns, x.shape[1]), *x.shape[2:])
+    def of_step(x: jax.ShapeDtypeStruct, pages: int) -> jax.ShapeDtypeStruct:
+      """Returns the pages of a layer that one step reads, `pages` a row."""
+      shape = (x.shape[0], min(rows * pages, x.shape[1]), *x.shape[2:])
       return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
     return Program(
@@ -273,9 +275,15 @@ def sampling(
       tokens=tokens,
       trips=options.get("steps", 1),
       kinds={"engine weights": params, "KV cache": store},
-      reads=(params, jax.tree.map(read, store)),
+      reads=(
+        params,
+        [
+          jax.tree.map(functools.partial(of_step, pages=pages), layer)
+          for layer, pages in zip(store, read)
+        ],
+      ),
       blocks=math.ceil(
-        config.max_context / max(model.paged.block, config.page)
+        a.seen(config.max_context) / max(model.paged.block, config.page)
       ),
     )
 

@@ -208,9 +208,10 @@ def sampling(
   matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
   # Contexts grow evenly, so the mean one is half of the last.
   context = expected.tokens // 2
-  scores = 4 * a.layers * a.heads * a.head_dim * context
+  seen = a.seen(context)
+  scores = 4 * a.layers * a.heads * a.head_dim * seen
   stored = pages_lib.stored(config.engine.kv_dtype, config.compute_dtype)
-  cached = pages_lib.token_bytes(a, stored) * context
+  cached = pages_lib.token_bytes(a, stored) * seen
 
   chunk = engine.prefill_chunk
   padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION

@@ -201,6 +201,11 @@ class Architecture:
     """Returns the architecture of the base weights alone."""
     return dataclasses.replace(self, lora=None)
 
+  def seen(self, context: float) -> float:
+    """Returns the tokens that a layer sees of a context, the layers' mean."""
+    unseen = max(0, context - self.window) if self.windowed else 0
+    return context - unseen * len(self.windowed) / self.layers
+
 
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
   """Reads a Hugging Face `config.json`, with old or new names of its keys.

@@ -196,11 +196,22 @@ def test_a_hand_over_is_counted_by_hand(apart, adapters, cast, moved):
   assert (found.temporary, found.read) == (cast * GIB, moved * GIB)
 
 
-def _programs(**changes):
+def _programs(a=A, **changes):
   """Returns a changed configuration and its programs."""
   config = dataclasses.replace(CONFIG, **changes)
   how = {"devices": jax.devices(), "micro_batches": 1, "segment": 128}
-  return config, programs.programs(config, A, **how)
+  return config, programs.programs(config, a, **how)
+
+
+def test_decode_reads_the_pages_of_windows():
+  engine = dataclasses.replace(CONFIG.engine, page=8, max_context=256)
+  a = dataclasses.replace(A, window=20, windowed=(1,))
+  *_, decode = _programs(a, engine=engine)[1]
+  _, layers = decode.reads
+  # Four rows, of 32 pages each, or three.
+  assert [layer.k.shape[1] for layer in layers] == [128, 12]
+  # Of 64 tokens each: 256 and 20 are 138 on average.
+  assert decode.blocks == 3
 
 
 def test_old_log_probabilities_are_a_program_where_a_run_computes_them():

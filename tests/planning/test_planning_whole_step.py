@@ -30,9 +30,9 @@ PARTS = [
 ]
 
 
-def _sampled(config=CONFIG):
+def _sampled(config=CONFIG, a=A):
   parts = {part.name: part for part in PARTS}
-  return whole_step.sampling(config, A, EPISODES, parts)
+  return whole_step.sampling(config, a, EPISODES, parts)
 
 
 # q, o, k, v, gate, up, down and norms of two layers, and the last norm.
@@ -57,6 +57,21 @@ def test_decode_reads_the_weights_for_every_token_of_a_row(kv_dtype):
   assert found.flops == pytest.approx(flops / 4)
   # Three collectives of 2 GB a call of 8 tokens.
   assert found.traffic == {"all-gather": (3, 2e9)}
+
+
+def test_a_layer_with_a_window_sees_no_more_than_that():
+  a = dataclasses.replace(A, window=300, windowed=(0,))
+  prefill, found = _sampled(a=a)
+  _, all_seen = _sampled(a=dataclasses.replace(a, window=1000))
+  assert all_seen == _sampled()[1]
+  # A layer sees 300 tokens, the other 1,000: .65 of two layers' 1,000.
+  size = 4 if CONFIG.compute_dtype == "float32" else 2
+  cached = 12.8 * 0.65 * CACHED * size / 4
+  assert found.read == pytest.approx(8 * (GIB + cached))
+  flops = 8 * 16 * (2 * (LAYERS + HEAD) + 0.65 * SCORES)
+  assert found.flops == pytest.approx(flops / 4)
+  flops = 2 * 512 * (2 * LAYERS + 0.65 * SCORES)
+  assert prefill.flops == pytest.approx(flops / 4)
 
 
 def test_guesses_cost_products_and_save_reads():
