@@ -12,27 +12,19 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_TYPES = (
+  "Address Author Engine Finish GenerateRequest Generation Group Passage "
+  "Question RetrievalError Retriever SearchRequest Trajectory"
+).split()
 # Where each public name is: a module, or an object in one. `retrieval` is a
 # package of its own, because it also serves searches without this one.
 _WHERE = {
   # The configuration, and the values that pass between the parts.
   "config": "anysearch_jax.config",
   "ExperimentConfig": "anysearch_jax.config:ExperimentConfig",
-  "Budget": "anysearch_jax.budgets:Budget",
-  "Group": "anysearch_jax.types:Group",
-  "Passage": "anysearch_jax.types:Passage",
-  "Question": "anysearch_jax.types:Question",
-  "RetrievalError": "anysearch_jax.types:RetrievalError",
-  "SearchRequest": "anysearch_jax.types:SearchRequest",
-  "Trajectory": "anysearch_jax.types:Trajectory",
-  "Author": "anysearch_jax.types:Author",
-  "Address": "anysearch_jax.types:Address",
-  "Engine": "anysearch_jax.types:Engine",
-  "Finish": "anysearch_jax.types:Finish",
-  "GenerateRequest": "anysearch_jax.types:GenerateRequest",
-  "Generation": "anysearch_jax.types:Generation",
-  "Retriever": "anysearch_jax.types:Retriever",
   "budgets": "anysearch_jax.budgets",
+  "Budget": "anysearch_jax.budgets:Budget",
+  **{name: f"anysearch_jax.types:{name}" for name in _TYPES},
   # The equations: arrays in, arrays out.
   "curriculum": "anysearch_jax.algorithms.curriculum",
   "grpo": "anysearch_jax.algorithms.grpo",

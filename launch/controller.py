@@ -193,7 +193,7 @@ def run(
     adapts = getattr(engine, "adapts", False)
 
     def make() -> sampler.Sampler:
-      return sampler.make(
+      return sampler.Sampler(
         config,
         stream,
         codec=policy.tokenizer,

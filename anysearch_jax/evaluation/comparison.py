@@ -45,13 +45,9 @@ class Pairs:
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """Pairs two rows by question, budget and seed.
 
-  Budgets and seeds that only one row has are left out. One row's questions must
-  be a subset of the other's.
-
-  Raises:
-    ValueError: the rows have no common budget and seed, or each has questions
-      that the other lacks. In the latter case a difference of accuracies would
-      compare questions rather than rows.
+  Budgets and seeds that only one row has are left out. Raises ValueError if
+  there is no common budget and seed, or if each row has questions that the
+  other lacks: a difference of accuracies would then compare questions.
   """
   left, right = ours.columns, theirs.columns
   cells = _codes([(c.budget, c.seed) for c in (left, right)])
@@ -244,9 +240,7 @@ def pairwise(
   The rows have the same questions, see `pair`; `names` are keys of
   `measures.MEASURES`. Lines are ordered by pair, dataset (all together first),
   budget (all together first) and measure. One dataset has no lines of its own.
-
-  Raises:
-    ValueError: two rows cannot be paired.
+  Raises as `pair`.
   """
   found = [
     line

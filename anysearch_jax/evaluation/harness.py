@@ -4,10 +4,9 @@ All episodes share one pool of slots, which stays full until the last episodes.
 The episodes of a question are played next to each other, so that they share
 prompt prefixes and searches.
 
-An episode is a function of the policy, its question, budget and seed. Its
-random numbers are addressed by (seed, question), so budgets and policies share
-them and differences between budgets, or between policies, are paired. The other
-questions of a run do not affect an episode.
+An episode's random numbers are addressed by (seed, question). Budgets and
+policies share them, so their differences are paired, and the other questions of
+a run do not affect an episode.
 """
 
 from __future__ import annotations
@@ -249,11 +248,8 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
 class _Grid:
   """The grid of seeds, budgets and questions, in the order of its file.
 
-  A place is the index of an episode's line in the file.
-
-  Raises:
-    ValueError: an axis is empty or holds a value twice, or a budget is out of
-      range.
+  A place is the index of an episode's line in the file. Raises ValueError if
+  an axis is empty or holds a value twice, or a budget is out of range.
   """
 
   def __init__(

@@ -184,11 +184,8 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
   """Writes what a folder's rows are of, or checks it against the folder.
 
   The folder is made if it is missing. `files` has the JSON values that identify
-  the rows, by file name.
-
-  Raises:
-    ValueError: a file of the folder holds other values; the error names the
-      first difference.
+  the rows, by file name. Raises ValueError, with the first difference, if a
+  file of the folder holds others.
   """
   folder.mkdir(parents=True, exist_ok=True)
   for name, values in files.items():

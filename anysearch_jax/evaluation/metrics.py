@@ -2,9 +2,8 @@
 
 A row is the episodes of one method. Its measures are taken of parts of it: by
 budget, by dataset, by pairs of caps. A surface is over pairs of a number of
-searches and a cap on tokens, the protocol of "Inference-Time Budget Control for
-LLM Search Agents" (arXiv 2605.05701): each policy plays the same questions
-under the same pairs of hard caps.
+searches and a cap on tokens (docs/budgets.md), the protocol of "Inference-Time
+Budget Control for LLM Search Agents" (arXiv 2605.05701).
 """
 
 from __future__ import annotations

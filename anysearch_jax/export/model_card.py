@@ -6,11 +6,10 @@ themselves (`config/settings`).
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import jinja2
@@ -28,8 +27,7 @@ _PAPER = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
   """What the card says of an exported policy.
 
   Attributes:

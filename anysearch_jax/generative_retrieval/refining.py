@@ -8,6 +8,7 @@ https://arxiv.org/abs/2501.05366.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Hashable, Sequence
@@ -81,15 +82,12 @@ class ModelRefiner:
     texts: wording.Texts | None = None,
   ):
     self._model, self._marks = model, tuple(marks)
+    self.attach = functools.partial(searching.attach, model)
     texts = texts or search_o1.WORDINGS["search_o1"].texts()
     self._reader = texts.values["reader"]
     self._final = wording.template(texts.values["final_mark"])
     self._nothing = wording.template(texts.values["nothing_found"])
     self._sha256 = texts.sha256
-
-  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `types.EngineUser`."""
-    searching.attach(self._model, engine, codec)
 
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]

@@ -12,6 +12,7 @@ trajectory of the batch does not search. Passages have titles, like real ones.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -96,11 +97,8 @@ class ModelSimulator:
     self, model: text_model.TextModel, texts: wording.Texts | None = None
   ):
     self._model = model
+    self.attach = functools.partial(searching.attach, model)
     self._texts = texts or zerosearch.WORDINGS["zerosearch"].texts()
-
-  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `types.EngineUser`."""
-    searching.attach(self._model, engine, codec)
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool

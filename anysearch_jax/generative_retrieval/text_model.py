@@ -103,13 +103,8 @@ class EngineModel:
 class EndpointModel:
   """A model of a server; it can be used from any event loop.
 
-  Args:
-    url: of the server's interface (`http://host:8000/v1`), with or without
-      `/chat/completions`.
-    config: model, key and limits.
-
-  Raises:
-    ValueError: the url is invalid, or the model or the key is missing.
+  `url` is as of `OpenAIEndpoint`; `config` has model, key and limits. Raises
+  ValueError if the url is invalid, or the model or the key is missing.
   """
 
   def __init__(self, url: str, config: config_lib.TextModelConfig):

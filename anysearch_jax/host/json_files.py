@@ -14,10 +14,8 @@ from anysearch_jax.host import disk
 def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
   """Returns the JSON object, or the list, in a file.
 
-  If `missing` is not None, it stands for a file that does not exist.
-
-  Raises:
-    ValueError: the file contains something else; the message names the file.
+  If `missing` is not None, it stands for a file that does not exist. Raises
+  ValueError, which names the file, if it contains something else.
   """
   if missing is not None and not path.is_file():
     return missing
@@ -46,9 +44,5 @@ def text(values: Mapping[str, Any]) -> str:
 
 
 def write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Writes a JSON object atomically.
-
-  Raises:
-    disk.DiskError: the disk is full or broken; see `disk.replacing`.
-  """
+  """Writes a JSON object atomically; raises as `disk.replacing`."""
   disk.write_whole(path, text(values))

@@ -146,10 +146,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
   """Runs a coroutine in the loop and returns its result.
 
   What interrupts the waiting thread, such as Ctrl-C, cancels the coroutine; it
-  is raised after the coroutine's clean-up.
-
-  Raises:
-    RuntimeError: called in the loop, which would wait for itself.
+  is raised after the coroutine's clean-up. Raises RuntimeError in the loop.
   """
   if is_here():
     coroutine.close()

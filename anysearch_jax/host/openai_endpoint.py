@@ -66,11 +66,7 @@ class OpenAIEndpoint:
     self.close = self._caller.close
 
   async def models(self) -> list[str]:
-    """Returns the names of the server's models.
-
-    Raises:
-      types.RetrievalError: the server does not list them in time.
-    """
+    """Returns the names of the server's models; raises as `ask`."""
 
     def read(value: Any) -> list[str]:
       try:

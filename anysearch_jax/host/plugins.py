@@ -92,11 +92,7 @@ def load(
 
 
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
-  """Runs a Python file as a module of its own; its errors pass through.
-
-  Raises:
-    OSError: the file cannot be read.
-  """
+  """Runs a Python file as a module of its own; errors and OSError pass."""
   path = os.path.abspath(path)
   return _run(path, pathlib.Path(path).read_bytes())
 

@@ -118,11 +118,7 @@ def shown(url: str) -> str:
 
 
 def check_variable(name: str, field: str) -> None:
-  """Refuses a value that is not the name of an environment variable.
-
-  Raises:
-    ValueError: the value may be a key; the message does not show it.
-  """
+  """Refuses what is no name of a variable, unseen: it may be the key."""
   if not _VARIABLE.fullmatch(name):
     raise ValueError(
       f"{field}: expected the name of an environment variable (capitals, "

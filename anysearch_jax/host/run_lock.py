@@ -28,10 +28,8 @@ def hold(path: str | pathlib.Path) -> Iterator[None]:
   """Holds a lock file, which is removed at the end.
 
   The file is created, with its folder. If the file system has no locks, this
-  warns and continues without a lock.
-
-  Raises:
-    ValueError: another process holds the lock, or the file cannot be created.
+  warns and continues without a lock. Raises ValueError if another process holds
+  the lock, or the file cannot be created.
   """
   path = pathlib.Path(path)
   file = _take(path)

@@ -8,7 +8,6 @@ loops count once for each iteration.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -103,8 +102,7 @@ class _Instruction(NamedTuple):
 _Computation = Mapping[str, _Instruction]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Module:
+class _Module(NamedTuple):
   """A module: computations by name, each with its instructions by name.
 
   trips: iterations of a loop whose bound the text does not show.

@@ -31,8 +31,7 @@ class Phase(NamedTuple):
   floor: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
   """One optimizer step, with the sampling of its episodes.
 
   overlapped: whether it samples while it trains.

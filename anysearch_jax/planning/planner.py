@@ -125,8 +125,7 @@ def devices(
   if max(wanted) > target.count:
     raise ValueError(
       f"The mesh of {mesh} (mesh.trainer {mesh.trainer}) needs more devices "
-      f"than {target} has; "
-      "plan for a larger target, or another mesh."
+      f"than {target} has; plan for a larger target, or another mesh."
     )
   copies = {index // target.count for index in mesh.rollout} or {0}
   if len(copies) > 1:

@@ -16,7 +16,6 @@ Everything is a pure function of its arguments.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
@@ -43,8 +42,7 @@ class Turn(NamedTuple):
 Episode = Sequence[Turn]
 
 
-@dataclasses.dataclass(frozen=True)
-class Server:
+class Server(NamedTuple):
   """One sampler.
 
   prefill: seconds of a prefilled token; a prefill takes at least a `step`.
@@ -224,8 +222,7 @@ def schedule(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
   """What a run does, and how fast its parts are on one kind of device.
 
   draw: returns the episodes of a rollout. server: one sampler, on
@@ -297,9 +294,7 @@ def run(
   )
 
 
-def best_split(
-  work: Workload, devices: int, *, seed: int, rollouts: int = 2
-) -> Result | None:
+def best_split(work: Workload, devices: int, *, seed: int) -> Result | None:
   """Returns the fastest split of devices; None if they are too few.
 
   Numbers of trainers that differ by a fifth are tried. Devices that make no
@@ -311,7 +306,7 @@ def best_split(
   def split(trainers: int) -> Result:
     left = devices - trainers * work.trainer_devices
     servers = left // work.server_devices
-    return run(work, trainers, servers, rollouts=rollouts, seed=seed)
+    return run(work, trainers, servers, rollouts=2, seed=seed)
 
   found = map(split, sorted(sizes))
   return min(found, key=lambda each: each.seconds, default=None)

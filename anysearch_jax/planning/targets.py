@@ -190,8 +190,7 @@ def _installed(name: str) -> bool:
   return any(importlib.metadata.distributions(name=name))
 
 
-@dataclasses.dataclass(frozen=True)
-class Assumptions:
+class Assumptions(NamedTuple):
   """Assumed shares of the peaks; `latency` is seconds for each collective."""
 
   compute: float = 0.4

@@ -8,7 +8,6 @@ values for each token that a row samples.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -39,8 +38,7 @@ PROMPT = 230
 SIXTY = targets.Assumptions(compute=0.6, memory=0.6, links=0.6)
 
 
-@dataclasses.dataclass(frozen=True)
-class Episodes:
+class Episodes(NamedTuple):
   """The episodes of an optimizer step.
 
   tokens: of the average episode's whole context, which is one segment of a
@@ -77,10 +75,8 @@ class Episodes:
   def micro_batches(self, batch: config_lib.BatchConfig, multiple: int) -> int:
     """Returns the number of micro-batches that `pack` makes of them.
 
-    `multiple` is the number of devices that rows are sharded over.
-
-    Raises:
-      ValueError: the configuration allows fewer.
+    `multiple` is the number of devices that rows are sharded over. Raises
+    ValueError if the configuration allows fewer.
     """
     sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
     return sum(batching.micro_batches(sizes, config=batch, multiple=multiple))

@@ -157,10 +157,7 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
 
   The environment's `over_budget` line asks, and one more turn may answer. A
   caller lands an episode whose time is over; one whose tokens or dollars are
-  lands by itself, see `episode_state`.
-
-  Returns:
-    The episode. Its request is `Done` if it was landed before.
+  lands by itself, see `episode_state`. One that was landed before is `Done`.
   """
   if episode.landing:
     return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)

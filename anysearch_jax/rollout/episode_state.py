@@ -64,22 +64,19 @@ def call_tokens(turn: Chunk, opens: str, codec: types.TextCodec) -> int:
   return many
 
 
-@dataclasses.dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
   """The last request of an episode: it is over and asks for nothing more."""
 
   trajectory: types.Trajectory
 
 
-@dataclasses.dataclass(frozen=True)
-class Retrieved:
+class Retrieved(NamedTuple):
   """The event that answers a `SearchRequest`; `passages` may be empty."""
 
   passages: tuple[types.Passage, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
   """The event for a request that could not be answered, with the reason."""
 
   reason: str

@@ -86,6 +86,7 @@ class BatchingRetriever:
     self, retriever: types.Retriever, config: config_lib.SearchConfig
   ):
     self._retriever, self._config = retriever, config
+    self.attach = functools.partial(attach, retriever)
     self._context_key = (
       retriever.context_key
       if isinstance(retriever, types.ContextualRetriever)
@@ -111,10 +112,6 @@ class BatchingRetriever:
     self._said = 0, time.monotonic()  # Queries that `waits` knew, and when.
     # What the retriever had counted when it was last asked.
     self._counted: Counter[str] = Counter(counting.counters(retriever))
-
-  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """Passes the policy's engine to a retriever that generates with it."""
-    attach(self._retriever, engine, codec)
 
   async def search(
     self, request: types.SearchRequest
@@ -312,10 +309,8 @@ class Toolbox:
 
   The requests of a tool whose retriever is a `types.BatchRetriever` are batched
   by themselves, in the batches of `config`, so that no tool waits for another.
-
-  Raises:
-    ValueError: an answer depends on the episode that asks; such answers cannot
-      be told apart here.
+  Raises ValueError if an answer depends on the episode that asks, because such
+  answers cannot be told apart here.
   """
 
   def __init__(

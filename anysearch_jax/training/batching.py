@@ -10,7 +10,6 @@ its inputs.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,8 +19,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
   """One token sequence to train on.
 
   Attributes:

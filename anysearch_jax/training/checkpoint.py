@@ -116,10 +116,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   keeps one of them, so that the run can save them again.
 
   Every checkpoint stores `config`, the run's as plain values; `keep` says which
-  are kept.
-
-  Raises:
-    DamagedError: there are checkpoints, and all are damaged.
+  are kept. Raises DamagedError if there are checkpoints and all are damaged.
   """
 
   def __init__(
@@ -186,9 +183,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     State and curriculum of `like` have the shapes, dtypes and shardings to
     restore to (arrays or `jax.ShapeDtypeStruct`); the rest of it is ignored.
-
-    Raises:
-      MismatchError: an array differs in name, shape or dtype.
+    Raises as `read`.
     """
     folder = self.folder / str(rollout)
     trees = {
@@ -248,11 +243,8 @@ def rollouts(folder: str | pathlib.Path) -> list[int]:
 def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
   """Returns the newest undamaged checkpoint, and logs the damaged ones before.
 
-  `rollout` is the only acceptable one; None accepts any.
-
-  Raises:
-    FileNotFoundError: there is no such checkpoint.
-    DamagedError: all acceptable checkpoints are damaged.
+  `rollout` is the only acceptable one; None accepts any. Raises
+  FileNotFoundError if there is no such one, DamagedError if all are damaged.
   """
   found = rollouts(folder)
   wanted = [r for r in found if rollout in (None, r)]

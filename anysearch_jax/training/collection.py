@@ -121,14 +121,10 @@ class Collector:
     self,
     config: config_lib.ExperimentConfig,
     stream: QuestionStream,
-    *,
-    engine: types.TrainableEngine,
-    retriever: types.Retriever,
-    codec: types.TextCodec,
+    parts: driver.EpisodeParts,
     timeline: timeline_lib.Timeline,
   ):
-    self.stream, self._timeline = stream, timeline
-    self._parts = driver.EpisodeParts(engine, retriever, config.episode, codec)
+    self.stream, self._parts, self._timeline = stream, parts, timeline
     self._slots = config.engine.slots
     self._quiet_seconds = config.watch.quiet_seconds
     environment = systems.of_episode(config.episode)
@@ -138,10 +134,17 @@ class Collector:
     self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope
   ) -> RolloutBatch:
     """Plays the questions of one rollout; `scope` stops its episodes."""
-    scaffold = bool(assignment.scaffold)
+    tokens, scaffold = assignment.tokens, bool(assignment.scaffold)
+    if tokens is None:
+      tokens = np.full_like(assignment.budgets, budgets_lib.UNCAPPED)
     assignments = [
-      driver.Assignment(i, self.stream.question(rollout, i), budget, scaffold)
-      for i, budget in enumerate(self._budgets(assignment))
+      driver.Assignment(
+        i,
+        self.stream.question(rollout, i),
+        budgets_lib.Budget(int(b), int(t), prices=self._prices),
+        scaffold,
+      )
+      for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
     ]
     first, count = jax.process_index(), jax.process_count()
     keep = len(range(first, self.stream.groups, count))
@@ -171,31 +174,15 @@ class Collector:
       ],
     )
 
-  def _budgets(
-    self, assignment: curriculum.Assignment
-  ) -> list[budgets_lib.Budget]:
-    """Returns the budget of each group, with the prices of the run."""
-    searches, tokens = assignment.budgets, assignment.tokens
-    if tokens is None:
-      tokens = np.full_like(searches, budgets_lib.UNCAPPED)
-    return [
-      budgets_lib.Budget(searches=int(b), tokens=int(t), prices=self._prices)
-      for b, t in zip(searches, tokens, strict=True)
-    ]
-
   def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
     """Waits for this process's share of a rollout."""
     played = playing.wait()
     return RolloutBatch(
-      groups=list(played.groups),
+      **played._asdict(),
       places=np.asarray([_place(group) for group in played.groups], np.int64),
-      dropped=played.dropped,
-      resampled=played.resampled,
-      failed=played.failed,
       stragglers=0,
       engine=_pop_counters(self._parts.engine),
       search=_pop_counters(self._parts.retriever),
-      reason=played.reason,
     )
 
   def _span(

@@ -1,8 +1,7 @@
 """The side of a run that samples, for trainers in other processes.
 
 A request names all that its answer follows from, so this side keeps nothing
-that trainers could not give again, and every request may be repeated: a trainer
-does so if it has no answer, also to a controller that was restarted meanwhile.
+that trainers could not give again, and every request may be repeated.
 
     about   what trainers ask of this side before they begin
     score   first rollout, state of sampling, stored rollouts; answers these
@@ -278,9 +277,7 @@ def opened(
   The in-process engine uses the devices of `mesh.rollout`, by default as many
   as the training mesh has, and not more than there are.
 
-  Raises:
-    types.EngineError: a server is unavailable or cannot be used.
-    ValueError: the policy or the configuration cannot be used.
+  Raises as `engines.make`, and ValueError if the policy cannot be used.
   """
   a, codec = hf.describe(config.policy)
   a = lora.attach(a, config.lora)

@@ -88,11 +88,7 @@ class HealthMonitor:
     self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
   def collected(self, rollout: int, collected: collection.RolloutBatch) -> None:
-    """Checks a rollout's episodes before it is trained on.
-
-    Raises:
-      FailedEpisodesError: the rollout had an `outage`.
-    """
+    """Raises FailedEpisodesError, before training, if there was an `outage`."""
     most, stream = self._config.max_failed, self._stream
     if found := outage(rollout, collected, stream=stream, max_failed=most):
       raise FailedEpisodesError(
@@ -109,11 +105,7 @@ class HealthMonitor:
     """Checks the metrics of an optimizer step of a rollout.
 
     If they are not finite, `dump` writes the rollout's trajectories and returns
-    their path.
-
-    Raises:
-      NotFiniteError: this was the last of `watch.bad_steps` non-finite steps in
-        a row.
+    their path. Raises NotFiniteError after `watch.bad_steps` of them in a row.
     """
     if values["finite"]:
       self._bad = 0
@@ -133,9 +125,8 @@ class HealthMonitor:
   def rollout(self, values: Mapping[str, float]) -> None:
     """Checks the metrics of a rollout that was trained on.
 
-    Raises:
-      WrongWeightsError: in `watch.gap_rollouts` rollouts in a row the engine's
-        log-probabilities were too far from the trainer's.
+    Raises WrongWeightsError if the engine's log-probabilities were too far from
+    the trainer's in `watch.gap_rollouts` rollouts in a row.
     """
     c, rollout = self._config, int(values["rollout"])
     entropy, kl = values["policy/entropy"], values["loss/kl"]
@@ -237,10 +228,8 @@ class Fingerprint:
     """Makes the engine score the prompt, and compares the result.
 
     With `before`, nothing was sampled yet: parts of a `types.FleetEngine` that
-    have other weights are put aside if the others have the right ones.
-
-    Raises:
-      types.EngineError: the engine's weights are not those of `expect`.
+    have other weights are put aside if the others have the right ones. Raises
+    EngineError if the engine's weights are not those of `expect`.
     """
     engine, expected = self._engine, self._expected
     if engine is None or not expected.size:

@@ -38,10 +38,8 @@ class Learner:
   scorer: the engine's `score_exactly`, if `engine.exact` is on.
 
   `policy` is also the reference of the KL term; with several processes, its
-  arrays are on the training mesh.
-
-  Raises:
-    ValueError: the devices cannot run the configuration.
+  arrays are on the training mesh. Raises ValueError if the devices cannot run
+  the configuration.
   """
 
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
@@ -159,15 +157,18 @@ class Learner:
     self, scored: rewards_and_advantages.Experience
   ) -> list[batching.HostBatch]:
     """Packs a rollout into a host batch for each step, epoch after epoch."""
-    c = self._config.curriculum
-    once = rewards_and_advantages.batches(
-      scored,
-      count=c.batches_per_rollout,
-      config=self._config.batch,
-      multiple=self.placement.row_multiple,
-      rewards=self._estimator is not None,
-      experts=self._recorded,
-    )
+    c, size = self._config.curriculum, scored.valid.size
+    each = size // c.batches_per_rollout
+    once = [
+      batching.pack(
+        rewards_and_advantages.examples(scored, start, start + each),
+        config=self._config.batch,
+        multiple=self.placement.row_multiple,
+        rewards=self._estimator is not None,
+        experts=self._recorded,
+      )
+      for start in range(0, size, each)
+    ]
     return once * c.epochs
 
   def steps(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import pathlib
 import shutil
@@ -11,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,8 +40,7 @@ from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
   """Reports that a rollout was trained on; `values` are its metrics."""
 
   rollout: int
@@ -123,22 +121,19 @@ class Trainer:
     self._stepped = False
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
-    beside = None
-    if controller is None and engine is None and config.servers_share:
+    a = lora.attach(policy.architecture, config.lora)
+    empty = policy._replace(params={}, architecture=a)
+    makes = controller is None and engine is None
+    if makes and config.servers_share:
       # Made first: servers release the memory that the learner needs.
-      a = lora.attach(policy.architecture, config.lora)
-      empty = policy._replace(params={}, architecture=a)
-      engine = beside = engines.make(empty, config, seed=config.seed)
+      engine = engines.make(empty, config, seed=config.seed)
     self._learner = learner_lib.Learner(config, policy)
-    if beside is not None:
-      beside.set_params(self._learner.published(), 0)
-    if controller is None and engine is None:
-      published = policy._replace(
-        params=self._learner.published(),
-        architecture=self._learner.architecture,
-      )
+    if makes and engine is not None:
+      engine.set_params(self._learner.published(), 0)
+    elif makes:
+      published = empty._replace(params=self._learner.published())
       engine = engines.make(published, config, seed=config.seed)
-    # Drop the weights: the learner owns them now.
+    # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
     self._stream = collection.QuestionStream.of(questions, config)
     self._engine, self._controller = engine, controller
@@ -156,7 +151,7 @@ class Trainer:
     else:
       assert engine is not None and retriever is not None
       searching.attach(retriever, engine, policy.tokenizer)
-      self._sampler = sampler.make(
+      self._sampler = sampler.Sampler(
         config,
         self._stream,
         codec=policy.tokenizer,
@@ -216,14 +211,11 @@ class Trainer:
       True at the end of training; False if `stop` ended it and it was saved.
 
     Raises:
-      health.NotFiniteError: `watch.bad_steps` steps in a row were not finite.
-      health.FailedEpisodesError: too many episodes of a rollout failed.
-        Earlier training is saved first, as for `types.EngineError`.
-      types.EngineError: the engine refused new weights, or has different ones.
-        A `messages.AwayError`: the controller was away for too long.
-      health.WrongWeightsError: the engine's log-probabilities were too far from
-        the trainer's in `watch.gap_rollouts` rollouts in a row.
-      sampler.StaleError: the engine sampled with weights of a wrong version.
+      health.NotFiniteError, health.WrongWeightsError, sampler.StaleError.
+      health.FailedEpisodesError: earlier training is saved first.
+      types.EngineError: the engine refused new weights, or has different ones;
+        a `messages.AwayError`: the controller was away for too long. Earlier
+        training is saved first.
       checkpoint.DamagedError: there are checkpoints, and all are damaged.
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
@@ -392,9 +384,8 @@ class Trainer:
       **{f"data/{name}": float(value) for name, value in position.items()},
       **seconds,
     }
-    if (
-      self._config.engine.kind == "jax" and self._engine
-    ):  # Others sample on unknown devices.
+    # Others sample on unknown devices.
+    if self._engine and self._config.engine.kind == "jax":
       values["device/count"] = jax.device_count()
     self._monitor.rollout(values)
     return steps, values

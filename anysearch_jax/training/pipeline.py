@@ -1,11 +1,9 @@
 """Samples ahead of training, on a separate thread.
 
 With `async_level` n, rollout k + n is sampled with the weights from before
-training on rollout k. All tokens of a rollout come from one version of the
-weights, so the samples depend on the level and not on which thread is faster:
-
-    n = 0   sample 0 | train 0 | sample 1 | train 1 | ...
-    n = 1   sample 0 | train 0, sample 1 | train 1, sample 2 | ...
+training on rollout k (docs/rollouts.md). All tokens of a rollout come from one
+version of the weights, so the samples depend on the level and not on which
+thread is faster.
 
 Published weights are kept here until the sampler needs them. If sampling is
 slower than training, that is up to n copies beside the engine's own.
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
   from anysearch_jax.training import remote
 
 _LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
+_PATIENCE = 30.0  # Seconds that a stop waits for the thread.
 
 
 class Ahead(NamedTuple):
@@ -48,9 +47,8 @@ class Pipeline:
   """Runs a sampler on its thread; use as a context manager, which stops it.
 
   `ready` are consecutive rollouts that are sampled already; `first` is the
-  first of them, or else the first to sample. A stop waits `patience` seconds
-  for the thread. `published` is the version that the engine begins with, -1 if
-  that is unknown.
+  first of them, or else the first to sample. `published` is the version that
+  the engine begins with, -1 if that is unknown.
   """
 
   def __init__(
@@ -62,12 +60,10 @@ class Pipeline:
     rollouts: int,
     level: int,
     timeline: timeline_lib.Timeline,
-    patience: float = 30.0,
     published: int = 0,
   ):
     self._sampler = sampler
     self._timeline = timeline
-    self._patience = patience
     self._end, self._level = rollouts, level
     self._ahead: deque[Ahead] = deque()
     for sampled in ready:
@@ -161,11 +157,11 @@ class Pipeline:
   def __exit__(self, *unused) -> None:
     self._jobs.put(None)
     self._sampler.stop()
-    self._thread.join(self._patience)
+    self._thread.join(_PATIENCE)
     if self._thread.is_alive():
       logging.warning(
         "The sampler's thread did not stop within %g seconds and is abandoned.",
-        self._patience,
+        _PATIENCE,
       )
 
   def _handed(

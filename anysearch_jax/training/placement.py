@@ -57,9 +57,8 @@ class Placement:
   ) -> Placement:
     """Returns the placement of a run's policy on `devices`, by default all.
 
-    Raises:
-      ValueError: a device does not exist, the policy does not divide over the
-        mesh, or a process has no device in the training mesh.
+    Raises ValueError if a device does not exist, the policy does not divide
+    over the mesh, or a process has no device in the training mesh.
     """
     trainer = sharding.training_mesh(config.mesh, devices)
     rollout = sharding.rollout_mesh(config.mesh, a, devices)
@@ -135,11 +134,7 @@ def check(
 def check_playing(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
-  """Checks that the devices can sample.
-
-  Raises:
-    ValueError: a device does not exist, or cannot run the engine as configured.
-  """
+  """Raises ValueError if a device does not exist or cannot run the engine."""
   mesh = sharding.rollout_mesh(config.mesh, a)
   if config.engine.kind == "jax":
     kv_memory.validate(config.engine, shards=mesh.shape["data"])

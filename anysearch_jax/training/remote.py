@@ -5,9 +5,8 @@ rollout after another. The threads that train share what has arrived with the
 other processes (`host/processes`), so all processes start their collectives in
 the same order, and training can overlap with sampling at any `async_level`.
 
-A request that has no answer is repeated. It names all that the answer follows
-from, so a controller may be restarted meanwhile: the folder of a version of the
-weights remains until its rollouts have arrived.
+A request that has no answer is repeated, also to a controller that was
+restarted: a version's folder remains until its rollouts have arrived.
 """
 
 from __future__ import annotations

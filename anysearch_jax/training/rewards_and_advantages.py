@@ -147,44 +147,14 @@ def score(
   )
 
 
-def batches(
-  experience: Experience,
-  *,
-  count: int,
-  config: config_lib.BatchConfig,
-  multiple: int = 1,
-  rewards: bool = False,
-  experts: jax.ShapeDtypeStruct | None = None,
-) -> list[batching.HostBatch]:
-  """Splits a rollout into equal consecutive batches.
-
-  Trajectories are in (question, sample) order; a group may straddle two
-  batches. Token weights form a mean over the trajectories of one batch.
-
-  `count` divides the number of trajectories; the rest is as for
-  `batching.pack`.
-  """
-  each = experience.valid.size // count
-  return [
-    batching.pack(
-      examples(experience, start, start + each),
-      config=config,
-      multiple=multiple,
-      rewards=rewards,
-      experts=experts,
-    )
-    for start in range(0, experience.valid.size, each)
-  ]
-
-
 def examples(
   experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
   """Returns the valid trajectories with flat indices in a range, as examples.
 
-  Trajectories are in (question, sample) order. The token weights form a mean
-  over those returned, which counts a trajectory whose prompt left no room for
-  the model, although it has no token to train on and is omitted.
+  Trajectories are in (question, sample) order; a range may split a group. The
+  token weights form a mean over those returned, which counts a trajectory whose
+  prompt left no room for the model, although it is omitted.
   """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)
@@ -283,10 +253,8 @@ def reward_metrics(
   """Returns the names of the reward metrics, those that begin with `reward/`.
 
   The reward is given artificial outcomes. With `traced` it is only traced; one
-  of the user's is called, because JAX may be unable to trace it.
-
-  Raises:
-    plugins.PluginError: the user's function cannot be used.
+  of the user's is called, because JAX may be unable to trace it, and raises
+  PluginError if it cannot be used.
   """
   made_up = own.trial(
     group=samples, budget=max_budget, measures=method.measures

@@ -23,7 +23,7 @@ from anysearch_jax.host import disk, loop
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import driver, searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -102,19 +102,26 @@ class Sampler:
 
   def __init__(
     self,
-    engine: types.TrainableEngine,
-    collector: collection.Collector,
-    fingerprint: health.Fingerprint,
-    *,
     config: config_lib.ExperimentConfig,
+    stream: collection.QuestionStream,
+    *,
+    codec: types.TextCodec,
+    engine: types.TrainableEngine,
+    retriever: types.Retriever,
     timeline: timeline_lib.Timeline,
   ):
     self.state = initial(config)
-    self._engine, self._collector = engine, collector
-    self._fingerprint = fingerprint
     self._config, self._curriculum = config, config.curriculum
+    self._engine, self._timeline = engine, timeline
+    parts = driver.EpisodeParts(engine, retriever, config.episode, codec)
+    self._collector = collection.Collector(config, stream, parts, timeline)
+    scaffold = config.curriculum.phase1_scaffold
+    self._fingerprint = health.Fingerprint(
+      engine,
+      prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
+      bound=config.watch.max_fingerprint_gap,
+    )
     self._method = systems.trained(config)
-    self._timeline = timeline
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
   def set_params(self, rollout: int, weights: HandedOver, version: int) -> None:
@@ -130,15 +137,11 @@ class Sampler:
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
       try:
-        if not isinstance(params, pathlib.Path):
-          engine.set_params(jax.block_until_ready(params), version)
-        elif isinstance(engine, types.LoadingEngine):
+        if isinstance(params, pathlib.Path):
+          assert isinstance(engine, types.LoadingEngine)  # A controller's is.
           engine.load_folder(params, version)
         else:
-          raise TypeError(
-            f"Found {type(engine).__name__}, expected an engine that loads "
-            "folders (types.LoadingEngine)."
-          )
+          engine.set_params(jax.block_until_ready(params), version)
       except disk.DiskError:
         raise
       except (OSError, ValueError) as error:
@@ -171,9 +174,9 @@ class Sampler:
     after = self._verify(rollout) if any(collected.groups) else before
     if after:
       collected.engine.update(fingerprints=bool(before) + 1)
-      gaps = dict(before)
-      for part, gap in after.items():
-        gaps[part] = max(gap, gaps.get(part, gap))
+      gaps = dict(before) | {
+        part: max(gap, before.get(part, gap)) for part, gap in after.items()
+      }
       collected = collected._replace(
         fingerprint=max(gaps[part][0] for part in after),
         fingerprint_max=max(gaps[part][1] for part in after),
@@ -283,37 +286,6 @@ class Sampler:
       *(rollout, bool(assignment.scaffold), levels, np.asarray(probabilities)),
       *(collected, scored, self.state),
     )
-
-
-def make(
-  config: config_lib.ExperimentConfig,
-  stream: collection.QuestionStream,
-  *,
-  codec: types.TextCodec,
-  engine: types.TrainableEngine,
-  retriever: types.Retriever,
-  timeline: timeline_lib.Timeline,
-) -> Sampler:
-  """Returns a run's sampler."""
-  scaffold = config.curriculum.phase1_scaffold
-  return Sampler(
-    engine,
-    collection.Collector(
-      config,
-      stream,
-      engine=engine,
-      retriever=retriever,
-      codec=codec,
-      timeline=timeline,
-    ),
-    health.Fingerprint(
-      engine,
-      prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
-      bound=config.watch.max_fingerprint_gap,
-    ),
-    config=config,
-    timeline=timeline,
-  )
 
 
 def discarded(state: SamplerState, why: str, **counts: int) -> SamplerState:

@@ -97,10 +97,8 @@ class _Mlflow:
     self._client.set_terminated(self.id, self._STATUS[status])
 
 
-KINDS: Mapping[str, type[_Wandb | _Mlflow]] = {
-  "wandb": _Wandb,
-  "mlflow": _Mlflow,
-}
+Tracker = _Wandb | _Mlflow
+KINDS: dict[str, type[Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow}
 
 
 class Sender:
@@ -110,7 +108,7 @@ class Sender:
   failure is a warning, and `close` says how many records were lost.
   """
 
-  def __init__(self, name: str, tracker: _Wandb | _Mlflow):
+  def __init__(self, name: str, tracker: Tracker):
     self._name, self._tracker = name, tracker
     self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._written = self._sent = 0
@@ -156,10 +154,8 @@ def opened(
   """Opens trackers, and ends their runs as the block ends.
 
   `folder` is that of the run: its name is the run's, and `trackers.json` in it
-  has the ids by which a resumed run continues. `config` is a plain dict.
-
-  Raises:
-    ValueError: a package is missing, or a tracker cannot be opened.
+  has the ids by which a resumed run continues. `config` is a plain dict. Raises
+  ValueError if a package is missing, or a tracker cannot be opened.
   """
   path, status = folder / _IDS, "failed"
   ids = json_files.read(path) if path.is_file() else {}

@@ -112,9 +112,7 @@ def grpo_loss(
   Where the trainer's old log-probs are `batching.OWN`, they are this step's.
   With `exact` log-probs in the rows, the ratio is these over the behaviour's,
   and its gradient is that of this program; all metrics but the ratio's are too.
-
-  Raises:
-    ValueError: a setting is for a policy with experts, and this one has none.
+  Raises ValueError if a setting is for experts, and the policy has none.
   """
   for name, off in (("router_balance", 0), ("router", "own")):
     if not a.experts and (found := getattr(config, name)) != off:

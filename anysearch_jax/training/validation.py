@@ -161,10 +161,8 @@ def check_prompts(
   """Checks that the prompt of the question of median length fits the context.
 
   A single question that is too long only ends its own episodes. `max_budget` is
-  the budget that the prompts name.
-
-  Raises:
-    ValueError: there is no question, or no room for a token of the model.
+  the budget that the prompts name. Raises ValueError if there is no question,
+  or no room for a token of the model.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")

@@ -222,12 +222,6 @@ class World:
       return ""
     return " ".join((*subjects, *wordings))
 
-  def split_snapshots(self, split: str) -> range:
-    """Returns the snapshots of one of `SPLITS`; splits share no snapshot."""
-    before = SPLITS[: _split_index(split)]
-    start = sum(_SNAPSHOTS[each] for each in before)
-    return range(start, start + _SNAPSHOTS[split])
-
   def questions(
     self, split: str, count: int, seed: int
   ) -> list[types.Question]:
@@ -246,8 +240,10 @@ class World:
     Raises:
       ValueError: the split is unknown, or has fewer questions.
     """
-    snapshots = self.split_snapshots(split)
-    rng = _generator(self._seed, 2, _split_index(split), seed)
+    at = _split_index(split)
+    start = sum(_SNAPSHOTS[each] for each in SPLITS[:at])
+    snapshots = range(start, start + _SNAPSHOTS[split])
+    rng = _generator(self._seed, 2, at, seed)
     values = np.stack([self.snapshot(i).values for i in snapshots])
     drawn = []
     for hops, share in enumerate(_shares(count, _HOP_MIX), 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -82,10 +83,7 @@ class SelfSimulator:
 
   def __init__(self, model: text_model.TextModel, *, prompt: str):
     self._model, self._prompt = model, prompt
-
-  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `types.EngineUser`."""
-    searching.attach(self._model, engine, codec)
+    self.attach = functools.partial(searching.attach, model)
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool

@@ -29,7 +29,7 @@ SERVER = simulation.Server(0.001, 0.02, 0.005, rows=4, slots=8)
 
 def alone(**changes):
   """Returns a server whose steps take a second, whatever the rows."""
-  return dataclasses.replace(SERVER, prefill=0.0, step=1.0, row=0.0, **changes)
+  return SERVER._replace(prefill=0.0, step=1.0, row=0.0, **changes)
 
 
 def test_one_episode_takes_the_sum_of_its_parts():

@@ -54,7 +54,7 @@ class Controlled:
     policy, engine = controller.opened(config, searcher)
 
     def make() -> sampler.Sampler:
-      return sampler.make(
+      return sampler.Sampler(
         self._config,
         collection.QuestionStream.of(self.parts["questions"], self._config),
         codec=policy.tokenizer,

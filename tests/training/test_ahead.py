@@ -212,12 +212,11 @@ class _Stuck:
     pass
 
 
-def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog):
+def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog, monkeypatch):
+  monkeypatch.setattr(pipeline, "_PATIENCE", 0.1)
   stuck = _Stuck()
   clock = timeline.Timeline(time.monotonic)
-  ahead = pipeline.Pipeline(
-    stuck, first=0, rollouts=2, level=1, timeline=clock, patience=0.1
-  )
+  ahead = pipeline.Pipeline(stuck, first=0, rollouts=2, level=1, timeline=clock)
   with pytest.raises(runs.KilledError), ahead:
     ahead.fill(0, dict)
     raise runs.KilledError

@@ -17,9 +17,6 @@ from anysearch_jax.methods import systems
 from anysearch_jax.training import rewards_and_advantages
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
-BATCH = config_lib.BatchConfig(
-  row_lengths=(16,), micro_batch_tokens=32, max_micro_batches=4
-)
 OBJECTIVE = config_lib.ObjectiveConfig()
 PER_TOKEN = dataclasses.replace(OBJECTIVE, reduction="token-mean")
 
@@ -125,24 +122,21 @@ def test_examples_carry_the_weights_of_the_reduction(
     )
     assert example.advantage == pytest.approx(1 - 2 * g, rel=1e-4)
   # One trajectory in each of six steps: each mean is over one trajectory.
-  steps = rewards_and_advantages.batches(scored, count=6, config=BATCH)
-  assert [int(rows.used) for (rows,) in steps] == [1, 1, 0, 0, 0, 0]
-  for (rows,), model in zip(steps, (4, 2)):
-    np.testing.assert_array_equal(
-      rows.weight[rows.weight > 0], np.float32([1 / model] * model)
-    )
+  steps = [rewards_and_advantages.examples(scored, i, i + 1) for i in range(6)]
+  assert list(map(len, steps)) == [1, 1, 0, 0, 0, 0]
+  for (example,), model in zip(steps, (4, 2)):
+    found = example.weights[example.weights > 0]
+    np.testing.assert_array_equal(found, np.float32([1 / model] * model))
 
 
 def test_a_group_may_straddle_two_steps(groups):
   whole = [groups[0], group(*groups[0].trajectories), groups[2]]
-  (first,), (second,) = rewards_and_advantages.batches(
-    score(whole), count=2, config=BATCH
-  )
+  scored = score(whole)
+  steps = [rewards_and_advantages.examples(scored, i, i + 3) for i in (0, 3)]
   # All three trajectories of the first step are valid, two of the second.
-  weights = [np.unique(rows.weight)[1:].tolist() for rows in (first, second)]
-  expected = [[1 / (4 * 3), 1 / (2 * 3)], [1 / (2 * 2)]]
-  assert weights == [np.float32(w).tolist() for w in expected]
-  assert first.segment_ids.max() == 2
+  weights = [[example.weights.max() for example in step] for step in steps]
+  expected = [[1 / (4 * 3), 1 / (2 * 3), 1 / (4 * 3)], [1 / (2 * 2)]]
+  assert weights == [list(np.float32(w)) for w in expected]
 
 
 def test_rewards_are_recorded_with_their_trajectories(groups):

@@ -140,11 +140,7 @@ class JaxEngine:
     """Does nothing: the cache goes with the engine."""
 
   def set_params(self, params: decoder.Params, version: int) -> None:
-    """Sets the weights; no episode may hold a cache of the old ones.
-
-    Raises:
-      RuntimeError: an episode still holds a cache.
-    """
+    """Sets the weights; RuntimeError if a cache of the old ones is held."""
     self._forget(f"version {version} is set")
     self._device.set_params(params)
     self._version = version

@@ -87,10 +87,7 @@ class Halting:
     """Returns the tokens that may end a turn, bool `[V]`.
 
     Other sets than the usual one are computed on another thread, because that
-    may take a second, and remembered.
-
-    Raises:
-      ValueError: a stop text is empty.
+    may take a second, and remembered. Raises ValueError if a text is empty.
     """
     if "" in stop:
       raise ValueError(
@@ -101,11 +98,9 @@ class Halting:
     return await asyncio.to_thread(self._found, stop)
 
   def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
-    """Returns the halting tokens of a call.
+    """Returns the halting tokens of a call, uint32 `[V]`, and each turn's bit.
 
-    Returns:
-      uint32 `[V]`, the same array as for the last call if it had the same sets
-      of stop texts; and the bit of each turn.
+    It is the array of the last call if that had the same sets of stop texts.
     """
     halts = {self._stop: self._usual}
     halts |= {turn.request.stop: turn.halts for turn in turns}
