@@ -154,7 +154,7 @@ class Trajectory:
     observations: what each charged search showed, as values; the text is in
       `spans`.
     search_ends: index of the last token of each turn whose search was charged.
-    caps: what else the episode could spend, see `environment.records.assigned`.
+    caps: what else the episode could spend.
     seconds: how long it took, if its seconds were capped; 0 otherwise.
     discarded_tokens: tokens of turns that a controller discarded. They are
       charged, and are not in `token_ids`.

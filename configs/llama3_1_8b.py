@@ -1,7 +1,6 @@
 """Llama-3.1-8B-Instruct: the paper's run.
 
-Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
-`:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
+Hardware, presets, questions and passages: `configs/paper.py`.
 Memory, planned for h100:4: 54.5 GiB on a training GPU and 55.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 111.0 of 128.6 GiB.
@@ -12,9 +11,6 @@ Expected: unknown; nothing has been trained with this configuration yet.
     hf download meta-llama/Llama-3.1-8B-Instruct \\
         --local-dir models/Llama-3.1-8B-Instruct
     python -m launch.train --config=configs/llama3_1_8b.py
-
-Questions come from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index); docs/training.md has the commands.
 """
 
 from __future__ import annotations

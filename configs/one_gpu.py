@@ -20,9 +20,6 @@ An episode generates 2048 tokens at most instead of 4096, and the lengths in the
 reward are halved with that.
 Memory: docs/training.md has the plan of each preset.
 Expected: unknown; nothing has been trained with it yet.
-
-Questions from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index): docs/training.md has the commands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The common part of the paper's three policies, such as `qwen2_5_7b.py`.
 
 The hyperparameters are the paper's table; most are the defaults of `config`.
-The hardware is one node of eight GPUs: 0-3 train (fsdp 2, tensor parallelism 2)
-while 4-7 sample the next rollout.
+The hardware is one node of eight GPUs of 80 GB (the paper: H800): 0-3 train
+(fsdp 2, tensor parallelism 2) while 4-7 sample the next rollout. Questions come
+from data/qa (launch.prepare_data), passages from indexes/e5
+(launch.build_index); docs/training.md has the commands.
 
 Presets, `--config=configs/<policy>.py:<preset>`:
     (none)       512 trajectories per optimizer step, five steps per rollout
@@ -15,13 +17,9 @@ Presets, `--config=configs/<policy>.py:<preset>`:
                  paper's run. At this size nobody has tried it
 
 Importance ratios are to the engine's log-probabilities, as in the run of the
-paper's authors, with a cap on the ratio of tokens of negative advantage
-(`objective.importance_cap`). If `loss/logp_difference` or
-`loss/importance_capped` grows, let the trainer compute the old
-log-probabilities and weight tokens by the ratio of both:
-`--config.objective.old_logp=trainer --config.objective.importance_cap=2`. This
-costs one more forward pass for four of five steps, a fifth of the training
-time, and a run can then stop only between rollouts.
+paper's authors, with a cap on the ratio of tokens of negative advantage;
+docs/rollouts.md says when to set `objective.old_logp=trainer`. This costs a
+fifth of the training time.
 
 An episode of B <= 5 searches needs at most about 7,000 tokens: the prompt, 4096
 generated tokens and 15 passages. Contexts end at 8192, although retrievers with

@@ -1,7 +1,6 @@
 """Qwen2.5-7B-Instruct: the paper's run.
 
-Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
-`:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
+Hardware, presets, questions and passages: `configs/paper.py`.
 Memory, planned for h100:4: 52.8 GiB on a training GPU and 49.2 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 99.6 of 128.6 GiB.
@@ -12,9 +11,6 @@ Expected: unknown; nothing has been trained with this configuration yet.
     hf download Qwen/Qwen2.5-7B-Instruct \\
         --local-dir models/Qwen2.5-7B-Instruct
     python -m launch.train --config=configs/qwen2_5_7b.py
-
-Questions come from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index); docs/training.md has the commands.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ in the generated world it begins with some that can be asked. It shows the
 reasoning, the queries, the passages and the budget as they come, and the
 answer's sources; --compare=0,1,3,5 shows the answers under these budgets side
 by side. --json prints one line for each answer, for programs. --chat is a
-conversation: earlier turns are passed on. `launch.policies` lists the ways to
-name a policy. See docs/serving.md.
+conversation: earlier turns are passed on. See docs/serving.md.
 """
 
 from __future__ import annotations

@@ -22,9 +22,6 @@ If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
 --processes=N --process=I. The last process to finish completes the index; if
 none did, run any one of them again.
-
---questions=FILES prints how often the finished index finds the passages that
-answer them: JSON lines in FlashRAG's format with `metadata.gold_doc_ids`.
 """
 
 from __future__ import annotations
@@ -101,7 +98,7 @@ def define_flags() -> None:
   flags.DEFINE_string("graph", "", "Of vectors in Milvus, such as hnsw.")
   flags.DEFINE_list("fields", [], "In Milvus: of the rows, for filters.")
   flags.DEFINE_string("key_variable", None, "Variable with Milvus's key.")
-  flags.DEFINE_list("questions", [], "Files whose recall is printed.")
+  flags.DEFINE_list("questions", [], "FlashRAG's files; recall is printed.")
   flags.DEFINE_integer("topk", 3, "Passages of a question.", 1)
   flags.DEFINE_integer("process", 0, "Number of this process, from 0.", 0)
   flags.DEFINE_integer("processes", 1, "How many build together.", 1)

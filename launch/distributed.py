@@ -10,13 +10,10 @@ GPU, so start one process per GPU; with plain addresses each process has all
 GPUs of its host, which `mesh.trainer` and `mesh.rollout` may divide. All hosts
 must share the run folder (a shared file system) and each needs the policy.
 
-During training, a signal to any process stops all of them before the next
-rollout, with one checkpoint. An error that a process finds before training or
-while sampling ends all processes with the same message. A process that fails
-anywhere else exits at once, without waiting for the others. These exit with 75
-and name the process that is missing: seconds after it ended, because its
-connection to the first process does too, and after `--heartbeat` seconds if it
-is stopped or its machine is gone.
+An error that a process finds before training or while sampling ends all
+processes with the same message. A process that fails anywhere else exits at
+once, without waiting for the others. These exit with 75 and name the process
+that is missing, as docs/operations.md says.
 """
 
 from __future__ import annotations

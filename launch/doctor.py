@@ -122,19 +122,9 @@ class Finding(NamedTuple):
   todo: str = ""
 
 
-def ok(found: str) -> Finding:
-  return Finding(OK, found)
-
-
-def warning(found: str, todo: str) -> Finding:
-  return Finding(WARNING, found, todo)
-
-
-def problem(found: str, todo: str = "") -> Finding:
-  """Returns a finding that prevents a run; `todo` may be empty."""
-  return Finding(PROBLEM, found, todo)
-
-
+ok = functools.partial(Finding, OK)
+warning = functools.partial(Finding, WARNING)
+problem = functools.partial(Finding, PROBLEM)  # Prevents a run.
 Look = Callable[[], Finding | Iterable[Finding]]
 
 

@@ -11,7 +11,7 @@ Plays all questions with all budgets and seeds in one pass. Writes
 episodes.jsonl, one episode per line, which `launch.report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
 killed or episodes fail, running it again plays what is missing.
-`launch.policies` lists the ways to name a policy. See docs/evaluation.md.
+See docs/evaluation.md.
 """
 
 from __future__ import annotations

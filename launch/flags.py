@@ -18,6 +18,7 @@ import difflib
 import functools
 import inspect
 import io
+import operator
 import os
 import pathlib
 import re
@@ -193,7 +194,8 @@ def define_config(*, required: bool = True) -> None:
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
   if required:
-    flags.register_validator("config", _is_named)
+    named = functools.partial(operator.is_not, None)
+    flags.register_validator("config", named, f"{no_config()}.")
 
 
 def no_config() -> str:
@@ -205,12 +207,6 @@ def no_config() -> str:
     "writes one), or one of the project's: "
     f"--config=configs/{{{','.join(names)}}}"
   )
-
-
-def _is_named(config: str | None) -> bool:
-  if config is None:
-    raise flags.ValidationError(f"{no_config()}.")
-  return True
 
 
 def read_config() -> config_lib.ExperimentConfig:

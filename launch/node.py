@@ -11,11 +11,10 @@ in `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
 (`retrieval.kind`) is served by a process on the CPU. Each process logs to
 `<name>.log` in `--log_dir`, by default `<output>/logs`.
 
-Ctrl-C, another signal or a failing process stops the trainer first, see
-`supervisor`; the same command resumes. An SGLang server that ends is restarted
-at most five times, and the trainer waits for it. The exit code is that of the
-trainer, or 1 if another process failed. To use servers of other nodes, pass
-`--servers=0 --config.sglang.urls=...`.
+A signal or a failing process stops the trainer first, see `supervisor`. An
+SGLang server that ends is restarted at most five times, and the trainer waits
+for it. The exit code is that of the trainer, or 1 if another process failed. To
+use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
 
     python -m launch.node --config=configs/qwen2_5_7b.py --target=slurm \
         --nodes=4 --output=/shared/run --dry_run
@@ -29,6 +28,7 @@ one, and the others sample.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import shlex
 from collections.abc import Iterable, Sequence
@@ -431,22 +431,13 @@ def main(argv: Sequence[str]) -> int:
     cluster.write(config, place, ["-m", "launch.node", *words], output)
     return 0
   trainer = [*shipped.python(), "-m", _TRAINER, *words]
+  make = functools.partial(parts_of, processes=f.processes or 1)
   if len(place.hosts) > 1:
-    services, main_part = parts_in_cluster(
-      config,
-      trainer,
-      place,
-      servers=asked,
-      retriever_port=f.retriever_port,
-    )
-  else:
-    services, main_part = parts_of(
-      config,
-      trainer,
-      servers=asked,
-      processes=f.processes or 1,
-      retriever_port=f.retriever_port,
-    )
+    make = functools.partial(parts_in_cluster, place=place)
+  port = f.retriever_port
+  services, main_part = make(
+    config, trainer, servers=asked, retriever_port=port
+  )
   validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.dry_run:
     # As a user can run them by hand.

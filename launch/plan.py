@@ -89,8 +89,6 @@ def main(argv) -> None:
   made, shown, cluster = None, [], {}
   f = flags.FLAGS
   try:
-    if len(argv) > 1:
-      raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
     if (f.run is None) == (f.target is None):
       raise app.UsageError(
         "expected either --target, the hardware to plan for, or --run, a run "

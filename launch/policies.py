@@ -1,15 +1,4 @@
-"""The policy that a command plays: its flags, its identity, its engine.
-
-* `--hf=FOLDER`: a Hugging Face folder; default: config.policy
-* `--checkpoint=RUN[@N]`: a training run's checkpoint after N rollouts; default:
-  the newest
-* `--sglang=URL[,URL]`: either of the two, sampled by SGLang servers
-* `--openai=URL --openai_model=NAME`: a model that runs elsewhere, behind
-  OpenAI's chat or text completions, see `rollout.endpoints`
-* `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
-  engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
-  `everything` play the generated world, see `world.expert_policy`
-"""
+"""The policy that a command plays: its flags, its identity, its engine."""
 
 from __future__ import annotations
 
@@ -66,10 +55,10 @@ def define_flags() -> None:
   )
   flags.DEFINE_alias("policy", "hf")
   flags.DEFINE_string(
-    "checkpoint", None, "A training run's folder, @N for one of its rollouts."
+    "checkpoint", None, "A run's folder; RUN@N: after N rollouts; the newest."
   )
   flags.DEFINE_list(
-    "sglang", [], "Addresses of SGLang servers that sample the policy."
+    "sglang", [], "Addresses of SGLang servers, which sample one of these."
   )
   flags.DEFINE_string(
     "openai", None, "Address of a server with OpenAI's interface (/v1)."
@@ -100,8 +89,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "scripted",
     None,
-    "module:function of an engine, or a policy of the generated world: "
-    "expert, optimum, optimum:PRICE, unknown_only, everything.",
+    "module:function of (config, source), which returns an engine and its "
+    "codec; or a policy of the generated world: expert, optimum, "
+    "optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
 

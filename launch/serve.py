@@ -11,16 +11,13 @@ Others need keys:
     python -m launch.serve --keys=keys.json --new_key=alice    # prints the key
     python -m launch.serve --config=... --keys=keys.json --host=0.0.0.0
 
-Ctrl-C, SIGTERM or SIGHUP stop the server: new questions get 503, those under
-way are answered within --grace seconds.
-
     python -m launch.serve --mcp --config=configs/quickstart.py
 
 A client of the Model Context Protocol starts this itself and talks to it over
 standard input and output; anysearch_jax/serving/mcp_server.py has the tools.
 `--mcp --http` serves the same at http://127.0.0.1:8401/mcp, for clients on this
 machine only. The end of the input or a signal ends the command with 0.
-`launch.policies` lists the ways to name a policy. See docs/serving.md.
+See docs/serving.md.
 """
 
 from __future__ import annotations

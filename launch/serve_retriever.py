@@ -15,10 +15,6 @@ token too:
 
     RETRIEVER_TOKEN=... python -m launch.serve_retriever --index=indexes/e5 \
         --host=0.0.0.0 --token_variable=RETRIEVER_TOKEN
-
-Ctrl-C, SIGTERM or SIGHUP stop the server: it accepts no more requests, answers
-open ones within --grace seconds and exits with 0. A second signal stops it
-without waiting.
 """
 
 from __future__ import annotations

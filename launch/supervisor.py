@@ -76,7 +76,7 @@ class _SignalError(Exception):
   """A signal asks to stop."""
 
 
-_print = functools.partial(print, flush=True)  # A pipe would buffer it.
+_say = functools.partial(print, flush=True)  # A pipe would buffer it.
 
 
 def run(
@@ -87,7 +87,6 @@ def run(
   deadline: float,
   grace: float = 30.0,
   every: float = 2.0,
-  say: Callable[[str], None] = _print,
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
@@ -101,7 +100,6 @@ def run(
     grace: seconds between SIGTERM and SIGKILL of a service; the main command
       has as many as it asks for.
     every: seconds between printed lines of the main command.
-    say: is called with each line.
 
   Returns the exit code of `main`, or 128 + the signal that killed it; 1 if a
   service failed; `stopping.RESUME` if a signal arrived before `main` was
@@ -113,7 +111,7 @@ def run(
   asked, urged = threading.Event(), threading.Event()
 
   def first(number: int) -> None:
-    say(f"stopping everything on {signal.Signals(number).name}")
+    _say(f"stopping everything on {signal.Signals(number).name}")
     asked.set()
 
   def end(running: Sequence[Running], limit: Callable[[Child], float]) -> None:
@@ -124,18 +122,18 @@ def run(
     for each in stop(running, limit=limit, urged=urged.is_set, poll=show):
       each.say("did not end by itself; killed")
     if left := ", ".join(each.part.name for each in running if each.runs()):
-      say(f"not even SIGKILL ended all of {left}; look for their processes")
+      _say(f"not even SIGKILL ended all of {left}; look for their processes")
 
   with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
-        _await_others(part, asked, deadline, say)
-        serving.append(Running(part, logs, say, _PATIENCE))
+        _await_others(part, asked, deadline)
+        serving.append(Running(part, logs, _PATIENCE))
       _await_health(serving, asked, deadline)
-      mains.append(Running(main, logs, say, every))
+      mains.append(Running(main, logs, every))
       code = _await_end(mains[0], serving, asked)
     except PartError as error:
-      say(str(error))
+      _say(str(error))
       code = 1
     except _SignalError:
       code = None
@@ -149,18 +147,13 @@ def run(
     return stopping.RESUME if code is None else code
 
 
-def _await_others(
-  part: Part,
-  asked: threading.Event,
-  deadline: float,
-  say: Callable[[str], None],
-) -> None:
+def _await_others(part: Part, asked: threading.Event, deadline: float) -> None:
   """Waits until one of those that a part needs has answered."""
   end, needs, said = time.monotonic() + deadline, part.needs, False
   while needs and not any(_answers(url, _ASKED) for url in needs):
     among = f"one of {', '.join(needs)}"
     if not said:
-      say(f"[{part.name}] waits for {among}")
+      _say(f"[{part.name}] waits for {among}")
     said = True
     if time.monotonic() > end:
       raise PartError(
@@ -369,16 +362,10 @@ class Running(Child):
       could pass for it.
   """
 
-  def __init__(
-    self,
-    part: Part,
-    logs: pathlib.Path,
-    say: Callable[[str], None] = _print,
-    every: float = 2.0,
-  ):
+  def __init__(self, part: Part, logs: pathlib.Path, every: float = 2.0):
     self.part = part
     self.ready = threading.Event()
-    self._said, self._every = say, every
+    self._every = every
     self._last, self._shown = "", time.monotonic()
     address = urllib.parse.urlsplit(part.health)
     if address.hostname:
@@ -409,7 +396,7 @@ class Running(Child):
     return self.code not in well
 
   def say(self, what: str) -> None:
-    self._said(f"[{self.part.name}] {what}")
+    _say(f"[{self.part.name}] {what}")
 
   def show(self, *, now: bool = False) -> None:
     """Prints the last line of the log, if it is a new one."""
@@ -438,7 +425,7 @@ class Running(Child):
     )
     self.kill()  # Its children may still hold its port or GPUs.
     part = dataclasses.replace(self.part, restarts=left - 1)
-    return Running(part, self.log.parent, self._said, self._every)
+    return Running(part, self.log.parent, self._every)
 
   def _await_health(self) -> None:
     while self.code is None:

@@ -11,11 +11,9 @@ LoRA, adapter/ (a PEFT folder).
 
 Running the same command again resumes from the newest checkpoint that is not
 damaged. Placement settings may then differ, learning settings only with
-`--allow_changes`; provenance.json records both. On Ctrl-C, SIGTERM, SIGHUP or a
-closed output pipe, training saves before its next optimizer step and exits with
-75, "try again"; a second signal ends it at once. With several processes, a
-critic or `objective.old_logp=trainer` it saves before the next rollout instead.
-Several hosts can train one policy together, see `launch/distributed.py`.
+`--allow_changes`; provenance.json records both. docs/operations.md says how a
+run stops. Several hosts can train one policy together, see
+`launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -138,9 +136,7 @@ def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
   try:
     with disk.translate_errors(folder):
       questions, retriever, provenance = _begin(
-        config,
-        allow_cpu=flags.FLAGS.allow_cpu,
-        role=controller.CONTROLLER,
+        config, role=controller.CONTROLLER
       )
       searcher = searching.BatchingRetriever(retriever, config.search)
       finished = controller.run(
@@ -153,8 +149,6 @@ def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
   except messages.AwayError as error:
     stopping.say(f"launch.train: {error}")
     sys.exit(stopping.RESUME)
-  except (disk.DiskError, types.EngineError) as error:
-    sys.exit(f"launch.train: {error}")
   if not finished:
     sys.exit(stopping.RESUME)
 
@@ -170,6 +164,30 @@ def _main(
 
   grace, trainer = flags.FLAGS.grace, None
   line = progress.Line(config.curriculum.rollouts, unit="rollout")
+
+  def tick(event: loop.Event) -> None:
+    """Prints a line for a rollout."""
+    if processes.is_main():
+      shown = " ".join(
+        f"{name} {event.values[metric]:.2f}"
+        for name, metric in _SHOWN.items()
+        if metric in event.values
+      )
+      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
+
+  def note(rollout: int, changes: Sequence[config_settings.Change]) -> None:
+    """Notes in the run folder what this start changed."""
+
+    def write() -> None:
+      changed = run_history.resumed(
+        folder, config, provenance, rollout=rollout, changes=changes
+      )
+      if changed:
+        said = ", ".join(f"{change} ({change.kind})" for change in changed)
+        stopping.say(f"changed from rollout {rollout} on: {said}")
+
+    processes.on_main(write)
+
   try:
     trainer, provenance = _trainer(config, folder, held, line)
     with (
@@ -180,10 +198,7 @@ def _main(
         functools.partial(_saved, folder),
       ),
     ):
-      finished = trainer.run(
-        functools.partial(_tick, line),
-        functools.partial(_note, folder, config, provenance),
-      )
+      finished = trainer.run(tick, note)
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")
   except messages.AwayError as error:
@@ -239,7 +254,7 @@ def _trainer(
     config, processes=jax.process_count(), apart=client is not None
   )
   questions, retriever, provenance = processes.barrier_call(
-    lambda: _begin(config, allow_cpu=flags.FLAGS.allow_cpu, known=known)
+    lambda: _begin(config, known=known)
   )
   many, said = passes(questions)
   if many and processes.is_main():
@@ -286,40 +301,6 @@ def _trainer(
   return trainer, provenance
 
 
-def _tick(line: progress.Line, event: loop.Event) -> None:
-  """Prints a line for a rollout."""
-  from anysearch_jax.host import processes
-
-  if processes.is_main():
-    shown = " ".join(
-      f"{name} {event.values[metric]:.2f}"
-      for name, metric in _SHOWN.items()
-      if metric in event.values
-    )
-    line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
-
-
-def _note(
-  folder: pathlib.Path,
-  config: config_lib.ExperimentConfig,
-  provenance: dict,
-  rollout: int,
-  changes: Sequence[config_settings.Change],
-) -> None:
-  """Notes in the run folder what a start changed."""
-  from anysearch_jax.host import processes
-
-  def note() -> None:
-    changed = run_history.resumed(
-      folder, config, provenance, rollout=rollout, changes=changes
-    )
-    if changed:
-      said = ", ".join(f"{change} ({change.kind})" for change in changed)
-      stopping.say(f"changed from rollout {rollout} on: {said}")
-
-  processes.on_main(note)
-
-
 def _questions(
   config: config_lib.ExperimentConfig, source: parts.Source
 ) -> Sequence[types.Question]:
@@ -346,7 +327,6 @@ def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
 def _begin(
   config: config_lib.ExperimentConfig,
   *,
-  allow_cpu: bool,
   role: str | None = None,
   known: dict | None = None,
 ) -> tuple[Sequence[types.Question], Any, dict]:
@@ -363,7 +343,7 @@ def _begin(
   a, codec = (
     policies.describe(config) if known is None else hf.describe(config.policy)
   )
-  jax_setup.refuse_cpu(a, allow=allow_cpu)
+  jax_setup.refuse_cpu(a, allow=flags.FLAGS.allow_cpu)
   check_alone(config.sglang)
   if role != controller.CONTROLLER:
     placement.check(a, config)

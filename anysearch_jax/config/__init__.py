@@ -25,14 +25,7 @@ from anysearch_jax.config.learning import (
   PipelineConfig,
   RewardConfig,
 )
-from anysearch_jax.config.methods import (
-  IkeaConfig,
-  MethodConfig,
-  OtcConfig,
-  SearchR1Config,
-  StepSearchConfig,
-  ZeroSearchConfig,
-)
+from anysearch_jax.config.methods import MethodConfig
 from anysearch_jax.config.rollout import (
   EngineConfig,
   EpisodeConfig,

@@ -6,7 +6,6 @@ A training file has one group per line, in the input format of
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -23,11 +22,6 @@ from anysearch_jax.environment import (
   scoring,
 )
 from anysearch_jax.host import disk
-
-
-def assigned(t: types.Trajectory) -> budgets.Budget:
-  """Returns the whole budget of an episode."""
-  return dataclasses.replace(t.caps, searches=t.budget)
 
 
 def input_tokens(t: types.Trajectory) -> int:

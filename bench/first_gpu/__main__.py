@@ -4,10 +4,8 @@
     python -m bench.first_gpu --rehearse --output=DIR      on a CPU, tiny
 
 Writes DIR/first_gpu.json (the `stages` with name, status, seconds and figures)
-and DIR/first_gpu.txt, the same as a table, after each stage. Stages run in
-order of worth, each in a process of its own with a time limit. The same command
-again runs what is not done. Weights and texts are random, in the policies' real
-shapes; nothing is downloaded. docs/training.md explains the figures.
+and DIR/first_gpu.txt, the same as a table, after each stage. docs/training.md
+explains stages and figures.
 """
 
 from __future__ import annotations

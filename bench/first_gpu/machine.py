@@ -232,10 +232,7 @@ def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
   def made(implementation: str) -> Callable[..., tuple[jax.Array, ...]]:
     def attend(*qkv: jax.Array) -> jax.Array:
       return self_attention.self_attention(
-        *(*qkv, ids),
-        implementation=implementation,
-        chunk=512,
-        max_segments=16,
+        *(*qkv, ids), implementation=implementation, chunk=512, max_segments=16
       )
 
     def run(*qkvg: jax.Array) -> tuple[jax.Array, ...]:

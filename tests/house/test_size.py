@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_832,
-  "source: code lines": 41_748,
+  "source: lines": 67_708,
+  "source: code lines": 41_697,
   "source: modules": 309,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_860,
+  "tests: lines": 53_859,
   "docs and README: words": 21_898,
   "README: words": 700,
   "commands": 16,

@@ -87,15 +87,14 @@ def service(port, late=0.0):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
   """Runs parts; returns the exit code and the printed lines."""
 
   def run(services, main, **settings):
     said = []
+    monkeypatch.setattr(supervisor, "_say", said.append)
     settings = {"deadline": 30, "grace": 10, "every": 0.0} | settings
-    code = supervisor.run(
-      services, main, logs=tmp_path / "logs", say=said.append, **settings
-    )
+    code = supervisor.run(services, main, logs=tmp_path / "logs", **settings)
     return code, said
 
   return run

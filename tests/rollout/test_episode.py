@@ -255,7 +255,7 @@ def test_tokens_end_with_a_question_for_the_answer():
   assert [each.max_tokens for each in asked] == [150, 50]
   assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
   assert trajectory.outcome is types.Outcome.ANSWERED
-  assert records.assigned(trajectory) == budget
+  assert dataclasses.replace(trajectory.caps, searches=2) == budget
   scripted.check_alignment(trajectory)
 
 
