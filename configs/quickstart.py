@@ -2,9 +2,7 @@
 
 Hardware: one CPU core, about 1 GB of memory. Time: four minutes a training, the
 first also half a minute for its programs. `make quickstart` takes half the
-steps. Memory is right with a probability that depends on the relation, and
-budgets bind up to 8, so a policy has to weigh each search. It starts without
-thrift: the reward has to teach it.
+steps.
 
     python -m launch.train --config=configs/quickstart.py:priced \
         --output=runs/quickstart/priced

@@ -40,10 +40,7 @@ def on_files(files, *, config):
     page = File.generated(config, f"api/{room}.md", content="\n".join(lines))
     files.append(page)
   files.append(File.generated(config, "api/index.md", content=public()))
-  from launch import list as launch_list
-
-  page = launch_list.settings_page()
-  files.append(File.generated(config, "configuration.md", content=page))
+  files.append(File.generated(config, "configuration.md", content=settings()))
   return files
 
 
@@ -61,6 +58,19 @@ def public() -> str:
     for name, where in anysearch_jax._WHERE.items()
   ]
   return "\n".join(["# Public API\n", "| name | is |", "|---|---|", *rows])
+
+
+def settings() -> str:
+  """A page with every setting, as `anysearch list settings` prints them."""
+  from anysearch_jax import config
+  from launch import flags
+
+  text = flags.help_text(config.ExperimentConfig(), "the paper")
+  lines = ["# Configuration"]
+  for group in text.split("\n\n")[1:]:
+    name = group.partition(":")[0].removeprefix("--")
+    lines += [f"## {name}", f"```text\n{group}\n```"]
+  return "\n\n".join(lines)
 
 
 def relinked(text: str) -> str:

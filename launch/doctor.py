@@ -31,7 +31,6 @@ from launch import flags as launch_flags
 from launch import jax_setup, shipped
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-_PYTHON = (3, 11)
 _START = "import jax; jax.devices()"
 _LONGEST = 300  # Characters of an error.
 # By platform, the extras that make JAX compute on it.
@@ -175,14 +174,8 @@ def size(count: float) -> str:
 
 
 def python() -> Finding:
-  """Checks the version of the interpreter."""
-  found = ".".join(map(str, sys.version_info[:3]))
-  if sys.version_info < _PYTHON:
-    return problem(
-      f"found {found}, expected {'.'.join(map(str, _PYTHON))} or newer",
-      "make the environment again with a newer Python.",
-    )
-  return ok(found)
+  """Reports the version of the interpreter; older ones cannot come here."""
+  return ok(".".join(map(str, sys.version_info[:3])))
 
 
 def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:

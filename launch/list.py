@@ -59,34 +59,6 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def settings_page() -> str:
-  """Returns docs/configuration.md: every setting, a table for each group."""
-  lines = [
-    "# Configuration",
-    "",
-    "Every setting is a flag: `--config.reward.alpha=0.25`. Its kind says when",
-    "it may change as a run resumes: `placement` always, `learning` with",
-    "`--allow_changes`, `identity` never.",
-  ]
-  for path, value, meta, sentence in config_settings.listed(CONFIG):
-    if meta is None:
-      head = sentence.replace("\n", " ").strip()
-      lines += ["", f"## config{'.' + path if path else ''}", "", head, ""]
-      lines += ["| setting | default | may be | kind | meaning |"]
-      lines += ["|---|---|---|---|---|"]
-      continue
-    cells = (
-      f"`{path.rpartition('.')[2]}`",
-      f"`{launch_flags.typed(value)}`",
-      meta.range.words,
-      str(meta.kind),
-      sentence,
-    )
-    row = " | ".join(cell.replace("|", "\\|") for cell in cells)
-    lines.append(f"| {row} |")
-  return "\n".join(lines)
-
-
 def _systems() -> Iterator[str]:
   from anysearch_jax.methods import systems
 

@@ -114,17 +114,12 @@ def main(argv) -> None:
     if work:
       cluster, table = _clusters(work, config.seed)
       shown += ["", *table]
-  except (app.UsageError, ModuleNotFoundError, OSError, ValueError) as error:
-    print(f"launch.plan: {error}", file=sys.stderr)
-    sys.exit(2)
-  print("\n".join(shown))
-  if path := f.json:
-    values = json.loads(plan.to_json(made)) if made else {}
-    try:
+    print("\n".join(shown))
+    if path := f.json:
+      values = json.loads(plan.to_json(made)) if made else {}
       pathlib.Path(path).write_text(json_files.text(values | cluster))
-    except OSError as error:
-      print(f"launch.plan: {error}; the plan is above.", file=sys.stderr)
-      sys.exit(2)
+  except (ModuleNotFoundError, OSError, ValueError) as error:
+    raise app.UsageError(str(error)) from error
   sys.exit(0 if made is None or made.fits else 1)
 
 

@@ -17,7 +17,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
 from anysearch_jax.training import validation
-from launch import documents, parts, retrieval_settings, shipped
+from launch import documents, parts, retrievers, shipped
 from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
@@ -125,7 +125,7 @@ def read_flags(
   config = served(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check(config, trains=False, samples=chosen.local)
-  retrieval_settings.validate(config.retrieval)
+  retrievers.validate(config.retrieval)
   if chosen.kind != "openai":
     return config, chosen
   opened = _opened(config)

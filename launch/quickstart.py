@@ -10,9 +10,7 @@ questions, budgets and agents.
 
 Each command is printed when it starts, so that you can run it by hand. As many
 run at a time as there are cores, at most three, each on one thread; their
-output goes to `<output>/logs/`. A stage whose result exists is not run again,
-even if the code or the configuration has changed: remove the folder to start
-over.
+output goes to `<output>/logs/`. A stage whose result exists is not run again.
 """
 
 from __future__ import annotations

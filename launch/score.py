@@ -55,13 +55,12 @@ import json
 import operator
 import pathlib
 import reprlib
-import sys
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import flags
+from absl import app, flags
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -376,22 +375,19 @@ def judge_file(f: flags.FlagValues) -> None:
     rows.finish()
 
 
-def main(argv: Sequence[str]) -> int:
-  """Scores --input into --output; returns the exit code."""
+def main(argv: Sequence[str]) -> None:
+  """Scores --input into --output."""
   f = flags.FLAGS
   try:
     if f.judge:
-      judge_file(f)
-      return 0
+      return judge_file(f)
     config = launch_flags.read_config()
     if f.scorer:
       config = config_lib.changed(config, evaluation={"scorer": f.scorer})
     settings.check(config)
     score_file(pathlib.Path(f.input), pathlib.Path(f.output), config)
   except (ValueError, OSError) as error:
-    print(error, file=sys.stderr)
-    return 2
-  return 0
+    raise app.UsageError(str(error)) from error
 
 
 def define_flags() -> None:

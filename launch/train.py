@@ -41,7 +41,6 @@ from launch import (
   parts,
   policies,
   progress,
-  retrieval_settings,
   retrievers,
   run_history,
   stopping,
@@ -96,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
   role = controller.check_flags(config)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check(config, apart=role is not None)
-  retrieval_settings.validate(config.retrieval)
+  retrievers.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)
     return

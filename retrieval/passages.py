@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.data import formats
 from anysearch_jax.host import disk, json_files
 
 # Longer than any passage, so that a file without line ends is not read whole.
@@ -299,8 +300,9 @@ def _parse(line: bytes, row: int) -> types.Passage:
         f"Found contents {contents[:60]!r}, expected a title, a line end and "
         'the text; a passage without a title has its words in "text".'
       )
-  title, _, text = _whole(contents).partition("\n")
-  return types.Passage(_whole(str(name)), title, text, source=source(values))
+  title, _, text = formats.whole(contents).partition("\n")
+  name = formats.whole(str(name))
+  return types.Passage(name, title, text, source=source(values))
 
 
 def source(values: Mapping[str, Any]) -> types.Source:
@@ -308,14 +310,4 @@ def source(values: Mapping[str, Any]) -> types.Source:
   found: tuple[Any, ...] = tuple(map(values.get, types.Source._fields))
   if tuple(map(type, found)) != (str, int, str):
     return types.Source()
-  return types.Source(_whole(found[0]), *found[1:])
-
-
-def _whole(text: str) -> str:
-  """Replaces lone surrogates, which cannot be encoded, by U+FFFD."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    whole = text.encode("utf-16", "surrogatepass")
-    return whole.decode("utf-16", "replace")
-  return text
+  return types.Source(formats.whole(found[0]), *found[1:])

@@ -35,7 +35,7 @@ from starlette import responses as responses_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
-from anysearch_jax.host import loop
+from anysearch_jax.host import http_requests, loop
 from anysearch_jax.serving import chat_api, fields, keys, responses_api, wire
 
 _log = logging.getLogger(__name__)
@@ -233,7 +233,9 @@ class Service:
         # Collected in the agent's event loop and handed over at the end.
         told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
         playing = self._play(account, asked, lambda i, e: told[i].append(e))
-        await wire.unless_gone(request.receive, playing)
+        await http_requests.unless_gone(
+          request.receive, playing, fields.RequestError
+        )
         if account.failures:  # Clients then try again.
           said = fields.unavailable(account.id)
           raise fields.RequestError(

@@ -5,23 +5,16 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import (
-  AsyncGenerator,
-  Awaitable,
-  Callable,
-  Coroutine,
-  Mapping,
-)
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 from starlette import requests, responses
 
+from anysearch_jax.host import http_requests
 from anysearch_jax.serving import fields
 
-_T = TypeVar("_T")
 _BODY = 2**20  # Bytes of a request.
 _BODY_SECONDS = 30.0
 DONE = b"data: [DONE]\n\n"
@@ -31,26 +24,9 @@ HEARTBEAT = b": still working\n\n"
 
 async def read(request: requests.Request) -> Any:
   """Returns the JSON of a request's body."""
-  too_large = fields.RequestError(
-    413, f"The request has more than {_BODY} bytes; send less."
+  body = await http_requests.body(
+    request, most=_BODY, seconds=_BODY_SECONDS, refuse=fields.RequestError
   )
-  length = request.headers.get("content-length", "")
-  # As a float, because Python limits the digits of an int that it parses.
-  if length.isdecimal() and float(length) > _BODY:
-    raise too_large
-  body = bytearray()
-  try:
-    async with asyncio.timeout(_BODY_SECONDS):
-      async for part in request.stream():
-        body += part
-        if len(body) > _BODY:
-          raise too_large
-  except requests.ClientDisconnect as error:
-    raise fields.RequestError(499, "The client left.") from error
-  except TimeoutError as error:
-    raise fields.RequestError(
-      408, f"The body took more than {_BODY_SECONDS:g} seconds."
-    ) from error
   try:
     return json.loads(body)
   except (ValueError, RecursionError) as error:
@@ -100,7 +76,8 @@ class EventStream(responses.StreamingResponse):
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
     complete = False
     try:
-      await unless_gone(receive, self._send(send))
+      sending = self._send(send)
+      await http_requests.unless_gone(receive, sending, fields.RequestError)
       complete = True
     except fields.RequestError:
       pass  # The client left; nobody reads an error.
@@ -110,30 +87,3 @@ class EventStream(responses.StreamingResponse):
   async def _send(self, send: Any) -> None:
     async with contextlib.aclosing(self._chunks):
       await self.stream_response(send)
-
-
-async def unless_gone(
-  receive: Callable[[], Awaitable[Mapping[str, Any]]],
-  work: Coroutine[Any, Any, _T],
-) -> _T:
-  """Runs `work`, and cancels it if the client leaves.
-
-  Raises:
-    fields.RequestError: 499, the client left.
-  """
-
-  async def departed() -> None:
-    while (await receive())["type"] != "http.disconnect":
-      pass
-
-  working = asyncio.ensure_future(work)
-  gone = asyncio.ensure_future(departed())
-  gone.add_done_callback(lambda _: working.cancel())
-  try:
-    return await working
-  except asyncio.CancelledError:
-    if gone.done() and not gone.cancelled():
-      raise fields.RequestError(499, "The client left.") from None
-    raise
-  finally:
-    gone.cancel()

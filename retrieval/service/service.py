@@ -28,13 +28,13 @@ import prometheus_client
 from starlette import applications, exceptions, requests, responses, routing
 
 from anysearch_jax import types
+from anysearch_jax.host import http_requests
 from retrieval.service import batching, dialects
 
 _log = logging.getLogger(__name__)
 # Bounds of buckets of times and of numbers of queries.
 _SECONDS = tuple(m * 10.0**e for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5))
 _QUERIES = tuple(2**e for e in range(11))
-_GONE = "The client left.", 499  # No client reads it.
 # Metrics for Prometheus, and the labels that some of them have.
 _COUNTERS = {
   "requests": "Requests that were answered; 499: the client left.",
@@ -202,14 +202,16 @@ class Service:
   ) -> Any:
     begun = asyncio.get_running_loop().time()
     self._authorize(request)
-    body = await self._body(request, begun + self._limits.deadline)
+    limits = self._limits
+    body = await http_requests.body(
+      request, most=limits.body, seconds=limits.deadline, refuse=_refusing
+    )
     asked = read(dialects.load(body))
-    k = self._limits.check(asked)
-    most = self._limits.characters
+    k, most = limits.check(asked), limits.characters
     # One blank or long query must not cost a batch its answers.
     cut = [query[:most] for query in asked.queries]
     queries = [query for query in cut if query.strip()]
-    end = begun + self._limits.seconds(len(queries))
+    end = begun + limits.seconds(len(queries))
     for name, count in (
       ("queries", len(cut)),
       ("blank_queries", len(cut) - len(queries)),
@@ -220,56 +222,22 @@ class Service:
     found = [next(answers) if q.strip() else () for q in cut]
     return asked.respond(found)
 
-  async def _body(self, request: requests.Request, end: float) -> bytes:
-    limit = self._limits.body
-    too_large = dialects.RequestError(
-      f"The request has more than {limit} bytes; split it.", 413
-    )
-    length = request.headers.get("content-length", "")
-    # As a float, because Python limits the digits of an int that it parses.
-    if length.isdecimal() and float(length) > limit:
-      raise too_large
-    body = bytearray()
-    try:
-      async with asyncio.timeout_at(end):
-        async for chunk in request.stream():
-          body += chunk
-          if len(body) > limit:
-            raise too_large
-    except TimeoutError as error:
-      raise dialects.RequestError(
-        f"The body took more than {self._limits.deadline:g} seconds.", 408
-      ) from error
-    except requests.ClientDisconnect as error:
-      raise dialects.RequestError(*_GONE) from error
-    return bytes(body)
-
   async def _found(
     self, request: requests.Request, queries: list[str], k: int, end: float
   ) -> list[batching.Answer]:
     is_partial = self._limits.late == "partial"
     found = self.batcher.submit(queries, k, end if is_partial else None)
-    left = end - asyncio.get_running_loop().time()
-    # After the body, the only message to receive is that the client left.
-    gone = asyncio.ensure_future(request.receive())
     try:
-      await asyncio.wait(
-        (found, gone),
-        timeout=None if is_partial else left,
-        return_when=asyncio.FIRST_COMPLETED,
-      )
-      if found.done():
-        return found.result()
-    finally:
-      found.cancel()
-      is_gone = not gone.cancel()
-    if is_gone:
-      raise dialects.RequestError(*_GONE)
-    raise dialects.RequestError(
-      f"No answer within {self._limits.seconds(len(queries)):g} seconds; try "
-      "again later, or give each query more (--per_query).",
-      504,
-    )
+      async with asyncio.timeout_at(None if is_partial else end):
+        return await http_requests.unless_gone(
+          request.receive, found, _refusing
+        )
+    except TimeoutError:
+      raise dialects.RequestError(
+        f"No answer within {self._limits.seconds(len(queries)):g} seconds; try "
+        "again later, or give each query more (--per_query).",
+        504,
+      ) from None
 
 
 def create_app(
@@ -306,6 +274,10 @@ def create_app(
   )
   app.state.service = service
   return app
+
+
+def _refusing(status: int, sentence: str) -> dialects.RequestError:
+  return dialects.RequestError(sentence, status)
 
 
 def _refusal(refused: dialects.RequestError) -> responses.Response:

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_708,
-  "source: code lines": 41_697,
-  "source: modules": 309,
+  "source: lines": 67_633,
+  "source: code lines": 41_638,
+  "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_859,
+  "tests: lines": 53_854,
   "docs and README: words": 21_898,
   "README: words": 700,
   "commands": 16,

@@ -269,7 +269,7 @@ def test_malformed_line_is_reported_with_its_number(tmp_path, line, expected):
   assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
-def test_the_command_scores_a_file_or_exits_with_2(tmp_path, capsys):
+def test_the_command_scores_a_file_or_exits_with_2(tmp_path):
   source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   flags = (f"--input={source}", f"--output={target}")
   source.write_text(json.dumps(group(trajectory(0, answer="gold"))) + "\n")
@@ -279,10 +279,8 @@ def test_the_command_scores_a_file_or_exits_with_2(tmp_path, capsys):
   assert row["total"] == pytest.approx(1.0 + 0.15 + 0.3)
   target.unlink()
   source.write_text(json.dumps(group()) + "\n\n")
-  with commands.defined(score):
-    launch_flags._parse_argv(["score", *flags])
-    assert score.main(["score"]) == 2
-  assert "line 2: found no JSON value" in capsys.readouterr().err
+  said = commands.run(score, *flags)
+  assert "line 2: found no JSON value" in said
   assert not target.exists()
 
 

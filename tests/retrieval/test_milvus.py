@@ -13,7 +13,7 @@ import retrieval_cases as cases
 import source_tree
 
 from anysearch_jax import config, types
-from launch import build_index, retrieval_settings, retrievers
+from launch import build_index, retrievers
 from retrieval import filters, passages
 
 SOURCES = ("wiki", "news", 'a "b" c', "it's")
@@ -318,4 +318,4 @@ def test_a_field_that_is_no_text_stops_the_build(tmp_path):
 def test_retrievers_that_cannot_filter_refuse():
   c = config.RetrievalConfig(kind="http", filter='{"a": "b"}', url="http://h")
   with pytest.raises(ValueError, match="with kind milvus only"):
-    retrieval_settings.validate(c)
+    retrievers.validate(c)
