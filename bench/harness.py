@@ -1,7 +1,7 @@
 """What all measurements share: clocks, and printed numbers.
 
-A bench is a module that ends with `harness.run(main)`. Sides that it compares
-are measured in turns, so that other work on the machine disturbs all of them.
+Sides that a bench compares are measured in turns, so that other work on the
+machine disturbs all of them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
-
-from launch import flags as launch_flags
 
 T = TypeVar("T")
 _READS = 7
@@ -56,8 +54,3 @@ def bandwidth(size: int) -> float:
 
   call()
   return x.nbytes / min(seconds(call) for _ in range(_READS))
-
-
-def run(main: Callable[[], None]) -> None:
-  """Runs a bench as a command."""
-  launch_flags.run(lambda argv: main(), sentences=False)

@@ -25,6 +25,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from bench import harness
 from configs import quickstart
+from launch import flags as launch_flags
 from launch import jax_setup
 
 Turns = Callable[
@@ -161,7 +162,7 @@ class TorchEngine:
     return turns
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.policy import hf
@@ -271,4 +272,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
   flags.DEFINE_bool("torch", True, "Also play (c).")
   flags.DEFINE_string("sglang", None, "Also play (d), at this address.")
-  harness.run(main)
+  launch_flags.run(main)

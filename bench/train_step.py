@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -53,7 +54,7 @@ _SMALL = config_lib.ExperimentConfig(
 )
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   os.environ.setdefault("HF_HUB_OFFLINE", "1")
   config = (
@@ -81,4 +82,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("micro_batches", 4, "Of each step.")
   flags.DEFINE_float("scored", 0.22, "Share of tokens that have a loss.")
   flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
-  harness.run(main)
+  launch_flags.run(main)

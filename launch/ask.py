@@ -76,15 +76,14 @@ def main(argv: Sequence[str]) -> None:
   if f.chat and (f.json or f.compare is not None):
     raise app.UsageError("--chat: expected neither --json nor --compare.")
   config = documents.read_config()
-  try:
-    budgets: Sequence[budgets_lib.Assigned] = (
-      (budgets_lib.parse(f.budget, config.evaluation.prices),)
-      if f.compare is None
-      else launch_evaluate.parse_budgets(f.compare, "--compare")
-    )
-  except ValueError as error:
-    flag = f"--budget={f.budget}: " if f.compare is None else ""
-    raise app.UsageError(f"{flag}{error}") from error
+  budgets: Sequence[budgets_lib.Assigned]
+  if f.compare is not None:
+    budgets = launch_evaluate.parse_budgets(f.compare, "--compare")
+  else:
+    try:
+      budgets = (budgets_lib.parse(f.budget, config.evaluation.prices),)
+    except ValueError as error:
+      raise app.UsageError(f"--budget={f.budget}: {error}") from error
   config, chosen = policies.read_flags(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   documents.update(config)

@@ -67,10 +67,7 @@ def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")
-  try:
-    config = short_flags(documents.read_config())
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
+  config = short_flags(documents.read_config())
   # The configuration saved beside the episodes must name the policy played.
   config, chosen = policies.read_flags(config)
   documents.update(config)
@@ -186,7 +183,7 @@ def short_flags(
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration with --questions, --budgets, ... applied.
 
-  Raises ValueError if --budgets is invalid.
+  Raises app.UsageError if --budgets is invalid.
   """
   f = flags.FLAGS
   values = {
@@ -215,19 +212,19 @@ def short_flags(
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
   """Parses budgets such as "0..8", "0,1,5" or "0..3,8"; `flag` gave them.
 
-  Raises ValueError if the text has another form, or a budget occurs twice.
+  Raises app.UsageError if the text has another form, or a budget occurs twice.
   """
   found: list[int] = []
   for part in text.split(","):
     match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
     if not match:
-      raise ValueError(
+      raise app.UsageError(
         f"{flag}={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
       )
     first = int(match[1])
     found += range(first, int(match[2] or first) + 1)
   if not found or len(set(found)) < len(found):
-    raise ValueError(
+    raise app.UsageError(
       f"{flag}={text}: found {found}, expected each budget once."
     )
   return tuple(found)
@@ -237,7 +234,7 @@ def parse_pairs(text: str) -> tuple[str, ...]:
   """Parses grids of budgets in several units, as `searches=1|3,tokens=64|128`.
 
   These are four budgets, each as `budgets.parse` reads it; `;` separates grids.
-  Raises ValueError if the text has another form, or a budget occurs twice.
+  Raises app.UsageError if the text has another form, or a budget occurs twice.
   """
   found: list[str] = []
   for grid in text.split(";"):
@@ -251,9 +248,9 @@ def parse_pairs(text: str) -> tuple[str, ...]:
       str(budgets_lib.parse(each, budgets_lib.Prices(1.0))) for each in found
     }
   except ValueError as error:
-    raise ValueError(f"--budgets={text}: {error}") from error
+    raise app.UsageError(f"--budgets={text}: {error}") from error
   if len(different) < len(found):
-    raise ValueError(
+    raise app.UsageError(
       f"--budgets={text}: found {len(found)} budgets, {len(different)} of them "
       "different; expected each budget once."
     )

@@ -55,7 +55,6 @@ def run(
   *,
   resumes: bool = False,
   arguments: bool = False,
-  sentences: bool = True,
 ) -> None:
   """Runs a command: `app.run` with `--config` flags and short error messages.
 
@@ -66,7 +65,6 @@ def run(
     main: is called with the arguments that are not flags.
     resumes: whether the same command resumes after a stop; see `stopping`.
     arguments: whether the command has arguments that are not flags.
-    sentences: whether what it refuses is one sentence, and no traceback.
   """
 
   def short(argv: Sequence[str]) -> Any:
@@ -74,7 +72,7 @@ def run(
     logging.set_verbosity(logging.WARNING)
     disk.hide_tracebacks()
     with stopping.command(resumes=resumes):
-      return called(main, argv, arguments=arguments, sentences=sentences)
+      return called(main, argv, arguments=arguments)
 
   app.run(short, flags_parser=_parse_argv)
 
@@ -84,7 +82,6 @@ def called(
   argv: Sequence[str],
   *,
   arguments: bool = True,
-  sentences: bool = True,
 ) -> Any:
   """Calls a command, and exits with a sentence if it refuses something."""
   name = main.__module__
@@ -97,8 +94,6 @@ def called(
   except app.UsageError as error:
     _refuse(error, name)
   except _REFUSALS as error:
-    if not sentences:
-      raise
     sys.exit(f"{name}: {error}")
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
@@ -97,15 +97,8 @@ def parse_tables(items: Sequence[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> None:
-  try:
-    _report(argv[1:], flags.FLAGS)
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-
-
-def _report(items: Sequence[str], f: flags.FlagValues) -> None:
-  """Writes what the flags ask for, of the rows that `items` name."""
-  sources = [source for item in items for source in loading.sources(item)]
+  f = flags.FLAGS
+  sources = [source for item in argv[1:] for source in loading.sources(item)]
   if not sources:
     raise ValueError(
       "Found no row; name the folder of a run or of an evaluation."

@@ -40,7 +40,9 @@ def load(
     folder = pathlib.Path(policy)
     a, _ = hf.describe(folder)
     if config is None:
-      config = _of_run(folder) or default_config(a.max_context)
+      config, of_run = default_config(a.max_context), folder.resolve().parent
+      if stored := json_files.read(of_run / "config.json", missing={}):
+        config = config_settings.from_dict(type(config), stored)
     config = agent_lib.with_answer_room(config)
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
     loaded = hf.load(folder, mesh=sharding.rollout_mesh(config.mesh, a))
@@ -68,14 +70,6 @@ def default_config(max_context: int) -> config_lib.ExperimentConfig:
       slots=_SLOTS, max_context=context, lanes=(_SLOTS,)
     ),
   )
-
-
-def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
-  """Returns the configuration of the run that a policy is in, if any."""
-  path = folder.resolve().parent / "config.json"
-  if values := json_files.read(path, missing={}):
-    return config_settings.from_dict(config_lib.ExperimentConfig, values)
-  return None
 
 
 def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:

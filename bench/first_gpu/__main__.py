@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from absl import app, flags
 
-from bench import harness
 from bench.first_gpu import running
+from launch import flags as launch_flags
 from launch import jax_setup
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   folder = pathlib.Path(f.output).absolute()
   if f.stage:
@@ -35,19 +36,16 @@ def main() -> None:
       f"{', '.join(running.BY_NAME)}."
     )
   chosen = [s for s in running.STAGES if not f.stages or s.name in f.stages]
-  try:
-    results = running.run(
-      chosen,
-      folder,
-      rehearse=f.rehearse,
-      minutes=f.minutes,
-      command=lambda stage: [
-        *(sys.executable, "-m", "bench.first_gpu", f"--stage={stage.name}"),
-        *(f"--output={folder}", f"--rehearse={f.rehearse}"),
-      ],
-    )
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
+  results = running.run(
+    chosen,
+    folder,
+    rehearse=f.rehearse,
+    minutes=f.minutes,
+    command=lambda stage: [
+      *(sys.executable, "-m", "bench.first_gpu", f"--stage={stage.name}"),
+      *(f"--output={folder}", f"--rehearse={f.rehearse}"),
+    ],
+  )
   print(f"\n{running.table(results)}\n{folder / running.RESULTS}", flush=True)
   ended = {r.status for r in results if running.BY_NAME.get(r.name) in chosen}
   if ended & {running.FAILED, running.LATE}:
@@ -60,4 +58,4 @@ if __name__ == "__main__":
   flags.DEFINE_bool("rehearse", False, "Plays every stage in tiny sizes.")
   flags.DEFINE_list("stages", [], "Only these; default: all.")
   flags.DEFINE_string("stage", None, "Measures one, in this process; internal.")
-  harness.run(main)
+  launch_flags.run(main)

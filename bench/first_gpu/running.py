@@ -18,6 +18,7 @@ import os
 import pathlib
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -148,6 +149,7 @@ class Stage:
       notes.write(status=SKIPPED, reason=str(error))
     except Exception as error:
       notes.write(status=FAILED, reason=sentence(error))
+      traceback.print_exc()
       raise
     else:
       notes.write(status=DONE)

@@ -12,6 +12,7 @@ import pytest
 import scripted
 import sglang_engines
 import small_run
+from absl import app
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -45,7 +46,7 @@ def test_pairs_are_all_combinations_of_their_caps():
 )
 def test_invalid_budgets_are_refused(text):
   parse = evaluate.parse_pairs if "=" in text else evaluate.parse_budgets
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(app.UsageError) as error:
     parse(text)
   assert str(error.value).startswith(f"--budgets={text}: ")
 

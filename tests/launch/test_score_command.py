@@ -279,8 +279,7 @@ def test_the_command_scores_a_file_or_exits_with_2(tmp_path):
   assert row["total"] == pytest.approx(1.0 + 0.15 + 0.3)
   target.unlink()
   source.write_text(json.dumps(group()) + "\n\n")
-  said = commands.run(score, *flags)
-  assert "line 2: found no JSON value" in said
+  assert "line 2: found no JSON value" in commands.run(score, *flags)
   assert not target.exists()
 
 

@@ -10,7 +10,7 @@ import commands
 import numpy as np
 import pytest
 import study
-from absl import app, flags
+from absl import flags
 from absl.testing import flagsaver
 
 from anysearch_jax import budgets
@@ -112,7 +112,7 @@ def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
   runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
   with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
     loading.sources(f"A={runs[0]}+{runs[1]}")
-  with pytest.raises(app.UsageError, match="--figure: found no evaluation"):
+  with pytest.raises(ValueError, match="--figure: found no evaluation"):
     _command(str(runs[1]), figure=str(tmp_path / "x.svg"))
 
 
@@ -263,7 +263,7 @@ def test_the_command_takes_run_folders_and_writes_into_the_first(
   ],
 )
 def test_the_command_says_what_it_expected(items, sentence):
-  with pytest.raises(app.UsageError, match=sentence):
+  with pytest.raises(ValueError, match=sentence):
     _command(*items)
 
 
@@ -281,6 +281,6 @@ def test_invalid_flags_have_messages(tmp_path, given, sentence):
   with (
     commands.defined(command),
     flagsaver.flagsaver(output=str(tmp_path / "r.html"), **given),
-    pytest.raises(app.UsageError, match=sentence),
+    pytest.raises(ValueError, match=sentence),
   ):
     command.main(["report", str(run)])
