@@ -55,11 +55,11 @@ import json
 import operator
 import pathlib
 import reprlib
-import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 from absl import app, flags
 
 from anysearch_jax import budgets, types
@@ -69,17 +69,14 @@ from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.host import disk
 from launch import flags as launch_flags
 
-_AUTHORS = {
-  "model": types.Author.MODEL,
-  "environment": types.Author.ENVIRONMENT,
-}
-# The types of JSON, and how a sentence names them.
-_NAMES = {
-  bool: "true or false",
-  dict: "an object",
-  int: "an integer",
-  list: "a list",
-  str: "a string",
+# How a sentence names what pydantic's kinds of errors expected.
+_EXPECTED = {
+  "bool_type": "true or false",
+  "int_type": "an integer",
+  "list_type": "a list",
+  "literal_error": "'model' or 'environment'",
+  "model_type": "an object",
+  "string_type": "a string",
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
 _CALLS = 16  # Of a judge, at a time.
@@ -105,33 +102,40 @@ _SCORED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedTrajectory:
+_Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST)]
+
+
+class RecordedSpan(pydantic.BaseModel, strict=True):
+  """One span of a file, of a `types.Span`."""
+
+  author: Literal["model", "environment"]
+  text: str
+
+
+class RecordedTrajectory(pydantic.BaseModel, strict=True):
   """One trajectory of a file: what scoring needs of a `types.Trajectory`."""
 
-  spans: tuple[types.Span, ...]
-  searches: int
-  generated_tokens: int
+  spans: list[RecordedSpan]
+  searches: _Count
+  generated_tokens: _Count
   failed: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedGroup:
+class RecordedGroup(pydantic.BaseModel, strict=True):
   """One line of a file: what scoring needs of a `types.Group`."""
 
   question: str
-  trajectories: tuple[RecordedTrajectory, ...]
-  golden_answers: tuple[str, ...]
-  budget: int
+  trajectories: list[RecordedTrajectory]
+  golden_answers: list[str]
+  budget: _Count
   scaffold: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class OfficialGroup(RecordedGroup):
+class OfficialGroup(RecordedGroup, strict=True):
   """What the official scorer needs besides."""
 
   dataset: str
-  official_answers: tuple[str, ...] = ()
+  official_answers: list[str] = []
 
 
 def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
@@ -140,61 +144,22 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
     record = json.loads(line.decode(), parse_constant=_refuse_constant)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"found no JSON value ({error}).") from None
-  if type(record) is not dict:
-    raise ValueError(
-      f"the line: found {reprlib.repr(record)}, expected an object."
-    )
-  return _read(
-    OfficialGroup if scorer == "official" else RecordedGroup, record, ""
-  )
+  try:
+    kind = OfficialGroup if scorer == "official" else RecordedGroup
+    return kind.model_validate(record)
+  except pydantic.ValidationError as error:
+    met = error.errors(include_url=False)[0]
+  path = (f"[{x}]" if isinstance(x, int) else f".{x}" for x in met["loc"])
+  where = "".join(path).lstrip(".") or "the line"
+  if met["type"] == "missing":
+    raise ValueError(f"{where}: missing, expected it in the line.")
+  expected = _EXPECTED.get(met["type"], f"0 to {_LARGEST}")
+  found = reprlib.repr(met["input"])
+  raise ValueError(f"{where}: found {found}, expected {expected}.")
 
 
 def _refuse_constant(name: str) -> None:
   raise ValueError(f"{name} is not JSON")
-
-
-def _read(hint: Any, value: Any, where: str) -> Any:
-  """Returns a value of JSON as a type: a dataclass, a tuple or a plain one."""
-  kind, given = _json_type(hint), type(value)
-  if given is not kind:  # `isinstance` would accept a bool as an int.
-    raise ValueError(
-      f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
-    )
-  if kind is dict:
-    hints = typing.get_type_hints(hint)
-    read: dict[str, Any] = {}
-    for field in dataclasses.fields(hint):
-      inner = f"{where}.{field.name}".lstrip(".")
-      if field.name in value:
-        read[field.name] = _read(hints[field.name], value[field.name], inner)
-      elif field.default is dataclasses.MISSING:
-        expected = _NAMES[_json_type(hints[field.name])]
-        raise ValueError(f"{inner}: missing, expected {expected}.")
-    return hint(**read)
-  if kind is list:
-    item, _ = typing.get_args(hint)
-    return tuple(_read(item, x, f"{where}[{i}]") for i, x in enumerate(value))
-  if kind is int and not 0 <= value <= _LARGEST:
-    raise ValueError(
-      f"{where}: found {reprlib.repr(value)}, expected 0 to {_LARGEST}."
-    )
-  if hint is types.Author:
-    if value not in _AUTHORS:
-      raise ValueError(
-        f"{where}: found {reprlib.repr(value)}, expected "
-        f"{' or '.join(map(repr, _AUTHORS))}."
-      )
-    return _AUTHORS[value]
-  return value
-
-
-def _json_type(hint: Any) -> type:
-  """Returns the type of JSON that a field is read from."""
-  if dataclasses.is_dataclass(hint):
-    return dict
-  if typing.get_origin(hint) is tuple:
-    return list
-  return str if hint is types.Author else hint
 
 
 def score_group(
@@ -205,7 +170,10 @@ def score_group(
 
   verdicts = [
     scoring.judge(
-      trajectory.spans,
+      [
+        types.Span(types.Author[each.author.upper()], each.text)
+        for each in trajectory.spans
+      ],
       golden_answers=group.golden_answers,
       budget=group.budget,
       searches=trajectory.searches,

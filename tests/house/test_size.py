@@ -21,8 +21,8 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_606,
-  "source: code lines": 41_619,
+  "source: lines": 67_574,
+  "source: code lines": 41_587,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
