@@ -428,6 +428,7 @@ class SearchRequest:
     return self.context
 
 
+@runtime_checkable
 class Retriever(Protocol):
   """Finds at most `k` passages, best first; the protocols below add to it."""
 

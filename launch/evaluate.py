@@ -10,8 +10,8 @@ r"""Evaluates a policy under several budgets on held-out questions.
 Plays all questions with all budgets and seeds in one pass. Writes
 episodes.jsonl, one episode per line, which `launch.report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
-killed or episodes fail, running it again plays what is missing.
-See docs/evaluation.md.
+killed or episodes fail (it exits with 1), running it again plays what is
+missing. See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,18 +96,19 @@ def main(argv: Sequence[str]) -> None:
   made = {"config.json": config_settings.to_dict(config)}
   with disk.translate_errors(folder):
     journal.claim(folder, made | {"provenance.json": played})
-    if not _finished(folder):
+    if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)
         _play(config, chosen, source, questions, searcher, folder)
   print(f"episodes: {folder / harness.EPISODES}")
+  if failed := _failed(folder):
+    sys.exit(f"{failed} episodes failed; the same command plays them again.")
 
 
-def _finished(folder: pathlib.Path) -> bool:
-  path = folder / _SUMMARY
-  if not path.is_file():
-    return False
-  return not any(cell["failed"] for cell in json_files.read(path)["cells"])
+def _failed(folder: pathlib.Path) -> int | None:
+  """Returns how many episodes failed; None if not all have been played."""
+  summary = json_files.read(folder / _SUMMARY, missing={})
+  return sum(cell["failed"] for cell in summary["cells"]) if summary else None
 
 
 def _play(
@@ -150,8 +152,6 @@ def _play(
         script=script, of=cell.get("caps", cell["budget"]), **cell
       )
     )
-  if failed := sum(cell["failed"] for cell in summary["cells"]):
-    print(f"{failed} episodes failed; the same command plays them again")
 
   used = summary["last_start"]["engine"]
   if chosen.endpoint is not None and used:

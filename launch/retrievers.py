@@ -267,7 +267,7 @@ def own(
   )
   with plugins.as_sentence(f"{setting} {name!r}", loaded.path):
     made = loaded.value(config)
-  if not callable(getattr(made, "search", None)):
+  if not isinstance(made, types.Retriever):
     raise ValueError(
       f"{setting}: {name!r} returned a {type(made).__name__}, expected a "
       "retriever: async def search(self, request)."

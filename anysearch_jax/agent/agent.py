@@ -283,7 +283,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     self,
     questions: str | Sequence[str | types.Question],
     *,
-    budgets: Sequence[budgets_lib.Assigned],
+    budgets: budgets_lib.Assigned | Sequence[budgets_lib.Assigned],
     **limits: Any,
   ) -> list[list[events.Reply]]:
     """Returns for each question its replies, one for each budget, all at once.
@@ -293,6 +293,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     """
     works: list[loop.Work[events.Reply]] = []
     questions = [questions] if isinstance(questions, str) else questions
+    if isinstance(budgets, int | budgets_lib.Budget):
+      budgets = [budgets]
     try:
       for question, budget in itertools.product(questions, budgets):
         works.append(self._submit(question, Limits(budget, **limits)))

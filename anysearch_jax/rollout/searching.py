@@ -85,6 +85,11 @@ class BatchingRetriever:
   def __init__(
     self, retriever: types.Retriever, config: config_lib.SearchConfig
   ):
+    if not isinstance(retriever, types.Retriever):
+      raise ValueError(
+        f"retriever: found a {type(retriever).__name__}, expected an object "
+        "with async def search(self, request)."
+      )
     self._retriever, self._config = retriever, config
     self.attach = functools.partial(attach, retriever)
     self._context_key = (

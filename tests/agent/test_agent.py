@@ -66,6 +66,7 @@ def test_many_questions_have_replies_by_question_and_budget():
   with make(script) as agent:
     replies = agent.ask_many(["first", "second"], budgets=[0, 1, 3])
     assert len(agent.ask_many("first", budgets=[0])) == 1
+    assert len(agent.ask_many("first", budgets=0)[0]) == 1
   answers = [[reply.answer for reply in row] for row in replies]
   assert answers == [["a"] * 3, ["b"] * 3]
   assert [r.trajectory.budget for r in replies[0]] == [0, 1, 3]

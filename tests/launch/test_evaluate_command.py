@@ -216,3 +216,16 @@ def test_commands_play_resume_and_refuse(tmp_path):
     ("--hf=configs/graded_world_policy", "Found 2 policies, expected one of"),
   ):
     assert said in commands.run(evaluate, *flags, flag)
+  own = tmp_path / "own.py"
+  own.write_text(
+    "import anysearch_jax as aj\n"
+    "class Down:\n  async def search(self, request):\n"
+    "    raise aj.RetrievalError('down')\n"
+    "def down(config): return Down()\n"
+  )
+  kind = f"--config.retrieval.kind={own}:down"
+  for _ in range(2):
+    assert (
+      commands.run(evaluate, *flags, kind, f"--output={tmp_path / 'f'}")
+      == "10 episodes failed; the same command plays them again."
+    )

@@ -94,6 +94,11 @@ def searcher(inner, **settings):
   return searching.BatchingRetriever(inner, config_lib.SearchConfig(**settings))
 
 
+def test_what_cannot_search_is_refused():
+  with pytest.raises(ValueError, match="found a dict, expected an object with"):
+    searcher({})
+
+
 async def all_of(ret, *requests):
   return await asyncio.gather(
     *map(ret.search, requests), return_exceptions=True
