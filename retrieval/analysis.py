@@ -49,7 +49,7 @@ _PLAIN_WORD = re.compile(r"\w+")
 # Python's own `\w` ends words of Hindi and Tamil at vowel signs.
 _WORD = regex.compile(r"\w+")
 # In English, what follows an apostrophe belongs to the word (don't, people's).
-_ENGLISH_WORD = regex.compile(r"\w+(?:['’]\w+)?")
+_ENGLISH_WORD = regex.compile(r"\w+(?:'\w+)?")
 # The same in ASCII, several times faster.
 _ASCII_WORD = re.compile(r"\w+", re.ASCII)
 _ENGLISH_ASCII_WORD = re.compile(r"\w+(?:'\w+)?", re.ASCII)
@@ -57,6 +57,9 @@ _UNSPACED = regex.compile(
   r"([\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}"
   r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+)"
 )
+# Unlike in Lucene, O’Brien is O'Brien: people type one and documents have the
+# other.
+_SAME = str.maketrans("İ’", "i'")
 # Words whose terms are kept, so that each is stemmed once.
 _KEPT = 1 << 18
 
@@ -99,7 +102,7 @@ class Analyzer:
       return words(text)
     pattern = self._ascii
     if not text.isascii():
-      text = unicodedata.normalize("NFKC", text).replace("İ", "i")
+      text = unicodedata.normalize("NFKC", text).translate(_SAME)
       pattern = self._words
     if self.language == "turkish":
       text = text.replace("I", "ı")
@@ -126,7 +129,7 @@ class Analyzer:
         yield from part
         yield from (part[at : at + 2] for at in range(len(part) - 1))
         continue
-      if self.language == "english" and part[-2:] in ("'s", "’s"):
+      if self.language == "english" and part.endswith("'s"):
         part = part[:-2]
       if part and part not in self._stops and (stem := self._stem(part)):
         yield stem

@@ -32,7 +32,7 @@ from retrieval.index import building, opening, search
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file, and with `_File`.
-_VERSION = 3
+_VERSION = 4
 # Tokens of an encoder's text that a title and headings may take, and the least
 # that remain for a passage.
 _TITLE, _LEAST = 48, 16
