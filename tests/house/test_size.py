@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_574,
-  "source: code lines": 41_587,
+  "source: lines": 67_585,
+  "source: code lines": 41_594,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_854,
+  "tests: lines": 53_879,
   "docs and README: words": 21_898,
   "README: words": 700,
   "commands": 16,
