@@ -18,7 +18,6 @@ import difflib
 import functools
 import inspect
 import io
-import operator
 import os
 import pathlib
 import re
@@ -189,8 +188,9 @@ def define_config(*, required: bool = True) -> None:
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
   if required:
-    named = functools.partial(operator.is_not, None)
-    flags.register_validator("config", named, f"{no_config()}.")
+    flags.register_validator(
+      "config", lambda given: given is not None, f"{no_config()}."
+    )
 
 
 def no_config() -> str:
