@@ -188,9 +188,8 @@ def define_config(*, required: bool = True) -> None:
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
   if required:
-    flags.register_validator(
-      "config", lambda given: given is not None, f"{no_config()}."
-    )
+    said = f"{no_config()}."
+    flags.register_validator("config", lambda given: given is not None, said)
 
 
 def no_config() -> str:

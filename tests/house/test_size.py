@@ -21,7 +21,7 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_585,
+  "source: lines": 67_584,
   "source: code lines": 41_594,
   "source: modules": 308,
   "source: lines of the longest module": 600,
