@@ -92,7 +92,7 @@ def load(
 
 
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
-  """Runs a Python file as a module of its own; errors and OSError pass."""
+  """Runs a Python file as a module; its errors, and OSError, pass through."""
   path = os.path.abspath(path)
   return _run(path, pathlib.Path(path).read_bytes())
 

@@ -118,7 +118,7 @@ def shown(url: str) -> str:
 
 
 def check_variable(name: str, field: str) -> None:
-  """Refuses what is no name of a variable, unseen: it may be the key."""
+  """Raises ValueError, without the value, unless it can name a variable."""
   if not _VARIABLE.fullmatch(name):
     raise ValueError(
       f"{field}: expected the name of an environment variable (capitals, "

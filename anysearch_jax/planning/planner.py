@@ -31,8 +31,6 @@ from anysearch_jax.policy import parameters as weights
 
 _TRAINED = ("masters", "critic", "moments", "gradients")
 _SAMPLING = ("engine weights", "KV cache")
-# Kinds that leave the device while it samples, least first.
-_OFFLOADS = {"moments": ("moments",), "state": ("moments", "masters", "critic")}
 _ATTENTION = (
   "Rows are packed: the last episode of a row is shorter. Of attention's "
   f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and splash "
@@ -276,15 +274,14 @@ def _changes(plan: plan_lib.Plan) -> Iterator[Change]:
         "no KV cache while training (engine.free_kv_while_training)",
         lambda part: {} if samples(part) else {"KV cache": 0.0},
       )
-    further = list(_OFFLOADS)
-    if pipeline.offload in _OFFLOADS:
-      further = further[further.index(pipeline.offload) + 1 :]
-    for name in further:
+    offloads = list(programs.OFFLOADED)  # The least first.
+    for name in offloads[offloads.index(pipeline.offload) + 1 :]:
+      away = dict.fromkeys(programs.OFFLOADED[name], 0.0)
       yield Change(
         "offload",
         "training state in host memory while sampling "
         f"(pipeline.offload={name})",
-        functools.partial(sampling, dict.fromkeys(_OFFLOADS[name], 0.0)),
+        functools.partial(sampling, away),
       )
   if any(part.held for part in plan.parts) and not config.mesh.rollout:
     yield Change(

@@ -30,6 +30,11 @@ from anysearch_jax.training import (
 BATCH = "batch"
 # The kind of each field of the training state.
 _KINDS = {"params": "masters", "opt_state": "moments", "critic": "critic"}
+# The kinds that leave the device while it samples, by `pipeline.offload`.
+OFFLOADED = {
+  name: frozenset(_KINDS[field] for field in fields)
+  for name, fields in placement.OFFLOADED.items()
+}
 
 
 class Program(NamedTuple):
@@ -110,8 +115,7 @@ def programs(
   offloaded: frozenset[str] = frozenset()
   turns = placement.take_turns(placed, async_level=config.pipeline.async_level)
   if turns and (config.engine.kind == "jax" or config.servers_share):
-    fields = placement.OFFLOADED[config.pipeline.offload]
-    offloaded = frozenset(_KINDS[field] for field in fields)
+    offloaded = OFFLOADED[config.pipeline.offload]
     if config.servers_share:
       freed = frozenset(["KV cache", "engine weights"])
     elif config.engine.free_kv_while_training:

@@ -210,11 +210,7 @@ class Fingerprint:
   """
 
   def __init__(
-    self,
-    engine: types.TrainableEngine,
-    *,
-    prompt: Sequence[int],
-    bound: float,
+    self, engine: types.TrainableEngine, *, prompt: Sequence[int], bound: float
   ):
     self._bound, self._ids = bound, prompt[:_TOKENS]
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None

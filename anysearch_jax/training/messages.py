@@ -16,11 +16,7 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.environment import scoring
-from anysearch_jax.training import (
-  collection,
-  rewards_and_advantages,
-  sampler,
-)
+from anysearch_jax.training import collection, rewards_and_advantages, sampler
 from anysearch_jax.training import timeline as timeline_lib
 
 # In the run folder: the published weights by version, and the session.

@@ -301,9 +301,7 @@ class Pipeline(pipeline.Pipeline):
       super().__exit__()
 
   def _wait(
-    self,
-    ahead: pipeline.Ahead,
-    gives_up: Callable[[], bool] = lambda: False,
+    self, ahead: pipeline.Ahead, gives_up: Callable[[], bool] = lambda: False
   ) -> bool:
     return super()._wait(ahead, lambda: any(processes.all_gather(gives_up)))
 

@@ -174,13 +174,13 @@ class Sampler:
     after = self._verify(rollout) if any(collected.groups) else before
     if after:
       collected.engine.update(fingerprints=bool(before) + 1)
-      gaps = dict(before) | {
-        part: max(gap, before.get(part, gap)) for part, gap in after.items()
-      }
+      both = sorted([*before.items(), *after.items()])
+      of_parts = [gap for part, gap in both if part in after]
       collected = collected._replace(
-        fingerprint=max(gaps[part][0] for part in after),
-        fingerprint_max=max(gaps[part][1] for part in after),
-        gaps={part: mean for part, (mean, _) in gaps.items()},
+        fingerprint=max(mean for mean, _ in of_parts),
+        fingerprint_max=max(largest for _, largest in of_parts),
+        # The larger mean of a part comes last.
+        gaps={part: mean for part, (mean, _) in both},
       )
     return self._enter(rollout, assignment, collected)
 
@@ -207,11 +207,8 @@ class Sampler:
         break
       ages = token_ages(rollout, collected.groups)
       if stale(rollout, ages, bound=self._config.pipeline.async_level):
-        self.state = discarded(
-          self.state,
-          f"Rollout {rollout} is older than pipeline.async_level allows.",
-          stale_rollouts=left,
-        )
+        why = f"Rollout {rollout} is older than pipeline.async_level allows."
+        self.state = discarded(self.state, why, stale_rollouts=left)
         break
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready

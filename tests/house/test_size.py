@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_584,
-  "source: code lines": 41_594,
+  "source: lines": 67_572,
+  "source: code lines": 41_585,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_879,
+  "tests: lines": 53_876,
   "docs and README: words": 21_898,
   "README: words": 700,
   "commands": 16,

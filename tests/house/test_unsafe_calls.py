@@ -16,10 +16,7 @@ _ALLOWED = {
   # A name of its own table.
   "anysearch_jax/__init__.py": {"importlib.import_module"},
   # What a user names.
-  "anysearch_jax/host/plugins.py": {
-    "importlib.import_module",
-    "exec(",
-  },
+  "anysearch_jax/host/plugins.py": {"importlib.import_module", "exec("},
 }
 _UNSAFE = re.compile(
   r"(?:allow_pickle|trust_remote_code)=(?!False)"

@@ -68,10 +68,7 @@ KINDS = {
     "---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.",
     [P("---\ntitle: 'Our lease'\n---\n# Lease\n\nIt ends.", "Our lease")],
   ),
-  "b.md": (
-    WINDOWS,
-    [P(WINDOWS.replace("\r", ""), "Our lease")],
-  ),
+  "b.md": (WINDOWS, [P(WINDOWS.replace("\r", ""), "Our lease")]),
   "f.txt": (GERMAN.encode() * 2 + b"\xff", [P(GERMAN * 2 + "\ufffd")]),
   "b.html": (RUSSIAN.encode("cp1251"), [P("Аренда", "Договор")]),
   "a.JSONL": ('{"a": 1}', [P("a: 1", heading="row 1")]),

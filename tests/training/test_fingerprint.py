@@ -84,10 +84,18 @@ def test_without_a_fingerprint_the_gap_stops_the_run(
     "set_params",
     lambda self, params, version: set_params(self, _other(params), version),
   )
+  gaps = {True: {"a": (2.0, 5.0), "b": (4.0, 9.0)}, False: {"a": (3.0, 4.0)}}
+  monkeypatch.setattr(
+    health.Fingerprint, "check", lambda self, _, before=False: gaps[before]
+  )
   with pytest.raises(
     health.WrongWeightsError, match="Rollout 2: .* in 2 rollouts in a row"
   ):
     small_run.train(tmp_path / "run", parts, config)
+  # Of the parts that were asked again, the mean and the largest of both times.
+  record = small_run.records(tmp_path / "run")[0]
+  assert record["rollout/fingerprint"] == 3.0
+  assert record["rollout/fingerprint_max"] == 5.0
 
 
 def test_scores_are_those_of_one_forward_and_change_no_sample():
@@ -168,11 +176,8 @@ def test_a_server_with_wrong_weights_is_put_aside_before_it_samples(
   policy = sglang_engines.policy()
   prints, expect = _of_servers(engine, policy)
   expect(policy.params, 0)
-  right, wrong = (
-    servers[0].policy,
-    policy._replace(params=_other(policy.params)),
-  )
-  servers[1].policy = wrong
+  right = servers[0].policy
+  servers[1].policy = wrong = policy._replace(params=_other(policy.params))
   gaps = [mean for mean, _ in prints.check(1, before=True).values()]
   assert gaps[0] < 0.1 < gaps[1]
   said = f"{servers[1].url} was up and is down; 1 of 2 are up: it is put aside"
@@ -210,8 +215,6 @@ def test_an_engine_without_scores_is_not_verified():
 
 def test_weights_that_are_broken_on_both_sides_are_the_same_weights():
   nan = float("nan")
-  found = health._difference(
-    np.array([nan, -1.0, -2.0]), np.array([nan, -1.5, -2.0])
-  )
-  np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])
+  a, b = np.array([[nan, -1.0, -2.0], [nan, -1.5, -2.0]])
+  np.testing.assert_array_equal(health._difference(a, b), [0.0, 0.5, 0.0])
   assert np.isnan(health._difference(np.array([nan]), np.array([-1.0])))
