@@ -26,8 +26,8 @@ CEILINGS = {
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_876,
-  "docs and README: words": 21_898,
+  "tests: lines": 53_918,
+  "docs and README: words": 21_913,
   "README: words": 700,
   "commands": 16,
 }

@@ -1,20 +1,29 @@
 """Kills a controller and its trainers at random moments, as processes.
 
-Whatever dies is restarted by the same command, as a supervisor does.
+Whatever dies is restarted by the same command, as a supervisor does. A real
+server samples where tests/launch/test_node.py finds SGLang.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
+import signal
+import subprocess
 import time
 
 import pytest
 import roles
 import small_run
+import waits
 
+from anysearch_jax.rollout.sglang import adapters
 from anysearch_jax.training import messages
 
 pytestmark = pytest.mark.slow
+
+SGLANG = os.environ.get("ANYSEARCH_SGLANG_COMMAND", "")
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +73,36 @@ def test_trainers_that_lose_one_of_them_leave_soon(root):
     assert run.running["0"].wait(60) == 75
     assert time.monotonic() - began < 30
   assert "no sign of life of process 1" in run.log("0").read_text()
+
+
+@pytest.mark.skipif(not SGLANG, reason="no SGLang; test_node.py says how")
+def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
+  """On a CPU, with torch_native as --lora-backend, and no pinned memory."""
+  root, port, targets = roles.prepare(tmp_path), waits.free_port(), "qkvo"
+  command = shlex.split(SGLANG.format(model=root / "policy", port=port))
+  command += adapters.flags(2, targets, async_level=1)
+  given = [
+    *("--config.engine.kind=sglang", "--config.lora.rank=2"),
+    f"--config.sglang.urls=http://127.0.0.1:{port}",
+    f"--config.lora.targets={','.join(targets)}",
+  ]
+  log, output = root / "server.log", root / "run"
+  with log.open("w") as out:
+    server = subprocess.Popen(
+      command, stdout=out, stderr=out, start_new_session=True
+    )
+  try:
+    waits.wait_for(lambda: "ready to roll" in log.read_text(), roles.DEADLINE)
+    with roles.Roles(root, output, *given, trainers=1) as run:
+      for trained, name in ((1, roles.CONTROLLER), (2, "0")):
+        run.wait_for_lines(trained)
+        run.kill(name)
+      run.wait()
+  finally:
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+  said, name = log.read_text(), f"engine/server/127.0.0.1:{port}/fingerprint"
+  assert said.count('"POST /update_weights_from_disk') == 2  # By controller.
+  assert said.count('"POST /load_lora_adapter') > 3
+  for line in small_run.records(output):
+    assert line["rollout/failed"] == 0 and line[name] < 1e-3
