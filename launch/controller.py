@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CONTROLLER, TRAINER = "controller", "trainer"
 LOCK = "controller.lock"
 # Placement settings in which the sides must agree all the same.
-_AGREED = ("pipeline.async_level", "engine.kind")
+_AGREED = ("pipeline.async_level", "engine.kind", "sglang.deltas")
 # Inputs of a run that may differ: where the retriever is, and versions.
 _FREE = ("retriever", "packages")
 _LARGEST = 1 << 32  # Bytes of a request: stored rollouts of a checkpoint.
@@ -92,11 +92,6 @@ def check_flags(config: config_lib.ExperimentConfig) -> str | None:
     raise app.UsageError(
       "--role: found sglang.colocated, expected servers of their own: a "
       "controller cannot lend the trainers' memory."
-    )
-  if config.sglang.deltas:
-    raise app.UsageError(
-      "--role: found sglang.deltas, expected it off: trainers publish whole "
-      "folders to a controller."
     )
   together = (f.coordinator, f.processes, f.process, f.distributed or None)
   if f.role == CONTROLLER and any(x is not None for x in together):

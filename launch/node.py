@@ -320,10 +320,11 @@ def _server(
       config.lora.targets,
       async_level=config.pipeline.async_level,
     )
+  follows = {"DELTAS": config.sglang.weights} if config.sglang.deltas else {}
   return supervisor.Part(
     f"server-{index}",
     tuple(command),
-    {"CUDA_VISIBLE_DEVICES": _indices(gpus)},
+    {"CUDA_VISIBLE_DEVICES": _indices(gpus)} | follows,
     health=f"http://127.0.0.1:{port}/health",
     # The trainer waits for a restarted server and sends it the weights.
     restarts=_RESTARTS,

@@ -6,8 +6,9 @@ that trainers could not give again, and every request may be repeated.
     about   what trainers ask of this side before they begin
     score   first rollout, state of sampling, stored rollouts; answers these
             with their scores, and the state after them
-    sample  rollout, state of sampling before it, version of the weights and the
-            scores that their fingerprint expects; None: it takes longer
+    sample  rollout, state of sampling before it, version of the weights,
+            whether a delta is with them, scores that their fingerprint expects;
+            None: it takes longer
     beat    the trainers live; answers whether they should stop
     end     the trainers have finished, or stopped
 
@@ -34,6 +35,7 @@ from anysearch_jax import types
 from anysearch_jax.host import counting
 from anysearch_jax.policy import hf, lora, sharding
 from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout.sglang import delta
 from anysearch_jax.training import collection, messages, sampler
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -208,10 +210,12 @@ class Controller:
     rollout, version = int(values["rollout"]), int(values["version"])
     try:
       if version != self._version:
-        folder = self._folder / str(version)
-        if not _visible(folder.is_dir):
+        session = values["session"]
+        folder = messages.published(self._folder, version, session)
+        newest = folder / delta.DELTA if values["delta"] else folder
+        if not _visible(newest.exists):
           raise messages.RefusedError(
-            f"{folder}: found no such folder, expected the trainers' weights. "
+            f"{newest}: found no such file, expected the trainers' weights. "
             "Give both sides an --output that both see."
           )
         weights = sampler.HandedOver(folder, values["scores"])

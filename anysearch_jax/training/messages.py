@@ -6,6 +6,7 @@ The values are those of `host/processes`: JSON with NumPy arrays, never pickled.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,11 @@ class RefusedError(types.EngineError):
 
 class AwayError(types.EngineError):
   """The other side was away for longer than this one waits."""
+
+
+def published(folder: pathlib.Path, version: int, session: str) -> pathlib.Path:
+  """Returns where trainers of a session publish a version of the weights."""
+  return folder / f"{version}-{session}"
 
 
 def state_values(state: sampler.SamplerState) -> dict[str, Any]:

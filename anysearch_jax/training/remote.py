@@ -49,7 +49,7 @@ class Client:
     away: seconds without an answer after which it raises an error.
     adapts: whether the controller's servers load adapters alone.
 
-  `session` names this client to the controller.
+  `session` names this client to the controller, in all processes of a run.
   """
 
   url: str
@@ -63,7 +63,7 @@ class Client:
 
     self._timeout = functools.partial(httpx2.Timeout, connect=_CONNECT)
     self._error = httpx2.HTTPError
-    self.session = secrets.token_hex(8)
+    self.session = processes.on_main(lambda: secrets.token_hex(8))
     self._redact = redaction.Redactor(self.key)
     # When it last answered, and what was met since then.
     self._answered, self._met = time.monotonic(), ""
@@ -211,7 +211,7 @@ class Sampler:
     stopping: Callable[[], bool],
   ):
     self._client, self._stopping = client, stopping
-    self.adapts = client.adapts
+    self.adapts, self.session = client.adapts, client.session
     self.restored = functools.partial(
       messages.rollout_of, stream=stream, timeline=timeline
     )
@@ -223,7 +223,14 @@ class Sampler:
     self, rollout: int, weights: sampler_lib.HandedOver, version: int
   ) -> None:
     """Notes the weights that sample from `rollout` on; they are published."""
-    self._weights = {"version": version, "scores": weights.scores}
+    from anysearch_jax.rollout.sglang import delta
+
+    assert isinstance(weights.params, pathlib.Path)
+    self._weights = {
+      "version": version,
+      "scores": weights.scores,
+      "delta": (weights.params / delta.DELTA).is_file(),
+    }
 
   def sample(self, rollout: int) -> sampler_lib.ScoredRollout:
     """Waits for the next rollout; raises as `Client.ask` does."""
@@ -286,6 +293,7 @@ class Pipeline(pipeline.Pipeline):
     super().__init__(sampler, ready, published=-1, **settings)
     self._remote, self._config = sampler, config
     self._policy, self._folder = policy, folder
+    self._last: pathlib.Path | None = None  # Published whole before.
 
   def check(self) -> None:
     """Raises in all processes what the first one's sampler met."""
@@ -324,10 +332,12 @@ class Pipeline(pipeline.Pipeline):
     self, version: int, weights: sampler_lib.HandedOver
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""
-    from anysearch_jax.rollout.sglang import adapters  # Needs a controller.
+    # Runs without a controller may need neither.
+    from anysearch_jax.rollout.sglang import adapters, delta
 
     assert not isinstance(weights.params, pathlib.Path)
-    path, config = self._folder / str(version), self._config
+    config, session = self._config, self._remote.session
+    path = messages.published(self._folder, version, session)
     policy = self._policy._replace(params=weights.params)
     with disk.translate_errors(path):
       if config.engine.kind == "jax":
@@ -337,12 +347,15 @@ class Pipeline(pipeline.Pipeline):
         hf.save_adapter(path, policy, base=base, dtype=dtype)
       else:
         hf.save(path, policy, dtype=config.compute_dtype)
+        last, self._last = self._last, path
+        if config.sglang.deltas and last is not None:
+          processes.on_main(lambda: delta.write(path / delta.DELTA, last, path))
     # The engine has the ones before until it has loaded this one.
     held = adapters.held(config.pipeline.async_level)
     oldest = min([version, *(ahead.version for ahead in self._ahead)])
     oldest -= held if self._remote.adapts else 1
     if processes.is_main():
-      for folder in self._folder.glob("[0-9]*"):
-        if folder.name.isdigit() and not oldest <= int(folder.name) <= version:
+      for folder in self._folder.glob("[0-9]*-*"):
+        if not oldest <= int(folder.name.partition("-")[0]) <= version:
           shutil.rmtree(folder, ignore_errors=True)
     return weights._replace(params=path)

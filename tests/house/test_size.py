@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_572,
-  "source: code lines": 41_585,
+  "source: lines": 67_631,
+  "source: code lines": 41_623,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_918,
-  "docs and README: words": 21_913,
+  "tests: lines": 53_998,
+  "docs and README: words": 21_941,
   "README: words": 700,
   "commands": 16,
 }

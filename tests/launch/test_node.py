@@ -167,6 +167,13 @@ def test_servers_of_a_run_with_adapters_load_them():
   assert [*services[-1].command[-len(expected) :]] == expected
 
 
+def test_hosts_of_servers_follow_the_folder_of_deltas():
+  deltas = {"deltas": True, "weights": "/shared/weights"}
+  config = config_lib.changed(paper(), sglang=deltas)
+  services, _ = node.parts_of(config, [], servers=node.Servers(1))
+  assert services[-1].env["DELTAS"] == "/shared/weights"
+
+
 def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
     paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))

@@ -6,19 +6,30 @@ server samples where tests/launch/test_node.py finds SGLang.
 
 from __future__ import annotations
 
+import collections
+import functools
 import os
+import pathlib
 import random
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import time
+import zlib
 
+import fake_sglang
+import jax
+import numpy as np
 import pytest
 import roles
+import sglang_engines
 import small_run
 import waits
 
-from anysearch_jax.rollout.sglang import adapters
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import adapters, delta
 from anysearch_jax.training import messages
 
 pytestmark = pytest.mark.slow
@@ -106,3 +117,81 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   assert said.count('"POST /load_lora_adapter') > 3
   for line in small_run.records(output):
     assert line["rollout/failed"] == 0 and line[name] < 1e-3
+
+
+def _server(turns):
+  """Returns a server whose turns, counted, follow from all of its weights."""
+
+  def script(context):
+    leaves = map(np.asarray, jax.tree.leaves(server.policy.params))
+    turn = zlib.crc32(b"".join(x.tobytes() for x in leaves)), tuple(context)
+    turns[turn] += 1
+    draws = random.Random(f"{turn} {turns[turn]}")
+    said = draws.choices("abc", k=draws.randint(1, 9))
+    return fake_sglang.ids(*said, "</answer>")
+
+  server = fake_sglang.Server(script)
+  return server
+
+
+def _loaded(root, deltas):
+  """Returns what two servers were asked to load in a run, by folder.
+
+  Before version 2 is loaded, their host loses its copy, and one server joins.
+  """
+  turns, hosts, copies = collections.Counter(), [], root / "copies"
+
+  def host():
+    """Starts what keeps a host's copies, without any."""
+    shutil.rmtree(copies, ignore_errors=True)
+    command = [sys.executable, delta.__file__, str(root / "shared")]
+    hosts.append(subprocess.Popen([*command, str(copies)]))
+
+  def load(server, right, body):
+    path = pathlib.Path(body["model_path"])
+    if path.parent == delta.COPIES:  # Those of other runs are not touched.
+      path = copies / path.name
+    asked[server].append(f"{path.parent.name[:7]} {path.name[0]}")
+    if path.name[0] == "2" and not hosts[1:]:
+      hosts[0].kill()
+      hosts[0].wait()
+      host()
+      late.restart()
+    if path.name[0] == "3" and server is first:
+      waits.wait_for(lambda: late.version != "default", roles.DEADLINE)
+    return right(body | {"model_path": str(path)})
+
+  with _server(turns) as first, _server(turns) as late:
+    asked = {first: [], late: []}
+    for server in asked:
+      right = server._update_weights_from_disk
+      server._update_weights_from_disk = functools.partial(load, server, right)
+    host()
+    late.kill()
+    given = f"sglang.urls={first.url},{late.url} engine.kind=sglang "
+    given += "engine.max_context=200 engine.slots=1 episode.max_context=200 "
+    given += "batch.row_lengths=(208,) batch.micro_batch_tokens=416 "
+    given += "curriculum.total_steps=12 watch.gap_rollouts=1000 "
+    given += f"sglang.weights={root / 'shared'} sglang.deltas={deltas}"
+    flags = [f"--config.{each}" for each in given.split()]
+    with roles.Roles(root, root / str(deltas), *flags, trainers=1) as run:
+      run.wait()
+  hosts[-1].kill()
+  return list(asked.values())
+
+
+def test_deltas_end_on_the_weights_of_whole_folders(tmp_path, monkeypatch):
+  """To the bit; a server that has no copy gets the whole folder."""
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 250)
+  root = roles.prepare(tmp_path)
+  hf.save(root / "policy", sglang_engines.policy())
+  assert _loaded(root, False)[0] == [f"weights {i}" for i in range(5)]
+  first, late = _loaded(root, True)
+  assert "anysear 1" not in first and "anysear 2" in first + late
+  assert first[0] == "anysear 0" and first[-1] == late[-1] == "copies 4"
+  whole, ours = root / "False", root / "True"
+  steps = [small_run.records(x, "steps.jsonl") for x in (whole, ours)]
+  assert steps[0] == steps[1]
+  start, *ends = (hf.load(x / "policy").params for x in (root, whole, ours))
+  jax.tree.map(np.testing.assert_array_equal, *ends)
+  assert not np.array_equal(start["embed"], ends[0]["embed"])

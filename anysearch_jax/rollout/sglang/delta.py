@@ -13,6 +13,9 @@ A delta names its base and has a checksum of itself and of each tensor that it
 makes. What does not fit is refused, with the reason in a file beside it, and
 the whole folder is sent. Of a tensor, either the changed values are sent, as
 distances between them and their XOR with the old ones, or all of it.
+
+Trainers with a controller put a delta into the whole folder that they publish;
+hosts see it when the controller hands over that version.
 """
 
 from __future__ import annotations
@@ -214,10 +217,20 @@ class Sender:
       return new
     self._shared.mkdir(parents=True, exist_ok=True)
     if last is None or not last.is_dir():
-      return self.whole()
+      return self.whole(name)
     sent = self._shared / (name + DELTA)
     write(sent, last, new)
     shutil.rmtree(last)
+    return sent
+
+  def forward(self, whole: pathlib.Path) -> pathlib.Path:
+    """Sends a folder that trainers published, by the delta in it if any."""
+    self._last = whole
+    self._shared.mkdir(parents=True, exist_ok=True)
+    if not (whole / DELTA).is_file():
+      return self.whole(whole.name)
+    sent = self._shared / (whole.name + DELTA)
+    _copy(whole / DELTA, sent)
     return sent
 
   @property
@@ -225,11 +238,15 @@ class Sender:
     """Whether the next version is the first, which is sent whole."""
     return self._last is None
 
-  def whole(self) -> pathlib.Path:
-    """Returns the shared folder of the last version, written if it is not."""
+  def whole(self, name: str) -> pathlib.Path:
+    """Returns the shared folder of a version, written if it is not.
+
+    Raises FileNotFoundError if it is not the last version that was sent.
+    """
     with self._lock:
-      assert self._last is not None  # A version was sent.
-      path = self._shared / self._last.name
+      if self._last is None or self._last.name != name:
+        raise FileNotFoundError(f"{name}: a newer version was sent.")
+      path = self._shared / name
       if not path.is_dir():
         _copy(self._last, path)
       return path
@@ -281,10 +298,13 @@ def follow(shared: pathlib.Path, copies: pathlib.Path) -> None:
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
-  """Copies a folder, which appears whole."""
+  """Copies a delta, or a folder without the one in it; it appears whole."""
   beside = target.with_name(target.name + _COPYING)
   shutil.rmtree(beside, ignore_errors=True)
-  shutil.copytree(source, beside)
+  if source.is_dir():
+    shutil.copytree(source, beside, ignore=shutil.ignore_patterns(DELTA))
+  else:
+    shutil.copyfile(source, beside)
   os.utime(beside)  # The newest version is the one that appeared last.
   beside.rename(target)
 

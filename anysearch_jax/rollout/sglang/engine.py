@@ -185,9 +185,10 @@ class SglangEngine:
     See `set_params`. The folder must stay unchanged, where every server can
     read it, while servers hold that version. It is not removed here.
     """
-    path = pathlib.Path(folder).absolute()
+    path, sender = pathlib.Path(folder).absolute(), self._sender
     weights = self._whole(path, self._name(version))
     if (path / adapters.FILE).is_file():
+      sender = None
       if not self.adapts or not (source := self._policy.source):
         raise types.EngineError(
           f"{path}: found adapters, which the servers cannot load over a "
@@ -195,16 +196,27 @@ class SglangEngine:
         )
       base = self._base or weights._replace(path=source.absolute())
       weights = self._adapted(base, weights.name, path)
-    self._hand_over(weights, version, lambda: [path])
+    elif sender is not None:
+      by_delta = (path / delta.DELTA).is_file()
+      weights = self._sent(weights, path.name, by_delta=by_delta)
+
+    def write() -> list[pathlib.Path]:
+      if sender is None:
+        return [path]
+      if sender.begins:
+        self._clean(None)
+      with disk.translate_errors(self._folder):
+        return [sender.forward(path)]
+
+    self._hand_over(weights, version, write)
 
   def _hand_over_whole(
     self, policy: hf.Policy, name: str, version: int
   ) -> None:
     """Writes all weights of a policy, or what changed, and hands them over."""
     path, sender = self._folder / name, self._sender
-    weights = self._whole(path, name)
-    if sender is not None and not sender.begins:
-      weights = weights._replace(path=delta.COPIES / name, sender=sender)
+    by_delta = sender is not None and not sender.begins
+    weights = self._sent(self._whole(path, name), name, by_delta=by_delta)
 
     def save(path: pathlib.Path) -> None:
       with disk.translate_errors(path):
@@ -227,6 +239,14 @@ class SglangEngine:
 
   def _whole(self, path: pathlib.Path, name: str) -> sglang_server.Weights:
     return sglang_server.Weights(path, name, self._config.deadline)
+
+  def _sent(
+    self, weights: sglang_server.Weights, name: str, *, by_delta: bool
+  ) -> sglang_server.Weights:
+    """Returns weights at the path that servers load, once they are sent."""
+    if not by_delta:
+      return weights._replace(path=self._folder / name)
+    return weights._replace(path=delta.COPIES / name, sender=self._sender)
 
   def _adapted(
     self, base: sglang_server.Weights, name: str, path: pathlib.Path
@@ -372,7 +392,7 @@ class SglangEngine:
       return
     paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
     if kept and kept.sender:  # What was sent of it, whole or a delta.
-      paths.update(self._folder.glob(f"{kept.name}*"))
+      paths.update(self._folder.glob(f"{kept.path.name}*"))
     for path in {*self._folder.iterdir()} - paths:
       if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

@@ -240,7 +240,7 @@ class Server:
       "%s gets the whole folder of weights %s, not their delta: %s",
       *(self.url, weights.name, why),
     )
-    whole = await asyncio.to_thread(weights.sender.whole)
+    whole = await asyncio.to_thread(weights.sender.whole, weights.path.name)
     await self._load_folder(weights._replace(path=whole), lent=False)
 
   async def lacks(self, weights: Weights) -> str:
