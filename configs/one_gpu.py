@@ -8,10 +8,11 @@ Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
     or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
-and five that nearly fill their GPU:
+and six that nearly fill their GPU:
     qwen3_4b-full141             every weight is trained, not adapters
     qwen2_5_7b-80, llama3_1_8b-80, olmo3_7b-141
     qwen3_30b_a3b-141            adapters of attention alone
+    gpt_oss_20b-141              likewise; MXFP4 becomes bfloat16
 
 The GPU trains adapters of rank 32 and samples in turns. Differences from the
 paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
@@ -55,7 +56,7 @@ POLICIES = {
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
 # Its attention alone is adapted: PEFT's layout has no name for one expert.
-_EXPERTS = "qwen3_30b_a3b-141"
+_EXPERTS = ("qwen3_30b_a3b-141", "gpt_oss_20b-141")
 _WINDOWS = "olmo3_7b-141"  # Each query head has its own keys and values.
 # Policies that nearly fill their GPU: folder, tokens of KV cache and of a
 # micro-batch. So few leave room for what remat "dots" keeps.
@@ -64,7 +65,8 @@ LARGE = {
   "qwen2_5_7b-80": ("Qwen2.5-7B-Instruct", 7 << 16, _CONTEXT),
   "llama3_1_8b-80": ("Llama-3.1-8B-Instruct", 1 << 18, _CONTEXT),
   _WINDOWS: ("Olmo-3-7B-Instruct", 1 << 17, _CONTEXT),
-  _EXPERTS: ("Qwen3-30B-A3B", 1 << 16, _CONTEXT),
+  _EXPERTS[0]: ("Qwen3-30B-A3B", 1 << 16, _CONTEXT),
+  _EXPERTS[1]: ("gpt-oss-20b", 1 << 17, _CONTEXT),
 }
 PRESETS = (
   *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
@@ -83,7 +85,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   else:
     folder, kv, row = LARGE[preset]
     slots, lanes = 320, (32, 64, 128, 256)
-    if preset in (_EXPERTS, _WINDOWS):
+    if preset in (*_EXPERTS, _WINDOWS):
       slots, lanes = 80, (16, 32, 64)
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
@@ -93,9 +95,9 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     base = dataclasses.replace(
       base, lora=config_lib.LoraConfig(), optimizer=config_lib.OptimizerConfig()
     )
-  if preset == _EXPERTS:
+  if preset in _EXPERTS:
     base = config_lib.changed(base, lora={"targets": ("q", "k", "v", "o")})
-  dots = preset in LARGE and preset != _EXPERTS
+  dots = preset in LARGE and preset not in _EXPERTS
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return config_lib.changed(
     base,

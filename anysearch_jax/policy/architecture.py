@@ -50,6 +50,7 @@ _NULLABLE = {
   "sliding_window": hf_config.SIZE,
   "rope_scaling": hf_config.OBJECT,
   "rope_parameters": hf_config.OBJECT,
+  "quantization_config": hf_config.OBJECT,
   "no_rope_layers": hf_config.SWITCHES,
 }
 _LLAMA3_ROPE = {
@@ -94,7 +95,7 @@ _HARMLESS = (
   *("attention_dropout", "is_decoder", "is_llama_config"),
   *("max_sequence_length", "pretraining_tp"),
   *("output_router_logits", "router_aux_loss_coef"),
-  "_sliding_window_pattern",
+  *("_sliding_window_pattern", "initial_context_length", "experts_per_token"),
 )
 
 
@@ -160,7 +161,9 @@ class Architecture:
   whether the feed-forward layer has GELU by tanh in place of SiLU. scaled:
   whether embeddings are multiplied by the root of D. windowed: indices of the
   layers in which a token sees the last `window` tokens only, itself included;
-  their rotary positions have `windowed_theta` and no scaling.
+  their rotary positions have `windowed_theta` and no scaling, unless it is 0.
+  sinks: whether each head's softmax has one more, learned score. clamped:
+  whether experts have gpt-oss's bounded SwiGLU, and they and routers biases.
   tied: whether the head is the embedding. max_context: in tokens, written to
   exported folders for servers, which refuse longer requests; the decoder itself
   has no limit. lora: the adapters, if any.
@@ -193,9 +196,17 @@ class Architecture:
   experts: int = 0
   active: int = 0
   renormalized: bool = False
+  sinks: bool = False
+  clamped: bool = False
   tied: bool = False
   max_context: int = 32768
   lora: Lora | None = None
+
+  @property
+  def only_xla(self) -> str:
+    """What attention has that XLA alone computes, "" if nothing."""
+    found = {"attention sinks": self.sinks, "sliding windows": self.windowed}
+    return next((name for name, has in found.items() if has), "")
 
   def without_lora(self) -> Architecture:
     """Returns the architecture of the base weights alone."""
@@ -220,6 +231,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   name = _family(hf)
   family = families.FAMILIES[name]
   only = {**_ONLY, **family.only}
+  kind = (hf.get("quantization_config") or {}).get("quant_method")
+  if family.fields.get("clamped") and kind == "mxfp4":
+    hf = {**hf, "quantization_config": None}  # The tensors' types say it.
   hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=only)
   hf = {k: v for k, v in hf.items() if k not in family.unread}
   # transformers knows the same number by two names.
@@ -233,7 +247,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   hf = {**_DEFAULTS, **family.defaults, **hf}
   hf_config.typed(hf, _KINDS)
   if family.experts:
-    hf_config.typed(hf, _EXPERTS)
+    read = {k: v for k, v in _EXPERTS.items() if k not in family.unread}
+    hf_config.typed(hf, read)
     if hf["num_experts_per_tok"] > hf["num_experts"]:
       raise ValueError(
         f"config.json: num_experts_per_tok is {hf['num_experts_per_tok']}, "
@@ -241,14 +256,15 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       )
   if family.head_dim and "head_dim" in hf:
     hf_config.typed(hf, {"head_dim": hf_config.SIZE})
-  windowed: dict[str, Any] = {}
-  if family.windows:
-    rope = {"rope_theta": hf.get("rope_theta", family.windows.theta)}
+  windowed = _windowed(hf, family.windows) if family.windows else {}
+  if family.windows and family.windows.theta:
+    rope: Any = {"rope_theta": hf.get("rope_theta", family.windows.theta)}
     rope |= {**_rope_of(hf, _FULL), **(hf.get("rope_scaling") or {})}
-    windowed = _windowed(hf, family.windows)
   else:
     # transformers prefers the older key, `rope_scaling`.
-    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters")
+    rope = family.defaults.get("rope_parameters", {}) if rope is None else rope
+  if not family.windows:
     _check_windows(hf, cached=family.caches_windows)
   heads = hf["num_attention_heads"]
   kv_heads = hf.get("num_key_value_heads") or heads
@@ -277,9 +293,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     heads=heads,
     kv_heads=kv_heads,
     head_dim=head_dim,
-    mlp_dim=hf[
-      "moe_intermediate_size" if family.experts else "intermediate_size"
-    ],
+    mlp_dim=(family.experts and hf.get("moe_intermediate_size"))
+    or hf["intermediate_size"],
     norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
@@ -290,7 +305,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     unrotated=_unrotated(hf) if family.unrotated else (),
     experts=hf["num_experts"] if family.experts else 0,
     active=hf["num_experts_per_tok"] if family.experts else 0,
-    renormalized=family.experts and hf["norm_topk_prob"],
+    renormalized=family.experts and hf.get("norm_topk_prob", True),
     tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
     **{**family.fields, **windowed},
@@ -373,6 +388,9 @@ def _windowed(hf: Mapping[str, Any], of: families.Windows) -> dict[str, Any]:
   if not windowed:
     return {}
   hf_config.typed(hf, {"sliding_window": hf_config.SIZE})
+  found = {"window": hf["sliding_window"], "windowed": windowed}
+  if not of.windowed_theta:
+    return found
   # transformers gives the top-level `rope_theta` to the other layers alone.
   theta = hf["rope_local_base_freq"]
   rope = {"rope_theta": theta, **_rope_of(hf, _SLIDING)}
@@ -382,8 +400,7 @@ def _windowed(hf: Mapping[str, Any], of: families.Windows) -> dict[str, Any]:
       f"config.json: RoPE type {rope['rope_type']!r} of {_SLIDING} is not "
       "supported; expected 'default'."
     )
-  window = hf["sliding_window"]
-  return {"window": window, "windowed": windowed, "windowed_theta": theta}
+  return found | {"windowed_theta": theta}
 
 
 def _rope_of(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -491,9 +508,10 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.gelu:
     extra |= {"hidden_activation": "gelu_pytorch_tanh"}
     extra |= {"query_pre_attn_scalar": a.head_dim}
-  if families.FAMILIES[a.family].windows:
+  if windows := families.FAMILIES[a.family].windows:
     windowed = {"rope_type": "default", "rope_theta": a.windowed_theta}
-    rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
+    if windows.theta:
+      rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
     types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
     extra |= {"layer_types": types, "sliding_window": a.window or None}
   if families.FAMILIES[a.family].unrotated:
@@ -502,7 +520,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     }
   if a.experts:
     extra |= {
-      "num_experts": a.experts,
+      **{"num_experts": a.experts, "num_local_experts": a.experts},
       "num_experts_per_tok": a.active,
       "moe_intermediate_size": a.mlp_dim,
       "norm_topk_prob": a.renormalized,

@@ -173,7 +173,7 @@ class Block(nn.Module):
       segment_ids: int `[B, T]`; unused with `cached`.
       layer: what this layer differs in.
       recorded: experts that were chosen before, `[B, T, K]`, see `experts`.
-      cached: maps q, k, v to the attention output and the new cache.
+      cached: maps q, k, v and sinks to the attention output and new cache.
     """
     a, c, w = self.a, self.compute, self._weights(x.dtype)
     rotary = attention.of_layer(rotary, layer)
@@ -186,7 +186,7 @@ class Block(nn.Module):
     heads = self._heads(w, y, rotary)
     cache, use, chosen = None, None, None
     if cached is not None:
-      out, cache = cached(*heads)
+      out, cache = cached(*heads, w.get("sinks"))
     else:
       attend: Callable[..., jax.Array] = functools.partial(
         self_attention.self_attention,
@@ -197,20 +197,25 @@ class Block(nn.Module):
       if layout is not None:
         # Each device computes its own rows and heads.
         attend = layout.over_heads(attend, a)
-      out = attend(*heads, segment_ids, layer.window)
+      out = attend(*heads, segment_ids, layer.window, w.get("sinks"))
     out = normed("attention_end_norm", self._project(w, "o", out))
     x += stands(out, "between", None)
 
     y = stands(normed("mlp_norm", x), "positions", None)
     if a.experts:
-      mine = experts.Weights(w["gate"], w["up"], w["down"])
-      shares = jnp.tensordot(y, w["router"], 1).astype(jnp.float32)
-      shares = jax.nn.softmax(shares, axis=-1)
+      up, bias = w.get("up"), w.get("gate_bias")
+      mine = experts.Weights(w["gate"], up, w["down"], bias)
+      shares = jnp.tensordot(y, w["router"], 1)
+      shares += w["router_bias"] if a.clamped else 0
+      shares = jax.nn.softmax(shares.astype(jnp.float32), axis=-1)
       replayed = recorded if c.replays else None
       kept, chosen = experts.route(shares, a, replayed)
       if segment_ids is not None:
         use = experts.use(shares, chosen, recorded, segment_ids > 0)
       y = experts.apply(y, mine, kept, chosen, layout or self.over)
+      if a.clamped:
+        shares = experts.spread(kept, chosen, a.experts)
+        y += (shares @ w["down_bias"]).astype(y.dtype)
     else:
       if layout is None:
         # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.

@@ -26,14 +26,19 @@ _FEW = 256
 # Rows of a block, and blocks of an iteration.
 _BLOCK = 128
 _BLOCKS = 32
+_LIMIT, _SLOPE = 7.0, 1.702  # Of gpt-oss's SwiGLU, which is clamped.
 
 
 class Weights(NamedTuple):
-  """Gate and up `[E, D, F]` and down `[E, F, D]` of a layer's experts."""
+  """Gate and up `[E, D, F]` and down `[E, F, D]` of a layer's experts.
+
+  With a bias, `[E, 2, F]`, they are gpt-oss's, and `gate` both, `[E, D, 2, F]`.
+  """
 
   gate: jax.Array
-  up: jax.Array
+  up: jax.Array | None
   down: jax.Array
+  bias: jax.Array | None = None
 
 
 class Use(NamedTuple):
@@ -140,6 +145,11 @@ def balance(loads: jax.Array) -> jax.Array:
   return loads.shape[-1] * jnp.sum(picked * shares, -1).mean()
 
 
+def spread(kept: jax.Array, chosen: jax.Array, experts: int) -> jax.Array:
+  """Returns the weight of each expert, `[..., E]`; others' choices count 0."""
+  return jnp.sum(kept[..., None] * jax.nn.one_hot(chosen, experts), axis=-2)
+
+
 def apply(
   x: jax.Array,
   w: Weights,
@@ -164,7 +174,7 @@ def apply(
   if layout is None:
     return _apply(x, w, kept, chosen)
   mesh, parts = layout.mesh, layout.mesh.shape["expert"]
-  width = "tensor" if w.gate.shape[2] % mesh.shape["tensor"] == 0 else None
+  width = "tensor" if w.down.shape[1] % mesh.shape["tensor"] == 0 else None
 
   def local(x, shards, kept, chosen):
     w = Weights(*shards)
@@ -173,7 +183,7 @@ def apply(
         jax.lax.all_gather, axis_name="expert", axis=0, tiled=True
       )
       x, kept, chosen = gather(x), gather(kept), gather(chosen)
-      chosen -= jax.lax.axis_index("expert") * w.gate.shape[0]
+      chosen -= jax.lax.axis_index("expert") * w.down.shape[0]
     y = _apply(x, w, kept, chosen, parts=parts)
     if width:
       y = jax.lax.psum(y, width)
@@ -183,10 +193,11 @@ def apply(
 
   tokens = jax.P(*layout.tokens, None)
   into = jax.P("expert", None, width)
+  gate = into if w.bias is None else jax.P("expert", None, None, width)
   out = jax.P("expert", width, None)
   return layout.local(
     local,
-    in_specs=(tokens, (into, into, out), tokens, tokens),
+    in_specs=(tokens, (gate, into, out, into), tokens, tokens),
     out_specs=tokens,
   )(x, tuple(w), kept, chosen)
 
@@ -213,16 +224,26 @@ def _every(
   x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
 ) -> jax.Array:
   """Computes all experts for all tokens `[N, D]`, weighted with 0 or `kept`."""
-  rows = jnp.arange(len(x))[:, None]
-  shares = jnp.zeros((len(x), len(w.gate)), kept.dtype)
-  # Ids below 0 would count from the end.
-  chosen = jnp.where(chosen < 0, len(w.gate), chosen)
-  shares = shares.at[rows, chosen].set(kept, mode="drop")
+  shares = spread(kept, chosen, len(w.down))
   # One product an expert: as one product, GPUs would transpose the weights.
-  every = jnp.broadcast_to(x, (len(w.gate), *x.shape))
-  hidden = jax.nn.silu(every @ w.gate) * (every @ w.up)
+  hidden = _hidden(jnp.broadcast_to(x, (len(w.down), *x.shape)), w)
   hidden *= shares.T[..., None].astype(hidden.dtype)
   return jnp.einsum("enf,efd->nd", hidden, w.down)
+
+
+def _hidden(
+  x: jax.Array,
+  w: Weights,
+  product: Callable = jnp.matmul,
+  rows: Callable = lambda bias: bias[:, None],
+) -> jax.Array:
+  """Returns what `down` multiplies; `rows` returns the biases of `x`."""
+  if w.bias is None:
+    return jax.nn.silu(product(x, w.gate)) * product(x, w.up)
+  both = product(x, w.gate.reshape(*w.gate.shape[:2], -1))
+  both += rows(w.bias.reshape(len(w.bias), -1))
+  gate, up = jnp.split(jnp.minimum(both, _LIMIT), 2, axis=-1)
+  return gate * jax.nn.sigmoid(_SLOPE * gate) * (jnp.maximum(up, -_LIMIT) + 1)
 
 
 def _sorted(
@@ -233,7 +254,7 @@ def _sorted(
   `w` is one of so many parts of the experts.
   """
   count, active = chosen.shape
-  experts = len(w.gate)
+  experts = len(w.down)
   inside = (chosen >= 0) & (chosen < experts)
   ids = jnp.where(inside, chosen, experts).reshape(-1)
   sizes = jnp.bincount(ids, length=experts + 1)[:experts]
@@ -311,23 +332,21 @@ def _counted(rows: int, w: Weights) -> Callable[[Callable], Callable]:
     def counted(*args):
       return f(*args)
 
-    counted.__name__ = f"flops_{rows * math.prod(w.gate.shape[1:])}"
+    counted.__name__ = f"flops_{rows * math.prod(w.down.shape[1:])}"
     return jax.jit(counted)
 
   return named
 
 
 def _grouped(x, w, owner, sizes):
-  del owner
-  hidden = jax.nn.silu(jax.lax.ragged_dot(x, w.gate, sizes))
-  hidden *= jax.lax.ragged_dot(x, w.up, sizes)
-  return jax.lax.ragged_dot(hidden, w.down, sizes)
+  product = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
+  each = jnp.repeat(owner, _BLOCK)
+  return product(_hidden(x, w, product, lambda bias: bias[each]), w.down)
 
 
 def _batched(x: jax.Array, w: Weights) -> jax.Array:
   """Computes blocks `[_BLOCKS, _BLOCK, D]`, each with weights of its own."""
-  hidden = jax.nn.silu(x @ w.gate) * (x @ w.up)
-  return hidden @ w.down
+  return _hidden(x, w) @ w.down
 
 
 def _looped(x, w, owner, sizes):

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 class Windows(NamedTuple):
   """By default the last of each `every` layers has no window.
 
-  theta, windowed_theta: the defaults of RoPE without and with a window.
+  theta, windowed_theta: the defaults of RoPE without and with a window; 0 where
+  all layers have the same.
   """
 
   every: int
-  theta: float
-  windowed_theta: float
+  theta: float = 0.0
+  windowed_theta: float = 0.0
 
 
 class Family(NamedTuple):
@@ -132,5 +133,28 @@ FAMILIES = {
       **{"norms": "around", "norm_offset": 1.0},
       **{"gelu": True, "scaled": True},
     },
+  ),
+  "gpt_oss": Family(
+    "GptOssForCausalLM",
+    {
+      **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
+      **{"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+      **{"num_experts": 128, "num_experts_per_tok": 4, "attention_bias": True},
+      "rope_theta": 150_000.0,
+      "rope_parameters": {
+        **{"rope_type": "yarn", "factor": 32.0, "truncate": False},
+        "original_max_position_embeddings": 4096,
+      },
+    },
+    unread=(
+      *("mlp_bias", "use_sliding_window", "max_window_layers"),
+      *("rope_local_base_freq", "sliding_window_pattern"),
+      *("moe_intermediate_size", "norm_topk_prob"),
+    ),
+    head_dim=True,
+    experts=True,
+    windows=Windows(2),
+    only={"swiglu_alpha": (1.702,), "swiglu_limit": (7.0, 7)},
+    fields={"sinks": True, "clamped": True},
   ),
 }

@@ -218,6 +218,7 @@ def save_files(
         if path.is_file():
           shutil.copyfile(path, folder / path.name)
     hf = json_files.read(policy.source / "config.json")
+    hf.pop("quantization_config", None)  # Weights are written as numbers.
   if dtype is not None:
     # Use the older name of the key if the folder does.
     key = "torch_dtype" if "torch_dtype" in hf else "dtype"

@@ -25,9 +25,9 @@ from anysearch_jax.policy.attention import masks as attention
 # The cache of one layer.
 C = TypeVar("C")
 # Maps queries, keys and values of new tokens, a layer's cache, positions, the
-# mask of real tokens and the layer's window (None: it sees all tokens) to the
-# attention output and the new cache. A fused layer's queries are all three,
-# the others None: see `Paged.__call__`.
+# mask of real tokens, the layer's window (None: it sees all tokens) and sinks
+# to the attention output and the new cache. A fused layer's queries are all
+# three, the others None: see `Paged.__call__`.
 Attend = Callable[
   [
     jax.Array,
@@ -37,6 +37,7 @@ Attend = Callable[
     jax.Array,
     jax.Array,
     int | None,
+    jax.Array | None,
   ],
   tuple[jax.Array, C],
 ]
@@ -174,8 +175,8 @@ def extend(
   for i, (layer, cache) in enumerate(layers):
     own = attention.Layer(*(None if x is None else x[i] for x in differ))
 
-    def cached(q, k, v, cache=cache, window=own.window):
-      return attend(q, k, v, cache, positions, real, window)
+    def cached(q, k, v, sinks, cache=cache, window=own.window):
+      return attend(q, k, v, cache, positions, real, window, sinks)
 
     kind = FusedBlock if {"qkv", "gate_up"} & layer.keys() else decoder.Block
     block = kind(a, over=None if mesh is None else sharding.Layout(mesh))

@@ -281,14 +281,14 @@ class Layout:
     tensor = self.mesh.shape["tensor"]
     copies = max(1, tensor // a.kv_heads)
 
-    def cut(q, k, v, segment_ids, window):
+    def cut(q, k, v, segment_ids, window, sinks):
       k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
       heads = jax.P(BATCH, self.context, "tensor", None)
       return self.local(
         attend,
-        in_specs=(heads, heads, heads, self.tokens, jax.P()),
+        in_specs=(*(heads,) * 3, self.tokens, jax.P(), jax.P("tensor")),
         out_specs=heads,
-      )(q, k, v, segment_ids, window)
+      )(q, k, v, segment_ids, window, sinks)
 
     return cut
 

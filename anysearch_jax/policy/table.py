@@ -13,6 +13,7 @@ from anysearch_jax.policy import parameters as weights
 LAYERS = "layers"
 # Prefix of the tensor names in PEFT's adapter files.
 ADAPTER_PREFIX = "base_model.model."
+_EXPERTS = "model.layers.{layer}.mlp.experts."
 
 # The modules of norms, by where they stand.
 _NORMS = {
@@ -96,9 +97,19 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   table.append(norms[0])
   if a.experts:
     gives = ((a.experts, None),)
-    name = f"{layer}mlp.gate.weight"
-    table.append(_matrix(a, "router", name, model, gives, init=0.02))
+    name = f"{layer}mlp.{'router' if a.clamped else 'gate'}"
+    table.append(
+      _matrix(a, "router", f"{name}.weight", model, gives, init=0.02)
+    )
+    if a.clamped:
+      table.append(_plain(a, "router_bias", f"{name}.bias", gives, init=0.0))
+      table += _clamped(a)
+  if a.sinks:
+    sinks = "sinks", f"{layer}self_attn.sinks", ((a.heads, "heads"),)
+    table.append(_plain(a, *sinks, init=0.02))
   for p in projections(a).values():
+    if a.clamped and p.key in ("gate", "up", "down"):
+      continue
     name = layer + p.module
     matrix = a, p.key, f"{name}.weight", p.takes, p.gives
     table.append(_matrix(*matrix, init=p.std, gives_first=p.gives_first))
@@ -115,6 +126,32 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   table.append(_plain(a, "norm", "model.norm.weight", model, init=None))
   if not a.tied:
     table.append(_plain(a, "head", "lm_head.weight", tokens, init=0.02))
+  return table
+
+
+def _clamped(a: architecture_lib.Architecture) -> list[weights.Weight]:
+  """Returns the rows of gpt-oss's experts, all of which share a tensor.
+
+  Gate and up alternate in the file's columns; ours are two blocks of columns.
+  """
+  both, e, f = (2, None), (a.experts, "experts"), (a.mlp_dim, "mlp")
+  d, table = (a.d_model, "expert_model"), []
+  axes: dict[str, Sequence[Axis]] = {
+    "gate_up_proj": (e, d, both, f),
+    "gate_up_proj_bias": (e, both, f),
+    "down_proj": (e, f, d),
+    "down_proj_bias": ((a.experts, None), (a.d_model, "model")),
+  }
+  for name, over in axes.items():
+    key = name.replace("_up", "").replace("_proj", "")
+    std = projections(a)[key].std if key in ("gate", "down") else 0.0
+    row = _plain(a, key, f"{_EXPERTS}{name}", over, init=std)
+    if both in over:
+      *sizes, _, width = row.split
+      file, n = (*sizes, width, 2), len(sizes)
+      row = dataclasses.replace(row, split=file, perm=(*range(n), n + 1, n))
+      row = dataclasses.replace(row, file_shape=(*sizes, 2 * width))
+    table.append(row)
   return table
 
 

@@ -34,17 +34,19 @@ SHARD_BYTES = 5 * 10**9
 # Types that can be written, with their names in the files.
 SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_MXFP4, _BLOCK = "MXFP4", 32  # Blocks of e2m1 numbers with an exponent.
 _COMPARED_ROWS = 4096
 _HASHED_AT_ONCE = 4
 
 
 class Tensor(NamedTuple):
-  """The description of a tensor in a file's header."""
+  """The description of a tensor in headers; MXFP4 is `packed` in two."""
 
   name: str
   path: pathlib.Path
   shape: tuple[int, ...]
   dtype: str
+  packed: tuple[Tensor, ...] = ()
 
 
 def load(
@@ -112,6 +114,8 @@ def load(
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   """Reads the headers of a folder's safetensors, by tensor name.
 
+  Matrices of experts in MXFP4, `NAME_blocks` and `NAME_scales`, are one.
+
   Raises:
     ValueError: a file is missing or damaged, or two files have the same tensor.
   """
@@ -134,6 +138,15 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
       raise ValueError(
         f"{path}: not a whole safetensors file ({error}); copy it again."
       ) from error
+  for blocks in [x for name, x in found.items() if name.endswith("_blocks")]:
+    name = blocks.name.removesuffix("_blocks")
+    scales = found.get(name + "_scales", blocks)
+    bytes_ = {blocks.dtype, scales.dtype} == {"U8"} and len(blocks.shape) == 4
+    if bytes_ and blocks.shape == (*scales.shape, _BLOCK // 2):
+      experts, gives, count = scales.shape
+      shape = experts, count * _BLOCK, gives
+      found[name] = Tensor(name, blocks.path, shape, _MXFP4, (blocks, scales))
+      del found[blocks.name], found[scales.name]
   return found
 
 
@@ -348,12 +361,39 @@ def _place(
 
 
 def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
+  if tensor.packed:
+    return _unpacked(tensor, block)
   # Opened again for each block: closing the file unmaps its pages.
   with safetensors.safe_open(tensor.path, framework="numpy") as handle:
     whole = tuple(slice(0, size) for size in tensor.shape)
     if block == whole:
       return handle.get_tensor(tensor.name)
     return handle.get_slice(tensor.name)[block]
+
+
+def _unpacked(tensor: Tensor, block: weights.Block) -> np.ndarray:
+  """Reads a block of an MXFP4 tensor `[E, D, F]`; the file has `[E, F, D]`."""
+  experts, takes, gives = block
+  first, end = takes.start // _BLOCK, -(-takes.stop // _BLOCK)
+  part, size = (experts, gives, slice(first, end)), _BLOCK // 2
+  codes = _read(tensor.packed[0], (*part, slice(0, size)))
+  scales = _read(tensor.packed[1], part).astype(np.uint16)[..., None] << 8
+  # Expert by expert: NumPy converts indices to 8 bytes each.
+  each = [_pairs()[x | y] for x, y in zip(scales, codes, strict=True)]
+  found = np.stack(each).view(jnp.bfloat16).reshape(*codes.shape[:2], -1)
+  cut = slice(takes.start - first * _BLOCK, takes.stop - first * _BLOCK)
+  return found[..., cut].swapaxes(1, 2)
+
+
+@functools.cache
+def _pairs() -> np.ndarray:
+  """Returns two bfloat16 numbers, as uint32 `[65536]`, by scale and byte."""
+  half = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+  byte = np.arange(256)[:, None] >> np.array([0, 4]) & 15
+  exponents = np.arange(-127, 129)[:, None, None]
+  with np.errstate(over="ignore"):
+    found = np.ldexp(np.concatenate([half, -half])[byte], exponents)
+    return found.astype(jnp.bfloat16).view(np.uint32).reshape(-1)
 
 
 def _check(
@@ -384,7 +424,7 @@ def _check(
         f"{folder}: tensor {name!r} has shape {tensor.shape}, expected "
         f"{row.file_shape}."
       )
-    if tensor.dtype not in _DTYPES:
+    if tensor.dtype not in (*_DTYPES, _MXFP4):
       raise ValueError(
         f"{folder}: tensor {name!r} is of type {tensor.dtype}, expected one "
         f"of {', '.join(_DTYPES)}; quantised weights are not supported."

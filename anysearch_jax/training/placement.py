@@ -162,15 +162,15 @@ def compute(
       dtype=dtype,
       length=length,
       compute_capability=None if capability is None else float(capability),
-      windowed=bool(a.windowed),
+      only_xla=a.only_xla,
     )
     for length in batch.row_lengths
   }
   if mesh.shape["context"] > 1:
-    if a.windowed:
+    if a.only_xla:
       raise ValueError(
         f"mesh.context: found {config.mesh.context} with a policy that has "
-        "sliding windows, expected 1: ring attention has none."
+        f"{a.only_xla}, expected 1: ring attention has none."
       )
     if batch.attention not in ("auto", "xla"):
       raise ValueError(

@@ -82,7 +82,7 @@ def model_flops(
     sum(
       # A token uses some of the experts.
       math.prod(row.shape)
-      * (a.active / a.experts if "{expert}" in row.name else 1)
+      * (a.active / a.experts if "experts" in row.axes else 1)
       for row in rows(a)
       # The embedding is a lookup.
       if len(row.file_shape) > 1 and row.path not in (("embed",), ("head",))

@@ -39,6 +39,7 @@ PARAMETERS = {
   "llama3_1_8b": 8_030_261_248,
   "qwen3_30b_a3b": 30_532_122_624,
   "olmo3_7b": 7_298_011_136,
+  "gpt_oss_20b": 20_914_757_184,
 }
 ENGINES = {
   f"{module.__name__}:{preset}": module.get_config(preset).engine

@@ -16,6 +16,7 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # One of each family; the others run with `make test-all`.
 _QUICK = ("qwen2", "qwen3-biased", "qwen3-moe", "llama-tied", "smollm3")
+_QUICK += ("gpt-oss",)
 
 
 def born_here(case="qwen2-tied"):

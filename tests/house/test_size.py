@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_631,
-  "source: code lines": 41_623,
+  "source: lines": 67_816,
+  "source: code lines": 41_768,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 53_998,
-  "docs and README: words": 21_941,
+  "tests: lines": 54_198,
+  "docs and README: words": 21_981,
   "README: words": 700,
   "commands": 16,
 }

@@ -58,15 +58,17 @@ def test_exported_config_reads_back_unchanged(config):
 
 OLMO3 = random_models.config("olmo3").to_dict()
 GEMMA3 = random_models.config("gemma3-tied").to_dict()
+GPT_OSS = random_models.config("gpt-oss").to_dict()
 
 
 @pytest.mark.parametrize("types", [("sliding",) * 2, ("full",) * 2, None])
-@pytest.mark.parametrize("base", [OLMO3, GEMMA3])
+@pytest.mark.parametrize("base", [OLMO3, GEMMA3, GPT_OSS])
 def test_windows_read_back_unchanged(base, types):
   types = types and [f"{kind}_attention" for kind in types]
   a = architecture_lib.from_hf(base | {"layer_types": types})
   full = types is not None and "full_attention" in types
-  assert (a.windowed, a.window) == (((), 0) if full else ((0, 1), 10))
+  every = (0,) if types is None and base is GPT_OSS else (0, 1)
+  assert (a.windowed, a.window) == (((), 0) if full else (every, 10))
   assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
 
 
@@ -308,6 +310,12 @@ def rope(change):
     (GEMMA3, {"query_pre_attn_scalar": 8}, "is 8, expected head_dim, 16"),
     (GEMMA3, {"sliding_window_pattern": 0}, f"pattern is 0, {SIZE}"),
     (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not"),
+    (GPT_OSS, {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported"),
+    (GPT_OSS, {"swiglu_alpha": 1.0}, "expected 1.702"),
+    (GPT_OSS, {"sliding_window": None}, f"sliding_window is None, {SIZE}"),
+    (GPT_OSS, {"quantization_config": {}}, "expected no such key"),
+    (GPT_OSS, {"quantization_config": "mxfp4"}, "expected an object"),
+    (GPT_OSS, {"num_experts": 7}, "contradicts num_local_experts 6"),
     # RoPE.
     (
       QWEN2_7B,

@@ -163,7 +163,7 @@ class Family:
   "case",
   [
     *("qwen2", "qwen3", "qwen3-moe", "llama", "smollm3", "olmo3"),
-    "gemma3-tied",
+    *("gemma3-tied", "gpt-oss"),
   ],
 )
 def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(

@@ -54,8 +54,8 @@ def test_cached_forward_equals_the_full_forward(case, fused):
       weights, a.without_lora(), new, starts, counts, pages, attend
     )
 
-  def attend(q, k, v, pages, positions, real, window):
-    return paged(q, k, v, pages, table, positions, real, window)
+  def attend(q, k, v, pages, positions, real, *differ):
+    return paged(q, k, v, pages, table, positions, real, *differ)
 
   prompts, chunk = np.array([19, 8, 26]), 8
   pages = pages_lib.empty(a, 1 + table.size, size, jnp.float32)
@@ -99,9 +99,9 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
   )
   table = jnp.tile(jnp.arange(1, 7), (3, 1))
 
-  def attend(q, k, v, pages, positions, real, window):
+  def attend(q, k, v, pages, positions, real, *differ):
     paged = paged_attention.Paged()
-    return paged(q, k, v, pages, table, positions, real, window)
+    return paged(q, k, v, pages, table, positions, real, *differ)
 
   extend = functools.partial(serving.extend, a=a, attend=attend)
   hidden, *_ = jax.jit(extend)(

@@ -21,6 +21,7 @@ from anysearch_jax.policy.attention import pages as pages_lib
 B, K, G, H, S, M = 4, 2, 3, 8, 4, 6
 # Tokens of the rows, the last of which are new.
 LENGTHS = np.array([1, 9, 24, 14])
+SINKS = jnp.linspace(-2.0, 3.0, K * G)
 FLOAT8 = pytest.mark.parametrize("float8", [False, True])
 
 
@@ -65,12 +66,15 @@ def case(t, starts=None, float8=False):
 
 @pytest.mark.parametrize("block", [4, 8, 100])
 @pytest.mark.parametrize("t", [1, 5])
-@FLOAT8
-def test_paged_attention_equals_the_written_out_sum(t, block, float8):
+@pytest.mark.parametrize(
+  ("float8", "sinks"), [(False, None), (True, None), (False, SINKS)]
+)
+def test_paged_attention_equals_the_written_out_sum(t, block, float8, sinks):
   arguments = case(t, float8=float8)
   q, k, v, pages, table, positions, real = arguments
-  out, after = jax.jit(paged_attention.Paged(block=block))(*arguments)
-  wanted = paged_cases.truth(q, after, table, positions)
+  paged = jax.jit(paged_attention.Paged(block=block))
+  out, after = paged(*arguments, sinks=sinks)
+  wanted = paged_cases.truth(q, after, table, positions, sinks)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
   # New tokens are in their pages, padding is in the reserved one, and all else
   # is as before.
@@ -111,14 +115,15 @@ def halved(pages, table):
   return apart, np.concatenate(tables), before
 
 
+@pytest.mark.parametrize("sinks", [None, SINKS])
 @FLOAT8
-def test_a_mesh_cuts_rows_pages_and_heads(float8):
+def test_a_mesh_cuts_rows_pages_and_heads(float8, sinks):
   paged = paged_attention.Paged(mesh=sharding.mesh(data=2, tensor=2))
   arguments = case(1, float8=float8)
   q, k, v, pages, table, positions, real = arguments
-  whole, _ = jax.jit(paged_attention.Paged())(*arguments)
+  whole, _ = jax.jit(paged_attention.Paged())(*arguments, sinks=sinks)
   apart, own, _ = halved(pages, table)
-  out, _ = jax.jit(paged)(q, k, v, apart, own, positions, real)
+  out, _ = jax.jit(paged)(q, k, v, apart, own, positions, real, sinks=sinks)
   np.testing.assert_allclose(out, whole, atol=1e-6)
 
 
@@ -133,7 +138,7 @@ def memory(gathered, pages, lanes=B):
   return jax.tree.map(lambda x: jnp.full_like(x, 777), empty)
 
 
-def played(counts, starts=STARTS, pages=None, block=8, float8=False):
+def played(counts, starts=STARTS, pages=None, block=8, float8=False, **more):
   """Returns outputs and pages of a call whose rows add `counts` tokens."""
   gathered = gathered_attention.Gathered(block, rounds=float8)
   q, k, v, found, table, *_ = case(STEPS, STARTS, float8)
@@ -144,7 +149,7 @@ def played(counts, starts=STARTS, pages=None, block=8, float8=False):
     which = np.arange(B), np.minimum(step + starts - STARTS, STEPS - 1)
     at, real = starts + np.minimum(step, counts), (step < counts)[:, None]
     attended, cache = jax.jit(gathered.__call__)(
-      *(x[which][:, None] for x in (q, k, v)), cache, at[:, None], real
+      *(x[which][:, None] for x in (q, k, v)), cache, at[:, None], real, **more
     )
     out.append(np.where(real[..., None, None], attended, 0))
   after = gathered.write_back(pages, cache, table, counts)
@@ -159,11 +164,13 @@ def assert_same_pages(found, known):
 
 @FLOAT8
 @pytest.mark.parametrize("block", [1, 8, 100])
-def test_gathered_rows_attend_as_their_pages_do(block, float8):
-  out, pages = played(COUNTS, block=block, float8=float8)
+@pytest.mark.parametrize("sinks", [None, SINKS])
+def test_gathered_rows_attend_as_their_pages_do(block, float8, sinks):
+  out, pages = played(COUNTS, block=block, float8=float8, sinks=sinks)
   *arguments, positions, _ = case(STEPS, STARTS, float8)
   real = np.arange(STEPS) < COUNTS[:, None]
-  wanted, after = jax.jit(paged_attention.Paged())(*arguments, positions, real)
+  paged = jax.jit(paged_attention.Paged())
+  wanted, after = paged(*arguments, positions, real, sinks=sinks)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
   assert_same_pages(pages, after)
 
@@ -194,8 +201,9 @@ def test_a_full_row_writes_no_other_page():
     np.testing.assert_array_equal(found[:, full], known[:, full])
 
 
+@pytest.mark.parametrize("sinks", [None, SINKS])
 @FLOAT8
-def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8):
+def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8, sinks):
   q, k, v, pages, table, *_ = case(1, STARTS, float8)
 
   def call(mesh, pages, table):
@@ -204,8 +212,9 @@ def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8):
     @jax.jit
     def run(pages, table):
       cache = gathered.gather(memory(gathered, pages), pages, table, STARTS)
+      real = np.ones((B, 1), bool)
       out, cache = gathered(
-        q, k, v, cache, STARTS[:, None], np.ones((B, 1), bool)
+        *(q, k, v), cache, STARTS[:, None], real, sinks=sinks
       )
       return out, gathered.write_back(pages, cache, table, jnp.ones(B, int))
 

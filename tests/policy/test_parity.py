@@ -34,6 +34,7 @@ def pair(request, make_pair):
     "smollm3",
     "olmo3",
     "gemma3-tied",
+    "gpt-oss",
   ]
 )
 def family(request, make_pair):
@@ -141,7 +142,7 @@ def assert_same_gradients(pair, **options):
   "case",
   [
     *("qwen2", "qwen3-tied", "llama-biased", "smollm3", "qwen3-moe"),
-    *("olmo3", "gemma3-tied"),
+    *("olmo3", "gemma3-tied", "gpt-oss"),
     pytest.param("qwen3-biased", marks=pytest.mark.slow),
     pytest.param("llama-tied", marks=pytest.mark.slow),
   ],
@@ -151,11 +152,15 @@ def test_gradients_equal_autograd(make_pair, case):
   assert_same_gradients(make_pair(case))
 
 
-def test_gradients_of_sorted_tokens_equal_autograd(make_pair, monkeypatch):
+@pytest.mark.parametrize("case", ["qwen3-moe", "gpt-oss"])
+def test_gradients_of_sorted_tokens_equal_autograd(
+  make_pair, monkeypatch, case
+):
   monkeypatch.setattr(experts, "_FEW", 0)
   monkeypatch.setattr(experts, "_BLOCK", 8)
   monkeypatch.setattr(experts, "_BLOCKS", 4)
-  assert_same_gradients(make_pair("qwen3-moe", num_experts=7))
+  compute = decoder.Compute(attention_chunk=12)
+  assert_same_gradients(make_pair(case, num_experts=7), compute=compute)
 
 
 def test_gradients_equal_autograd_through_recomputed_layers(make_pair):

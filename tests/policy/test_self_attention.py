@@ -73,7 +73,8 @@ def test_segments_attend_causally_to_themselves():
   np.testing.assert_array_equal(found, np.array(expected, bool))
 
 
-def test_attention_equals_the_written_out_sum():
+@pytest.mark.parametrize("sinks", [None, np.float32([-30, 0, 1, 2])])
+def test_attention_equals_the_written_out_sum(sinks):
   rng = np.random.default_rng(0)
   b, t, s, n, k, h = 2, 3, 5, 4, 2, 6
   q = rng.normal(size=(b, t, n, h)).astype(np.float32)
@@ -82,7 +83,7 @@ def test_attention_equals_the_written_out_sum():
   mask[..., 0] = True
   # A query that sees nothing gives numbers.
   mask[1, 2] = False
-  found = jax.jit(attention.attend)(q, keys, values, mask)
+  found = jax.jit(attention.attend)(q, keys, values, mask, sinks)
   assert np.isfinite(found).all()
   for i, j, head in np.ndindex(b, t, n):
     kv = head // (n // k)
@@ -90,8 +91,8 @@ def test_attention_equals_the_written_out_sum():
     if not len(seen):
       continue
     score = keys[i, kv, seen] @ q[i, j, head].astype(np.float64) / h**0.5
-    p = np.exp(score - score.max())
-    expected = p @ values[i, kv, seen] / p.sum()
+    p, sink = np.exp(score), 0 if sinks is None else np.exp(sinks[head])
+    expected = p @ values[i, kv, seen] / (p.sum() + sink)
     np.testing.assert_allclose(found[i, j, head], expected, atol=2e-6)
 
 
@@ -313,7 +314,7 @@ def test_auto_chooses_the_best_that_can_run(device, auto):
     ("cudnn", _HOPPER | {"compute_capability": 8.0}, "Hopper.*found 8.0"),
     ("splash", {"platform": "tpu", "length": 576}, "128 tokens; found 576"),
     ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
-    ("cudnn", _HOPPER | {"windowed": True}, "has no sliding windows"),
+    ("cudnn", _HOPPER | {"only_xla": "windows"}, "has no windows, which this"),
   ],
 )
 def test_implementation_that_cannot_run_is_refused(asked, device, sentence):

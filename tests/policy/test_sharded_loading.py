@@ -36,7 +36,7 @@ SIZES = {
   "head_dim": 4,
   "intermediate_size": 48,
 }
-CASES = ["qwen2-tied", "qwen3", "qwen3-moe", "llama-biased"]
+CASES = ["qwen2-tied", "qwen3", "qwen3-moe", "llama-biased", "gpt-oss"]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,7 @@ def reads(monkeypatch):
     ("qwen3", {"tensor": 8}),
     ("llama-biased", {"fsdp": 5}),
     ("qwen3-moe", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ("gpt-oss", {"fsdp": 2, "expert": 2, "tensor": 2}),
   ],
 )
 def test_mesh_holds_the_same_values_as_one_device(folders, reads, case, shape):

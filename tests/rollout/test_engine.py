@@ -86,9 +86,13 @@ def test_sampled_log_probabilities_equal_those_of_a_full_forward(
     small_engine.assert_scored(params, context, placed)
 
 
-def test_windows_sample_what_a_full_forward_scores():
+@pytest.mark.parametrize("sinks", [False, True])
+def test_windows_sample_what_a_full_forward_scores(sinks):
   """Whatever is shared, preempted or played beside them."""
-  a = dataclasses.replace(_A, window=10, windowed=(0,), windowed_theta=5e5)
+  theta = 0.0 if sinks else 5e5
+  a = dataclasses.replace(
+    *(_A,), window=10, windowed=(0,), windowed_theta=theta, sinks=sinks
+  )
   params = random_models.params(a)
   played = _play(_engine(params, architecture=a), _ALL)
   few = _engine(params, architecture=a, slots=5, kv_tokens=_PAGES // 5)

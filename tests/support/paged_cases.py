@@ -39,7 +39,7 @@ def case(*, heads, ends, new, columns, size=64, kv=1, float8=False):
   return q, pages, table, positions.astype(np.int32)
 
 
-def truth(q, pages, table, positions):
+def truth(q, pages, table, positions, sinks=None):
   """Attends in float64, one row and head after the other."""
   b, _, n, h = q.shape
   k, v, *scales = (np.asarray(x, np.float64) for x in jax.tree.leaves(pages))
@@ -52,8 +52,12 @@ def truth(q, pages, table, positions):
     scores = q[row, :, head] @ k[kv, row].T / np.sqrt(h)
     seen = np.arange(k.shape[2]) <= positions[row][:, None]
     scores = np.where(seen, scores, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    out[row, :, head] = p / p.sum(-1, keepdims=True) @ v[kv, row]
+    top = scores.max(-1, keepdims=True)
+    p = np.exp(scores - top)
+    total = p.sum(-1, keepdims=True)
+    if sinks is not None:
+      total += np.exp(sinks[head] - top)
+    out[row, :, head] = p / total @ v[kv, row]
   return out
 
 

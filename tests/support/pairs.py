@@ -128,9 +128,10 @@ class Pair:
         ),
       )
     )
-    for name in [name for name in theirs if ".experts." in name]:
+    names = {name for name, _, _ in weights.tensors(rows)}
+    for name in [n for n in theirs if ".experts." in n and n not in names]:
       theirs |= _by_expert(name, theirs.pop(name))
-    assert theirs.keys() == {name for name, _, _ in weights.tensors(rows)}
+    assert theirs.keys() == names
     for name, row, i in weights.tensors(rows):
       file = row.to_file(np.asarray(weights.get(found, row.path))[i])
       yield name, file, theirs[name].numpy()

@@ -84,6 +84,15 @@ _GEMMA3: dict[str, Any] = {
   "bos_token_id": None,
   "eos_token_id": None,
 }
+_GPT_OSS: dict[str, Any] = {
+  "layer_types": ["sliding_attention", "full_attention"],
+  "sliding_window": 10,
+  "head_dim": 16,
+  "num_local_experts": 6,
+  "num_experts_per_tok": 2,
+  "pad_token_id": None,
+  "rope_parameters": _YARN["rope_parameters"] | {"truncate": False},
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -111,6 +120,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     _GEMMA3 | {"attention_bias": True, "tie_word_embeddings": False},
   ),
   "olmo3": ("Olmo3", _OLMO3),
+  "gpt-oss": ("GptOss", _GPT_OSS),
+  "gpt-oss-unbiased": ("GptOss", _GPT_OSS | {"attention_bias": False}),
   "olmo3-biased": ("Olmo3", _OLMO3 | _TIED | {"attention_bias": True}),
 }
 

@@ -17,6 +17,7 @@ from anysearch_jax.policy import decoder, experts, lora, sharding
 from anysearch_jax.training import batching, train_step
 
 FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3", "olmo3", "gemma3-tied")
+EXPERTS = ("qwen3-moe", "gpt-oss")
 # (data, fsdp, expert, context, tensor, sequence parallelism).
 MESHES = {
   "fsdp8": (1, 8, 1, 1, 1, False),
@@ -41,9 +42,9 @@ KEEP = optax.trace(0.0)
 
 
 def architecture(case, **sizes):
-  if case == "qwen3-moe":
+  if case in EXPERTS:
     sizes = {"num_experts": 8, **sizes}
-  if case in ("olmo3", "gemma3-tied"):
+  if case in ("olmo3", "gemma3-tied", "gpt-oss"):
     sizes = {"layer_types": None, **sizes}
   return random_models.architecture(case, **SIZES | sizes)
 
@@ -158,7 +159,9 @@ BOTH = ("fsdp8", ALL)
 
 @pytest.mark.parametrize(
   ("case", "mesh"),
-  [("llama", ALL), ("qwen3-moe", "fsdp2-expert2-tensor2-sequence")]
+  [("llama", ALL)]
+  + [(case, "fsdp2-expert2-tensor2-sequence") for case in EXPERTS]
+  + [slow("gpt-oss", mesh) for mesh in (*BOTH, "expert8")]
   + [slow("qwen3-moe", mesh) for mesh in (*BOTH, "expert8", "context8")]
   + [slow("llama", mesh) for mesh in MESHES if mesh != ALL]
   + [slow(case, mesh) for case in FAMILIES if case != "llama" for mesh in BOTH],

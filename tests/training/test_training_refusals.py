@@ -144,8 +144,12 @@ def test_several_processes_cannot_sample_ahead():
   validation.validate(runs.at_level(0), processes=2)
 
 
-def test_positions_are_not_sharded_where_layers_have_windows():
-  a, config = random_models.architecture("olmo3"), changed({"mesh.context": 2})
-  sentence = "mesh.context: found 2 with a policy that has sliding windows"
+@pytest.mark.parametrize(
+  ("case", "has"),
+  [("olmo3", "sliding windows"), ("gpt-oss", "attention sinks")],
+)
+def test_positions_are_not_sharded_where_ring_attention_lacks_a_part(case, has):
+  a, config = random_models.architecture(case), changed({"mesh.context": 2})
+  sentence = f"mesh.context: found 2 with a policy that has {has}"
   with pytest.raises(ValueError, match=sentence):
     placement.compute(a, config, sharding.mesh(context=2))

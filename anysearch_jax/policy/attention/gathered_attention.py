@@ -156,6 +156,7 @@ class Gathered:
     positions: jax.Array,
     real: jax.Array,
     window: int | None = None,
+    sinks: jax.Array | None = None,
   ) -> tuple[jax.Array, Rows]:
     """Adds one token to each row; it attends to all tokens up to itself.
 
@@ -166,6 +167,7 @@ class Gathered:
       positions: int `[B, 1]` of the new tokens in their rows.
       real: bool `[B, 1]`, False for padding, whose results are meaningless.
       window: how many tokens each sees, itself included; None: all.
+      sinks: `[N]`, as in `masks.attend`.
 
     Returns:
       `[B, 1, N, H]`, dtype of `q`, and the rows with the new tokens; scores and
@@ -174,19 +176,19 @@ class Gathered:
     chex.assert_equal_shape([k, v])
     chex.assert_equal_shape([positions, real])
 
-    def here(q, k, v, rows, positions, real):
+    def here(q, k, v, rows, positions, real, sinks):
       at, real = positions[:, 0], real[:, 0]
       if self.rounds:
         k, v = pages_lib.rounded(k), pages_lib.rounded(v)
       rows = _add(rows, k[:, 0], v[:, 0], at)
       last = jnp.max(jnp.where(real, at, 0))
-      return _attend(q, rows, at, last, window), rows
+      return _attend(q, rows, at, last, window, sinks), rows
 
     return self._local(
       here,
-      ("heads", "heads", "heads", "gathered", "rows", "rows"),
+      (*("heads",) * 3, "gathered", "rows", "rows", "sinks"),
       ("heads", "gathered"),
-    )(q, k, v, rows, positions, real)
+    )(q, k, v, rows, positions, real, sinks)
 
   def write_back(
     self,
@@ -219,7 +221,8 @@ class Gathered:
   ) -> Callable[..., Any]:
     """Returns `f` applied to each device's part of arrays of these kinds.
 
-    Kinds are `rows` `[B, ...]`, `heads` `[B, 1, N, H]`, `pages`, `gathered`.
+    Kinds are `rows` `[B, ...]`, `heads` `[B, 1, N, H]`, `sinks` `[N]`, `pages`
+    and `gathered`.
     """
     if self.mesh is None or self.mesh.size == 1:
       return f
@@ -248,7 +251,7 @@ def specs(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   heads: Any = spec(data, None, tensor)
   return {
     "rows": rows,
-    "heads": heads,
+    **{"heads": heads, "sinks": spec(tensor)},
     "pages": spec(tensor, data),
     "gathered": Rows(blocks, blocks, heads, rows),
   }
@@ -276,7 +279,12 @@ def _add(rows: Rows, k: jax.Array, v: jax.Array, at: jax.Array) -> Rows:
 
 
 def _attend(
-  q: jax.Array, rows: Rows, at: jax.Array, last: jax.Array, window: int | None
+  q: jax.Array,
+  rows: Rows,
+  at: jax.Array,
+  last: jax.Array,
+  window: int | None,
+  sinks: jax.Array | None,
 ) -> jax.Array:
   """Attends to block after block with an online softmax, up to token `last`.
 
@@ -315,8 +323,7 @@ def _attend(
     rest = functools.partial(following, i + 1)
     return jax.lax.cond(i + 1 < used, rest, lambda carry: carry, carry)
 
-  out = jnp.zeros((heads, b, n // heads, h), jnp.float32)
-  most = jnp.full(out.shape[:-1], pages_lib.MASKED)
-  _, total, out = following(0, (most, jnp.zeros_like(most), out))
+  shape = (heads, b, n // heads, h)
+  _, total, out = following(0, paged_attention.started(shape, sinks))
   out = (out / total[..., None]).astype(dtype)
   return out.swapaxes(0, 1).reshape(b, 1, n, h)

@@ -79,7 +79,7 @@ def rotary(
   """Returns cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
 
   YaRN multiplies both by its `attention_factor`. `positions` are those of
-  tokens, int `[B, T]`, from 0. Those of layers with windows follow, if any.
+  tokens, int `[B, T]`, from 0. Those of layers with windows follow, if others.
   """
 
   def of(a: architecture_lib.Architecture) -> tuple[jax.Array, ...]:
@@ -88,7 +88,7 @@ def rotary(
     scale = getattr(a.rope_scaling, "attention_factor", 1.0)
     return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
-  if not a.windowed:
+  if not a.windowed_theta:
     return of(a)
   theta = a.windowed_theta
   return of(a) + of(dataclasses.replace(a, rope_theta=theta, rope_scaling=None))
@@ -121,7 +121,11 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 def attend(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: jax.Array,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Computes softmax attention; each kv head serves N / K query heads.
 
@@ -129,6 +133,7 @@ def attend(
     q: `[B, T, N, H]`.
     k: `[B, K, S, H]`. v: as `k`.
     mask: bool `[B, T, S]`, True where a query attends to a key.
+    sinks: `[N]`, of each head a score that takes a share and gives no value.
 
   Returns:
     `[B, T, N, H]`, dtype of `q`; scores and softmax are float32.
@@ -143,8 +148,12 @@ def attend(
     "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
   )
   scores = jnp.where(mask[:, None, None], scores * h**-0.5, pages.MASKED)
-  p = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  out = jnp.einsum("bkrts,bksh->bkrth", p, v)
+  p = jax.nn.softmax(scores, axis=-1)
+  if sinks is not None:
+    sinks = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
+    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    p *= jax.nn.sigmoid(total - sinks)
+  out = jnp.einsum("bkrts,bksh->bkrth", p.astype(v.dtype), v)
   return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 

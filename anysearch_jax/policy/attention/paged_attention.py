@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
@@ -54,6 +54,7 @@ class Paged:
     positions: jax.Array,
     real: jax.Array,
     window: int | None = None,
+    sinks: jax.Array | None = None,
   ) -> tuple[jax.Array, pages_lib.Pages]:
     """Writes new tokens to their pages; each attends to all tokens up to it.
 
@@ -66,7 +67,8 @@ class Paged:
       positions: int `[B, T]` of the new tokens in their rows, below M x S.
       real: bool `[B, T]`, False for padding, whose results are meaningless.
       window: how many tokens each sees, itself included; None: all. No kernel
-        has windows, so XLA computes them.
+        has windows or sinks, so XLA computes them.
+      sinks: `[N]`, as in `masks.attend`.
 
     Returns:
       `[B, T, N, H]`, dtype of `q`, and the pages with the new tokens; scores
@@ -74,7 +76,7 @@ class Paged:
     """
     chex.assert_equal_shape([positions, real])
 
-    def here(q, k, v, pages, table, positions, real):
+    def here(q, k, v, pages, table, positions, real, sinks):
       if k is None and self.implementation == "mosaic":
         from anysearch_jax.policy.attention import mosaic_attention
 
@@ -86,7 +88,7 @@ class Paged:
         pages = pages_lib.write(
           pages, k, v, table, positions, real, as_vectors=self.as_vectors
         )
-      attend = self._attend(tokens=q.shape[1], window=window)
+      attend = self._attend(tokens=q.shape[1], window=window, sinks=sinks)
       return attend(q, pages, table, positions), pages
 
     if self.mesh is not None and self.mesh.size > 1:
@@ -96,18 +98,21 @@ class Paged:
       here = jax.shard_map(
         here,
         mesh=self.mesh,
-        in_specs=(heads, heads, heads, pool, rows, rows, rows),
+        in_specs=(*(heads,) * 3, pool, rows, rows, rows, jax.P(tensor)),
         out_specs=(heads, pool),
         check_vma=False,
       )
-    return here(q, k, v, pages, table, positions, real)
+    return here(q, k, v, pages, table, positions, real, sinks)
 
   def _attend(
-    self, *, tokens: int, window: int | None
+    self, *, tokens: int, window: int | None, sinks: jax.Array | None
   ) -> Callable[..., jax.Array]:
     """Returns what computes attention of `tokens` tokens per row."""
+    plain = functools.partial(_xla, block=self.block, sinks=sinks)
     if window is not None and window < masks.ALL:
-      return functools.partial(_xla, block=self.block, window=window)
+      return functools.partial(plain, window=window)
+    if sinks is not None:
+      return plain
     # Imported here because they load Pallas, which only accelerators need.
     if self.implementation == "mosaic":
       from anysearch_jax.policy.attention import mosaic_attention
@@ -123,7 +128,7 @@ class Paged:
       return tpu_attention.attend
     if self.implementation == "tpu":
       return _tpu_decode
-    return functools.partial(_xla, block=self.block)
+    return plain
 
 
 def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
@@ -222,6 +227,7 @@ def _xla(
   *,
   block: int,
   window: int | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Attends to one block of pages after the other, with an online softmax.
 
@@ -254,17 +260,29 @@ def _xla(
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return add_block(carry, scores, v, "kbgts,kbsh->kbgth")
 
-  out = jnp.zeros((kv_heads, b, n // kv_heads, t, h), jnp.float32)
-  most = jnp.full(out.shape[:-1], pages_lib.MASKED)
   blocks = jnp.max(positions) // span + 1
   first: int | jax.Array = 0
   if window is not None:  # Earlier blocks would add exact zeros.
     first = jnp.maximum(0, jnp.min(positions) - window + 1) // span
-  _, total, out = jax.lax.fori_loop(
-    first, blocks, step, (most, jnp.zeros_like(most), out)
-  )
+  carry = started((kv_heads, b, n // kv_heads, t, h), sinks)
+  _, total, out = jax.lax.fori_loop(first, blocks, step, carry)
   out = (out / total[..., None]).astype(dtype)
   return out.transpose(1, 3, 0, 2, 4).reshape(b, t, n, h)
+
+
+def started(
+  shape: Sequence[int], sinks: jax.Array | None
+) -> tuple[jax.Array, ...]:
+  """Returns the carry of `add_block` before any block, of `[K, B, R, ..., H]`.
+
+  A sink, `[N]`, counts as a key that was seen, without a value.
+  """
+  most, out = jnp.full(shape[:-1], pages_lib.MASKED), jnp.zeros(shape)
+  if sinks is None:
+    return most, jnp.zeros_like(most), out
+  each = (shape[0], 1, shape[2], *(1 for _ in shape[4:]))
+  most = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(each), most.shape)
+  return most, jnp.ones_like(most), out
 
 
 def add_block(

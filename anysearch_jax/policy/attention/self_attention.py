@@ -38,6 +38,7 @@ def self_attention(
   v: jax.Array,
   segment_ids: jax.Array,
   window: jax.Array | None = None,
+  sinks: jax.Array | None = None,
   *,
   implementation: str,
   chunk: int,
@@ -51,6 +52,7 @@ def self_attention(
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
     window: how many tokens each sees, itself included; None: all of its
       segment up to itself. Only for `xla`.
+    sinks: as in `masks.attend`. Only for `xla`.
     implementation: `xla`, `cudnn` or `splash`, see `choose`; or `RING`, under
       `shard_map`, where T are the positions of one device of `CONTEXT`.
     chunk: for `xla` and `RING`, number of queries whose scores are in memory
@@ -63,7 +65,7 @@ def self_attention(
   """
   k, v = k.astype(q.dtype), v.astype(q.dtype)
   if implementation == "xla":
-    out = _xla(q, k, v, segment_ids, window, chunk)
+    out = _xla(q, k, v, segment_ids, window, sinks, chunk)
   elif implementation == "cudnn":
     out = _cudnn(q, k, v, segment_ids, max_segments)
   elif implementation == RING:
@@ -83,7 +85,7 @@ def choose(
   dtype: jax.typing.DTypeLike,
   length: int,
   compute_capability: float | None,
-  windowed: bool = False,
+  only_xla: str = "",
 ) -> str:
   """Returns the implementation to use; `auto` takes the best that can run.
 
@@ -94,7 +96,7 @@ def choose(
     dtype: of queries, keys and values.
     length: T.
     compute_capability: of NVIDIA devices, such as 9.0; None elsewhere.
-    windowed: whether some layers have a window.
+    only_xla: as in `Architecture`.
 
   Raises:
     ValueError: the implementation is unknown or cannot run.
@@ -102,7 +104,7 @@ def choose(
   name, capability = jnp.dtype(dtype).name, compute_capability
   nvidia, step = platform in ("gpu", "cuda"), _SPLASH_BLOCKS[-1]
   found = f"found {length}: change batch.row_lengths"
-  plain = {"has no sliding windows, which this policy has": not windowed}
+  plain = {f"has no {only_xla}, which this policy has": not only_xla}
   # What each needs, with the reason to refuse it without.
   needs = {
     # As `check_layout` and `check_is_flash_attention` of JAX.
@@ -161,6 +163,7 @@ def _xla(
   v: jax.Array,
   segment_ids: jax.Array,
   window: jax.Array | None,
+  sinks: jax.Array | None,
   chunk: int,
 ) -> jax.Array:
   """Attends chunk after chunk of queries to a prefix of the keys.
@@ -173,7 +176,7 @@ def _xla(
   chunks = -(-t // chunk)
   if chunks == 1:
     mask = attention.segment_mask(segment_ids, window)
-    return checkpoint_name(attention.attend(q, k, v, mask), _NAME)
+    return checkpoint_name(attention.attend(q, k, v, mask, sinks), _NAME)
   # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
 
@@ -186,7 +189,8 @@ def _xla(
   # The gradients of keys and values are summed over chunks in the dtype of
   # these arrays, so make it float32.
   k, v = k.astype(jnp.float32), v.astype(jnp.float32)
-  queries = split(q), split(segment_ids)
+  each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
+  queries = split(q), split(segment_ids), each
   positions = np.arange(chunks * size).reshape(chunks, size)
   parts = []
   for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
@@ -194,12 +198,12 @@ def _xla(
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def attend(xs, end=end):
-      q, ids, positions = xs
+      q, ids, sinks, positions = xs
       mask = ids[:, :, None] == segment_ids[:, None, :end]
       ages = positions[:, None] - np.arange(end)
       mask &= (ages >= 0) if window is None else (ages >= 0) & (ages < window)
       keys, values = (x[:, :, :end].astype(q.dtype) for x in (k, v))
-      return attention.attend(q, keys, values, mask)
+      return attention.attend(q, keys, values, mask, sinks)
 
     xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
     parts.append(jax.lax.map(attend, (*xs, positions[part])))

@@ -84,7 +84,7 @@ class Model:
   def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
     """Returns attention over pages, which `table` lists for each row."""
 
-    def attend(q, k, v, pages, positions, real, window):
+    def attend(q, k, v, pages, positions, real, *differ):
       (b, t), numbers, tokens = q.shape[:2], table, (q, k, v, positions, real)
       if self.exact:
         # Kernels divide the keys of a row by its last token: each token is one.
@@ -92,7 +92,7 @@ class Model:
         tokens = jax.tree.map(
           lambda x: x.reshape(b * t, 1, *x.shape[2:]), tokens
         )
-      out, pages = self.paged(*tokens[:3], pages, numbers, *tokens[3:], window)
+      out, pages = self.paged(*tokens[:3], pages, numbers, *tokens[3:], *differ)
       return out.reshape(b, t, *out.shape[2:]), pages
 
     return attend
