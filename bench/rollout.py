@@ -1,15 +1,15 @@
-"""Compares four ways to play rollouts of a small policy, by search latency.
+"""Compares five ways to play rollouts of a small policy, by search latency.
 
     python -m bench.rollout --policy=FOLDER [--sglang=URL]
 
 The ways are (a) this engine with continuous batching, (b) the same engine
 turn-synchronously (all episodes take a turn, then all of them search), (c)
 transformers' `generate`, turn-synchronously, which computes the whole context
-of a batch again every turn, and (d) an SGLang server on this machine, started
-with the same policy. Every search is answered from the same index, `latency`
-milliseconds later. Prints episodes and generated tokens per second, the
-occupancy (the share of the lanes of decode calls that sampled) and the ratios
-of each round. The ways take turns in one run.
+of a batch again every turn, (d) an SGLang server on this machine, started with
+the same policy, and (e) as (a) with `engine.exact`. Every search is answered
+from the same index, `latency` milliseconds later. Prints episodes and generated
+tokens per second, the occupancy (the share of the lanes of decode calls that
+sampled) and the ratios of each round. The ways take turns in one run.
 """
 
 from __future__ import annotations
@@ -179,8 +179,9 @@ def main(argv: Sequence[str]) -> None:
   shapes = dataclasses.replace(
     config.engine, slots=f.slots, lanes=tuple(map(int, f.lanes))
   )
-  ours = engine_lib.JaxEngine(
-    policy, config=shapes, sampling=config.sampling, seed=0
+  ours, exact = (
+    engine_lib.JaxEngine(policy, config=c, sampling=config.sampling, seed=0)
+    for c in (shapes, dataclasses.replace(shapes, exact=True))
   )
 
   async def ours_at_once(requests):
@@ -189,6 +190,8 @@ def main(argv: Sequence[str]) -> None:
   # The ways whose turns wait for each other, and the others.
   synchronous: dict[str, Turns] = {"b": ours_at_once}
   engines: dict[str, types.Engine] = {"a": ours}
+  if f.exact:
+    engines["e"] = exact
   if f.torch:
     import torch
 
@@ -271,5 +274,6 @@ if __name__ == "__main__":
   flags.DEFINE_list("lanes", ["32"], "Rows of decode calls, ascending.")
   flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
   flags.DEFINE_bool("torch", True, "Also play (c).")
+  flags.DEFINE_bool("exact", False, "Also play (e).")
   flags.DEFINE_string("sglang", None, "Also play (d), at this address.")
   launch_flags.run(main)

@@ -198,8 +198,11 @@ def test_what_the_evidence_page_quotes_is_what_the_outcomes_say(pages):
     if line.startswith("|") and line.count("[") == 3
   ]
   assert quoted
-  short = {re.sub(r"(?<!\d)0\.", ".", line) for line in pages}
-  assert [line for line in quoted if line not in short] == []
+  known = [re.sub(r"(?<!\d)0\.", ".", line).split(" | ") for line in pages]
+  for line in quoted:
+    row = line.split(" | ")  # Some of the columns.
+    found = [iter(each) for each in known if each[0] == row[0]]
+    assert any(all(cell in left for cell in row) for left in found), line
 
 
 def test_claims_are_about_rows():
