@@ -3,9 +3,9 @@
     python -m research.figures --output=docs/images
 
 `budgets.svg` has accuracy and searches against the budget, beside the best
-agent; `price.svg` the rows that change one part of the price at a time, as
-points beside the best agents of every price, which takes ten minutes. Rows with
-fewer than five trainings are left out.
+agent; `price.svg` the rows that change one part of the price at a time, beside
+the best agents of every price (five minutes), without rows of fewer than five
+trainings.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def by_price(
   for (name, found), marker in zip(rows.items(), _MARKERS, strict=False):
     height, made = means(found).mean(axis=1)
     axis.plot(made, height, marker, ls="", label=labels[name])
-  axis.set(xlabel="searches", ylabel="accuracy, B = 1 to 8")
-  axis.legend()
+  axis.set(xlabel="searches", ylabel="accuracy, B = 1 to 8", xlim=(1.5, None))
+  axis.legend(loc="lower right")
   return figure
 
 
