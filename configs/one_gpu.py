@@ -5,7 +5,7 @@
         --output=runs/x
 
 Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
-    qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b, smollm3_3b
+    qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, gemma3_1b, qwen3_1_7b, smollm3_3b
     or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
 and six that nearly fill their GPU:
@@ -51,6 +51,7 @@ POLICIES = {
   "qwen2_5_0_5b": ("Qwen2.5-0.5B-Instruct", (0, 0, 3 << 18)),
   "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 3 << 18)),
   "qwen3_0_6b": ("Qwen3-0.6B", (1 << 16, 1 << 18, 1 << 19)),
+  "gemma3_1b": ("gemma-3-1b-it", (0, 0, 3 << 18)),
   "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
   "smollm3_3b": ("SmolLM3-3B", (1 << 16, 3 << 17, 3 << 18)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),

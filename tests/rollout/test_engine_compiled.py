@@ -42,6 +42,10 @@ FAMILIES = {
     **{"qk_norm": True, "joint_norm": True, "norms": "after"},
     **{"window": 1024, "windowed": (0,), "windowed_theta": 5e5},
   },
+  "gemma3_text": {
+    **{"qk_norm": True, "norms": "around", "norm_offset": 1.0, "gelu": True},
+    **{"scaled": True, "window": 1024, "windowed": (0,), "windowed_theta": 1e4},
+  },
 }
 EXPERTS = {"qwen3_moe": {"qk_norm": True, "experts": 16, "active": 4}}
 TARGETS = ("h100:1", "v5p:2x2x1")
