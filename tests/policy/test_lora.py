@@ -23,7 +23,10 @@ ALL = architecture_lib.Lora(
   rank=4, alpha=6.0, targets=config_lib.LoraConfig().targets
 )
 SOME = architecture_lib.Lora(rank=3, alpha=1.0, targets=("v", "q", "down"))
-CASES = [("qwen3-tied", SOME), ("llama-biased", ALL)]
+ATTENTION = architecture_lib.Lora(
+  rank=3, alpha=1.0, targets=("q", "k", "v", "o")
+)
+CASES = [("qwen3-tied", SOME), ("llama-biased", ALL), ("gpt-oss", ATTENTION)]
 
 
 @pytest.fixture(scope="module")

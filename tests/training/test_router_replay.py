@@ -35,21 +35,22 @@ def engine(params, a=A, mesh=None, **changes):
   )
 
 
-@pytest.fixture(scope="module")
-def policy(torch, tmp_path_factory):
-  """The torch model of the oracle, and its parameters."""
-  folder = tmp_path_factory.mktemp("moe")
-  model = random_models.make("qwen3-moe", folder, vocab_size=A.vocab_size)
+@pytest.fixture(scope="module", params=["qwen3-moe", "gpt-oss"])
+def policy(request, torch, tmp_path_factory):
+  """The torch model of the oracle, its parameters and architecture."""
+  folder, size = tmp_path_factory.mktemp("moe"), A.vocab_size
+  model = random_models.make(request.param, folder, vocab_size=size)
+  a = random_models.architecture(request.param, vocab_size=size)
   mesh = sharding.mesh()
-  read = hf.load_weights(folder, A, base={}, mesh=mesh, dtype=jnp.float32)
-  return model, read
+  read = hf.load_weights(folder, a, base={}, mesh=mesh, dtype=jnp.float32)
+  return model, read, a
 
 
-def chosen_by(torch, model, context):
+def chosen_by(torch, model, context, active):
   """Returns the experts of each token in one pass of transformers, sorted."""
   with torch.no_grad():
     out = model(torch.tensor([context]), output_router_logits=True)
-  top = [x.topk(A.active).indices for x in out.router_logits]
+  top = [x.topk(active).indices for x in out.router_logits]
   return np.sort(torch.stack(top, 1).numpy(), -1)
 
 
@@ -62,18 +63,19 @@ def test_turns_have_the_experts_of_one_pass_over_their_context(
   torch, policy, changes
 ):
   """Prompts are shared, prefilled in chunks; rows are preempted."""
-  model, params = policy
+  model, params, a = policy
   if "mesh" in changes:
     mesh = sharding.mesh(**changes["mesh"])
-    params = jax.device_put(params, sharding.shardings(A, mesh))
+    params = jax.device_put(params, sharding.shardings(a, mesh))
     changes = {"mesh": mesh}
-  sampler = engine(params, **changes)
+  sampler = engine(params, a, **changes)
   for context, turns in small_engine.play(sampler, EPISODES).values():
-    wanted, end = chosen_by(torch, model, context), len(context)
+    wanted = chosen_by(torch, model, context, a.active)
+    end = len(context)
     for turn in reversed(turns):
       end -= len(small_engine.ENVIRONMENT)
       assert turn.experts.dtype == np.uint8
-      assert turn.experts.shape == (end - 1, A.layers, A.active)
+      assert turn.experts.shape == (end - 1, a.layers, a.active)
       np.testing.assert_array_equal(np.sort(turn.experts), wanted[: end - 1])
       end -= len(turn.token_ids)
   assert sampler.counters["shared_tokens"]
@@ -85,7 +87,7 @@ def test_only_turns_that_are_trained_on_have_experts(policy, trains):
   made = config_lib.ExperimentConfig(
     engine=small_engine.CONFIG, objective=REPLAY
   )
-  loaded = hf.Policy(policy[1], A, small_engine.Tokenizer())
+  loaded = hf.Policy(*policy[1:], small_engine.Tokenizer())
   sampler = engines.make(loaded, made, seed=7, trains=trains)
   for _, turns in small_engine.play(sampler, EPISODES[:1]).values():
     assert all((turn.experts is not None) == trains for turn in turns)

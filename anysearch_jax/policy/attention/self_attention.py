@@ -189,6 +189,8 @@ def _xla(
   # The gradients of keys and values are summed over chunks in the dtype of
   # these arrays, so make it float32.
   k, v = k.astype(jnp.float32), v.astype(jnp.float32)
+  # `attend` must not close over them: `jax.vjp(...).with_refs` then expects a
+  # cotangent of another type (seen with JAX 0.10.2).
   each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
   queries = split(q), split(segment_ids), each
   positions = np.arange(chunks * size).reshape(chunks, size)
