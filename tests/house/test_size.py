@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_821,
+  "source: lines": 67_823,
   "source: code lines": 41_773,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_203,
+  "tests: lines": 54_208,
   "docs and README: words": 22_035,
   "README: words": 700,
   "commands": 16,
