@@ -5,6 +5,7 @@ Blocks of attention are smaller than rows, so that rows have several.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -97,6 +98,19 @@ def test_a_row_does_not_depend_on_the_longest_to_the_bit():
     return np.asarray(paged(*others, at, real)[0])[[0, 1]]
 
   np.testing.assert_array_equal(first_rows(0), first_rows(23))
+
+
+def test_a_layer_with_a_window_reads_no_page_before_it():
+  q, k, v, pages, table, positions, real = case(1)
+  attend = functools.partial(paged_attention.Paged(block=S), window=5)
+  _, after = attend(q, k, v, pages, table, positions, real)
+  whole = np.maximum(positions[:, 0] - 4, 0) // S  # Pages, of rows of 0 to 5.
+  unseen = np.concatenate([row[:n] for row, n in zip(table, whole)])
+  assert len(unseen) == 1 + 4 + 2
+  pages = jax.tree.map(lambda x: x.at[:, unseen].set(jnp.nan), pages)
+  found, _ = attend(q, k, v, pages, table, positions, real)
+  wanted = paged_cases.truth(q, after, table, positions, window=5)
+  np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
 def halved(pages, table):

@@ -39,7 +39,7 @@ def case(*, heads, ends, new, columns, size=64, kv=1, float8=False):
   return q, pages, table, positions.astype(np.int32)
 
 
-def truth(q, pages, table, positions, sinks=None):
+def truth(q, pages, table, positions, sinks=None, window=np.inf):
   """Attends in float64, one row and head after the other."""
   b, _, n, h = q.shape
   k, v, *scales = (np.asarray(x, np.float64) for x in jax.tree.leaves(pages))
@@ -50,8 +50,8 @@ def truth(q, pages, table, positions, sinks=None):
   for row, head in np.ndindex(b, n):
     kv = head // (n // len(k))
     scores = q[row, :, head] @ k[kv, row].T / np.sqrt(h)
-    seen = np.arange(k.shape[2]) <= positions[row][:, None]
-    scores = np.where(seen, scores, -np.inf)
+    ages = positions[row][:, None] - np.arange(k.shape[2])
+    scores = np.where((ages >= 0) & (ages < window), scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     p = np.exp(scores - top)
     total = p.sum(-1, keepdims=True)

@@ -245,7 +245,8 @@ def _xla(
   dtype = q.dtype
 
   def step(i, carry):
-    numbers = jax.lax.dynamic_slice_in_dim(table, i * each, each, axis=1)
+    columns = (first + i) * each + jnp.arange(each)
+    numbers = jnp.take_along_axis(table, columns, axis=1, mode="clip")
     part = jax.tree.map(
       lambda x: x[:, numbers].reshape(kv_heads, b, span, *x.shape[3:]), pages
     )
@@ -253,19 +254,20 @@ def _xla(
     scores = jnp.einsum(
       "kbgth,kbsh->kbgts", q, k, preferred_element_type=jnp.float32
     )
-    at = i * span + jnp.arange(span)
-    seen = at[None, None, :] <= positions[:, :, None]
+    at = ((first + i) * span + jnp.arange(span))[:, None]
+    seen = at <= positions[:, :, None]
     if window is not None:
       seen &= at > positions[:, :, None] - window
     scores = jnp.where(seen[None, :, None], scores * h**-0.5, pages_lib.MASKED)
     return add_block(carry, scores, v, "kbgts,kbsh->kbgth")
 
-  blocks = jnp.max(positions) // span + 1
-  first: int | jax.Array = 0
+  first = jnp.zeros((b, 1), jnp.int32)
   if window is not None:  # Earlier blocks would add exact zeros.
-    first = jnp.maximum(0, jnp.min(positions) - window + 1) // span
+    least = jnp.min(positions, axis=1, keepdims=True)
+    first = jnp.maximum(0, least - window + 1) // span
+  blocks = jnp.max(positions // span - first) + 1
   carry = started((kv_heads, b, n // kv_heads, t, h), sinks)
-  _, total, out = jax.lax.fori_loop(first, blocks, step, carry)
+  _, total, out = jax.lax.fori_loop(0, blocks, step, carry)
   out = (out / total[..., None]).astype(dtype)
   return out.transpose(1, 3, 0, 2, 4).reshape(b, t, n, h)
 
