@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_823,
-  "source: code lines": 41_773,
+  "source: lines": 67_825,
+  "source: code lines": 41_775,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_208,
-  "docs and README: words": 22_035,
+  "tests: lines": 54_232,
+  "docs and README: words": 22_053,
   "README: words": 700,
   "commands": 16,
 }
