@@ -292,8 +292,9 @@ def measure_step(
   first = harness.seconds(ours)
   with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
     seconds = [harness.seconds(ours) for _ in range(steps)]
-  learner, work = ours.learner, throughput.count(ours.packed)
-  a, devices = learner.architecture, learner.placement.trainer.devices.flat
+  learner, a = ours.learner, ours.learner.architecture
+  work = throughput.count(ours.packed, a)
+  devices = learner.placement.trainer.devices.flat
   flops = throughput.model_flops(a, work, forwards=ours.forwards)
   median = statistics.median(seconds)
   out: dict[str, Any] = {

@@ -98,17 +98,17 @@ def main(argv: Sequence[str]) -> None:
   print(f"{'rho':>5}{'predicted':>10}  accuracy more than AnySearch's")
   for rho in RHOS:
     words = [f"{rho:>5}{predicted(trust, float(rho)):10.3f}"]
-    for row, marker in (("no_tool", "o"), ("priced", "s")):
+    for i, row in enumerate(("no_tool", "priced")):
       if (found := measured(rho, row)) and found.low is not None:
         words.append(
           f"{row} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
         )
         label = f"measured: {row} - AnySearch" if rho == RHOS[0] else None
-        axis.plot(float(rho), found.value, marker, color="C1", label=label)
-        axis.plot([float(rho)] * 2, found[1:], color="C1")
+        x, points = float(rho) + 0.01 * i, sorted(found)
+        axis.plot([x] * 3, points, f"C{i + 1}o-", markevery=[1], label=label)
     print(*words, sep="  ")
   axis.set(xlabel="reliability of memory", ylabel="lost accuracy, B = 1 to 8")
-  axis.legend()
+  axis.legend(loc="upper right")
   if f.figure:
     figure.savefig(pathlib.Path(f.figure))
 

@@ -220,7 +220,7 @@ class Learner:
     """
     config, estimator = self._config, self._estimator
     scored = self._scored / config.curriculum.steps_per_rollout
-    work = throughput.count(packed)
+    work = throughput.count(packed, self.architecture)
     out: dict[str, float] = {
       **throughput.metrics(
         work,

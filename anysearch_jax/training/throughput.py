@@ -5,7 +5,7 @@ Model FLOPs are those of the mathematics, as in PaLM
 padding and masked (query, key) pairs. For n tokens, m of them with a weight in
 the loss, with P the parameters of the matrices that multiply a token, T the
 trained ones of these, V those of the head, which multiplies only the m, and s
-the (query, key) pairs inside causal segments:
+the (query, key) pairs inside causal segments and windows, the layers' mean:
 
     forward              2 P n + 2 V m +  4 L N H s
     step                 4 P n + 2 T n + 6 V m + 12 L N H s
@@ -36,25 +36,29 @@ class Work(NamedTuple):
 
   tokens: number of predictions. scored: of them, those with a weight, whose
   log-probabilities are computed. positions: tokens and padding of the
-  micro-batches that run. pairs: (query, key) pairs inside causal segments.
+  micro-batches that run. pairs: (query, key) pairs, the layers' mean.
   """
 
   tokens: int
   scored: int
   positions: int
-  pairs: int
+  pairs: float
 
 
-def count(batches: Iterable[batching.HostBatch]) -> Work:
+def count(
+  batches: Iterable[batching.HostBatch], a: architecture_lib.Architecture
+) -> Work:
   """Counts the work in batches that are still on the host."""
-  tokens = scored = positions = pairs = 0
+  tokens, scored, positions, pairs = 0, 0, 0, 0.0
   for rows in (rows for batch in batches for rows in batch):
     used = slice(0, int(rows.used))
     real = rows.segment_ids[used] > 0
     tokens += int(np.count_nonzero(real))
     scored += int(np.count_nonzero(rows.weight[used]))
     positions += real.size
-    pairs += int(np.sum(rows.positions[used] + 1, where=real, dtype=np.int64))
+    seen = rows.positions[used][real] + 1
+    contexts, times = np.unique(seen, return_counts=True)
+    pairs += float(np.dot(times, [a.seen(each) for each in contexts]))
   return Work(tokens, scored, positions, pairs)
 
 

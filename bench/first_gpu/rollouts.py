@@ -115,7 +115,7 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
       "failed episodes": sum(t.failed for t in found),
       "generated tokens": tokens,
       "generated tokens/s": tokens / played,
-      "trained tokens": throughput.count(packed).tokens,
+      "trained tokens": throughput.count(packed, learner.architecture).tokens,
       "searches": sum(t.searches for t in found),
       "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
       "loss": values[-1]["loss/total"],

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import pathlib
 
+import commands
 import pytest
 import question_rows
+from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -112,8 +114,10 @@ def test_training_checks_all_of_its_questions_first(tmp_path):
   stream = prepared.Prepared(path).questions("train", 100, config.seed)
   assert len(list(dataset_iterator.distinct(stream))) == 8
   # Even if the first question has evidence.
-  with pytest.raises(ValueError, match="6 of 8 questions without evidence"):
-    train._begin(config, allow_cpu=True)
+  said = "6 of 8 questions without evidence"
+  with commands.defined(train), pytest.raises(ValueError, match=said):
+    flags.FLAGS.mark_as_parsed()
+    train._begin(config)
 
 
 def test_evidence_flag_drops_questions_without_evidence(tmp_path):

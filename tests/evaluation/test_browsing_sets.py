@@ -195,7 +195,8 @@ def test_a_judge_that_is_late_is_asked_again(tmp_path):
     # Only the late one is asked about again, unless the judge is another.
     for model, more in (("m", 1), ("n", 3)):
       late[:] = [True]
-      assert commands.printed(score, *flags, "--judge_model=m")[0] == 2
+      said = commands.run(score, *flags, "--judge_model=m")
+      assert "no verdict on 1 of 4 answers" in said
       asked = len(server.asked)
       late.clear()
       assert commands.printed(score, *flags, f"--judge_model={model}")[0] == 0

@@ -123,7 +123,7 @@ def test_an_evaluation_leaves_no_key_behind(world):
   key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"
   server.faults["/generate"] = [(401, {"error": {"message": key}})]
   done = _command(root, "evaluate", "--cache=")
-  assert done.returncode == 0, done.stderr
+  assert done.returncode == 1, done.stderr
   assert f"Bearer {_KEYS['RETRIEVER_KEY']}" in asked
   rows = [
     json.loads(line) for line in (root / "evaluate/episodes.jsonl").open("rb")

@@ -44,17 +44,21 @@ def pack(lengths):
 def test_work_is_counted_in_the_micro_batches_that_run():
   # 2, 4 and 8 predictions in one row of 16 (room after 16's own row), 16 in
   # the other: one micro-batch of two rows, none of the shorter length.
-  work = throughput.count([pack(LENGTHS)])
+  a = random_models.architecture("llama")
+  work = throughput.count([pack(LENGTHS)], a)
   assert work == throughput.Work(
     tokens=2 + 4 + 8 + 16,
     scored=1 + 2 + 4 + 8,
     positions=2 * 16,
     pairs=3 + 10 + 36 + 136,
   )
-  both = throughput.count([pack(LENGTHS), pack((3,))])
+  both = throughput.count([pack(LENGTHS), pack((3,))], a)
   # Four rows of 8 for two tokens.
   assert both == throughput.Work(30 + 2, 15 + 1, 32 + 32, 185 + 3)
-  assert throughput.count([pack(())]) == throughput.Work(0, 0, 0, 0)
+  assert throughput.count([pack(())], a) == throughput.Work(0, 0, 0, 0)
+  # In one of two layers, a token sees four: 3, 10, 26 and 58 pairs.
+  a = dataclasses.replace(a, layers=2, window=4, windowed=(1,))
+  assert throughput.count([pack(LENGTHS)], a).pairs == 3 + 10 + 31 + 97
 
 
 def test_experts_that_a_token_does_not_use_do_not_count():

@@ -209,7 +209,7 @@ def test_a_step_that_is_not_finite_changes_nothing(
   bad = {"logps": np.full(SIZES[0], np.nan, np.float32), "advantage": np.inf}[
     field
   ]
-  first = dataclasses.replace(trajectories[0], **{field: bad})
+  first = trajectories[0]._replace(**{field: bad})
   # Nor does one without tokens, which is finite.
   for examples, finite in (([first, *trajectories[1:]], 0), ([], 1)):
     batch = batching.pack(examples, config=PACKED)
