@@ -9,6 +9,7 @@ import re
 import sys
 
 import pytest
+import random_models
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
@@ -247,7 +248,8 @@ def test_trajectories_fill_the_rows_that_run(tokens, scored):
     row=256, vocab=64, tokens=tokens, scored=scored
   )
   (rows,) = packed = batching.pack(work, config=config.batch)
-  assert throughput.count([packed]).tokens == tokens
+  a = random_models.architecture("llama")
+  assert throughput.count([packed], a).tokens == tokens
   assert rows.used == math.ceil(tokens / 256)
   assert sum(x.weights[1:].sum() for x in work) == pytest.approx(1, abs=0.05)
   share = sum((x.weights[1:] > 0).sum() for x in work) / tokens
