@@ -131,10 +131,14 @@ def test_a_server_restarted_while_training_lends_again(lending):
 def test_a_server_that_refuses_is_an_error(lending, path):
   engine, server = lending(SAID)
   engine.scores(engines.PROMPT)
-  server.faults[path] = [(400, {"error": {"message": "No."}})]
+  # A health check may be the first that is refused.
+  server.faults[path] = [(400, {"error": {"message": "No."}})] * 99
   with pytest.raises(types.EngineError, match="HTTP 400: No."):
     engine.free_cache()
     engine.scores(engines.PROMPT)
+  server.faults.clear()
+  assert engines.turn(engine).versions == (0, 0)
+  assert not server.away and not server.died
 
 
 def test_memory_that_a_killed_run_released_is_given_back(lending):

@@ -355,7 +355,7 @@ class Fleet:
       is_known = sglang_server.of_run(found, self._run)
       if member.aside and is_known:
         if self._lent and not is_away:
-          await server.lend(self._run)
+          await server.lend(self._run, found)
         return
       member.aside = False
       may_differ = member.state is _DOWN or (self._lent and not is_known)
@@ -368,7 +368,7 @@ class Fleet:
         found, is_away = await server.version(), False
       if self._lent:
         if not is_away:
-          await server.lend(self._run)
+          await server.lend(self._run, found)
       elif is_away and not handing_over:
         return  # Its memory is lent, by another process of the run.
       elif weights:

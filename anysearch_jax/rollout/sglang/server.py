@@ -164,10 +164,11 @@ class Server:
       )
     return found
 
-  async def lend(self, run: str) -> None:
+  async def lend(self, run: str, found: str) -> None:
     """Releases the memory of weights, KV cache and CUDA graphs until `load`.
 
-    `run` is the run's part of the names of weights.
+    `run` is the run's part of the names of weights, and `found` the name of
+    those that it serves.
 
     Raises:
       UnansweredError: the server gave no answer, and may have released.
@@ -176,7 +177,14 @@ class Server:
     async with self._paused("abort"):
       await self._ask("POST", f"/flush_cache?timeout={self._patience:g}")
       await self._rename(run + _RELEASED)
-    await self._memory("release", _WEIGHTS, *_REST)
+    try:
+      await self._memory("release", _WEIGHTS, *_REST)
+    except UnansweredError:
+      raise
+    except types.EngineError:  # It refused, and still has its memory.
+      await self._rename(found)
+      await self.post("/continue_generation", {})
+      raise
 
   @contextlib.asynccontextmanager
   async def _paused(self, mode: str) -> AsyncIterator[None]:
