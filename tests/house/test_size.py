@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_830,
-  "source: code lines": 41_780,
+  "source: lines": 67_838,
+  "source: code lines": 41_787,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_257,
+  "tests: lines": 54_261,
   "docs and README: words": 22_052,
   "README: words": 700,
   "commands": 16,
