@@ -49,9 +49,7 @@ _log = logging.getLogger(__name__)
 
 _BUSY = (429, 502, 503, 504)
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
-_CONNECT_SECONDS = 10.0
-_CONTROL_SECONDS = 30.0
-_ABORT_SECONDS = 5.0
+_CONNECT_SECONDS, _CONTROL_SECONDS, _ABORT_SECONDS = 10.0, 30.0, 5.0
 # How long a host may take to patch its copy, and between looks at it.
 _PATCH_SECONDS, _PATCH_POLL = 120.0, 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -60,8 +58,7 @@ _RAM = pathlib.Path("/dev/shm")
 # its weights then ends so.
 _WEIGHTS, _REST, _RELEASED = "weights", ("kv_cache", "cuda_graph"), ".released"
 # Maximum characters quoted of a connection's error, and of a reply.
-_LONGEST = 300
-_LONGEST_FOUND = 1000
+_LONGEST, _LONGEST_FOUND = 300, 1000
 
 
 class UnansweredError(types.EngineError):
@@ -167,8 +164,7 @@ class Server:
   async def lend(self, run: str, found: str) -> None:
     """Releases the memory of weights, KV cache and CUDA graphs until `load`.
 
-    `run` is the run's part of the names of weights, and `found` the name of
-    those that it serves.
+    Names have `run` as a part; `found` is that of the weights that it serves.
 
     Raises:
       UnansweredError: the server gave no answer, and may have released.
@@ -179,11 +175,10 @@ class Server:
       await self._rename(run + _RELEASED)
     try:
       await self._memory("release", _WEIGHTS, *_REST)
-    except UnansweredError:
-      raise
-    except types.EngineError:  # It refused, and still has its memory.
-      await self._rename(found)
-      await self.post("/continue_generation", {})
+    except types.EngineError as error:
+      if not isinstance(error, UnansweredError):  # It keeps its memory.
+        await self._rename(found)
+        await self.post("/continue_generation", {})
       raise
 
   @contextlib.asynccontextmanager
@@ -286,11 +281,10 @@ class Server:
         body = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
         try:
           await self.post("/load_lora_adapter", body, deadline=weights.deadline)
-        except UnansweredError:
-          raise
         except types.EngineError as error:
-          # Or a repeated request, which is loaded already.
-          refused = str(error)
+          if isinstance(error, UnansweredError):
+            raise
+          refused = str(error)  # Or a repeated request: it is loaded already.
     await unload(loaded - wanted)
     if missing := await self.lacks(weights):
       raise self.error(f"does not have adapter {missing!r}. {refused}")
