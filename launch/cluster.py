@@ -134,6 +134,7 @@ def write(
     "NAME": name,
     "FILE": path,
     "FOLDER": path.parent,
+    "PLACE": shlex.quote(str(path.parent)),
     "NODES": f.nodes,
     "TRAINERS": where.trainers,
     "SAMPLERS": counts["sampler"],

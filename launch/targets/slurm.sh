@@ -29,17 +29,23 @@ set +a
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 trainers=@TRAINERS@ samplers=@SAMPLERS@
-# Starts the parts of some nodes, from the one with an index on, as a step.
+# Is there once a task has ended with 75.
+resumes=@PLACE@/resumes-$SLURM_JOB_ID
+rm -f "$resumes"
+# Starts the parts of some nodes, from the one with an index on, as a step. Ends
+# what is left some seconds after its first task ended; 0: never.
 nodes() {
-  local name=$1 first=$2 count=$3
+  local name=$1 first=$2 count=$3 rest=$4
   # Each task knows its own number. One that ended must not end the others,
   # which may be saving.
   # shellcheck disable=SC2016
   srun --overlap --job-name="$name" --nodes="$count" --ntasks="$count" \
-    --kill-on-bad-exit=0 \
+    --kill-on-bad-exit=0 --wait="$rest" \
     --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
-    bash -c '@QUOTED@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))' \
-    node "$hosts" "$first"
+    bash -c 'trap : TERM  # A signal is for the command, which this waits for.
+      @QUOTED@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))
+      code=$?; [ "$code" != 75 ] || touch "$3"; exit "$code"' \
+    node "$hosts" "$first" "$resumes"
 }
 # Passes a signal to a step's tasks; srun itself would kill them.
 tell() {
@@ -51,10 +57,11 @@ tell() {
 
 sampling=
 if [ "$samplers" -gt 0 ]; then
-  nodes sampling "$trainers" "$samplers" &
+  nodes sampling "$trainers" "$samplers" 0 &
   sampling=$!
 fi
-nodes training 0 "$trainers" &
+# One that is stopped, or hangs, does not end with the others.
+nodes training 0 "$trainers" 1200 &
 training=$!
 # Near the time limit trainers save, which may need samplers that answer.
 trap 'asked=yes; tell training' TERM
@@ -68,7 +75,7 @@ if [ -n "$sampling" ]; then
   tell sampling
   wait "$sampling"
 fi
-if [ "$code" = 75 ]; then
+if [ "$code" = 75 ] || { [ "$code" != 0 ] && [ -e "$resumes" ]; }; then
   echo "saved and stopped; queued again"
   scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -21,8 +21,8 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_832,
-  "source: code lines": 41_783,
+  "source: lines": 67_833,
+  "source: code lines": 41_784,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
