@@ -237,6 +237,10 @@ class PipelineConfig:
   extra_groups: int = identity(0, at_least(0))
   """Groups sampled beyond `questions`. The groups that finish last are
   abandoned, so results depend on timing; 0: off."""
+  partial: bool = identity(False)
+  """Episodes under way go on with new weights, so a rollout has tokens of
+  several versions, no older than `async_level` allows, and results depend on
+  timing. Needs servers: engine.kind 'sglang'."""
   offload: str = placement("none", one_of("none", "moments", "state"))
   """What of the training state is in host memory while the same devices
   sample, in process or by `sglang.colocated`: `none`, `moments` (the

@@ -83,7 +83,7 @@ class Controller:
     self._lock = threading.Lock()
     # Of the session that sampled last; the engine has weights of `_version`.
     self._session, self._sampler = "", make()
-    self._version = -1
+    self._version, self._loading = -1, threading.Lock()
     # The rollout that was asked for last.
     self._job: concurrent.futures.Future[dict[str, Any]] | None = None
     self._rollout = -1
@@ -176,7 +176,8 @@ class Controller:
   def _sample(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
     asked = values["session"], int(values["rollout"])
     with self._lock:
-      if self._job is None or asked != (self._session, self._rollout):
+      known = asked == (self._session, self._rollout) and self._job is not None
+      if not known:
         made = self._begun(values)
         self._rollout, self._job = asked[1], concurrent.futures.Future()
         # A daemon, so that a thread that hangs in a device call does not keep
@@ -187,11 +188,14 @@ class Controller:
           name="sampler",
           daemon=True,
         ).start()
-      job = self._job
+      job, made = self._job, self._sampler
     seconds = min(float(values["seconds"]), _LONGEST)
-    if not concurrent.futures.wait([job], seconds).done:
-      return None
     try:
+      # Newer ones than it began with: `pipeline.partial`.
+      if known and not (job.done() or self._loading.locked()):
+        self._load(made, values)
+      if not concurrent.futures.wait([job], seconds).done:
+        return None
       return job.result()
     except sampler.StoppedError:
       raise BusyError("The controller ended this rollout.") from None
@@ -207,24 +211,29 @@ class Controller:
     values: Mapping[str, Any],
   ) -> None:
     """Samples a rollout with the weights of a version."""
-    rollout, version = int(values["rollout"]), int(values["version"])
     try:
-      if version != self._version:
-        session = values["session"]
-        folder = messages.published(self._folder, version, session)
-        newest = folder / delta.DELTA if values["delta"] else folder
-        if not _visible(newest.exists):
-          raise messages.RefusedError(
-            f"{newest}: found no such file, expected the trainers' weights. "
-            "Give both sides an --output that both see."
-          )
-        weights = sampler.HandedOver(folder, values["scores"])
-        made.set_params(rollout, weights, version)
-        self._version = version
-      sampled = made.sample(rollout)
+      self._load(made, values)
+      sampled = made.sample(int(values["rollout"]))
       job.set_result(messages.rollout_values(sampled, self._timeline))
     except BaseException as error:  # Raised again where it is asked for.
       job.set_exception(error)
+
+  def _load(self, made: sampler.Sampler, values: Mapping[str, Any]) -> None:
+    """Loads the weights of a version, unless the engine has them."""
+    rollout, version = int(values["rollout"]), int(values["version"])
+    with self._loading:
+      if version <= self._version:
+        return
+      folder = messages.published(self._folder, version, values["session"])
+      newest = folder / delta.DELTA if values["delta"] else folder
+      if not _visible(newest.exists):
+        raise messages.RefusedError(
+          f"{newest}: found no such file, expected the trainers' weights. "
+          "Give both sides an --output that both see."
+        )
+      weights = sampler.HandedOver(folder, values["scores"])
+      made.set_params(rollout, weights, version)
+      self._version = version
 
   def _begun(self, values: Mapping[str, Any]) -> sampler.Sampler:
     """Returns the sampler of a session, with the state that it names."""

@@ -303,6 +303,7 @@ class Trainer:
       "rollouts": self._config.curriculum.rollouts,
       "level": self._level,
       "timeline": self._timeline,
+      "partial": self._config.pipeline.partial,
     }
     if isinstance(self._sampler, sampler.Sampler):
       return pipeline.Pipeline(self._sampler, ready, **settings)

@@ -3,7 +3,8 @@
 With `async_level` n, rollout k + n is sampled with the weights from before
 training on rollout k (docs/rollouts.md). All tokens of a rollout come from one
 version of the weights, so the samples depend on the level and not on which
-thread is faster.
+thread is faster. With `partial`, the rollout that is being sampled goes on with
+new weights as soon as they are there.
 
 Published weights are kept here until the sampler needs them. If sampling is
 slower than training, that is up to n copies beside the engine's own.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import queue
 import threading
 from collections import deque
@@ -35,7 +37,7 @@ _PATIENCE = 30.0  # Seconds that a stop waits for the thread.
 class Ahead(NamedTuple):
   """A rollout that is queued or sampled, and not taken by training yet.
 
-  version: of the weights that sample it.
+  version: of the weights that it begins with.
   """
 
   rollout: int
@@ -61,6 +63,7 @@ class Pipeline:
     level: int,
     timeline: timeline_lib.Timeline,
     published: int = 0,
+    partial: bool = False,
   ):
     self._sampler = sampler
     self._timeline = timeline
@@ -73,11 +76,11 @@ class Pipeline:
       self._ahead.append(Ahead(sampled.rollout, first - 1, future))
     self._next = first + len(self._ahead)
     self._published = published
-    # (rollout, weights); weights are None if the engine has them by then. A
-    # None job ends the thread.
-    self._jobs: queue.SimpleQueue[
-      tuple[Ahead, sampler_lib.HandedOver | None] | None
-    ] = queue.SimpleQueue()
+    # (rollout, what hands its weights over, or waits for that); None ends the
+    # thread.
+    self._jobs: queue.SimpleQueue[tuple[Ahead, Callable[[], object]] | None]
+    self._jobs = queue.SimpleQueue()
+    self._beside = concurrent.futures.ThreadPoolExecutor(1) if partial else None
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
     self._thread = threading.Thread(
@@ -99,17 +102,22 @@ class Pipeline:
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
       return
-    params = None
+    hand_over: Callable[[], object] = bool  # Nothing.
     if version != self._published:
       with self._timeline.span(self._next, timeline_lib.TRAINER, "sync"):
-        params = self._handed(version, published())
+        hand_over = functools.partial(
+          self._sampler.set_params,
+          *(self._next, self._handed(version, published()), version),
+        )
         self._published = version
+      if self._beside:
+        hand_over = self._beside.submit(hand_over).result
     before(self._next)
     for rollout in range(self._next, end):
       ahead = Ahead(rollout, version, concurrent.futures.Future())
       self._ahead.append(ahead)
-      self._jobs.put((ahead, params))
-      params = None
+      self._jobs.put((ahead, hand_over))
+      hand_over = bool
     self._next = end
 
   def take(
@@ -157,6 +165,8 @@ class Pipeline:
   def __exit__(self, *unused) -> None:
     self._jobs.put(None)
     self._sampler.stop()
+    if self._beside:
+      self._beside.shutdown(wait=False, cancel_futures=True)
     self._thread.join(_PATIENCE)
     if self._thread.is_alive():
       logging.warning(
@@ -198,16 +208,15 @@ class Pipeline:
       job = self._jobs.get()
       if job is None:
         return
-      (rollout, version, sampled), params = job
+      (rollout, _, sampled), hand_over = job
       self._timeline.add(
         rollout, timeline_lib.SAMPLER, "idle", start, self._timeline.clock()
       )
       try:
-        if params is not None:
-          self._sampler.set_params(rollout, params, version)
+        hand_over()
         # Drop these references, so that the engine can free the weights when it
         # gets new ones.
-        del job, params
+        del job, hand_over
         sampled.set_result(self._sampler.sample(rollout))
       except BaseException as error:  # Raised again where the rollout is taken.
         sampled.set_exception(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -95,6 +96,8 @@ class StoppedError(BaseException):
 class Sampler:
   """Samples the rollouts of a run in order; any one thread may call it.
 
+  Another one may hand over weights meanwhile (`pipeline.partial`).
+
   state: the state of sampling before the next rollout.
 
   Nothing else uses the engine.
@@ -121,6 +124,7 @@ class Sampler:
       prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
       bound=config.watch.max_fingerprint_gap,
     )
+    self._handing = threading.Lock()
     self._method = systems.trained(config)
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
@@ -130,12 +134,15 @@ class Sampler:
     Raises:
       types.EngineError: the engine did not take them.
     """
-    self.expect(weights.scores, version)
     params, engine = weights.params, self._engine
     loads = isinstance(params, pathlib.Path)
-    with self._timeline.span(
-      rollout, timeline_lib.SAMPLER, "sync", version=version
+    partial = self._config.pipeline.partial
+    track = timeline_lib.WEIGHTS if partial else timeline_lib.SAMPLER
+    with (
+      self._handing,
+      self._timeline.span(rollout, track, "sync", version=version),
     ):
+      self.expect(weights.scores, version)
       try:
         if isinstance(params, pathlib.Path):
           assert isinstance(engine, types.LoadingEngine)  # A controller's is.
@@ -214,7 +221,8 @@ class Sampler:
     return ready
 
   def _verify(self, rollout: int, *, before: bool = False) -> health.Gaps:
-    with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
+    span = self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint")
+    with span, self._handing:
       return self._fingerprint.check(rollout, before=before)
 
   def stop(self) -> None:

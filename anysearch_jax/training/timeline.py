@@ -18,7 +18,7 @@ from anysearch_jax.host import disk
 
 # The spans of these two tracks never overlap; those of the others do.
 TRAINER, SAMPLER = "trainer", "sampler"
-TURNS, SEARCHES = "turns", "searches"
+TURNS, SEARCHES, WEIGHTS = "turns", "searches", "weights"
 _THREADS = (TRAINER, SAMPLER)
 _CLOSE = b"\n]\n"
 

@@ -317,6 +317,12 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
+  if c.partial and not (level and kind == "sglang"):
+    raise ValueError(
+      f"pipeline.partial: found True with pipeline.async_level {level} and "
+      f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
+      "there new weights while servers sample."
+    )
   if level and config.servers_share:
     raise ValueError(
       f"sglang.colocated: found True with pipeline.async_level {level}, "

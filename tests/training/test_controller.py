@@ -5,6 +5,7 @@ The controller answers over HTTP; a thread of this process has it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -30,6 +31,7 @@ from anysearch_jax.training import (
   learner,
   messages,
   remote,
+  sampler,
   timeline,
 )
 
@@ -134,6 +136,42 @@ def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
   assert ages == [0, 1, 1, 1]
   name = f"engine/server/{server.url.partition('://')[2]}/fingerprint"
   assert all(0 < x[name] < 0.1 for x in small_run.records(folder))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_episode_under_way_goes_on_with_new_weights(
+  apart, tmp_path, monkeypatch
+):
+  """A turn of rollout 1 waits for weights that training on rollout 0 makes."""
+  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
+  sample, versions = sampler.Sampler.sample, collections.defaultdict(set)
+
+  def held(self, rollout):
+    if rollout == 1:
+      server.hold_at = 3
+    found = sample(self, rollout)
+    for group in found.collected.groups:
+      versions[rollout] |= {frozenset(t.versions) for t in group.trajectories}
+    return found
+
+  monkeypatch.setattr(sampler.Sampler, "sample", held)
+  answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
+  folder = tmp_path / "run"
+  with fake_sglang.Server(answer) as server:
+    parts, config = _served(server, tmp_path)
+    config = config_lib.changed(config, pipeline={"partial": True})
+    if not apart:
+      small_run.train(folder, parts, config)
+    else:
+      with controlled.Controlled(folder, config, parts=parts) as made:
+        assert controlled.train(folder, config, made)
+        assert made.made.wait() is True
+  # Tokens of the driver have no version.
+  assert any({0, 1} <= {*each} for each in versions[1])
+  assert versions[0] == {frozenset((-1, 0))}
+  staleness = [x["policy/staleness_mean"] for x in small_run.records(folder)]
+  assert len(staleness) == 4 and 0 < staleness[1] < 1
 
 
 def test_servers_load_the_adapters_that_trainers_published(
