@@ -32,7 +32,7 @@ _LIMIT, _SLOPE = 7.0, 1.702  # Of gpt-oss's SwiGLU, which is clamped.
 class Weights(NamedTuple):
   """Gate and up `[E, D, F]` and down `[E, F, D]` of a layer's experts.
 
-  With a bias, `[E, 2, F]`, they are gpt-oss's, and `gate` both, `[E, D, 2, F]`.
+  With a bias, `[E, 2, F]`, they are gpt-oss's, and `gate` both, `[E, 2, D, F]`.
   """
 
   gate: jax.Array
@@ -240,9 +240,15 @@ def _hidden(
   """Returns what `down` multiplies; `rows` returns the biases of `x`."""
   if w.bias is None:
     return jax.nn.silu(product(x, w.gate)) * product(x, w.up)
-  both = product(x, w.gate.reshape(*w.gate.shape[:2], -1))
-  both += rows(w.bias.reshape(len(w.bias), -1))
-  gate, up = jnp.split(jnp.minimum(both, _LIMIT), 2, axis=-1)
+  if product is jnp.matmul:  # Slices of the weights would be copies.
+    both = jnp.broadcast_to(x[:, None], (len(x), 2, *x.shape[1:])) @ w.gate
+    products = [both[:, i] for i in range(2)]
+  else:
+    products = [product(x, w.gate[:, i]) for i in range(2)]
+  gate, up = (
+    jnp.minimum(each + rows(w.bias[:, i]), _LIMIT)
+    for i, each in enumerate(products)
+  )
   return gate * jax.nn.sigmoid(_SLOPE * gate) * (jnp.maximum(up, -_LIMIT) + 1)
 
 

@@ -132,12 +132,12 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 def _clamped(a: architecture_lib.Architecture) -> list[weights.Weight]:
   """Returns the rows of gpt-oss's experts, all of which share a tensor.
 
-  Gate and up alternate in the file's columns; ours are two blocks of columns.
+  Gate and up alternate in the file's columns; ours are two matrices.
   """
   both, e, f = (2, None), (a.experts, "experts"), (a.mlp_dim, "mlp")
   d, table = (a.d_model, "expert_model"), []
   axes: dict[str, Sequence[Axis]] = {
-    "gate_up_proj": (e, d, both, f),
+    "gate_up_proj": (e, both, d, f),
     "gate_up_proj_bias": (e, both, f),
     "down_proj": (e, f, d),
     "down_proj_bias": ((a.experts, None), (a.d_model, "model")),
@@ -147,10 +147,10 @@ def _clamped(a: architecture_lib.Architecture) -> list[weights.Weight]:
     std = projections(a)[key].std if key in ("gate", "down") else 0.0
     row = _plain(a, key, f"{_EXPERTS}{name}", over, init=std)
     if both in over:
-      *sizes, _, width = row.split
-      file, n = (*sizes, width, 2), len(sizes)
-      row = dataclasses.replace(row, split=file, perm=(*range(n), n + 1, n))
-      row = dataclasses.replace(row, file_shape=(*sizes, 2 * width))
+      experts, _, *sizes, width = row.split
+      file, n = (experts, *sizes, width, 2), len(sizes) + 2
+      row = dataclasses.replace(row, split=file, perm=(0, n, *range(1, n)))
+      row = dataclasses.replace(row, file_shape=(experts, *sizes, 2 * width))
     table.append(row)
   return table
 

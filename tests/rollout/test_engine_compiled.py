@@ -148,10 +148,8 @@ def test_decode_rewrites_no_weight_and_writes_pages_in_place(
   assert temporary < allowed * 2**20
 
 
-@pytest.mark.parametrize(
-  ("target", "family"),
-  [*((target, "qwen3_moe") for target in TARGETS), ("h100:1", "gpt_oss")],
-)
+@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_decode_reads_experts_where_they_are(target, family):
   text, temporary, sizes, _ = compiled(target, family, False, "decode")
   again = [x for x in compiled_loops.written(text) if x.elements in sizes]
