@@ -23,7 +23,7 @@ def silu(x, slope=1.0):
 def hidden(row, w, e):
   if w.bias is None:
     return silu(row @ w.gate[e]) * (row @ w.up[e])
-  gate, up = np.einsum("d,dcf->cf", row, w.gate[e]) + w.bias[e]
+  gate, up = np.einsum("d,cdf->cf", row, w.gate[e]) + w.bias[e]
   return silu(np.minimum(gate, 7), 1.702) * (np.clip(up, -7, 7) + 1)
 
 
@@ -45,7 +45,7 @@ def case(tokens, *, seed=0, chosen=None, among=E, clamped=False):
   )
   x = rng.standard_normal((tokens, D))
   if clamped:
-    both = 20 * np.stack([w.gate, w.up], axis=2)  # Most are beyond 7.
+    both = 20 * np.stack([w.gate, w.up], axis=1)  # Most are beyond 7.
     w = experts.Weights(both, None, w.down, rng.standard_normal((E, 2, F)))
   if chosen is None:
     chosen = rng.permuted(np.tile(np.arange(among), (tokens, 1)), axis=1)[:, :K]
@@ -155,7 +155,7 @@ def test_experts_of_gpt_oss_are_those_of_transformers(torch):
     *("gpt-oss",), hidden_size=D, intermediate_size=F, num_local_experts=E
   )
   module = theirs.GptOssExperts(config)
-  both = np.swapaxes(w.gate, 2, 3).reshape(E, D, 2 * F)
+  both = np.moveaxis(w.gate, 1, 3).reshape(E, D, 2 * F)
   bias = np.swapaxes(w.bias, 1, 2).reshape(E, 2 * F)
   given = (both, bias, w.down, np.zeros((E, D)))
   with torch.no_grad():

@@ -94,7 +94,7 @@ def test_a_mesh_reads_parts_of_blocks(folder):
   mesh = sharding.mesh(fsdp=4, expert=2)
   spread = hf.load(folder, mesh=mesh, dtype=jnp.bfloat16)
   gate = spread.params["layers"]["gate"]
-  assert gate.addressable_shards[0].data.shape == (2, 3, 16, 2, 96)
+  assert gate.addressable_shards[0].data.shape == (2, 3, 2, 16, 96)
   jax.tree.map(np.testing.assert_array_equal, spread.params, one.params)
 
 
