@@ -176,19 +176,22 @@ class Controller:
   def _sample(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
     asked = values["session"], int(values["rollout"])
     with self._lock:
-      known = asked == (self._session, self._rollout) and self._job is not None
-      if not known:
-        made = self._begun(values)
-        self._rollout, self._job = asked[1], concurrent.futures.Future()
+      job, known = self._job, asked == (self._session, self._rollout)
+      if job is None or not known:
+        made, known = self._begun(values), False
+        self._rollout, self._job = (
+          asked[1],
+          (job := concurrent.futures.Future()),
+        )
         # A daemon, so that a thread that hangs in a device call does not keep
         # the process from exiting.
         threading.Thread(
           target=self._work,
-          args=(self._job, made, values),
+          args=(job, made, values),
           name="sampler",
           daemon=True,
         ).start()
-      job, made = self._job, self._sampler
+      made = self._sampler
     seconds = min(float(values["seconds"]), _LONGEST)
     try:
       # Newer ones than it began with: `pipeline.partial`.

@@ -103,8 +103,8 @@ def changed(values, config=small_run.CONFIG):
     ),
     (
       AHEAD | {"pipeline.partial": True},
-      "pipeline.partial: found True with pipeline.async_level 1 and engine.kind "
-      "'jax', expected at least 1 and 'sglang'",
+      "pipeline.partial: found True with pipeline.async_level 1 and "
+      "engine.kind 'jax', expected at least 1 and 'sglang'",
     ),
     # A critic.
     (PPO | {"objective.baseline": "turn"}, "whose baseline is the critic"),
