@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_833,
-  "source: code lines": 41_784,
+  "source: lines": 67_879,
+  "source: code lines": 41_819,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_261,
-  "docs and README: words": 22_052,
+  "tests: lines": 54_302,
+  "docs and README: words": 22_051,
   "README: words": 700,
   "commands": 16,
 }
