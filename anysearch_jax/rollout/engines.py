@@ -27,7 +27,7 @@ def make(
   Args:
     policy: for the in-process engine, its weights are on the rollout mesh.
     config: names the engine, its settings, the sampling and the environment.
-    seed: seed of all draws of the in-process engine; SGLang servers use none.
+    seed: seed of all draws.
     trains: whether turns are trained on: only then they have the experts that
       `objective.router` may ask for.
 
@@ -45,6 +45,7 @@ def make(
       policy,
       config=config.sglang,
       sampling=config.sampling,
+      seed=seed,
       dtype=dtype,
       async_level=config.pipeline.async_level,
       records=records,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import secrets
 import shutil
@@ -32,7 +33,10 @@ from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
 _ROUND = 2.0  # Seconds that a request for a rollout may wait.
-_CONNECT, _ANSWER = 10.0, 600.0
+# Scores of stored rollouts take long. A rollout that has not arrived is
+# answered so, after at most what a controller waits for.
+_CONNECT, _ANSWER, _LATE = 10.0, 600.0, 120.0
+_QUIET = 10.0  # Seconds without an answer of which it tells.
 _PAUSE = 0.2
 _BEAT = 2.0
 _FAREWELLS = 3  # Tries to tell the controller of the end.
@@ -67,6 +71,7 @@ class Client:
     self._redact = redaction.Redactor(self.key)
     # When it last answered, and what was met since then.
     self._answered, self._met = time.monotonic(), ""
+    self._asked = math.inf  # When, if it has not answered.
     headers = {"Content-Type": "application/octet-stream"}
     if self.key:
       headers["Authorization"] = f"Bearer {self.key}"
@@ -79,12 +84,13 @@ class Client:
 
   def waits(self) -> str:
     """Returns what the run waits for; "" if the controller answers."""
-    if not self._met:
+    now, asked = time.monotonic(), self._asked
+    if not self._met and now - asked < _QUIET:
       return ""
-    silent = time.monotonic() - self._answered
+    silent = now - (self._answered if self._met else asked)
     return (
       f"waits for the controller, {silent:.0f} of {self.away:.0f} s so far: "
-      f"{self._met}"
+      f"{self._met or 'it does not answer'}"
     )
 
   def ask(self, route: str, **values: Any) -> Any:
@@ -95,12 +101,15 @@ class Client:
       messages.RefusedError: it refuses the request.
       Exception: what its sampler met.
     """
-    found, met = self._try(route, values)
+    self._asked = began = time.monotonic()
+    late = _LATE if route == "sample" else _ANSWER
+    found, met = self._try(route, values, seconds=late)
+    self._asked = math.inf
     if not met:
       self._answered, self._met = time.monotonic(), ""
       return found
     if not self._met:  # It may have been asked nothing for long.
-      self._answered = time.monotonic()
+      self._answered = began
     self._met = met
     if time.monotonic() - self._answered > self.away:
       raise messages.AwayError(

@@ -74,6 +74,11 @@ def test_every_setting_of_a_request_is_sent(serve):
   engines.turn(engine, most=7)
   first, second = server.bodies("/generate")
   assert first["rid"] != second["rid"]
+  seed = first["sampling_params"].pop("sampling_seed")
+  assert seed == second["sampling_params"]["sampling_seed"]
+  engines.turn(engine, most=7, sample=1)
+  other = server.bodies("/generate")[-1]["sampling_params"]["sampling_seed"]
+  assert seed != other
   assert first["input_ids"] == list(engines.PROMPT)
   assert first["return_logprob"] is True
   assert first["logprob_start_len"] == -1

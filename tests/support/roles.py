@@ -60,12 +60,13 @@ def prepare(root: pathlib.Path) -> pathlib.Path:
 class Roles:
   """The processes of a run; use as a context manager, which ends them.
 
-  kills: the number of processes that were killed.
+  kills: the number of processes that were killed. servers: commands that run
+  until the end, by name.
   """
 
-  def __init__(self, root, output, *arguments, trainers=2):
+  def __init__(self, root, output, *arguments, trainers=2, servers=None):
     self._root, self.output, self._arguments = root, output, arguments
-    self._count = trainers
+    self._count, self.servers = trainers, servers or {}
     self._url = f"http://127.0.0.1:{waits.free_port()}"
     self.running: dict[str, subprocess.Popen] = {}
     self.ended: dict[str, int] = {}
@@ -73,6 +74,8 @@ class Roles:
     self._lost_at = 0.0
 
   def command(self, name: str) -> list[str]:
+    if name in self.servers:
+      return self.servers[name]
     out = [
       *(sys.executable, "-m", "launch.train", "--threads=1"),
       *(f"--config={self._root / 'config.py'}", f"--output={self.output}"),
@@ -94,7 +97,9 @@ class Roles:
           self.command(name),
           stdout=out,
           stderr=subprocess.STDOUT,
-          env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+          env=os.environ
+          | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+          | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"},
           cwd=ROOT,
         )
 
@@ -110,9 +115,12 @@ class Roles:
     for name, process in list(self.running.items()):
       if (code := process.poll()) is not None:
         del self.running[name]
+        assert code in (0, 75, -9), self.log(name).read_text()[-3000:]
+        if name in self.servers:
+          self.start(name)
+          continue
         self.ended[name] = code
         self._lost_at = time.monotonic()
-        assert code in (0, 75, -9), self.log(name).read_text()[-3000:]
     trainers = [str(i) for i in range(self._count)]
     here = [name for name in trainers if name in self.running]
     if len(here) < self._count and time.monotonic() - self._lost_at > _LEAVING:
@@ -154,7 +162,7 @@ class Roles:
 
   def __enter__(self) -> Roles:
     self.start_trainers()
-    self.start(CONTROLLER)
+    self.start(*self.servers, CONTROLLER)
     return self
 
   def __exit__(self, *unused) -> None:

@@ -83,9 +83,13 @@ def records(folder: pathlib.Path, name: str = "metrics.jsonl"):
   ]
 
 
-def assert_same_bits(folder: pathlib.Path, expected: pathlib.Path) -> None:
+def assert_same_bits(
+  folder: pathlib.Path,
+  expected: pathlib.Path,
+  names=("metrics.jsonl", "steps.jsonl"),
+) -> None:
   """Asserts that two runs have the same metrics and the same policy."""
-  for name in ("metrics.jsonl", "steps.jsonl"):
+  for name in names:
     assert records(folder, name) == records(expected, name)
   ours, theirs = (hf.load(f / "policy").params for f in (folder, expected))
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)

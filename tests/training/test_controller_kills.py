@@ -1,4 +1,4 @@
-"""Kills a controller and its trainers at random moments, as processes.
+"""Kills and stops a controller, its trainers and samplers, as processes.
 
 Whatever dies is restarted by the same command, as a supervisor does. A real
 server samples where tests/launch/test_node.py finds SGLang.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import json
 import os
 import pathlib
 import random
@@ -42,36 +43,97 @@ def root(tmp_path_factory):
   return roles.prepare(tmp_path_factory.mktemp("roles"))
 
 
-def played(root, name, steps, *, trainers, kills=0):
+def started(root, name, *given, steps=16, trainers=2, samplers=2, seconds=0.02):
+  """Returns the processes of a run, and the addresses of its samplers."""
+  ports = [waits.free_port() for _ in range(samplers)]
+  urls = [f"http://127.0.0.1:{port}" for port in ports]
+  command = (sys.executable, "-m", "seeded_sglang", str(root / "policy"))
+  servers = {f"server-{p}": [*command, str(p), str(seconds)] for p in ports}
+  if samplers:
+    given += "engine.kind=sglang", f"sglang.urls={','.join(urls)}"
+    given += "watch.gap_rollouts=1000", f"sglang.weights={root / name}-ram"
+  given += (f"curriculum.total_steps={steps}",)
+  flags = [f"--config.{each}" for each in given]
+  made = {"trainers": trainers, "servers": servers}
+  return roles.Roles(root, root / name, *flags, **made), urls
+
+
+@functools.cache
+def played(root, steps, *, trainers, samplers, kills=0):
   """Runs to the end, with kills; returns the run folder."""
-  draws = random.Random(name)
-  rollouts, output = steps // 2, root / name
-  total = f"--config.curriculum.total_steps={steps}"
-  with roles.Roles(root, output, total, trainers=trainers) as run:
+  name = f"{steps}-{trainers}-{samplers}-{kills}"
+  draws, rollouts = random.Random(name), steps // 2
+  sizes = {"steps": steps, "trainers": trainers, "samplers": samplers}
+  with started(root, name, **sizes)[0] as run:
+    names = [roles.CONTROLLER, *map(str, range(trainers)), *run.servers]
     for i in range(kills):
       trained = i * (rollouts - 1) // kills
       run.wait_for_lines(trained)
       # At a random moment, but not so late that the run ends before.
       run.wait_for_lines(trained + 1, seconds=draws.uniform(0, 15))
-      run.kill(draws.choice([roles.CONTROLLER, *map(str, range(trainers))]))
+      run.kill(draws.choice([x for x in names if x in run.running]))
     run.wait()
     assert run.kills == kills
     assert {*run.ended.values()} == {0}
   assert run.lines() == rollouts
-  assert not (output / messages.WEIGHTS).exists()
-  return output
+  assert not (run.output / messages.WEIGHTS).exists()
+  return run.output
 
 
 @pytest.mark.parametrize(
-  ("trainers", "kills", "steps"),
-  [(1, 3, 8), (1, 20, 16), (2, 3, 8), (2, 20, 16)],
+  ("trainers", "samplers", "kills", "steps"),
+  [(1, 0, 3, 8), (1, 0, 20, 16), (2, 0, 3, 8), (2, 0, 20, 16), (2, 2, 20, 16)],
 )
-def test_random_kills_end_on_the_same_weights(root, trainers, kills, steps):
+def test_random_kills_end_on_the_same_weights(
+  root, trainers, samplers, kills, steps
+):
   """To the bit."""
-  names = f"whole-{trainers}-{steps}", f"killed-{trainers}-{kills}"
-  whole = played(root, names[0], steps, trainers=trainers)
-  broken = played(root, names[1], steps, trainers=trainers, kills=kills)
-  small_run.assert_same_bits(broken, whole)
+  sizes = {"trainers": trainers, "samplers": samplers}
+  broken = played(root, steps, kills=kills, **sizes)
+  assert_same(broken, played(root, steps, **sizes), samplers)
+
+
+def assert_same(ours, whole, samplers):
+  """Asserts equal steps, and equal bits; counters of servers may differ."""
+  names = ["steps.jsonl"] if samplers else ["steps.jsonl", "metrics.jsonl"]
+  small_run.assert_same_bits(ours, whole, names)
+  assert all(x["rollout/failed"] == 0 for x in small_run.records(ours))
+  first, last = (hf.load(x / "policy").params for x in (ours.parent, ours))
+  assert not np.array_equal(first["embed"], last["embed"])
+
+
+def test_stopped_processes_lose_nothing(root):
+  """By SIGSTOP, so that they neither end nor close their connections."""
+  run, _ = started(root, "stopped")
+
+  def stopped(name, until):
+    """Stops a process until something holds; returns the seconds."""
+    process, began = run.running[name], time.monotonic()
+    process.send_signal(signal.SIGSTOP)
+    run.wait(until)
+    process.send_signal(signal.SIGCONT)
+    return time.monotonic() - began
+
+  def says(name, text):
+    before = len(run.log(name).read_text())
+    return lambda: text in run.log(name).read_text()[before:]
+
+  with run:
+    run.wait_for_lines(1)
+    began, end = dict(run.running), time.monotonic() + 5
+    stopped("1", lambda: time.monotonic() > end)
+    assert stopped(roles.CONTROLLER, says("0", "it does not answer")) < 60
+    server = next(iter(run.servers))
+    assert stopped(server, says(roles.CONTROLLER, "was up and is")) < 90
+    run.wait_for_lines(run.lines() + 1)
+    assert run.running == began
+    # Longer than the heartbeat: the other leaves, and it too once it goes on.
+    assert stopped("1", lambda: run.running.get("0") != began["0"]) < 60
+    assert run.ended["0"] == began["1"].wait(60) == 75
+    run.wait()
+  for name in "01":
+    assert "The same command resumes from" in run.log(name).read_text()
+  assert_same(run.output, played(root, 16, trainers=2, samplers=2), 2)
 
 
 def test_trainers_that_lose_one_of_them_leave_soon(root):
@@ -97,22 +159,14 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
     f"--config.sglang.urls=http://127.0.0.1:{port}",
     f"--config.lora.targets={','.join(targets)}",
   ]
-  log, output = root / "server.log", root / "run"
-  with log.open("w") as out:
-    server = subprocess.Popen(
-      command, stdout=out, stderr=out, start_new_session=True
-    )
-  try:
-    waits.wait_for(lambda: "ready to roll" in log.read_text(), roles.DEADLINE)
-    with roles.Roles(root, output, *given, trainers=1) as run:
-      for trained, name in ((1, roles.CONTROLLER), (2, "0")):
-        run.wait_for_lines(trained)
-        run.kill(name)
-      run.wait()
-  finally:
-    os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
-  said, name = log.read_text(), f"engine/server/127.0.0.1:{port}/fingerprint"
+  output, servers = root / "run", {"server": command}
+  with roles.Roles(root, output, *given, trainers=1, servers=servers) as run:
+    for trained, name in ((1, roles.CONTROLLER), (2, "0")):
+      run.wait_for_lines(trained)
+      run.kill(name)
+    run.wait()
+    said = run.log("server").read_text()
+  name = f"engine/server/127.0.0.1:{port}/fingerprint"
   assert said.count('"POST /update_weights_from_disk') == 2  # By controller.
   assert said.count('"POST /load_lora_adapter') > 3
   for line in small_run.records(output):
@@ -195,3 +249,48 @@ def test_deltas_end_on_the_weights_of_whole_folders(tmp_path, monkeypatch):
   start, *ends = (hf.load(x / "policy").params for x in (root, whole, ours))
   jax.tree.map(np.testing.assert_array_equal, *ends)
   assert not np.array_equal(start["embed"], ends[0]["embed"])
+
+
+def test_two_servers_become_four_and_then_one(root):
+  """Every episode is trained on once; a real server is the one that stays."""
+  sizes = {"steps": 64, "trainers": 1, "samplers": 4, "seconds": 0.2}
+  with fake_sglang.Server() as gateway:
+    run, urls = started(root, "fleet", f"sglang.gateway={gateway.url}", **sizes)
+    first, said = next(iter(run.servers)), run.log(roles.CONTROLLER)
+    if SGLANG:
+      command = SGLANG.format(model=root / "policy", port=first[7:])
+      run.servers[first] = shlex.split(command)
+
+    def lists(*here):
+      gateway.workers = [{"base_url": url} for url in here]
+
+    with run:
+      if SGLANG:
+        run.wait(lambda: "ready to roll" in run.log(first).read_text())
+      lists(*urls[:2])
+      run.wait_for_lines(3)
+      lists(*urls)
+      seen = run.output / "metrics.jsonl"
+      run.wait(lambda: all(url[7:] in seen.read_text() for url in urls))
+      lists(urls[0])
+      run.wait(lambda: said.read_text().count(" left.") == 3)
+      left = run.lines()
+      run.wait()
+  assert 3 < left < 30 and run.lines() == 32
+  assert turns(run.output).keys() == {*urls}
+  assert turns(run.output, slice(3)).keys() == {*urls[:2]}
+  assert turns(run.output, slice(left + 2, None)).keys() == {urls[0]}
+
+
+def turns(output, which=slice(None)):
+  """Counts the turns of each server; no episode is missing or there twice."""
+  count = collections.Counter()
+  for path in sorted((output / "trajectories").glob("*.jsonl"))[which]:
+    groups = list(map(json.loads, path.read_text().splitlines()))
+    assert len({x["question_id"] for x in groups}) == 4
+    for group in groups:
+      assert len(group["trajectories"]) == 2
+      for episode in group["trajectories"]:
+        assert not episode["failed"]
+        count.update(episode["servers"])
+  return count

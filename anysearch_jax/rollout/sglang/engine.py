@@ -10,7 +10,8 @@ Where adapters are trained and servers can load them (`adapters`), the base is
 loaded once and each version is an adapter. An episode then keeps the version of
 its first turn while servers hold that, and a turn has tokens of one version.
 
-Sampling does not follow `types.Address`: it differs from run to run.
+Each turn has a seed of its own by `types.Address`. Only servers that run with
+--enable-deterministic-inference follow it; others sample anew each time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import logging
 import pathlib
@@ -55,6 +57,7 @@ class SglangEngine:
       first turn (`sglang.colocated`); without any, the caller sets them first.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
+    seed: of the run, part of the seeds of all turns.
     dtype: of the weights in the folders that the servers load.
     async_level: of the run, for the number of adapters that servers hold.
     records: whether turns have the experts that their tokens chose.
@@ -78,6 +81,7 @@ class SglangEngine:
     *,
     config: config_lib.SglangConfig,
     sampling: config_lib.SamplingConfig,
+    seed: int = 0,
     dtype: Any = jnp.bfloat16,
     async_level: int = 0,
     records: bool = False,
@@ -85,7 +89,7 @@ class SglangEngine:
     # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
     self._config = config
-    self._sampling = sampling
+    self._sampling, self._seed = sampling, seed
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     a = policy.architecture
@@ -486,6 +490,8 @@ class SglangEngine:
     apply.
     """
     sampling = self._sampling.asked(request)
+    place = self._seed, *request.address[:4], request.turn
+    seed = hashlib.blake2b(repr(place).encode(), digest_size=7).digest()
     return sampled.body(
       request.token_ids,
       logprob_start_len=-1,
@@ -495,6 +501,7 @@ class SglangEngine:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": 0.0,
+        "sampling_seed": int.from_bytes(seed),
         "repetition_penalty": request.repetition_penalty,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
