@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_879,
-  "source: code lines": 41_819,
+  "source: lines": 67_896,
+  "source: code lines": 41_830,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_302,
-  "docs and README: words": 22_051,
+  "tests: lines": 54_462,
+  "docs and README: words": 22_052,
   "README: words": 700,
   "commands": 16,
 }
