@@ -26,8 +26,8 @@ CEILINGS = {
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_462,
-  "docs and README: words": 22_052,
+  "tests: lines": 54_460,
+  "docs and README: words": 22_051,
   "README: words": 700,
   "commands": 16,
 }

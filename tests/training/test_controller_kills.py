@@ -52,7 +52,7 @@ def started(root, name, *given, steps=16, trainers=2, samplers=2, seconds=0.02):
   if samplers:
     given += "engine.kind=sglang", f"sglang.urls={','.join(urls)}"
     given += "watch.gap_rollouts=1000", f"sglang.weights={root / name}-ram"
-  given += (f"curriculum.total_steps={steps}",)
+  given += f"curriculum.total_steps={steps}", f"sglang.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given]
   made = {"trainers": trainers, "servers": servers}
   return roles.Roles(root, root / name, *flags, **made), urls
@@ -154,13 +154,11 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   root, port, targets = roles.prepare(tmp_path), waits.free_port(), "qkvo"
   command = shlex.split(SGLANG.format(model=root / "policy", port=port))
   command += adapters.flags(2, targets, async_level=1)
-  given = [
-    *("--config.engine.kind=sglang", "--config.lora.rank=2"),
-    f"--config.sglang.urls=http://127.0.0.1:{port}",
-    f"--config.lora.targets={','.join(targets)}",
-  ]
+  given = f"engine.kind=sglang lora.rank=2 lora.targets={','.join(targets)} "
+  given += f"sglang.urls=http://127.0.0.1:{port} sglang.wait={roles.DEADLINE}"
+  flags = [f"--config.{each}" for each in given.split()]
   output, servers = root / "run", {"server": command}
-  with roles.Roles(root, output, *given, trainers=1, servers=servers) as run:
+  with roles.Roles(root, output, *flags, trainers=1, servers=servers) as run:
     for trained, name in ((1, roles.CONTROLLER), (2, "0")):
       run.wait_for_lines(trained)
       run.kill(name)
