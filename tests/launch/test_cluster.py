@@ -11,11 +11,11 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-import time
 
 import commands
 import pytest
 import yaml
+from waits import wait_for
 
 from launch import cluster, node
 from launch import flags as launch_flags
@@ -288,18 +288,11 @@ def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
   def rollouts():
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
-  wait(lambda: rollouts() >= 3, 600)
+  wait_for(lambda: rollouts() >= 3, 600)
   # As near the time limit: only the script gets the signal.
   subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
   log = output / "cluster" / f"slurm-{job}.log"
-  wait(lambda: "saved and stopped; queued again" in log.read_text(), 200)
-  wait(lambda: (output / "policy" / "config.json").exists(), 900)
+  wait_for(lambda: "saved and stopped; queued" in log.read_text(), 200)
+  wait_for(lambda: (output / "policy" / "config.json").exists(), 900)
   assert rollouts() == 16
   assert "resumes from it" in log.read_text()
-
-
-def wait(ready, seconds):
-  end = time.monotonic() + seconds
-  while not ready():
-    assert time.monotonic() < end, "it took too long"
-    time.sleep(1)

@@ -87,7 +87,7 @@ def test_progress_says_that_the_first_item_compiles():
   out = io.StringIO()
   line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
   with line.telling(lambda: "", every=0.05):
-    time.sleep(0.2)
+    waits.wait_for(out.getvalue)
     line.tick(1)
     before = out.getvalue()
     time.sleep(0.1)

@@ -161,7 +161,7 @@ def test_pages_of_clients_that_left_are_free_within_a_second(server):
     list(pool.map(hang_up, examples[:32]))
   start = time.monotonic()
   wait_for(lambda: pages_used(url) == 0)
-  assert time.monotonic() - start < 5  # One second on a quiet machine.
+  assert time.monotonic() - start < 15  # One second on a quiet machine.
 
 
 @pytest.mark.parametrize(

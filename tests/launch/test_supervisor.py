@@ -390,7 +390,7 @@ def test_second_signal_kills_remaining_processes(supervised, tmp_path):
 def test_the_main_command_saves_as_long_as_it_says_before_services_end(
   supervised, tmp_path
 ):
-  process = supervised(grace=0.1, main=SAVES, until="[main] trains")
+  process = supervised(grace=1.5, main=SAVES, until="[main] trains")
   process.send_signal(signal.SIGINT)
   rest, _ = process.communicate(timeout=120)
   assert process.returncode == stopping.RESUME, rest

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import selectors
 import time
 import types as python_types
 
@@ -110,8 +111,19 @@ class Paced:
     pass
 
 
+class Hasty(selectors.DefaultSelector):
+  """Makes an event loop's clock, `now`, jump to what is due next."""
+
+  now = 0.0
+
+  def select(self, timeout=None):
+    found = super().select(timeout and 0)
+    self.now += 0 if found else timeout or 0
+    return found
+
+
 @pytest.mark.parametrize(("slots", "rows"), [(6, 32), (32, 3)])
-async def test_the_driver_of_a_run_takes_as_long(slots, rows):
+def test_the_driver_of_a_run_takes_as_long(slots, rows):
   rng = np.random.default_rng(0)
   turns = {
     at: [
@@ -126,11 +138,13 @@ async def test_the_driver_of_a_run_takes_as_long(slots, rows):
   config = config_lib.EpisodeConfig(max_context=10**6, max_generated=10**5)
   parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC)
   asked = [driver.Assignment(i, scripted.QUESTION, 20, False) for i in range(8)]
-  began = time.monotonic()
-  await driver.run_groups(
-    asked, parts, group=4, rollout=0, max_concurrency=slots
-  )
-  assert time.monotonic() - began == pytest.approx(expected, rel=0.1)
+  clock = Hasty()
+  loop = asyncio.SelectorEventLoop(clock)
+  loop.time = lambda: clock.now
+  limits = {"group": 4, "rollout": 0, "max_concurrency": slots}
+  with asyncio.Runner(loop_factory=lambda: loop) as runner:
+    runner.run(driver.run_groups(asked, parts, **limits))
+  assert clock.now == pytest.approx(expected, rel=1e-6)
 
 
 def test_searches_a_second():
@@ -156,18 +170,18 @@ def test_levels_add_or_overlap():
   assert seconds(2, sampling=uneven).seconds == pytest.approx(2.0, rel=0.05)
 
 
-class SleepingSampler:
-  """A sampler of the pipeline that sleeps for as long as it would sample."""
+class TimedSampler:
+  """Samples at once, by its own clock; weights and rollouts tell the time."""
 
   def __init__(self, seconds):
-    self._seconds = seconds
+    self._seconds, self._now = seconds, 0.0
 
   def set_params(self, rollout, params, version):
-    time.sleep(0.05)
+    self._now = max(self._now, params) + 0.05
 
   def sample(self, rollout):
-    time.sleep(self._seconds[rollout])
-    return python_types.SimpleNamespace(rollout=rollout)
+    self._now += self._seconds[rollout]
+    return python_types.SimpleNamespace(rollout=rollout, now=self._now)
 
   def stop(self):
     pass
@@ -176,25 +190,25 @@ class SleepingSampler:
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_pipeline_of_a_run_keeps_this_schedule(level):
   sampling, training = [0.1, 0.3] * 5, 0.15
-  clock = timeline.Timeline(time.monotonic)
-  ends = []
+  now, ends, count = 0.0, [], len(sampling)
   with pipeline.Pipeline(
-    SleepingSampler(sampling),
+    TimedSampler(sampling),
     first=0,
-    rollouts=len(sampling),
+    rollouts=count,
     level=level,
-    timeline=clock,
+    timeline=timeline.Timeline(time.monotonic),
   ) as ahead:
-    for rollout in range(len(sampling)):
-      ahead.fill(rollout, lambda: object())
-      assert ahead.take().rollout == rollout
-      time.sleep(training)
-      ends.append(time.monotonic())
+    for rollout in range(count):
+      ahead.fill(rollout, lambda now=now: now)
+      taken = ahead.take()
+      assert taken.rollout == rollout
+      now = max(now, taken.now) + training
+      ends.append(now)
   expected = simulation.schedule(
-    sampling, [training] * len(sampling), level=level, hand_over=0.05
+    sampling, [training] * count, level=level, hand_over=0.05
   )
-  took = (ends[-1] - ends[level + 1]) / (len(ends) - level - 2)
-  assert took == pytest.approx(expected.seconds, rel=0.1)
+  took = (ends[-1] - ends[level + 1]) / (count - level - 2)
+  assert took == pytest.approx(expected.seconds)
 
 
 def workload(level=1):
@@ -269,11 +283,11 @@ def test_a_run_is_measured_from_its_files(run_folder):
   (one, *_), count = work.draw(np.random.default_rng(0)), 2
   assert one == [Turn(0, 20, search=1.0), Turn(7, 20, search=1.0)]
   played = simulation.play([one] * count, 1, work.server)
-  assert played.seconds == pytest.approx(5.0, rel=1e-3)
+  assert played.seconds == pytest.approx(5.0, rel=1e-6)
   # A second of search, and two prefills, which take at least a step.
-  assert work.server.step == pytest.approx(4 / 42, rel=1e-3)
+  assert work.server.step == pytest.approx(4 / 42, rel=1e-6)
   result = simulation.run(work, 1, 1, seed=0)
-  assert result.rollouts_an_hour == pytest.approx(rate, rel=1e-3)
+  assert result.rollouts_an_hour == pytest.approx(rate, rel=1e-6)
   # At level 1, rollout 2 was sampled before the time that is measured.
   path = run_folder / "timeline.json"
   events = json.loads(path.read_text())
@@ -303,7 +317,7 @@ def test_the_command_prints_and_writes_the_clusters_of_a_run(run_folder):
   assert lines[0].split() == ["1"]  # Too few.
   found = json.loads(file.read_text())["cluster"]
   assert found["1"] is None
-  assert found["2"]["rollouts_an_hour"] == pytest.approx(400, rel=1e-3)
+  assert found["2"]["rollouts_an_hour"] == pytest.approx(400, rel=1e-6)
   assert found["6"]["seconds"] < found["2"]["seconds"]
 
 

@@ -58,7 +58,7 @@ def _save(folder, *, count, full="none"):
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": f"{_ROOT}:{_ROOT / 'tests' / 'support'}",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}",
+    "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("=8", f"={4 // count}"),
   }
   started = [
     subprocess.Popen(

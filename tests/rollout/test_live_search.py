@@ -96,7 +96,7 @@ def played(retriever, count, *, deadline):
 
 # Seconds, searches a second, and the deadline of a search.
 SIZES = [
-  (0.1, 50, 0.6),
+  (0.2, 25, 2.0),
   pytest.param(1.0, 5, 30.0, marks=pytest.mark.slow, id="full size"),
 ]
 
@@ -163,7 +163,7 @@ def test_a_quota_ends_with_a_sentence(header, wait, sentence):
       (failure,) = played(retriever, 1, deadline=5.0)
       assert sentence in failure.reason and "its quota" not in failure.reason
       assert "must list json" in failure.reason  # The service's advice.
-  assert time.monotonic() - began < 2
+  assert time.monotonic() - began < 8
   assert len(service.refusals) == 1 or wait < 1
 
 
@@ -228,7 +228,7 @@ def test_a_search_that_gives_up_leaves_its_turn_to_others():
   sent = []
 
   async def all_of_them():
-    gate = turns.Gate(1, 20.0, 9.0, counted)
+    gate = turns.Gate(1, 2.0, 9.0, counted)
 
     async def one(name, seconds):
       async with turns.Limit(5.0, seconds) as limit, gate.slot():
@@ -245,25 +245,25 @@ def test_a_search_that_gives_up_leaves_its_turn_to_others():
   assert isinstance(late, TimeoutError) and well is None
   assert isinstance(gone, asyncio.CancelledError)
   (_, first), (name, second) = sent
-  assert name == "c" and 0.045 < second - first < 0.08
+  assert name == "c" and 0.45 < second - first < 0.95
 
 
 def test_a_run_says_that_its_searches_wait():
   out = io.StringIO()
   line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
-  with Service().serving(rate=20, concurrency=2) as retriever:
+  with Service().serving(rate=5, concurrency=2) as retriever:
     searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
     with line.telling(searcher.waits, every=0.1):
       assert played(searcher, 10, deadline=5.0) == []
       assert searcher.waits() == ""
   first, *_ = out.getvalue().splitlines()
-  said = r"rollout 0/7  waits for search: [5-8] queries queued, \d+\.\d/s"
+  said = r"rollout 0/7  waits for search: [5-9] queries queued, \d+\.\d/s"
   assert re.fullmatch(said, first)
 
 
 def test_failures_are_counted_by_their_reasons():
-  service = Service(lambda query: 0.3 * query.endswith("7"), first=3)
-  with service.serving(wait=0.05, deadline=0.2, concurrency=32) as retriever:
+  service = Service(lambda query: 1.5 * query.endswith("7"), first=3)
+  with service.serving(wait=0.05, deadline=1.0, concurrency=32) as retriever:
     searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
     failures = played(searcher, 3, deadline=5.0)
     service.first = 0

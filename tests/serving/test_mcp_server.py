@@ -188,7 +188,7 @@ def test_cancelled_request_frees_its_episode(transport, mode):
       server = "http://{}:{}/mcp".format(*stack.enter_context(over_http))
     asyncio.run(main(server))
     assert len(engine.released) == 1
-    asyncio.run(asyncio.wait_for(service.drain(5), 5))
+    asyncio.run(asyncio.wait_for(service.drain(5), 60))
 
 
 def test_client_is_welcomed_while_the_policy_is_being_loaded():

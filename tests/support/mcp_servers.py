@@ -11,7 +11,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import waits
@@ -43,13 +42,13 @@ def started(port, *limit):
   process = subprocess.Popen(
     [*COMMAND, "--http", str(port), *limit], stderr=subprocess.DEVNULL
   )
-  for _ in range(300):
-    try:
-      socket.create_connection(("127.0.0.1", port), timeout=1).close()
-      return process
-    except OSError:
-      time.sleep(0.1)
-  raise AssertionError("The server did not start.")
+  waits.wait_for(lambda: _answers(port))
+  return process
+
+
+def _answers(port):
+  with socket.socket() as asking:
+    return not asking.connect_ex(("127.0.0.1", port))
 
 
 @pytest.fixture(scope="module")

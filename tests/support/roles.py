@@ -98,7 +98,7 @@ class Roles:
           stdout=out,
           stderr=subprocess.STDOUT,
           env=os.environ
-          | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+          | {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("=8", "=1")}
           | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"},
           cwd=ROOT,
         )
@@ -138,12 +138,7 @@ class Roles:
 
   def wait(self, what=lambda: False) -> None:
     """Restarts what dies until the end, or until `what()`."""
-    end = time.monotonic() + DEADLINE
-    while not what():
-      assert time.monotonic() < end, "It did not end."
-      if self.look():
-        return
-      time.sleep(0.05)
+    waits.wait_for(lambda: what() or self.look(), DEADLINE)
 
   def wait_for_lines(self, count: int, seconds: float = DEADLINE) -> None:
     end = time.monotonic() + seconds

@@ -235,7 +235,6 @@ def test_the_controller_samples_while_trainers_train(tmp_path, monkeypatch):
 
   monkeypatch.setattr(collection.Collector, "collect", slowly(collect))
   monkeypatch.setattr(learner.Learner, "steps", slowly(steps))
-  seconds = {}
   for level in (0, 1):
     folder, config = tmp_path / f"{level}", _config(level)
     with controlled.Controlled(folder, config) as made:
@@ -246,10 +245,7 @@ def test_the_controller_samples_while_trainers_train(tmp_path, monkeypatch):
       for k in range(3)
     ]
     # Rollout 1 of level 1 may be sampled before the training on rollout 0.
-    assert any(overlap) is bool(level)
-    seconds[level] = sum(trained[3]) - trained[1][0]
-  print("seconds from the second to the last training", seconds)
-  assert seconds[0] > 1.15 * seconds[1]
+    assert any(overlap) is all(overlap[1:]) is bool(level)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, types.EngineError])
@@ -333,8 +329,7 @@ def test_a_stop_of_the_controller_saves_and_ends_both(alone, tmp_path):
     def stop(trainer, done):
       if done == 1:
         made.made.stop()
-        while not trainer._stopping.is_set():
-          time.sleep(0.05)
+        assert trainer._stopping.wait(60)
 
     assert not controlled.train(folder, config, made, on_event=stop)
     assert made.made.wait() is False
@@ -367,7 +362,7 @@ def test_waiting_for_a_controller_has_an_end(tmp_path):
   with pytest.raises(messages.AwayError, match="no controller for 0 seconds"):
     while True:
       client.ask("about")
-  assert time.monotonic() - began < 5
+  assert time.monotonic() - began < 30
   assert "waits for the controller" in client.waits()
 
 

@@ -86,7 +86,7 @@ def train(root, output, *, each=((),), meanwhile=lambda started: None):
   count = len(each)
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}",
+    "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("=8", f"={4 // count}"),
   }
   started, logs = [], [root / f"log-{i}" for i in range(count)]
   try:
@@ -229,8 +229,7 @@ def test_a_process_that_loses_another_names_it_and_exits_with_75(
 
   def lose(started):
     wait_for_a_rollout(output, started)
-    while not checkpoint.rollouts(output / "checkpoints"):
-      time.sleep(0.05)
+    waits.wait_for(lambda: checkpoint.rollouts(output / "checkpoints"), 300)
     started[lost].send_signal(signal.Signals[number])
     started[1 - lost].wait(60)
     started[lost].kill()

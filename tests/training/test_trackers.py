@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_in_wandb(parts, tmp_path, scripted, monkeypatch):
     track(["wandb"], folder, parts, kill=1, code=os.EX_TEMPFAIL)
   time.sleep(1.1)  # An offline run's folder is named after the second.
   track(["wandb"], folder, parts)
-  deadline = time.monotonic() + 20
+  deadline = time.monotonic() + 60
   records = []  # The process of W&B writes the last ones after `finish`.
   while sum(r.HasField("exit") for r in records) < 2:
     assert time.monotonic() < deadline
