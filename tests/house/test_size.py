@@ -26,7 +26,7 @@ CEILINGS = {
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_460,
+  "tests: lines": 54_459,
   "docs and README: words": 22_051,
   "README: words": 700,
   "commands": 16,
