@@ -1,9 +1,9 @@
 r"""A world of noisy passages, in which policies weigh what they have seen.
 
     python -m research.noisy_start --output=runs/noisy-world/policy
-    python -m research.study --config=research/noisy_world.py --seeds=3 \
-        --rows=anysearch,authors,batch_anysearch,priced,priced_turns,no_tool,\
-    search_r1 --output=runs/noisy-world/study
+    python -m research.study --study=ablations --seeds=3 \
+        --config=research/noisy_world.py --budgets=1,2,3,4,5,6,7,8 \
+        --output=runs/noisy-world/study
     python -m research.noisy_losses runs/noisy-world/study/*/evaluation/plain
 
 A question asks for one fact, as in `kipol mentor ?`. The answer is one of V = 6
