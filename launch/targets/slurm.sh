@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `anysearch node --target=slurm`. Submit it from this folder:
+# Written by `anysearch cluster --target=slurm`. Submit it from this folder:
 #   sbatch @FILE@
 # It makes keys at first, in a file that only you can read, and queues itself
 # again when the run has saved and stopped (exit code 75).
