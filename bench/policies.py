@@ -129,15 +129,17 @@ class Decoder:
     mesh = sharding.mesh()
     self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
     self.params = params
-    pages = kv_memory.pages(engine, shards=1)
+    pages = kv_memory.pages(engine, a, shards=1)
     stored = self._model.stored
     make = kv_store.allocator(a, pages, engine.page, stored, mesh=mesh)
     self._pages = make()
-    # Each row has the same share of the pages; page 0 is for padding.
+    # Each row has the same share of the pages, which its tokens fill in turn;
+    # page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
-    each = min((pages - 1) // self.rows, columns)
-    self.table = np.zeros((self.rows, columns), np.int32)
-    self.table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
+    row, column = np.ogrid[: self.rows, :columns]
+    shares = [min((n - 1) // self.rows, columns) for n in pages]
+    tables = [1 + row * each + column % each for each in shares]
+    self.table = np.concatenate(tables, axis=1).astype(np.int32)
     self._gathered = kv_store.empty_rows(
       self._model,
       self._pages,

@@ -36,7 +36,7 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import episode
-from anysearch_jax.rollout.jax_engine import turn
+from anysearch_jax.rollout.jax_engine import kv_memory, turn
 from anysearch_jax.rollout.sglang import membership
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.training import placement, validation
@@ -560,9 +560,9 @@ def footprint(
     devices = len(mesh.rollout) or mesh.data * shards
     copies = math.gcd(devices, a.kv_heads)
     policy = 0 if same else base * compute // copies
-    cached = e.kv_tokens or e.slots * e.max_context
     stored = pages_lib.stored(e.kv_dtype, config.compute_dtype)
-    cache = pages_lib.token_bytes(a, stored) * cached // copies
+    held = sum(kv_memory.tokens(e, a))
+    cache = round(pages_lib.token_bytes(a, stored) * held) // copies
   if config.pipeline.async_level:
     shared = trains + cache
   else:

@@ -109,7 +109,8 @@ class EngineConfig:
   kv_tokens: int = placement(0, at_least(0))
   """Capacity of the KV cache in tokens; 0: enough for all slots. When a smaller
   cache is full, the youngest episodes are preempted and prefilled again later,
-  after which near-tied tokens may come out differently."""
+  after which near-tied tokens may come out differently. Layers with windows
+  have what those of all slots need, if it is less."""
   page: int = placement(16, at_least(1))
   """Tokens in a page of the cache."""
   lanes: tuple[int, ...] = placement((32,), at_least(1))

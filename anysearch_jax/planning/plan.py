@@ -59,7 +59,7 @@ class Plan:
 
   parameters, trained: numbers of all and of trained parameters. advice: changes
   that would make it fit; empty if it fits. step: None if a program did not
-  compile.
+  compile. sized: share of the KV cache that `engine.kv_tokens` sizes.
   """
 
   config: config_lib.ExperimentConfig
@@ -70,6 +70,7 @@ class Plan:
   assumptions: tuple[str, ...]
   advice: tuple[str, ...] = ()
   step: Step | None = None
+  sized: float = 1.0
 
   @property
   def mesh(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from anysearch_jax.planning import plan as plan_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table
 from anysearch_jax.policy import parameters as weights
+from anysearch_jax.rollout.jax_engine import kv_memory
 
 _TRAINED = ("masters", "critic", "moments", "gradients")
 _SAMPLING = ("engine weights", "KV cache")
@@ -88,6 +89,7 @@ def make(
     parts, config=config, a=a, expected=expected, target=target
   )
   a = lora.attach(a, config.lora)
+  held = kv_memory.tokens(config.engine, a)
   plan = plan_lib.Plan(
     config=config,
     target=target,
@@ -106,6 +108,7 @@ def make(
       *sent_sentence(config, a),
     ),
     step=step,
+    sized=held[0] / sum(held),
   )
   return dataclasses.replace(plan, advice=advise(plan))
 
@@ -293,7 +296,8 @@ def _changes(plan: plan_lib.Plan) -> Iterator[Change]:
     )
   # The largest KV cache that fits, if it holds one context.
   over = plan.largest.total - plan.target.capacity
-  most = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
+  cache = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
+  most = plan.sized * cache
   tokens = engine.kv_tokens or engine.slots * engine.max_context
   fewer = int(tokens * (1 - over / most)) if most else 0
   fewer -= fewer % engine.page
@@ -301,7 +305,7 @@ def _changes(plan: plan_lib.Plan) -> Iterator[Change]:
     yield Change(
       "kv_tokens",
       f"engine.kv_tokens={fewer}",
-      lambda part: {"KV cache": fewer / tokens},
+      lambda part: {"KV cache": 1 - plan.sized * (1 - fewer / tokens)},
     )
   # Down to one row for each shard.
   size = batch.micro_batch_tokens // 2

@@ -253,11 +253,12 @@ def sampling(
   a, mesh = placed.a, placed.rollout
   model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
   params = _engine_weights(model, placed, base_dtype)
-  pages = kv_memory.pages(config, shards=mesh.shape["data"])
+  pages = kv_memory.pages(config, a, shards=mesh.shape["data"])
   store = jax.eval_shape(
     kv_store.allocator(a, pages, config.page, model.stored, mesh=mesh)
   )
   columns = kv_memory.pages_of(config.max_context, config)
+  listed = columns * len(pages)
   near = kv_memory.pages_of(a.window, config)
   read = [near if i in a.windowed else columns for i in range(a.layers)]
   by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -296,7 +297,7 @@ def sampling(
     "prefill",
     kv_store.prefill,
     kv_store.Chunks(
-      array(rows, columns), array(rows, chunk), array(rows), array(rows)
+      array(rows, listed), array(rows, chunk), array(rows), array(rows)
     ),
     rows=rows,
     tokens=rows * chunk,
@@ -316,7 +317,7 @@ def sampling(
     kv_store.decode,
     tuple(_placed(layer, where) for layer in gathered),
     kv_store.Turns(
-      *(array(rows, columns), array(rows, kv_store.window(config))),
+      *(array(rows, listed), array(rows, kv_store.window(config))),
       *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
       *(ints, array(rows, dtype=jnp.uint32)),
       sampling_lib.Settings(floats, floats, ints),

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_896,
-  "source: code lines": 41_830,
+  "source: lines": 68_035,
+  "source: code lines": 41_913,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_459,
+  "tests: lines": 54_608,
   "docs and README: words": 22_035,
   "README: words": 700,
   "commands": 16,

@@ -348,6 +348,12 @@ def test_advice_for_a_shared_engine_is_to_move_or_shrink_it():
   assert "devices of its own for sampling (mesh.rollout): about 50.5" in found
   # 100 tokens take 1 GiB, and the excess is 7.2 GiB. Whole pages of 16 tokens.
   assert "engine.kv_tokens=2864: about 72.6 GiB" in found
+  # The pages of windows are 9 GiB: 133 tokens take 1, and the excess is 2.2.
+  large = part("decode", total=75, kinds=engine)
+  config = config_lib.changed(CONFIG, engine={"kv_tokens": 3600})
+  windows = planned.made(large, config=config, sized=0.75)
+  found = "\n".join(planner.advise(windows))
+  assert "engine.kv_tokens=3296: about 72.7 GiB" in found
 
 
 def test_pairs_of_changes_are_named_if_no_single_one_suffices():

@@ -58,7 +58,7 @@ def test_cached_forward_equals_the_full_forward(case, fused):
     return paged(q, k, v, pages, table, positions, real, *differ)
 
   prompts, chunk = np.array([19, 8, 26]), 8
-  pages = pages_lib.empty(a, 1 + table.size, size, jnp.float32)
+  pages = pages_lib.empty(a, [1 + table.size], size, jnp.float32)
   done = np.zeros(3, np.int32)
   garbage = np.random.default_rng(1)
   seen = 0
@@ -109,6 +109,6 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
     tokens=tokens.reshape(3, 8),
     starts=jnp.array([0, 8, 16]),
     counts=jnp.array([8, 8, 8]),
-    caches=pages_lib.empty(a, 7, 4, jnp.float32),
+    caches=pages_lib.empty(a, [7], 4, jnp.float32),
   )
   np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)

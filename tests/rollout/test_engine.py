@@ -14,7 +14,7 @@ import small_engine
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import decoder, experts, sharding
+from anysearch_jax.policy import experts, sharding
 from anysearch_jax.rollout.jax_engine import kv_store
 
 _A, _engine = small_engine.A, small_engine.engine
@@ -84,29 +84,6 @@ def test_sampled_log_probabilities_equal_those_of_a_full_forward(
       placed.append((at, generation))
       at += len(generation.token_ids) + len(small_engine.ENVIRONMENT)
     small_engine.assert_scored(params, context, placed)
-
-
-@pytest.mark.parametrize("sinks", [False, True])
-def test_windows_sample_what_a_full_forward_scores(sinks):
-  """Whatever is shared, preempted or played beside them."""
-  theta = 0.0 if sinks else 5e5
-  a = dataclasses.replace(
-    *(_A,), window=10, windowed=(0,), windowed_theta=theta, sinks=sinks
-  )
-  params = random_models.params(a)
-  played = _play(_engine(params, architecture=a), _ALL)
-  few = _engine(params, architecture=a, slots=5, kv_tokens=_PAGES // 5)
-  _alike(_play(few, _ALL[::-1], delay=np.random.default_rng(0)), played)
-  for context, generations in played.values():
-    tokens = np.asarray(context)[None]
-    hidden = decoder.forward(params, a, *random_models.one_segment(tokens))
-    scores = jax.nn.log_softmax(decoder.logits(params, hidden))[0]
-    at = len(_prompt(0))
-    for one in generations:
-      ids = np.asarray(one.token_ids)
-      exact = scores[at - 1 + np.arange(len(ids)), ids]
-      np.testing.assert_allclose(one.logps, exact, atol=1e-5)
-      at += len(ids) + len(small_engine.ENVIRONMENT)
 
 
 def test_prompts_share_their_common_prefix(params, played):
@@ -196,20 +173,25 @@ def test_experts_sample_the_same_on_a_mesh(monkeypatch):
   _alike(_play(engine, _ALL[:10]), played)
 
 
-def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(params):
-  played = _play(_engine(params, kv_dtype="float8"), _ALL)
-  few = _engine(params, slots=5, kv_tokens=_PAGES, kv_dtype="float8")
+@pytest.mark.parametrize("window", [0, 10])
+def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(
+  params, window
+):
+  a = dataclasses.replace(_A, window=window, windowed=(0,) if window else ())
+  how = {"architecture": a, "kv_dtype": "float8"}
+  played = _play(_engine(params, **how), _ALL)
+  few = _engine(params, slots=5, kv_tokens=_PAGES, **how)
   assert _play(few, _ALL[::-1], delay=np.random.default_rng(0)) == played
   mesh = sharding.mesh(data=4, tensor=2)
   placed = jax.device_put(params, sharding.shardings(_A, mesh))
-  cut = _engine(placed, mesh=mesh, slots=20, kv_dtype="float8")
+  cut = _engine(placed, mesh=mesh, slots=20, **how)
   _alike(_play(cut, _ALL[:10]), played)
   # Numbers are rounded to 1/16, of log-probabilities around -3.
   gaps = []
   for context, (first, *_) in played.values():
     ids = np.asarray(first.token_ids)
     at = len(_prompt(0)) - 1 + np.arange(len(ids))
-    exact = np.asarray(small_engine.log_probs(params, context))[at, ids]
+    exact = np.asarray(small_engine.log_probs(params, context, a))[at, ids]
     gaps.extend(first.logps - exact)
   assert 1e-4 < np.abs(gaps).mean() < 0.02
 

@@ -157,7 +157,7 @@ def test_common_prefix_is_not_prefilled_again(params):
     len(first) - 1 + len(second) - 1 - 4 * small_engine.CONFIG.page
   )
   assert engine.counters["shared_tokens"] == 0
-  assert engine._memory._pools[0].free == 12 * 38
+  assert engine.pages[0] == 0
 
 
 async def test_edited_prompt_leaves_other_sharers_intact(params):
@@ -180,7 +180,7 @@ async def test_edited_prompt_leaves_other_sharers_intact(params):
     engine.release(types.Address(0, 0, sample))
   contexts = [_START, _START, *contexts]
   _assert_scored(params, contexts, [*both, *after])
-  assert engine._memory._pools[0].free == 12 * 38
+  assert engine.pages[0] == 0
 
 
 async def test_two_turns_of_an_episode_and_full_contexts_are_refused(params):

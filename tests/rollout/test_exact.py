@@ -31,6 +31,7 @@ from anysearch_jax.policy.attention import (
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import batching, learner
 
+_WINDOWED = dataclasses.replace(small_engine.A, window=10, windowed=(1,))
 _ALL = [(q, s) for q in range(4) for s in range(5)]
 
 
@@ -51,6 +52,7 @@ def _assert_scored(engine, params, played, rng):
   ("dtype", "changes"),
   [
     ("float32", {}),
+    ("float32", {"architecture": _WINDOWED}),
     ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"}),
     ("bfloat16", {"lookahead": 1, "axes": {"data": 2, "tensor": 2}}),
   ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -108,23 +109,24 @@ def play(engine, order, *, delay=None):
   return asyncio.run(run())
 
 
-def log_probs(params, context):
+def log_probs(params, context, a=A):
   """Returns the log-probabilities of one full forward, `[max_context, V]`."""
   # Padding at the end does not affect causal attention.
   tokens = np.zeros((1, CONFIG.max_context), np.int32)
   tokens[0, : len(context)] = context
-  return _score(params, tokens)
+  return _score(params, tokens, a)
 
 
-def assert_scored(params, context, generations):
+def assert_scored(params, context, generations, a=A):
   """Asserts log-probabilities equal to those of one full forward, to 1e-5.
 
   Args:
     params: parameters of the policy.
     context: the tokens up to the end of the last generation.
     generations: each with the index of its first token.
+    a: the policy's architecture.
   """
-  logps = log_probs(params, context)
+  logps = log_probs(params, context, a)
   for start, generation in generations:
     ids = np.asarray(generation.token_ids)
     assert tuple(context[start : start + len(ids)]) == generation.token_ids
@@ -132,8 +134,8 @@ def assert_scored(params, context, generations):
     np.testing.assert_allclose(generation.logps, found, atol=1e-5)
 
 
-@jax.jit
-def _score(params, tokens):
+@functools.partial(jax.jit, static_argnames="a")
+def _score(params, tokens, a):
   positions = jnp.arange(tokens.shape[1])[None]
-  hidden = decoder.forward(params, A, tokens, positions, jnp.ones_like(tokens))
+  hidden = decoder.forward(params, a, tokens, positions, jnp.ones_like(tokens))
   return jax.nn.log_softmax(decoder.logits(params, hidden)[0])

@@ -15,6 +15,7 @@ numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,19 +106,25 @@ def _product(x: jax.Array, scale: jax.Array | None, dtype: Any) -> jax.Array:
 
 
 def empty(
-  a: architecture_lib.Architecture, pages: int, size: int, dtype: Any
+  a: architecture_lib.Architecture,
+  pages: Sequence[int],
+  size: int,
+  dtype: Any,
 ) -> Pools:
   """Returns zeroed pages of every layer, with scales if `dtype` is float8.
 
+  Layers with windows have the last of the numbers of `pages`, others the first.
   The layers are separate arrays: a stack would be copied in every step.
   """
-  shape = (a.kv_heads, pages, size, a.head_dim)
-  arrays: list[tuple[tuple[int, ...], Any]] = [(shape, dtype)] * 2
-  if dtype == _FLOAT8:
-    arrays += [(shape[:-1], _SCALE)] * 2
-  return tuple(
-    Pages(*(jnp.zeros(*each) for each in arrays)) for _ in range(a.layers)
-  )
+
+  def layer(i: int) -> Pages:
+    shape = a.kv_heads, pages[-int(i in a.windowed)], size
+    arrays = [jnp.zeros((*shape, a.head_dim), dtype) for _ in range(2)]
+    if dtype == _FLOAT8:
+      arrays += [jnp.zeros(shape, _SCALE) for _ in range(2)]
+    return Pages(*arrays)
+
+  return tuple(map(layer, range(a.layers)))
 
 
 def places(

@@ -28,7 +28,7 @@ class Choices:
     shards: int,
   ):
     self._shards, token = shards, experts.record(a)
-    pages = shards, kv_memory.pages(config, shards=shards), config.page
+    pages = shards, kv_memory.pages(config, a, shards=shards)[0], config.page
     self._stored = np.zeros((*pages, *token.shape), token.dtype)
     # Arrays of calls that may still run on the devices.
     self._added: list[tuple[np.ndarray, np.ndarray, np.ndarray, Any]] = []
@@ -64,5 +64,5 @@ class Choices:
 
   def read(self, row: kv_memory.Row) -> np.ndarray:
     """Returns a copy of the experts of a row's cached tokens, `[T, L, K]`."""
-    pages = self._stored[row.shard, row.pages]
+    pages = self._stored[row.shard, row.pages[0]]
     return pages.reshape(-1, *pages.shape[2:])[: row.cached]

@@ -118,7 +118,7 @@ class JaxEngine:
       mesh=mesh,
       records=records,
     )
-    self._memory = kv_memory.KvMemory(config, shards=self._shards)
+    self._memory = kv_memory.KvMemory(config, self._a, shards=self._shards)
     # Turns that wait for a row, and those that have one.
     self._queue: deque[turn_lib.Turn] = deque()
     self._running: list[turn_lib.Turn] = []
@@ -308,7 +308,7 @@ class JaxEngine:
         room = row is not None
         if row is not None:
           self.counters["shared_tokens"] += row.cached
-          if row.copied is not None:
+          if row.copied:
             copies.append(row)
       if row is None:
         waiting.append(turn)
@@ -321,19 +321,15 @@ class JaxEngine:
 
   def _copy(self, rows: deque[kv_memory.Row]) -> None:
     """Makes one call that copies shared partial pages for the first rows."""
-    call = self._lanes(self._config.prefill_lanes)
-    sources, targets = np.full(
-      (2, len(call.table)), kv_memory.PADDING, np.int32
-    )
+    call = self._memory.lanes(self._config.prefill_lanes)
+    size = 2, len(rows[0].pages), len(call.table)
+    sources, targets = np.full(size, kv_memory.PADDING, np.int32)
     while rows and (lane := call.lane(rows[0])) is not None:
       row = rows.popleft()
-      assert row.copied is not None
-      sources[lane], targets[lane] = row.copied, row.pages[row.own]
+      sources[:, lane] = row.copied
+      targets[:, lane] = [pages[row.own] for pages in row.pages]
       self._memory.mark_ready(row)
     self._device.copy(sources, targets)
-
-  def _lanes(self, width: int) -> kv_memory.Lanes:
-    return kv_memory.Lanes(width, self._config, shards=self._shards)
 
   def _fits(
     self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
@@ -376,7 +372,7 @@ class JaxEngine:
       False if no turn has room, because running decode calls hold the pages.
     """
     width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
-    call = self._lanes(width)
+    call = self._memory.lanes(width)
     tokens = np.zeros((width, chunk), np.int32)
     starts, counts = np.zeros((2, width), np.int32)
     busy = self._flying()
@@ -387,6 +383,8 @@ class JaxEngine:
         turn, len(context) - 1, busy | rows
       ):
         continue
+      most = row.cached + call.room(row) * chunk
+      self._memory.advance(row, min(len(context) - 1, most))
       while turn.missing > 0 and (lane := call.lane(row)) is not None:
         ids = context[row.cached : -1][:chunk]
         tokens[lane, : len(ids)] = ids
@@ -414,12 +412,13 @@ class JaxEngine:
     if full and len(ready) < sizes[-1]:
       return None
     width = next((n for n in sizes if n >= len(ready)), sizes[-1])
-    call, busy = self._lanes(width), self._flying()
+    call, busy = self._memory.lanes(width), self._flying()
     lanes: dict[int, turn_lib.Turn] = {}
     for turn in ready:
       row = turn.row
       tokens = min(self._config.decode_steps, turn.missing + turn.left)
       if call.room(row) and self._fits(turn, row.cached + tokens, busy):
+        self._memory.advance(row, row.cached + tokens)
         lane = call.lane(row)
         assert lane is not None  # There is room.
         lanes[lane], turn.flying = turn, True

@@ -75,7 +75,7 @@ class KvDevice:
       )
     self._allocate = kv_store.allocator(
       architecture,
-      kv_memory.pages(config, shards=self._shards),
+      kv_memory.pages(config, architecture, shards=self._shards),
       config.page,
       self._model.stored,
       mesh=mesh,
@@ -106,14 +106,14 @@ class KvDevice:
       self._params = jax.device_put(self._params, self._everywhere)
 
   def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-    """See `kv_store.copy`."""
+    """See `kv_store.copy`; `[pools, R]` each."""
 
     def call() -> None:
-      moved = self._put((sources, targets))
+      moved = self._put((tuple(sources), tuple(targets)))
       pages = self._allocated()
-      self._pages = kv_store.copy(pages, *moved, shards=self._shards)
+      self._pages = kv_store.copy(pages, *moved, model=self._model)
       if self._choices:
-        self._choices.copy(sources, targets)
+        self._choices.copy(sources[0], targets[0])
 
     self._submit(call)
 
@@ -231,7 +231,7 @@ class KvDevice:
     self, pages: pages_lib.Pools, table: np.ndarray
   ) -> kv_store.GatheredRows:
     """Returns memory for the rows of a decode call, which is donated to it."""
-    lanes, columns = table.shape
+    lanes, columns = len(table), table.shape[1] // self._model.pools
     if lanes in self._rows:
       return self._rows.pop(lanes)
     return kv_store.empty_rows(

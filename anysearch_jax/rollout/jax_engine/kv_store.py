@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple
 
 import jax
@@ -19,9 +19,13 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, serving
-from anysearch_jax.policy.attention import gathered_attention, paged_attention
+from anysearch_jax.policy.attention import (
+  gathered_attention,
+  masks,
+  paged_attention,
+)
 from anysearch_jax.policy.attention import pages as pages_lib
-from anysearch_jax.rollout.jax_engine import lookahead
+from anysearch_jax.rollout.jax_engine import kv_memory, lookahead
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.rollout.jax_engine.sampling import A
 
@@ -39,6 +43,7 @@ class Model:
   that a step of decode guesses. records: whether calls return the experts that
   tokens choose. exact: whether pages are attended to token by token, so that a
   token's result does not depend on the other tokens of its row in the call.
+  pools: of pages, 2 if windowed layers have their own.
   """
 
   a: architecture_lib.Architecture
@@ -51,6 +56,7 @@ class Model:
   guesses: int = 0
   records: bool = False
   exact: bool = False
+  pools: int = 1
 
   def prepare(
     self, params: decoder.Params, a: architecture_lib.Architecture
@@ -81,18 +87,26 @@ class Model:
     )
     return hidden, caches, chosen if self.records else None
 
-  def over_pages(self, table: jax.Array) -> serving.Attend[pages_lib.Pages]:
-    """Returns attention over pages, which `table` lists for each row."""
+  def table(self, tables: jax.Array, *, windowed: bool) -> jax.Array:
+    """Returns the columns of `[R, pools M]` that list a layer's pages."""
+    columns = tables.shape[1] // self.pools
+    return tables[:, -columns:] if windowed else tables[:, :columns]
 
-    def attend(q, k, v, pages, positions, real, *differ):
-      (b, t), numbers, tokens = q.shape[:2], table, (q, k, v, positions, real)
+  def over_pages(self, tables: jax.Array) -> serving.Attend[pages_lib.Pages]:
+    """Returns attention over pages, which `tables` list for each row."""
+
+    def attend(q, k, v, pages, positions, real, window=None, sinks=None):
+      (b, t), tokens = q.shape[:2], (q, k, v, positions, real)
+      windowed = window is not None and window < masks.ALL
+      numbers = self.table(tables, windowed=windowed)
       if self.exact:
         # Kernels divide the keys of a row by its last token: each token is one.
-        numbers = jnp.repeat(table, t, axis=0)
+        numbers = jnp.repeat(numbers, t, axis=0)
         tokens = jax.tree.map(
           lambda x: x.reshape(b * t, 1, *x.shape[2:]), tokens
         )
-      out, pages = self.paged(*tokens[:3], pages, numbers, *tokens[3:], *differ)
+      rows = *tokens[:3], pages, numbers, *tokens[3:]
+      out, pages = self.paged(*rows, window, sinks)
       return out.reshape(b, t, *out.shape[2:]), pages
 
     return attend
@@ -154,15 +168,17 @@ def make_model(
     guesses=config.lookahead,
     records=records and bool(a.experts),
     exact=config.exact,
+    pools=len(kv_memory.pages(config, a, shards=mesh.shape["data"])),
   )
 
 
 class Chunks(NamedTuple, Generic[A]):
   """The rows of a prefill call; several may be chunks of one sequence.
 
-  table: int `[R, M]`, pages of each row. tokens: int `[R, C]`, padded at the
-  end. starts: int `[R]`, position of each chunk's first token. counts: int
-  `[R]`, tokens of each chunk; 0 for padding rows.
+  table: int `[R, pools M]`, pages of each row; those of a second pool follow
+  those of the first. tokens: int `[R, C]`, padded at the end. starts: int
+  `[R]`, position of each chunk's first token. counts: int `[R]`, tokens of each
+  chunk; 0 for padding rows.
   """
 
   table: A
@@ -174,7 +190,7 @@ class Chunks(NamedTuple, Generic[A]):
 class Turns(NamedTuple, Generic[A]):
   """The rows of a decode call.
 
-  table: int `[R, M]`, pages of each row, with room for the sampled tokens.
+  table: as in `Chunks`, with room for the sampled tokens.
   window: int `[R, W]`, each row's last W tokens, `lookahead.EMPTY` before its
   first; the last token is not yet cached. starts: int `[R]`, number of tokens
   cached in the row's pages. limits: int `[R]`, maximum number of tokens to
@@ -225,7 +241,7 @@ def window(config: config_lib.EngineConfig) -> int:
 
 def allocator(
   a: architecture_lib.Architecture,
-  pages: int,
+  pages: Sequence[int],
   size: int,
   dtype: Any,
   *,
@@ -235,10 +251,10 @@ def allocator(
 
   They have the sharding that the calls return. With another sharding, the first
   call of each kind would compile twice. Each shard of `data` has `pages` of its
-  own, the padding page included, of `size` tokens each.
+  own in each pool, the padding page included, of `size` tokens each.
   """
-  pages *= mesh.shape["data"]
-  make = functools.partial(pages_lib.empty, a, pages, size, dtype)
+  counts = tuple(n * mesh.shape["data"] for n in pages)
+  make = functools.partial(pages_lib.empty, a, counts, size, dtype)
   return jax.jit(make, out_shardings=sharding(a, mesh))
 
 
@@ -279,29 +295,37 @@ def sharding(
 
 
 @functools.partial(
-  jax.jit, static_argnames=("shards",), donate_argnames=("pages",)
+  jax.jit, static_argnames=("model",), donate_argnames=("pages",)
 )
 def copy(
-  pages: pages_lib.Pools, sources: jax.Array, targets: jax.Array, *, shards: int
+  pages: pages_lib.Pools,
+  sources: Sequence[jax.Array],
+  targets: Sequence[jax.Array],
+  *,
+  model: Model,
 ) -> pages_lib.Pools:
   """Copies pages `sources` to pages `targets`; reads all before writing any.
 
-  `pages` are donated. `sources` and `targets`, int `[R]`, are page numbers
-  within each data shard; the first R / shards entries belong to the first
-  shard, and so on.
+  `pages` are donated. `sources` and `targets`, int `[R]` of each pool, are page
+  numbers within each data shard; the first R / shards entries belong to the
+  first shard, and so on.
   """
-  sources, targets = (x.reshape(shards, -1) for x in (sources, targets))
+  shards = model.mesh.shape["data"]
 
-  def moved(pool: jax.Array) -> jax.Array:
-    """Copies within one pool `[K, P, ...]`, without crossing shards."""
-    k, p, *page = pool.shape
-    cut = pool.reshape(k, shards, p // shards, *page)
+  def moved(i: int, x: jax.Array) -> jax.Array:
+    """Copies within pages `[K, P, ...]` of pool `i`, not across shards."""
+    k, p, *page = x.shape
+    cut = x.reshape(k, shards, p // shards, *page)
     shard = jnp.arange(shards)[:, None]
-    return (
-      cut.at[:, shard, targets].set(cut[:, shard, sources]).reshape(pool.shape)
+    old, new = (
+      numbers[i].reshape(shards, -1) for numbers in (sources, targets)
     )
+    return cut.at[:, shard, new].set(cut[:, shard, old]).reshape(x.shape)
 
-  return jax.tree.map(moved, pages)
+  return tuple(
+    jax.tree.map(functools.partial(moved, -int(i in model.a.windowed)), layer)
+    for i, layer in enumerate(pages)
+  )
 
 
 @functools.partial(
@@ -350,8 +374,9 @@ def score(
     jnp.broadcast_to(x, (shards, len(x))) for x in (tokens[:-1], table)
   )
   pages = pages_lib.empty(
-    model.a, shards * (table.shape[1] + 1), size, model.stored
+    model.a, [shards * (table.shape[1] + 1)], size, model.stored
   )
+  table = jnp.tile(table, model.pools)
   starts = jnp.zeros(shards, jnp.int32)
   hidden, *_ = model.extend(
     params, rows, starts, starts + count, pages, model.over_pages(table)
@@ -416,11 +441,15 @@ def decode(
   # What decode reads and writes of each layer, and its attention.
   caches: tuple[Any, ...] = pages
   attend: Any = model.over_pages(turns.table)
+  tables = [
+    model.table(turns.table, windowed=i in model.a.windowed)
+    for i in range(model.a.layers)
+  ]
   if gathered is not None:
     attend = gathered
     caches = tuple(
-      gathered.gather(row, x, turns.table, turns.starts)
-      for row, x in zip(rows, pages, strict=True)
+      gathered.gather(row, x, table, turns.starts)
+      for row, x, table in zip(rows, pages, tables, strict=True)
     )
 
   def goes_on(carry: _Carry) -> jax.Array:
@@ -504,7 +533,7 @@ def decode(
   if gathered is None:
     return last.caches, (), last.found
   pages = tuple(
-    gathered.write_back(x, row, turns.table, last.found.counts)
-    for x, row in zip(pages, last.caches, strict=True)
+    gathered.write_back(x, row, table, last.found.counts)
+    for x, row, table in zip(pages, last.caches, tables, strict=True)
   )
   return pages, last.caches, last.found
