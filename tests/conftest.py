@@ -22,7 +22,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # JAX runs its own tests. `make test-all` runs the programs that users run.
 if not os.environ.get("ANYSEARCH_TEST_ALL"):
   os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-  # Half the time without MLIR, which a newer JAX needs, and without threads.
+  # Without MLIR emitters (JAX 0.12 keeps them) and in one part: half the time.
   os.environ["XLA_FLAGS"] += (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
     " --xla_cpu_parallel_codegen_split_count=1"

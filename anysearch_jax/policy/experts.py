@@ -242,14 +242,12 @@ def _hidden(
     return jax.nn.silu(product(x, w.gate)) * product(x, w.up)
   if product is jnp.matmul:  # Slices of the weights would be copies.
     both = jnp.broadcast_to(x[:, None], (len(x), 2, *x.shape[1:])) @ w.gate
-    products = [both[:, i] for i in range(2)]
+    gate, up = both[:, 0], both[:, 1]
   else:
-    products = [product(x, w.gate[:, i]) for i in range(2)]
-  gate, up = (
-    jnp.minimum(each + rows(w.bias[:, i]), _LIMIT)
-    for i, each in enumerate(products)
-  )
-  return gate * jax.nn.sigmoid(_SLOPE * gate) * (jnp.maximum(up, -_LIMIT) + 1)
+    gate, up = (product(x, w.gate[:, i]) for i in range(2))
+  gate = jnp.minimum(gate + rows(w.bias[:, 0]), _LIMIT)
+  up = jnp.clip(up + rows(w.bias[:, 1]), -_LIMIT, _LIMIT)
+  return gate * jax.nn.sigmoid(_SLOPE * gate) * (up + 1)
 
 
 def _sorted(

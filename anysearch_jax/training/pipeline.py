@@ -76,10 +76,11 @@ class Pipeline:
       self._ahead.append(Ahead(sampled.rollout, first - 1, future))
     self._next = first + len(self._ahead)
     self._published = published
-    # (rollout, what hands its weights over, or waits for that); None ends the
-    # thread.
-    self._jobs: queue.SimpleQueue[tuple[Ahead, Callable[[], object]] | None]
-    self._jobs = queue.SimpleQueue()
+    # (rollout, what hands its weights over or waits for that; None if the
+    # engine has them by then). A None job ends the thread.
+    self._jobs: queue.SimpleQueue[
+      tuple[Ahead, Callable[[], object] | None] | None
+    ] = queue.SimpleQueue()
     self._beside = concurrent.futures.ThreadPoolExecutor(1) if partial else None
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
@@ -102,7 +103,7 @@ class Pipeline:
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
       return
-    hand_over: Callable[[], object] = bool  # Nothing.
+    hand_over: Callable[[], object] | None = None
     if version != self._published:
       with self._timeline.span(self._next, timeline_lib.TRAINER, "sync"):
         hand_over = functools.partial(
@@ -117,7 +118,7 @@ class Pipeline:
       ahead = Ahead(rollout, version, concurrent.futures.Future())
       self._ahead.append(ahead)
       self._jobs.put((ahead, hand_over))
-      hand_over = bool
+      hand_over = None
     self._next = end
 
   def take(
@@ -213,7 +214,8 @@ class Pipeline:
         rollout, timeline_lib.SAMPLER, "idle", start, self._timeline.clock()
       )
       try:
-        hand_over()
+        if hand_over is not None:
+          hand_over()
         # Drop these references, so that the engine can free the weights when it
         # gets new ones.
         del job, hand_over
