@@ -93,9 +93,12 @@ def main(argv: Sequence[str]) -> None:
     "prompts": parts.prompts(config.episode),
     "own": parts.own(config),
   }
-  made = {"config.json": config_settings.to_dict(config)}
+  made, default = (
+    {"config.json": config_settings.to_dict(each)}
+    for each in (config, type(config)())
+  )
   with disk.translate_errors(folder):
-    journal.claim(folder, made | {"provenance.json": played})
+    journal.claim(folder, made | {"provenance.json": played}, default)
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 68_035,
-  "source: code lines": 41_913,
+  "source: lines": 68_048,
+  "source: code lines": 41_925,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_608,
+  "tests: lines": 54_624,
   "docs and README: words": 22_050,
   "README: words": 700,
   "commands": 16,
