@@ -7,9 +7,8 @@
 
 The preset is the seed of the world: other names, facts and memory. Each world
 needs its own warm start, because a policy remembers its world's facts. The
-preset `large` is the quickstart's world, of seed 0, with a policy of 3 million
-parameters, which learns the demonstrations in half of the steps. Everything
-else is as in configs/quickstart.py. Expected: docs/evidence.md.
+preset `large` is the quickstart's world with 3 million parameters, warmed up in
+half of the steps. All else is as in configs/quickstart.py. See docs/evidence.md
 """
 
 from __future__ import annotations
