@@ -49,16 +49,11 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "split", "", "Of the questions; default: what the source evaluates on."
   )
-  flags.DEFINE_list("datasets", None, "For config.evaluation.datasets.")
   flags.DEFINE_string(
     "budgets", None, "As 0..8 or 0,1,5, or as searches=1|3,tokens=64|128."
   )
   flags.DEFINE_integer(
     "seeds", None, f"How many, from {_FIRST_SEED} on.", lower_bound=1
-  )
-  flags.DEFINE_bool("scaffold", None, "For config.evaluation.scaffold.")
-  flags.DEFINE_enum(
-    "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
   launch_flags.define_process()
@@ -189,11 +184,7 @@ def short_flags(
   Raises app.UsageError if --budgets is invalid.
   """
   f = flags.FLAGS
-  values = {
-    name: value
-    for name in ("datasets", "scaffold", "scorer")
-    if (value := getattr(f, name)) is not None
-  }
+  values: dict[str, Any] = {}
   if f.questions is not None:
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
@@ -201,8 +192,6 @@ def short_flags(
       each.startswith("evaluation.questions") for each in f.set_config
     ):
       values["questions"] = 0
-  if f.datasets is not None:
-    values["datasets"] = tuple(f.datasets)
   if f.budgets is not None:
     pairs = "=" in f.budgets
     values["budgets"] = () if pairs else parse_budgets(f.budgets)

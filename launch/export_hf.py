@@ -13,22 +13,18 @@ too small, set JAX_PLATFORMS=cpu.
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import jax_setup
+from launch import jax_setup, policies
 
 
 def define_flags() -> None:
-  flags.DEFINE_string(
-    "checkpoint", None, "A run's folder, or its checkpoints/.", required=True
-  )
+  policies.define_checkpoint(required=True)
   flags.DEFINE_string("output", None, "Folder to write.", required=True)
-  flags.DEFINE_integer("rollout", None, "Checkpoint; default: newest sound.")
   flags.DEFINE_enum(
     "dtype", "bfloat16", ["bfloat16", "float16", "float32"], "Of the weights."
   )
@@ -53,14 +49,12 @@ def main(argv: Sequence[str]) -> None:
   from anysearch_jax.host import run_lock
   from anysearch_jax.training import checkpoint
 
-  run = pathlib.Path(f.checkpoint)
-  if run.name == "checkpoints":
-    run = run.parent
+  run, wanted = policies.run_of(f.checkpoint)
   with run_lock.hold(run_lock.beside(f.output)):
     try:
-      names = ("dtype", "base", "base_model", "adapter", "overwrite", "rollout")
+      names = ("dtype", "base", "base_model", "adapter", "overwrite")
       given: dict[str, Any] = {name: f[name].value for name in names}
-      rollout = hf_export.write(run, f.output, **given)
+      rollout = hf_export.write(run, f.output, rollout=wanted, **given)
     except checkpoint.DamagedError as error:
       raise ValueError(str(error)) from error
   print(f"policy after {rollout} rollouts: {f.output}")

@@ -163,6 +163,22 @@ def define_training() -> None:
   )
 
 
+def define_prices(words: str) -> None:
+  """Defines `--prices`, for `priced`; `words` say what they are for."""
+  flags.DEFINE_list(
+    "prices",
+    [],
+    "Dollars of a million tokens and of a thousand searches, such as "
+    f"input=0.15,output=0.60,search=5; {words}",
+  )
+
+
+def priced(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+  """Returns a configuration with `--prices`; raises as `override`."""
+  named = (each.replace("=", "_price=", 1) for each in flags.FLAGS.prices)
+  return override(config, [f"evaluation.{each}" for each in named])
+
+
 def run_folder(
   config: config_lib.ExperimentConfig, output: str | None
 ) -> pathlib.Path:
@@ -230,8 +246,7 @@ def read_config() -> config_lib.ExperimentConfig:
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
     if "prices" in flags.FLAGS:
-      named = (each.replace("=", "_price=", 1) for each in flags.FLAGS.prices)
-      config = override(config, [f"evaluation.{each}" for each in named])
+      config = priced(config)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))

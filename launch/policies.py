@@ -54,9 +54,7 @@ def define_flags() -> None:
     "hf", None, "Hugging Face folder; default: config.policy."
   )
   flags.DEFINE_alias("policy", "hf")
-  flags.DEFINE_string(
-    "checkpoint", None, "A run's folder; RUN@N: after N rollouts; the newest."
-  )
+  define_checkpoint()
   flags.DEFINE_list(
     "sglang", [], "Addresses of SGLang servers, which sample one of these."
   )
@@ -80,12 +78,7 @@ def define_flags() -> None:
     "Environment variable with the key; default: OPENAI_API_KEY if it is set "
     "and the address is https.",
   )
-  flags.DEFINE_list(
-    "prices",
-    [],
-    "Dollars of a million tokens and of a thousand searches, such as "
-    "input=0.15,output=0.60,search=5; a budget of dollars is charged by them.",
-  )
+  launch_flags.define_prices("a budget of dollars is charged by them.")
   flags.DEFINE_string(
     "scripted",
     None,
@@ -94,6 +87,16 @@ def define_flags() -> None:
     "optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
+
+
+def define_checkpoint(*, required: bool = False) -> None:
+  """Defines `--checkpoint`, for `run_of`."""
+  flags.DEFINE_string(
+    "checkpoint",
+    None,
+    "A run's folder, or RUN@N: after N rollouts; default: the newest sound.",
+    required=required,
+  )
 
 
 def read_flags(
@@ -246,7 +249,7 @@ def check(
 
     folder = chosen.name
     if chosen.kind == "checkpoint":
-      run, _ = _run(chosen.name)
+      run, _ = run_of(chosen.name)
       if not (run / "source").is_dir():
         raise ValueError(
           f"{run}: no source/; expected the folder of a training run."
@@ -280,7 +283,7 @@ def identity(chosen: Chosen) -> dict[str, Any]:
       return chosen.endpoint.identity
   from anysearch_jax.training import checkpoint
 
-  run, rollout = _run(chosen.name)
+  run, rollout = run_of(chosen.name)
   try:
     rollout = checkpoint.sound(run / "checkpoints", rollout)
   except (FileNotFoundError, checkpoint.DamagedError) as error:
@@ -347,15 +350,18 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
     return hf.load(chosen.name, mesh=sharding.rollout_mesh(config.mesh, a))
   from anysearch_jax.export import hf_export
 
-  run, rollout = _run(chosen.name)
+  run, rollout = run_of(chosen.name)
   _, _, policy = hf_export.load_policy(run, rollout=rollout)
   a = policy.architecture
   wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
   return policy._replace(params=jax.device_put(policy.params, wanted))
 
 
-def _run(name: str) -> tuple[pathlib.Path, int | None]:
-  """Parses RUN[@N] into the run's folder and the rollout (None: newest)."""
+def run_of(name: str) -> tuple[pathlib.Path, int | None]:
+  """Parses RUN[@N] into the run's folder and the rollout (None: newest).
+
+  RUN may be its checkpoints/ too. Raises ValueError if N is no number.
+  """
   folder, at, rollout = name.rpartition("@") if "@" in name else (name, "", "")
   if at and not rollout.isdigit():
     raise ValueError(

@@ -62,12 +62,7 @@ def define_flags() -> None:
     [],
     "label=folder of an evaluation under pairs of searches and tokens, ...",
   )
-  flags.DEFINE_list(
-    "prices",
-    [],
-    "US dollars of 1000 searches, of a million tokens read, of a million "
-    "written; default: those that the evaluations were configured with.",
-  )
+  launch_flags.define_prices("default: those of the evaluations.")
   flags.DEFINE_string(
     "output",
     None,
@@ -119,11 +114,12 @@ def main(argv: Sequence[str]) -> None:
   if f.figure:
     _draw(pathlib.Path(f.figure), rows, training)
     return
+  priced = launch_flags.priced(config_lib.ExperimentConfig())
   measured = study.measure(
     rows,
     training,
     groups=parse_tables(f.tables),
-    prices=parse_prices(f.prices),
+    prices=priced.evaluation.prices if f.prices else None,
     configured=_configured([path for s in evaluated for path in s.folders]),
     surfaces={
       label: loading.load_row(label, *folders, paired=True).columns
@@ -246,19 +242,6 @@ def _best(
   best = optimum.Optimum(world)
   right = optimum.accuracy(best, ids, budgets)[..., None]
   return np.append(right, optimum.forecasts(best, ids, budgets), axis=-1)
-
-
-def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
-  """Parses three prices; None without items. Raises ValueError otherwise."""
-  if not items:
-    return None
-  try:
-    search, read, written = map(float, items)
-  except ValueError:
-    raise ValueError(
-      f"--prices: found {','.join(items)!r}, expected three numbers."
-    ) from None
-  return budgets_lib.Prices(search, read, written)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""Scores recorded trajectories offline.
 
     python -m launch.score --input=groups.jsonl --output=scores.jsonl \
-        [--config=configs/x.py] [--scorer=official]
+        [--config=configs/x.py] [--config.evaluation.scorer=official]
     python -m launch.score --input=E/episodes.jsonl --output=E/episodes.jsonl \
         --judge=http://127.0.0.1:8000/v1 --judge_model=Qwen/Qwen3-32B
 
@@ -13,8 +13,8 @@ Each input line is one group:
         "searches": int, "generated_tokens": int, "failed": bool}, ..]}
 
 `failed` is optional (default false). Other keys are ignored, except those that
---scorer needs (see below). Output line n has the scores of input line n, with
-its trajectories in the same order:
+the official scorer needs (see below). Output line n has the scores of input
+line n, with its trajectories in the same order:
 
     {"trajectories": [
        {"answer": str | null, "em": 0 | 1, "format": 0 | 1, "length": float,
@@ -26,7 +26,7 @@ gamma_q, one value for the group. A failed trajectory has null for every key and
 is excluded from the group's statistics. Without --config the paper's weights
 apply.
 
---scorer=official adds `official_em` and `official_f1` to each trajectory: the
+The official scorer adds `official_em` and `official_f1` to each trajectory: the
 score of its answer by the published evaluation script of the data set, or null
 if the set has no script. A group then needs `dataset`, the name that
 launch.prepare_data gives the set, and also `official_answers` if the script
@@ -350,8 +350,6 @@ def main(argv: Sequence[str]) -> None:
     if f.judge:
       return judge_file(f)
     config = launch_flags.read_config()
-    if f.scorer:
-      config = config_lib.changed(config, evaluation={"scorer": f.scorer})
     settings.check(config)
     score_file(pathlib.Path(f.input), pathlib.Path(f.output), config)
   except (ValueError, OSError) as error:
@@ -361,9 +359,6 @@ def main(argv: Sequence[str]) -> None:
 def define_flags() -> None:
   """Defines the command's flags."""
   launch_flags.define_config(required=False)
-  flags.DEFINE_enum(
-    "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
-  )
   flags.DEFINE_string("input", None, "Recorded groups, one JSON a line.")
   flags.DEFINE_string("output", None, "Where the scores go.")
   flags.DEFINE_string("judge", None, "Address of a server of chat completions.")

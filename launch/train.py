@@ -80,12 +80,6 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "dry_run", False, "Print the resolved configuration and stop."
   )
-  flags.DEFINE_string(
-    "target",
-    None,
-    "With --dry_run: hardware that the configuration must fit, as launch.plan "
-    "takes it (h100:4).",
-  )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -97,12 +91,8 @@ def main(argv: Sequence[str]) -> None:
   validation.check(config, apart=role is not None)
   retrievers.validate(config.retrieval)
   if flags.FLAGS.dry_run:
-    dry_run(config, flags.FLAGS.target)
+    dry_run(config)
     return
-  if flags.FLAGS.target:
-    raise app.UsageError(
-      "--target goes with --dry_run; training takes the devices that there are."
-    )
   if config.servers_share:
     for name, value in jax_setup.SHARED_MEMORY.items():
       os.environ.setdefault(name, value)
@@ -387,12 +377,8 @@ def check_alone(config: config_lib.SglangConfig) -> None:
       )
 
 
-def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
-  """Prints the resolved configuration and, with a target, its plan.
-
-  Exits with a sentence if it does not fit `target`, hardware that need not be
-  present.
-  """
+def dry_run(config: config_lib.ExperimentConfig) -> None:
+  """Prints the resolved configuration, and how often it asks a question."""
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
   validation.validate(config)
   print(describe(config))
@@ -401,22 +387,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
   except (OSError, ValueError) as error:
     said = f"unknown ({error})"
   print(f"passes over the questions: {said}")
-  if target is None:
-    print("hours: --target=h100:1 predicts them for such a device")
-    return
-  try:
-    from anysearch_jax.planning import plan as plan_lib
-    from anysearch_jax.planning import planner, targets
-    from launch import plan
-
-    made = planner.make(
-      config, plan.read_architecture(config.policy), targets.parse(target)
-    )
-  except ModuleNotFoundError as error:
-    sys.exit(f"launch.train: {error}")
-  print(f"\n{plan_lib.text(made)}")
-  if not made.fits:
-    sys.exit(f"launch.train: {config.name} on {target} {made.verdict}")
+  print("hours and memory: launch.plan --target=h100:1 predicts them there")
 
 
 def describe(config: config_lib.ExperimentConfig) -> str:

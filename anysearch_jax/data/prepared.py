@@ -310,8 +310,8 @@ class OwnQuestions(_Source):
     """
     if datasets:
       raise plugins.PluginError(
-        f"{self._where}: found --datasets={','.join(datasets)}, expected none, "
-        "because a function is one dataset."
+        f"{self._where}: found the datasets {', '.join(datasets)}, expected "
+        "none, because a function is one dataset."
       )
     return list(self.rows(split or "test")[: each or None])
 

@@ -264,14 +264,14 @@ def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
 
 def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
   out = tmp_path / "out"
-  folders = f"--checkpoint={runs / 'full/checkpoints'}", f"--output={out}"
 
-  def export(*more):
-    said = commands.run(command, "--cache=", *folders, *more)
+  def export(*more, at=""):
+    named = f"--checkpoint={runs / 'full/checkpoints'}{at}"
+    said = commands.run(command, "--cache=", named, f"--output={out}", *more)
     lines = (out / "README.md").read_text().splitlines()
     return said, [line for line in lines if line.startswith("| rollouts |")]
 
-  assert export("--rollout=2") == ("", ["| rollouts | 2 of 4 |"])
+  assert export(at="@2") == ("", ["| rollouts | 2 of 4 |"])
   said, rollouts = export()
   assert "out exists; name another folder" in said
   assert rollouts == ["| rollouts | 2 of 4 |"]

@@ -112,7 +112,7 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
     ("--scripted=nowhere:x", "ModuleNotFoundError: No module named 'nowhere'"),
     ("--sglang=a:1", "sglang.urls: found 'a:1', expected addresses such as"),
     ("--split=none", "Found split 'none'; expected train, dev, held-out."),
-    ("--datasets=nq", "Dataset 'nq': data.source 'world' has only 'world';"),
+    ("--config.evaluation.datasets=nq", "Dataset 'nq': data.source 'world' "),
   ],
 )
 def test_an_evaluation_refuses(flags, sentence, tmp_path, nothing_loads):

@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 68_048,
-  "source: code lines": 41_925,
+  "source: lines": 68_001,
+  "source: code lines": 41_878,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_624,
-  "docs and README: words": 22_050,
+  "tests: lines": 54_617,
+  "docs and README: words": 22_049,
   "README: words": 700,
   "commands": 16,
 }
