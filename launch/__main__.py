@@ -15,7 +15,7 @@ import sys
 from launch import shipped, stopping
 
 # A command's other name, with the flags that it stands for.
-_ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node",)}
+_ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node", "--target=slurm")}
 _GUARD = 'if __name__ == "__main__":'
 
 

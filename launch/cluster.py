@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from absl import flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings as config_settings
 from launch import shipped
 
 CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
-_FILES = {"slurm": "slurm.sh", "jobset": "jobset.yaml"}
-_FILES["skypilot"] = "skypilot.yaml"
+_KINDS = {"slurm": "sh", "jobset": "yaml", "skypilot": "yaml"}  # Of files.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,22 +46,12 @@ class Place:
 
 
 def define_flags() -> None:
-  flags.DEFINE_enum(
-    "target", None, list(_FILES), "Write what this kind of cluster starts."
-  )
+  flags.DEFINE_enum("target", None, list(_KINDS), "Write what this starts.")
   flags.DEFINE_integer("nodes", 1, "With --target: how many.", 1)
-  flags.DEFINE_string(
-    "image", "anysearch", "With --target=jobset: image of the containers."
-  )
-  flags.DEFINE_string(
-    "claim", "anysearch", "With --target=jobset: claim of the shared volume."
-  )
-  flags.DEFINE_string(
-    "accelerator", "H100", "With --target=skypilot: name of the GPUs."
-  )
-  flags.DEFINE_integer(
-    "trainers", None, "Of the nodes, those that train; default: half.", 1
-  )
+  flags.DEFINE_string("image", "anysearch", "Of containers, for a JobSet.")
+  flags.DEFINE_string("claim", "anysearch", "Of the volume, for a JobSet.")
+  flags.DEFINE_string("accelerator", "H100", "The GPUs' name, for SkyPilot.")
+  flags.DEFINE_integer("trainers", None, "Nodes that train; default: half.", 1)
   flags.DEFINE_integer("gpus", 8, "GPUs of each of several nodes.", 0)
   flags.DEFINE_list("hosts", [], "Names of all nodes, those that train first.")
   flags.DEFINE_integer("rank", 0, "Index of this node among --hosts.", 0)
@@ -70,8 +60,8 @@ def define_flags() -> None:
   )
 
 
-def place(*, samples: bool) -> Place:
-  """Returns the place that the flags name.
+def place(mesh: config_lib.MeshConfig, *, samples: bool) -> Place:
+  """Returns the place that the flags name, for a run with a mesh.
 
   `samples` says whether there are nodes that only sample.
 
@@ -81,6 +71,8 @@ def place(*, samples: bool) -> Place:
   f = flags.FLAGS
   nodes = len(f.hosts) or f.nodes
   trainers = (f.trainers or max(1, nodes // 2)) if samples else nodes
+  if nodes > 1 and not (f.hosts or f.target):
+    raise ValueError(f"--nodes: found {nodes} without --target or --hosts.")
   if f.rank >= nodes:
     raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
   if samples and nodes > 1 and trainers >= nodes:
@@ -88,7 +80,13 @@ def place(*, samples: bool) -> Place:
       f"--trainers: found {trainers} of {nodes} nodes, expected some that "
       "sample."
     )
-  hosts = tuple(f.hosts) or ("localhost",)
+  devices = trainers * ((not samples and len(mesh.trainer)) or f.gpus)
+  if nodes > 1 and f.gpus and mesh.size != devices:
+    raise ValueError(
+      f"mesh: found {mesh} = {mesh.size} devices, expected {devices}, those of "
+      f"{trainers} nodes that train (--trainers, --gpus): set mesh.fsdp."
+    )
+  hosts = tuple(f.hosts) or tuple(f"node-{i}" for i in range(nodes))
   return Place(hosts, trainers, f.rank, f.gpus, f.controller_port)
 
 
@@ -124,22 +122,33 @@ def write(
   `words` follow Python: `-m launch.node` and its flags.
   """
   f, gpus = flags.FLAGS, where.gpus
-  plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower())
-  name = plain.strip("-")[:40] or "run"
+  # Names of services begin with a letter and end with no hyphen (RFC 1035).
+  plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")
+  name = (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
+  keys = {
+    value: f'"${value}"'
+    for path, value, _, _ in config_settings.listed(config)
+    if path.endswith("key_variable") and value
+  } | dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), '"$(openssl rand -hex 24)"')
   counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
-  python = shipped.python() if f.target == "slurm" else ["python"]
-  command = shlex.join([*python, *words])
-  path = output / "cluster" / f"{name}.{_FILES[f.target].rpartition('.')[2]}"
+  python = {"slurm": shipped.python(), "skypilot": [".venv/bin/python"]}
+  command = shlex.join([*python.get(f.target, ["python"]), *words])
+  path = output / "cluster" / f"{name}.{_KINDS[f.target]}"
   values = {
     "NAME": name,
-    "FILE": path,
-    "FOLDER": path.parent,
+    "FILE": shlex.quote(str(path)),
     "PLACE": shlex.quote(str(path.parent)),
     "NODES": f.nodes,
     "TRAINERS": where.trainers,
     "SAMPLERS": counts["sampler"],
     "GPUS": gpus,
-    "ASKED": f"--gpus-per-node={gpus}" if gpus else "--exclusive",
+    "SECRETS": "".join(f"\n  {key}: null" for key in keys),
+    "GIVEN": "".join(f" --secret {key}" for key in keys),
+    "MADE": "".join(f" {key}={made}" for key, made in keys.items()),
+    "LITERALS": "".join(
+      f" \\\n#     --from-literal={key}={made}" for key, made in keys.items()
+    ),
+    "EXTRA": "'.[cuda12]'" if gpus else ".",
     "ACCELERATORS": f"accelerators: {f.accelerator}:{gpus}"
     if gpus
     else "cpus: 4+",
@@ -161,7 +170,7 @@ def write(
     for (role, count), first in zip(counts.items(), (0, where.trainers))
     if count
   )
-  made = _filled(_FILES[f.target], values)
+  made = _filled(f"{f.target}.{_KINDS[f.target]}", values)
   if f.dry_run:
     print(made, end="")
     return

@@ -69,8 +69,8 @@ def define_flags() -> None:
   )
 
 
-def check_flags(config: config_lib.ExperimentConfig) -> str | None:
-  """Returns the role; refuses flags and settings that do not go with it.
+def check_flags() -> str | None:
+  """Returns the role; refuses flags that do not go with it.
 
   Raises:
     app.UsageError: a flag is missing, wrong or without effect.
@@ -87,11 +87,6 @@ def check_flags(config: config_lib.ExperimentConfig) -> str | None:
     raise app.UsageError(
       f"--controller: found {f.controller!r}, expected the controller's "
       "address, such as http://10.0.0.1:7000."
-    )
-  if config.servers_share:
-    raise app.UsageError(
-      "--role: found sglang.colocated, expected servers of their own: a "
-      "controller cannot lend the trainers' memory."
     )
   together = (f.coordinator, f.processes, f.process, f.distributed or None)
   if f.role == CONTROLLER and any(x is not None for x in together):

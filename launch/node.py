@@ -287,7 +287,7 @@ def _server(
 ) -> supervisor.Part:
   port = servers.port + index
   values = {
-    "python": servers.python,
+    "python": shipped.find(servers.python),
     "model": config.policy,
     "port": port,
     "tp": len(gpus),
@@ -362,7 +362,12 @@ def validate(
   resolved = launch_flags.override(
     config, [x.removeprefix(prefix) for x in added]
   )
-  validation.validate(resolved)
+  many = [w for w in trainer.command if w.startswith("--processes=")]
+  validation.validate(
+    resolved,
+    processes=int(many[-1].partition("=")[2]) if many else 1,
+    apart="--role=trainer" in trainer.command,
+  )
   run_history.check(output, resolved, allow=allow_changes)
 
 
@@ -370,9 +375,7 @@ def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
   cluster.define_flags()
-  flags.DEFINE_bool(
-    "dry_run", False, "Print the commands, or the files, and stop."
-  )
+  flags.DEFINE_bool("dry_run", False, "Print commands, or a file, and stop.")
   flags.DEFINE_integer(
     "servers",
     None,
@@ -391,9 +394,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "server_command", SERVER, "Template of a server's command, for containers."
   )
-  flags.DEFINE_float(
-    "deadline", 1800, "Seconds that the servers may take to be ready.", 0
-  )
+  flags.DEFINE_float("deadline", 1800, "Seconds for servers to be ready.", 0)
   flags.DEFINE_float(
     "grace",
     None,
@@ -426,11 +427,7 @@ def main(argv: Sequence[str]) -> int:
     f.servers, f.port, f.memory, f.sglang_python, f.server_command
   )
   asked = servers if samples_by_servers(config, f.set_config) else None
-  place = cluster.place(samples=asked is not None)
-  if f.target:
-    words += given(_OF_NODES)
-    cluster.write(config, place, ["-m", "launch.node", *words], output)
-    return 0
+  place = cluster.place(config.mesh, samples=asked is not None)
   trainer = [*shipped.python(), "-m", _TRAINER, *words]
   make = functools.partial(parts_of, processes=f.processes or 1)
   if len(place.hosts) > 1:
@@ -440,6 +437,10 @@ def main(argv: Sequence[str]) -> int:
     config, trainer, servers=asked, retriever_port=port
   )
   validate(config, main_part, output, allow_changes=f.allow_changes)
+  if f.target:
+    words += given(_OF_NODES)
+    cluster.write(config, place, ["-m", "launch.node", *words], output)
+    return 0
   if f.dry_run:
     # As a user can run them by hand.
     for part in (*services, main_part):

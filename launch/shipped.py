@@ -12,7 +12,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_FOLDERS = ("configs", "launch")
+_FOLDERS = ("configs", "launch", ".venv-sglang")
 
 
 def python() -> list[str]:

@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
-  role = controller.check_flags(config)
+  role = controller.check_flags()
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check(config, apart=role is not None)
   retrievers.validate(config.retrieval)

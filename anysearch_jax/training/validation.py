@@ -323,6 +323,11 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
       f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
       "there new weights while servers sample."
     )
+  if apart and config.servers_share:
+    raise ValueError(
+      "sglang.colocated: found True with a controller, expected servers of "
+      "their own: it cannot lend the trainers' memory."
+    )
   if level and config.servers_share:
     raise ValueError(
       f"sglang.colocated: found True with pipeline.async_level {level}, "

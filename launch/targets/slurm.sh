@@ -8,9 +8,12 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=@FOLDER@/slurm-%j.log
+#SBATCH --output=@PLACE@/slurm-%j.log
 #SBATCH --signal=B:TERM@600
-#SBATCH @ASKED@
+# Whole nodes: without these a task may get one core and little memory.
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --gpus-per-node=@GPUS@
 set -uo pipefail
 shopt -s inherit_errexit
 

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 68_001,
-  "source: code lines": 41_878,
+  "source: lines": 68_011,
+  "source: code lines": 41_886,
   "source: modules": 308,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_617,
+  "tests: lines": 54_681,
   "docs and README: words": 22_049,
   "README: words": 700,
   "commands": 16,

@@ -17,11 +17,12 @@ import pytest
 import yaml
 from waits import wait_for
 
-from launch import cluster, node
+from launch import cluster, node, shipped
 from launch import flags as launch_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = "--config=configs/qwen2_5_7b.py"
+ONE, TWO = "--config.mesh.fsdp=4", "--config.mesh.fsdp=8"  # Nodes that train.
 HOSTS = ("a", "b", "c", "d")
 
 
@@ -93,7 +94,7 @@ def test_the_key_of_servers_is_in_a_private_file_while_they_run(
   monkeypatch.delenv("KEY_FILE", raising=False)
   monkeypatch.setenv("SGLANG_KEY", "secret")
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-  args = "--hosts=a,b", "--rank=1"
+  args = "--hosts=a,b", "--rank=1", ONE
   assert "secret" not in written(PAPER, *args) and not [*tmp_path.iterdir()]
   with cluster.key_file():
     key = pathlib.Path(os.environ["KEY_FILE"])
@@ -198,7 +199,7 @@ def unlike(found, form, path="it"):
 
 def test_the_manifest_has_the_form_of_a_jobset():
   args = "--target=jobset", "--nodes=5", "--trainers=2", "--image=me/anysearch"
-  found = yaml.safe_load(written(PAPER, *args, "--output=/shared/run"))
+  found = yaml.safe_load(written(PAPER, TWO, *args, "--output=/shared/run"))
   assert unlike(found, _JOBSET) == []
   trainer, sampler = found["spec"]["replicatedJobs"]
   counts = [j["template"]["spec"]["completions"] for j in (trainer, sampler)]
@@ -224,14 +225,65 @@ def test_the_manifest_has_the_form_of_a_jobset():
 
 def test_the_task_of_skypilot_starts_again_after_75():
   found = yaml.safe_load(
-    written(PAPER, "--target=skypilot", "--nodes=2", "--output=run")
+    written(PAPER, ONE, "--target=skypilot", "--nodes=2", "--output=run")
   )
   assert found["num_nodes"] == 2
   assert found["resources"]["accelerators"] == "H100:8"
   recovery = found["resources"]["job_recovery"]
   assert recovery["recover_on_exit_codes"] == [75]
   assert found["secrets"] == {"CONTROLLER_KEY": None, "SGLANG_KEY": None}
-  assert subprocess.run(["bash", "-n", "-c", found["run"]]).returncode == 0
+  for script in (found["setup"], found["run"]):
+    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+
+
+def test_a_sampler_of_skypilot_ends_with_the_controller(tmp_path):
+  args = "--target=skypilot", "--nodes=2", "--output=run"
+  script = yaml.safe_load(written(PAPER, ONE, *args))["run"]
+  for name, text in {
+    ".venv/bin/python": "trap 'touch told; exit' TERM; touch up; "
+    "while :; do sleep 0.1; done",
+    # The controller answers once.
+    "curl": "while [ ! -e up ]; do sleep 0.1; done; "
+    "[ ! -e asked ] && touch asked",
+    "sleep": 'exec /bin/sleep 0.1 "$@"',
+  }.items():
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+  env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SKYPILOT_NODE_RANK": "1"}
+  env["SKYPILOT_NODE_IPS"] = "a\nb"
+  bash = ["bash", "-c", script]
+  done = subprocess.run(bash, cwd=tmp_path, env=env, timeout=60)
+  assert done.returncode == 0 and (tmp_path / "told").exists()
+
+
+@pytest.mark.parametrize(
+  ("name", "expected"),
+  [("7B", "run-7b"), (f"{'a' * 39}_b", "a" * 39), ("_", "run")],
+)
+def test_names_are_those_of_services(name, expected):
+  args = "--target=jobset", "--nodes=2", f"--config.name={name}"
+  found = yaml.safe_load(written(PAPER, ONE, *args, "--output=/shared/run"))
+  assert found["metadata"]["name"] == expected
+
+
+def test_keys_that_a_configuration_names_are_secrets_too():
+  milvus = {"kind": "milvus", "index": "", "milvus": "http://m:1"}
+  milvus |= {"collection": "c", "key_variable": "MILVUS_TOKEN"}
+  args = [f"--config.retrieval.{name}={x}" for name, x in milvus.items()]
+  args += [PAPER, ONE, "--nodes=2", "--output=/shared/run"]
+  assert "MILVUS_TOKEN: null" in written("--target=skypilot", *args)
+  made = '--from-literal=MILVUS_TOKEN="$MILVUS_TOKEN" '
+  assert made in written("--target=jobset", *args)
+
+
+def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
+  python = tmp_path / ".venv-sglang" / "bin" / "python"
+  python.parent.mkdir(parents=True)
+  python.touch()
+  monkeypatch.setattr(shipped, "ROOT", tmp_path)
+  assert f"PYTHON={python}" in parts(3)[0][0].command
 
 
 @pytest.mark.skipif(
@@ -241,7 +293,7 @@ def test_the_task_of_skypilot_starts_again_after_75():
 def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
   file = tmp_path / "job.sh"
   args = "--target=slurm", f"--nodes={nodes}", "--output=it's here/run"
-  file.write_text(written(PAPER, *args))
+  file.write_text(written(PAPER, TWO, *args))
   done = subprocess.run(["shellcheck", file], capture_output=True, text=True)
   assert done.stdout == ""
 
@@ -251,17 +303,29 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
   [
     (["--nodes=2", "--trainers=2"], "--trainers: found 2 of 2 nodes"),
     (["--hosts=a,b", "--rank=2"], "--rank: found 2, expected less than 2"),
+    (["--nodes=4"], "4 devices, expected 16, those of 2 nodes that train"),
+    (
+      ["--nodes=2", ONE, "--config.sglang.colocated=true"],
+      "sglang.colocated: found True with a controller",
+    ),
+    (
+      ["--nodes=2", "--config.engine.kind=jax", ONE]
+      + ["--config.pipeline.async_level=1"],
+      "pipeline.async_level: found 1 in 2 processes",
+    ),
   ],
 )
-def test_impossible_places_are_refused(args, sentence):
-  assert sentence in commands.run(node, PAPER, "--target=slurm", *args)
+def test_what_no_node_could_run_is_not_written(args, sentence):
+  args = ["--target=slurm", "--output=run", *args]
+  assert sentence in commands.run(node, PAPER, *args)
+  assert "2 without --target" in commands.run(node, PAPER, "--nodes=2")
 
 
 @pytest.mark.slow
 def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
   if shutil.which("sinfo") is None or subprocess.run(["sinfo"]).returncode:
     pytest.skip("needs a running SLURM")
-  output = tmp_path / "run"
+  output = tmp_path / "it's a run"
   small = ("curriculum.total_steps=80", "questions=4", "save_every=4")
   args = [f"--config.{each}" for each in small]
   args += ["--config.curriculum.phase1_steps=40", "--gpus=0", "--threads=1"]
