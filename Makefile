@@ -79,7 +79,6 @@ jax-%: $(VENV)/bin/python
 
 bench: $(READY)-test
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.rollout --threads=1
-	JAX_PLATFORMS=cpu $(BIN)/python -m bench.train_step --threads=1
 
 lint: $(READY)-test
 	$(BIN)/ruff check --fix .

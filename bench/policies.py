@@ -29,6 +29,9 @@ from anysearch_jax.training import learner as learner_lib
 from bench import harness
 
 _BUDGETS = 5
+# Share of tokens that have a loss: what a search agent writes of its context,
+# so that logits are as many as there.
+_SCORED = 0.22
 
 
 def weights_of(
@@ -243,8 +246,6 @@ class TrainStep:
     config: the whole configuration.
     a: the policy's architecture, without adapters.
     micro_batches: of a step, which `train_examples` fill.
-    scored: share of tokens that have a loss, in (0, 1]; by default what a
-      search agent writes of its context, so that logits are as many as there.
   """
 
   def __init__(
@@ -252,7 +253,6 @@ class TrainStep:
     config: config_lib.ExperimentConfig,
     a: architecture_lib.Architecture,
     micro_batches: int,
-    scored: float = 0.22,
   ):
     mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
     params = weights_of(
@@ -269,7 +269,7 @@ class TrainStep:
       row=config.batch.row_lengths[-1],
       vocab=a.vocab_size,
       tokens=micro_batches * config.batch.micro_batch_tokens,
-      scored=scored,
+      scored=_SCORED,
     )
     multiple = self.learner.placement.row_multiple
     packed = batching.pack(examples, config=config.batch, multiple=multiple)
