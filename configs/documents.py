@@ -21,8 +21,7 @@ PRESETS = ("", "cpu", "gpu")
 
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:
-  if preset not in PRESETS:
-    raise settings.unknown("preset", preset, ("cpu", "gpu"))
+  settings.require("preset", preset, PRESETS)
   config = endpoints.default_config()
   if not preset:
     return config

@@ -76,8 +76,7 @@ PRESETS = (
 
 
 def get_config(preset: str) -> config_lib.ExperimentConfig:
-  if preset not in PRESETS:
-    raise settings.unknown("preset", preset, PRESETS)
+  settings.require("preset", preset, PRESETS)
   policy, size = preset.rsplit("-", 1)
   if preset not in LARGE:
     folder, kv_tokens = POLICIES[policy]

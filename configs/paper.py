@@ -70,8 +70,7 @@ def experiment(
   Raises:
     ValueError: the preset is unknown.
   """
-  if preset not in PRESETS:
-    raise settings.unknown("preset", preset, filter(None, PRESETS))
+  settings.require("preset", preset, PRESETS)
   config = config_lib.ExperimentConfig(
     name="-".join(filter(None, (name, preset))),
     policy=policy,

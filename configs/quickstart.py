@@ -31,8 +31,7 @@ PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
 
 
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
-  if preset not in PRESETS:
-    raise settings.unknown("preset", preset, PRESETS)
+  settings.require("preset", preset, PRESETS)
   config = _anysearch()
   reward, curriculum = config.reward, config.curriculum
   match preset:

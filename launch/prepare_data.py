@@ -28,6 +28,7 @@ from typing import Any
 
 from absl import flags
 
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.data import files, formats, prepared, preparing
 from anysearch_jax.host import disk
 from launch import flags as launch_flags
@@ -138,11 +139,8 @@ def _parse_input(text: str) -> preparing.Input:
   if not named:
     return preparing.Input(pathlib.Path(text))
   dataset, split, format_, path = named.groups(default="")
-  if format_ and format_ not in formats.FORMATS:
-    raise ValueError(
-      f"--input={text}: found format {format_!r}, expected one of "
-      f"{', '.join(formats.FORMATS)}."
-    )
+  if format_:
+    config_settings.require(f"--input={text}: format", format_, formats.FORMATS)
   return preparing.Input(
     pathlib.Path(path),
     preparing.dataset_name(dataset),

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import regex
 import Stemmer
 
+from anysearch_jax.config import settings
 from anysearch_jax.host import plugins
 
 DEFAULT = "english"
@@ -80,10 +81,7 @@ class Analyzer:
   """
 
   def __init__(self, language: str = DEFAULT):
-    if language not in LANGUAGES:
-      raise ValueError(
-        f"language: found {language!r}, expected one of {', '.join(LANGUAGES)}."
-      )
+    settings.require("language", language, LANGUAGES)
     self.language = language
     english = language == "english"
     self._ascii = _ENGLISH_ASCII_WORD if english else _ASCII_WORD

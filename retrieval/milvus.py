@@ -21,6 +21,7 @@ from typing import Any
 import pymilvus
 
 from anysearch_jax import types
+from anysearch_jax.config import settings
 from anysearch_jax.host import json_files, redaction
 from retrieval import analysis, passages
 from retrieval import filters as filters_lib
@@ -263,10 +264,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
     filters: filters_lib.Filters | None = None,
   ):
     self._ranking, self._filters = ranking or "bm25", filters or {}
-    if self._ranking not in RANKINGS:
-      raise ValueError(
-        f"ranking: found {ranking!r}, expected one of {', '.join(RANKINGS)}."
-      )
+    settings.require("ranking", self._ranking, RANKINGS)
     self._collection, self._built = collection, collection.described()
     known = self._built.get("fields", ())
     if unknown := sorted(self._filters.keys() - set(known)):

@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from anysearch_jax import types
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import http_calls, redaction
 from retrieval import requests as requests_lib
 
@@ -200,10 +201,7 @@ class WebRetriever:
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
   ):
-    if kind not in SERVICES:
-      raise ValueError(
-        f"kind: found {kind!r}, expected one of {', '.join(SERVICES)}."
-      )
+    config_settings.require("kind", kind, SERVICES)
     if bool(address) != (kind == "searxng"):
       raise ValueError(
         f"address: found {redaction.shown(address)!r}; expected the address of "

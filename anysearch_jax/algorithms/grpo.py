@@ -102,8 +102,7 @@ def advantages(
   # by the small epsilon, would become advantages.
   least = jnp.min(total, -1, where=valid, initial=jnp.inf, keepdims=True)
   shifted = jnp.where(valid, total - least, 0)
-  if deviation not in DEVIATIONS:
-    raise settings.unknown("deviation", deviation, DEVIATIONS)
+  settings.require("deviation", deviation, DEVIATIONS)
   count = jnp.sum(valid, -1, keepdims=True)
   mean = jnp.sum(shifted, -1, keepdims=True) / jnp.maximum(count, 1)
   centred = jnp.where(valid, shifted - mean, 0)

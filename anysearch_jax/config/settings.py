@@ -19,7 +19,14 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -218,9 +225,14 @@ def leaves(
 
 def unknown(name: str, found: object, names: Iterable[str]) -> ValueError:
   """Returns the error of a name that is none of `names`."""
-  return ValueError(
-    f"Found {name} {found!r}; expected one of {', '.join(names)}."
-  )
+  known = ", ".join(filter(None, names))
+  return ValueError(f"{name}: found {found!r}, expected one of {known}.")
+
+
+def require(name: str, found: str, names: Collection[str]) -> None:
+  """Raises `unknown` if a value is none of `names`."""
+  if found not in names:
+    raise unknown(name, found, names)
 
 
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from anysearch_jax.environment import spec, units, wording
 from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
@@ -207,7 +208,5 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
 
 
 def _named(key: str, known: Mapping[str, T], name: str) -> T:
-  if name in known:
-    return known[name]
-  names = ", ".join(sorted(known))
-  raise ValueError(f"config.{key}: found {name!r}, expected one of {names}.")
+  settings.require(f"config.{key}", name, sorted(known))
+  return known[name]

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from anysearch_jax.config import settings
 from anysearch_jax.host import disk, json_files, processes
 from anysearch_jax.policy import parameters as weights
 
@@ -193,8 +194,7 @@ def save(
     ValueError: the dtype is not in `SAVED`.
   """
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
-  if dtype.name not in SAVED:
-    raise ValueError(f"dtype {dtype.name}: expected one of {', '.join(SAVED)}.")
+  settings.require("dtype", dtype.name, SAVED)
   part_of = part_of or functools.partial(weights.part, params)
   shards: list[list[tuple[str, weights.Weight, tuple[int, ...]]]] = [[]]
   total = size = 0

@@ -21,6 +21,7 @@ from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol, tools
 from anysearch_jax.host import counting, json_files, loop, turns
 
@@ -357,11 +358,7 @@ class Toolbox:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one request; raises ValueError if its tool is unknown."""
-    if request.tool not in self._asked:
-      raise ValueError(
-        f"Found a call of the tool {request.tool!r}; expected one of "
-        f"{', '.join(self._asked)}."
-      )
+    settings.require("tool", request.tool, self._asked)
     return await self._asked[request.tool].search(request)
 
 

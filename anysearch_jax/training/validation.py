@@ -97,7 +97,7 @@ def validate(
     raise ValueError(f"evaluation.tool_prices: {error}") from error
   for name, _ in prices.tools:
     tools = [tool.name for tool in environment.tools]
-    _one_of("evaluation.tool_prices", name, tools)
+    settings.require("evaluation.tool_prices", name, tools)
   if samples and config.engine.kind == "sglang":
     from anysearch_jax.rollout.sglang import server as sglang_server
 
@@ -130,7 +130,7 @@ def validate(
   name = config.method.name
   method = systems.trained(config)
   known = systems.prompts_of(name)
-  _one_of(
+  settings.require(
     f"episode.prompts of method.name {name}", config.episode.prompts, known
   )
   # JAX may be unable to trace a reward of the user's.
@@ -148,7 +148,7 @@ def validate(
   )
   if config.checkpoint.keep_best:
     best = config.checkpoint.best_metric
-    _one_of("checkpoint.best_metric", best, sorted(metrics))
+    settings.require("checkpoint.best_metric", best, sorted(metrics))
 
 
 def check_prompts(
@@ -181,13 +181,6 @@ def check_prompts(
       f"episode.max_context: found {config.max_context}, expected more than "
       f"the {tokens} tokens of the prompt of {middle.text[:80]!r}; raise it "
       "(and engine.max_context, batch.row_lengths)."
-    )
-
-
-def _one_of(name: str, found: str, known: Sequence[str]) -> None:
-  if found not in known:
-    raise ValueError(
-      f"{name}: found {found!r}, expected one of {', '.join(known)}."
     )
 
 

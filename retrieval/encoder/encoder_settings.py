@@ -17,6 +17,7 @@ import pathlib
 import re
 from typing import Any
 
+from anysearch_jax.config import settings
 from anysearch_jax.host import json_files
 
 POOLINGS = ("mean", "cls", "lasttoken")
@@ -75,11 +76,7 @@ class EncoderSettings:
   max_tokens: int
 
   def __post_init__(self):
-    if self.pooling not in POOLINGS:
-      raise ValueError(
-        f"pooling: found {self.pooling!r}, expected one of "
-        f"{', '.join(POOLINGS)}."
-      )
+    settings.require("pooling", self.pooling, POOLINGS)
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files
 from retrieval import analysis, passages
 from retrieval.index import search, vectors
@@ -211,10 +212,7 @@ def _validate(
   processes: int,
 ) -> None:
   kind = settings.kind
-  if kind not in KINDS:
-    raise ValueError(
-      f"kind: found {kind!r}, expected one of {', '.join(KINDS)}."
-    )
+  config_settings.require("kind", kind, KINDS)
   if (encoder is None) != (kind == "bm25"):
     raise ValueError(
       f"encoder: found {'none' if encoder is None else 'one'} for kind "

@@ -27,6 +27,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from anysearch_jax.config import settings
 from anysearch_jax.host import disk, json_files
 from retrieval import passages
 from retrieval.index import search
@@ -76,10 +77,7 @@ class Shards:
     dim: int,
     dtype: str,
   ):
-    if dtype not in DTYPES:
-      raise ValueError(
-        f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}."
-      )
+    settings.require("dtype", dtype, DTYPES)
     self._folder = pathlib.Path(folder)
     self.count, self.each, self.dim, self.dtype = count, each, dim, dtype
 

@@ -140,7 +140,7 @@ def test_gamma_cancels_in_groups_that_are_right_throughout(gamma):
 
 
 def test_an_unknown_normalizer_and_other_shapes_are_refused():
-  with pytest.raises(ValueError, match="'std'; expected one of group, batch"):
+  with pytest.raises(ValueError, match="'std', expected one of group, batch"):
     advantages(np.zeros((2, 3)), normalize="std")
   with pytest.raises(AssertionError):
     advantages(np.zeros((2, 3)), np.ones(3, bool))

@@ -128,8 +128,8 @@ class CompositeTest(chex.TestCase):
 @pytest.mark.parametrize(
   ("changes", "sentence"),
   [
-    ({"gamma_mode": "adaptiv"}, "'adaptiv'; expected one of"),
-    ({"rel_cost": "euros"}, "rel_cost 'euros'"),
+    ({"gamma_mode": "adaptiv"}, "'adaptiv', expected one of"),
+    ({"rel_cost": "euros"}, "rel_cost: found 'euros'"),
   ],
 )
 def test_unknown_modes_are_refused(changes, sentence):

@@ -94,9 +94,9 @@ def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
 @pytest.mark.parametrize(
   ("name", "sentence"),
   [
-    ("quickstart.py:thrifty", "'thrifty'; expected one of anysearch"),
+    ("quickstart.py:thrifty", "'thrifty', expected one of anysearch"),
     ("one_gpu.py:qwen3_4b-16", "qwen3_4b-16.*qwen3_4b-24"),
-    ("qwen3_4b.py:all", "preset 'all'; expected one of questions, lora"),
+    ("qwen3_4b.py:all", "preset: found 'all', expected one of questions, lora"),
   ],
 )
 def test_an_unknown_preset_is_refused(name, sentence):

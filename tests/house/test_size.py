@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 68_011,
-  "source: code lines": 41_886,
-  "source: modules": 308,
+  "source: lines": 67_907,
+  "source: code lines": 41_805,
+  "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
   "tests: lines": 54_681,
-  "docs and README: words": 22_049,
+  "docs and README: words": 22_029,
   "README: words": 700,
   "commands": 16,
 }

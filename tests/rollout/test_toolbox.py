@@ -86,7 +86,7 @@ def test_unknown_tools_and_answers_of_one_episode_are_refused():
     def context_key(self, context):
       return context.turn
 
-  with pytest.raises(ValueError, match="'fetch'; expected one of search"):
+  with pytest.raises(ValueError, match="'fetch', expected one of search"):
     ask(searching.Toolbox({"search": scripted.Retriever()}), fetch("a"))
   with pytest.raises(ValueError, match="Simulated for the tool 'search'"):
     searching.Toolbox({"search": Simulated()})
