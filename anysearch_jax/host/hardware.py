@@ -8,6 +8,7 @@ compiler leaves to programs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 GIB = 2**30
 
@@ -79,28 +80,7 @@ class Tpu(Hardware):
   shapes: tuple[str, ...] = ("1x1", "2x2", "2x4", "4x4")
 
 
-_H100 = Gpu(
-  name="h100",
-  memory=int(79.1 * GIB),
-  flops=989.4e12,
-  memory_bandwidth=3.35e12,
-  link_bandwidth=450e9,
-  network_bandwidth=50e9,
-  host_bandwidth=64e9,
-  source=(
-    "NVIDIA H100 80GB SXM data sheet: 989.4 TFLOP/s dense, 3.35 TB/s, "
-    "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
-  ),
-  capability=(9, 0),
-  description="NVIDIA H100 80GB HBM3",
-  cores=132,
-  clock_ghz=1.98,
-  shared_memory=228 * 1024,
-  l2=50 * 2**20,
-)
-
-
-def _card(
+def _gpu(
   name: str,
   device: str,
   gib: float,
@@ -110,105 +90,72 @@ def _card(
   cores: int,
   clock_ghz: float,
   l2_mib: int,
+  nvlink: int = 0,
+  *,
+  network: int = 100,
   pcie: int = 4,
+  shared_kib: int = 100,
+  units: int = 128,
 ) -> Gpu:
-  """Returns a GPU without NVLink; lanes of PCIe send 2 GB/s in version 4."""
-  link = 2e9 * 2 ** (pcie - 4) * 16
+  """Returns a GPU; `nvlink` is in GB/s both ways, `network` in Gb/s.
+
+  Without NVLink the 16 lanes of PCIe are its link: each sends 2 GB/s in version
+  4. Of GeForce cards the rate with sums in float32 counts, as XLA has them do;
+  it is half of their own.
+  """
+  host = 2e9 * 2 ** (pcie - 4) * 16
+  links = f"PCIe {pcie}.0 x16 without NVLink"
+  if nvlink:
+    links = f"NVLink {nvlink:,} GB/s both ways"
   return Gpu(
     name=name,
     memory=int(gib * GIB),
-    # GeForce cards multiply at half their rate when they add in float32, as
-    # XLA has them do.
     flops=tflops * 1e12,
     memory_bandwidth=gbytes * 1e9,
-    link_bandwidth=link,
-    network_bandwidth=12.5e9,
-    host_bandwidth=link,
+    link_bandwidth=nvlink * 1e9 / 2 or host,
+    network_bandwidth=network * 1e9 / 8,
+    host_bandwidth=host,
     source=(
-      f"NVIDIA's data sheet or white paper of the {device}: {tflops:g} TFLOP/s "
-      f"dense with float32 accumulation, {gbytes:,g} GB/s, PCIe {pcie}.0 x16 "
-      "without NVLink; 100 Gb/s network assumed"
+      f"NVIDIA's data sheet or white paper of the {device}: {tflops:,g} "
+      f"TFLOP/s dense with float32 accumulation, {gbytes:,g} GB/s, {links}; "
+      f"{network} Gb/s network a GPU assumed"
     ),
     capability=capability,
     description=f"NVIDIA {device}",
     cores=cores,
+    units_a_core=units,
     clock_ghz=clock_ghz,
-    shared_memory=100 * 1024,
+    shared_memory=shared_kib * 1024,
     l2=l2_mib * 2**20,
-    threads_a_core=1536,
+    threads_a_core=2048 if nvlink else 1536,
   )
 
 
+_sxm = functools.partial(_gpu, network=400, pcie=5, shared_kib=228)
 _ALL: tuple[Hardware, ...] = (
-  _H100,
-  dataclasses.replace(
-    _H100,
-    name="h800",
-    link_bandwidth=200e9,
-    source=(
-      "NVIDIA H800 SXM data sheet: an H100 with NVLink 400 GB/s both ways"
-    ),
+  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2, NVLink.
+  _sxm("h100", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50, 900),
+  # Its own name is in `_KINDS`: it computes as an H100.
+  _sxm("h800", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50, 400),
+  _sxm("h200", "H200", 139.8, 989.4, 4800, (9, 0), 132, 1.98, 50, 900),
+  _gpu(
+    *("a100", "A100-SXM4-80GB", 79.25, 312, 2039, (8, 0), 108, 1.41, 40, 600),
+    network=200,
+    shared_kib=164,
+    units=64,
   ),
-  dataclasses.replace(
-    _H100,
-    name="h200",
-    memory=int(139.8 * GIB),
-    memory_bandwidth=4.8e12,
-    description="NVIDIA H200",
-    source=(
-      "NVIDIA H200 141GB SXM data sheet: 989.4 TFLOP/s dense, 4.8 TB/s, "
-      "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
-    ),
+  # An eighth of an HGX B200.
+  _sxm("b200", "B200", 178.3, 2250, 8000, (10, 0), 148, 1.965, 126, 1800),
+  _gpu("rtx3090", "GeForce RTX 3090", 23.6, 71, 936, (8, 6), 82, 1.695, 6),
+  _gpu("rtx4090", "GeForce RTX 4090", 23.6, 165.2, 1008, (8, 9), 128, 2.52, 72),
+  _gpu(
+    *("rtx5090", "GeForce RTX 5090", 31.3, 209.5, 1792, (12, 0), 170),
+    *(2.407, 96),
+    pcie=5,
   ),
-  Gpu(
-    name="a100",
-    memory=int(79.25 * GIB),
-    flops=312e12,
-    memory_bandwidth=2.039e12,
-    link_bandwidth=300e9,
-    network_bandwidth=25e9,
-    host_bandwidth=32e9,
-    source=(
-      "NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s, 2,039 GB/s, NVLink 600 "
-      "GB/s both ways; 200 Gb/s network a GPU"
-    ),
-    capability=(8, 0),
-    description="NVIDIA A100-SXM4-80GB",
-    cores=108,
-    units_a_core=64,
-    clock_ghz=1.41,
-    shared_memory=164 * 1024,
-    l2=40 * 2**20,
-  ),
-  dataclasses.replace(
-    _H100,
-    name="b200",
-    memory=int(178.3 * GIB),
-    flops=2250e12,
-    memory_bandwidth=8e12,
-    link_bandwidth=900e9,
-    source=(
-      "NVIDIA HGX and DGX B200 data sheets, an eighth of eight GPUs: 2,250 "
-      "TFLOP/s dense, 180 GB at 8 TB/s, NVLink 1,800 GB/s both ways; 400 Gb/s "
-      "network a GPU"
-    ),
-    capability=(10, 0),
-    description="NVIDIA B200",
-    cores=148,
-    clock_ghz=1.965,
-    l2=126 * 2**20,
-  ),
-  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2, PCIe.
-  _card("rtx3090", "GeForce RTX 3090", 23.6, 71, 936, (8, 6), 82, 1.695, 6),
-  _card(
-    "rtx4090", "GeForce RTX 4090", 23.6, 165.2, 1008, (8, 9), 128, 2.52, 72
-  ),
-  _card(
-    "rtx5090", "GeForce RTX 5090", 31.3, 209.5, 1792, (12, 0), 170, 2.407, 96, 5
-  ),
-  _card("a10g", "A10G", 22.0, 70, 600, (8, 6), 80, 1.71, 6),
-  _card("l4", "L4", 22.0, 121, 300, (8, 9), 58, 2.04, 48),
-  _card("l40s", "L40S", 44.3, 362, 864, (8, 9), 142, 2.52, 96),
+  _gpu("a10g", "A10G", 22.0, 70, 600, (8, 6), 80, 1.71, 6),
+  _gpu("l4", "L4", 22.0, 121, 300, (8, 9), 58, 2.04, 48),
+  _gpu("l40s", "L40S", 44.3, 362, 864, (8, 9), 142, 2.52, 96),
   Tpu(
     name="v5e",
     memory=int(15.75 * GIB),

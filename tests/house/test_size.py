@@ -21,8 +21,8 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_907,
-  "source: code lines": 41_805,
+  "source: lines": 67_854,
+  "source: code lines": 41_748,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
