@@ -87,7 +87,7 @@ _UNDERSTOOD = (
   *(*_KINDS, *_NULLABLE, *_EXPERTS),
   *("model_type", "no_rope_layer_interval", "num_local_experts"),
   *("original_max_position_embeddings", "rope_theta", "rope_local_base_freq"),
-  *("sliding_window_pattern", "query_pre_attn_scalar"),
+  "sliding_window_pattern",
 )
 # Harmless keys in published files of these families, beyond those of
 # `hf_config`.
@@ -100,9 +100,18 @@ _HARMLESS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearRope:
+  """RoPE whose frequencies are divided by `factor`."""
+
+  kind = "linear"
+  factor: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Llama3Rope:
   """Llama-3.1's RoPE frequency scaling; the original length is in tokens."""
 
+  kind = "llama3"
   factor: float
   low_freq_factor: float
   high_freq_factor: float
@@ -119,6 +128,7 @@ class YarnRope:
   begins and ends at a whole dimension.
   """
 
+  kind = "yarn"
   factor: float
   original_max_position_embeddings: int
   attention_factor: float
@@ -152,21 +162,22 @@ class Architecture:
   vocab_size: rows of the embedding, including padding beyond the tokenizer's
   size. kv_heads divides heads. qkv_bias, o_bias, mlp_bias: whether these
   projections have biases. qk_norm: Qwen3's RMSNorm over each query and key
-  head. unrotated: indices of the layers without rotary positions. experts: of
-  width `mlp_dim` in each layer, of which a token uses `active`, weighted by a
-  softmax that is `renormalized` over them or not; 0 is one feed-forward layer.
-  joint_norm: whether `qk_norm` is over all heads together, as in Olmo 3. norms:
-  whether they stand `before` attention and feed-forward, `after` them, or
-  `around` them. norm_offset: what is added to their stored scales. gelu:
-  whether the feed-forward layer has GELU by tanh in place of SiLU. scaled:
-  whether embeddings are multiplied by the root of D. windowed: indices of the
-  layers in which a token sees the last `window` tokens only, itself included;
-  their rotary positions have `windowed_theta` and no scaling, unless it is 0.
-  sinks: whether each head's softmax has one more, learned score. clamped:
-  whether experts have gpt-oss's bounded SwiGLU, and they and routers biases.
-  tied: whether the head is the embedding. max_context: in tokens, written to
-  exported folders for servers, which refuse longer requests; the decoder itself
-  has no limit. lora: the adapters, if any.
+  head; query_scale: what it also multiplies queries by. unrotated: indices of
+  the layers without rotary positions. experts: of width `mlp_dim` in each
+  layer, of which a token uses `active`, weighted by a softmax that is
+  `renormalized` over them or not; 0 is one feed-forward layer. joint_norm:
+  whether `qk_norm` is over all heads together, as in Olmo 3. norms: whether
+  they stand `before` attention and feed-forward, `after` them, or `around`
+  them. norm_offset: what is added to their stored scales. gelu: whether the
+  feed-forward layer has GELU by tanh in place of SiLU. scaled: whether
+  embeddings are multiplied by the root of D. windowed: indices of the layers in
+  which a token sees the last `window` tokens only, itself included; their
+  rotary positions have `windowed_theta` and no scaling, unless it is 0. sinks:
+  whether each head's softmax has one more, learned score. clamped: whether
+  experts have gpt-oss's bounded SwiGLU, and they and routers biases. tied:
+  whether the head is the embedding. max_context: in tokens, written to exported
+  folders for servers, which refuse longer requests; the decoder itself has no
+  limit. lora: the adapters, if any.
   """
 
   family: str
@@ -179,11 +190,12 @@ class Architecture:
   mlp_dim: int
   norm_eps: float = 1e-6
   rope_theta: float = 10_000.0
-  rope_scaling: Llama3Rope | YarnRope | None = None
+  rope_scaling: LinearRope | Llama3Rope | YarnRope | None = None
   qkv_bias: bool = False
   o_bias: bool = False
   mlp_bias: bool = False
   qk_norm: bool = False
+  query_scale: float = 1.0
   joint_norm: bool = False
   norms: str = "before"
   norm_offset: float = 0.0
@@ -234,7 +246,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   kind = (hf.get("quantization_config") or {}).get("quant_method")
   if family.fields.get("clamped") and kind == "mxfp4":
     hf = {**hf, "quantization_config": None}  # The tensors' types say it.
-  hf_config.check(hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=only)
+  understood = (*_UNDERSTOOD, *family.defaults)
+  hf_config.check(hf, understood=understood, harmless=_HARMLESS, only=only)
   hf = {k: v for k, v in hf.items() if k not in family.unread}
   # transformers knows the same number by two names.
   if family.experts and "num_local_experts" in hf:
@@ -279,11 +292,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"config.json: heads of {head_dim} (head_dim, or hidden_size over "
       "num_attention_heads); expected an even size for the rotary positions."
     )
-  if hf.get("query_pre_attn_scalar", head_dim) != head_dim:
-    raise ValueError(
-      f"config.json: query_pre_attn_scalar is {hf['query_pre_attn_scalar']!r}, "
-      f"expected head_dim, {head_dim}."
-    )
+  scaled = {"query_pre_attn_scalar": head_dim, **hf}
+  hf_config.typed(scaled, {"query_pre_attn_scalar": hf_config.SIZE})
   theta, scaling = _rope(rope, hf)
   return Architecture(
     family=name,
@@ -301,7 +311,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     qkv_bias=family.qkv_bias or hf["attention_bias"],
     o_bias=hf["attention_bias"],
     mlp_bias=hf["mlp_bias"],
-    qk_norm=family.qk_norm,
+    query_scale=(head_dim / scaled["query_pre_attn_scalar"]) ** 0.5,
     unrotated=_unrotated(hf) if family.unrotated else (),
     experts=hf["num_experts"] if family.experts else 0,
     active=hf["num_experts_per_tok"] if family.experts else 0,
@@ -429,7 +439,7 @@ def _unrotated(hf: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _rope(
   rope: Mapping[str, Any], hf: Mapping[str, Any]
-) -> tuple[float, Llama3Rope | YarnRope | None]:
+) -> tuple[float, LinearRope | Llama3Rope | YarnRope | None]:
   """Returns theta and scaling, from `rope` or from top-level keys of `hf`."""
   rope = {"rope_theta": hf.get("rope_theta", 10_000.0), **rope}
   kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -438,10 +448,10 @@ def _rope(
     for key, value in rope.items()
   ):
     kind = "one for each layer type"
-  if kind not in ("default", "llama3", "yarn"):
+  if kind not in ("default", "linear", "llama3", "yarn"):
     raise ValueError(
       f"config.json: RoPE type {kind!r} is not supported; expected 'default', "
-      "'llama3' or 'yarn'."
+      "'linear', 'llama3' or 'yarn'."
     )
   keys = (*_LLAMA3_ROPE, *_YARN_ROPE, *_YARN_ATTENTION)
   hf_config.check(
@@ -453,6 +463,9 @@ def _rope(
   theta = float(rope["rope_theta"])
   if kind == "default":
     return theta, None
+  if kind == "linear":
+    hf_config.typed(rope, {"factor": hf_config.NUMBER})
+    return theta, LinearRope(float(rope["factor"]))
   # transformers prefers the top-level key here, unlike for theta, and uses the
   # whole context if both keys are missing.
   key = "original_max_position_embeddings"
@@ -503,11 +516,11 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   a = architecture
   rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rope_theta}
   if a.rope_scaling is not None:
-    kind = "llama3" if isinstance(a.rope_scaling, Llama3Rope) else "yarn"
-    rope |= {"rope_type": kind, **dataclasses.asdict(a.rope_scaling)}
+    rope |= dataclasses.asdict(a.rope_scaling)
+    rope["rope_type"] = a.rope_scaling.kind
   if a.gelu:
     extra |= {"hidden_activation": "gelu_pytorch_tanh"}
-    extra |= {"query_pre_attn_scalar": a.head_dim}
+    extra |= {"query_pre_attn_scalar": round(a.head_dim / a.query_scale**2)}
   if windows := families.FAMILIES[a.family].windows:
     windowed = {"rope_type": "default", "rope_theta": a.windowed_theta}
     if windows.theta:

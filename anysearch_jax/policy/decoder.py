@@ -38,6 +38,7 @@ REMAT = {
   "full": jax.checkpoint_policies.nothing_saveable,
 }
 _UNROLLED_LAYERS = 4
+_ZEROS = nn.initializers.zeros_init()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Block(nn.Module):
       if not row.stacked:
         continue
       key = row.path[-1]
-      weight = self.param(key, nn.initializers.zeros_init(), row.layer_shape)
+      weight = self.param(key, _ZEROS, row.layer_shape)
       # Norm scales (init None) stay float32, because norms are computed in it.
       weight = weight if row.init is None else weight.astype(dtype)
       out[key] = weight if layout is None else layout.gather(weight, row)
@@ -140,7 +141,7 @@ class Block(nn.Module):
     )
     if a.qk_norm:
       axes = (-2, -1) if a.joint_norm else -1
-      q = rms_norm(q, w["q_norm"], a, axes)
+      q = rms_norm(q, w["q_norm"], a, axes) * a.query_scale
       k = rms_norm(k, w["k_norm"], a, axes)
     return attention.rotate(q, *rotary), attention.rotate(k, *rotary), v
 
@@ -151,6 +152,22 @@ class Block(nn.Module):
 
   def _active(self, x: jax.Array) -> jax.Array:
     return nn.gelu(x, approximate=True) if self.a.gelu else nn.silu(x)
+
+  def _routed(
+    self, w: dict[str, jax.Array], y: jax.Array, replayed: jax.Array | None
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns experts' outputs, the router's softmax, and who was chosen."""
+    a = self.a
+    shares = jnp.tensordot(y, w["router"], 1)
+    shares += w["router_bias"] if a.clamped else 0
+    shares = jax.nn.softmax(shares.astype(jnp.float32), axis=-1)
+    kept, chosen = experts.route(shares, a, replayed)
+    own = experts.Weights(w["gate"], w.get("up"), w["down"], w.get("gate_bias"))
+    y = experts.apply(y, own, kept, chosen, self.compute.layout or self.over)
+    if a.clamped:  # Added once here: `apply` sums over devices.
+      weighted = experts.spread(kept, chosen, a.experts)
+      y += (weighted @ w["down_bias"]).astype(y.dtype)
+    return y, shares, chosen
 
   @nn.compact
   def __call__(
@@ -203,19 +220,9 @@ class Block(nn.Module):
 
     y = stands(normed("mlp_norm", x), "positions", None)
     if a.experts:
-      up, bias = w.get("up"), w.get("gate_bias")
-      mine = experts.Weights(w["gate"], up, w["down"], bias)
-      shares = jnp.tensordot(y, w["router"], 1)
-      shares += w["router_bias"] if a.clamped else 0
-      shares = jax.nn.softmax(shares.astype(jnp.float32), axis=-1)
-      replayed = recorded if c.replays else None
-      kept, chosen = experts.route(shares, a, replayed)
+      y, shares, chosen = self._routed(w, y, recorded if c.replays else None)
       if segment_ids is not None:
         use = experts.use(shares, chosen, recorded, segment_ids > 0)
-      y = experts.apply(y, mine, kept, chosen, layout or self.over)
-      if a.clamped:
-        shares = experts.spread(kept, chosen, a.experts)
-        y += (shares @ w["down_bias"]).astype(y.dtype)
     else:
       if layout is None:
         # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
@@ -243,9 +250,7 @@ class Transformer(nn.Module):
     a, c = self.a, self.compute
     chex.assert_equal_shape([tokens, positions, segment_ids])
     params = {
-      row.path[0]: self.param(
-        row.path[0], nn.initializers.zeros_init(), row.shape
-      )
+      row.path[0]: self.param(row.path[0], _ZEROS, row.shape)
       for row in table.rows(a)
       if not row.stacked
     }
@@ -270,13 +275,8 @@ class Transformer(nn.Module):
     x = embedded(x, a)
     if recorded is not None:
       recorded = jnp.moveaxis(recorded, 2, 0)
-    x, use = layers(
-      x,
-      attention.rotary(a, positions),
-      segment_ids,
-      attention.layers(a),
-      recorded,
-    )
+    rotary, differ = attention.rotary(a, positions), attention.layers(a)
+    x, use = layers(x, rotary, segment_ids, differ, recorded)
     return rms_norm(x, params["norm"], a), use
 
 
@@ -302,9 +302,8 @@ def forward(
   Returns:
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
-  return forward_with_use(
-    params, a, tokens, positions, segment_ids, compute=compute
-  )[0]
+  inputs = tokens, positions, segment_ids
+  return forward_with_use(params, a, *inputs, compute=compute)[0]
 
 
 def forward_with_use(

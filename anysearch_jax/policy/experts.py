@@ -231,22 +231,20 @@ def _every(
   return jnp.einsum("enf,efd->nd", hidden, w.down)
 
 
-def _hidden(
-  x: jax.Array,
-  w: Weights,
-  product: Callable = jnp.matmul,
-  rows: Callable = lambda bias: bias[:, None],
-) -> jax.Array:
-  """Returns what `down` multiplies; `rows` returns the biases of `x`."""
+def _hidden(x: jax.Array, w: Weights) -> jax.Array:
+  """Returns what `down` multiplies, of rows `[E, N, D]` of each expert."""
   if w.bias is None:
-    return jax.nn.silu(product(x, w.gate)) * product(x, w.up)
-  if product is jnp.matmul:  # Slices of the weights would be copies.
-    both = jnp.broadcast_to(x[:, None], (len(x), 2, *x.shape[1:])) @ w.gate
-    gate, up = both[:, 0], both[:, 1]
-  else:
-    gate, up = (product(x, w.gate[:, i]) for i in range(2))
-  gate = jnp.minimum(gate + rows(w.bias[:, 0]), _LIMIT)
-  up = jnp.clip(up + rows(w.bias[:, 1]), -_LIMIT, _LIMIT)
+    assert w.up is not None
+    return jax.nn.silu(x @ w.gate) * (x @ w.up)
+  # One product for both: slices of the weights would be copies.
+  both = jnp.broadcast_to(x[:, None], (len(x), 2, *x.shape[1:])) @ w.gate
+  return _clamped(both[:, 0], both[:, 1], w.bias[:, :, None])
+
+
+def _clamped(gate: jax.Array, up: jax.Array, bias: jax.Array) -> jax.Array:
+  """Returns gpt-oss's SwiGLU; its biases are `[:, 0]` and `[:, 1]`."""
+  gate = jnp.minimum(gate + bias[:, 0], _LIMIT)
+  up = jnp.clip(up + bias[:, 1], -_LIMIT, _LIMIT)
   return gate * jax.nn.sigmoid(_SLOPE * gate) * (up + 1)
 
 
@@ -344,8 +342,12 @@ def _counted(rows: int, w: Weights) -> Callable[[Callable], Callable]:
 
 def _grouped(x, w, owner, sizes):
   product = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
-  each = jnp.repeat(owner, _BLOCK)
-  return product(_hidden(x, w, product, lambda bias: bias[each]), w.down)
+  if w.bias is None:
+    hidden = jax.nn.silu(product(x, w.gate)) * product(x, w.up)
+  else:
+    gate, up = (product(x, w.gate[:, i]) for i in range(2))
+    hidden = _clamped(gate, up, w.bias[jnp.repeat(owner, _BLOCK)])
+  return product(hidden, w.down)
 
 
 def _batched(x: jax.Array, w: Weights) -> jax.Array:
@@ -368,23 +370,17 @@ def _looped_backward(x, w, owner, sizes, g):
     _, pull = jax.vjp(_batched, cut(x), mine)
     of_x, of_w = pull(cut(g))
     ids = jax.lax.dynamic_slice_in_dim(owner, i * _BLOCKS, _BLOCKS)
-    # Blocks of an expert add up in float32, one after another.
-    dw = jax.tree.map(
-      lambda total, new: (
-        total
-        + jax.ops.segment_sum(
-          new.astype(jnp.float32), ids, len(total), indices_are_sorted=True
-        )
-      ),
-      dw,
-      of_w,
-    )
-    return _put(dx, of_x, i), dw
+
+    def added(total, new):
+      # Blocks of an expert add up in float32, one after another.
+      new = new.astype(jnp.float32)
+      return total + jax.ops.segment_sum(new, ids, len(total), True)
+
+    return _put(dx, of_x, i), jax.tree.map(added, dw, of_w)
 
   zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.float32), w)
-  dx, dw = jax.lax.fori_loop(
-    0, _iterations(sizes), step, (jnp.zeros_like(x), zeros)
-  )
+  start = jnp.zeros_like(x), zeros
+  dx, dw = jax.lax.fori_loop(0, _iterations(sizes), step, start)
   return dx, jax.tree.map(lambda d, m: d.astype(m.dtype), dw, w)
 
 

@@ -23,19 +23,18 @@ class Family(NamedTuple):
 
   class_name: of transformers. defaults: those that differ from the ones of
   `architecture`. unread: keys that transformers does not read for this family.
-  qkv_bias: whether it always has these biases. qk_norm: as in `Architecture`.
-  head_dim: whether null is invalid. caches_windows: whether a window without a
-  switch applies, in the cache of `generate` alone. unrotated: whether layers
-  may lack rotary positions. experts: whether every layer has experts. windows:
-  how windowed layers are found. only: values that keys must have. fields: of
-  `Architecture`, which all of the family have.
+  qkv_bias: whether it always has these biases. head_dim: whether null is
+  invalid. caches_windows: whether a window without a switch applies, in the
+  cache of `generate` alone. unrotated: whether layers may lack rotary
+  positions. experts: whether every layer has experts. windows: how windowed
+  layers are found. only: values that keys must have. fields: of `Architecture`,
+  which all of the family have.
   """
 
   class_name: str
   defaults: Mapping[str, Any]
   unread: tuple[str, ...]
   qkv_bias: bool = False
-  qk_norm: bool = False
   head_dim: bool = False
   caches_windows: bool = False
   unrotated: bool = False
@@ -57,8 +56,8 @@ FAMILIES = {
     "Qwen3ForCausalLM",
     {"num_key_value_heads": 32, "head_dim": 128},
     unread=("mlp_bias",),
-    qk_norm=True,
     head_dim=True,
+    fields={"qk_norm": True},
   ),
   "qwen3_moe": Family(
     "Qwen3MoeForCausalLM",
@@ -71,9 +70,9 @@ FAMILIES = {
       "max_window_layers": 0,
     },
     unread=("mlp_bias", "max_window_layers"),
-    qk_norm=True,
     head_dim=True,
     experts=True,
+    fields={"qk_norm": True},
   ),
   "llama": Family(
     "LlamaForCausalLM",
@@ -103,10 +102,9 @@ FAMILIES = {
       *("original_max_position_embeddings", "rope_local_base_freq"),
       "sliding_window_pattern",
     ),
-    qk_norm=True,
     head_dim=True,
     windows=Windows(4, 500_000.0, 500_000.0),
-    fields={"joint_norm": True, "norms": "after"},
+    fields={"qk_norm": True, "joint_norm": True, "norms": "after"},
   ),
   "gemma3_text": Family(
     "Gemma3ForCausalLM",
@@ -122,7 +120,6 @@ FAMILIES = {
       *("mlp_bias", "use_sliding_window", "max_window_layers", "hidden_act"),
       "original_max_position_embeddings",
     ),
-    qk_norm=True,
     head_dim=True,
     windows=Windows(6, 1e6, 10_000.0),
     only={
@@ -130,7 +127,7 @@ FAMILIES = {
       "use_bidirectional_attention": (False, None),
     },
     fields={
-      **{"norms": "around", "norm_offset": 1.0},
+      **{"qk_norm": True, "norms": "around", "norm_offset": 1.0},
       **{"gelu": True, "scaled": True},
     },
   ),

@@ -22,23 +22,14 @@ from anysearch_jax.policy import decoder, experts, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
 
-# The cache of one layer.
-C = TypeVar("C")
+C = TypeVar("C")  # The cache of one layer.
+_Maybe = jax.Array | None
 # Maps queries, keys and values of new tokens, a layer's cache, positions, the
 # mask of real tokens, the layer's window (None: it sees all tokens) and sinks
 # to the attention output and the new cache. A fused layer's queries are all
 # three, the others None: see `Paged.__call__`.
 Attend = Callable[
-  [
-    jax.Array,
-    jax.Array | None,
-    jax.Array | None,
-    C,
-    jax.Array,
-    jax.Array,
-    int | None,
-    jax.Array | None,
-  ],
+  [jax.Array, _Maybe, _Maybe, C, jax.Array, jax.Array, int | None, _Maybe],
   tuple[jax.Array, C],
 ]
 
@@ -62,12 +53,12 @@ class FusedBlock(decoder.Block):
       x += w["qkv_bias"]
     # One kernel on a GPU norms and turns all heads, if it need not also split
     # the axis of the product's columns.
-    x = jax.lax.optimization_barrier(x)
+    turned = x = jax.lax.optimization_barrier(x)
     head = jnp.arange(group + 2)[:, None]
-    turned = x
     if a.qk_norm:
       scale = jnp.where(head < group, w["q_norm"], w["k_norm"])
       turned = decoder.rms_norm(x, scale, a)
+      turned *= jnp.where(head < group, a.query_scale, 1.0)
     turned = attention.rotate(turned, *(each[..., None, :] for each in rotary))
     return jnp.where(head <= group, turned, x), None, None
 

@@ -98,9 +98,8 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   if a.experts:
     gives = ((a.experts, None),)
     name = f"{layer}mlp.{'router' if a.clamped else 'gate'}"
-    table.append(
-      _matrix(a, "router", f"{name}.weight", model, gives, init=0.02)
-    )
+    router = _matrix(a, "router", f"{name}.weight", model, gives, init=0.02)
+    table.append(router)
     if a.clamped:
       table.append(_plain(a, "router_bias", f"{name}.bias", gives, init=0.0))
       table += _clamped(a)

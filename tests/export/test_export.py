@@ -79,11 +79,22 @@ def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("shape", "dtype"),
-  [({"fsdp": 8}, "float32"), ({"data": 2, "fsdp": 2, "tensor": 2}, "bfloat16")],
+  ("case", "shape", "dtype"),
+  [
+    ("llama-biased", {"fsdp": 8}, "float32"),
+    ("smollm3", {"fsdp": 8}, "bfloat16"),
+    ("qwen3-moe", {"fsdp": 2, "expert": 2, "tensor": 2}, "bfloat16"),
+    ("gpt-oss", {"fsdp": 2, "expert": 2, "tensor": 2}, "bfloat16"),
+    *(
+      (case, {"data": 2, "fsdp": 2, "tensor": 2}, "bfloat16")
+      for case in ("llama-biased", "olmo3", "gemma3-tied")
+    ),
+  ],
 )
-def test_parameters_on_a_mesh_export_to_the_same_bytes(tmp_path, shape, dtype):
-  policy = born_here("llama-biased")
+def test_parameters_on_a_mesh_export_to_the_same_bytes(
+  tmp_path, case, shape, dtype
+):
+  policy = born_here(case)
   mesh = sharding.mesh(**shape)
   spread = jax.device_put(
     policy.params, sharding.shardings(policy.architecture, mesh)

@@ -307,7 +307,12 @@ def rope(change):
         ),
       ]
     ),
-    (GEMMA3, {"query_pre_attn_scalar": 8}, "is 8, expected head_dim, 16"),
+    (GEMMA3, {"query_pre_attn_scalar": 0}, f"attn_scalar is 0, {SIZE}"),
+    (
+      OLMO3,
+      {"query_pre_attn_scalar": 8},
+      UNKNOWN.format("query_pre_attn_scalar"),
+    ),
     (GEMMA3, {"sliding_window_pattern": 0}, f"pattern is 0, {SIZE}"),
     (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not"),
     (GPT_OSS, {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported"),
@@ -319,8 +324,8 @@ def rope(change):
     # RoPE.
     (
       QWEN2_7B,
-      {"rope_scaling": {"type": "linear", "factor": 4.0}},
-      "RoPE type 'linear' is not supported; expected 'default', 'llama3' or",
+      {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+      "RoPE type 'dynamic' is not supported; expected 'default', 'linear', 'l",
     ),
     (
       QWEN3_4B,
@@ -337,6 +342,7 @@ def rope(change):
       {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}},
       UNKNOWN.format("mrope_section"),
     ),
+    (QWEN2_7B, {"rope_scaling": {"type": "linear"}}, "factor is missing"),
     (LLAMA3_8B, rope({"rope_theta": "5"}), f"rope_theta is '5', {NUMBER}"),
     (LLAMA3_8B, rope({CONTEXT: "8192"}), f"{CONTEXT} is '8192', {SIZE}"),
     (

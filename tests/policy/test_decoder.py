@@ -90,8 +90,16 @@ def test_cached_forward_equals_the_full_forward(case, fused):
   assert seen == done.sum()
 
 
-def test_rows_of_one_call_may_be_chunks_of_one_sequence():
-  a = random_models.architecture("qwen2")
+@pytest.mark.parametrize(
+  "case",
+  [
+    *("qwen2", "qwen3-moe", "smollm3", "olmo3", "gemma3-biased", "gpt-oss"),
+    pytest.param("qwen3", marks=pytest.mark.slow),
+    pytest.param("llama", marks=pytest.mark.slow),
+  ],
+)
+def test_rows_of_one_call_may_be_any_chunks_of_one_sequence(case):
+  a, rng = random_models.architecture(case), np.random.default_rng(0)
   params = random_models.params(a)
   tokens = random_models.random_tokens((1, 24))
   full = jax.jit(decoder.forward, static_argnums=1)(
@@ -103,12 +111,19 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
     paged = paged_attention.Paged()
     return paged(q, k, v, pages, table, positions, real, *differ)
 
-  extend = functools.partial(serving.extend, a=a, attend=attend)
-  hidden, *_ = jax.jit(extend)(
-    prepared(params, a),
-    tokens=tokens.reshape(3, 8),
-    starts=jnp.array([0, 8, 16]),
-    counts=jnp.array([8, 8, 8]),
-    caches=pages_lib.empty(a, [7], 4, jnp.float32),
-  )
-  np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)
+  extend = jax.jit(functools.partial(serving.extend, a=a, attend=attend))
+  for cuts in [(8, 16), *(rng.choice(25, 2) for _ in range(6))]:
+    starts = np.array([0, *sorted(cuts)])
+    counts = np.diff(starts, append=24)
+    new = rng.integers(0, random_models.TOKENS, (3, 24))
+    for row, start, count in zip(new, starts, counts):
+      row[:count] = tokens[0, start : start + count]
+    hidden, *_ = extend(
+      prepared(params, a),
+      tokens=new,
+      starts=starts,
+      counts=counts,
+      caches=pages_lib.empty(a, [7], 4, jnp.float32),
+    )
+    found = np.concatenate([x[:n] for x, n in zip(hidden, counts)])
+    np.testing.assert_allclose(found, full[0], atol=1e-5)

@@ -27,6 +27,7 @@ ATTENTION = architecture_lib.Lora(
   rank=3, alpha=1.0, targets=("q", "k", "v", "o")
 )
 CASES = [("qwen3-tied", SOME), ("llama-biased", ALL), ("gpt-oss", ATTENTION)]
+CASES += [("qwen3-moe", ATTENTION), ("olmo3", ALL), ("gemma3-biased", ALL)]
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ SIZES = {
   "intermediate_size": 48,
 }
 CASES = ["qwen2-tied", "qwen3", "qwen3-moe", "llama-biased", "gpt-oss"]
+CASES += ["smollm3", "olmo3", "gemma3-tied"]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,9 @@ def reads(monkeypatch):
     ("llama-biased", {"fsdp": 5}),
     ("qwen3-moe", {"fsdp": 2, "expert": 2, "tensor": 2}),
     ("gpt-oss", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ("smollm3", {"fsdp": 8}),
+    ("olmo3", {"fsdp": 4, "tensor": 2}),
+    ("gemma3-tied", {"data": 2, "fsdp": 2, "tensor": 2}),
   ],
 )
 def test_mesh_holds_the_same_values_as_one_device(folders, reads, case, shape):

@@ -22,7 +22,7 @@ from jax._src.pallas.mosaic_gpu.interpret import params as mosaic
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy import decoder, experts, sharding
 from anysearch_jax.policy.attention import (
   mosaic_attention,
   paged_attention,
@@ -53,12 +53,21 @@ def _assert_scored(engine, params, played, rng):
   [
     ("float32", {}),
     ("float32", {"architecture": _WINDOWED}),
+    # Each token by its own experts alone, and by all.
+    ("float32", {"case": "qwen3-moe", "few": 0}),
+    ("bfloat16", {"case": "gpt-oss", "few": 8}),
     ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"}),
     ("bfloat16", {"lookahead": 1, "axes": {"data": 2, "tensor": 2}}),
   ],
 )
-def test_traffic_and_scoring_change_no_bit(dtype, changes):
+def test_traffic_and_scoring_change_no_bit(dtype, changes, monkeypatch):
   params, axes = small_engine.params(), changes.get("axes", {"data": 1})
+  if "case" in changes:
+    sizes = {"vocab_size": len(small_engine.TEXTS)}
+    a = random_models.architecture(changes["case"], **sizes)
+    monkeypatch.setattr(experts, "_FEW", changes["few"])
+    monkeypatch.setattr(experts, "_BLOCK", 8)
+    params, changes = random_models.params(a), {"architecture": a}
   if "axes" in changes:
     changes = {"lookahead": 1, "mesh": sharding.mesh(**axes)}
     cut = sharding.shardings(small_engine.A, changes["mesh"])
@@ -159,9 +168,6 @@ def test_what_cannot_be_exact_is_refused():
   for changes in ({"lanes": (4, 8)}, {"lanes": (17,)}):
     with pytest.raises(ValueError, match="one size and a multiple of 8"):
       small_engine.engine(params, exact=True, **changes)
-  a = random_models.architecture("qwen3-moe")
-  with pytest.raises(ValueError, match="a policy with experts"):
-    small_engine.engine(random_models.params(a), architecture=a, exact=True)
   engine = small_engine.engine(params, exact=True)
   turn = types.Address(0, 0, 0), 0, (9,), 1, ()
   with pytest.raises(ValueError, match=r"found top_p 0\.9 and top_k 0"):

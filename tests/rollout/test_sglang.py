@@ -211,6 +211,13 @@ def test_a_server_that_cannot_be_used_is_refused(serve, faults, message):
     serve(faults=faults, deadline=0.5)
 
 
+def test_servers_of_a_quantised_policy_get_no_plain_weights(serve, tmp_path):
+  text = '{"quantization_config": {"quant_method": "mxfp4"}}'
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(types.EngineError, match="found quantised weights, in pl"):
+    serve(start=engines.policy()._replace(source=tmp_path))
+
+
 @pytest.mark.parametrize("urls", [(), ("localhost:30000",), ("",)])
 def test_urls_are_checked(urls):
   with pytest.raises(ValueError, match="sglang.urls: found"):

@@ -93,6 +93,14 @@ _GPT_OSS: dict[str, Any] = {
   "pad_token_id": None,
   "rope_parameters": _YARN["rope_parameters"] | {"truncate": False},
 }
+# As in 4B and larger ones: a scale of its own, and RoPE in larger steps.
+_GEMMA3_LARGE: dict[str, Any] = _GEMMA3 | {
+  "query_pre_attn_scalar": 24,
+  "rope_parameters": {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+  },
+}
 # By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
@@ -117,7 +125,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "gemma3-tied": ("Gemma3", _GEMMA3),
   "gemma3-biased": (
     "Gemma3",
-    _GEMMA3 | {"attention_bias": True, "tie_word_embeddings": False},
+    _GEMMA3_LARGE | {"attention_bias": True, "tie_word_embeddings": False},
   ),
   "olmo3": ("Olmo3", _OLMO3),
   "gpt-oss": ("GptOss", _GPT_OSS),

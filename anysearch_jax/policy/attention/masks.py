@@ -31,6 +31,8 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
   s = a.rope_scaling
   if s is None:
     return frequency.astype(np.float32)
+  if isinstance(s, architecture_lib.LinearRope):
+    return (frequency / s.factor).astype(np.float32)
   original = s.original_max_position_embeddings / (2 * math.pi)
   if isinstance(s, architecture_lib.YarnRope):
     low, high = (

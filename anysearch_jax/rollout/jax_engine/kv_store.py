@@ -125,14 +125,8 @@ def make_model(
   With `records`, calls return the experts that tokens choose, if there are any.
 
   Raises:
-    ValueError: `engine.attention` cannot run there, or not read
-      `engine.kv_dtype`; or the policy has experts, and `engine.exact` is on.
+    ValueError: `engine.attention` cannot run there or read `engine.kv_dtype`.
   """
-  if config.exact and a.experts:
-    raise ValueError(
-      "engine.exact: found true for a policy with experts, whose products have "
-      "as many rows as tokens chose them; expected a dense policy, or false."
-    )
   dtype = jnp.dtype(dtype)
   stored = pages_lib.stored(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]

@@ -37,7 +37,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import disk, loop, processes
+from anysearch_jax.host import disk, json_files, loop, processes
 from anysearch_jax.policy import decoder, experts, hf
 from anysearch_jax.rollout.sglang import adapters, delta, health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
@@ -242,6 +242,15 @@ class SglangEngine:
     return f"{self._run}.{next(self._serial)}-{version}"
 
   def _whole(self, path: pathlib.Path, name: str) -> sglang_server.Weights:
+    """Returns plain weights; servers of a quantised policy cannot take them."""
+    source = self._policy.source
+    config = json_files.read(source / "config.json") if source else {}
+    if config.get("quantization_config"):
+      raise types.EngineError(
+        f"{source}: found quantised weights, in place of which SGLang servers "
+        "load no plain ones, as trained ones are; expected a plain folder (by "
+        "transformers: load by Mxfp4Config(dequantize=True), save_pretrained)."
+      )
     return sglang_server.Weights(path, name, self._config.deadline)
 
   def _sent(
