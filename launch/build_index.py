@@ -90,9 +90,7 @@ def define_flags() -> None:
     "letters.",
   )
   flags.DEFINE_integer("shard", 65536, "Rows between two safe points.", 1)
-  flags.DEFINE_bool(
-    "skip_malformed", False, "Leave out lines that are no passage."
-  )
+  flags.DEFINE_bool("skip_malformed", False, "Drop lines that are no passage.")
   flags.DEFINE_string("address", "", "Of Milvus: a server, or a file.db.")
   flags.DEFINE_string("collection", "passages", "Its name in Milvus.")
   flags.DEFINE_string("graph", "", "Of vectors in Milvus, such as hnsw.")

@@ -48,25 +48,16 @@ _SECONDS = 75  # For a client to send its request, or to read the answer.
 
 def define_flags() -> None:
   flags.DEFINE_enum(
-    "role",
-    None,
-    [CONTROLLER, TRAINER],
-    "Only sample, or only train; default: both in one process.",
+    "role", None, [CONTROLLER, TRAINER], "Only sample, or train; default: both."
   )
   flags.DEFINE_string(
     "controller", None, "With --role: the controller's address, http://H:PORT."
   )
+  flags.DEFINE_string("bind", None, "Where it listens, if not at --controller.")
   flags.DEFINE_string(
-    "bind", None, "Where the controller listens, if not at that host."
+    "controller_key_variable", None, "Variable with a secret of both sides."
   )
-  flags.DEFINE_string(
-    "controller_key_variable",
-    None,
-    "Environment variable with the secret that both sides share.",
-  )
-  flags.DEFINE_float(
-    "away", 1800, "Seconds that one side waits for the other.", 1
-  )
+  flags.DEFINE_float("away", 1800, "Seconds to wait for the other side.", 1)
 
 
 def check_flags() -> str | None:

@@ -52,9 +52,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "budgets", None, "As 0..8 or 0,1,5, or as searches=1|3,tokens=64|128."
   )
-  flags.DEFINE_integer(
-    "seeds", None, f"How many, from {_FIRST_SEED} on.", lower_bound=1
-  )
+  flags.DEFINE_integer("seeds", None, f"How many, from {_FIRST_SEED} on.", 1)
   flags.DEFINE_string("output", None, "Folder.", required=True)
   launch_flags.define_process()
 

@@ -102,9 +102,7 @@ def define_listening() -> None:
   flags.DEFINE_list(
     "hosts", [], "Its other names, such as a proxy's; needed without keys."
   )
-  flags.DEFINE_float(
-    "grace", 30, "Seconds for what is open when it is stopped.", 0
-  )
+  flags.DEFINE_float("grace", 30, "Seconds for what is open when stopped.", 0)
 
 
 def define_process() -> None:

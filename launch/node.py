@@ -384,9 +384,7 @@ def define_flags() -> None:
     lower_bound=0,
   )
   flags.DEFINE_string(
-    "sglang_python",
-    _SERVER_PYTHON,
-    "Python of SGLang's environment, see launch/requirements-sglang.txt.",
+    "sglang_python", _SERVER_PYTHON, "Of launch/requirements-sglang.txt."
   )
   flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
   flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)

@@ -50,9 +50,7 @@ def define_flags() -> None:
   """Defines the flags of a configuration, documents and a policy."""
   launch_flags.define_config(required=False)
   documents.define_flags()
-  flags.DEFINE_string(
-    "hf", None, "Hugging Face folder; default: config.policy."
-  )
+  flags.DEFINE_string("hf", None, "Hugging Face folder, else config.policy.")
   flags.DEFINE_alias("policy", "hf")
   define_checkpoint()
   flags.DEFINE_list(

@@ -45,9 +45,7 @@ _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 def define_flags() -> None:
   flags.DEFINE_multi_string("input", [], "See the module.")
   flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
-  flags.DEFINE_string(
-    "hub", None, "Dataset repository of the Hugging Face hub."
-  )
+  flags.DEFINE_string("hub", None, "Dataset of the Hugging Face hub.")
   flags.DEFINE_string("revision", None, "Of --hub: commit, tag or branch.")
   flags.DEFINE_list(
     "sets",
@@ -64,9 +62,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer("seed", 42, "Of the mix's order.", 0)
   flags.DEFINE_list("limit", [], "The most questions, as nq_train=1000,...")
-  flags.DEFINE_bool(
-    "skip_malformed", False, "Leave out rows that are no question."
-  )
+  flags.DEFINE_bool("skip_malformed", False, "Drop rows that are no question.")
   flags.DEFINE_multi_string(
     "held_out",
     [],

@@ -72,9 +72,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "notes", "", "How this was made (commands, machine), shown on the page."
   )
-  flags.DEFINE_string(
-    "figure", None, "An SVG file to write instead of the report."
-  )
+  flags.DEFINE_string("figure", None, "SVG file to write instead of a report.")
 
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:

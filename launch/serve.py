@@ -54,9 +54,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "budget", 3, "Searches of a request that does not say.", lower_bound=0
   )
-  flags.DEFINE_integer(
-    "max_budget", 10, "The most searches of a request.", lower_bound=0
-  )
+  flags.DEFINE_integer("max_budget", 10, "The most searches of a request.", 0)
   flags.DEFINE_float(
     "deadline",
     None,

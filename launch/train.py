@@ -23,6 +23,7 @@ import functools
 import json
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -77,9 +78,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "timeline", False, "Write timeline.json to the folder, for Perfetto."
   )
-  flags.DEFINE_bool(
-    "dry_run", False, "Print the resolved configuration and stop."
-  )
+  flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -286,8 +285,15 @@ def _trainer(
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
     sinks=sinks,
+    hangs=_hangs,
   )
   return trainer, provenance
+
+
+def _hangs() -> None:
+  """Stops this process, which gives up a step that does not end."""
+  stopping.say("a step takes ten times as long as any before; do devices hang?")
+  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _questions(

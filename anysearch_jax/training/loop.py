@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +38,8 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
+
+_HANGS, _TIMES = 1800.0, 10  # Seconds of a step, and times the longest one.
 
 
 class Event(NamedTuple):
@@ -86,6 +88,8 @@ class Trainer:
       checkpoint that the run resumes from.
     sinks: get the metrics too, see `trackers.opened`.
     clock: returns the time in seconds.
+    hangs: called, on another thread, when a step has taken half an hour and ten
+      times as long as any before: devices may hang while their hosts go on.
 
   Raises:
     ValueError: the devices or the engine cannot run the configuration.
@@ -105,8 +109,10 @@ class Trainer:
     allow_changes: bool = False,
     sinks: Sequence[trackers.Sender] = (),
     clock: Callable[[], float] = time.monotonic,
+    hangs: Callable[[], None] = lambda: None,
   ):
     self._config = config
+    self._hangs, self._longest = hangs, 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._sinks = sinks
@@ -359,7 +365,7 @@ class Trainer:
       # critic's estimates) cannot resume in the middle: its weights are gone by
       # then.
       stoppable = self._learner.steps_alone and self._stoppable
-      for values in self._learner.steps(packed[len(steps) :]):
+      for values in self._timed(self._learner.steps(packed[len(steps) :])):
         self._monitor.step(
           rollout,
           values,
@@ -390,6 +396,23 @@ class Trainer:
       values["device/count"] = jax.device_count()
     self._monitor.rollout(values)
     return steps, values
+
+  def _timed(
+    self, steps: Iterator[dict[str, float]]
+  ) -> Iterator[dict[str, float]]:
+    """Yields from steps; calls `hangs` over one that lasts too long."""
+    values: dict[str, float] | None = {}
+    while values is not None:
+      began, most = time.monotonic(), max(_HANGS, _TIMES * self._longest)
+      (timer := threading.Timer(most, self._hangs)).daemon = True
+      timer.start()
+      try:
+        values = next(steps, None)
+      finally:
+        timer.cancel()
+      self._longest = max(self._longest, time.monotonic() - began)
+      if values is not None:
+        yield values
 
   def _record(
     self, name: str, scored: rewards_and_advantages.Experience

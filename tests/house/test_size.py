@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_854,
-  "source: code lines": 41_736,
+  "source: lines": 67_874,
+  "source: code lines": 41_741,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_739,
-  "docs and README: words": 22_030,
+  "tests: lines": 54_794,
+  "docs and README: words": 22_031,
   "README: words": 700,
   "commands": 16,
 }

@@ -518,6 +518,31 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   assert engine.scores(engines.PROMPT).keys() == {first.url, second.url}
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_server_that_loads_is_awaited_while_it_answers(
+  serve, monkeypatch, caplog, stops
+):
+  """A stopped process holds the others for less than `sglang.deadline`."""
+  monkeypatch.setattr(health, "_LOADING_SECONDS", 0.2)
+  engine, first, second = serve(SAID, count=2, wait=60)
+  engine._config = dataclasses.replace(engine._config, deadline=600.0)
+  engine._servers[0]._patience = 0.5
+
+  def slow(value):
+    time.sleep(1.0)
+    return value
+
+  first.faults["/update_weights_from_disk"] = ["hang" if stops else slow]
+  if stops:
+    first.faults["/model_info"] = [None] + ["hang"] * 9999
+  began = time.monotonic()
+  engine.set_params(engines.policy().params, 1)
+  assert time.monotonic() - began < 30
+  assert f"Waits for {first.url}, which still loads weights." in caplog.text
+  assert engine.counters["server_down"] == stops
+  assert (first.version == second.version) != stops
+
+
 def test_server_that_does_not_load_the_weights_is_not_used(serve):
   engine, server = serve(SAID, wait=60)
   server.kill()

