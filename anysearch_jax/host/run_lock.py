@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import pathlib
 import socket
@@ -21,18 +22,32 @@ from absl import logging
 NAME = "run.lock"
 # Errors of file systems that have no locks.
 _UNABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_POLL = 0.2  # Seconds between attempts.
+
+
+class HeldError(ValueError):
+  """Another process holds the lock; the message names it."""
 
 
 @contextlib.contextmanager
-def hold(path: str | pathlib.Path) -> Iterator[None]:
+def hold(path: str | pathlib.Path, *, patience: float = 0.0) -> Iterator[None]:
   """Holds a lock file, which is removed at the end.
 
   The file is created, with its folder. If the file system has no locks, this
-  warns and continues without a lock. Raises ValueError if another process holds
-  the lock, or the file cannot be created.
+  warns and continues without a lock. Raises HeldError if another process holds
+  the lock for `patience` seconds, ValueError if the file cannot be created.
   """
-  path = pathlib.Path(path)
-  file = _take(path)
+  path, end = pathlib.Path(path), time.monotonic() + patience
+  for attempt in itertools.count():
+    try:
+      file = _take(path)
+      break
+    except HeldError as error:
+      if time.monotonic() > end:
+        raise
+      if not attempt:
+        logging.warning("Waiting: %s", error)
+      time.sleep(_POLL)
   try:
     yield
   finally:
@@ -88,7 +103,7 @@ def _lock(file: TextIO, path: pathlib.Path) -> bool:
   except BlockingIOError:
     file.seek(0)
     who = file.readline().strip() or "another process"
-    raise ValueError(
+    raise HeldError(
       f"{path}: found it held by {who}, expected nobody else to write to this "
       "folder. Wait for that one or stop it, or name another place."
     ) from None

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import logging
 import os
 import pathlib
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from anysearch_jax.config import settings as config_settings
-from anysearch_jax.host import disk, json_files
+from anysearch_jax.host import disk, json_files, run_lock
 from retrieval import analysis, passages
 from retrieval.index import search, vectors
 
@@ -38,10 +35,7 @@ BUILT, BEGUN, PUBLISHED = "index.json", "build.json", "published.index"
 CURRENT = "current.json"
 # Bytes of an index of words by byte of its corpus, at most.
 _WORDS = 0.25
-# Seconds to wait for another builder's lock, and between attempts.
-_PATIENCE, _POLL = 6 * 3600.0, 0.2
-
-_log = logging.getLogger(__name__)
+_PATIENCE = 6 * 3600.0  # Seconds to wait for another builder's lock.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,26 +365,6 @@ def _tuned(
   return identity
 
 
-@contextlib.contextmanager
-def alone(folder: pathlib.Path) -> Iterator[None]:
-  """Holds the folder's lock; the kernel frees the lock of a killed process.
-
-  Raises:
-    ValueError: another process held the lock for too long.
-  """
-  with (folder / ".lock").open("w") as file:
-    end = None
-    while True:
-      with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        break
-      if end is None:
-        end = time.monotonic() + _PATIENCE
-        _log.warning("%s: another process is building it; waiting.", folder)
-      if time.monotonic() > end:
-        raise ValueError(
-          f"{folder}: another process has worked on it for {_PATIENCE:g} "
-          "seconds; check that process, then run this command again."
-        )
-      time.sleep(_POLL)
-    yield
+def alone(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+  """Holds the folder's lock, for which it waits; raises as `run_lock.hold`."""
+  return run_lock.hold(folder / ".lock", patience=_PATIENCE)

@@ -316,9 +316,9 @@ def test_who_builds_an_index_beside_another_waits_and_then_says_so(
   folder.mkdir()
   with (folder / ".lock").open("w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="another process has worked on it"):
+    with pytest.raises(ValueError, match="held by another process"):
       building.build(source, folder, building.Settings("bm25"))
-    assert f"{folder}: another process is building it" in caplog.text
+    assert f"Waiting: {folder / '.lock'}: found it held" in caplog.text
   assert building.build(source, folder, building.Settings("bm25"))
 
 
