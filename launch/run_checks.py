@@ -538,7 +538,10 @@ def footprint(
   trained = weights.count(table.trainable_rows(a))
   base = weights.count(table.base_rows(a))
   compute = jnp.dtype(config.compute_dtype).itemsize
-  checkpoint = 3 * _MASTER * trained  # Weights and both moments.
+  learned = trained
+  if config.objective.has_critic:
+    learned += weights.count(table.critic_rows(a))
+  checkpoint = 3 * _MASTER * learned  # Weights and both moments.
   keep, mesh, e = config.checkpoint, config.mesh, config.engine
   c = config.curriculum
   recorded = math.ceil(c.total_steps / c.steps_per_rollout / config.save_every)
@@ -548,10 +551,10 @@ def footprint(
   if config.lora.rank:
     export += _MASTER * trained
     frozen = base * jnp.dtype(config.lora.base_dtype).itemsize
-  elif config.objective.kl_coefficient:
+  elif config.objective.kl_coefficient or config.critic.reward_kl:
     frozen = base * compute
   shards = mesh.size // mesh.data
-  state = _MASTER * trained // shards  # Of masters, of a moment, of gradients.
+  state = _MASTER * learned // shards  # Of masters, of a moment, of gradients.
   trains = 4 * state + frozen // shards
   policy = cache = 0
   if e.kind == "jax":

@@ -231,6 +231,7 @@ def test_footprint_follows_from_the_sizes():
   adapters = footprint(lora={"rank": 4})
   assert adapters.checkpoint < plain.checkpoint / 4
   assert adapters.export > plain.export
+  assert footprint(objective={"advantage": "gae"}).disk > 1.8 * plain.disk
   cut = footprint(mesh={"fsdp": 2, "tensor": 2})
   assert cut.trained == plain.trained // 4
   bare = footprint(objective={"kl_coefficient": 0.0})

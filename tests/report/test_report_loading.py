@@ -270,7 +270,6 @@ def test_the_command_says_what_it_expected(items, sentence):
 @pytest.mark.parametrize(
   ("given", "sentence"),
   [
-    ({"prices": ["1"]}, "--config.evaluation.1: no value; write"),
     ({"prices": ["a=1"]}, "unknown key 'a_price'; expected one of"),
     ({"tables": ["tool"]}, "--tables: found 'tool', expected label=ablation"),
     ({"surfaces": ["a=nowhere"]}, "a=nowhere: found no such folder"),
