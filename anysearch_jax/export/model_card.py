@@ -32,8 +32,8 @@ class Exported(NamedTuple):
 
   Attributes:
     config: the run's resolved configuration.
-    provenance: the run's records: `questions`, `retriever`, `reward`,
-      `packages`, each a mapping, and `changes`, a list; each may be missing.
+    provenance: the run's records: `questions`, `retriever`, `own`, `packages`,
+      each a mapping, and `changes`, a list; each may be missing.
     base_model: name of the model that training started from, "" if unknown.
     licence: licence of that model, as returned by `hf_export.licence`.
     rollout: number of rollouts trained.
@@ -151,8 +151,8 @@ def _facts(policy: Exported) -> list[tuple[str, str]]:
     ),
     ("budgets", budgets),
   ]
-  if config.reward.function:
-    facts.append(("reward", _values(noted.get("reward"))))
+  own = noted.get("own", {}).items()
+  facts += [(setting, _values(found)) for setting, found in own]
   facts += [
     ("seed", str(config.seed)),
     ("questions", _values(noted.get("questions"))),

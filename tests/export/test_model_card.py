@@ -75,9 +75,9 @@ def test_card_of_every_trained_system_shows_its_own_constants(method):
 def test_card_of_a_reward_function_shows_what_was_recorded_of_it():
   card = render(
     change("reward", function="mine:reward"),
-    provenance={"reward": {"function": "mine:reward", "sha256": "ab"}},
+    provenance={"own": {"reward.function": {"name": "mine", "sha256": "ab"}}},
   )
-  assert cell(card, "reward") == "function mine:reward, sha256 ab"
+  assert cell(card, "reward.function") == "name mine, sha256 ab"
   assert "with a reward function of its own" in " ".join(card.split())
 
 
