@@ -134,9 +134,7 @@ def define_allow_cpu() -> None:
 
 def define_output() -> None:
   """Defines `--output`, for `run_folder`."""
-  flags.DEFINE_string(
-    "output", None, "Folder of the run; default: runs/<name>-<seed>."
-  )
+  flags.DEFINE_string("output", None, "Run folder, else runs/<name>-<seed>.")
 
 
 def define_training() -> None:

@@ -57,9 +57,7 @@ def define_flags() -> None:
     "With --cluster: folder of a run made with --timeline, whose parts it has "
     "more of, each counted as one device; instead of --target.",
   )
-  flags.DEFINE_float(
-    "search_seconds", 0.5, "With --cluster: mean seconds of a search.", 0
-  )
+  flags.DEFINE_float("search_seconds", 0.5, "Of a search, with --cluster.", 0)
   flags.DEFINE_integer(
     "episode_tokens",
     None,

@@ -212,7 +212,7 @@ class Fingerprint:
   def __init__(
     self, engine: types.TrainableEngine, *, prompt: Sequence[int], bound: float
   ):
-    self._bound, self._ids = bound, prompt[:_TOKENS]
+    self.bound, self._ids = bound, prompt[:_TOKENS]
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
     self._expected, self._version = np.zeros(0, np.float32), 0
 
@@ -220,12 +220,12 @@ class Fingerprint:
     """Sets the trainer's `scores` of the prompt with weights of a version."""
     self._expected, self._version = found, version
 
-  def check(self, rollout: int, *, before: bool = False) -> Gaps:
+  def check(self, rollout: int) -> Gaps:
     """Makes the engine score the prompt, and compares the result.
 
-    With `before`, nothing was sampled yet: parts of a `types.FleetEngine` that
-    have other weights are put aside if the others have the right ones. Raises
-    EngineError if the engine's weights are not those of `expect`.
+    Parts of a `types.FleetEngine` that have other weights are put aside if the
+    others have the right ones; their gaps are above `bound`. Raises EngineError
+    if the engine's weights are not those of `expect`.
     """
     engine, expected = self._engine, self._expected
     if engine is None or not expected.size:
@@ -242,12 +242,12 @@ class Fingerprint:
     every = [gap for gaps in processes.all_gather(gaps) for gap in gaps]
     found = {part: (mean, largest) for mean, largest, part in sorted(every)}
     # Written so that NaN is too large as well.
-    right = [mean for mean, _ in found.values() if mean <= self._bound]
+    right = [mean for mean, _ in found.values() if mean <= self.bound]
     for part, (mean, largest) in found.items():
-      if mean <= self._bound:
+      if mean <= self.bound:
         continue
       apart = f"{mean:.2g} nats a token ({largest:.2g} at most) away from the"
-      if before and right and isinstance(engine, types.FleetEngine):
+      if right and isinstance(engine, types.FleetEngine):
         engine.put_aside(
           part,
           f"it scores the prompt of the first question {apart} trainer's "
@@ -257,7 +257,7 @@ class Fingerprint:
       raise types.EngineError(
         f"Rollout {rollout}: {part} of the engine scores the prompt of the "
         f"first question {apart} trainer's policy of version {self._version}, "
-        f"expected {self._bound:g} at most (watch.max_fingerprint_gap): it has "
+        f"expected {self.bound:g} at most (watch.max_fingerprint_gap): it has "
         "other weights than it was given. Nothing that it sampled in this "
         "rollout was trained on. Make sure that only this run sends weights to "
         "it, then run the same command again: it resumes and sends them again."

@@ -172,13 +172,16 @@ class Sampler:
       StoppedError: `stop` was called.
       types.EngineError: the engine's weights are not those it was given.
     """
-    before = self._verify(rollout, before=True)
+    before = after = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
       collected = self._collector.collect(rollout, assignment, self._scope)
     # Another run may have replaced the weights meanwhile. If every group
     # failed, there is nothing to train on and the engine may not answer.
-    after = self._verify(rollout) if any(collected.groups) else before
+    if any(collected.groups):
+      after = self._verify(rollout)
+      if any(not mean <= self._fingerprint.bound for mean, _ in after.values()):
+        return self.sample(rollout)  # Without those that were put aside.
     if after:
       collected.engine.update(fingerprints=bool(before) + 1)
       both = sorted([*before.items(), *after.items()])
@@ -220,10 +223,10 @@ class Sampler:
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
 
-  def _verify(self, rollout: int, *, before: bool = False) -> health.Gaps:
+  def _verify(self, rollout: int) -> health.Gaps:
     span = self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint")
     with span, self._handing:
-      return self._fingerprint.check(rollout, before=before)
+      return self._fingerprint.check(rollout)
 
   def stop(self) -> None:
     """Cancels the rollout in progress and all later ones. Thread-safe."""

@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_866,
-  "source: code lines": 41_738,
+  "source: lines": 67_865,
+  "source: code lines": 41_737,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_794,
-  "docs and README: words": 22_031,
+  "tests: lines": 54_793,
+  "docs and README: words": 22_029,
   "README: words": 700,
   "commands": 16,
 }
