@@ -27,8 +27,8 @@ def get_config(preset: str = "1") -> aj.ExperimentConfig:
       f"research/other_worlds.py: found preset {preset!r}, expected the seed "
       f"of a world, from 1 on, or {LARGE!r}."
     )
-  large = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 768}
-  large |= {"steps": 1000, "learning_rate": 2e-3}
+  sizes = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 768}
+  large = {**sizes, "steps": 1000, "learning_rate": 2e-3}
   return config_lib.changed(
     quickstart.get_config(),
     name=f"world-{preset}",
