@@ -384,7 +384,7 @@ def define_flags() -> None:
     lower_bound=0,
   )
   flags.DEFINE_string(
-    "sglang_python", _SERVER_PYTHON, "Of launch/requirements-sglang.txt."
+    "sglang_python", _SERVER_PYTHON, "With launch/requirements-sglang.txt."
   )
   flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
   flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)
@@ -394,10 +394,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_float("deadline", 1800, "Seconds for servers to be ready.", 0)
   flags.DEFINE_float(
-    "grace",
-    None,
-    "Seconds that the trainer may take to stop; default: what it says itself.",
-    0,
+    "grace", None, "Seconds for the trainer to stop; default: its own.", 0
   )
 
 

@@ -47,9 +47,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool("cluster", False, "Simulate clusters of such hardware.")
   flags.DEFINE_list(
-    "devices",
-    ["8", "16", "32", "64", "128", "256", "512", "1024"],
-    "With --cluster: how many devices there are, of each cluster.",
+    "devices", [str(8 << i) for i in range(8)], "Of clusters, with --cluster."
   )
   flags.DEFINE_string(
     "run",
@@ -72,9 +70,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_string("json", None, "File that the plan is written to.")
   flags.DEFINE_string(
-    "before",
-    None,
-    "An earlier plan's --json, whose seconds of a step are shown beside.",
+    "before", None, "An earlier plan's --json, to show its seconds beside."
   )
 
 
@@ -156,18 +152,25 @@ def _run(config: config_lib.ExperimentConfig, folder: pathlib.Path):
 
 
 def _clusters(work, seed: int):
-  """Simulates the best splits; returns JSON values and lines of a table."""
+  """Simulates the best splits; returns JSON values and lines of a table.
+
+  Devices that would make a run less than 1 % faster stay idle.
+  """
   from anysearch_jax.planning import simulation
   from anysearch_jax.report import tables
 
-  found, fields = {}, simulation.Result._fields
+  found, fields, last = {}, simulation.Result._fields, None
   rows = [["devices", *(name.replace("_", " ") for name in fields)]]
   for text in flags.FLAGS.devices:
     if not text.isdecimal() or not int(text):
       raise ValueError(f"--devices: found {text!r}, expected numbers above 0.")
     best = simulation.best_split(work, int(text), seed=seed)
+    if last and last.training + last.sampling <= int(text):
+      best = best if best and best.seconds < 0.99 * last.seconds else last
+    last = best
     found[int(text)] = best and best._asdict()
-    rows.append([text, *(f"{x:,.2f}" for x in best or ())])
+    shown = [f"{x:,.{0 if isinstance(x, int) else 2}f}" for x in best or ()]
+    rows.append([text, *shown])
     rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
   return {"cluster": found}, tables.aligned(rows)
 

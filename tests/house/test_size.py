@@ -22,11 +22,11 @@ SOURCE = (
 )
 CEILINGS = {
   "source: lines": 67_865,
-  "source: code lines": 41_737,
+  "source: code lines": 41_734,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_793,
+  "tests: lines": 54_796,
   "docs and README: words": 22_029,
   "README: words": 700,
   "commands": 16,

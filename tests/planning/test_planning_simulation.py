@@ -305,7 +305,7 @@ def test_a_run_is_measured_from_its_files(run_folder):
 
 def test_the_command_prints_and_writes_the_clusters_of_a_run(run_folder):
   file = run_folder / "plan.json"
-  args = f"--run={run_folder}", "--devices=1,2,6", f"--json={file}"
+  args = f"--run={run_folder}", "--devices=1,2,6,400,800", f"--json={file}"
   ended, said = commands.printed(command, CONFIG, *args)
   assert ended == 0
   first, _, heading, *lines = said.splitlines()
@@ -313,8 +313,11 @@ def test_the_command_prints_and_writes_the_clusters_of_a_run(run_folder):
     "400.0 rollouts an hour; simulated with this configuration: 400.0."
   )
   assert heading.split()[:3] == ["devices", "training", "sampling"]
-  assert [line.split()[0] for line in lines] == ["1", "2", "6"]
+  assert [line.split()[0] for line in lines] == ["1", "2", "6", "400", "800"]
   assert lines[0].split() == ["1"]  # Too few.
+  assert lines[1].split()[1:3] == ["1", "1"]
+  # A rollout lasts as long as its longest episode, whatever there is.
+  assert lines[4].split()[1:] == lines[3].split()[1:]
   found = json.loads(file.read_text())["cluster"]
   assert found["1"] is None
   assert found["2"]["rollouts_an_hour"] == pytest.approx(400, rel=1e-6)
