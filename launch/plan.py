@@ -59,14 +59,12 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "episode_tokens",
     None,
-    "Tokens of an average episode, its prompt and passages included; default: "
-    "2,560, or a training row if that is shorter.",
+    "Of an average episode, with passages; default: 2,560, or a shorter row.",
   )
   flags.DEFINE_integer(
     "generated_tokens",
     None,
-    "Of an episode's tokens, those that the policy samples; default: 800, or "
-    "half of the episode if that is less.",
+    "Of --episode_tokens, those sampled; default: 800, or half if less.",
   )
   flags.DEFINE_string("json", None, "File that the plan is written to.")
   flags.DEFINE_string(

@@ -21,7 +21,7 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_865,
+  "source: lines": 67_866,
   "source: code lines": 41_734,
   "source: modules": 307,
   "source: lines of the longest module": 600,

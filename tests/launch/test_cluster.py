@@ -243,7 +243,6 @@ def test_a_sampler_of_skypilot_ends_with_the_controller(tmp_path):
   for name, text in {
     ".venv/bin/python": "trap 'touch told; exit' TERM; touch up\n"
     "while :; do sleep 1; done",
-    # The controller answers once.
     "curl": "until [ -e up ]; do sleep 1; done; [ ! -e asked ] && touch asked",
     "sleep": "exec /bin/sleep 0.1",
   }.items():

@@ -381,6 +381,11 @@ def test_a_plan_becomes_a_workload_with_its_seconds():
   # 16 GB to every server, which has four devices of .8 GB/s.
   assert work.hand_over(1, 1) == pytest.approx(16 / 4 / 0.8)
   assert work.hand_over(1, 8) == pytest.approx(16 * 8 / 4 / 0.8)
+  # Deltas of adapters with an 80th of the parameters.
+  deltas = config_lib.changed(config, sglang={"deltas": True})
+  light = dataclasses.replace(made, trained=10**8, config=deltas)
+  light = clusters.planned(light, planned.A, expected, search_seconds=0.25)
+  assert light.hand_over(1, 1) == pytest.approx(0.05 * 0.2 / 4 / 0.8)
   episodes = work.draw(np.random.default_rng(0))
   assert len(episodes) == 128
   assert [e[0].given for e in episodes[:5]] == [230, 0, 0, 0, 230]

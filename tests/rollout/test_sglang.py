@@ -527,12 +527,9 @@ def test_a_server_that_loads_is_awaited_while_it_answers(
   engine, first, second = serve(SAID, count=2, wait=60)
   engine._config = dataclasses.replace(engine._config, deadline=600.0)
   engine._servers[0]._patience = 0.5
-
-  def slow(value):
-    time.sleep(1.0)
-    return value
-
-  first.faults["/update_weights_from_disk"] = ["hang" if stops else slow]
+  first.faults["/update_weights_from_disk"] = [
+    "hang" if stops else lambda value: time.sleep(1.0) or value
+  ]
   if stops:
     first.faults["/model_info"] = [None] + ["hang"] * 9999
   began = time.monotonic()

@@ -197,7 +197,6 @@ runpy.run_module("launch.train", run_name="__main__")
 
 
 def test_a_step_that_does_not_end_is_given_up(config_file, tmp_path):
-  """As when a device hangs: the process itself goes on."""
   flags = f"--config={config_file}", f"--output={tmp_path / 'run'}", "--grace=1"
   run = [sys.executable, "-c", HANGS, *flags, "--threads=1"]
   done = subprocess.run(run, cwd=ROOT, stderr=subprocess.PIPE, timeout=DEADLINE)
