@@ -23,6 +23,7 @@ from launch import flags as launch_flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = "--config=configs/qwen2_5_7b.py"
 ONE, TWO = "--config.mesh.fsdp=4", "--config.mesh.fsdp=8"  # Nodes that train.
+TASK = PAPER, ONE, "--nodes=2", "--output=run"
 HOSTS = ("a", "b", "c", "d")
 
 
@@ -120,12 +121,10 @@ def written(*args):
 
 # What the manifest may have of a JobSet (v1alpha2) and of a pod (v1), with the
 # types. `!` is required; a list has items of its one type.
-_PROBE = {
-  "httpGet": {"path": str, "port!": int},
-  "periodSeconds": int,
-  "failureThreshold": int,
-  "timeoutSeconds": int,
-}
+_TIMES = "periodSeconds", "failureThreshold", "timeoutSeconds"
+_PROBE = {"httpGet": {"path": str, "port!": int}, **dict.fromkeys(_TIMES, int)}
+_VOLUME = {"name!": str, "emptyDir": {"medium": str}}
+_VOLUME["persistentVolumeClaim"] = {"claimName!": str}
 _CONTAINER = {
   "name!": str,
   "image": str,
@@ -142,13 +141,7 @@ _CONTAINER = {
 _POD = {
   "restartPolicy": str,
   "terminationGracePeriodSeconds": int,
-  "volumes": [
-    {
-      "name!": str,
-      "persistentVolumeClaim": {"claimName!": str},
-      "emptyDir": {"medium": str},
-    }
-  ],
+  "volumes": [_VOLUME],
   "containers!": [_CONTAINER],
 }
 _RULE = {
@@ -224,9 +217,7 @@ def test_the_manifest_has_the_form_of_a_jobset():
 
 
 def test_the_task_of_skypilot_starts_again_after_75():
-  found = yaml.safe_load(
-    written(PAPER, ONE, "--target=skypilot", "--nodes=2", "--output=run")
-  )
+  found = yaml.safe_load(written(*TASK, "--target=skypilot"))
   assert found["num_nodes"] == 2
   assert found["resources"]["accelerators"] == "H100:8"
   recovery = found["resources"]["job_recovery"]
@@ -236,40 +227,49 @@ def test_the_task_of_skypilot_starts_again_after_75():
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
 
 
-def test_a_sampler_of_skypilot_ends_with_the_controller(tmp_path):
-  args = "--target=skypilot", "--nodes=2", "--output=run"
-  script = yaml.safe_load(written(PAPER, ONE, *args))["run"]
-  (tmp_path / ".venv" / "bin").mkdir(parents=True)
-  for name, text in {
-    ".venv/bin/python": "trap 'touch told; exit' TERM; touch up\n"
-    "while :; do sleep 1; done",
-    "curl": "until [ -e up ]; do sleep 1; done; [ ! -e asked ] && touch asked",
-    "sleep": "exec /bin/sleep 0.1",
-  }.items():
-    (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-    (tmp_path / name).chmod(0o755)
-  env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SKYPILOT_NODE_RANK": "1"}
-  env["SKYPILOT_NODE_IPS"] = "a\nb"
+def ended(script, folder, commands, **env):
+  """Runs a script with commands of its own; returns its exit code."""
+  (folder / ".venv" / "bin").mkdir(parents=True)
+  for name, text in {"sleep": "exec /bin/sleep 0.1", **commands}.items():
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(0o755)
+  env["PATH"] = f"{folder}:{os.environ['PATH']}"
   bash = ["bash", "-c", script]
-  assert not subprocess.run(bash, cwd=tmp_path, env=env, timeout=60).returncode
+  return subprocess.run(bash, cwd=folder, env=env, timeout=90).returncode
+
+
+def test_a_sampler_of_skypilot_ends_with_the_controller(tmp_path):
+  script = yaml.safe_load(written(*TASK, "--target=skypilot"))["run"]
+  serves = "trap 'touch told; exit' TERM; touch up; while :; do sleep 1; done"
+  once = "until [ -e up ]; do sleep 1; done; [ ! -e asked ] && touch asked"
+  stubs = {".venv/bin/python": serves, "curl": once}
+  nodes = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "a\nb"}
+  assert ended(script, tmp_path, stubs, **nodes) == 0
   assert (tmp_path / "told").exists()
 
 
-@pytest.mark.parametrize(
-  ("name", "expected"),
-  [("7B", "run-7b"), (f"{'a' * 39}_b", "a" * 39), ("_", "run")],
-)
-def test_names_are_those_of_services(name, expected):
-  args = "--target=jobset", "--nodes=2", f"--config.name={name}"
-  found = yaml.safe_load(written(PAPER, ONE, *args, "--output=/shared/run"))
-  assert found["metadata"]["name"] == expected
+def test_a_sampler_of_slurm_that_hangs_ends_with_the_job(tmp_path):
+  script = written(*TASK, "--target=slurm", f"--output={tmp_path}")
+  trains = "[[ $* != *=training* ]] || { touch cluster/resumes-1; exit 75; }"
+  stubs = {"srun": f"mkdir -p cluster; {trains}; exec /bin/sleep 100"}
+  stubs |= dict.fromkeys(["squeue", "scancel"], "")
+  stubs["scontrol"] = 'if [ "$1" = show ]; then echo a; else touch queued; fi'
+  env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "HOME": str(tmp_path)}
+  assert ended(script, tmp_path, stubs, **env) == 75
+  assert (tmp_path / "queued").exists()
+
+
+def test_names_are_those_of_services():
+  names = {"7B": "run-7b", f"{'a' * 39}_b": "a" * 39, "_": "run"}
+  for name, expected in names.items():
+    found = written(*TASK, "--target=jobset", f"--config.name={name}")
+    assert f"\nmetadata:\n  name: {expected}\n" in found
 
 
 def test_keys_that_a_configuration_names_are_secrets_too():
-  args = PAPER, ONE, "--nodes=2", "--config.retrieval.key_variable=TOKEN"
-  assert "\n  TOKEN: null\n" in written("--target=skypilot", *args)
-  made = '--from-literal=TOKEN="$TOKEN" '
-  assert made in written("--target=jobset", *args)
+  args = *TASK, "--config.retrieval.key_variable=TOKEN"
+  assert "\n  TOKEN: null\n" in written(*args, "--target=skypilot")
+  assert '=TOKEN="$TOKEN" ' in written(*args, "--target=jobset")
 
 
 def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
