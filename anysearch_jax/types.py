@@ -367,12 +367,19 @@ class LoadingEngine(TrainableEngine, Protocol):
     """Samples with a folder's weights from now on; it stays until the next."""
 
 
+# Returns why log-probabilities are not those of an engine's weights, or "".
+Wrong = Callable[[Sequence[float]], str]
+
+
 @runtime_checkable
 class FleetEngine(ScoringEngine, Protocol):
   """A scoring engine whose parts can be left out."""
 
   def put_aside(self, part: str, why: str) -> None:
     """Samples no more with a part, until it was restarted."""
+
+  def expect(self, token_ids: Sequence[int], wrong: Wrong) -> None:
+    """Compares parts that join or return, while the present weights stay."""
 
 
 @runtime_checkable

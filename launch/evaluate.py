@@ -86,10 +86,8 @@ def main(argv: Sequence[str]) -> None:
     "prompts": parts.prompts(config.episode),
     "own": parts.own(config),
   }
-  made, default = (
-    {"config.json": config_settings.to_dict(each)}
-    for each in (config, type(config)())
-  )
+  made = {"config.json": config_settings.to_dict(config)}
+  default = {"config.json": config_settings.to_dict(type(config)())}
   with disk.translate_errors(folder):
     journal.claim(folder, made | {"provenance.json": played}, default)
     if _failed(folder) != 0:

@@ -145,14 +145,11 @@ def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
       continue
     if row is None:
       return
-    if row:
-      whole = len(row) == len(names)
-      yield (
-        table.line_num,
-        dict(zip(names, row))
-        if whole
-        else formats.MalformedError("another number of columns"),
-      )
+    if len(row) == len(names):
+      yield table.line_num, dict(zip(names, row))
+    elif row:
+      error = formats.MalformedError("another number of columns")
+      yield table.line_num, error
 
 
 def _parquet(path: pathlib.Path) -> Iterator[Numbered]:
@@ -176,10 +173,8 @@ def _json(path: pathlib.Path) -> Iterator[Numbered]:
     return
   if isinstance(value, dict):
     value = value.get("Data", value.get("data", value))
-  for number, each in enumerate(
-    value if isinstance(value, list) else [value], start=1
-  ):
-    yield number, _object(each)
+  each = value if isinstance(value, list) else [value]
+  yield from enumerate(map(_object, each), start=1)
 
 
 def _object(value: Any) -> dict[str, Any] | formats.MalformedError:

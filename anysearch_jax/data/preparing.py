@@ -255,14 +255,13 @@ def _read(
     try:
       if isinstance(row, formats.MalformedError):
         raise row
+      format_ = format_ or formats.recognize(row) or ""
       if not format_:
-        format_ = formats.recognize(row) or ""
-        if not format_:
-          raise formats.DataError(
-            f"{source.path}, row {number}: found columns {', '.join(row)}; "
-            f"expected those of {', '.join(formats.FORMATS)}, or the name of "
-            "a format."
-          )
+        raise formats.DataError(
+          f"{source.path}, row {number}: found columns {', '.join(row)}; "
+          f"expected those of {', '.join(formats.FORMATS)}, or the name of a "
+          "format."
+        )
       if canary:
         row = {"canary": canary, **row}
       found = formats.read(row, format_)

@@ -183,7 +183,7 @@ def _decoded(line: str | bytes) -> Any:
 def claim(
   folder: pathlib.Path,
   files: Mapping[str, Mapping[str, Any]],
-  defaults: Mapping[str, Mapping[str, Any]] | None = None,
+  defaults: Mapping[str, Mapping[str, Any]] = {},
 ) -> None:
   """Writes what a folder's rows are of, or checks it against the folder.
 
@@ -201,11 +201,7 @@ def claim(
     elif path.read_text() != text:
       default, found, expected = (
         dict(settings.leaves(json.loads(json_files.text(each))))
-        for each in (
-          (defaults or {}).get(name, {}),
-          json_files.read(path),
-          values,
-        )
+        for each in (defaults.get(name, {}), json_files.read(path), values)
       )
       found = {key: default[key] for key in default.keys() & expected} | found
       for key in expected | found:

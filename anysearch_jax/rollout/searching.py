@@ -138,9 +138,8 @@ class BatchingRetriever:
     query = self._open.get(key)
     if query is None:
       future = asyncio.get_running_loop().create_future()
-      query = self._open[key] = self._waiting[key] = _Query(
-        key, request, future
-      )
+      query = _Query(key, request, future)
+      self._open[key] = self._waiting[key] = query
       if not self._is_starting:
         # Later, when every episode that runs in this iteration of the event
         # loop has added its query to the batch.

@@ -224,44 +224,49 @@ class Fingerprint:
     """Makes the engine score the prompt, and compares the result.
 
     Parts of a `types.FleetEngine` that have other weights are put aside if the
-    others have the right ones; their gaps are above `bound`. Raises EngineError
-    if the engine's weights are not those of `expect`.
+    others have the right ones; their gaps are above `bound`. Those that join
+    later are compared first. Raises EngineError if the engine's weights are not
+    those of `expect`.
     """
     engine, expected = self._engine, self._expected
     if engine is None or not expected.size:
       return {}
 
+    def gap(scores: Sequence[float]) -> tuple[float, float]:
+      each = _difference(np.asarray(scores), expected)
+      return float(np.mean(each)), float(np.max(each))
+
     def gaps() -> list[list]:
-      return [
-        [float(np.mean(gap)), float(np.max(gap)), part]
-        for part, x in engine.scores(self._ids).items()
-        for gap in [_difference(np.asarray(x), expected)]
-      ]
+      return [[*gap(x), part] for part, x in engine.scores(self._ids).items()]
+
+    def wrong(mean: float, largest: float) -> str:
+      if mean <= self.bound:  # Which NaN is not.
+        return ""
+      return (
+        f"scores the prompt of the first question {mean:.2g} nats a token "
+        f"({largest:.2g} at most) away from the trainer's policy"
+      )
 
     # Processes exchange their gaps, so that all of them raise the same error.
-    every = [gap for gaps in processes.all_gather(gaps) for gap in gaps]
+    every = [each for found in processes.all_gather(gaps) for each in found]
     found = {part: (mean, largest) for mean, largest, part in sorted(every)}
-    # Written so that NaN is too large as well.
     right = [mean for mean, _ in found.values() if mean <= self.bound]
     for part, (mean, largest) in found.items():
-      if mean <= self.bound:
+      if not (why := wrong(mean, largest)):
         continue
-      apart = f"{mean:.2g} nats a token ({largest:.2g} at most) away from the"
       if right and isinstance(engine, types.FleetEngine):
-        engine.put_aside(
-          part,
-          f"it scores the prompt of the first question {apart} trainer's "
-          f"policy, the others {max(right):.2g}",
-        )
+        engine.put_aside(part, f"it {why}, the others {max(right):.2g}")
         continue
       raise types.EngineError(
-        f"Rollout {rollout}: {part} of the engine scores the prompt of the "
-        f"first question {apart} trainer's policy of version {self._version}, "
-        f"expected {self.bound:g} at most (watch.max_fingerprint_gap): it has "
-        "other weights than it was given. Nothing that it sampled in this "
-        "rollout was trained on. Make sure that only this run sends weights to "
-        "it, then run the same command again: it resumes and sends them again."
+        f"Rollout {rollout}: {part} of the engine {why} of version "
+        f"{self._version}, expected {self.bound:g} at most "
+        "(watch.max_fingerprint_gap): it has other weights than it was given. "
+        "Nothing that it sampled in this rollout was trained on. Make sure "
+        "that only this run sends weights to it, then run the same command "
+        "again: it resumes and sends them again."
       )
+    if isinstance(engine, types.FleetEngine):
+      engine.expect(self._ids, lambda scores: wrong(*gap(scores)))
     return found
 
 

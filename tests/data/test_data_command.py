@@ -164,7 +164,7 @@ def test_missing_hub_file_gives_an_error_message(run, tmp_path):
       "found all with --hub, expected the names of sets",
     ),
     (("--input=nq:later=a.jsonl",), "found split 'later'"),
-    (("--input=nq:dev:csv=a.jsonl",), "found format 'csv'"),
+    (("--input=nq:dev:csv=a.jsonl",), "format: found 'csv'"),
     (("--folder={}", "--limit=nq_train"), "expected one as nq_train=1000"),
     (("--folder={}/empty",), "found no <dataset>/<split>.jsonl"),
     (("--folder={}", "--sets=nq_train,nq_dev"), "found no file of nq_dev"),

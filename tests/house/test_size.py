@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_866,
-  "source: code lines": 41_734,
+  "source: lines": 67_887,
+  "source: code lines": 41_740,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_796,
-  "docs and README: words": 22_029,
+  "tests: lines": 54_827,
+  "docs and README: words": 22_031,
   "README: words": 700,
   "commands": 16,
 }

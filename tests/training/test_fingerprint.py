@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import itertools
 
+import fake_sglang
 import jax
 import numpy as np
 import pytest
 import sglang_engines
 import small_engine
 import small_run
+import waits
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -95,6 +97,7 @@ def test_a_rollout_that_a_server_spoilt_is_sampled_again(
   for name, method in (("generate", disturbed), ("scores", of_two)):
     monkeypatch.setattr(made, name, method)
   monkeypatch.setattr(made, "put_aside", put_aside, raising=False)
+  monkeypatch.setattr(made, "expect", lambda *_: None, raising=False)
   small_run.train(tmp_path / "run", parts)
   assert aside == ["late"]
   small_run.assert_same_bits(tmp_path / "run", trained, ["steps.jsonl"])
@@ -199,6 +202,34 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
     prints.check(2)
   servers[0].policy = right
   assert len(prints.check(3)) == 1
+
+
+def test_a_server_that_returns_with_other_weights_samples_nothing(
+  serve, caplog, monkeypatch
+):
+  engine, *servers = serve(count=2, wait=60)
+  policy = sglang_engines.policy()
+  prints, expect = _of_servers(engine, policy)
+  expect(policy.params, 0)
+  assert len(prints.check(0)) == 2
+
+  def restart():
+    servers[1].kill()
+    for question in range(4):  # One of them is asked, and misses it.
+      sglang_engines.turn(engine, question=question)
+    servers[1].restart()
+
+  with monkeypatch.context() as patch:
+    wrong = policy._replace(params=_other(policy.params))
+    patch.setattr(fake_sglang.hf, "load", lambda folder: wrong)
+    restart()
+    said = f"{servers[1].url}: it scores the prompt of the first question"
+    waits.wait_for(lambda: said in caplog.text)
+  for question in range(4, 8):
+    turn = sglang_engines.turn(engine, question=question)
+    assert turn.server == servers[0].url
+  restart()
+  waits.wait_for(lambda: len(engine.scores(sglang_engines.PROMPT)) == 2)
 
 
 def test_a_server_that_cannot_score_is_skipped_and_counted(serve):

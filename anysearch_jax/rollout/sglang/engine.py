@@ -387,8 +387,12 @@ class SglangEngine:
     )
 
   def put_aside(self, part: str, why: str) -> None:
-    """Leaves a server out, see `ScoringEngine`."""
+    """Leaves a server out, see `FleetEngine`."""
     loop.run(self._fleet.put_aside(part, why))
+
+  def expect(self, token_ids: Sequence[int], wrong: types.Wrong) -> None:
+    """Compares servers that join or return, see `FleetEngine`."""
+    self._fleet.expected = self._handed[self._current], token_ids, wrong
 
   def close(self) -> None:
     """Closes the connections and removes the weights."""

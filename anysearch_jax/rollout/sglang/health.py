@@ -42,6 +42,8 @@ _MOVES = 3  # Of a turn: it may be what crashes the servers.
 _START_SECONDS = 1.0  # Between tries while no server is up yet.
 _LIST_SECONDS = 10.0  # A server leaves when two lists do not name it.
 
+Expected = tuple[adapters.Sampled, Sequence[int], types.Wrong]
+
 
 class Fleet:
   """The servers of a run; its methods run in their client's event loop.
@@ -60,6 +62,8 @@ class Fleet:
 
   Attributes:
     servers: all that the fleet ever had.
+    expected: what samples, and which scores of which tokens are wrong, for
+      servers that join or return.
   """
 
   def __init__(
@@ -80,6 +84,7 @@ class Fleet:
     self.servers, self.up, self.stop = members.servers, members.up, members.stop
     self.put_aside, self.leave = members.put_aside, members.leave
     self._present: sglang_server.Weights | None = None
+    self.expected: Expected | None = None
     # Of all servers; one that comes back with a shorter context stays down.
     self._max_context = 0
     for url in urls:
@@ -388,8 +393,21 @@ class Fleet:
           self._members.enter(member, _DOWN, why)
         if why or handing_over:
           await self._attend(server, server.load(weights, lent=is_away))
+        if (why or may_differ) and not handing_over:
+          await self._compare(server, weights)
       if self._present is weights:  # Otherwise others follow.
         self._members.enter(member, _UP)
+
+  async def _compare(
+    self, server: sglang_server.Server, weights: sglang_server.Weights
+  ) -> None:
+    """Raises EngineError if a server's scores are not `expected`."""
+    sampled, ids, wrong = self.expected or (None, (), str)
+    # Otherwise the next rollout's fingerprint compares it.
+    if sampled and sampled == weights.sampled(sampled.version):
+      scores = await server.score(ids, sampled, deadline=_SCORING_SECONDS)
+      if why := wrong(scores):
+        raise server.error(f"it {why}; start it again.")
 
   async def _attend(
     self, server: sglang_server.Server, load: Coroutine[Any, Any, None]
