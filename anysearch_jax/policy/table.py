@@ -145,7 +145,7 @@ def _clamped(a: architecture_lib.Architecture) -> list[weights.Weight]:
     key = name.replace("_up", "").replace("_proj", "")
     std = projections(a)[key].std if key in ("gate", "down") else 0.0
     row = _plain(a, key, f"{_EXPERTS}{name}", over, init=std)
-    if both in over:
+    if key.startswith("gate"):
       experts, _, *sizes, width = row.split
       file, n = (experts, *sizes, width, 2), len(sizes) + 2
       row = dataclasses.replace(row, split=file, perm=(0, n, *range(1, n)))

@@ -26,8 +26,8 @@ CEILINGS = {
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_827,
-  "docs and README: words": 22_031,
+  "tests: lines": 54_961,
+  "docs and README: words": 22_042,
   "README: words": 700,
   "commands": 16,
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import random_models
 
-from anysearch_jax.policy import experts, sharding
+from anysearch_jax.policy import experts, sharding, table
 
 E, K, D, F = 8, 3, 16, 12
 
@@ -165,6 +165,18 @@ def test_experts_of_gpt_oss_are_those_of_transformers(torch):
     x, chosen, kept = inputs
     found = module(x, chosen.long(), kept)
   np.testing.assert_allclose(found, wanted, atol=5e-4)
+
+
+def test_a_layer_of_gpt_oss_may_have_two_experts():
+  """As many as it has matrices that share a tensor, gate and up."""
+  two, six = (
+    random_models.architecture("gpt-oss", num_local_experts=count)
+    for count in (2, 6)
+  )
+  shapes = [
+    [row.file_shape[1:] for row in table.base_rows(a)] for a in (two, six)
+  ]
+  assert shapes[0] == shapes[1]
 
 
 def test_load_and_balance_of_a_table_by_hand():

@@ -139,7 +139,13 @@ def cases(*more):
 
 @pytest.mark.parametrize(
   ("target", "family", "adapted", "engine"),
-  [*cases({}), *((at, "qwen3", False, {"lookahead": 3}) for at in TARGETS)],
+  [
+    *cases({}),
+    ("v5p:2x2x1", "qwen3", False, {"lookahead": 3}),
+    pytest.param(
+      *("h100:1", "qwen3", False, {"lookahead": 3}), marks=pytest.mark.slow
+    ),
+  ],
 )
 def test_decode_rewrites_no_weight_and_writes_pages_in_place(
   target, family, adapted, engine
@@ -178,7 +184,16 @@ def test_a_layer_of_decode_is_11_kernels_on_hopper():
   assert 0 < len(kernels) <= 2 * 11 + 1, kernels
 
 
-@pytest.mark.parametrize(("target", "family", "adapted"), cases())
+def prefilled():
+  """One family on each target; the others, which take long, are slow."""
+  for target, family in itertools.product(TARGETS, FAMILIES | EXPERTS):
+    marks = () if family == "qwen3" else pytest.mark.slow
+    yield pytest.param(target, family, False, marks=marks)
+    if family in FAMILIES:
+      yield pytest.param(target, family, True, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("target", "family", "adapted"), prefilled())
 def test_prefill_has_no_large_block_and_writes_pages_in_place(
   target, family, adapted
 ):
@@ -209,7 +224,9 @@ def test_attention_is_one_kernel_a_layer(target, name, kernels):
   assert len(re.findall(KERNELS[target], text)) == kernels
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
+@pytest.mark.parametrize(
+  "name", ["decode", pytest.param("prefill", marks=pytest.mark.slow)]
+)
 def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
   text, temporary, _, pages = compiled(
     "h100:1", "qwen3", False, name, kv_dtype="float8"
