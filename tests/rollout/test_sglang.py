@@ -501,15 +501,15 @@ def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
 
 def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   """It accepts connections and never answers, like a stopped process."""
-  monkeypatch.setattr(health, "_ANSWER_SECONDS", 0.2, raising=False)
+  monkeypatch.setattr(health, "_ANSWER_SECONDS", 4.0)
   engine, first, second = serve(SAID, count=2, wait=60)
-  engine._servers[0]._patience = 3.0
+  engine._servers[0]._patience = 12.0
   first.faults = collections.defaultdict(lambda: ["hang"] * 99)
   began = time.monotonic()
   for version in (1, 2, 3):
     assert engine.scores(engines.PROMPT).keys() == {second.url}
     engine.set_params(engines.policy().params, version)
-  assert time.monotonic() - began < 4.0  # Thrice would be 5.7.
+  assert time.monotonic() - began < 11.0  # Thrice is 12.
   assert engine.counters["server_down"] == 1
   first.faults.default_factory = list
   first.faults.clear()
