@@ -379,7 +379,7 @@ class FleetEngine(ScoringEngine, Protocol):
     """Samples no more with a part, until it was restarted."""
 
   def expect(self, token_ids: Sequence[int], wrong: Wrong) -> None:
-    """Compares parts that join or return, while the present weights stay."""
+    """Has parts that join later score `token_ids`; `wrong` ones stay out."""
 
 
 @runtime_checkable

@@ -86,10 +86,15 @@ def main(argv: Sequence[str]) -> None:
     "prompts": parts.prompts(config.episode),
     "own": parts.own(config),
   }
-  made = {"config.json": config_settings.to_dict(config)}
-  default = {"config.json": config_settings.to_dict(type(config)())}
   with disk.translate_errors(folder):
-    journal.claim(folder, made | {"provenance.json": played}, default)
+    stored = json_files.read(folder / "config.json", missing={})
+    if changed := stored and config_settings.changes(stored, config):
+      raise ValueError(
+        f"{folder}: found {', '.join(map(str, changed))}; it holds the results "
+        "of other settings. Name another folder, or remove it."
+      )
+    made = stored or config_settings.to_dict(config)
+    journal.claim(folder, {"config.json": made, "provenance.json": played})
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)

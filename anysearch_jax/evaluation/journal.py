@@ -180,17 +180,12 @@ def _decoded(line: str | bytes) -> Any:
     return json.loads(line)
 
 
-def claim(
-  folder: pathlib.Path,
-  files: Mapping[str, Mapping[str, Any]],
-  defaults: Mapping[str, Mapping[str, Any]] = {},
-) -> None:
+def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
   """Writes what a folder's rows are of, or checks it against the folder.
 
   The folder is made if it is missing. `files` has the JSON values that identify
-  the rows, by file name. A value that a file lacks because an older version
-  wrote it counts as the one in `defaults`. Raises ValueError, with the first
-  difference, if a file of the folder holds others.
+  the rows, by file name. Raises ValueError, with the first difference, if a
+  file of the folder holds others.
   """
   folder.mkdir(parents=True, exist_ok=True)
   for name, values in files.items():
@@ -199,11 +194,10 @@ def claim(
     if not path.is_file():
       disk.write_whole(path, text)
     elif path.read_text() != text:
-      default, found, expected = (
-        dict(settings.leaves(json.loads(json_files.text(each))))
-        for each in (defaults.get(name, {}), json_files.read(path), values)
+      found, expected = (
+        dict(settings.leaves(each))
+        for each in (json_files.read(path), json.loads(text))
       )
-      found = {key: default[key] for key in default.keys() & expected} | found
       for key in expected | found:
         if found.get(key) != expected.get(key):
           raise ValueError(

@@ -325,19 +325,3 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
   journal.claim(tmp_path, files)
   with pytest.raises(ValueError, match=r"a.b is \[1, 2\] there and \[1, 3\]"):
     journal.claim(tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}})
-
-
-def test_a_value_that_an_older_version_did_not_write_counts_as_its_default(
-  tmp_path,
-):
-  journal.claim(tmp_path, {"config.json": {"a": {"b": 1}}})
-  default = {"config.json": {"a": {"b": 2, "new": False}, "other": 3}}
-  journal.claim(
-    tmp_path, {"config.json": {"a": {"b": 1, "new": False}}}, default
-  )
-  with pytest.raises(ValueError, match="a.new is False there and True now"):
-    journal.claim(
-      tmp_path, {"config.json": {"a": {"b": 1, "new": True}}}, default
-    )
-  with pytest.raises(ValueError, match="a.b is 1 there and 2 now"):
-    journal.claim(tmp_path, {"config.json": {"a": {"b": 2}}}, default)

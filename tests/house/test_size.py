@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_887,
+  "source: lines": 67_886,
   "source: code lines": 41_740,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_961,
+  "tests: lines": 54_954,
   "docs and README: words": 22_050,
   "README: words": 700,
   "commands": 16,

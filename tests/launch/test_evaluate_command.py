@@ -210,9 +210,18 @@ def test_commands_play_resume_and_refuse(tmp_path):
     1,
     summary["cells"],
   )
+  # A setting that the version of the folder lacked has its default.
+  config = json.loads((out / "config.json").read_text())
+  del config["watch"]["max_gap"]
+  (out / "config.json").write_text(json.dumps(config))
+  assert commands.run(evaluate, *flags, "--seeds=2") == ""
   for flag, said in (
     # Another configuration is another evaluation.
-    ("--seeds=3", "evaluation.seeds is [42, 43] there and [42, 43, 44] now"),
+    (
+      "--config.watch.max_gap=0.5",
+      "watch.max_gap 0.1 -> 0.5, evaluation.seeds",
+    ),
+    ("--seeds=3", "found evaluation.seeds [42, 43] -> [42, 43, 44]; it holds"),
     ("--hf=configs/graded_world_policy", "Found 2 policies, expected one of"),
   ):
     assert said in commands.run(evaluate, *flags, flag)
