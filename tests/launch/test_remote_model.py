@@ -144,7 +144,7 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
     asked = len(server.asked)
   assert "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), 2 searches" in said
   assert "tokens read and" in said and "$0.0" in said
-  assert "episode.prompts is" in str(again)  # Another policy, so refused.
+  assert 'episode.prompts "documents_tools" -> "documents"' in str(again)
   noted = json.loads((tmp_path / "run/provenance.json").read_text())
   assert noted["policy"]["calls"] == "tools"
   assert noted["policy"]["openai"] == f"scripted@{server.url}"
