@@ -72,7 +72,7 @@ def place(mesh: config_lib.MeshConfig, *, samples: bool) -> Place:
   nodes = len(f.hosts) or f.nodes
   trainers = (f.trainers or max(1, nodes // 2)) if samples else nodes
   if nodes > 1 and not (f.hosts or f.target):
-    raise ValueError(f"--nodes: found {nodes} without --target or --hosts.")
+    raise ValueError(f"--nodes: found {nodes}, expected --target or --hosts.")
   if f.rank >= nodes:
     raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
   if samples and nodes > 1 and trainers >= nodes:
@@ -134,6 +134,7 @@ def write(
   python = {"slurm": shipped.python(), "skypilot": [".venv/bin/python"]}
   command = shlex.join([*python.get(f.target, ["python"]), *words])
   path = output / "cluster" / f"{name}.{_KINDS[f.target]}"
+  devices = f"accelerators: {f.accelerator}:{gpus}" if gpus else "cpus: 4+"
   values = {
     "NAME": name,
     "FILE": shlex.quote(str(path)),
@@ -149,9 +150,7 @@ def write(
       f" \\\n#     --from-literal={key}={made}" for key, made in keys.items()
     ),
     "EXTRA": "'.[cuda12]'" if gpus else ".",
-    "ACCELERATORS": f"accelerators: {f.accelerator}:{gpus}"
-    if gpus
-    else "cpus: 4+",
+    "ACCELERATORS": devices,
     "PORT": where.port,
     "SERVER": f.port,
     "COMMAND": command,

@@ -170,9 +170,13 @@ def define_prices(words: str) -> None:
 
 
 def priced(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
-  """Returns a configuration with `--prices`; raises as `override`."""
-  named = (each.replace("=", "_price=", 1) for each in flags.FLAGS.prices)
-  return override(config, [f"evaluation.{each}" for each in named])
+  """Returns a configuration with `--prices`; raises ValueError otherwise."""
+  known = [f"{name}=" for name in ("input", "output", "search")]
+  for each in flags.FLAGS.prices:
+    name, sign, price = each.partition("=")
+    config_settings.require("--prices", name + sign, known)
+    config = override(config, [f"evaluation.{name}_price={price}"])
+  return config
 
 
 def run_folder(

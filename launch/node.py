@@ -357,16 +357,14 @@ def validate(
 
   # A reward function that is tried may compute; the GPUs are for the parts.
   jax.config.update("jax_platforms", "cpu")
-  prefix = "--config."
-  added = [x for x in trainer.command if x.startswith(prefix)]
-  resolved = launch_flags.override(
-    config, [x.removeprefix(prefix) for x in added]
-  )
-  many = [w for w in trainer.command if w.startswith("--processes=")]
+  words, prefix = trainer.command, "--config."
+  added = [w.removeprefix(prefix) for w in words if w.startswith(prefix)]
+  resolved = launch_flags.override(config, added)
+  many = [w for w in words if w.startswith("--processes=")]
   validation.validate(
     resolved,
     processes=int(many[-1].partition("=")[2]) if many else 1,
-    apart="--role=trainer" in trainer.command,
+    apart="--role=trainer" in words,
   )
   run_history.check(output, resolved, allow=allow_changes)
 
@@ -418,19 +416,15 @@ def main(argv: Sequence[str]) -> int:
     f"--output={output}",
     *given(["grace", *sorted(of_trainer.difference(_RESOLVED))]),
   ]
-  servers = Servers(
-    f.servers, f.port, f.memory, f.sglang_python, f.server_command
-  )
-  asked = servers if samples_by_servers(config, f.set_config) else None
-  place = cluster.place(config.mesh, samples=asked is not None)
+  own = f.servers, f.port, f.memory, f.sglang_python, f.server_command
+  used = Servers(*own) if samples_by_servers(config, f.set_config) else None
+  place = cluster.place(config.mesh, samples=used is not None)
   trainer = [*shipped.python(), "-m", _TRAINER, *words]
   make = functools.partial(parts_of, processes=f.processes or 1)
   if len(place.hosts) > 1:
     make = functools.partial(parts_in_cluster, place=place)
   port = f.retriever_port
-  services, main_part = make(
-    config, trainer, servers=asked, retriever_port=port
-  )
+  services, main_part = make(config, trainer, servers=used, retriever_port=port)
   validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.target:
     words += given(_OF_NODES)

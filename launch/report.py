@@ -35,6 +35,7 @@ from absl import flags
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.host import json_files
 from anysearch_jax.report import (
@@ -112,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
   if f.figure:
     _draw(pathlib.Path(f.figure), rows, training)
     return
-  priced = launch_flags.priced(config_lib.ExperimentConfig())
+  settings.check(priced := launch_flags.priced(config_lib.ExperimentConfig()))
   measured = study.measure(
     rows,
     training,

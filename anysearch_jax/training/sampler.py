@@ -181,6 +181,8 @@ class Sampler:
     if any(collected.groups):
       after = self._verify(rollout)
       if any(not mean <= self._fingerprint.bound for mean, _ in after.values()):
+        spoilt = {"failed_rollouts": 1}
+        self.state = _counted(self.state, spoilt, collected.engine)
         return self.sample(rollout)  # Without those that were put aside.
     if after:
       collected.engine.update(fingerprints=bool(before) + 1)

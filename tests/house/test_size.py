@@ -22,7 +22,7 @@ SOURCE = (
 )
 CEILINGS = {
   "source: lines": 67_886,
-  "source: code lines": 41_740,
+  "source: code lines": 41_739,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,

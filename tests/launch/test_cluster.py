@@ -25,8 +25,6 @@ PAPER = "--config=configs/qwen2_5_7b.py"
 ONE, TWO = "--config.mesh.fsdp=4", "--config.mesh.fsdp=8"  # Nodes that train.
 TASK = PAPER, ONE, "--nodes=2", "--output=run"
 HOSTS = ("a", "b", "c", "d")
-
-
 SERVERS = node.Servers()
 
 
@@ -82,9 +80,8 @@ def test_nodes_that_train_are_one_run():
 def test_the_other_nodes_serve_until_they_are_stopped():
   services, main = parts(3)
   assert main.command == ("sleep", "infinity")
-  assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == [
-    *("0,1", "2,3", "4,5", "6,7")
-  ]
+  gpus = [part.env["CUDA_VISIBLE_DEVICES"] for part in services]
+  assert gpus == ["0,1", "2,3", "4,5", "6,7"]
   assert "HOST=0.0.0.0" in services[0].command
   assert services[3].health == "http://127.0.0.1:30003/health"
 
@@ -227,6 +224,18 @@ def test_the_task_of_skypilot_starts_again_after_75():
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
 
 
+ONE_OR_TWO = [("1", "0", True), ("2", "0", False), ("2", "1", True)]
+
+
+@pytest.mark.parametrize(("nodes", "rank", "serves"), ONE_OR_TWO)
+def test_nodes_that_serve_install_sglang(nodes, rank, serves, tmp_path):
+  args = PAPER, ONE, f"--nodes={nodes}", "--target=skypilot"
+  setup = yaml.safe_load(written(*args))["setup"]
+  stubs = {"pip": "", "uv": "[[ $* != *sglang.txt ]] || touch installed"}
+  ended(setup, tmp_path, stubs, SKYPILOT_SETUP_NODE_RANK=rank)
+  assert (tmp_path / "installed").exists() == serves
+
+
 def ended(script, folder, commands, **env):
   """Runs a script with commands of its own; returns its exit code."""
   (folder / ".venv" / "bin").mkdir(parents=True)
@@ -280,9 +289,7 @@ def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
   assert f"PYTHON={python}" in parts(3)[0][0].command
 
 
-@pytest.mark.skipif(
-  shutil.which("shellcheck") is None, reason="needs shellcheck"
-)
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
   file = tmp_path / "job.sh"
@@ -312,7 +319,7 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
 def test_what_no_node_could_run_is_not_written(args, sentence):
   args = ["--target=slurm", "--output=run", *args]
   assert sentence in commands.run(node, PAPER, *args)
-  assert "2 without --target" in commands.run(node, PAPER, "--nodes=2")
+  assert "2, expected --target" in commands.run(node, PAPER, "--nodes=2")
 
 
 @pytest.mark.slow
@@ -323,24 +330,13 @@ def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
   small = ("curriculum.total_steps=80", "questions=4", "save_every=4")
   args = [f"--config.{each}" for each in small]
   args += ["--config.curriculum.phase1_steps=40", "--gpus=0", "--threads=1"]
-  commands.printed(
-    node,
-    *args,
-    "--config=configs/quickstart.py",
-    "--target=slurm",
-    f"--output={output}",
-  )
+  args += ["--config=configs/quickstart.py", "--target=slurm"]
+  commands.printed(node, *args, f"--output={output}")
   env = {**os.environ, "ANYSEARCH_KEYS": str(tmp_path / "keys")}
   env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
   (script,) = output.glob("cluster/*.sh")
-  job = subprocess.run(
-    ["sbatch", "--parsable", script],
-    cwd=ROOT,
-    env=env,
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout.strip()
+  submit = ["sbatch", "--parsable", script]
+  job = subprocess.check_output(submit, cwd=ROOT, env=env, text=True).strip()
   metrics = output / "metrics.jsonl"
 
   def rollouts():

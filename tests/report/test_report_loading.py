@@ -270,7 +270,8 @@ def test_the_command_says_what_it_expected(items, sentence):
 @pytest.mark.parametrize(
   ("given", "sentence"),
   [
-    ({"prices": ["a=1"]}, "unknown key 'a_price'; expected one of"),
+    ({"prices": ["a=1"]}, "--prices: found 'a=', expected one of input="),
+    ({"prices": ["search=-1"]}, "search_price: found -1.0, expected at least"),
     ({"tables": ["tool"]}, "--tables: found 'tool', expected label=ablation"),
     ({"surfaces": ["a=nowhere"]}, "a=nowhere: found no such folder"),
   ],

@@ -77,7 +77,7 @@ def test_an_engine_with_wrong_weights_stops_the_run_and_it_resumes(
 def test_a_rollout_that_a_server_spoilt_is_sampled_again(
   parts, trained, tmp_path, monkeypatch
 ):
-  """One that joined meanwhile has other weights."""
+  """One that joined meanwhile has other weights; what was played counts."""
   made, bad, aside = engine_lib.JaxEngine, [], []
   generate, scores = made.generate, made.scores
 
@@ -101,6 +101,9 @@ def test_a_rollout_that_a_server_spoilt_is_sampled_again(
   small_run.train(tmp_path / "run", parts)
   assert aside == ["late"]
   small_run.assert_same_bits(tmp_path / "run", trained, ["steps.jsonl"])
+  found, usual = (small_run.records(x)[2] for x in (tmp_path / "run", trained))
+  assert found["run/failed_rollouts"] > usual["run/failed_rollouts"] == 0
+  assert found["engine/sampled_tokens"] > usual["engine/sampled_tokens"]
 
 
 def test_without_a_fingerprint_the_gap_stops_the_run(
