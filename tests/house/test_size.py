@@ -27,7 +27,7 @@ CEILINGS = {
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
   "tests: lines": 54_954,
-  "docs and README: words": 22_050,
+  "docs and README: words": 22_048,
   "README: words": 700,
   "commands": 16,
 }

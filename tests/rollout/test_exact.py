@@ -49,29 +49,29 @@ def _assert_scored(engine, params, played, rng):
 
 
 @pytest.mark.parametrize(
-  ("dtype", "changes"),
+  ("dtype", "axes", "changes"),
   [
-    ("float32", {}),
-    ("float32", {"architecture": _WINDOWED}),
+    ("float32", {}, {}),
+    ("float32", {}, {"architecture": _WINDOWED}),
     # Each token by its own experts alone, and by all.
-    ("float32", {"case": "qwen3-moe", "few": 0}),
-    ("bfloat16", {"case": "gpt-oss", "few": 8}),
-    ("bfloat16", {"lookahead": 3, "kv_dtype": "float8"}),
-    ("bfloat16", {"lookahead": 1, "axes": {"data": 2, "tensor": 2}}),
+    ("float32", {}, {"case": "qwen3-moe", "few": 0}),
+    ("float32", {"data": 2, "expert": 2}, {"case": "qwen3-moe", "few": 0}),
+    ("bfloat16", {}, {"case": "gpt-oss", "few": 8}),
+    ("bfloat16", {}, {"lookahead": 3, "kv_dtype": "float8"}),
+    ("bfloat16", {"data": 2, "tensor": 2}, {}),
   ],
 )
-def test_traffic_and_scoring_change_no_bit(dtype, changes, monkeypatch):
-  params, axes = small_engine.params(), changes.get("axes", {"data": 1})
+def test_traffic_and_scoring_change_no_bit(dtype, axes, changes, monkeypatch):
+  params, a = small_engine.params(), small_engine.A
   if "case" in changes:
     sizes = {"vocab_size": len(small_engine.TEXTS)}
     a = random_models.architecture(changes["case"], **sizes)
     monkeypatch.setattr(experts, "_FEW", changes["few"])
     monkeypatch.setattr(experts, "_BLOCK", 8)
     params, changes = random_models.params(a), {"architecture": a}
-  if "axes" in changes:
-    changes = {"lookahead": 1, "mesh": sharding.mesh(**axes)}
-    cut = sharding.shardings(small_engine.A, changes["mesh"])
-    params = jax.device_put(params, cut)
+  if axes:
+    changes = changes | {"lookahead": 1, "mesh": sharding.mesh(**axes)}
+    params = jax.device_put(params, sharding.shardings(a, changes["mesh"]))
   engine = functools.partial(
     *(small_engine.engine, params),
     **{"dtype": jnp.dtype(dtype), "exact": True} | changes,
@@ -83,7 +83,7 @@ def test_traffic_and_scoring_change_no_bit(dtype, changes, monkeypatch):
   rng = np.random.default_rng(0)
   _assert_scored(first, params, played, rng)
   # There is room for one and a half contexts in each part.
-  small = engine(slots=20, kv_tokens=240 * axes["data"])
+  small = engine(slots=20, kv_tokens=240 * axes.get("data", 1))
   shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
   assert small_engine.play(small, shuffled, delay=rng) == played
   assert small.counters["preemptions"] > 0
