@@ -76,7 +76,7 @@ while [ "$asked" ]; do  # A signal ends the wait as well.
 done
 if [ -n "$sampling" ]; then
   tell sampling
-  for _ in {1..60}; do  # One that is stopped, or hangs, ends with the job.
+  for _ in {1..12}; do  # One that is stopped, or hangs, ends with the job.
     if kill -0 "$sampling" 2>/dev/null; then sleep 5; fi
   done
 fi

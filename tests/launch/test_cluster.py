@@ -23,6 +23,7 @@ from launch import flags as launch_flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = "--config=configs/qwen2_5_7b.py"
 ONE, TWO = "--config.mesh.fsdp=4", "--config.mesh.fsdp=8"  # Nodes that train.
+JAX = "--config.engine.kind=jax", "--config.pipeline.async_level=1"
 TASK = PAPER, ONE, "--nodes=2", "--output=run"
 HOSTS = ("a", "b", "c", "d")
 SERVERS = node.Servers()
@@ -247,11 +248,13 @@ def ended(script, folder, commands, **env):
   return subprocess.run(bash, cwd=folder, env=env, timeout=90).returncode
 
 
-def test_a_sampler_of_skypilot_ends_with_the_controller(tmp_path):
+@pytest.mark.parametrize("then", ["exit", ":"])  # It may hang.
+def test_a_sampler_of_skypilot_ends_with_the_controller(then, tmp_path):
   script = yaml.safe_load(written(*TASK, "--target=skypilot"))["run"]
-  serves = "trap 'touch told; exit' TERM; touch up; while :; do sleep 1; done"
+  told = f"trap 'touch told; {then}' TERM; touch up"
   once = "until [ -e up ]; do sleep 1; done; [ ! -e asked ] && touch asked"
-  stubs = {".venv/bin/python": serves, "curl": once}
+  stubs = {".venv/bin/python": f"{told}; while :; do sleep 1; done"}
+  stubs |= {"curl": once, "timeout": 'shift; exec /usr/bin/timeout 2 "$@"'}
   nodes = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "a\nb"}
   assert ended(script, tmp_path, stubs, **nodes) == 0
   assert (tmp_path / "told").exists()
@@ -261,11 +264,12 @@ def test_a_sampler_of_slurm_that_hangs_ends_with_the_job(tmp_path):
   script = written(*TASK, "--target=slurm", f"--output={tmp_path}")
   trains = "[[ $* != *=training* ]] || { touch cluster/resumes-1; exit 75; }"
   stubs = {"srun": f"mkdir -p cluster; {trains}; exec /bin/sleep 100"}
-  stubs |= dict.fromkeys(["squeue", "scancel"], "")
+  stubs |= {"squeue": "", "scancel": "", "sleep": "echo >>slept"}
   stubs["scontrol"] = 'if [ "$1" = show ]; then echo a; else touch queued; fi'
   env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a", "HOME": str(tmp_path)}
   assert ended(script, tmp_path, stubs, **env) == 75
   assert (tmp_path / "queued").exists()
+  assert len((tmp_path / "slept").read_text()) < 20  # Of five seconds each.
 
 
 def test_names_are_those_of_services():
@@ -309,11 +313,7 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
       ["--nodes=2", ONE, "--config.sglang.colocated=true"],
       "sglang.colocated: found True with a controller",
     ),
-    (
-      ["--nodes=2", "--config.engine.kind=jax", ONE]
-      + ["--config.pipeline.async_level=1"],
-      "pipeline.async_level: found 1 in 2 processes",
-    ),
+    (["--nodes=2", ONE, *JAX], "async_level: found 1 in 2 processes"),
   ],
 )
 def test_what_no_node_could_run_is_not_written(args, sentence):
