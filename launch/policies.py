@@ -53,9 +53,7 @@ def define_flags() -> None:
   flags.DEFINE_string("hf", None, "Hugging Face folder, else config.policy.")
   flags.DEFINE_alias("policy", "hf")
   define_checkpoint()
-  flags.DEFINE_list(
-    "sglang", [], "Addresses of SGLang servers, which sample one of these."
-  )
+  flags.DEFINE_list("sglang", [], "SGLang servers that sample one of these.")
   flags.DEFINE_string(
     "openai", None, "Address of a server with OpenAI's interface (/v1)."
   )
@@ -360,8 +358,9 @@ def run_of(name: str) -> tuple[pathlib.Path, int | None]:
 
   RUN may be its checkpoints/ too. Raises ValueError if N is no number.
   """
-  folder, at, rollout = name.rpartition("@") if "@" in name else (name, "", "")
-  if at and not rollout.isdigit():
+  is_run = "@" not in name or pathlib.Path(name).is_dir()
+  folder, at, rollout = (name, "", "") if is_run else name.rpartition("@")
+  if at and not rollout.isdecimal():
     raise ValueError(
       f"--checkpoint={name}: found {rollout!r} after @, expected the number of "
       "rollouts of a checkpoint."

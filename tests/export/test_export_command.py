@@ -264,9 +264,10 @@ def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
 
 def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
   out = tmp_path / "out"
+  (home := tmp_path / "me@here").symlink_to(runs / "full")
 
   def export(*more, at=""):
-    named = f"--checkpoint={runs / 'full/checkpoints'}{at}"
+    named = f"--checkpoint={home}/checkpoints{at}"
     said = commands.run(command, "--cache=", named, f"--output={out}", *more)
     lines = (out / "README.md").read_text().splitlines()
     return said, [line for line in lines if line.startswith("| rollouts |")]

@@ -218,8 +218,7 @@ def test_the_task_of_skypilot_starts_again_after_75():
   found = yaml.safe_load(written(*TASK, "--target=skypilot"))
   assert found["num_nodes"] == 2
   assert found["resources"]["accelerators"] == "H100:8"
-  recovery = found["resources"]["job_recovery"]
-  assert recovery["recover_on_exit_codes"] == [75]
+  assert found["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
   assert found["secrets"] == {"CONTROLLER_KEY": None, "SGLANG_KEY": None}
   for script in (found["setup"], found["run"]):
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
