@@ -72,9 +72,8 @@ def named(
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
   Both may contain `=` and `+`, see `launch.report`; longer folder names are
-  preferred. The label is "" if there is
-  none; with `labelled`, it is required. Raises ValueError if the item does not
-  name existing folders.
+  preferred. The label is "" if there is none; with `labelled`, it is required.
+  Raises ValueError if the item does not name existing folders.
   """
   starts = [i + 1 for i, character in enumerate(item) if character == "="]
   for start in starts if labelled else [0, *starts]:

@@ -21,7 +21,7 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_885,
+  "source: lines": 67_884,
   "source: code lines": 41_738,
   "source: modules": 307,
   "source: lines of the longest module": 600,

@@ -214,7 +214,7 @@ def test_a_server_that_cannot_be_used_is_refused(serve, faults, message):
 def test_servers_of_a_quantised_policy_get_no_plain_weights(serve, tmp_path):
   text = '{"quantization_config": {"quant_method": "mxfp4"}}'
   (tmp_path / "config.json").write_text(text)
-  with pytest.raises(types.EngineError, match="found quantised weights, in pl"):
+  with pytest.raises(types.EngineError, match="found quantised weights, exp"):
     serve(start=engines.policy()._replace(source=tmp_path))
 
 

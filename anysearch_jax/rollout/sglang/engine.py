@@ -247,9 +247,9 @@ class SglangEngine:
     config = json_files.read(source / "config.json") if source else {}
     if config.get("quantization_config"):
       raise types.EngineError(
-        f"{source}: found quantised weights, in place of which SGLang servers "
-        "load no plain ones, as trained ones are; expected a plain folder (by "
-        "transformers: load by Mxfp4Config(dequantize=True), save_pretrained)."
+        f"{source}: found quantised weights, expected plain ones: servers that "
+        "began with quantised ones cannot load trained ones. Have transformers "
+        "load it by Mxfp4Config(dequantize=True), then call save_pretrained."
       )
     return sglang_server.Weights(path, name, self._config.deadline)
 
