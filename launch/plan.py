@@ -86,6 +86,9 @@ def main(argv) -> None:
         "expected either --target, the hardware to plan for, or --run, a run "
         "to simulate more of."
       )
+    for n in f.devices:
+      if not n.isdecimal() or not int(n):
+        raise ValueError(f"--devices: found {n!r}, expected numbers above 0.")
     before = None
     if path := f.before:
       before = json_files.read(pathlib.Path(path)).get("step_seconds")
@@ -160,8 +163,6 @@ def _clusters(work, seed: int):
   found, fields, last = {}, simulation.Result._fields, None
   rows = [["devices", *(name.replace("_", " ") for name in fields)]]
   for text in flags.FLAGS.devices:
-    if not text.isdecimal() or not int(text):
-      raise ValueError(f"--devices: found {text!r}, expected numbers above 0.")
     best = simulation.best_split(work, int(text), seed=seed)
     if last and last.training + last.sampling <= int(text):
       best = best if best and best.seconds < 0.99 * last.seconds else last
