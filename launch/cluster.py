@@ -25,6 +25,7 @@ from launch import shipped
 CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
 _KINDS = {"slurm": "sh", "jobset": "yaml", "skypilot": "yaml"}  # Of files.
+_TRACKERS = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +77,7 @@ def place(mesh: config_lib.MeshConfig, *, samples: bool) -> Place:
   if f.rank >= nodes:
     raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
   if samples and nodes > 1 and trainers >= nodes:
-    raise ValueError(
-      f"--trainers: found {trainers} of {nodes} nodes, expected some that "
-      "sample."
-    )
+    raise ValueError(f"--trainers: found {trainers}, expected below {nodes}.")
   devices = trainers * ((not samples and len(mesh.trainer)) or f.gpus)
   if nodes > 1 and f.gpus and mesh.size != devices:
     raise ValueError(
@@ -125,15 +123,18 @@ def write(
   # Names of services begin with a letter and end with no hyphen (RFC 1035).
   plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")
   name = (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
-  keys = {
-    value: f'"${value}"'
-    for path, value, _, _ in config_settings.listed(config)
-    if path.endswith("key_variable") and value
-  } | dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), '"$(openssl rand -hex 24)"')
+  listed = config_settings.listed(config)
+  named = [x for path, x, _, _ in listed if x and path.endswith("key_variable")]
+  trackers = [name for name in _TRACKERS if f[name].value]
+  named += [_TRACKERS[name] for name in trackers]
+  keys = {name: f'"${name}"' for name in named}
+  made = '"$(openssl rand -hex 24)"'
+  keys |= dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), made)
   counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
   python = {"slurm": shipped.python(), "skypilot": [".venv/bin/python"]}
   command = shlex.join([*python.get(f.target, ["python"]), *words])
   path = output / "cluster" / f"{name}.{_KINDS[f.target]}"
+  extras = ["cuda12"] * bool(gpus) + trackers
   devices = f"accelerators: {f.accelerator}:{gpus}" if gpus else "cpus: 4+"
   values = {
     "NAME": name,
@@ -149,7 +150,7 @@ def write(
     "LITERALS": "".join(
       f" \\\n#     --from-literal={key}={made}" for key, made in keys.items()
     ),
-    "EXTRA": "'.[cuda12]'" if gpus else ".",
+    "EXTRAS": f"'.[{','.join(extras)}]'" if extras else ".",
     "ACCELERATORS": devices,
     "PORT": where.port,
     "SERVER": f.port,

@@ -292,7 +292,7 @@ def _trainer(
 
 def _hangs() -> None:
   """Stops this process, which gives up a step that does not end."""
-  stopping.say("a step takes ten times as long as any before; do devices hang?")
+  stopping.say("a step takes hours, or ten times any before; do devices hang?")
   os.kill(os.getpid(), signal.SIGTERM)
 
 

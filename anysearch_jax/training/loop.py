@@ -39,7 +39,7 @@ from anysearch_jax.training import (
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_HANGS, _TIMES = 1800.0, 10  # Seconds of a step, and times the longest one.
+_HANGS, _TIMES, _FIRST = 1800.0, 10, 7200.0  # Bounds of steps, see Trainer.
 
 
 class Event(NamedTuple):
@@ -89,7 +89,7 @@ class Trainer:
     sinks: get the metrics too, see `trackers.opened`.
     clock: returns the time in seconds.
     hangs: called, on another thread, when a step has taken half an hour and ten
-      times as long as any before: devices may hang while their hosts go on.
+      times as long as any before (the first: two hours): devices may hang.
 
   Raises:
     ValueError: the devices or the engine cannot run the configuration.
@@ -403,7 +403,8 @@ class Trainer:
     """Yields from steps; calls `hangs` over one that lasts too long."""
     values: dict[str, float] | None = {}
     while values is not None:
-      began, most = time.monotonic(), max(_HANGS, _TIMES * self._longest)
+      most = max(_HANGS, _TIMES * self._longest) if self._longest else _FIRST
+      began = time.monotonic()
       (timer := threading.Timer(most, self._hangs)).daemon = True
       timer.start()
       try:

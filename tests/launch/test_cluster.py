@@ -215,11 +215,13 @@ def test_the_manifest_has_the_form_of_a_jobset():
 
 
 def test_the_task_of_skypilot_starts_again_after_75():
-  found = yaml.safe_load(written(*TASK, "--target=skypilot"))
+  found = yaml.safe_load(written(*TASK, "--target=skypilot", "--wandb"))
   assert found["num_nodes"] == 2
   assert found["resources"]["accelerators"] == "H100:8"
   assert found["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
-  assert found["secrets"] == {"CONTROLLER_KEY": None, "SGLANG_KEY": None}
+  keys = "WANDB_API_KEY", "CONTROLLER_KEY", "SGLANG_KEY"
+  assert found["secrets"] == dict.fromkeys(keys)
+  assert "-e '.[cuda12,wandb]'" in found["setup"]
   for script in (found["setup"], found["run"]):
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
 
@@ -305,7 +307,7 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
 @pytest.mark.parametrize(
   ("args", "sentence"),
   [
-    (["--nodes=2", "--trainers=2"], "--trainers: found 2 of 2 nodes"),
+    (["--nodes=2", "--trainers=2"], "--trainers: found 2, expected"),
     (["--hosts=a,b", "--rank=2"], "--rank: found 2, expected less than 2"),
     (["--nodes=4"], "4 devices, expected 16, those of 2 nodes that train"),
     (
