@@ -528,9 +528,8 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
     extra |= {"layer_types": types, "sliding_window": a.window or None}
   if families.FAMILIES[a.family].unrotated:
-    extra |= {
-      "no_rope_layers": [int(i not in a.unrotated) for i in range(a.layers)]
-    }
+    rotated = [int(i not in a.unrotated) for i in range(a.layers)]
+    extra |= {"no_rope_layers": rotated}
   if a.experts:
     extra |= {
       **{"num_experts": a.experts, "num_local_experts": a.experts},

@@ -62,16 +62,17 @@ FAMILIES = {
   "qwen3_moe": Family(
     "Qwen3MoeForCausalLM",
     {
-      "num_key_value_heads": 4,
-      "num_experts": 128,
-      "num_experts_per_tok": 8,
-      "moe_intermediate_size": 768,
-      "norm_topk_prob": False,
-      "max_window_layers": 0,
+      **{"num_key_value_heads": 4, "max_window_layers": 0},
+      **{"num_experts": 128, "num_experts_per_tok": 8},
+      **{"moe_intermediate_size": 768, "norm_topk_prob": False},
     },
     unread=("mlp_bias", "max_window_layers"),
     head_dim=True,
     experts=True,
+    only={  # Of Qwen3-Coder; transformers reads none of them.
+      **{"qkv_bias": (False,), "use_qk_norm": (True,)},
+      "shared_expert_intermediate_size": (0,),
+    },
     fields={"qk_norm": True},
   ),
   "llama": Family(
@@ -83,12 +84,9 @@ FAMILIES = {
   "smollm3": Family(
     "SmolLM3ForCausalLM",
     {
-      "num_key_value_heads": 4,
-      "rope_theta": 2e6,
-      "sliding_window": None,
-      "max_window_layers": 0,
+      **{"num_key_value_heads": 4, "rope_theta": 2e6, "sliding_window": None},
+      **{"max_window_layers": 0, "no_rope_layer_interval": 4},
       "tie_word_embeddings": True,
-      "no_rope_layer_interval": 4,
     },
     unread=("max_window_layers",),
     head_dim=True,
@@ -109,12 +107,10 @@ FAMILIES = {
   "gemma3_text": Family(
     "Gemma3ForCausalLM",
     {
-      "max_position_embeddings": 131_072,
-      "num_key_value_heads": 4,
-      "head_dim": 256,
+      **{"max_position_embeddings": 131_072, "tie_word_embeddings": True},
+      **{"num_key_value_heads": 4, "head_dim": 256},
       "query_pre_attn_scalar": 256,
       "hidden_activation": "gelu_pytorch_tanh",
-      "tie_word_embeddings": True,
     },
     unread=(
       *("mlp_bias", "use_sliding_window", "max_window_layers", "hidden_act"),

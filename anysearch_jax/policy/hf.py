@@ -28,11 +28,8 @@ _FILES = (
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 # Who publishes what a folder's name begins with.
-_OWNERS = {
-  "Qwen": "Qwen",
-  "Llama": "meta-llama",
-  "SmolLM": "HuggingFaceTB",
-}
+_OWNERS = {"Qwen": "Qwen", "Llama": "meta-llama", "SmolLM": "HuggingFaceTB"}
+_OWNERS |= {"Olmo": "allenai", "gemma": "google", "gpt-oss": "openai"}
 _WRITING = ".writing"  # Ends the name of a folder that is not whole yet.
 
 

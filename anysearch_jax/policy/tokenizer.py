@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
   import transformers
 
 _LONG = 8192  # Encoding a text of this many characters takes milliseconds.
-_LLAMA_DATE = "26 Jul 2024"
+# Templates write today's date: prompts, and so runs, would change at midnight.
+_TODAY, _NOW = datetime.date(2024, 7, 26), r"""strftime_now\((["'])(.*?)\1\)"""
+# Gemma 3's place of an image, for which its text models have no embedding.
+_IMAGE = "<image_soft_token>"
 
 
 class Tokenizer:
@@ -26,8 +31,8 @@ class Tokenizer:
   Attributes:
     end_of_turn_ids: ids that end a turn (those of generation_config.json and
       the tokenizer's EOS).
-    control_tokens: strings of all added tokens but the protocol's tags.
-      Questions and passages must not contain them.
+    control_tokens: strings of all added tokens but the protocol's tags and
+      white space. Questions and passages must not contain them.
     vocab_size: ids are below this number.
   """
 
@@ -49,9 +54,11 @@ class Tokenizer:
         token.content
         for token in hf.added_tokens_decoder.values()
         if not protocol.TAG_PATTERN.fullmatch(token.content)
+        and not token.content.isspace()
       )
     )
-    self.vocab_size = len(hf)
+    last = len(hf) - 1
+    self.vocab_size = last + (hf.convert_ids_to_tokens(last) != _IMAGE)
 
   @classmethod
   def from_folder(cls, folder: str | pathlib.Path) -> Tokenizer:
@@ -140,11 +147,10 @@ class Tokenizer:
     messages = [{"role": "user", "content": content}]
     if system:
       messages = [{"role": "system", "content": system}, *messages]
+    template = self.hf.get_chat_template()
+    template = re.sub(_NOW, lambda x: repr(_TODAY.strftime(x[2])), template)
     text = self.hf.apply_chat_template(
-      messages,
-      tokenize=False,
-      add_generation_prompt=True,
-      date_string=_LLAMA_DATE,
+      messages, None, None, template, add_generation_prompt=True, tokenize=False
     )
     assert isinstance(text, str)  # One conversation, not tokenized.
     text += prefill

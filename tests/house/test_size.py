@@ -21,13 +21,13 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_887,
-  "source: code lines": 41_741,
+  "source: lines": 67_885,
+  "source: code lines": 41_735,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_952,
-  "docs and README: words": 22_050,
+  "tests: lines": 54_951,
+  "docs and README: words": 22_049,
   "README: words": 700,
   "commands": 16,
 }

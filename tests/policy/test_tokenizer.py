@@ -114,8 +114,14 @@ def test_an_object_that_is_no_tokenizer_is_refused_with_the_cause(
 def test_every_added_token_is_a_control_token(tmp_path):
   """Special or not, its text in a passage would be encoded as that token."""
   tokenizer = save_tiny(tmp_path)
-  assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>", "<tool>")
+  special = ("<bos>", "<eos>", "<eot>")
+  assert tokenizer.control_tokens == (*special, "<tool>")
   assert tokenizer.vocab_size == len(WORDS)
+  # Of Gemma 3: white space is ordinary text; an image has no embedding.
+  tokenizer.hf.add_tokens(["\n", "<image_soft_token>"])
+  gemma = tokenizer_lib.Tokenizer(tokenizer.hf)
+  assert gemma.control_tokens == (*special, "<image_soft_token>", "<tool>")
+  assert gemma.vocab_size == len(gemma.token_texts()) == len(WORDS) + 1
 
 
 def test_token_texts_are_what_ids_add_to_a_decoded_text(tmp_path):
@@ -145,6 +151,9 @@ def test_a_template_writes_its_own_bos(tmp_path):
   text, ids = tokenizer.render("a b")
   assert text == "<bos>user : a b <eot> c"
   assert ids == [0, 7, 8, 4, 5, 2, 6]
+  dates = "{{ strftime_now('%d %b %Y') }}, {{ strftime_now(\"%Y\") }}"
+  dated = save_tiny(tmp_path, template=TEMPLATE + dates)
+  assert dated.render("a b")[0] == text + "26 Jul 2024, 2024"  # On any day.
 
 
 def test_every_token_text_of_a_real_tokenizer_is_known(real_tokenizer):
