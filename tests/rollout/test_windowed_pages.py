@@ -64,7 +64,7 @@ def test_freed_pages_are_not_read_and_turns_equal_a_full_forward(case):
   order = [_ALL[i] for i in rng.permutation(len(_ALL))]
   played = small_engine.play(engine, order, delay=rng)
   assert engine.counters["preemptions"] > 0 < engine.counters["shared_tokens"]
-  assert len(freed) > 500 and engine.pages[0] == 0
+  assert len(freed) > 300 and engine.pages[0] == 0
   for context, generations in played.values():
     at, placed = len(small_engine.prompt(0)), []
     for generation in generations:
