@@ -325,9 +325,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
 def _family(hf: Mapping[str, Any]) -> str:
   """Returns the family by class name or, if that is missing, `model_type`."""
   kind = hf.get("model_type")
-  classes = {
-    family.class_name: name for name, family in families.FAMILIES.items()
-  }
+  classes = {x.class_name: name for name, x in families.FAMILIES.items()}
   names = hf.get("architectures") or [
     name for name, family in classes.items() if family == kind
   ]

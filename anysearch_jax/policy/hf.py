@@ -204,8 +204,10 @@ def save_files(
   folder = pathlib.Path(folder)
   if policy.source is None:
     ids = sorted(policy.tokenizer.end_of_turn_ids)
+    # The default of transformers may be beyond a small embedding.
+    pad = policy.tokenizer.hf.pad_token_id
     hf = architecture_lib.to_hf(
-      policy.architecture, dtype="float32", eos_token_id=ids
+      policy.architecture, dtype="float32", eos_token_id=ids, pad_token_id=pad
     )
     policy.tokenizer.hf.save_pretrained(folder)
     json_files.write(folder / "generation_config.json", {"eos_token_id": ids})
@@ -216,10 +218,9 @@ def save_files(
           shutil.copyfile(path, folder / path.name)
     hf = json_files.read(policy.source / "config.json")
     hf.pop("quantization_config", None)  # Weights are written as numbers.
-  if dtype is not None:
-    # Use the older name of the key if the folder does.
-    key = "torch_dtype" if "torch_dtype" in hf else "dtype"
-    hf[key] = jnp.dtype(dtype).name
+  if dtype is not None:  # By the older and the newer name, as the folder does.
+    keys = [key for key in ("torch_dtype", "dtype") if key in hf] or ["dtype"]
+    hf |= dict.fromkeys(keys, jnp.dtype(dtype).name)
   json_files.write(folder / "config.json", hf)
 
 

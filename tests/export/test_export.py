@@ -15,8 +15,7 @@ from anysearch_jax.policy import hf, sharding, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # One of each family; the others run with `make test-all`.
-_QUICK = ("qwen2", "qwen3-biased", "qwen3-moe", "llama-tied", "smollm3")
-_QUICK += ("gpt-oss",)
+_QUICK = "qwen2 qwen3-biased qwen3-moe llama-tied smollm3 gpt-oss".split()
 
 
 def born_here(case="qwen2-tied"):
@@ -61,15 +60,15 @@ def test_an_export_is_the_model_it_came_from(torch, make_pair, tmp_path, case):
   for name in theirs:
     assert torch.equal(ours[name], theirs[name]), name
   tokens = torch.tensor(random_models.random_tokens((2, 64)))
-  with torch.no_grad():
-    assert torch.equal(
-      reloaded(tokens).logits, pair.model(tokens).logits
-    )  # The logits also depend on the configuration.
+  with torch.no_grad():  # The logits also depend on the configuration.
+    assert torch.equal(reloaded(tokens).logits, pair.model(tokens).logits)
 
 
-def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
-  policy = born_here("llama-biased")
-  hf.save(tmp_path, policy)
+@pytest.mark.parametrize("case", ["llama-biased", "smollm3"])
+def test_transformers_reads_an_export_of_a_policy_born_here(
+  torch, tmp_path, case
+):
+  hf.save(tmp_path, born_here(case))
   model = read_by_transformers(tmp_path)
   assert model.config.max_position_embeddings == 512
   assert model.config.eos_token_id == [random_models.TOKENS - 2]
@@ -128,7 +127,9 @@ OTHER_FILES = {
 LEFT_BEHIND = {"README.md": "A card.", "pytorch_model.bin": "Pickled."}
 
 
-@pytest.mark.parametrize("dialect", [dict, older_dialect])
+@pytest.mark.parametrize(
+  "dialect", [dict, older_dialect, lambda x: x | {"torch_dtype": "float32"}]
+)
 @pytest.mark.parametrize("case", ["qwen3-tied", "llama"])
 def test_export_keeps_every_setting_of_its_source(tmp_path, case, dialect):
   source, out = tmp_path / "source", tmp_path / "out"
@@ -148,9 +149,8 @@ def test_export_keeps_every_setting_of_its_source(tmp_path, case, dialect):
   assert loaded.architecture == policy.architecture
   assert loaded.tokenizer.end_of_turn_ids == {3, 59}
   hf.save(out, loaded, dtype=jax.numpy.bfloat16)
-  key = "torch_dtype" if dialect is older_dialect else "dtype"
-  assert config[key] == "float32"
-  assert read_json(out / "config.json") == config | {key: "bfloat16"}
+  found = dict.fromkeys({"torch_dtype", "dtype"} & config.keys(), "bfloat16")
+  assert read_json(out / "config.json") == config | found
   kept = {"tokenizer.json", "tokenizer_config.json", *OTHER_FILES}
   made, given = files_of(out), files_of(source)
   for name in kept:
