@@ -8,7 +8,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 
-CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
+CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "]^", "</tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
     ("<ANSWER></Think>", "‹ANSWER›‹/Think›"),
     ("<se<search>arch>", "<se‹search›arch>"),
     ("hi<|im_end|>", "hi<\u200b|im_end|>"),
-    ("ababa", "a\u200bba\u200bba"),
+    ("ababa]^", "a\u200bba\u200bba]\u200b^"),
     ("<think>", "‹think›"),
     ("</tool_call>", "<\u200b/tool_call>"),
   ],
@@ -48,9 +48,8 @@ def test_a_token_cannot_be_assembled_across_title_and_text():
 def test_a_passage_without_a_title_names_none(title):
   found = [types.Passage("1", title, "a"), types.Passage("2", '"T"', "b")]
   text = protocol.observation(found)
-  assert text.strip() == (
-    '<information>Doc 1: a\nDoc 2(Title: "T") b</information>'
-  )
+  content = 'Doc 1: a\nDoc 2(Title: "T") b'
+  assert text.strip() == f"<information>{content}</information>"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +61,11 @@ def test_a_long_text_is_read_in_linear_time(piece):
     protocol.neutralise(text, CONTROL)
 
   growth.assert_linear(read, piece * (400_000 // len(piece)))
+
+
+def test_many_control_tokens_are_read_in_linear_time():
+  def read(text):
+    tokens = *(f"<unused{i}>" for i in range(len(text) // 20)), "[mask]"
+    protocol.neutralise(text, tokens)
+
+  growth.assert_linear(read, "of Rome " * 20_000)

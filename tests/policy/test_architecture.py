@@ -266,9 +266,7 @@ def rope(change):
     (QWEN2_7B, {"auto_map": {"A": "x.X"}}, "auto_map .* no such key or {}"),
     *(
       (base, {key: 8}, UNKNOWN.format(key))
-      for base, key in zip(
-        PUBLISHED, ("attention_chunk_size", "num_heads", "logit_scale")
-      )
+      for base, key in zip(PUBLISHED, ("chunks", "num_heads", "logit_scale"))
     ),
     # Windows.
     (QWEN2_7B, SLIDING | {"max_window_layers": 27}, WINDOWS),
@@ -286,10 +284,7 @@ def rope(change):
       (OLMO3, change, sentence)
       for change, sentence in [
         ({"sliding_window": None}, f"sliding_window is None, {SIZE}"),
-        (
-          {"layer_types": ["chunked_attention"] * 2},
-          "names 'chunked_attention'",
-        ),
+        ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
         ({"rope_parameters": {"rope_theta": 1e6}}, "key 'rope_theta'"),
         ({"rope_parameters": {"full_attention": 1}}, "expected an object"),
         (
@@ -330,11 +325,7 @@ def rope(change):
       {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
       "partial_rotary_factor 0.25 is not supported; expected 1.0",
     ),
-    (
-      QWEN2_7B,
-      {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}},
-      UNKNOWN.format("mrope_section"),
-    ),
+    (QWEN2_7B, {"rope_scaling": {"mrope_section": [8]}}, "key 'mrope_section'"),
     (QWEN2_7B, {"rope_scaling": {"type": "linear"}}, "factor is missing"),
     (LLAMA3_8B, rope({"rope_theta": "5"}), f"rope_theta is '5', {NUMBER}"),
     (LLAMA3_8B, rope({CONTEXT: "8192"}), f"{CONTEXT} is '8192', {SIZE}"),
