@@ -445,10 +445,8 @@ def _stops(codec: tokenizer_lib.Tokenizer, texts: Sequence[str]) -> Finding:
   for stop in texts:
     for before in _BEFORE_TAGS:
       ids = codec.encode(f"{before}{stop}\n\n")
-      ends = [
-        n for n in range(1, len(ids) + 1) if stop in codec.decode(ids[:n])
-      ]
-      if not ends or not halts[ids[ends[0] - 1]]:
+      ends = [n for n in range(len(ids)) if stop in codec.decode(ids[: n + 1])]
+      if not ends or not halts[ids[ends[0]]]:
         missed.append(f"{before}{stop}")
   if missed:
     return problem(
@@ -499,7 +497,10 @@ def _prompt(
     after = codec.render(_QUESTION.text)[0].rpartition(_QUESTION.text)[2]
     closing = [t for t in codec.control_tokens if after.lstrip().startswith(t)]
     end = max(closing, key=len, default="")
-    if end and codec.hf.convert_tokens_to_ids(end) not in ends:
+    # gpt-oss ends answers otherwise than questions; its template has both ends.
+    text = end + codec.hf.get_chat_template()
+    named = [token for token in codec.control_tokens if token in text]
+    if end and not ends & {*codec.hf.convert_tokens_to_ids(named)}:
       yield warning(
         f"the chat template ends messages with {end}, which ends no turn",
         "add its id to eos_token_id in generation_config.json.",

@@ -21,7 +21,7 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_886,
+  "source: lines": 67_887,
   "source: code lines": 41_736,
   "source: modules": 307,
   "source: lines of the longest module": 600,

@@ -348,9 +348,13 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
     silent.end_of_turn_ids = frozenset(ends)
     found = run_checks._prompt(silent, config)
     assert any(sentence in each for each in said(found, level))
-  monkeypatch.setattr(
-    real_tokenizer, "token_texts", lambda: ["?"] * real_tokenizer.vocab_size
-  )
+  # As that of gpt-oss, whose answers another token ends than questions.
+  (last, *_), template = silent.control_tokens, silent.hf.chat_template
+  monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
+  silent.end_of_turn_ids = frozenset(silent.encode(last))
+  assert not said(run_checks._prompt(silent, config), doctor.WARNING)
+  texts = ["?"] * real_tokenizer.vocab_size
+  monkeypatch.setattr(real_tokenizer, "token_texts", lambda: texts)
   finding = run_checks._stops(real_tokenizer, protocol.STOPS)
   assert finding.level == doctor.PROBLEM
   assert protocol.STOPS[0] in finding.found

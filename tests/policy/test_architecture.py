@@ -334,11 +334,7 @@ def rope(change):
       rope({"low_freq_factor": 4}),
       "low_freq_factor is 4, expected below high_freq_factor, 4.0",
     ),
-    (
-      LLAMA3_8B,
-      {"rope_scaling": without("factor", LLAMA3_ROPE)},
-      f"factor is missing, {NUMBER}",
-    ),
+    (LLAMA3_8B, rope({"factor": None}), f"factor is None, {NUMBER}"),
     *(
       (QWEN2_7B, {"rope_scaling": YARN | change}, sentence)
       for change, sentence in [
