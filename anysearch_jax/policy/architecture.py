@@ -524,7 +524,8 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     if windows.theta:
       rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
     types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
-    extra |= {"layer_types": types, "sliding_window": a.window or None}
+    # transformers needs a number, also where no layer has a window.
+    extra |= {"layer_types": types, "sliding_window": a.window or a.max_context}
   if families.FAMILIES[a.family].unrotated:
     rotated = [int(i not in a.unrotated) for i in range(a.layers)]
     extra |= {"no_rope_layers": rotated}

@@ -107,9 +107,12 @@ FAMILIES = {
   "gemma3_text": Family(
     "Gemma3ForCausalLM",
     {
-      **{"max_position_embeddings": 131_072, "tie_word_embeddings": True},
-      **{"num_key_value_heads": 4, "head_dim": 256},
-      "query_pre_attn_scalar": 256,
+      **{"max_position_embeddings": 131_072, "query_pre_attn_scalar": 256},
+      **{
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+      },
       "hidden_activation": "gelu_pytorch_tanh",
     },
     unread=(

@@ -21,12 +21,12 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_887,
-  "source: code lines": 41_736,
+  "source: lines": 67_891,
+  "source: code lines": 41_739,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_949,
+  "tests: lines": 54_951,
   "docs and README: words": 22_049,
   "README: words": 700,
   "commands": 16,

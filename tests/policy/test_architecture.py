@@ -71,7 +71,9 @@ def test_windows_read_back_unchanged(base, types):
   full = types is not None and "full_attention" in types
   every = (0,) if types is None and base is GPT_OSS else (0, 1)
   assert (a.windowed, a.window) == (((), 0) if full else (every, 10))
-  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
+  exported = architecture_lib.to_hf(a)
+  assert architecture_lib.from_hf(exported) == a
+  assert exported["sliding_window"] == (512 if full else 10)  # Never null.
 
 
 @pytest.mark.parametrize("rotated", [[1, 1], [1, 0], [0, 0]])
