@@ -108,12 +108,8 @@ FAMILIES = {
     "Gemma3ForCausalLM",
     {
       **{"max_position_embeddings": 131_072, "query_pre_attn_scalar": 256},
-      **{
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-      },
-      "hidden_activation": "gelu_pytorch_tanh",
+      **{"num_key_value_heads": 4, "head_dim": 256},
+      **{"tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"},
     },
     unread=(
       *("mlp_bias", "use_sliding_window", "max_window_layers", "hidden_act"),

@@ -21,8 +21,8 @@ SOURCE = (
   *("configs", "bench", "examples"),
 )
 CEILINGS = {
-  "source: lines": 67_891,
-  "source: code lines": 41_739,
+  "source: lines": 67_887,
+  "source: code lines": 41_735,
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
