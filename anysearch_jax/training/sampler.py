@@ -180,12 +180,12 @@ class Sampler:
     # failed, there is nothing to train on and the engine may not answer.
     if any(collected.groups):
       after = self._verify(rollout)
+      collected.engine.update(["fingerprints"] * (bool(before) + bool(after)))
       if any(not mean <= self._fingerprint.bound for mean, _ in after.values()):
         spoilt = {"failed_rollouts": 1}
         self.state = _counted(self.state, spoilt, collected.engine)
         return self.sample(rollout)  # Without those that were put aside.
     if after:
-      collected.engine.update(fingerprints=bool(before) + 1)
       both = sorted([*before.items(), *after.items()])
       of_parts = [gap for part, gap in both if part in after]
       collected = collected._replace(

@@ -104,6 +104,7 @@ def test_a_rollout_that_a_server_spoilt_is_sampled_again(
   found, usual = (small_run.records(x)[2] for x in (tmp_path / "run", trained))
   assert found["run/failed_rollouts"] > usual["run/failed_rollouts"] == 0
   assert found["engine/sampled_tokens"] > usual["engine/sampled_tokens"]
+  assert found["engine/fingerprints"] == usual["engine/fingerprints"] + 2
 
 
 def test_without_a_fingerprint_the_gap_stops_the_run(
@@ -190,8 +191,8 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
   expect(policy.params, 0)
   # The servers have them in bfloat16.
   assert all(0 < mean < 0.02 for mean, _ in prints.check(0).values())
-  right = servers[0].policy
   servers[1].policy = wrong = policy._replace(params=_other(policy.params))
+  engine._fleet._members.all[0].missed = 1  # Of one list of a gateway.
   gaps = [mean for mean, _ in prints.check(1).values()]
   assert gaps[0] < 0.1 < gaps[1]
   said = f"{servers[1].url} was up and is down; 1 of 2 are up: it is put aside"
@@ -203,7 +204,7 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
   said = f"Rollout 2: {servers[0].url} of the engine scores .*it has other"
   with pytest.raises(types.EngineError, match=said):
     prints.check(2)
-  servers[0].policy = right
+  servers[0].policy = policy
   assert len(prints.check(3)) == 1
 
 

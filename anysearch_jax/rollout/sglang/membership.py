@@ -294,9 +294,9 @@ class Members:
     self.enter(member, State.DOWN, why)
 
   async def put_aside(self, url: str, why: str) -> None:
-    """Leaves a server out until it is restarted, if another one is up."""
+    """Leaves a server out until it is restarted, even if no other one is up."""
     for member in self.all:
-      if member.server.url == url and self.others(member):
+      if member.server.url == url:
         self.set_aside(member, why)
 
   def tell(self) -> None:
