@@ -222,10 +222,10 @@ class Controller:
       job.set_exception(error)
 
   def _load(self, made: sampler.Sampler, values: Mapping[str, Any]) -> None:
-    """Loads the weights of a version, unless the engine has them."""
+    """Loads a version, unless it is there or other trainers have begun."""
     rollout, version = int(values["rollout"]), int(values["version"])
     with self._loading:
-      if version <= self._version:
+      if version <= self._version or values["session"] != self._session:
         return
       folder = messages.published(self._folder, version, values["session"])
       newest = folder / delta.DELTA if values["delta"] else folder
@@ -236,7 +236,7 @@ class Controller:
         )
       weights = sampler.HandedOver(folder, values["scores"])
       made.set_params(rollout, weights, version)
-      self._version = version
+      self._version = version if values["session"] == self._session else -1
 
   def _begun(self, values: Mapping[str, Any]) -> sampler.Sampler:
     """Returns the sampler of a session, with the state that it names."""

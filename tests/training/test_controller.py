@@ -1,7 +1,4 @@
-"""A controller and its trainers compute what one process does.
-
-The controller answers over HTTP; a thread of this process has it.
-"""
+"""A controller (here a thread) and trainers compute what one process does."""
 
 from __future__ import annotations
 
@@ -343,13 +340,10 @@ def test_a_controller_of_another_run_refuses(tmp_path, monkeypatch):
   folder, config = tmp_path / "run", _config(0)
   monkeypatch.setattr(controller, "_VISIBLE", 0.2)
   with controlled.Controlled(folder, config, secret="right") as made:
-    for client, sentence in (
-      ({"key": "wrong"}, "found no key or another one; expected"),
-      (
-        {"key": "right", "identity": {"config.seed": 1}},
-        "have config.seed 1, not 0 as the controller has; expected the same",
-      ),
-    ):
+    said = "have config.seed 1, not 0 as the controller has; expected the same"
+    wrong = {"key": "wrong"}, "found no key or another one; expected"
+    other = {"key": "right", "identity": {"config.seed": 1}}, said
+    for client, sentence in (wrong, other):
       with pytest.raises(messages.RefusedError, match=sentence):
         controlled.train(folder, config, made, **client)
     with pytest.raises(messages.RefusedError, match="--output that both see"):
@@ -373,6 +367,18 @@ def test_a_controller_without_trainers_ends(tmp_path):
       made.made.wait()
 
 
+def test_weights_of_replaced_trainers_do_not_count(tmp_path, monkeypatch):
+  monkeypatch.setattr(controller, "_visible", lambda there: True)
+  with controlled.Controlled(tmp_path, _config(0)) as of:
+    late, new, made = mock.Mock(), mock.Mock(), of.made
+    late.set_params.side_effect = lambda *_: setattr(made, "_session", "b")
+    asked = {"session": "", "rollout": 1, "version": 5, "delta": 0, "scores": 0}
+    made._load(late, asked)
+    made._load(late, asked)
+    made._load(new, asked | {"session": "b", "version": 3})
+    assert late.set_params.call_count == new.set_params.call_count == 1
+
+
 @pytest.mark.parametrize("asked", ["GET /health", "POST /about"])
 def test_a_client_that_goes_away_raises_nothing(asked):
   """An error would be a traceback in the controller's log."""
@@ -389,16 +395,10 @@ def test_a_client_that_goes_away_raises_nothing(asked):
 def test_a_damaged_message_is_sent_again(tmp_path):
   with controlled.Controlled(tmp_path, _config(0), about={"a": 1}) as made:
     client = remote.Client(url=made.url)
-    encode, broken = remote.processes.encode, [True]
-
-    def damaged(values):
-      content = encode(values)
-      return content[:-1] + b"x" if broken and broken.pop() else content
-
+    encode = remote.processes.encode
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(remote.processes, "encode", damaged)
+      patch.setattr(remote.processes, "encode", lambda x: encode(x)[:-1] + b"x")
       assert client.ask("about") is None
       assert "another SHA-256" in client.waits()
       patch.setattr(remote.processes, "encode", encode)
-      assert client.ask("about") == {"a": 1}
-      assert client.waits() == ""
+      assert (client.ask("about"), client.waits()) == ({"a": 1}, "")
