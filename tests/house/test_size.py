@@ -26,7 +26,7 @@ CEILINGS = {
   "source: modules": 307,
   "source: lines of the longest module": 600,
   "research: lines": 8_000,
-  "tests: lines": 54_952,
+  "tests: lines": 54_950,
   "docs and README: words": 22_049,
   "README: words": 700,
   "commands": 16,

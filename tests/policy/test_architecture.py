@@ -247,11 +247,7 @@ def rope(change):
   ("base", "change", "sentence"),
   [
     # Names of architectures; transformers chooses by model_type alone.
-    (
-      QWEN2_7B,
-      {"architectures": ["X"]},
-      "'X' is not sup.* one of Qwen2ForC",
-    ),
+    (QWEN2_7B, {"architectures": ["X"]}, "'X' is not sup.* one of Qwen2ForC"),
     (
       QWEN2_7B,
       {"architectures": None, "model_type": None},
@@ -296,11 +292,7 @@ def rope(change):
       ]
     ),
     (GEMMA3, {"query_pre_attn_scalar": 0}, f"attn_scalar is 0, {SIZE}"),
-    (
-      OLMO3,
-      {"query_pre_attn_scalar": 8},
-      "key 'query_pre_attn_scalar'",
-    ),
+    (OLMO3, {"query_pre_attn_scalar": 8}, "key 'query_pre_attn_scalar'"),
     (QWEN3_MOE, {"use_qk_norm": False}, "use_qk_norm False .* expected True"),
     (QWEN3_MOE, {SHARED: 512}, f"{SHARED} 512 is not .* expected 0"),
     (GEMMA3, {"sliding_window_pattern": 0}, f"pattern is 0, {SIZE}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -16,5 +17,10 @@ def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
 
 
 def free_port() -> int:
-  with socket.create_server(("127.0.0.1", 0)) as listening:
-    return listening.getsockname()[1]
+  """Returns one that outgoing connections, from 32,768 on, do not take."""
+  port = 20_000 + secrets.randbelow(12_768)
+  try:
+    with socket.create_server(("127.0.0.1", port)):
+      return port
+  except OSError:
+    return free_port()
