@@ -125,11 +125,11 @@ def write(
   name = (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
   listed = config_settings.listed(config)
   named = [x for path, x, _, _ in listed if x and path.endswith("key_variable")]
-  trackers = [name for name in _TRACKERS if f[name].value]
-  named += [_TRACKERS[name] for name in trackers]
-  keys = {name: f'"${name}"' for name in named}
-  made = '"$(openssl rand -hex 24)"'
-  keys |= dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), made)
+  trackers = [each for each in _TRACKERS if f[each].value]
+  named += [_TRACKERS[each] for each in trackers]
+  keys = {each: f'"${each}"' for each in named}
+  drawn = '"$(openssl rand -hex 24)"'
+  keys |= dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), drawn)
   counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
   python = {"slurm": shipped.python(), "skypilot": [".venv/bin/python"]}
   command = shlex.join([*python.get(f.target, ["python"]), *words])

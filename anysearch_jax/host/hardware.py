@@ -127,7 +127,7 @@ def _gpu(
     clock_ghz=clock_ghz,
     shared_memory=shared_kib * 1024,
     l2=l2_mib * 2**20,
-    threads_a_core=2048 if nvlink else 1536,  # Of servers' chips, of others.
+    threads_a_core=2048 if nvlink else 1536,  # Server chips have more.
   )
 
 
