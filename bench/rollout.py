@@ -23,10 +23,10 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.configs import quickstart
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import jax_setup
 from bench import harness
-from configs import quickstart
-from launch import flags as launch_flags
-from launch import jax_setup
 
 Turns = Callable[
   [Sequence[types.GenerateRequest]], Awaitable[Sequence[types.Generation]]
@@ -165,11 +165,11 @@ class TorchEngine:
 def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
+  from anysearch_jax.launch import parts
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from bench import policies
-  from launch import parts
 
   config = quickstart.get_config()
   config = dataclasses.replace(config, policy=f.policy or config.policy)

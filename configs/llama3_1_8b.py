@@ -16,7 +16,7 @@ Expected: unknown; nothing has been trained with this configuration yet.
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
-from configs import paper
+from anysearch_jax.configs import paper
 
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:

@@ -29,7 +29,7 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from configs import paper
+from anysearch_jax.configs import paper
 
 # 2048 tokens of the policy, its prompt and 15 passages are about 5,000.
 _CONTEXT = 6144

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from configs import objectives
+from anysearch_jax.configs import objectives
 
 PRESETS = ("", "questions", "lora80", "lora141", "priced")
 

@@ -25,7 +25,7 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from configs import objectives
+from anysearch_jax.configs import objectives
 
 PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
 

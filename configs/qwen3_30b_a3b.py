@@ -14,7 +14,7 @@ Expected: unknown; nothing has been trained with this configuration yet.
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
-from configs import paper
+from anysearch_jax.configs import paper
 
 # Of each of the copies of the policy that sample.
 _KV_TOKENS = 1 << 20

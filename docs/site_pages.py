@@ -54,8 +54,9 @@ def public() -> str:
   import anysearch_jax  # Imports nothing of the library yet.
 
   rows = [
-    f"| `anysearch_jax.{name}` | [{where}][{where.replace(':', '.')}] |"
-    for name, where in anysearch_jax._WHERE.items()
+    f"| `anysearch_jax.{name}` | [{place}][{place}] |"
+    for name, parts in anysearch_jax._PUBLIC.items()
+    for place in [".".join(filter(None, parts))]
   ]
   return "\n".join(["# Public API\n", "| name | is |", "|---|---|", *rows])
 
@@ -63,7 +64,7 @@ def public() -> str:
 def settings() -> str:
   """A page with every setting, as `anysearch list settings` prints them."""
   from anysearch_jax import config
-  from launch import flags
+  from anysearch_jax.launch import flags
 
   text = flags.help_text(config.ExperimentConfig(), "the paper")
   lines = ["# Configuration"]
@@ -86,13 +87,18 @@ def relinked(text: str) -> str:
 
 
 def rooms() -> dict[str, list[str]]:
-  """The modules of each room by their dotted names, and those of retrieval."""
+  """The modules of each room by their dotted names."""
   found = {
     path.stem: [f"anysearch_jax.{path.stem}"]
     for path in sorted(LIBRARY.glob("[!_]*.py"))
   }
-  folders = sorted(p for p in LIBRARY.iterdir() if (p / "__init__.py").exists())
-  for folder in [*folders, ROOT / "retrieval"]:
+  commands = (LIBRARY / "launch", LIBRARY / "configs")
+  folders = sorted(
+    path.parent
+    for path in LIBRARY.glob("*/__init__.py")
+    if path.parent not in commands
+  )
+  for folder in folders:
     paths = [path.relative_to(ROOT) for path in sorted(folder.rglob("*.py"))]
     found[folder.name] = [
       ".".join(folder.relative_to(ROOT).parts),

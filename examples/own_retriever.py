@@ -16,7 +16,7 @@ import pathlib
 import tempfile
 
 import anysearch_jax as aj
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

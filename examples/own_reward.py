@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import anysearch_jax as aj
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRICE = 0.05

@@ -20,7 +20,7 @@ import numpy as np
 
 import anysearch_jax as aj
 from anysearch_jax import batching, curriculum, grpo, rewards, train_step
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -99,7 +99,7 @@ def score(groups: Sequence[aj.Group], config: aj.ExperimentConfig) -> Scored:
 
 def batches(
   groups: Sequence[aj.Group], scored: Scored, config: aj.ExperimentConfig
-) -> list[batching.TrainBatch]:
+) -> list[batching.HostBatch]:
   """Packs the rollout into one batch for each of its optimizer steps."""
   packed = []
   trajectories = [t for group in groups for t in group.trajectories]

@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-from launch import shipped, stopping
+from anysearch_jax.launch import shipped, stopping
 
 # A command's other name, with the flags that it stands for.
 _ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node", "--target=slurm")}
@@ -68,7 +68,7 @@ def main() -> None:
   command, *given = _ALIASES.get(name, (name,))
   os.execv(
     sys.executable,
-    [*shipped.python(), "-m", f"launch.{command}", *given, *rest],
+    [*shipped.python(), "-m", f"anysearch_jax.launch.{command}", *given, *rest],
   )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
-from launch import parts, policies, retrievers
+from anysearch_jax.launch import parts, policies, retrievers
 
 # Stands for the questions that nobody has asked yet.
 _SHORTEST = types.Question("?", "?", ())

@@ -35,9 +35,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations, records
-from launch import documents, jax_setup, policies
-from launch import evaluate as launch_evaluate
-from launch import flags as launch_flags
+from anysearch_jax.launch import documents, jax_setup, policies
+from anysearch_jax.launch import evaluate as launch_evaluate
+from anysearch_jax.launch import flags as launch_flags
 
 if TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
   jax_setup.configure(threads=f.threads, cache=f.cache)
   documents.update(config)
   from anysearch_jax.agent import agent as agent_lib
-  from launch import agents
+  from anysearch_jax.launch import agents
 
   questions = [" ".join(argv[1:])] if len(argv) > 1 else []
   prompts = sys.stdin.isatty() and not f.json and (f.chat or not questions)

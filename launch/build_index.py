@@ -35,8 +35,8 @@ from typing import Any
 
 from absl import flags
 
-from launch import flags as launch_flags
-from launch import jax_setup, progress
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import jax_setup, progress
 
 
 def define_flags() -> None:
@@ -108,8 +108,8 @@ def main(argv) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms
-  from retrieval import passages
-  from retrieval.index import building, opening
+  from anysearch_jax.retrieval import passages
+  from anysearch_jax.retrieval.index import building, opening
 
   if bool(f.corpus) == bool(f.documents):
     raise ValueError(
@@ -179,12 +179,12 @@ def _fill(
   """Fills a collection of Milvus, and says so."""
   if not f.address:
     raise ValueError("--address: expected where Milvus is.")
-  from launch import retrievers
+  from anysearch_jax.launch import retrievers
 
   collection = retrievers.collection(
     f.address, f.collection, f.key_variable or ""
   )
-  from retrieval import milvus
+  from anysearch_jax.retrieval import milvus
 
   milvus.build(
     collection,
@@ -203,8 +203,8 @@ def _documents(
   f: flags.FlagValues, encoder: Any, on: Callable[[str, int, int], None]
 ) -> None:
   """Makes or updates the index of documents, and says what it holds."""
-  from launch import documents
-  from retrieval.documents import folder
+  from anysearch_jax.launch import documents
+  from anysearch_jax.retrieval.documents import folder
 
   if f.kind != ("bm25" if encoder is None else "flat"):
     raise ValueError(
@@ -268,7 +268,7 @@ def _encoder(f: flags.FlagValues) -> Any:
       )
     return None
   from anysearch_jax.host import platforms
-  from retrieval.encoder import encoder as encoder_lib
+  from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
   return encoder_lib.Encoder(
     f.encoder, devices=platforms.accelerators(), **settings

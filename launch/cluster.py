@@ -20,7 +20,7 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
-from launch import shipped
+from anysearch_jax.launch import shipped
 
 CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"

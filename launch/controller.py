@@ -30,7 +30,7 @@ from absl import app, flags, logging
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
-from launch import progress, stopping
+from anysearch_jax.launch import progress, stopping
 
 if TYPE_CHECKING:
   from anysearch_jax.training import controller as controller_lib
@@ -146,10 +146,10 @@ def run(
       (messages.AwayError).
   """
   from anysearch_jax.host import run_lock
+  from anysearch_jax.launch import http_server
   from anysearch_jax.training import collection, sampler
   from anysearch_jax.training import controller as controller_lib
   from anysearch_jax.training import timeline as timeline_lib
-  from launch import http_server
 
   f, rollouts = flags.FLAGS, config.curriculum.rollouts
   where = urllib.parse.urlsplit(f.controller)

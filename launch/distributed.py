@@ -34,7 +34,7 @@ from typing import Any
 
 from absl import app, flags
 
-from launch import stopping
+from anysearch_jax.launch import stopping
 
 # Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
 # process without naming what it waited for.

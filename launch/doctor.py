@@ -27,8 +27,8 @@ from packaging import requirements
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import platforms
-from launch import flags as launch_flags
-from launch import jax_setup, shipped
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import jax_setup, shipped
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _START = "import jax; jax.devices()"
@@ -103,7 +103,7 @@ def examine(
   # The remaining checks import JAX, so they need the ones above to pass.
   if config is None or any(x.level == PROBLEM for x in found):
     return
-  from launch import run_checks
+  from anysearch_jax.launch import run_checks
 
   folder = launch_flags.run_folder(config, output)
   checks = run_checks.Checks(config, folder, processes, ask_web)
@@ -300,7 +300,7 @@ def _wanted(path: pathlib.Path) -> list[str]:
 
 if __name__ == "__main__":
   # The checks make findings of this module by its name, not of `__main__`.
-  from launch import doctor
+  from anysearch_jax.launch import doctor
 
   doctor.define_flags()
   launch_flags.run(doctor.main)

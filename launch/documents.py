@@ -18,11 +18,11 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk, json_files, platforms
-from launch import flags as launch_flags
-from launch import shipped, stopping
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import shipped, stopping
 
 if TYPE_CHECKING:
-  from retrieval.documents import folder
+  from anysearch_jax.retrieval.documents import folder
 
 _SHOWN = 5  # Files that cannot be read, of which the user is told.
 
@@ -97,7 +97,7 @@ def update(config: config_lib.ExperimentConfig) -> None:
   """
   if not flags.FLAGS.documents:
     return
-  from retrieval.documents import folder
+  from anysearch_jax.retrieval.documents import folder
 
   index = config.retrieval.index
   try:

@@ -30,9 +30,16 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
+from anysearch_jax.launch import (
+  documents,
+  jax_setup,
+  parts,
+  policies,
+  progress,
+  retrievers,
+)
+from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
-from launch import documents, jax_setup, parts, policies, progress, retrievers
-from launch import flags as launch_flags
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"

@@ -18,8 +18,8 @@ from typing import Any
 
 from absl import flags
 
-from launch import flags as launch_flags
-from launch import jax_setup, policies
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import jax_setup, policies
 
 
 def define_flags() -> None:

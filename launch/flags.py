@@ -34,7 +34,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins
-from launch import shipped, stopping
+from anysearch_jax.launch import shipped, stopping
 
 _PREFIX = "config."
 _WIDTH = 80
@@ -83,9 +83,8 @@ def called(
   arguments: bool = True,
 ) -> Any:
   """Calls a command, and exits with a sentence if it refuses something."""
-  name = main.__module__
-  if name == "__main__":
-    name = _command()
+  module = main.__module__
+  name = _command() if module == "__main__" else _command_name(module)
   try:
     if len(argv) > 1 and not arguments:
       raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
@@ -367,7 +366,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   """Parses flags with absl; `--config.a.b=v` becomes `--set_config=a.b=v`."""
   # Without this, --help lists only what the command's own file defines.
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
-    if module.startswith("launch."):
+    if module.startswith("anysearch_jax.launch."):
       for flag in defined:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   rewritten = [argv[0]]
@@ -435,7 +434,12 @@ def typed(value: Any) -> str:
 def _command() -> str:
   """Returns the name of the command that this process runs."""
   spec = sys.modules["__main__"].__spec__
-  return spec.name if spec else sys.argv[0]
+  return _command_name(spec.name) if spec else sys.argv[0]
+
+
+def _command_name(module: str) -> str:
+  """Returns `launch.train` for `anysearch_jax.launch.train`."""
+  return module.removeprefix("anysearch_jax.")
 
 
 def _refuse(error: Exception, command: str = "") -> NoReturn:

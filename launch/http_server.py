@@ -30,7 +30,7 @@ import uvicorn
 from starlette import datastructures, responses
 from uvicorn.protocols.http import httptools_impl
 
-from launch import stopping
+from anysearch_jax.launch import stopping
 
 # Seconds. Longer than clients keep idle connections; otherwise a client may
 # write into a connection that the server has just closed.

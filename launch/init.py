@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from absl import app
 
-from launch import flags as launch_flags
-from launch import shipped
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import shipped
 
 _NAME = "my_search"
 _HEAD = '''"""Questions and passages of my own.

@@ -12,8 +12,8 @@ from absl import app
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
-from launch import flags as launch_flags
-from launch import parts
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import parts
 
 CONFIG = config_lib.ExperimentConfig()
 # Flags that set more than the setting, or less of it.

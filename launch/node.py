@@ -37,8 +37,7 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
-from anysearch_jax.rollout.sglang import adapters
-from launch import (
+from anysearch_jax.launch import (
   cluster,
   distributed,
   jax_setup,
@@ -46,14 +45,15 @@ from launch import (
   shipped,
   supervisor,
 )
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.rollout.sglang import adapters
 
 SERVER = (
   "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
   "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
-_TRAINER = "launch.train"
+_TRAINER = "anysearch_jax.launch.train"
 _STARTED = 3600  # Seconds, twice the default of --deadline.
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Of the flags, those of these modules and `grace` are passed on to the trainer,
@@ -239,7 +239,7 @@ def _retriever(
     return [], list(trainer)
   url = f"http://127.0.0.1:{port}"
   command = [
-    *(*shipped.python(), "-m", "launch.serve_retriever"),
+    *(*shipped.python(), "-m", "anysearch_jax.launch.serve_retriever"),
     *(f"--index={c.index}", f"--port={port}"),
   ]
   if c.encoder:
@@ -428,7 +428,9 @@ def main(argv: Sequence[str]) -> int:
   validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.target:
     words += given(_OF_NODES)
-    cluster.write(config, place, ["-m", "launch.node", *words], output)
+    cluster.write(
+      config, place, ["-m", "anysearch_jax.launch.node", *words], output
+    )
     return 0
   if f.dry_run:
     # As a user can run them by hand.

@@ -16,8 +16,8 @@ from anysearch_jax.host import plugins
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.data import prepared
+  from anysearch_jax.retrieval import lexical
   from anysearch_jax.world import world as world_lib
-  from retrieval import lexical
 
   # Where questions come from, and passages if it brings them.
   Source = typing.Union[  # noqa: UP007  # `WorldSource` comes later.
@@ -118,7 +118,9 @@ def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
       f"data.path: found {data.path!r} with data.source 'world', which reads "
       "no folder; expected data.source=prepared, or no path."
     )
-  from retrieval import lexical  # Imported late: computes with JAX at import.
+  from anysearch_jax.retrieval import (
+    lexical,  # Imported late: computes with JAX at import.
+  )
 
   made = made_world(data)
   retriever_ = lexical.LexicalRetriever(made.corpus, reads=made.searched)

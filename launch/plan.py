@@ -34,8 +34,8 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr, json_files
-from launch import flags as launch_flags
-from launch import shipped
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import shipped
 
 _SHAPES = shipped.ROOT / "configs" / "shapes"
 

@@ -16,9 +16,9 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
+from anysearch_jax.launch import documents, parts, retrievers, shipped
+from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
-from launch import documents, parts, retrievers, shipped
-from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
@@ -240,8 +240,8 @@ def check(
     codec = chosen.endpoint.codec
   else:
     # Imported late: a model elsewhere needs none of the policy's rooms.
+    from anysearch_jax.launch import jax_setup
     from anysearch_jax.training import placement
-    from launch import jax_setup
 
     folder = chosen.name
     if chosen.kind == "checkpoint":

@@ -31,7 +31,7 @@ from absl import flags
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.data import files, formats, prepared, preparing
 from anysearch_jax.host import disk
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
 PAPER = (

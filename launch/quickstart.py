@@ -27,8 +27,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launch import flags as launch_flags
-from launch import progress, shipped, stopping, supervisor
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import progress, shipped, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
 # What is trained: its name in the report, its preset, other settings.
@@ -89,7 +89,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   ) -> Job:
     output = root / run / "evaluation" / kind
     command = (
-      *(*shipped.python(), "-m", "launch.evaluate"),
+      *(*shipped.python(), "-m", "anysearch_jax.launch.evaluate"),
       *(f"--config={_MAIN}", player),
       f"--budgets={'0..8' if full else '0..3,5,8'}",
       f"--config.evaluation.questions={1000 if full else 600}",
@@ -104,7 +104,12 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     run = f"{method}-{seed}"
     settings = [*changed, *(() if full else _SHORT), f"seed={seed}"]
     command = (
-      *(*shipped.python(), "-m", "launch.train", f"--config={_MAIN}:{preset}"),
+      *(
+        *shipped.python(),
+        "-m",
+        "anysearch_jax.launch.train",
+        f"--config={_MAIN}:{preset}",
+      ),
       *(f"--config.{setting}" for setting in settings),
       *(f"--output={root / run}", "--threads=1"),
     )
@@ -137,7 +142,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   output = root / "report.html"
   notes = "\n".join(job.shown() for job in jobs)
   command = (
-    *(*shipped.python(), "-m", "launch.report"),
+    *(*shipped.python(), "-m", "anysearch_jax.launch.report"),
     *(f"{row}={'+'.join(folders)}" for row, folders in rows.items()),
     *(f"--notes={notes}", f"--output={output}"),
   )

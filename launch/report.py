@@ -38,6 +38,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.host import json_files
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import parts
 from anysearch_jax.report import (
   figures,
   loading,
@@ -48,8 +50,6 @@ from anysearch_jax.report import (
   trajectories,
 )
 from anysearch_jax.world import optimum
-from launch import flags as launch_flags
-from launch import parts
 
 
 def define_flags() -> None:

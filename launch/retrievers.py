@@ -14,11 +14,11 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings
 from anysearch_jax.host import counting, json_files, loop, plugins
-from launch import parts
-from retrieval import requests as requests_lib
+from anysearch_jax.launch import parts
+from anysearch_jax.retrieval import requests as requests_lib
 
 if TYPE_CHECKING:
-  from retrieval import milvus
+  from anysearch_jax.retrieval import milvus
 
 # The settings of each kind: one that it needs, and those that it may have. No
 # other kind may have them; those that are in no row are of all kinds.
@@ -237,7 +237,7 @@ def _logged(
     identity = retriever.identity()
   if not log:
     return IdentifiedRetriever(retriever, identity)
-  from retrieval import recording
+  from anysearch_jax.retrieval import recording
 
   try:
     recorded = recording.Recorder(
@@ -309,12 +309,12 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
   """Returns the retriever of a kind; raises what keeps it from being opened."""
   match c.kind:
     case "index":
-      from retrieval.index import opening, search
+      from anysearch_jax.retrieval.index import opening, search
 
       index = opening.open_index(c.index, encoder=c.encoder or None)
       return search.LocalRetriever(index)
     case "http":
-      from retrieval import http_retriever
+      from anysearch_jax.retrieval import http_retriever
 
       return http_retriever.ShardedRetriever(
         c.url, token_variable=c.key_variable, patience=_patience(c, 4)
@@ -324,7 +324,7 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
     case "milvus":
       return _milvus(c)
   with _extra("serve", "MCP tools need"):
-    from retrieval import mcp_tool
+    from anysearch_jax.retrieval import mcp_tool
   return mcp_tool.McpRetriever(
     c.url,
     c.mcp,
@@ -344,7 +344,7 @@ def _patience(c: config_lib.RetrievalConfig, concurrency: int) -> Any:
 
 
 def _web(c: config_lib.RetrievalConfig) -> Any:
-  from retrieval import web_search
+  from anysearch_jax.retrieval import web_search
 
   found = web_search.WebRetriever(
     c.web,
@@ -356,7 +356,7 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
   if not c.pages.first:
     return found
   reader = page_reader(c.pages, c.pages.words)
-  from retrieval.web_pages import pages
+  from anysearch_jax.retrieval.web_pages import pages
 
   return pages.SearchWithPages(found, reader, first=c.pages.first)
 
@@ -364,7 +364,7 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
 def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
   """Returns a `pages.PageReader`."""
   with _extra("web", "Pages of the web need"):
-    from retrieval.web_pages import pages
+    from anysearch_jax.retrieval.web_pages import pages
   try:
     return pages.PageReader(c, words=words)
   except ValueError as error:
@@ -374,11 +374,11 @@ def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
 def _milvus(c: config_lib.RetrievalConfig) -> Any:
   name = c.collection or "passages"
   opened = collection(c.milvus, name, c.key_variable)
-  from retrieval import filters, milvus
+  from anysearch_jax.retrieval import filters, milvus
 
   encoder, named = None, opened.described().get("encoder")
   if c.ranking in ("dense", "hybrid") and c.encoder and named:
-    from retrieval.encoder import encoder as encoder_lib
+    from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
     encoder = encoder_lib.Encoder.like(named, c.encoder)
     encoder.compile()
@@ -390,7 +390,7 @@ def _milvus(c: config_lib.RetrievalConfig) -> Any:
 def collection(address: str, name: str, variable: str) -> milvus.Collection:
   """Returns a collection of Milvus; `variable` has the key, if there is one."""
   with _extra("milvus", "milvus needs"):
-    from retrieval import milvus
+    from anysearch_jax.retrieval import milvus
   key = ""
   if variable:
     # Imported late: a run without a service needs no HTTP.

@@ -29,20 +29,20 @@ from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
+from anysearch_jax.launch import doctor, jax_setup, parts, policies, retrievers
+from anysearch_jax.launch.doctor import Finding, ok, problem, size, warning
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.retrieval import recording
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import kv_memory, turn
 from anysearch_jax.rollout.sglang import membership
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.training import placement, validation
-from launch import doctor, jax_setup, parts, policies, retrievers
-from launch.doctor import Finding, ok, problem, size, warning
-from retrieval import recording
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))

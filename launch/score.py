@@ -67,7 +67,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.host import disk
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
 
 # How a sentence names what pydantic's kinds of errors expected.
 _EXPECTED = {

@@ -35,8 +35,14 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
-from launch import documents, http_server, jax_setup, policies, stopping
-from launch import flags as launch_flags
+from anysearch_jax.launch import (
+  documents,
+  http_server,
+  jax_setup,
+  policies,
+  stopping,
+)
+from anysearch_jax.launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -117,8 +123,8 @@ def _serve_http(
   log.addHandler(logging.StreamHandler())
   log.setLevel(logging.INFO)
   log.propagate = False
+  from anysearch_jax.launch import agents
   from anysearch_jax.serving import fields, keys, service
-  from launch import agents
 
   with contextlib.ExitStack() as stack:
     guard = None
@@ -202,7 +208,7 @@ def _serve_mcp(
     # From here on only the protocol is written to standard output.
     stdout = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
-    from launch import agents
+    from anysearch_jax.launch import agents
 
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(

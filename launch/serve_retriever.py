@@ -28,9 +28,9 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax.host import http_calls
-from launch import flags as launch_flags
-from launch import http_server, jax_setup
-from retrieval.service import dialects, service
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import http_server, jax_setup
+from anysearch_jax.retrieval.service import dialects, service
 
 
 def serve(
@@ -138,10 +138,10 @@ def _opened() -> Any:
     for name in ("encoder", "shard", "verify"):
       if f[name].value:
         raise ValueError(f"--{name}: found with --retriever, expected --index.")
-    from launch import retrievers
+    from anysearch_jax.launch import retrievers
 
     return retrievers.Served(f.retriever)
-  from retrieval.index import opening
+  from anysearch_jax.retrieval.index import opening
 
   return opening.open_index(
     f.index,

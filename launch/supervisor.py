@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from launch import progress, stopping
+from anysearch_jax.launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.

@@ -34,8 +34,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins
-from anysearch_jax.training import validation
-from launch import (
+from anysearch_jax.launch import (
   controller,
   distributed,
   jax_setup,
@@ -46,7 +45,8 @@ from launch import (
   run_history,
   stopping,
 )
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.training import validation
 
 if TYPE_CHECKING:
   from anysearch_jax.training import loop

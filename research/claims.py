@@ -128,7 +128,7 @@ def decide(
     effects.append(
       difference(more, less, c.measure, c.budgets) if whole else None
     )
-  p = _holm(effect and effect.p for effect in effects)
+  p = _holm(effect.p if effect else None for effect in effects)
   return [
     Finding(claim, effect, value, _word(effect, value, word))
     for claim, effect, value, word in zip(

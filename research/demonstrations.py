@@ -136,6 +136,7 @@ def demonstrate(
       passages = setting.search(request.query, request.k, request.corpus)
       event = aj.episode_state.Retrieved(tuple(passages))
     else:
+      assert request is not None  # An episode that is not over waits on one.
       start = len(request.token_ids)
       turn = turns.send(passages)
       passages = None

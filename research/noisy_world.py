@@ -42,7 +42,7 @@ import numpy as np
 
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 CHEAP, DEAR = "cheap", "dear"
 SOURCES = (CHEAP, DEAR)
@@ -181,11 +181,14 @@ def reward(
   To the terms of `rewards.composite`, in which `alpha` is what a right answer
   earns, it adds `abstain` and `charge`, which are shares of alpha.
   """
-  terms = aj.get_method("anysearch").reward(outcomes, config)
+  anysearch_reward = aj.get_method("anysearch").reward
+  answers = outcomes.answers
+  assert anysearch_reward is not None and answers is not None
+  terms = anysearch_reward(outcomes, config)
   abstain, charge = np.zeros((2, *outcomes.valid.shape), np.float32)
   for q, g in np.argwhere(outcomes.valid):
     t = outcomes.trajectories[q, g]
-    abstain[q, g] = ABSTAIN * (outcomes.answers[q, g] == NOTHING)
+    abstain[q, g] = ABSTAIN * (answers[q, g] == NOTHING)
     charge[q, g] = charged(t.queries)
   total = terms["total"] + config.reward.alpha * (abstain - charge)
   return {**terms, "total": total, "abstain": abstain, "charge": charge}

@@ -31,7 +31,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from configs import methods
+from anysearch_jax.configs import methods
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _NUMBER = re.compile(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 LARGE = "large"
 

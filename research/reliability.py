@@ -22,7 +22,7 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 from research import claims, outcomes, study
 
 RHOS = ("0.2", "0.35", "0.65", "0.9")
@@ -104,7 +104,8 @@ def main(argv: Sequence[str]) -> None:
           f"{row} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
         )
         label = f"measured: {row} - AnySearch" if rho == RHOS[0] else None
-        x, points = float(rho) + 0.01 * i, sorted(found)
+        x = float(rho) + 0.01 * i
+        points = [found.low, found.value, found.high]
         axis.plot([x] * 3, points, f"C{i + 1}o-", markevery=[1], label=label)
     print(*words, sep="  ")
   axis.set(xlabel="reliability of memory", ylabel="lost accuracy, B = 1 to 8")

@@ -318,7 +318,7 @@ class Plan:
       f"train {row.name} {seed}",
       [
         "-m",
-        "launch.train",
+        "anysearch_jax.launch.train",
         f"--config={row.config or self._config}",
         f"--config.seed={seed}",
         *(f"--config.{override}" for override in row.overrides),
@@ -337,7 +337,7 @@ class Plan:
       f"evaluate {row.name} {seed}",
       [
         "-m",
-        "launch.evaluate",
+        "anysearch_jax.launch.evaluate",
         f"--config={row.config or self._config}",
         f"--policy={self._untrained if untrained else policy}",
         f"--config.evaluation.seeds={seed}",
@@ -359,7 +359,12 @@ class Plan:
         shown.append(f"{row.label}={'+'.join(folders)}")
     output = self._root / "report.html"
     output.unlink(missing_ok=True)
-    command = ["-m", "launch.report", *shown, f"--output={output}"]
+    command = [
+      "-m",
+      "anysearch_jax.launch.report",
+      *shown,
+      f"--output={output}",
+    ]
     return Job("report", command, output)
 
   def _run(self, name: str, seed: int) -> pathlib.Path:

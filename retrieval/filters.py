@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrieval import passages
+from anysearch_jax.retrieval import passages
 
 Filters = Mapping[str, Sequence[str]]
 

@@ -28,8 +28,8 @@ import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop
-from retrieval import passages
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
 

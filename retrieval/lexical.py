@@ -17,8 +17,8 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.environment import tools
-from retrieval import analysis
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import analysis
+from anysearch_jax.retrieval import requests as requests_lib
 
 # bm25s logs a line for every index that it builds.
 logging.getLogger("bm25s").setLevel(logging.WARNING)

@@ -24,7 +24,7 @@ from mcp.client import stdio, streamable_http
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, redaction, turns
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import requests as requests_lib
 
 # Keys of lists of results and of a result's parts, in the order of choice.
 _LISTS = "passages results documents docs hits result items data content"

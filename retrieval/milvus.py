@@ -23,10 +23,10 @@ import pymilvus
 from anysearch_jax import types
 from anysearch_jax.config import settings
 from anysearch_jax.host import json_files, redaction
-from retrieval import analysis, passages
-from retrieval import filters as filters_lib
-from retrieval import requests as requests_lib
-from retrieval.index import search as search_lib
+from anysearch_jax.retrieval import analysis, passages
+from anysearch_jax.retrieval import filters as filters_lib
+from anysearch_jax.retrieval import requests as requests_lib
+from anysearch_jax.retrieval.index import search as search_lib
 
 RANKINGS = ("bm25", "dense", "hybrid")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.host import counting
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import requests as requests_lib
 
 Requests = Sequence[types.SearchRequest]
 Answer = Sequence[types.Passage] | Exception

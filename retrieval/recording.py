@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import requests as requests_lib
 
 
 class MissError(LookupError):

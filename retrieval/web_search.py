@@ -20,7 +20,7 @@ import httpx2
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import http_calls, redaction
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import requests as requests_lib
 
 Json = dict[str, Any]
 Answer = tuple[types.Passage, ...]

@@ -78,9 +78,9 @@ def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
     return retriever
   name = os.fspath(retriever)
   if name.startswith(("http://", "https://")):
-    from retrieval import http_retriever
+    from anysearch_jax.retrieval import http_retriever
 
     return http_retriever.ShardedRetriever(name)
-  from retrieval.index import opening, search
+  from anysearch_jax.retrieval.index import opening, search
 
   return search.LocalRetriever(opening.open_index(name))

@@ -32,7 +32,7 @@ _PIECE = 1 << 22  # Limit on the bytes of each process in one exchange.
 # array's number.
 _ARRAY = "\0array"
 # Packages whose errors are raised again with their own class.
-_KNOWN = ("builtins", "anysearch_jax", "retrieval")
+_KNOWN = ("builtins", "anysearch_jax")
 
 
 def is_main() -> bool:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import jax_setup
 from bench.first_gpu import running
-from launch import flags as launch_flags
-from launch import jax_setup
 
 
 def main(argv: Sequence[str]) -> None:

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.configs import qwen3_4b
 from anysearch_jax.host import hardware, json_files
+from anysearch_jax.launch import shipped
 from anysearch_jax.planning import targets, whole_step
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder as decoder_lib
@@ -29,8 +31,6 @@ from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import logprobs, placement
 from bench import harness, policies
 from bench.first_gpu import running
-from configs import qwen3_4b
-from launch import shipped
 
 _CONFIG = qwen3_4b.get_config()
 EPISODES = whole_step.episodes_of(_CONFIG)

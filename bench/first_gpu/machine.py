@@ -16,9 +16,9 @@ import numpy as np
 
 from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.policy.attention import pages as pages_lib
+from anysearch_jax.retrieval.index import flat
 from bench import harness
 from bench.first_gpu import engine, running
-from retrieval.index import flat
 
 _NAMES = ("out", "dq", "dk", "dv")
 _DIM = 768
@@ -47,12 +47,12 @@ def doctor(notes: running.Notes) -> None:
     notes.add({"memory that JAX may use, GiB": limit / 2**30})
   # With nvidia-smi's table.
   notes.add({"environment": jax.print_environment_info(return_string=True)})
-  notes.case("launch.doctor", _launch_doctor)
+  notes.case("anysearch_jax.launch.doctor", _launch_doctor)
 
 
 def _launch_doctor() -> Mapping[str, Any]:
   """Returns findings that are not ok; packages that the bench lacks count."""
-  from launch import doctor as doctor_lib
+  from anysearch_jax.launch import doctor as doctor_lib
 
   found = [x for x in doctor_lib.examine(None) if x.level != doctor_lib.OK]
   return {f"finding {i}": str(x) for i, x in enumerate(found, 1)}

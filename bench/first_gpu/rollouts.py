@@ -12,6 +12,8 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.configs import one_gpu, qwen3_4b
+from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.methods import systems
 from anysearch_jax.planning import flops, programs
 from anysearch_jax.policy import hf
@@ -20,8 +22,6 @@ from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
 from bench.first_gpu import engine, running
-from configs import one_gpu, qwen3_4b
-from launch import flags as launch_flags
 
 _POLICY = "Qwen3-4B"
 _STEPS = 3

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax.host import json_files
+from anysearch_jax.launch import supervisor
 from bench import harness
-from launch import supervisor
 
 Figures = Mapping[str, Any]
 RESULTS, TABLE = "first_gpu.json", "first_gpu.txt"

@@ -12,7 +12,7 @@ import small_run
 from played_evaluation import configured, jax_player, play, playing, rows_of
 
 import anysearch_jax as aj
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 from research import branching
 
 PAPER = aj.get_environment("paper")

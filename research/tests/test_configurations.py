@@ -7,7 +7,7 @@ import pytest
 
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 from research import fitting, other_worlds, reliability
 
 

@@ -13,7 +13,7 @@ POLICY = "configs/graded_world_policy"
 # One step.
 CONFIG = """
 import dataclasses
-from configs import quickstart
+from anysearch_jax.configs import quickstart
 
 def get_config():
   config = quickstart.get_config()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anysearch_jax as aj
-from launch import evaluate
+from anysearch_jax.launch import evaluate
 from research import noisy_agent as agent
 from research import noisy_optimum as optimum
 from research import noisy_world as world

@@ -28,7 +28,7 @@ import scripted
 from test_originals import checkout
 
 import anysearch_jax as aj
-from configs import methods
+from anysearch_jax.configs import methods
 from research import originals
 
 GROUP, GROUPS = 5, 100

@@ -26,9 +26,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anysearch_jax.host import disk, json_files
-from retrieval import passages
-from retrieval.documents import finding, reading, splitting
-from retrieval.index import building, opening, search
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.documents import finding, reading, splitting
+from anysearch_jax.retrieval.index import building, opening, search
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file, and with `_File`.

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from retrieval.documents import splitting
+from anysearch_jax.retrieval.documents import splitting
 
 # Bytes of a file, which most readers read as a whole.
 LARGEST = 64 << 20

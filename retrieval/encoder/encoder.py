@@ -22,7 +22,7 @@ import tokenizers
 
 from anysearch_jax.host import platforms
 from anysearch_jax.policy import tensor_files
-from retrieval.encoder import batched, encoder_settings, models
+from anysearch_jax.retrieval.encoder import batched, encoder_settings, models
 
 # The tokenizers' result for a text needs many times the memory of its ids.
 _TEXTS_AT_ONCE = 4096

@@ -23,7 +23,7 @@ from anysearch_jax.policy import (
   tensor_files,
 )
 from anysearch_jax.policy import parameters as weights
-from retrieval.encoder import bidirectional
+from anysearch_jax.retrieval.encoder import bidirectional
 
 Params = dict[str, Any]
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
-from retrieval import analysis, passages
-from retrieval.index import search, vectors
+from anysearch_jax.retrieval import analysis, passages
+from anysearch_jax.retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
 BUILT, BEGUN, PUBLISHED = "index.json", "build.json", "published.index"
@@ -142,7 +142,7 @@ def build(
   with alone(folder):
     if not (folder / BUILT).is_file():
       if encoder is None:
-        from retrieval.index import word_index
+        from anysearch_jax.retrieval.index import word_index
 
         texts = corpus.contents(0, len(corpus))
         word_index.write(folder / "words", texts, language=settings.language)
@@ -330,7 +330,7 @@ def _tuned(
 
   Titles of passages are the queries that measure a search.
   """
-  from retrieval.index import faiss_file
+  from anysearch_jax.retrieval.index import faiss_file
 
   index = faiss_file.FaissFile(settings.faiss_file)
   if (index.count, index.dim) != (len(corpus), encoder.dim):

@@ -15,8 +15,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from retrieval.index import search as search_lib
-from retrieval.index import vectors as vectors_lib
+from anysearch_jax.retrieval.index import search as search_lib
+from anysearch_jax.retrieval.index import vectors as vectors_lib
 
 # A search is good if it finds this share of the first 10 of the whole file.
 LEAST, _K = 0.95, 10

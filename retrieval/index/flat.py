@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.host import platforms
-from retrieval.index import search as search_lib
-from retrieval.index import vectors as vectors_lib
+from anysearch_jax.retrieval.index import search as search_lib
+from anysearch_jax.retrieval.index import vectors as vectors_lib
 
 # Queries of a call are padded to one of these sizes, so each compiles once;
 # larger batches are divided into calls of the last size.
@@ -52,7 +52,7 @@ def open_flat(
   pieces = [(shards.span(shard)[0], shards.rows(shard)) for shard in numbers]
   if devices is None and shards.dtype == "float32":
     # FAISS is not needed where accelerators hold the vectors.
-    from retrieval.index import row_scan
+    from anysearch_jax.retrieval.index import row_scan
 
     return row_scan.RowScan(pieces, shards.dim, shards.count)
   made = _Held(shards, pieces, devices or [platforms.cpu()], block)

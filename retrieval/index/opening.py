@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax.host import json_files
-from retrieval import passages
-from retrieval.encoder import encoder_settings
-from retrieval.index import building, search, vectors
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.encoder import encoder_settings
+from anysearch_jax.retrieval.index import building, search, vectors
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def open_index(
   index: search.Index
   made, model = None, ""
   if identity["kind"] == "bm25":
-    from retrieval.index import word_index
+    from anysearch_jax.retrieval.index import word_index
 
     rows = part and span(len(corpus), *part)
     index = word_index.WordIndex(folder / "words", rows)
@@ -100,7 +100,7 @@ def _encoder(
 ) -> search.Encoder:
   loaded: Any = None
   if given is None or isinstance(given, str | os.PathLike):
-    from retrieval.encoder import encoder as encoder_lib
+    from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
     try:
       given = loaded = encoder_lib.Encoder.like(
@@ -133,7 +133,7 @@ def _vectors(
   part: tuple[int, int] | None,
 ) -> search.Index:
   if identity["kind"] == "flat":
-    from retrieval.index import flat
+    from anysearch_jax.retrieval.index import flat
 
     shards = building.shards_of(folder, identity)
     numbers = part and span(len(shards), *part)
@@ -145,7 +145,7 @@ def _vectors(
       f"{folder}: found shard {part[0]}/{part[1]} of a FAISS file, which "
       "cannot be divided; expected kind bm25 or flat."
     )
-  from retrieval.index import faiss_file
+  from anysearch_jax.retrieval.index import faiss_file
 
   file = identity["file"]
   path = pathlib.Path(file["path"])

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.index import search as search_lib
+from anysearch_jax.retrieval.index import search as search_lib
 
 # OpenMP threads that spin while they wait would take cores from other threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

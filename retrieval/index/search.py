@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from anysearch_jax import types
-from retrieval import passages
-from retrieval import requests as requests_lib
-from retrieval.encoder import encoder_settings
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval import requests as requests_lib
+from anysearch_jax.retrieval.encoder import encoder_settings
 
 Answer = tuple[types.Passage, ...]
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from anysearch_jax.config import settings
 from anysearch_jax.host import disk, json_files
-from retrieval import passages
-from retrieval.index import search
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.index import search
 
 _STORED: dict[str, Any] = {
   "float32": np.dtype("<f4"),

@@ -16,9 +16,9 @@ import numpy as np
 import tantivy
 
 from anysearch_jax.host import disk, json_files
-from retrieval import analysis
-from retrieval.index import search as search_lib
-from retrieval.index import vectors as vectors_lib
+from anysearch_jax.retrieval import analysis
+from anysearch_jax.retrieval.index import search as search_lib
+from anysearch_jax.retrieval.index import vectors as vectors_lib
 
 _INFO = "words.json"
 _TERMS, _ROW = "terms", "row"

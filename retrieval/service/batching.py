@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
-from retrieval.service import dialects
+from anysearch_jax.retrieval.service import dialects
 
 Answer = Sequence[types.Passage]
 Search = Callable[[Sequence[str], int], Sequence[Answer]]

@@ -29,7 +29,7 @@ from starlette import applications, exceptions, requests, responses, routing
 
 from anysearch_jax import types
 from anysearch_jax.host import http_requests
-from retrieval.service import batching, dialects
+from anysearch_jax.retrieval.service import batching, dialects
 
 _log = logging.getLogger(__name__)
 # Bounds of buckets of times and of numbers of queries.

@@ -24,8 +24,8 @@ from trafilatura import utils as trafilatura_utils
 
 from anysearch_jax import types
 from anysearch_jax.host import counting, loop, turns
-from retrieval import requests as requests_lib
-from retrieval.web_pages import fetching
+from anysearch_jax.retrieval import requests as requests_lib
+from anysearch_jax.retrieval.web_pages import fetching
 
 # Python has "encodings" that are programs or archives; pages have these.
 _CHARSET = re.compile(

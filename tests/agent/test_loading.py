@@ -16,9 +16,9 @@ from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import loading
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.policy import hf
+from anysearch_jax.retrieval.index import building, opening
+from anysearch_jax.retrieval.service import service
 from anysearch_jax.rollout import searching
-from retrieval.index import building, opening
-from retrieval.service import service
 
 CONFIG = small_run.CONFIG
 

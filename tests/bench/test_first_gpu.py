@@ -13,7 +13,7 @@ import pytest
 from bench.first_gpu import running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_OWN = ("anysearch_jax", "bench", "configs", "launch", "retrieval")
+_OWN = ("anysearch_jax", "bench")
 # With requirements of JAX and of transformers.
 _PACKAGES = (
   *("absl", "chex", "flax", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"),

@@ -9,7 +9,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
-from launch import flags
+from anysearch_jax.launch import flags
 
 CONFIG = config_lib.ExperimentConfig()
 Kind = config_settings.Kind

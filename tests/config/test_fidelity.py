@@ -8,9 +8,9 @@ import pathlib
 import pytest
 
 from anysearch_jax.config import settings as config_settings
+from anysearch_jax.configs import methods
+from anysearch_jax.launch import flags
 from anysearch_jax.training import validation
-from configs import methods
-from launch import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMS = (

@@ -10,12 +10,7 @@ import pytest
 from commands import run
 
 from anysearch_jax.config import settings as config_settings
-from anysearch_jax.planning import targets
-from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy import table
-from anysearch_jax.rollout.jax_engine import kv_memory
-from anysearch_jax.training import validation
-from configs import (
+from anysearch_jax.configs import (
   llama3_1_8b,
   one_gpu,
   paper,
@@ -23,7 +18,12 @@ from configs import (
   qwen2_5_7b,
   qwen3_4b,
 )
-from launch import flags, plan, run_checks, train
+from anysearch_jax.launch import flags, plan, run_checks, train
+from anysearch_jax.planning import targets
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import table
+from anysearch_jax.rollout.jax_engine import kv_memory
+from anysearch_jax.training import validation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = {"24": "rtx4090:1", "80": "h100:1", "141": "h200:1"}

@@ -11,7 +11,7 @@ from absl import flags
 
 from anysearch_jax.data import prepared
 from anysearch_jax.environment import official_scoring
-from launch import prepare_data
+from anysearch_jax.launch import prepare_data
 
 _COMMIT = "87aab18c372ee7714a7288c7d660423c7ee96dde"
 

@@ -12,7 +12,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import formats, prepared, preparing
-from launch import parts
+from anysearch_jax.launch import parts
 
 
 def _entry(dataset, split, number, **values):

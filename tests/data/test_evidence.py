@@ -20,8 +20,8 @@ from anysearch_jax.data import (
   prepared,
   preparing,
 )
+from anysearch_jax.launch import train
 from anysearch_jax.world import world as world_lib
-from launch import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORLD = world_lib.World()

@@ -15,7 +15,7 @@ import study
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.evaluation import columns, measures
-from launch import score
+from anysearch_jax.launch import score
 
 # Data set, answer, accepted answers, EM, F1.
 TABLE = [

@@ -25,9 +25,9 @@ from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import citations
 from anysearch_jax.evaluation import columns, judging, measures
-from launch import prepare_data, score
-from retrieval import passages
-from retrieval.index import building, opening, vectors
+from anysearch_jax.launch import prepare_data, score
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.index import building, opening, vectors
 
 CANARY = "a canary of these tests"
 DOCUMENTS = [f"---\ntitle: T{i}\n---\nPage {i} has ünits." for i in range(6)]

@@ -17,9 +17,9 @@ import study
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.export import hf_export
+from anysearch_jax.launch import export_hf as command
 from anysearch_jax.policy import hf, tensor_files
 from anysearch_jax.training import checkpoint
-from launch import export_hf as command
 
 BASE = "base"
 NAMED = "---\nlicense: other\nlicense_name: n\n---\n"

@@ -15,7 +15,7 @@ import pytest
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import http_retriever
+from anysearch_jax.retrieval import http_retriever
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax.host import redaction
-from retrieval import http_retriever as client
-from retrieval import web_search
+from anysearch_jax.retrieval import http_retriever as client
+from anysearch_jax.retrieval import web_search
 
 KEY = "sk-Proj/9fQ+aZ_71&vB%2dTqLm8xW4eRy"
 LETTERS = string.ascii_letters + string.digits + string.punctuation

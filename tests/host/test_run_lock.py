@@ -16,12 +16,12 @@ import pytest
 import source_tree
 
 from anysearch_jax.host import run_lock
-from launch import evaluate, export_hf, train
+from anysearch_jax.launch import evaluate, export_hf, train
 
 _HOLDS = """
 import sys, time
 from anysearch_jax.host import run_lock
-from launch import evaluate, export_hf, train
+from anysearch_jax.launch import evaluate, export_hf, train
 with run_lock.hold(sys.argv[1]):
   print("held", flush=True)
   time.sleep(60)

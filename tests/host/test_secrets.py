@@ -93,7 +93,7 @@ def world(tmp_path):
 def _command(root: pathlib.Path, module: str, *flags: str):
   """Runs a command and saves its output beside the files that it wrote."""
   done = source_tree.python(
-    *("-m", f"launch.{module}", f"--config={root / 'config.py'}"),
+    *("-m", f"anysearch_jax.launch.{module}", f"--config={root / 'config.py'}"),
     *(f"--output={root / module}", *flags),
     timeout=600,
     env=os.environ

@@ -39,7 +39,10 @@ def modules() -> dict[str, str]:
   for path in source_tree.files(*TREES):
     name = path.relative_to(ROOT).as_posix()
     dotted = name.removesuffix(".py").removesuffix("/__init__")
-    found[dotted.replace("/", ".")] = name
+    dotted = dotted.replace("/", ".")
+    if dotted.partition(".")[0] in ("configs", "launch", "retrieval"):
+      dotted = f"anysearch_jax.{dotted}"
+    found[dotted] = name
   return found
 
 

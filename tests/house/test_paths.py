@@ -12,12 +12,12 @@ import safetensors.numpy
 
 from anysearch_jax.data import formats, prepared, preparing
 from anysearch_jax.host import disk
+from anysearch_jax.launch import prepare_data
 from anysearch_jax.policy import tensor_files
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.encoder import encoder_settings
+from anysearch_jax.retrieval.index import vectors, word_index
 from anysearch_jax.training import checkpoint
-from launch import prepare_data
-from retrieval import passages
-from retrieval.encoder import encoder_settings
-from retrieval.index import vectors, word_index
 
 # Each leads from `folder/own` to `folder/secret...`.
 ESCAPES = ["x/../../secret", "{outside}/secret"]

@@ -12,6 +12,8 @@ import anysearch_jax as aj
 FILES = source_tree.files("research")
 # Of a command: its flags, and the command itself.
 _COMMAND = {"define_flags", "main"}
+# Folders of the top level that are installed inside `anysearch_jax`.
+_FOLDERS = ("configs", "launch", "retrieval")
 
 
 def _private(tree: ast.AST) -> list[str]:
@@ -19,13 +21,15 @@ def _private(tree: ast.AST) -> list[str]:
   commands, wrong = set(), []
   for node in ast.walk(tree):
     if isinstance(node, ast.ImportFrom):
-      room = (node.module or "").partition(".")[0]
+      package, _, inside = (node.module or "").partition(".")
+      folder = inside.partition(".")[0]
+      room = folder if folder in _FOLDERS else package
       names = {alias.name for alias in node.names}
       bad = {name for name in names if name.startswith("_")}
       if room == "anysearch_jax":
         bad = names - {*aj.__all__} if node.module == room else names
       elif room == "launch":
-        bad = names if node.module != room else set()
+        bad = names if inside != room else set()
         commands |= {alias.asname or alias.name for alias in node.names}
       elif room in ("bench", "examples"):
         bad = names
@@ -36,7 +40,7 @@ def _private(tree: ast.AST) -> list[str]:
       wrong += [
         alias.name
         for alias in node.names
-        if alias.name.startswith(("anysearch_jax.", "launch", "bench"))
+        if alias.name.startswith(("anysearch_jax.", "bench"))
       ]
   for node in ast.walk(tree):
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -62,10 +66,22 @@ def test_research_uses_public_names_only(path):
     "from anysearch_jax import no_such_name",
     "import anysearch_jax.world.world",
     "import anysearch_jax as aj\naj.no_such_name",
-    "from launch import train\ntrain.helper()",
-    "from retrieval import _private",
+    "from anysearch_jax.launch import train\ntrain.helper()",
+    "from anysearch_jax.retrieval import _private",
     "from bench import harness",
   ],
 )
 def test_private_names_are_found(source):
   assert _private(ast.parse(source))
+
+
+def test_type_checkers_see_the_names_that_are_imported():
+  path = source_tree.ROOT / "anysearch_jax" / "__init__.pyi"
+  stub = ast.parse(path.read_text())
+  (listed,) = (
+    ast.literal_eval(statement.value)
+    for statement in stub.body
+    if isinstance(statement, ast.Assign)
+  )
+  assert listed == aj.__all__
+  assert all(hasattr(aj, name) for name in listed)

@@ -15,7 +15,7 @@ from absl import flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [

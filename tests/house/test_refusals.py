@@ -9,8 +9,8 @@ import commands
 import pytest
 
 from anysearch_jax import config as config_lib
-from launch import evaluate, train
-from launch import flags as launch_flags
+from anysearch_jax.launch import evaluate, train
+from anysearch_jax.launch import flags as launch_flags
 
 WORLD = "with data.source 'world', whose questions are each of one of many"
 

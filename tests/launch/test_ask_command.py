@@ -13,11 +13,11 @@ import rich.console
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.configs import quickstart
 from anysearch_jax.evaluation import harness
+from anysearch_jax.launch import agents, ask, parts, policies
+from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.rollout import driver, searching
-from configs import quickstart
-from launch import agents, ask, parts, policies
-from launch import flags as launch_flags
 
 # Found at budget 3, after a search in other words; memory is wrong.
 QUESTION = "gebos employer founder ?"

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from waits import wait_for
 
-from launch import cluster, node, shipped
-from launch import flags as launch_flags
+from anysearch_jax.launch import cluster, node, shipped
+from anysearch_jax.launch import flags as launch_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = "--config=configs/qwen2_5_7b.py"
@@ -33,7 +33,7 @@ def parts(rank, *, trainers=2, servers=SERVERS, hosts=HOSTS):
   config = launch_flags.load_config("configs/qwen2_5_7b.py")
   return node.parts_in_cluster(
     config,
-    ["python", "-m", "launch.train"],
+    ["python", "-m", "anysearch_jax.launch.train"],
     cluster.Place(hosts, trainers, rank),
     servers=servers,
   )

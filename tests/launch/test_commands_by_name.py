@@ -12,9 +12,9 @@ import source_tree
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from launch import __main__ as by_name
-from launch import ask, build_index, flags, report, shipped, train
-from launch import list as launch_list
+from anysearch_jax.launch import __main__ as by_name
+from anysearch_jax.launch import ask, build_index, flags, report, shipped, train
+from anysearch_jax.launch import list as launch_list
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -43,7 +43,7 @@ def test_every_command_is_listed_with_its_line(capsys, monkeypatch):
 def test_listing_imports_no_jax():
   done = source_tree.python(
     "-c",
-    "import sys\nfrom launch import __main__ as by_name\n"
+    "import sys\nfrom anysearch_jax.launch import __main__ as by_name\n"
     "by_name.usage()\nassert 'jax' not in sys.modules",
   )
   assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_unknown_command_is_refused_with_the_nearest_name(capsys, monkeypatch):
 
 def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
   done = source_tree.python(
-    *("-m", "launch", "build-index", "--corpus=x", "--korpus=y")
+    *("-m", "anysearch_jax.launch", "build-index", "--corpus=x", "--korpus=y")
   )
   assert done.returncode == 2 and not done.stdout
   assert done.stderr.startswith("launch.build_index: ")
@@ -82,7 +82,9 @@ def test_list_names_systems_environments_and_every_setting():
 
 def test_another_python_is_told_what_to_do(tmp_path):
   """`-S` hides the installed packages, as in another Python."""
-  done = source_tree.python("-S", "-m", "launch.train", "--config=x.py")
+  done = source_tree.python(
+    "-S", "-m", "anysearch_jax.launch.train", "--config=x.py"
+  )
   assert done.returncode == 1
   (said,) = done.stderr.splitlines()
   assert "lacks the packages of requirements.txt" in said

@@ -19,15 +19,15 @@ import optax
 import pytest
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.configs import quickstart
 from anysearch_jax.data import prepared, preparing
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import platforms, run_lock
+from anysearch_jax.launch import doctor, jax_setup, run_checks, train
+from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.policy import architecture, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from configs import quickstart
-from launch import doctor, jax_setup, run_checks, train
-from launch import flags as launch_flags
-from retrieval import recording
+from anysearch_jax.retrieval import recording
 
 CONFIG = quickstart.get_config()
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ import httpx
 import pytest
 import source_tree
 
-from launch import ask, documents, http_server, policies, serve
-from retrieval.documents import folder
+from anysearch_jax.launch import ask, documents, http_server, policies, serve
+from anysearch_jax.retrieval.documents import folder
 
 LEASE = "# Lease\n\n## Term\n\nThe lease begins in 2024 and ends in 2027.\n"
 QUESTION = "When does the lease end?"
@@ -165,7 +165,13 @@ def test_a_signal_ends_an_answer_without_a_traceback(notes, name):
   silent = chat_endpoint.Fault(hang="silent")
   with chat_endpoint.served(faults=[silent] * 2) as server:
     command = (
-      *("env", f"--default-signal={name}", sys.executable, "-m", "launch.ask"),
+      *(
+        "env",
+        f"--default-signal={name}",
+        sys.executable,
+        "-m",
+        "anysearch_jax.launch.ask",
+      ),
       *("--documents=notes", f"--openai={server.url}", "Who?"),
       "--openai_calls=tools",
     )

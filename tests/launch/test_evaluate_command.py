@@ -17,9 +17,9 @@ from absl import app
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness
+from anysearch_jax.launch import evaluate, parts, policies
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.training import checkpoint, placement
-from launch import evaluate, parts, policies
 
 
 @pytest.mark.parametrize(

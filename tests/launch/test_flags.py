@@ -11,10 +11,10 @@ import source_tree
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
+from anysearch_jax.configs import methods, paper
+from anysearch_jax.launch import flags
 from anysearch_jax.methods import systems
 from anysearch_jax.training import validation
-from configs import methods, paper
-from launch import flags
 
 DEFAULT = config_lib.ExperimentConfig()
 
@@ -219,7 +219,7 @@ def test_help_lists_every_value_as_a_flag_that_gives_it_again(name):
 
 
 COMMAND = """
-from launch import flags
+from anysearch_jax.launch import flags
 flags.define_config()
 flags.run(lambda argv: None)
 """

@@ -9,7 +9,7 @@ import os
 import pytest
 import source_tree
 
-from launch import jax_setup
+from anysearch_jax.launch import jax_setup
 
 # Sets JAX up on a machine whose platform is the first argument, without
 # starting JAX, and prints what was set.
@@ -17,7 +17,7 @@ CODE = """
 import json, os, sys, types
 sys.modules["jax"] = types.ModuleType("jax")
 from anysearch_jax.host import platforms
-from launch import jax_setup
+from anysearch_jax.launch import jax_setup
 platform, devices, threads = sys.argv[1:]
 if platform != "own":
   platforms.expected = lambda: platform
@@ -74,7 +74,7 @@ def test_devices_hide_the_other_accelerators():
 def test_one_thread_is_one_for_xla_too():
   code = """
 import os
-from launch import jax_setup
+from anysearch_jax.launch import jax_setup
 jax_setup.configure(threads=1, cache="")
 import jax
 jax.block_until_ready(jax.numpy.ones((64, 64)) @ jax.numpy.ones((64, 64)))
@@ -93,7 +93,7 @@ print(sum(name.startswith("tf_XLAEigen") for name in names))
 def test_an_unusable_compilation_cache_gives_a_warning():
   """Not even root can make a folder in /proc."""
   code = (
-    "from launch import jax_setup\n"
+    "from anysearch_jax.launch import jax_setup\n"
     "jax_setup.configure(threads=0, cache='/proc/nowhere')\n"
     "import jax; print(jax.config.jax_compilation_cache_dir)\n"
   )

@@ -23,10 +23,10 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import node
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import adapters
-from launch import flags as launch_flags
-from launch import node
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SGLANG = os.environ.get("ANYSEARCH_SGLANG_COMMAND", "")
@@ -52,7 +52,9 @@ def resolved(config, part):
 def test_the_papers_node_is_two_servers_and_a_trainer():
   config = paper()
   services, trainer = node.parts_of(
-    config, ["python", "-m", "launch.train"], servers=node.Servers()
+    config,
+    ["python", "-m", "anysearch_jax.launch.train"],
+    servers=node.Servers(),
   )
   assert [part.name for part in services] == ["server-0", "server-1"]
   assert [part.env for part in (*services, trainer)] == [
@@ -67,7 +69,7 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   )
   urls = ("http://127.0.0.1:30000", "http://127.0.0.1:30001")
   assert [part.health for part in services] == [f"{u}/health" for u in urls]
-  assert trainer.command[:3] == ("python", "-m", "launch.train")
+  assert trainer.command[:3] == ("python", "-m", "anysearch_jax.launch.train")
   mesh = {"trainer": (0, 1, 2, 3), "rollout": ()}
   assert resolved(config, trainer) == config_lib.changed(
     config, engine={"kind": "sglang"}, sglang={"urls": urls}, mesh=mesh
@@ -83,7 +85,12 @@ def test_an_index_is_served_beside_the_trainer(servers):
   )
   retriever = services[0]
   assert retriever.command[1:] == (
-    *("-m", "launch.serve_retriever", "--index=indexes/e5", "--port=8123"),
+    *(
+      "-m",
+      "anysearch_jax.launch.serve_retriever",
+      "--index=indexes/e5",
+      "--port=8123",
+    ),
     "--encoder=models/e5",
   )
   assert retriever.health == "http://127.0.0.1:8123/health"

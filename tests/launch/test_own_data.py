@@ -11,9 +11,9 @@ import pytest
 from commands import printed, run
 
 from anysearch_jax.data import prepared
+from anysearch_jax.launch import build_index, flags, init, prepare_data, train
+from anysearch_jax.retrieval.index import opening
 from anysearch_jax.training import validation
-from launch import build_index, flags, init, prepare_data, train
-from retrieval.index import opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "data.md"

@@ -10,8 +10,8 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import units
+from anysearch_jax.launch import parts
 from anysearch_jax.methods import systems
-from launch import parts
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
 

@@ -14,8 +14,15 @@ import numpy as np
 import pytest
 import waits
 
-from launch import evaluate, parts, progress, quickstart, stopping, train
-from launch import flags as launch_flags
+from anysearch_jax.launch import (
+  evaluate,
+  parts,
+  progress,
+  quickstart,
+  stopping,
+  train,
+)
+from anysearch_jax.launch import flags as launch_flags
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -26,7 +33,7 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
   for place, job in enumerate(jobs):
     # Each needs earlier ones only, so that the plan always ends.
     assert set(job.after) <= set(names[:place])
-    if job.command[2] == "launch.report":
+    if job.command[2] == "anysearch_jax.launch.report":
       continue
     flags = dict(arg[2:].split("=", 1) for arg in job.command[3:])
     config = launch_flags.load_config(flags["config"])
@@ -195,7 +202,7 @@ time.sleep(60)
   once = f"pathlib.Path({str(done)!r}).open('x')"
   code = f"""
 import pathlib, sys
-from launch import quickstart
+from anysearch_jax.launch import quickstart
 root = pathlib.Path({str(tmp_path)!r})
 jobs = [
   quickstart.Job(name, (sys.executable, "-c", code), result=root / name)

@@ -10,9 +10,16 @@ import fake_openai
 import pytest
 
 from anysearch_jax.evaluation import columns
-from launch import ask, evaluate, http_server, policies, report, serve
-from launch import documents as documents_lib
-from launch import flags as launch_flags
+from anysearch_jax.launch import (
+  ask,
+  evaluate,
+  http_server,
+  policies,
+  report,
+  serve,
+)
+from anysearch_jax.launch import documents as documents_lib
+from anysearch_jax.launch import flags as launch_flags
 
 QUESTION = "gebos employer founder ?"
 CONFIG = "--config=configs/quickstart.py"

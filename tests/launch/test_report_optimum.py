@@ -11,9 +11,9 @@ import study
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.evaluation import metrics
+from anysearch_jax.launch import report
 from anysearch_jax.world import optimum
 from anysearch_jax.world import world as world_lib
-from launch import report
 
 
 def row_of(questions, budgets=(0, 2)):

@@ -8,7 +8,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
-from launch import flags, run_history
+from anysearch_jax.launch import flags, run_history
 
 CONFIG = config_lib.ExperimentConfig()
 SOURCES = {

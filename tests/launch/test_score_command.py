@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import run_lock
-from launch import flags as launch_flags
-from launch import score
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import score
 
 CONFIG = config_lib.ExperimentConfig()
 KEYS = [

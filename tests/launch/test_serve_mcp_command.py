@@ -19,14 +19,14 @@ import mcp
 import pytest
 
 from anysearch_jax import serving
+from anysearch_jax.launch import serve
 from anysearch_jax.serving import mcp_server
-from launch import serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Found at budget 3, after a search in other words.
 QUESTION = "gebos employer founder ?"
 COMMAND = (
-  *(sys.executable, "-m", "launch.serve", "--mcp"),
+  *(sys.executable, "-m", "anysearch_jax.launch.serve", "--mcp"),
   *("--config=configs/quickstart.py", "--max_budget=3", "--threads=1"),
 )
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}

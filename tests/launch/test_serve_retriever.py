@@ -23,16 +23,16 @@ import served
 import source_tree
 import waits
 
-from launch import http_server, serve_retriever
-from retrieval.index import building, opening
-from retrieval.service import service
+from anysearch_jax.launch import http_server, serve_retriever
+from anysearch_jax.retrieval.index import building, opening
+from anysearch_jax.retrieval.service import service
 
 # Serves a search that takes a few seconds.
 SLOW = """
 import sys, time
 sys.path.insert(0, "tests/support")
 import held_search
-from launch import serve_retriever
+from anysearch_jax.launch import serve_retriever
 
 class Slow(held_search.HeldSearch):
   def search(self, queries, k):
@@ -110,7 +110,12 @@ async def main(url):
 
 
 def test_search_r1s_client_and_64_at_once_search_a_real_index(index):
-  command = ("-m", "launch.serve_retriever", f"--index={index}", "--port=0")
+  command = (
+    "-m",
+    "anysearch_jax.launch.serve_retriever",
+    f"--index={index}",
+    "--port=0",
+  )
   with started(*command) as (process, url):
     # What a policy writes must not cost its batch the answers.
     long = "Lima " * 5000
@@ -255,7 +260,7 @@ sys.path.insert(0, "tests/support")
 if sys.argv[2] == "asyncio":
   sys.modules["uvloop"] = None  # As where it is not installed.
 import held_search
-from launch import serve_retriever
+from anysearch_jax.launch import serve_retriever
 
 few = len(os.listdir("/dev/fd")) + 32 + int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))

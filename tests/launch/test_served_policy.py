@@ -20,7 +20,7 @@ import openai
 import pytest
 from waits import wait_for
 
-from launch import serve
+from anysearch_jax.launch import serve
 
 CONFIG = "--config=configs/quickstart.py"
 
@@ -33,7 +33,13 @@ POLICY = "configs/graded_world_policy"
 @contextlib.contextmanager
 def serving(*flags, log=None):
   """Yields the address of a served policy; it ends by SIGTERM with status 0."""
-  command = [sys.executable, "-m", "launch.serve", CONFIG, "--port=0"]
+  command = [
+    sys.executable,
+    "-m",
+    "anysearch_jax.launch.serve",
+    CONFIG,
+    "--port=0",
+  ]
   process = subprocess.Popen(
     [*command, "--threads=1", *flags],
     stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from launch import stopping
+from anysearch_jax.launch import stopping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 120
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Prints that it runs, then executes the code of a test.
 COMMAND = r"""
 import asyncio, atexit, hashlib, os, sys, threading, time
-from launch import flags, stopping
+from anysearch_jax.launch import flags, stopping
 
 def prints():
   for i in range(10**6):

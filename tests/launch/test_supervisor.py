@@ -13,7 +13,7 @@ import pytest
 import source_tree
 import waits
 
-from launch import stopping, supervisor
+from anysearch_jax.launch import stopping, supervisor
 
 # A service: after `late` seconds it listens, after `late` more it is healthy.
 SERVICE = """
@@ -345,7 +345,7 @@ def supervised(tmp_path):
   def start(*, grace, stubborn=(), main=SLEEPS, until="[main] starts"):
     script = f"""
 import pathlib, signal, sys
-from launch import supervisor
+from anysearch_jax.launch import supervisor
 # As in a terminal, whatever the tests run in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def python(name, *arguments):

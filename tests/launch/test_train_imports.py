@@ -11,7 +11,7 @@ import source_tree
 # rollout would begin.
 CODE = """
 import json, sys
-from launch import train
+from anysearch_jax.launch import train
 from absl import flags
 train.define_flags()
 flags.FLAGS(["train", *sys.argv[1:]])
@@ -26,17 +26,16 @@ train.main(["train"])
 """
 OURS = """
   algorithms budgets config data environment host methods policy rollout
-  training types world
+  training types world launch retrieval configs
 """.split()
-ROOMS = {"launch", "retrieval", *(f"anysearch_jax.{room}" for room in OURS)}
+ROOMS = {f"anysearch_jax.{room}" for room in OURS}
 
 
 def rooms(modules):
   return {
-    ".".join(name.split(".")[:2]) if name.startswith("anysearch_jax.") else top
+    ".".join(name.split(".")[:2])
     for name in modules
-    if (top := name.split(".")[0]) in ("anysearch_jax", "retrieval", "launch")
-    and name != "anysearch_jax"
+    if name.startswith("anysearch_jax.")
   }
 
 
@@ -50,8 +49,9 @@ def test_a_training_loads_the_rooms_that_it_uses(tmp_path):
   assert rooms(loaded) == ROOMS
   assert "torch" not in loaded
   # Parts of rooms that other configurations need.
-  others = {"launch.plan", "anysearch_jax.data.prepared"}
-  others |= {"retrieval.encoder.encoder", "retrieval.index.opening"}
+  others = {"anysearch_jax.launch.plan", "anysearch_jax.data.prepared"}
+  others |= {"anysearch_jax.retrieval.encoder.encoder"}
+  others |= {"anysearch_jax.retrieval.index.opening"}
   assert not others & set(loaded)
   unused = ("sglang", "http_calls", "http_retriever", "retrieval.service")
   assert not [m for m in loaded if any(name in m for name in unused)]
@@ -59,15 +59,14 @@ def test_a_training_loads_the_rooms_that_it_uses(tmp_path):
 
 REFUSE = """
 import importlib, sys
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
 module, *arguments = sys.argv[1:]
-command = importlib.import_module("launch." + module)
+command = importlib.import_module("anysearch_jax.launch." + module)
 command.define_flags()
 try:
   launch_flags.called(command.main, launch_flags._parse_argv(sys.argv[1:]))
 finally:
-  ours = ("anysearch_jax", "launch", "retrieval", "configs")
-  count = sum(name.split(".")[0] in ours for name in sys.modules)
+  count = sum(name.split(".")[0] == "anysearch_jax" for name in sys.modules)
   print(count, "jax" in sys.modules)
 """
 

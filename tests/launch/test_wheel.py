@@ -39,7 +39,9 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   copy = tmp_path_factory.mktemp("source")
   for package in PACKAGES:
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / package, copy / package, ignore=ignored)
+    shutil.copytree(
+      ROOT / package, copy / package, ignore=ignored, symlinks=True
+    )
   for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, copy)
   shutil.copy(ROOT / "requirements.txt", copy)
@@ -81,8 +83,14 @@ def test_wheel_has_every_file_of_the_packages(wheel):
   if not present:
     pytest.skip("needs a git checkout, which says what the packages hold")
   held = set(zipfile.ZipFile(wheel).namelist())
-  assert {x for x in present if x not in held} == set()
-  assert "configs/graded_world_policy/model.safetensors" in held
+  installed = {
+    x if x.startswith("anysearch_jax") else f"anysearch_jax/{x}"
+    for x in present
+  }
+  assert installed - held == set()
+  assert "anysearch_jax/configs/graded_world_policy/model.safetensors" in held
+  tops = {name.partition("/")[0] for name in held}
+  assert {name for name in tops if "." not in name} == {"anysearch_jax"}
 
 
 def test_wheel_names_its_version_and_its_extras(site):
@@ -111,15 +119,18 @@ def test_description_has_no_link_that_an_index_cannot_follow(site):
 
 def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
   done = run(
-    *(site, tmp_path, sys.executable, "-m", "launch.train"),
+    *(site, tmp_path, sys.executable, "-m", "anysearch_jax.launch.train"),
     *("--config=configs/quickstart.py", "--dry_run"),
   )
-  assert str(site / "configs" / "graded_world_policy") in done.stdout
+  configs = site / "anysearch_jax" / "configs"
+  assert str(configs / "graded_world_policy") in done.stdout
   assert not list(tmp_path.iterdir())
 
 
 def test_script_of_the_server_stays_executable(site):
-  assert os.access(site / "launch" / "serve_sglang.sh", os.X_OK)
+  assert os.access(
+    site / "anysearch_jax" / "launch" / "serve_sglang.sh", os.X_OK
+  )
 
 
 def test_installed_command_runs_by_its_name(site, tmp_path):
@@ -152,9 +163,22 @@ def test_installed_command_runs_beside_packages_of_the_same_names(
   assert '"function": "mine:reward"' in dry.stdout
 
 
-def test_without_a_package_launch_modules_run_there_too(site, hostile):
-  shutil.rmtree(hostile / "launch")
-  run(site, hostile, sys.executable, "-m", "launch.list")
+def test_a_script_imports_the_library_beside_packages_of_its_rooms_names(
+  site, hostile
+):
+  shutil.rmtree(hostile / "anysearch_jax")
+  (hostile / "script.py").write_text(
+    "import anysearch_jax as aj\n"
+    "from anysearch_jax.configs import quickstart\n"
+    "quickstart.get_config()\n"
+    "print(aj.fuse.__module__, aj.LexicalRetriever.__module__)\n"
+  )
+  printed = run(site, hostile, sys.executable, "script.py").stdout.split()
+  assert printed == [
+    "anysearch_jax.retrieval.pipeline",
+    "anysearch_jax.retrieval.lexical",
+  ]
+  run(site, hostile, sys.executable, "-m", "anysearch_jax.launch.list")
 
 
 @pytest.mark.slow

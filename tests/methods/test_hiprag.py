@@ -13,9 +13,9 @@ import spoken
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
+from anysearch_jax.launch import flags
 from anysearch_jax.methods import hiprag, systems
 from anysearch_jax.training import rewards_and_advantages
-from launch import flags
 
 CONFIG = config_methods.HipragConfig()
 QUESTION = types.Question("q", "which?", ("Tol",))

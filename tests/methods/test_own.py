@@ -16,9 +16,16 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import plugins
+from anysearch_jax.launch import (
+  evaluate,
+  flags,
+  node,
+  parts,
+  run_history,
+  train,
+)
 from anysearch_jax.methods import own, systems
 from anysearch_jax.training import rewards_and_advantages, validation
-from launch import evaluate, flags, node, parts, run_history, train
 
 FILE = "examples/own_system.py"
 TOOL = f"--config.search.tools=count={FILE}:Count"

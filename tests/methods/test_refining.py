@@ -13,12 +13,12 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.generative_retrieval import refining, text_model
+from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import search_o1, systems
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_retrieval
-from launch import retrievers
-from retrieval import lexical
 
 NOTHING = "The documents say nothing that helps."
 QUESTION = types.Question("q", "who?", ("secret gold",))

@@ -13,12 +13,12 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import simulation, text_model
+from anysearch_jax.launch import flags, parts, policies, retrievers
 from anysearch_jax.methods import ssrl, systems, zerosearch
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_retrieval
-from launch import flags, parts, policies, retrievers
-from retrieval import lexical
 
 WORLD = world_lib.World()
 REAL = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)

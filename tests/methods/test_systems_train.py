@@ -9,9 +9,9 @@ import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import searching
-from launch import retrievers
 
 # Its own values in the records of a training.
 PARTS = {

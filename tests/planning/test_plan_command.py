@@ -12,7 +12,7 @@ import commands
 import planned
 import pytest
 
-from launch import plan as command
+from anysearch_jax.launch import plan as command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def run(config, *args, platforms=None):
   if platforms:
     env["JAX_PLATFORMS"] = platforms
   return subprocess.run(
-    [sys.executable, "-m", "launch.plan", config, *args],
+    [sys.executable, "-m", "anysearch_jax.launch.plan", config, *args],
     cwd=ROOT,
     env=env,
     capture_output=True,

@@ -17,10 +17,10 @@ import pytest
 import scripted
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.launch import plan as command
 from anysearch_jax.planning import clusters, simulation, targets, whole_step
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import pipeline, timeline
-from launch import plan as command
 
 CONFIG = "--config=configs/quickstart.py"
 Turn = simulation.Turn

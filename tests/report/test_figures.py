@@ -14,9 +14,9 @@ from absl.testing import flagsaver
 from matplotlib import figure
 
 from anysearch_jax.evaluation import inference, metrics
+from anysearch_jax.launch import report as command
 from anysearch_jax.report import figures
 from anysearch_jax.report import study as study_lib
-from launch import report as command
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 from anysearch_jax import budgets
+from anysearch_jax.launch import report as command
 from anysearch_jax.report import loading
-from launch import report as command
 
 _POLICY = pathlib.Path("configs/graded_world_policy")
 

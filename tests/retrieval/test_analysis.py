@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval import analysis
+from anysearch_jax.retrieval import analysis
 
 # What org.apache.lucene.analysis.en.EnglishAnalyzer makes of them.
 ENGLISH = {

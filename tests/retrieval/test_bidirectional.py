@@ -16,9 +16,9 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from retrieval.encoder import bidirectional
-from retrieval.encoder import encoder as encoder_lib
-from retrieval.encoder import models as models_lib
+from anysearch_jax.retrieval.encoder import bidirectional
+from anysearch_jax.retrieval.encoder import encoder as encoder_lib
+from anysearch_jax.retrieval.encoder import models as models_lib
 
 SIZES = {
   **{"vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 3},

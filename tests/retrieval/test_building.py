@@ -18,10 +18,10 @@ import pytest
 import retrieval_cases as cases
 import source_tree
 
-from launch import build_index
-from launch import flags as launch_flags
-from retrieval import passages
-from retrieval.index import building, opening, search, vectors
+from anysearch_jax.launch import build_index
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.index import building, opening, search, vectors
 
 KINDS = ["bm25", "flat", "faiss_file"]
 QUERIES = ['"Title 7"\nPassage number n7 is about fire.', "water n3"]
@@ -189,7 +189,7 @@ _SLOW = """
 import sys, time
 sys.path.insert(0, "tests/support")
 import retrieval_cases
-from retrieval.index import building
+from anysearch_jax.retrieval.index import building
 class Slow(retrieval_cases.Encoder):
   def passages(self, texts):
     found = super().passages(texts)

@@ -12,7 +12,7 @@ import safetensors.numpy
 import tokenizers
 from tokenizers import processors
 
-from retrieval.encoder import encoder as encoder_lib
+from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
 TEXTS = ["w5", "w1 w2 w3", " ".join(f"w{i % 50}" for i in range(90)), ""]
 PREFIX = "w7 w8 "

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from retrieval.service import dialects
+from anysearch_jax.retrieval.service import dialects
 
 LIMA = types.Passage("7", '"Lima"', "Lima is the capital.\nOf Peru.", 0.5)
 CUSCO = types.Passage("9", '"Cusco"', "Cusco was.", 0.25)

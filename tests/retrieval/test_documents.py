@@ -14,11 +14,11 @@ import random_encoders
 import retrieval_cases as cases
 import source_tree
 
-from launch import build_index
-from retrieval import passages
-from retrieval.documents import folder
-from retrieval.encoder import encoder as encoder_lib
-from retrieval.index import building, opening
+from anysearch_jax.launch import build_index
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.documents import folder
+from anysearch_jax.retrieval.encoder import encoder as encoder_lib
+from anysearch_jax.retrieval.index import building, opening
 
 
 def write(place: pathlib.Path, **texts: str | bytes) -> pathlib.Path:
@@ -190,7 +190,7 @@ _KILLED = """
 import os, signal, sys
 sys.path.insert(0, "tests/support")
 import retrieval_cases as cases
-from retrieval.documents import folder
+from anysearch_jax.retrieval.documents import folder
 def kill(done, of):
   if done >= 1:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -15,9 +15,9 @@ import random_encoders
 import tokenizers
 
 from anysearch_jax import types
-from retrieval.encoder import encoder as encoder_lib
-from retrieval.index import building, opening
-from retrieval.index import search as index_search
+from anysearch_jax.retrieval.encoder import encoder as encoder_lib
+from anysearch_jax.retrieval.index import building, opening
+from anysearch_jax.retrieval.index import search as index_search
 
 # Texts of several lengths; one is cut.
 TEXTS = [

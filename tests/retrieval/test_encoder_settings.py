@@ -8,8 +8,8 @@ import shutil
 import pytest
 import random_encoders
 
-from retrieval.encoder import encoder as encoder_lib
-from retrieval.encoder import encoder_settings
+from anysearch_jax.retrieval.encoder import encoder as encoder_lib
+from anysearch_jax.retrieval.encoder import encoder_settings
 
 folder = random_encoders.folder
 own = random_encoders.own

@@ -17,12 +17,12 @@ import pytest
 import web_site
 
 pages_lib = pytest.importorskip(
-  "retrieval.web_pages.pages", reason="needs the extra [web]"
+  "anysearch_jax.retrieval.web_pages.pages", reason="needs the extra [web]"
 )
 
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
-from retrieval.web_pages import fetching  # noqa: E402
+from anysearch_jax.retrieval.web_pages import fetching  # noqa: E402
 
 LIMITS = config_lib.PagesConfig(
   deadline=5.0, allow_private=(f"{web_site.HOST}/32",)

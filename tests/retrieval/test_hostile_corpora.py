@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from anysearch_jax import types
-from retrieval import passages, recording
+from anysearch_jax.retrieval import passages, recording
 
 CORPUS = b"".join(
   hostile.as_json({"id": str(i), "contents": f'"T{i}"\n{"word " * i}{i}'})

@@ -15,8 +15,8 @@ import pytest
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import http_retriever
-from retrieval.service import dialects, service
+from anysearch_jax.retrieval import http_retriever
+from anysearch_jax.retrieval.service import dialects, service
 
 CALLER = http_calls.Caller(secret="key", advice="")
 LIMITS = dialects.Limits(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import http_retriever
-from retrieval.service import service
+from anysearch_jax.retrieval import http_retriever
+from anysearch_jax.retrieval.service import service
 
 
 @pytest.fixture

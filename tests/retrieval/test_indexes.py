@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import retrieval_cases as cases
 
-from retrieval.index import flat as flat_lib
-from retrieval.index import row_scan, vectors
+from anysearch_jax.retrieval.index import flat as flat_lib
+from anysearch_jax.retrieval.index import row_scan, vectors
 
 COUNT, DIM = 1000, 24
 BATCHES = (1, 2, 3, 5, 8, 130)

@@ -11,7 +11,7 @@ import retrieval_cases as cases
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from retrieval import lexical
+from anysearch_jax.retrieval import lexical
 
 
 def passages(*texts: str) -> list[types.Passage]:

@@ -23,9 +23,9 @@ from waits import free_port
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
+from anysearch_jax.launch import retrievers
+from anysearch_jax.retrieval import mcp_tool
 from anysearch_jax.rollout import searching
-from launch import retrievers
-from retrieval import mcp_tool
 
 url = mcp_servers.url
 

@@ -13,8 +13,8 @@ import retrieval_cases as cases
 import source_tree
 
 from anysearch_jax import config, types
-from launch import build_index, retrievers
-from retrieval import filters, passages
+from anysearch_jax.launch import build_index, retrievers
+from anysearch_jax.retrieval import filters, passages
 
 SOURCES = ("wiki", "news", 'a "b" c', "it's")
 COUNT = 400
@@ -76,7 +76,7 @@ def make(filled):
 
 
 def milvus():
-  return pytest.importorskip("retrieval.milvus")
+  return pytest.importorskip("anysearch_jax.retrieval.milvus")
 
 
 def ask(retriever, *queries, k=3):
@@ -247,7 +247,7 @@ def test_a_collection_that_is_dropped_fails_searches(collection, tmp_path):
 def test_a_file_that_another_process_has_open_is_named(tmp_path):
   milvus()
   program = (
-    "import sys; from retrieval import milvus\n"
+    "import sys; from anysearch_jax.retrieval import milvus\n"
     "try: milvus.Collection(sys.argv[1], 'a')\n"
     "except ValueError as error: print(error)"
   )

@@ -10,7 +10,7 @@ import pytest
 import retrieval_cases as cases
 
 from anysearch_jax import types
-from retrieval import passages
+from anysearch_jax.retrieval import passages
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])

@@ -9,9 +9,9 @@ import pytest
 import small_run
 
 from anysearch_jax import types
-from launch import retrievers
-from retrieval import pipeline
-from retrieval import requests as requests_lib
+from anysearch_jax.launch import retrievers
+from anysearch_jax.retrieval import pipeline
+from anysearch_jax.retrieval import requests as requests_lib
 
 
 class Known(requests_lib.OneByBatch):
@@ -122,7 +122,7 @@ def test_a_late_search_takes_no_answers_from_others():
 
 OWN = """
 from anysearch_jax import types
-from retrieval import pipeline
+from anysearch_jax.retrieval import pipeline
 
 class Echo:
   async def search(self, request):

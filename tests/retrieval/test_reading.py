@@ -13,7 +13,12 @@ import pytest
 from pyarrow import parquet
 from pypdf import generic
 
-from retrieval.documents import finding, folder, reading, splitting
+from anysearch_jax.retrieval.documents import (
+  finding,
+  folder,
+  reading,
+  splitting,
+)
 
 
 def pdf(path, *pages, title="", password=None):

@@ -20,7 +20,7 @@ import source_tree
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from retrieval import recording
+from anysearch_jax.retrieval import recording
 
 WHO = {"kind": "test", "corpus": "abc"}
 
@@ -246,7 +246,7 @@ def test_loops_and_threads_share_a_recorder(path):
 WRITER = textwrap.dedent("""
   import asyncio, sys
   from anysearch_jax import types
-  from retrieval import recording
+  from anysearch_jax.retrieval import recording
 
   class Mine:
     async def search_many(self, requests):

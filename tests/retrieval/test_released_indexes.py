@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import retrieval_cases as cases
 
-from retrieval import passages
-from retrieval.index import building, faiss_file, opening, vectors
+from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval.index import building, faiss_file, opening, vectors
 
 units = cases.units
 QUERY = '"Title 7"\nPassage number n7 is about fire.'
@@ -162,7 +162,7 @@ def built(folder, source, file, **values):
 def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
   source, x = of_passages(tmp_path, 1000)
   file = write(tmp_path / "theirs", "IVF32,Flat", x)
-  caplog.set_level(logging.INFO, "retrieval")
+  caplog.set_level(logging.INFO, "anysearch_jax.retrieval")
   chosen = built(tmp_path / "chosen", source, file)
   one = built(tmp_path / "one", source, file, search=1)
   measured = chosen.identity["search"]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from retrieval.service import batching, dialects
+from anysearch_jax.retrieval.service import batching, dialects
 
 
 @contextlib.asynccontextmanager

@@ -11,9 +11,9 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch import retrievers
-from retrieval import recording
-from retrieval.index import building, opening
+from anysearch_jax.launch import retrievers
+from anysearch_jax.retrieval import recording
+from anysearch_jax.retrieval.index import building, opening
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import served_reranker as served
+from anysearch_jax.retrieval import served_reranker as served
 
 QUICK = http_calls.Patience(
   deadline=10.0, retries=1, pause=0.001, failures=1000

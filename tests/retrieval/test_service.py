@@ -9,7 +9,7 @@ import held_search
 import pytest
 import served
 
-from retrieval.service import dialects
+from anysearch_jax.retrieval.service import dialects
 
 ROUTES = list(dialects.ROUTES)
 

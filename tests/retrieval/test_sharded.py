@@ -14,9 +14,9 @@ import retrieval_cases as cases
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import http_retriever
-from retrieval.index import building, opening
-from retrieval.service import service
+from anysearch_jax.retrieval import http_retriever
+from anysearch_jax.retrieval.index import building, opening
+from anysearch_jax.retrieval.service import service
 
 KINDS = ["bm25", "flat"]
 QUERIES = ["water n3", "fire about n77", "Title 5", "passage", "number n150"]

@@ -15,7 +15,7 @@ import web_site
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls
-from retrieval import requests, web_search
+from anysearch_jax.retrieval import requests, web_search
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "web"
 _KEYS = {

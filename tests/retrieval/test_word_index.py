@@ -11,8 +11,8 @@ import pytest
 import retrieval_cases as cases
 import tantivy
 
-from retrieval import analysis, passages
-from retrieval.index import search, vectors, word_index
+from anysearch_jax.retrieval import analysis, passages
+from anysearch_jax.retrieval.index import search, vectors, word_index
 
 SHARED = pathlib.Path(
   os.environ.get(

@@ -19,9 +19,9 @@ import web_site
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, turns
+from anysearch_jax.launch import progress, retrievers
+from anysearch_jax.retrieval import recording, web_search
 from anysearch_jax.rollout import driver, searching
-from launch import progress, retrievers
-from retrieval import recording, web_search
 
 
 class Service:

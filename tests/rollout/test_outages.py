@@ -29,6 +29,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.rollout.jax_engine import kv_device, kv_store
@@ -42,7 +43,6 @@ from anysearch_jax.training import (
   validation,
 )
 from anysearch_jax.world import world as world_lib
-from retrieval import lexical
 
 CORPUS = "snapshot-0"
 # As `small_run`'s, for a policy that searches.

@@ -20,11 +20,11 @@ from waits import wait_for
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk
+from anysearch_jax.launch import train
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.sglang import delta
 from anysearch_jax.rollout.sglang import engine as engine_lib
 from anysearch_jax.rollout.sglang import server as sglang_server
-from launch import train
 
 serve = engines.serve
 END = fake_sglang.ids("<end>")

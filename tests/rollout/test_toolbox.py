@@ -20,10 +20,10 @@ from anysearch_jax.environment import (
   spec,
   tools,
 )
+from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import systems
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import searching
-from launch import retrievers
-from retrieval import lexical
 
 PAGE = (
   types.Passage("w/2", '"Emma"', "The second part."),

@@ -8,7 +8,7 @@ import io
 from absl import flags
 
 from anysearch_jax.config import settings
-from launch import flags as launch_flags
+from anysearch_jax.launch import flags as launch_flags
 
 
 @contextlib.contextmanager
@@ -16,10 +16,11 @@ def defined(command):
   """Defines the flags of one command module, and no other's."""
   values = flags.FLAGS
   # Those that were put back are of no module any more.
+  launch = "anysearch_jax.launch"
   others = {
     name: values[name]
     for name in values
-    if values.find_module_defining_flag(name, "launch").startswith("launch")
+    if values.find_module_defining_flag(name, launch).startswith(launch)
   }
   for name in others:
     delattr(values, name)
@@ -54,7 +55,8 @@ def printed(command, *arguments):
       ended = error.code
       if ended == 2:
         text = said.getvalue().partition("\nPass --help to see the flags.")[0]
-        ended = text.removeprefix(f"{command.main.__module__}: ")
+        module = command.main.__module__.removeprefix("anysearch_jax.")
+        ended = text.removeprefix(f"{module}: ")
   return ended, out.getvalue()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import small_run
 
+from anysearch_jax.launch import controller as command
+from anysearch_jax.launch import http_server
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
@@ -20,8 +22,6 @@ from anysearch_jax.training import (
   timeline,
   validation,
 )
-from launch import controller as command
-from launch import http_server
 
 IDENTITY = {"config.seed": 0}
 

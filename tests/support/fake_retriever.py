@@ -11,8 +11,8 @@ import pytest
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop
-from retrieval import http_retriever
-from retrieval import requests as requests_lib
+from anysearch_jax.retrieval import http_retriever
+from anysearch_jax.retrieval import requests as requests_lib
 
 URL = "http://retriever.test:8000"
 QUICK = http_calls.Patience(

@@ -13,9 +13,9 @@ import web_site
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import http_calls
+from anysearch_jax.launch import retrievers
+from anysearch_jax.retrieval import http_retriever
 from anysearch_jax.rollout import searching
-from launch import retrievers
-from retrieval import http_retriever
 
 # The error that a run reports for each fault; "hangs" ends by a deadline.
 FAULTS = {

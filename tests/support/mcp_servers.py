@@ -16,12 +16,12 @@ import pytest
 import waits
 
 tool_lib = pytest.importorskip(
-  "retrieval.mcp_tool", reason="needs the extra [serve]"
+  "anysearch_jax.retrieval.mcp_tool", reason="needs the extra [serve]"
 )
 from anysearch_jax import config as config_lib  # noqa: E402
 from anysearch_jax import types  # noqa: E402
 from anysearch_jax.host import http_calls  # noqa: E402
-from retrieval import requests as requests_lib  # noqa: E402
+from anysearch_jax.retrieval import requests as requests_lib  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
 COMMAND = (sys.executable, str(SERVER))

@@ -21,7 +21,7 @@ import transformers
 
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
-from retrieval.encoder import bidirectional
+from anysearch_jax.retrieval.encoder import bidirectional
 
 _SIZES = {
   "hidden_size": 64,

@@ -77,7 +77,7 @@ class Roles:
     if name in self.servers:
       return self.servers[name]
     out = [
-      *(sys.executable, "-m", "launch.train", "--threads=1"),
+      *(sys.executable, "-m", "anysearch_jax.launch.train", "--threads=1"),
       *(f"--config={self._root / 'config.py'}", f"--output={self.output}"),
       *(f"--cache={self._root / 'cache'}", f"--controller={self._url}"),
       *(f"--config.mesh.data={self._count}", *self._arguments),

@@ -12,7 +12,7 @@ import httpx2
 import uvicorn
 import waits
 
-from retrieval.service import dialects, service
+from anysearch_jax.retrieval.service import dialects, service
 
 
 @contextlib.contextmanager

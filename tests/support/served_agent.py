@@ -13,8 +13,8 @@ from scripted_agent import EMMA
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.launch import http_server
 from anysearch_jax.serving import fields, keys, service
-from launch import http_server
 
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
 CONFIG = config_lib.EpisodeConfig(max_generated=2000, max_context=9000)

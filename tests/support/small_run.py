@@ -14,10 +14,10 @@ import small_policy
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.training import learner, loop, validation
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
-from retrieval import lexical
 
 CONFIG = config_lib.ExperimentConfig(
   compute_dtype="float32",

@@ -19,9 +19,9 @@ import small_run
 import waits
 from absl import app
 
+from anysearch_jax.launch import distributed, stopping
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.training import checkpoint
-from launch import distributed, stopping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Processes busy-wait for each other, which is slow on a loaded machine.
@@ -93,7 +93,7 @@ def train(root, output, *, each=((),), meanwhile=lambda started: None):
     for i, (arguments, log) in enumerate(zip(each, logs)):
       together = (f"--coordinator={address}", f"--processes={count}")
       command = [
-        *(sys.executable, "-m", "launch.train"),
+        *(sys.executable, "-m", "anysearch_jax.launch.train"),
         *(f"--config={root / 'config.py'}", f"--cache={root / 'cache'}"),
         *(f"--output={output}", *arguments),
         *((*together, f"--process={i}") if count > 1 else ()),

@@ -21,9 +21,9 @@ from absl import logging
 from tensorboardX.proto import event_pb2
 
 from anysearch_jax.host import disk
+from anysearch_jax.launch import evaluate, train
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, learner, loop, metrics
-from launch import evaluate, train
 
 CONFIG = """
 import scripted_runs

@@ -40,7 +40,7 @@ def start(cache, command, output, *arguments, kill_after=None):
   """Runs a command to its end, or kills it after so many lines of its file."""
   process = subprocess.Popen(
     [
-      *(sys.executable, "-m", f"launch.{command}", "--threads=1"),
+      *(sys.executable, "-m", f"anysearch_jax.launch.{command}", "--threads=1"),
       *("--config=configs/quickstart.py", f"--cache={cache}"),
       *(f"--config.{value}" for value in SMALL),
       *(f"--output={output}", *arguments),

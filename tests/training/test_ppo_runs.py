@@ -12,11 +12,11 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.launch import flags as flags_lib
+from anysearch_jax.launch import parts as parts_lib
 from anysearch_jax.planning import compilation, flops, programs
 from anysearch_jax.policy import hf
 from anysearch_jax.training import learner, loop, throughput
-from launch import flags as flags_lib
-from launch import parts as parts_lib
 
 A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
 

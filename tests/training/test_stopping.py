@@ -16,9 +16,9 @@ import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.launch import flags, node, stopping, train
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, learner, loop, train_step
-from launch import flags, node, stopping, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 300
@@ -152,7 +152,13 @@ def test_a_stopped_command_saves_and_reports_it(config_file, tmp_path):
   process = subprocess.Popen(
     [
       # As in a terminal, also if the tests run without one.
-      *("env", "--default-signal=INT", sys.executable, "-m", "launch.train"),
+      *(
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "anysearch_jax.launch.train",
+      ),
       *(f"--config={config_file}", f"--output={folder}", "--threads=1"),
       *("--config.save_every=1000", "--config.curriculum.total_steps=4000"),
     ],
@@ -188,7 +194,7 @@ def hangs(self, packed):
   threading.Event().wait()
 
 learner.Learner.steps = hangs
-runpy.run_module("launch.train", run_name="__main__")
+runpy.run_module("anysearch_jax.launch.train", run_name="__main__")
 """
 
 

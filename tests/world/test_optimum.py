@@ -10,9 +10,9 @@ from played_evaluation import configured, play, rows_of
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import harness
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.world import expert_policy, optimum
 from anysearch_jax.world import world as world_lib
-from retrieval import lexical
 
 WORLD = world_lib.World()
 MISS = world_lib.ALTERNATIVE

@@ -21,9 +21,9 @@ from played_evaluation import configured, play, rows_of
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import harness
 from anysearch_jax.policy import tokenizer
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.world import expert_policy, optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
-from retrieval import lexical
 
 WORLD = world_lib.World()
 BEST = optimum.Optimum(WORLD)

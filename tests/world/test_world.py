@@ -13,9 +13,9 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import tokenizer
+from anysearch_jax.retrieval import lexical
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
-from retrieval import lexical
 
 WORLD = world_lib.World()
 CODEC = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
