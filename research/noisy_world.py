@@ -183,11 +183,12 @@ def reward(
   """
   anysearch_reward = aj.get_method("anysearch").reward
   answers = outcomes.answers
-  assert anysearch_reward is not None and answers is not None
+  trajectories = outcomes.trajectories
+  assert anysearch_reward and answers is not None and trajectories is not None
   terms = anysearch_reward(outcomes, config)
   abstain, charge = np.zeros((2, *outcomes.valid.shape), np.float32)
   for q, g in np.argwhere(outcomes.valid):
-    t = outcomes.trajectories[q, g]
+    t = trajectories[q, g]
     abstain[q, g] = ABSTAIN * (answers[q, g] == NOTHING)
     charge[q, g] = charged(t.queries)
   total = terms["total"] + config.reward.alpha * (abstain - charge)
