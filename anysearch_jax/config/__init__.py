@@ -115,9 +115,6 @@ class EvaluationConfig:
   scorer: str = placement("paper", one_of("paper", "official"))
   """`paper` records exact match; `official` also records the scores of each
   dataset's published evaluation script."""
-  forecasts: bool = placement(False)
-  """Whether the policy is also asked, beside each episode, how many searches
-  will follow, see docs/evaluation.md."""
   search_price: float = placement(0.0, at_least(0))
   """US dollars per thousand searches. With the other prices it is what budgets
   of dollars are charged by, in training too."""
