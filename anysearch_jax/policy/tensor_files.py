@@ -208,11 +208,11 @@ def save(
     total += length
   stem, count = name.removesuffix(".safetensors"), len(shards)
   index: dict[str, str] = {}
-  writers = jax.process_count() if _seen_by_all(folder) else 1
+  writers = processes.count() if _seen_by_all(folder) else 1
   failed: list[OSError] = []
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    own = jax.process_index() == (i - 1) % writers
+    own = processes.index() == (i - 1) % writers
     failed += _write(folder / file, shard, part_of, dtype, writes=own)
     index |= {key: file for key, _, _ in shard}
   if count > 1 and processes.is_main():
@@ -230,7 +230,7 @@ def save(
 
 def _seen_by_all(folder: pathlib.Path) -> bool:
   """Returns whether all processes see a folder that the first one has made."""
-  if jax.process_count() == 1:
+  if processes.count() == 1:
     return True
   token, mark = secrets.token_hex(8), folder / ".seen"
   token = processes.on_main(lambda: (mark.write_text(token), token)[1])
@@ -279,7 +279,7 @@ def _write(
       if writes and not failed:
         file.write(data)
     except OSError as error:
-      if jax.process_count() == 1:
+      if processes.count() == 1:
         raise
       failed.append(error)
 
