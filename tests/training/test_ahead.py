@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import traceback
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -271,11 +272,13 @@ def test_a_process_without_a_sampler_follows(monkeypatch):
   monkeypatch.setattr(processes, "on_main", lambda make: 2)  # As told.
   clock = timeline.Timeline(time.monotonic)
   ahead = pipeline.Pipeline(None, first=1, rollouts=5, level=1, timeline=clock)
-  gathered, begun = [], []
+  gather = mock.Mock()
+  begun, gathers = [], []
   for version in (1, 2, 3, 4):
-    ahead.fill(version, lambda: gathered.append(version), begun.append)
+    ahead.fill(version, gather, begun.append)
+    gathers.append(gather.call_count)
   # Rollout 1 was stored, and the last version samples nothing.
-  assert (gathered, begun) == ([1, 2, 3], [2, 3, 4])
+  assert (gathers, begun) == ([1, 2, 3, 3], [2, 3, 4])
   rounds = [[[False, False], [False, False]], [[True, False], [False, True]]]
   monkeypatch.setattr(processes, "all_gather", lambda make: rounds.pop(0))
   assert ahead.wait() and ahead.take() is None
