@@ -60,7 +60,6 @@ def main(argv) -> None:
   # A plan does not depend on the devices present. JAX reads this on import;
   # without it, the CUDA plug-in would look for a driver.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  # Keeps warnings, because the partitioner's are counted; drops information.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
   try:
     plan = _plan(launch_flags.read_config())
@@ -77,13 +76,14 @@ def main(argv) -> None:
 def _plan(config: config_lib.ExperimentConfig) -> plan_lib.Plan:
   """Returns the plan of a configuration for the target of the flags."""
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.planning import planner, targets, whole_step
+    from anysearch_jax.planning import plan as plan_lib
+    from anysearch_jax.planning import targets, whole_step
     from anysearch_jax.training import validation
 
   f = flags.FLAGS
   target = targets.parse(f.target)
   validation.validate(config)
-  return planner.make(
+  return plan_lib.make(
     config,
     read_architecture(config.policy),
     target,

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,7 +19,6 @@ from anysearch_jax.planning import programs as programs_lib
 from anysearch_jax.planning import targets
 from anysearch_jax.policy.attention import cudnn
 
-_REPLICATED = "Involuntary full rematerialization"
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 # Errors of the TPU compiler for a program that exceeds the memory.
 _REFUSALS = (
@@ -42,9 +41,6 @@ class Part:
     arguments, temporary: bytes, by the compiler.
     peak: peak bytes, or those in the compiler's refusal.
     refused: whether the compiler refused the program as too large.
-    replications: number of arrays that the partitioner had to replicate
-      ("involuntary full rematerialization"); None if the compiler does not
-      report them (TPU).
   """
 
   name: str
@@ -56,16 +52,11 @@ class Part:
   peak: int
   refused: bool = False
   offloaded: int = 0
-  replications: int | None = None
-
-  @property
-  def trains(self) -> bool:
-    return "moments" in self.kinds
 
   @property
   def gradients(self) -> int:
     """Bytes of gradients: one buffer, of the size of the trained parameters."""
-    if not self.trains:
+    if "moments" not in self.kinds:
       return 0
     return self.kinds.get("masters", 0) + self.kinds.get("critic", 0)
 
@@ -83,31 +74,21 @@ class Part:
     return not self.refused and self.total <= target.capacity
 
 
-class Compiled(NamedTuple):
-  """What a compiler made of a program.
-
-  Attributes:
-    executable: as `jax.stages.Compiled`; None if the program was refused.
-    needed: bytes that a refused program needs, None if it was not.
-    errors: what the compiler wrote to standard error.
-  """
-
-  executable: Any
-  needed: int | None
-  errors: str
-
-
 def compiled(
   program: programs_lib.Program,
   target: targets.Target,
   **options: Any,
-) -> Compiled:
+) -> tuple[Any, int | None]:
   """Compiles a program for devices that this machine need not have.
 
   Args:
     program: to compile.
     target: the hardware that its arrays are on.
     **options: more options of the compiler.
+
+  Returns:
+    The `jax.stages.Compiled` and None, or None and the bytes that a program
+    needs that the compiler refused.
 
   Raises:
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
@@ -126,7 +107,7 @@ def compiled(
   executable, needed = None, None
   with lowering, jax.sharding.use_abstract_mesh(_mesh(program)):
     traced = program.fn.trace(*program.args, **program.kwargs)
-    with captured_stderr.standard_error() as errors:
+    with captured_stderr.standard_error():
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
         executable = lowered.compile(compiler_options=options)
@@ -134,7 +115,7 @@ def compiled(
         needed = refused_bytes(str(error))
         if needed is None:
           raise
-  return Compiled(executable, needed, errors.getvalue())
+  return executable, needed
 
 
 def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:
@@ -169,7 +150,7 @@ def measure(
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  executable, needed, errors = compiled(program, target)
+  executable, needed = compiled(program, target)
   platform = target.hardware.platform
   if executable is None:
     peak, arguments = needed, on_device(program.args)
@@ -194,7 +175,6 @@ def measure(
     temporary=temporary,
     peak=peak,
     refused=executable is None,
-    replications=(None if platform == "tpu" else errors.count(_REPLICATED)),
   )
 
 

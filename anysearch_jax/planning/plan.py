@@ -1,4 +1,4 @@
-"""The values of a plan: what a configuration needs on a target.
+"""Plans: what a configuration needs on a target, and how long a step takes.
 
 Bytes are those of one device.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import hardware
-from anysearch_jax.planning import compilation, targets, whole_step
-from anysearch_jax.policy import sharding
+from anysearch_jax.host import captured_stderr, hardware
+from anysearch_jax.planning import compilation, programs, targets, whole_step
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, sharding, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import tables
 
 
@@ -45,10 +51,6 @@ class Plan:
     return {axis: getattr(self.config.mesh, axis) for axis in sharding.AXES}
 
   @property
-  def largest(self) -> compilation.Part:
-    return max(self.parts, key=lambda part: part.total)
-
-  @property
   def too_large(self) -> list[compilation.Part]:
     """The programs that exceed a device's capacity."""
     return [part for part in self.parts if not part.fits(self.target)]
@@ -69,9 +71,10 @@ class Plan:
     if not self.fits:
       sizes = ", ".join(f"{p.name} {gib(p.total)}" for p in self.too_large)
       return f"does not fit: {sizes} of {capacity} GiB a device."
+    largest = max(self.parts, key=lambda part: part.total)
     return (
-      f"fits: at most {gib(self.largest.total)} of {capacity} GiB a device, "
-      f"in the {self.largest.name}. A step takes about {self.step.seconds:.1f} "
+      f"fits: at most {gib(largest.total)} of {capacity} GiB a device, in the "
+      f"{largest.name}. A step takes about {self.step.seconds:.1f} "
       f"s at {targets.ASSUMED.compute:.0%} of the devices' peak."
     )
 
@@ -88,12 +91,10 @@ def to_json(plan: Plan) -> str:
     "policy": plan.config.policy,
     "target": str(plan.target),
     "mesh": plan.mesh,
-    "own_rollout_devices": bool(plan.config.mesh.rollout),
     "parameters": plan.parameters,
     "trained_parameters": plan.trained,
     "fits": plan.fits,
     "verdict": plan.verdict,
-    "memory_bytes": plan.target.hardware.memory,
     "capacity_bytes": plan.target.capacity,
     "programs": {part.name: _part_values(part) for part in plan.parts},
     "step_seconds": plan.step.phases,
@@ -117,20 +118,17 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
     "peak_bytes": part.peak,
     "total_bytes": part.total,
     "refused_by_compiler": part.refused,
-    "full_rematerializations": part.replications,
   }
 
 
 def text(plan: Plan) -> str:
   """Formats a plan for a terminal: tables, verdict and what is assumed."""
+  curriculum = plan.config.curriculum
   together = ", sampling beside training" if plan.step.overlapped else ""
   step = [
     [f"predicted seconds of a step{together}", ""],
     *([name, f"{size:.1f}"] for name, size in plan.step.phases.items()),
-    [
-      f"hours of {plan.config.curriculum.total_steps:,} steps",
-      f"{plan.hours:.1f}",
-    ],
+    [f"hours of {curriculum.total_steps:,} steps", f"{plan.hours:.1f}"],
   ]
   return "\n".join(
     [
@@ -190,7 +188,6 @@ def _rows(plan: Plan) -> list[list[str]]:
     in_gib("peak and what is held", lambda p: p.total),
     in_gib("capacity", lambda p: capacity),
     row("  filled", lambda p: p.total / capacity, "{:.0%}"),
-    row("involuntary rematerializations", lambda p: p.replications, "{}"),
   ]
   return [row for row in rows if any(row[1:]) or not row[0].startswith("  ")]
 
@@ -200,3 +197,140 @@ def _kind_cell(part: compilation.Part, kind: str) -> str:
   if kind in part.kinds:
     return f"{part.kinds[kind] / hardware.GIB:.2f}"
   return f"({part.held[kind] / hardware.GIB:.2f})" if kind in part.held else ""
+
+
+def make(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  *,
+  expected: whole_step.Episodes | None = None,
+  log: Callable[[str], None] = lambda line: None,
+) -> Plan:
+  """Compiles the programs of a configuration for a target.
+
+  Args:
+    config: its training mesh is on the target's devices. If its rollout devices
+      have larger indices, sampling has another target of the same kind.
+    a: the policy's architecture, without adapters.
+    target: the hardware to plan for.
+    expected: the episodes; by default those of `whole_step.episodes_of`.
+    log: called with a sentence before each program is compiled.
+
+  Raises:
+    ValueError: the mesh does not suit the target or the policy.
+    ModuleNotFoundError: a compiler is not installed.
+  """
+  expected = expected or whole_step.episodes_of(config)
+  mesh = config.mesh
+  filled = expected.micro_batches(config.batch, mesh.rows)
+  together = programs.programs(config, a, devices=devices(mesh, target))
+  parts = []
+  for program in together:
+    log(f"compiling the {program.name} for {target}")
+    parts.append(compilation.measure(program, together, target))
+  decode = parts[-1]
+  parts.append(
+    compilation.hand_over(
+      together, itemsize=jnp.dtype(config.compute_dtype).itemsize
+    )
+  )
+  step = whole_step.predict(config, a, expected, decode=decode, target=target)
+  adapted = lora.attach(a, config.lora)
+  return Plan(
+    config=config,
+    target=target,
+    parameters=weights.count(table.rows(adapted)),
+    trained=weights.count(table.trainable_rows(adapted)),
+    parts=tuple(parts),
+    assumptions=(
+      f"An optimizer step packs {expected.trajectories} episodes of "
+      f"{expected.tokens:,} tokens on average, spread by "
+      f"{whole_step.SPREAD:.0%}, into {filled} micro-batches.",
+      _memory_sentence(target.hardware),
+      *targets.sentences(target),
+      *whole_step.sentences(config, expected),
+      *_servers_sentence(config, decode, target),
+      *sent_sentence(config, a),
+    ),
+    step=step,
+  )
+
+
+def devices(
+  mesh: config_lib.MeshConfig, target: targets.Target
+) -> list[jax.Device]:
+  """Returns the compile-only devices that the indices of a mesh refer to.
+
+  Raises:
+    ValueError: training needs more devices than the target has, or the rollout
+      devices are not all in one copy of the target.
+  """
+  wanted = [mesh.size, *(i + 1 for i in mesh.trainer)]
+  if max(wanted) > target.count:
+    raise ValueError(
+      f"The mesh of {mesh} (mesh.trainer {mesh.trainer}) needs more devices "
+      f"than {target} has; plan for a larger target, or another mesh."
+    )
+  copies = {index // target.count for index in mesh.rollout} or {0}
+  if len(copies) > 1:
+    raise ValueError(
+      f"mesh.rollout {mesh.rollout} are not all on one {target}: plan for a "
+      "target that has all of them, or let sampling share those of training "
+      "(mesh.rollout=())."
+    )
+  with captured_stderr.standard_error():
+    return [
+      device
+      for _ in range(max(copies) + 1)
+      for device in targets.devices(target)
+    ]
+
+
+def _memory_sentence(found: hardware.Hardware) -> str:
+  size, share = gib(found.memory), found.head_room
+  if not isinstance(found, hardware.Gpu):
+    return f"A program may fill {size} GiB, its compiler's limit."
+  return (
+    f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
+    "context, NCCL and libraries' workspaces, which the compiler does not "
+    "count. JAX by itself takes 0.75: run with "
+    f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
+  )
+
+
+def _servers_sentence(
+  config: config_lib.ExperimentConfig,
+  decode: compilation.Part,
+  target: targets.Target,
+) -> list[str]:
+  """Returns what SGLang servers on the training devices may take, if any."""
+  if not config.servers_share:
+    return []
+  held, size = sum(decode.held.values()), decode.kinds["engine weights"]
+  share = max(0.0, (target.capacity - held) / target.hardware.memory)
+  return [
+    "SGLang servers have these devices while they sample (sglang.colocated), "
+    f"beside {gib(held)} GiB of the trainer: weights "
+    f"({gib(size)} GiB), KV cache and CUDA graphs may take "
+    f"{math.floor(100 * share) / 100} of a device, --memory somewhat less. "
+    "Prefill and decode are those of the in-process engine."
+  ]
+
+
+def sent_sentence(
+  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+) -> list[str]:
+  """Returns the bytes that SGLang servers get of each version, if any."""
+  if config.engine.kind != "sglang":
+    return []
+  size = jnp.dtype(config.compute_dtype).itemsize
+  whole = f"{size * weights.count(table.base_rows(a)) / 1e9:.1f} GB"
+  if config.lora.rank:
+    adapted = table.adapter_rows(lora.attach(a, config.lora))
+    return [
+      f"SGLang servers get {size * weights.count(adapted) / 1e6:.0f} MB of "
+      f"adapters a version, and once {whole} of the base."
+    ]
+  delta = " at most, as deltas (sglang.deltas)" if config.sglang.deltas else ""
+  return [f"SGLang servers get {whole} a version{delta}."]

@@ -183,15 +183,10 @@ def _installed(name: str) -> bool:
 
 
 class Efficiency(NamedTuple):
-  """Assumed shares of a device's peaks.
-
-  compute: of its matrix products. memory: of the bandwidth of its memory.
-    links: of the bandwidth to its host's memory.
-  """
+  """Assumed shares of the peaks of products, and of the memory's bandwidth."""
 
   compute: float = 0.4
   memory: float = 0.8
-  links: float = 0.8
 
 
 ASSUMED = Efficiency()
@@ -210,7 +205,7 @@ def seconds(
     hardware: the device.
     flops: of its matrix products.
     read: bytes that it reads from memory, in the shadow of the products.
-    efficiency: shares of the peaks; at `Efficiency(1, 1, 1)` no program with
+    efficiency: shares of the peaks; at `Efficiency(1, 1)` no program with
       the same work is faster.
   """
   computing = flops / (efficiency.compute * hardware.flops)

@@ -1,8 +1,7 @@
 """Predicts the seconds of an optimizer step with the sampling of its episodes.
 
-Both are counted by hand at an assumed share of the peaks. XLA's own cost
-analysis (`compiled.cost_analysis()`) counts the body of a loop once, and the
-decoder is a loop over its layers, the train step one over micro-batches.
+Both are counted by hand at an assumed share of the peaks: XLA's own cost
+analysis counts the body of a loop once, and the decoder is a loop over layers.
 Training has the model FLOPs of `training.throughput`, with a forward pass more
 where everything is recomputed. Sampling has the FLOPs of weights and of
 attention at the mean context, and the bytes of weights, keys and values.
@@ -90,10 +89,10 @@ class Episodes(NamedTuple):
     return [max(1, round(self.tokens + deviation * z)) for z in scores]
 
   def micro_batches(self, batch: config_lib.BatchConfig, multiple: int) -> int:
-    """Returns the number of micro-batches that `pack` makes of them.
+    """Returns the micro-batches that `pack` makes of them.
 
-    `multiple` is the number of devices that rows are sharded over. Raises
-    ValueError if the configuration allows fewer.
+    Raises ValueError if the configuration allows fewer; `multiple` devices
+    share the rows.
     """
     sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
     return sum(batching.micro_batches(sizes, config=batch, multiple=multiple))
@@ -109,9 +108,8 @@ def episodes_of(
 
   Args:
     config: the whole configuration.
-    tokens: of an episode; by default 2,560 or a training row, if that is less.
-    generated: of them, those that the policy samples; by default 800 or half
-      of an episode, if that is less.
+    tokens: of an episode; by default 2,560 or a shorter training row.
+    generated: of them, those sampled; by default 800 or half of fewer.
 
   Raises:
     ValueError: an episode is longer than a training row, or samples more tokens
@@ -161,7 +159,7 @@ def predict(
     for name, (flops, read) in sampling(config, a, expected, decode).items()
   }
   if decode.offloaded:
-    bandwidth = target.hardware.host_bandwidth * targets.ASSUMED.links
+    bandwidth = target.hardware.host_bandwidth * targets.ASSUMED.memory
     sampled["state to the host and back"] = (
       share * 2 * decode.offloaded / bandwidth
     )
@@ -178,13 +176,7 @@ def training_flops(
   a: architecture_lib.Architecture,
   expected: Episodes,
 ) -> float:
-  """Returns the FLOPs of an optimizer step, over all devices.
-
-  Args:
-    config: the whole configuration.
-    a: the policy's architecture, without adapters.
-    expected: the episodes of the step.
-  """
+  """Returns the FLOPs of a step over all devices, arguments as of `predict`."""
   sizes = expected.sizes(config.batch.row_lengths[-1])
   tokens = sum(sizes)
   work = throughput.Work(
@@ -220,12 +212,7 @@ def sampling(
 ) -> dict[str, tuple[float, float]]:
   """Returns the FLOPs and bytes of a device that samples a step's episodes.
 
-  Args:
-    config: the whole configuration.
-    a: the policy's architecture, without adapters.
-    expected: the episodes of the step.
-    decode: the decode of the plan, of which the devices and the bytes of the
-      engine's weights count.
+  Arguments are as of `predict`.
   """
   engine, devices = config.engine, decode.devices
   resident = decode.kinds["engine weights"]
@@ -272,7 +259,7 @@ def sentences(
   """Returns sentences that state what the prediction of a step assumes."""
   engine = config.engine
   rows = concurrent_rows(engine, expected.tokens // 2)
-  lines = [
+  return [
     f"Of an episode's tokens, {expected.generated:,} are sampled and the "
     f"others prefilled once; prompts, {PROMPT} tokens each, once a group, "
     "whose rows share their pages.",
@@ -280,21 +267,6 @@ def sentences(
     "episode's context. A step of all rows reads every weight once. Prefill "
     f"pads passages of {OBSERVATION} tokens to chunks of "
     f"{engine.prefill_chunk}.",
-    "Searches, the host, the hand-over and the start of kernels take no time: "
-    "a search is answered while other rows sample. The memory of the hand-over "
-    "is counted by its arrays, not compiled.",
+    "Searches, the host, the hand-over and the start of kernels take no time. "
+    "The memory of the hand-over is counted by its arrays, not compiled.",
   ]
-  if config.pipeline.async_level:
-    return lines
-  if engine.kind == "jax" and engine.free_kv_while_training:
-    lines.append(
-      "A device that samples and trains has no KV cache while it trains, nor "
-      "at the hand-over (engine.free_kv_while_training)."
-    )
-  if config.pipeline.offload != "none":
-    lines.append(
-      f"pipeline.offload={config.pipeline.offload}: each rollout, that part of "
-      "the state goes to pinned host memory before it is sampled, and back "
-      "before training."
-    )
-  return lines

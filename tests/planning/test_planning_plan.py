@@ -13,7 +13,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
   compilation,
   plan,
-  planner,
   programs,
   targets,
   whole_step,
@@ -30,8 +29,8 @@ TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
   [
     (
       {"total": 50},
-      "fits: at most 60.0 of 72.8 GiB a device, in the decode. A step takes "
-      "about 6.0 s at 40% of the devices' peak.",
+      "fits: at most 60.0 of 72.8 GiB a device, in the decode. "
+      "A step takes about 6.0 s at 40% of the devices' peak.",
     ),
     ({"total": 73}, "does not fit: train step 73.0 of 72.8 GiB a device."),
     # Bytes that other programs keep count.
@@ -109,7 +108,7 @@ def test_json_holds_numbers():
 )
 def test_a_mesh_larger_than_the_target_is_refused(mesh, sentence):
   with pytest.raises(ValueError, match=sentence):
-    planner.devices(config_lib.MeshConfig(**mesh), targets.parse("h100:4"))
+    plan.devices(config_lib.MeshConfig(**mesh), targets.parse("h100:4"))
 
 
 @pytest.mark.parametrize("name", ["h100:4", "v5p:2x2x1"])
@@ -118,7 +117,7 @@ def test_rollout_devices_beyond_the_target_are_another_target(name):
   mesh = config_lib.MeshConfig(
     fsdp=4, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
   )
-  devices = planner.devices(mesh, targets.parse(name))
+  devices = plan.devices(mesh, targets.parse(name))
   assert len(set(devices)) == 8
 
 
@@ -127,7 +126,7 @@ def toy():
   with pytest.MonkeyPatch.context() as patch:
     target = planned.on_cpu(patch)
     lines = []
-    yield planner.make(CONFIG, A, target, log=lines.append), lines
+    yield plan.make(CONFIG, A, target, log=lines.append), lines
 
 
 def test_a_configuration_is_planned_program_by_program(toy):
@@ -236,11 +235,11 @@ def test_servers_beside_the_trainer_may_take_what_it_does_not_hold():
     kinds={"engine weights": 7.0, "KV cache": 9.0},
     held={"masters": 14.0, "moments": 10.0},
   )
-  (said,) = planner._servers_sentence(config, decode, target)
+  (said,) = plan._servers_sentence(config, decode, target)
   # 72.77 GiB for programs of 79.1 in all; 24 are the trainer's.
   assert "beside 24.0 GiB of the trainer: weights (7.0 GiB)" in said
   assert "may take 0.61 of a device" in said
-  assert planner._servers_sentence(CONFIG, decode, target) == []
+  assert plan._servers_sentence(CONFIG, decode, target) == []
 
 
 def test_kinds_sum_to_the_arguments_of_the_compiler(toy):

@@ -116,12 +116,12 @@ def _optimized(program, target):
   may write syntax that JAX's parser does not know.
   """
   if target.hardware.platform != "tpu":
-    executable = compilation.compiled(program, target).executable
+    executable, _ = compilation.compiled(program, target)
     return executable.as_text(), executable.memory_analysis()
   with tempfile.TemporaryDirectory() as folder:
-    executable = compilation.compiled(
+    executable, _ = compilation.compiled(
       program, target, xla_dump_to=folder, xla_dump_hlo_as_text=True
-    ).executable
+    )
     # The dump also has small modules; the program's own is the longest.
     dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
     text = max((path.read_text() for path in dumps), key=len)

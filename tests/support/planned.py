@@ -100,7 +100,6 @@ def part(name="train step", *, total=0.0, **changes) -> compilation.Part:
     arguments=sum(kinds.values()),
     temporary=peak - sum(kinds.values()),
     peak=peak,
-    replications=0,
   )
   return dataclasses.replace(whole, **changes)
 
