@@ -61,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   aj.claim_folder(args.output, {"evaluation.json": asked})
   summary = aj.evaluate(
     config.evaluation,
-    aj.Playing(config.episode, config.engine.slots),
+    aj.Playing(
+      config.episode,
+      aj.environment_of(config.episode),
+      config.engine.slots,
+    ),
     player=aj.Player(engine, policy.tokenizer),
     questions=questions,
     retriever=aj.LexicalRetriever({"": passages}),

@@ -60,7 +60,11 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
       summary = aj.evaluate(
         evaluation,
-        aj.Playing(config.episode, config.engine.slots),
+        aj.Playing(
+          config.episode,
+          aj.environment_of(config.episode),
+          config.engine.slots,
+        ),
         player=aj.Player(
           aj.make_engine(policy, config, seed=0), policy.tokenizer
         ),

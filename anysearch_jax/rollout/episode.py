@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import citations, prompts, protocol, spec, tools
-from anysearch_jax.methods import systems
+from anysearch_jax.environment import citations, protocol, spec, tools, units
 from anysearch_jax.rollout import episode_state
 
 _NO_ANSWER = (
@@ -29,7 +28,7 @@ def prompt(
   *,
   budget: budgets.Assigned,
   scaffold: bool,
-  config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   codec: types.TextCodec,
 ) -> tuple[str, list[int]]:
   """Renders the prompt of an episode (the paper's appendix "Prompt Design").
@@ -39,22 +38,22 @@ def prompt(
     budget: what is assigned; a number is one of searches, >= 0.
     scaffold: True for the Phase I prompt, False for the prompt of Phase II and
       inference.
-    config: names the environment.
+    environment: has the prompts.
     codec: renders the messages.
 
   Returns:
     The prompt's text, chat template included, and its token ids.
 
   Raises:
-    ValueError: the environment is unknown or the budget is negative.
+    ValueError: the budget is negative.
   """
-  env = systems.of_episode(config)
+  env = environment
   caps = budgets.of(budget)
   template = env.scaffold if scaffold else env.plain
   if env.closed and caps.searches == 0:
     template = env.closed
   render = functools.partial(
-    prompts.render,
+    units.render,
     budget=caps.searches,
     texts=env.units,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
@@ -70,13 +69,15 @@ def start(
   scaffold: bool,
   address: types.Address,
   config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   codec: types.TextCodec,
   elapsed: Callable[[], float] = lambda: 0.0,
 ) -> episode_state.Episode:
   """Opens an episode.
 
   Args:
-    question, budget, config, codec: as in `prompt`; `config` has limits too.
+    question, budget, environment, codec: as in `prompt`.
+    config: has the limits.
     scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
     elapsed: returns the seconds that have passed, with those of the prompt;
@@ -87,13 +88,17 @@ def start(
     room for one (truncated, with no token recorded).
 
   Raises:
-    ValueError: the environment is unknown, the budget is negative, or it is
-      one of dollars and nothing has a price.
+    ValueError: the budget is negative, or it is one of dollars and nothing has
+      a price.
   """
   text, ids = prompt(
-    question, budget=budget, scaffold=scaffold, config=config, codec=codec
+    question,
+    budget=budget,
+    scaffold=scaffold,
+    environment=environment,
+    codec=codec,
   )
-  caps = episode_state.priced(budgets.of(budget), systems.of_episode(config))
+  caps = episode_state.priced(budgets.of(budget), environment)
   episode = episode_state.Episode(
     address,
     question,
@@ -101,6 +106,7 @@ def start(
     scaffold,
     config,
     codec,
+    environment,
     caps=caps.beyond_searches,
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
@@ -108,15 +114,19 @@ def start(
 
 
 def step(
-  episode: episode_state.Episode, event: episode_state.Event
+  episode: episode_state.Episode, event: episode_state.Event | None
 ) -> episode_state.Episode:
   """Advances an episode by the event that answers its request, or a `Failure`.
+
+  An event of None lands it: its time is over.
 
   Raises:
     ValueError: the event does not answer the request, or a generation breaks
       the request's limits.
   """
   match episode.request, event:
+    case _, None:
+      return land(episode)
     case types.GenerateRequest() | types.SearchRequest(), episode_state.Failure(
       reason
     ):
@@ -166,35 +176,6 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   if landing.chunks[-1].text == line:  # A search has just been refused.
     return next_turn(landing)
   return next_turn(landing, written(landing, line))
-
-
-def ending(
-  episode: episode_state.Episode, address: types.Address
-) -> episode_state.Episode:
-  """Returns an episode at another address, as if its budget ended here.
-
-  The prompt states the searches that were made. The episode waits for a turn.
-  """
-  text, ids = prompt(
-    episode.question,
-    budget=dataclasses.replace(episode.caps, searches=episode.used),
-    scaffold=episode.scaffold,
-    config=episode.config,
-    codec=episode.codec,
-  )
-  ended = dataclasses.replace(
-    episode,
-    address=address,
-    budget=episode.used,
-    chunks=(_given(types.Author.PROMPT, text, ids), *episode.chunks[1:]),
-    experts=None,
-  )
-  request = episode.request
-  if isinstance(request, types.GenerateRequest):
-    request = dataclasses.replace(
-      request, address=address, token_ids=ended.context, may_search=False
-    )
-  return dataclasses.replace(ended, request=request)
 
 
 def _land_before(
@@ -365,14 +346,6 @@ def next_turn(
   return dataclasses.replace(asking, request=request)
 
 
-def restated(episode: episode_state.Episode) -> episode_state.Episode:
-  """Returns an episode before a turn, with what is left stated anew."""
-  if not episode.scaffold:
-    return episode
-  line = written(episode, episode.budget_line)
-  return dataclasses.replace(episode, chunks=(*episode.chunks[:-1], line))
-
-
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   """Returns the texts to neutralise in questions and passages.
 
@@ -393,6 +366,22 @@ def _given(
   """Returns a chunk of tokens that the policy did not sample."""
   return episode_state.Chunk(
     author, tuple(ids), (0.0,) * len(ids), (-1,) * len(ids), text
+  )
+
+
+def without(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> episode_state.Episode:
+  """Returns the episode charged for a turn that is discarded."""
+  asked = waiting.request
+  assert isinstance(asked, types.GenerateRequest)
+  spent = waiting.aside
+  return dataclasses.replace(
+    waiting,
+    aside=spent._replace(
+      written=spent.written + len(turn.token_ids),
+      read=spent.read + len(asked.token_ids),
+    ),
   )
 
 

@@ -77,7 +77,11 @@ def colocated(notes: running.Notes, *, policy: str) -> None:
   )
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
-    sampler, Invented(), config.episode, start.tokenizer
+    sampler,
+    Invented(),
+    config.episode,
+    start.tokenizer,
+    systems.of_episode(config.episode),
   )
   del base, start, published  # Their memory is the learner's.
 

@@ -11,6 +11,7 @@ import study
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import asking, columns, forecast, harness
+from anysearch_jax.methods import systems
 from anysearch_jax.report import study_tables
 
 
@@ -50,7 +51,9 @@ def evaluated(folder, replies, error=None):
   engine = scripted.Engine(say)
   harness.evaluate(
     config_lib.EvaluationConfig(budgets=(3,), forecasts=True),
-    harness.Playing(config_lib.EpisodeConfig(), slots=1),
+    harness.Playing(
+      config_lib.EpisodeConfig(), systems.environment("paper"), slots=1
+    ),
     player=harness.Player(engine, scripted.CODEC),
     questions=[scripted.QUESTION],
     retriever=scripted.Retriever({"a": (types.Passage("1", "t", "<answer>"),)}),

@@ -18,6 +18,7 @@ import scripted
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import plan as command
+from anysearch_jax.methods import systems
 from anysearch_jax.planning import clusters, simulation, targets, whole_step
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import pipeline, timeline
@@ -136,7 +137,8 @@ def test_the_driver_of_a_run_takes_as_long(slots, rows):
   expected = simulation.play(list(turns.values()), 1, server).seconds
   paced = Paced(turns, rows)
   config = config_lib.EpisodeConfig(max_context=10**6, max_generated=10**5)
-  parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC)
+  environment = systems.of_episode(config)
+  parts = driver.EpisodeParts(paced, paced, config, scripted.CODEC, environment)
   asked = [driver.Assignment(i, scripted.QUESTION, 20, False) for i in range(8)]
   clock = Hasty()
   loop = asyncio.SelectorEventLoop(clock)
