@@ -248,7 +248,10 @@ def own(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
       else {setting: value}
     )
     for key, name in names.items():
-      name = name.partition("#")[0]  # Of a system's environments.
+      name, _, environment = name.partition("#")
+      # An environment of the run's own system is in its file.
+      if environment and name == config.method.name:
+        continue
       if plugins.is_name(name):
         loaded = plugins.load(
           name, setting=key, expected=OWN[setting], fits=lambda _: True

@@ -14,14 +14,13 @@ It is no row of `systems`, and is named `anysearch_jax.methods.brpo:METHOD`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.environment import scoring
-from anysearch_jax.methods import early_answers, search_r1
+from anysearch_jax.methods import early_answers, method, search_r1
 
 
 def turns(
@@ -60,10 +59,18 @@ def _curve(trajectory: types.Trajectory) -> list[float]:
   return early + [final] * (max(trajectory.budget, 1) - len(early))
 
 
-METHOD = dataclasses.replace(
-  search_r1.METHOD,
-  name="brpo",
-  label="BRPO",
+@method.jitted
+def reward(outcomes: method.Outcomes, constants: None) -> method.Terms:
+  """Returns exact match, which is recorded and trains nothing."""
+  return {"total": outcomes.em}
+
+
+METHOD = method.compared(
+  "brpo",
+  "BRPO",
+  search_r1.WORDINGS,
+  reward,
+  constants=lambda config: None,
   step=early_answers.step,
   turns=turns,
 )
