@@ -50,19 +50,14 @@ def play(
   and searches or answers, and the environment shows what the search found. It
   shows the remaining budget before each turn if the scaffold is on.
   """
+  env = aj.environment_of(config.episode)
   played = aj.run(
     aj.run_groups(
       [
         aj.Assignment(i, question, int(budget), bool(assigned.scaffold))
         for i, (question, budget) in enumerate(zip(questions, assigned.budgets))
       ],
-      aj.EpisodeParts(
-        engine,
-        retriever,
-        config.episode,
-        codec,
-        aj.environment_of(config.episode),
-      ),
+      aj.EpisodeParts(engine, retriever, config.episode, codec, env),
       group=config.group,
       rollout=rollout,  # Every random draw is addressed by it.
       max_concurrency=config.engine.slots,
@@ -225,13 +220,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   args.output.mkdir(parents=True)
   aj.save_policy(args.output / "policy", trained)
   engine = aj.make_engine(trained, config, seed=0)
+  env = aj.environment_of(config.episode)
   summary = aj.evaluate(
     config.evaluation,
-    aj.Playing(
-      config.episode,
-      aj.environment_of(config.episode),
-      config.engine.slots,
-    ),
+    aj.Playing(config.episode, env, config.engine.slots),
     player=aj.Player(engine, trained.tokenizer),
     questions=world.questions("held-out", args.questions, seed=2024),
     retriever=retriever,
