@@ -39,10 +39,10 @@ def turns(
     count = curves.shape[1]
     returns = np.cumsum(curves[:, ::-1], 1)[:, ::-1] / count
     weights = 2.0 ** np.arange(count)
-    before = np.cumsum(weights * curves, 1) / np.cumsum(weights)
-    before = np.concatenate([0 * before[:, :1], before[:, :-1]], 1)
+    means = np.cumsum(weights * curves, 1) / np.cumsum(weights)
+    earlier = np.concatenate([0 * means[:, :1], means[:, :-1]], 1)
     share = np.arange(count) / count
-    relative = returns - share * (1 - share) * before
+    relative = returns - share * (1 - share) * earlier
     relative -= (1 - share) * returns.mean(0)
     for row, sample in enumerate(samples):
       searches = trajectories[question, sample].searches

@@ -33,11 +33,11 @@ def step(
   """
   main = waiting.memory
   if main is None:
-    after = episode.step(waiting, event)
-    is_over = isinstance(after.request, episode_state.Done)
+    advanced = episode.step(waiting, event)
+    is_over = isinstance(advanced.request, episode_state.Done)
     if is_over or not isinstance(event, episode_state.Retrieved):
-      return after
-    return _ending(after)
+      return advanced
+    return _ending(advanced)
   if event is None:
     return episode.land(dataclasses.replace(main, elapsed=waiting.elapsed))
   early = episode.step(waiting, event)
@@ -46,9 +46,9 @@ def step(
   end = early.request.trajectory
   if end.failed:
     return episode.step(main, episode_state.Failure(end.reason))
-  *before, last = main.observations
+  *earlier, last = main.observations
   answered = last._replace(answer=main.environment.answer(end.spans))
-  return dataclasses.replace(main, observations=(*before, answered))
+  return dataclasses.replace(main, observations=(*earlier, answered))
 
 
 def _ending(main: episode_state.Episode) -> episode_state.Episode:

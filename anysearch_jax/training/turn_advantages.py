@@ -75,7 +75,7 @@ def of_turns(
     relative = against_others(trajectories, totals, config=config)
   result = {}
   for place, turns in relative.items():
-    result[place] = np.float32(turns - advantages[place])
+    result[place] = (turns - advantages[place]).astype(np.float32)
     if place in added:
       result[place][:-1] += added[place]
   return result
