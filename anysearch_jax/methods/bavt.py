@@ -103,7 +103,7 @@ def step(
     # Time is over in the critic's turn: the step that it judges stays.
     waiting = dataclasses.replace(tree.judged, elapsed=waiting.elapsed)
     if isinstance(waiting.request, episode_state.Done):
-      return _ended(waiting)
+      return episode.finish(waiting, types.Outcome.ANSWERED)
   if tree is None or event is None or isinstance(event, episode_state.Failure):
     return episode.step(dataclasses.replace(waiting, memory=None), event)
   if tree.judged is not None and isinstance(event, types.Generation):
@@ -181,12 +181,7 @@ def _grown(
   )
   if not ends[at]:
     return episode.next_turn(moved)
-  return _ended(moved)
-
-
-def _ended(answered: episode_state.Episode) -> episode_state.Episode:
-  ended = answered.trajectory(types.Outcome.ANSWERED)
-  return dataclasses.replace(answered, request=episode_state.Done(ended))
+  return episode.finish(moved, types.Outcome.ANSWERED)
 
 
 def _with_critic(
