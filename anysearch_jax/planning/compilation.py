@@ -153,7 +153,9 @@ def measure(
   executable, needed = compiled(program, target)
   platform = target.hardware.platform
   if executable is None:
-    peak, arguments = needed, on_device(program.args)
+    assert needed is not None  # The compiler said what it needs.
+    peak = needed
+    arguments = on_device(program.args)
     temporary = peak - arguments
   else:
     analysis = executable.memory_analysis()

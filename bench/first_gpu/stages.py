@@ -182,7 +182,11 @@ def loop(notes: Notes) -> None:
   )
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
-    sampler, Invented(), config.episode, start.tokenizer
+    sampler,
+    Invented(),
+    config.episode,
+    start.tokenizer,
+    systems.of_episode(config.episode),
   )
   asked = [
     types.Question(id=str(i), text=f"word{i} ", golden_answers=(f"word{i}",))
