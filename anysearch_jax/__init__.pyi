@@ -46,6 +46,7 @@ from anysearch_jax.environment.tools import Tool as Tool
 from anysearch_jax.environment.tools import search as search_tool
 import anysearch_jax.environment.scoring as scoring
 from anysearch_jax.methods.systems import environment as get_environment
+from anysearch_jax.methods.systems import of_episode as environment_of
 import anysearch_jax.environment.wording as wording
 from anysearch_jax.methods.systems import WORDINGS as WORDINGS
 from anysearch_jax.methods.method import Method as Method
@@ -96,7 +97,7 @@ from anysearch_jax.evaluation.harness import evaluate as evaluate
 from anysearch_jax.evaluation.journal import claim as claim_folder
 from anysearch_jax.evaluation.harness import address as evaluation_address
 from anysearch_jax.evaluation.journal import Journal as Journal
-import anysearch_jax.rollout.control as control
+import anysearch_jax.methods.control as control
 from anysearch_jax.evaluation.harness import each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes
 
@@ -146,6 +147,7 @@ __all__ = [
   "search_tool",
   "scoring",
   "get_environment",
+  "environment_of",
   "wording",
   "WORDINGS",
   "Method",

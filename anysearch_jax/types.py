@@ -95,8 +95,8 @@ class Observation(NamedTuple):
   tokens: number of tokens of the call, from its opening mark on, which are the
     last ones of its turn; 0 if an old file does not tell.
   numbers: by which an answer can cite the passages; () if it cannot.
-  answer: what the policy would have answered if its budget had ended here, with
-    `episode.early_answers`; None without, or if it gave no answer.
+  answer: what the policy would have answered if its budget had ended here;
+    None if it was not asked for that (`Method.step`), or gave no answer.
   """
 
   tool: str
@@ -132,6 +132,10 @@ class Address(NamedTuple):
   variant: int = 0
 
 
+Place = tuple[int, int]
+"""A trajectory's question and its sample, in a rollout."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
   """One finished episode, token in and token out.
@@ -145,7 +149,7 @@ class Trajectory:
       positions that are not `MODEL`.
     spans: the response as text, without the prompt.
     searches: searches executed and charged, in [0, budget], with those of
-      branches that were left (`rollout/value_tree`).
+      branches that were left, of an episode that branches.
     queries: the charged queries of `spans` in order.
     violation: whether the policy tried to search beyond the budget.
     reason: why a `FAILED` episode failed, or which limit truncated a

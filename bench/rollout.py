@@ -166,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.launch import parts
+  from anysearch_jax.methods import systems
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
@@ -219,7 +220,11 @@ def main(argv: Sequence[str]) -> None:
       lambda: policies.play(
         questions,
         driver.EpisodeParts(
-          engine, retriever, config.episode, policy.tokenizer
+          engine,
+          retriever,
+          config.episode,
+          policy.tokenizer,
+          systems.of_episode(config.episode),
         ),
         group=config.group,
         rollout=rollout,

@@ -250,10 +250,13 @@ def check(
     if config.engine.kind != "sglang":
       jax_setup.refuse_cpu(a, allow=allow_cpu)
     placement.check_playing(a, config)
+  from anysearch_jax.methods import systems
+
   validation.check_prompts(
     questions,
     codec,
     config=config.episode,
+    environment=systems.of_episode(config.episode),
     max_budget=config.curriculum.max_budget,
   )
 

@@ -475,7 +475,7 @@ def _prompt(
     _QUESTION,
     budget=config.curriculum.max_budget,
     scaffold=True,
-    config=config.episode,
+    environment=systems.of_episode(config.episode),
     codec=codec,
   )
   room = config.episode.max_context - len(ids)

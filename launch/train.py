@@ -300,6 +300,7 @@ def _begin(
     questions,
     codec,
     config=config.episode,
+    environment=systems.of_episode(config.episode),
     max_budget=config.curriculum.max_budget,
   )
   retriever = None

@@ -121,7 +121,7 @@ def branch(
       cut, or cannot branch in their environment.
   """
   path = evaluation / "episodes.jsonl"
-  check(playing.episode)
+  check(playing.environment)
   places = _places(path, plan)
   if not places:
     raise ValueError(
@@ -140,7 +140,11 @@ def branch(
     again=lambda row: row["outcome"] == "failed",
   ) as rows:
     parts = aj.EpisodeParts(
-      player.engine, retriever, playing.episode, player.codec
+      player.engine,
+      retriever,
+      playing.episode,
+      player.codec,
+      playing.environment,
     )
 
     async def play(end: tuple[Row, Cut, int, int]) -> None:
@@ -152,19 +156,13 @@ def branch(
   return branch_values.summary(aj.read_episodes(folder / BRANCHES))
 
 
-def check(config: aj.config.EpisodeConfig) -> None:
-  """Raises ValueError if episodes of this configuration cannot branch."""
-  env = aj.get_environment(config.prompts)
-  if env.verification is not None or env.turns_are_budget:
+def check(environment: aj.Environment) -> None:
+  """Raises ValueError if episodes of an environment cannot branch."""
+  if environment.turns_are_budget or environment.step is not None:
     raise ValueError(
-      f"episode.prompts: found {config.prompts!r}, which verifies answers or "
-      "whose turns are the budget, so that its episodes cannot branch; "
-      "expected another environment."
-    )
-  if config.control:
-    raise ValueError(
-      f"Found an evaluation that {config.control} steered; expected one of the "
-      "policy alone (episode.control empty)."
+      "episode.prompts: found an environment whose turns are the budget or "
+      "which has a step of its own (it verifies answers, or is steered), so "
+      "that its episodes cannot branch; expected another environment."
     )
 
 
@@ -285,7 +283,7 @@ async def _played(
   tries: int,
 ) -> dict[str, Any]:
   """Plays one end: refused, and granted too if no episode stores that."""
-  env = aj.get_environment(parts.config.prompts)
+  env = parts.environment
   before = turns(stored)
   given = [turn.generation for turn in before[: cut.turn]]
   at = before[cut.turn]
@@ -483,7 +481,11 @@ def main(argv: Sequence[str]) -> None:
     )
     if not (folder / BRANCHES).is_file():
       branch(
-        aj.Playing(config.episode, config.engine.slots),
+        aj.Playing(
+          config.episode,
+          aj.environment_of(config.episode),
+          config.engine.slots,
+        ),
         Plan(f.episodes, f.samples, f.tries),
         evaluation=evaluation,
         player=aj.Player(

@@ -64,7 +64,10 @@ def play(
     aj.Assignment(i, question, budget, False)
     for i, (question, budget) in enumerate(zip(asked, budgets))
   ]
-  parts = aj.EpisodeParts(engine, world.Search(), config.episode, codec)
+  environment = aj.environment_of(config.episode)
+  parts = aj.EpisodeParts(
+    engine, world.Search(), config.episode, codec, environment
+  )
   slots = config.engine.slots
   found = aj.run(
     aj.run_groups(groups, parts, group=1, rollout=0, max_concurrency=slots)

@@ -40,6 +40,7 @@ _RIVALS = (
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )
+_BRPO = "anysearch_jax.methods.brpo:METHOD"
 # By family; Holm's correction is within a family.
 CLAIMS = {
   "AnySearch and its rivals": tuple(
@@ -57,6 +58,7 @@ CLAIMS = {
 
 def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
   """Returns all rows, the paper's own system first."""
+  played = "search_r1_world" if base.data.source == "world" else "search_r1"
   phase1 = f"curriculum.phase1_steps={base.curriculum.phase1_steps}"
   return (
     _row("anysearch", "AnySearch"),
@@ -86,7 +88,10 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
       "search_r1_budgets",
       "Search-R1, all budgets (BRPO)",
       "search_r1",
-      overrides=("episode.early_answers=true", "objective.baseline=budget"),
+      overrides=(
+        f"method.name={_BRPO}",
+        f"episode.prompts={_BRPO}#{played}",
+      ),
     ),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", policy_of=UNTRAINED),

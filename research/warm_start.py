@@ -104,6 +104,7 @@ def play(
           aj.LexicalRetriever(world.corpus, reads=world.searched),
           config.episode,
           policy.tokenizer,
+          aj.environment_of(config.episode),
         ),
         group=1,
         rollout=0,

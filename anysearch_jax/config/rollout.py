@@ -31,9 +31,6 @@ class EpisodeConfig:
   """File with the sentences that state caps besides searches, see
   docs/own.md; "": the shipped ones; `silent`: caps hold and are not stated.
   """
-  control: str = placement("")
-  """Rule of one's own that steers searching, `file.py:NAME`, see
-  docs/budgets.md; "": the policy decides alone."""
   top_k: int = learning(3, at_least(1))
   """Passages that a search asks for."""
   max_generated: int = learning(4096, at_least(1))
@@ -50,10 +47,6 @@ class EpisodeConfig:
   """Tokens kept for the answer: when the others are used up, the environment
   asks for the answer, and one more turn may give it. 0, as in the paper: the
   episode is truncated."""
-  early_answers: bool = learning(False)
-  """Whether, after each search, the policy is also asked what it would answer
-  if its budget ended there. This is recorded with the search and is no part of
-  the episode."""
   turn_deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn, including its time in the engine's queue."""
   search_deadline: float = placement(60.0, POSITIVE)

@@ -1,7 +1,7 @@
 """AutoSearch: pays for searches up to the one after which the answer is known.
 
 After each search the policy is asked what it would answer if its budget ended
-there, beside the episode (`episode.early_answers`). The first of these that is
+there, beside the episode (`early_answers`). The first of these that is
 right, before the last search, makes its search the *sufficient* one. PPO
 rewards every turn:
 
@@ -25,11 +25,15 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import scoring
-from anysearch_jax.methods import method, search_r1, stepsearch
+from anysearch_jax.methods import (
+  early_answers,
+  method,
+  search_r1,
+  stepsearch,
+)
 
 _SIMILAR = 0.8  # A query that is more similar to an earlier one repeats it.
 _TEXT = r"(?:(?!</?(?:think|search|answer)>).)*"
@@ -38,24 +42,9 @@ _SOUND = re.compile(
 )
 
 
-def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
-  """Selects PPO with a fixed budget, and answers after each search."""
-  made = stepsearch.train(config)
-  return config_lib.changed(made, episode={"early_answers": True})
-
-
-def curve(trajectory: types.Trajectory) -> list[tuple[float, int]]:
-  """Returns F1 and exact match of the answer after each search."""
-  golds = trajectory.question.golden_answers
-  return [
-    (scoring.f1(seen.answer, golds), scoring.exact_match(seen.answer, golds))
-    for seen in trajectory.observations
-  ]
-
-
 def sufficient(trajectory: types.Trajectory) -> int | None:
   """Returns the index of the sufficient search; None without one."""
-  right = [em for _, em in curve(trajectory)[:-1]]
+  right = [em for _, em in early_answers.curve(trajectory)[:-1]]
   return right.index(1) if any(right) else None
 
 
@@ -66,7 +55,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   one, the area under the curve.
   """
   final = scoring.extract_answer(trajectory.spans)
-  f1s = [f1 for f1, _ in curve(trajectory)]
+  f1s = [f1 for f1, _ in early_answers.curve(trajectory)]
   f1s.append(scoring.f1(final, trajectory.question.golden_answers))
   last = scoring.turns(trajectory.spans)[-1:]
   return {
@@ -86,7 +75,7 @@ def steps(
   kept = trajectory.searches if first is None else first + 1
   rewards = np.full(trajectory.searches, -config.beyond, np.float32)
   best, shares = 0.0, True
-  for t, (f1, _) in enumerate(curve(trajectory)[:kept]):
+  for t, (f1, _) in enumerate(early_answers.curve(trajectory)[:kept]):
     seen, before = trajectory.observations[t], trajectory.queries[:t]
     repeats = before and (
       max(stepsearch.similarities(seen.argument, before)) > _SIMILAR
@@ -130,6 +119,7 @@ METHOD = method.compared(
   *("autosearch", "AutoSearch", search_r1.wordings("autosearch"), reward),
   measures=("sufficient", "sound", "anytime"),
   measure=measure,
-  train=train,
+  train=stepsearch.train,
   steps=steps,
+  step=early_answers.step,
 )

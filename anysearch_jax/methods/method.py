@@ -158,6 +158,11 @@ Measure = Callable[
   [types.Trajectory], Mapping[str, float] | Awaitable[Mapping[str, float]]
 ]
 
+# Advantages of the turns of trajectories, float32 `[searches + 1]` each.
+Turns = Callable[
+  [Mapping[types.Place, types.Trajectory]], Mapping[types.Place, np.ndarray]
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -188,6 +193,10 @@ class Method:
     steps: returns the reward of each search of a trajectory, float32
       `[searches]`, in the order of `search_ends`. None if the system has no
       step rewards.
+    turns: returns the advantages of the turns of a rollout's valid
+      trajectories, float32 `[searches + 1]`, the last one that of what follows
+      the last search. None: `objective.baseline` says how they are made.
+    step: in training, in place of the environment's `step`.
   """
 
   name: str
@@ -205,6 +214,8 @@ class Method:
   measure: Measure = lambda trajectory: {}
   measurer: Callable[[config_lib.ExperimentConfig], Measure] | None = None
   steps: Callable[[types.Trajectory, Any], np.ndarray] | None = None
+  turns: Turns | None = None
+  step: spec.Step | None = None
 
   @property
   def prompts(self) -> str:
@@ -216,7 +227,7 @@ class Method:
 class TrainedMethod:
   """A method as a run trains it; see `Method` for the attributes.
 
-  environment: the one that the run plays.
+  environment: the one that the run plays, with the method's `step`.
   reward, steps: without their second argument.
   measure_deadline: seconds in which an asynchronous `measure` ends.
   """
@@ -227,6 +238,7 @@ class TrainedMethod:
   measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
   measure_deadline: float = 120.0
+  turns: Turns | None = None
 
 
 def parts(valid: chex.Array, **values: chex.Array) -> Terms:

@@ -5,6 +5,7 @@ configs/fidelity_rules.csv lists what differs from the code of their authors.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -123,6 +124,7 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     )
   constants, name = system.constants(config), config.method.name
   reward, steps, measure = system.reward, system.steps, system.measure
+  turns = system.turns
   if system.measurer and not config.method.judge:
     measure = system.measurer(config)
   if plugins.is_name(name):
@@ -132,6 +134,8 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       measure = own.judge(change(value=measure), where, system.measures)
     if steps:
       steps = own.steps(change(value=steps), where)
+    if turns:
+      turns = own.turns(change(value=turns), where)
   if function := config.reward.function:
     loaded = plugins.load(
       function,
@@ -150,13 +154,17 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       judge, setting="method.judge", expected="a function (trajectory)"
     )
     measure = own.judge(loaded, f"method.judge {judge!r}", system.measures)
+  played = of_episode(config.episode)
+  if system.step is not None:
+    played = dataclasses.replace(played, step=system.step)
   return method.TrainedMethod(
-    of_episode(config.episode),
+    played,
     lambda outcomes: reward(outcomes, constants),
     system.measures,
     measure,
     None if steps is None else lambda t: steps(t, system.constants(config)),
     config.method.measure_deadline,
+    turns,
   )
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout.jax_engine import engine
 
@@ -26,7 +25,7 @@ def make(
 
   Args:
     policy: for the in-process engine, its weights are on the rollout mesh.
-    config: names the engine, its settings, the sampling and the environment.
+    config: names the engine, its settings and the sampling.
     seed: seed of all draws.
     trains: whether turns are trained on: only then they have the experts that
       `objective.router` may ask for.
@@ -57,6 +56,5 @@ def make(
     seed=seed,
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
-    stop=systems.of_episode(config.episode).stops,
     records=records,
   )

@@ -19,6 +19,7 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
@@ -210,7 +211,10 @@ class Trainer:
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
     return self._stream.prompt(
-      self._policy.tokenizer, scaffold=scaffold, config=self._config
+      self._policy.tokenizer,
+      scaffold=scaffold,
+      config=self._config,
+      environment=systems.of_episode(self._config.episode),
     )
 
   def stop(self) -> None:

@@ -118,16 +118,21 @@ class Sampler:
     self.state = initial(config)
     self._config, self._curriculum = config, config.curriculum
     self._engine, self._timeline = engine, timeline
-    parts = driver.EpisodeParts(engine, retriever, config.episode, codec)
+    self._method = systems.trained(config)
+    environment = self._method.environment
+    parts = driver.EpisodeParts(
+      engine, retriever, config.episode, codec, environment
+    )
     self._collector = collection.Collector(config, stream, parts, timeline)
     scaffold = config.curriculum.phase1_scaffold
     self._fingerprint = health.Fingerprint(
       engine,
-      prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
+      prompt=stream.prompt(
+        codec, scaffold=scaffold, config=config, environment=environment
+      )[1],
       bound=config.watch.max_fingerprint_gap,
     )
     self._handing = threading.Lock()
-    self._method = systems.trained(config)
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
   def set_params(self, rollout: int, weights: HandedOver, version: int) -> None:

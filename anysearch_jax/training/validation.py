@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
+from anysearch_jax.environment import spec
 from anysearch_jax.host import plugins
 
 
@@ -87,16 +88,9 @@ def validate(
   check(config, trains=trains, samples=samples)
   # These rooms import JAX.
   from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import control
   from anysearch_jax.rollout.jax_engine import kv_memory
 
   environment = systems.of_episode(config.episode)
-  if trains and control.of(config.episode) is not None:
-    raise ValueError(
-      f"config.episode.control: found {config.episode.control!r} in a "
-      "training; expected none, because a rule steers a policy that is trained "
-      "already. Evaluate with it."
-    )
   try:
     prices = config.evaluation.prices
   except ValueError as error:
@@ -135,6 +129,13 @@ def validate(
     )
   name = config.method.name
   method = systems.trained(config)
+  if method.turns and (config.objective.has_critic or config.searchless):
+    raise ValueError(
+      f"method.name: {name!r} has advantages of turns; found "
+      f"objective.advantage {config.objective.advantage!r} and "
+      f"{config.searchless} trajectories without searches, expected 'group' "
+      "and 0."
+    )
   known = systems.prompts_of(name)
   settings.require(
     f"episode.prompts of method.name {name}", config.episode.prompts, known
@@ -162,6 +163,7 @@ def check_prompts(
   codec: types.TextCodec,
   *,
   config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   max_budget: int,
 ) -> None:
   """Checks that the prompt of the question of median length fits the context.
@@ -177,7 +179,11 @@ def check_prompts(
   middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
   prompts = [
     episode.prompt(
-      middle, budget=max_budget, scaffold=scaffold, config=config, codec=codec
+      middle,
+      budget=max_budget,
+      scaffold=scaffold,
+      environment=environment,
+      codec=codec,
     )
     for scaffold in (True, False)
   ]
@@ -293,11 +299,6 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"objective.baseline: found {objective.baseline!r} with "
       f"{config.searchless} trajectories without searches, which are a group "
       "of their own; set it to 'group'."
-    )
-  if objective.baseline == "budget" and not config.episode.early_answers:
-    raise ValueError(
-      "objective.baseline: found 'budget' without episode.early_answers, whose "
-      "answers it compares; set that to true."
     )
   if config.searchless and not 2 <= config.searchless <= config.group - 2:
     raise ValueError(

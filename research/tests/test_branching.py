@@ -195,14 +195,13 @@ def test_what_cannot_branch_is_refused(tmp_path):
   with pytest.raises(ExceptionGroup) as raised:
     branch(tmp_path / "e", tmp_path / "b", hesitant, config)
   assert "name the policy" in str(raised.value.exceptions[0])
-  for changes, found in (
-    ({"prompts": "bats_verify"}, "'bats_verify', which verifies answers"),
-    ({"prompts": "zerosearch"}, "whose turns are the budget"),
-    ({"control": "rule.json"}, "that rule.json steered"),
-  ):
-    episode = dataclasses.replace(config.episode, **changes)
-    with pytest.raises(ValueError, match=found):
-      branching.check(episode)
+  steered = aj.control.steered(
+    aj.get_environment("paper"), aj.control.Rule(lambda *seen: True)
+  )
+  verifying, by_turns = map(aj.get_environment, ("bats_verify", "zerosearch"))
+  for environment in (verifying, by_turns, steered):
+    with pytest.raises(ValueError, match="a step of its own"):
+      branching.check(environment)
 
 
 def test_the_command_plays_resumes_and_refuses_other_settings(tmp_path):

@@ -54,11 +54,13 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
   rule = tmp_path / "rule.py"
   rule.write_text(
     "import anysearch_jax as aj\n"
-    "mine = aj.control.Rule(lambda proposal, seen, cap: True)\n"
+    "rule = aj.control.Rule(lambda proposal, seen, cap: True)\n"
+    "world = aj.control.steered(aj.get_environment('world'), rule)\n"
+    "MINE = aj.Method('mine', 'Mine', {'world': world})\n"
   )
-  config = changed("episode", control=f"{rule}:mine")
+  config = changed("episode", prompts=f"{rule}:MINE#world")
   validation.validate(config, trains=False)
-  with pytest.raises(ValueError, match="in a training; expected none"):
+  with pytest.raises(ValueError, match="prompts of method.name anysearch"):
     validation.validate(config)
 
 
@@ -104,8 +106,11 @@ def test_trajectories_without_searches_need_others_of_their_kind():
     ({"searchless": 3}, "searchless: found 3 of 4 trajectories"),
     ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
     (
-      {"searchless": 0, "objective": {"baseline": "budget"}},
-      "found 'budget' without episode.early_answers",
+      {
+        "method": {"name": "anysearch_jax.methods.brpo:METHOD"},
+        "episode": {"prompts": "anysearch_jax.methods.brpo:METHOD#search_r1"},
+      },
+      "and 2 trajectories without searches, expected 'group' and 0",
     ),
   ):
     with pytest.raises(ValueError, match=re.escape(sentence)):

@@ -8,6 +8,7 @@ are the script; everything else is the expected result.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -21,10 +22,11 @@ from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, tools
+from anysearch_jax.environment import tools, units
 from anysearch_jax.methods import (
   autorefine,
   bats,
+  early_answers,
   hiprag,
   r1_searcher,
   research,
@@ -75,13 +77,21 @@ PART = re.compile(r"^--- (.+)\n", re.M)
 SETTING = re.compile(r"budget (\d+)(, scaffold)?\n")
 
 
-def play(name, turns, *, budget, hits=HITS, early=(), **changes):
+def _critic_asks(environment):
+  """Returns the text that asks a critic, "" without one."""
+  keywords = getattr(environment.step, "keywords", {})
+  return keywords["critic"].asks if "critic" in keywords else ""
+
+
+def play(name, turns, *, budget, hits=HITS, early_turns=(), **changes):
   """Plays a script; the episode must end with it.
 
-  A critic praises every step. `early` are the turns of early answers.
+  A critic praises every step. `early_turns` are those of early answers.
   """
-  early, asked_early = iter(early), bool(early)
-  asks, script = systems.environment(name).critic_asks, iter(turns)
+  early, environment = iter(early_turns), systems.environment(name)
+  if early_turns:
+    environment = dataclasses.replace(environment, step=early_answers.step)
+  asks, script = _critic_asks(environment), iter(turns)
 
   def say(request):
     if request.address.attempt >> 16:
@@ -96,8 +106,9 @@ def play(name, turns, *, budget, hits=HITS, early=(), **changes):
   trajectory = scripted.play(
     engine,
     searching.Toolbox({"search": found, "fetch": pages, "cheap": found}),
-    config_lib.EpisodeConfig(prompts=name, early_answers=asked_early),
+    config_lib.EpisodeConfig(prompts=name),
     budget=budget,
+    environment=environment,
     **{"question": QUESTION} | changes,
   )
   assert next(script, None) is next(early, None) is None, (
@@ -175,7 +186,9 @@ def test_environments_and_golden_files_match():
 @pytest.mark.parametrize("name", NAMES)
 def test_episode_equals_its_golden_transcript(name):
   played = [
-    written(name, title, play(name, turns, early=early, **how), left, early)
+    written(
+      name, title, play(name, turns, early_turns=early, **how), left, early
+    )
     for title, turns, how, left, early in scenes(name)
   ]
   assert "".join(played) == (FOLDER / f"{name}.txt").read_text("utf-8")
@@ -244,7 +257,7 @@ def test_a_prompt_states_the_budget_and_the_question_once(name):
   env = systems.environment(name)
   for template in (env.scaffold, env.plain):
     few, many = (
-      prompts.render(template, budget=budget, question="Where is Lima?")
+      units.render(template, budget=budget, question="Where is Lima?")
       for budget in (3, 4071)
     )
     assert many.count("4071") == many.count("Where is Lima?") == 1
@@ -259,7 +272,6 @@ WORLD = world_lib.World()
 @pytest.mark.parametrize("name", WORLDS)
 def test_world_environment_uses_world_vocabulary_only(name):
   env = systems.environment(name)
-  assert env.verification is None
   codec = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
   unknown = codec.hf.unk_token_id
   assert unknown in codec.encode("xylophone")
@@ -267,10 +279,10 @@ def test_world_environment_uses_world_vocabulary_only(name):
   states = [(b, used) for b in range(21) for used in range(b + 1)]
   texts = [
     *(
-      prompts.render(env.plain, budget=b, question=question.text)
+      units.render(env.plain, budget=b, question=question.text)
       for b in range(9)
     ),
-    prompts.render(env.scaffold, budget=8, question=question.text),
+    units.render(env.scaffold, budget=8, question=question.text),
     *(env.over_budget, env.no_action, env.repeated),
     *(env.before_turn(*state) for state in states),
     *(env.after_search(*state) for state in states),

@@ -16,6 +16,7 @@ from scripted import CODEC, answer, search
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import early_answers, systems
 from anysearch_jax.rollout import driver
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
@@ -41,7 +42,11 @@ def script(request):
 
 def run_groups(given, engine, retriever=None, **kwargs):
   parts = driver.EpisodeParts(
-    engine, retriever or scripted.Retriever(HITS), CONFIG, CODEC
+    engine,
+    retriever or scripted.Retriever(HITS),
+    CONFIG,
+    CODEC,
+    systems.of_episode(CONFIG),
   )
   kwargs = {"group": 3, "rollout": 4} | kwargs
   return asyncio.run(driver.run_groups(given, parts, **kwargs))
@@ -158,21 +163,23 @@ def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
   (given,) = assignments(4)[3:]
   given = dataclasses.replace(given, scaffold=True)
   engines = [OneSlot(answers) for _ in range(2)]
-  config = dataclasses.replace(CONFIG, early_answers=True, max_generated=900)
+  config = dataclasses.replace(CONFIG, max_generated=900)
+  environment = systems.of_episode(config)
+  asking = dataclasses.replace(environment, step=early_answers.step)
   plain, early = (
     asyncio.run(
       driver.run_groups(
         [given],
-        driver.EpisodeParts(engine, scripted.Retriever(HITS), each, CODEC),
+        driver.EpisodeParts(
+          engine, scripted.Retriever(HITS), config, CODEC, each
+        ),
         group=1,
         rollout=4,
       )
     )
     .groups[0]
     .trajectories[0]
-    for engine, each in zip(
-      engines, (dataclasses.replace(config, early_answers=False), config)
-    )
+    for engine, each in zip(engines, (environment, asking))
   )
   said = [each.answer for each in early.observations]
   assert said == ["asked", None, "early 3"]
@@ -350,6 +357,7 @@ async def test_event_loop_runs_while_a_long_observation_is_encoded(room):
       retriever=scripted.Retriever(hits),
       config=config,
       codec=codec,
+      environment=systems.of_episode(config),
     ),
     budget=1,
     scaffold=False,

@@ -84,7 +84,11 @@ def played(retriever, count, *, deadline):
   """Returns the failures of searches that episodes make at the same time."""
   searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
   parts = driver.EpisodeParts(
-    None, searcher, config_lib.EpisodeConfig(search_deadline=deadline), None
+    engine=None,
+    retriever=searcher,
+    config=config_lib.EpisodeConfig(search_deadline=deadline),
+    codec=None,
+    environment=None,
   )
 
   async def all_of_them():

@@ -17,6 +17,7 @@ import waits
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import sharding
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
@@ -172,7 +173,7 @@ def _of_servers(engine, policy):
     types.Question("q", "abc", ("a",)),
     budget=5,
     scaffold=True,
-    config=config_lib.EpisodeConfig(prompts="world", max_context=60),
+    environment=systems.environment("world"),
     codec=policy.tokenizer,
   )
   ids = np.asarray(prompt, np.int32)

@@ -12,7 +12,7 @@ from spoken import group, of_authors
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import brpo, systems
 from anysearch_jax.training import rewards_and_advantages, turn_advantages
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
@@ -246,9 +246,10 @@ def test_budget_relative_advantages_equal_their_equation():
         types.Observation("search", "x", 0, answer=x) for x in said[:-1]
       ),
     )
-  config = dataclasses.replace(TURNS, baseline="budget")
   whole = rng.normal(size=(3, 4))
-  found = turn_advantages.of_turns(given, whole, whole, {}, config=config)
+  found = turn_advantages.of_turns(
+    given, whole, whole, {}, config=TURNS, system_turns=brpo.turns
+  )
   for (q, g), values in found.items():
     made = given[q, g].searches
     for t, value in enumerate(values):

@@ -13,16 +13,17 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records, scoring
 from anysearch_jax.methods import bavt, systems
-from anysearch_jax.rollout import episode, episode_state, value_tree
+from anysearch_jax.rollout import episode, episode_state
 
-ASKS = systems.environment("bavt").critic_asks
+BAVT = systems.environment("bavt")
+ASKS = BAVT.step.keywords["critic"].asks
 
 
 def test_less_budget_makes_draws_greedier_by_hand():
   values = np.array([0.3, 0.6])
-  np.testing.assert_allclose(value_tree.chances(values, 1), [1 / 3, 2 / 3])
-  np.testing.assert_allclose(value_tree.chances(values, 0.5), [0.2, 0.8])
-  np.testing.assert_allclose(value_tree.chances(values, 0.2), [1 / 33, 32 / 33])
+  np.testing.assert_allclose(bavt.chances(values, 1), [1 / 3, 2 / 3])
+  np.testing.assert_allclose(bavt.chances(values, 0.5), [0.2, 0.8])
+  np.testing.assert_allclose(bavt.chances(values, 0.2), [1 / 33, 32 / 33])
 
 
 @pytest.mark.parametrize(
@@ -59,17 +60,18 @@ def test_a_deadline_in_the_critics_turn_leaves_no_question(said):
     scaffold=True,
     address=types.Address(0, 0, 0),
     config=config_lib.EpisodeConfig(prompts="bavt"),
+    environment=BAVT,
     codec=scripted.CODEC,
   )
   while not scripted.CODEC.decode(late.context).endswith(ASKS):
     is_turn = isinstance(late.request, types.GenerateRequest)
     turn = scripted.turn(late.request, said) if is_turn else None
-    late = value_tree.step(late, turn or episode_state.Retrieved(()))
-  late = value_tree.step(dataclasses.replace(late, elapsed=7.0), None)
+    late = BAVT.step(late, turn or episode_state.Retrieved(()))
+  late = BAVT.step(dataclasses.replace(late, elapsed=7.0), None)
   expected, searches = [said], 0
   if late.landing:
     expected, searches = [said, scripted.answer("x")], 1
-    late = value_tree.step(late, scripted.turn(late.request, expected[1]))
+    late = BAVT.step(late, scripted.turn(late.request, expected[1]))
   t = late.request.trajectory
   assert (t.outcome.value, t.seconds, t.searches) == ("answered", 7, searches)
   assert ASKS not in "".join(s.text for s in t.spans)

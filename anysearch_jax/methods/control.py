@@ -3,8 +3,8 @@
 A policy proposes an action by its turn: it asks for a search, or it answers. A
 rule accepts the action or replaces it by the other one: a search is refused as
 if the budget were used up, and an answer is discarded and sampled again until
-it searches. If it never does, the answer is kept after all. `episode.control`
-names a rule of one's own.
+it searches. If it never does, the answer is kept after all. `steered` returns
+an environment with a rule of one's own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import spec
 from anysearch_jax.host import plugins
-from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
 
 ASK, ANSWER = "ask", "answer"
@@ -77,62 +76,59 @@ def seen(after: episode_state.Episode) -> Seen:
   )
 
 
-def of(config: config_lib.EpisodeConfig) -> Rule | None:
-  """Returns the rule of a configuration; None if the policy decides alone.
+def steered(environment: spec.Environment, rule: Rule) -> spec.Environment:
+  """Returns an environment whose episodes a rule steers.
+
+  Args:
+    environment: is played but for the searches and answers that the rule
+      replaces.
+    rule: decides; an error of its function becomes a sentence.
 
   Raises:
-    ValueError: the name is not that of a rule, or the environment verifies
-      answers.
+    ValueError: the environment has a `step` already.
   """
-  if not config.control:
-    return None
-  env = systems.of_episode(config)
-  if env.verification or env.critic:
+  if environment.step is not None:
     raise ValueError(
-      "config.episode.control: found an environment that verifies answers, "
-      "which is steered already; expected one without (bats, not bats_verify)."
+      "control.steered: found an environment with a step of its own, which is "
+      "steered already; expected one without (bats, not bats_verify)."
     )
-  return _load(config.control)
-
-
-@functools.cache
-def _load(name: str) -> Rule:
-  """Returns the rule of this name; its errors name its line."""
-  setting = "config.episode.control"
-  found = plugins.load(
-    name,
-    setting=setting,
-    expected="a rule, anysearch_jax.control.Rule(...)",
-    fits=lambda value: isinstance(value, Rule),
-  )
+  code = getattr(rule.searches, "__code__", None)
+  path = "" if code is None else code.co_filename
 
   def searches(proposal: str, seen: Seen, cap: int) -> bool:
-    with plugins.as_sentence(f"{setting} {name!r}", found.path):
-      return bool(found.value.searches(proposal, seen, cap))
+    with plugins.as_sentence(f"A rule of {path or 'control.steered'}", path):
+      return bool(rule.searches(proposal, seen, cap))
 
-  return dataclasses.replace(found.value, searches=searches)
+  checked = dataclasses.replace(rule, searches=searches)
+  return dataclasses.replace(
+    environment,
+    step=functools.partial(step, rule=checked),
+    keeps_room=False,
+  )
 
 
 def step(
-  waiting: episode_state.Episode, event: episode_state.Event | None
+  waiting: episode_state.Episode,
+  event: episode_state.Event | None,
+  *,
+  rule: Rule,
 ) -> episode_state.Episode:
-  """Advances an episode as `episode.step` does, and lets its rule decide.
+  """Advances an episode as `episode.step` does, and lets a rule decide.
 
   Args:
-    waiting: as returned by `episode.start` or by the last `step`.
+    waiting: as returned by `episode.start` or by the last `step`; its `memory`
+      is the finished episode whose answer is being sampled again.
     event: the answer to its request; None if its time is over.
+    rule: decides.
 
   Returns:
     The next episode. Its address differs from that of `waiting` while an answer
     is sampled again; the caller releases the old one.
   """
-  rule = of(waiting.config)
-  if waiting.answered is not None and rule is not None:
-    return _sampled_again(waiting, event, waiting.answered, rule.tries)
-  if event is None:
-    return episode.land(waiting)
+  if waiting.memory is not None:
+    return _sampled_again(waiting, event, waiting.memory, rule.tries)
   after = episode.step(waiting, event)
-  if rule is None or waiting.landing or waiting.stopped:
+  if waiting.landing or waiting.stopped:
     return after
   if not isinstance(event, types.Generation):
     return after
@@ -148,7 +144,7 @@ def step(
         and rule.tries
         and (redo := again(waiting, event))
       ):
-        return dataclasses.replace(redo, answered=after)
+        return dataclasses.replace(redo, memory=after)
   return after
 
 
@@ -163,12 +159,12 @@ def _sampled_again(
   if isinstance(event, types.Generation):
     after = episode.step(waiting, event)
     if isinstance(after.request, types.SearchRequest):
-      return dataclasses.replace(after, answered=None)
+      return dataclasses.replace(after, memory=None)
     redo = again(waiting, event)
     made = waiting.address.attempt - answered.address.attempt
     if redo is not None and made < 2 * tries:
       return redo
-    spent = without(waiting, event)
+    spent = episode.without(waiting, event)
   # The answer counts as written now, not as discarded.
   first, ended = answered.chunks[-1], answered.request
   assert isinstance(ended, episode_state.Done)
@@ -177,8 +173,9 @@ def _sampled_again(
   done = episode_state.Done(
     dataclasses.replace(
       trajectory,
-      discarded_tokens=spent.discarded - len(first.token_ids),
-      discarded_input=spent.reread - (answered.tokens - len(first.token_ids)),
+      discarded_tokens=spent.aside.written - len(first.token_ids),
+      discarded_input=spent.aside.read
+      - (answered.tokens - len(first.token_ids)),
       seconds=spent.elapsed if is_timed else trajectory.seconds,
     )
   )
@@ -208,7 +205,10 @@ def again(
   """
   asked = waiting.request
   assert isinstance(asked, types.GenerateRequest)
-  redo = episode.restated(without(waiting, turn))
+  redo = episode.without(waiting, turn)
+  if redo.scaffold:  # What is left is stated anew.
+    line = episode.written(redo, redo.budget_line)
+    redo = dataclasses.replace(redo, chunks=(*redo.chunks[:-1], line))
   most = min(asked.max_tokens, redo.most_tokens)
   if most <= 0:
     return None
@@ -218,16 +218,3 @@ def again(
     asked, address=address, max_tokens=most, token_ids=redo.context
   )
   return dataclasses.replace(redo, address=address, request=request)
-
-
-def without(
-  waiting: episode_state.Episode, turn: types.Generation
-) -> episode_state.Episode:
-  """Returns the episode charged for a turn that is discarded."""
-  asked = waiting.request
-  assert isinstance(asked, types.GenerateRequest)
-  return dataclasses.replace(
-    waiting,
-    discarded=waiting.discarded + len(turn.token_ids),
-    reread=waiting.reread + len(asked.token_ids),
-  )

@@ -10,7 +10,8 @@ import scripted
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records
-from anysearch_jax.rollout import control, episode
+from anysearch_jax.methods import control, systems
+from anysearch_jax.rollout import episode
 
 HITS = {"look": [types.Passage("p", "T", "x")]}
 LIMITS = {"max_generated": 2000, "max_context": 9000}
@@ -18,29 +19,27 @@ REFUSED = "No search is left"
 NEVER, ALWAYS = -1.0, 1.0
 
 
-def written(folder, ask=None, answer=None, tries=2):
-  """Writes a rule with these scores, whatever it sees; returns its name."""
-  path = folder / f"{ask}-{answer}-{tries}.py"
-  path.write_text(
-    "import anysearch_jax as aj\n"
-    f"scores = {dict(ask=ask or ALWAYS, answer=answer or NEVER)}\n"
-    "def searches(proposal, seen, cap):\n"
-    "  return scores[proposal] > 0\n"
-    f"rule = aj.control.Rule(searches, tries={tries})\n"
-  )
-  return f"{path}:rule"
+def of_scores(ask=ALWAYS, answer=NEVER, tries=2):
+  """Returns a rule with these scores, whatever it sees."""
+  scores = {control.ASK: ask, control.ANSWER: answer}
+  return control.Rule(lambda proposal, seen, cap: scores[proposal] > 0, tries)
 
 
-def play(script, rule="", budget=2, scaffold=False, **limits):
+def play(script, rule=None, budget=2, scaffold=False, **limits):
   """Plays an episode; `script` is of an engine, or is the engine."""
   is_engine = isinstance(script, scripted.Engine)
   engine = script if is_engine else scripted.Engine(script)
+  config = config_lib.EpisodeConfig(**LIMITS | limits)
+  environment = systems.of_episode(config)
+  if rule is not None:
+    environment = control.steered(environment, rule)
   trajectory = scripted.play(
     engine,
     scripted.Retriever(HITS),
-    config_lib.EpisodeConfig(control=rule, **LIMITS | limits),
+    config,
     budget=budget,
     scaffold=scaffold,
+    environment=environment,
   )
   # The engine forgets every address that it was asked for.
   assert {r.address for r in engine.requests} <= set(engine.released)
@@ -56,8 +55,8 @@ def asks_until_refused(request):
   return scripted.answer("x") if refused else scripted.search("look")
 
 
-def test_refused_search_is_answered_as_if_the_budget_were_used_up(tmp_path):
-  found, engine = play(asks_until_refused, written(tmp_path, ask=NEVER))
+def test_refused_search_is_answered_as_if_the_budget_were_used_up():
+  found, engine = play(asks_until_refused, of_scores(ask=NEVER))
   assert (found.searches, found.outcome) == (0, types.Outcome.ANSWERED)
   assert found.budget == 2 and not found.violation
   assert found.discarded_tokens == 0
@@ -65,7 +64,7 @@ def test_refused_search_is_answered_as_if_the_budget_were_used_up(tmp_path):
   assert [span.text for span in found.spans] == [s.text for s in alone.spans]
   # And it stays refused.
   stubborn, _ = play(
-    lambda _: scripted.search("look"), written(tmp_path, ask=NEVER)
+    lambda _: scripted.search("look"), of_scores(ask=NEVER)
   )
   assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
 
@@ -78,8 +77,8 @@ def hesitant(request):
   return scripted.answer("x" if searched else "y")
 
 
-def test_replaced_answer_is_charged(tmp_path):
-  found, engine = play(hesitant, written(tmp_path, answer=ALWAYS), budget=1)
+def test_replaced_answer_is_charged():
+  found, engine = play(hesitant, of_scores(answer=ALWAYS), budget=1)
   assert found.searches == 1 and len(engine.requests) == 4
   tries = [engine.requests[i].token_ids for i in range(3)]
   assert tries[0] == tries[1] == tries[2]
@@ -97,7 +96,7 @@ def test_replaced_answer_is_charged(tmp_path):
   assert records.dollars(found, prices) == found.written_tokens
 
 
-def test_stated_budget_is_that_of_now(tmp_path):
+def test_stated_budget_is_that_of_now():
   """The scaffold states what discarded turns and a refusal left."""
 
   def stated(*arguments, prompts="paper", **budget):
@@ -107,44 +106,44 @@ def test_stated_budget_is_that_of_now(tmp_path):
     return [block.partition("</budget>")[0] for block in blocks]
 
   used, answer = "remaining=1; used=0; total=1", len(scripted.answer("y"))
-  always = written(tmp_path, answer=ALWAYS)
+  always = of_scores(answer=ALWAYS)
   assert stated(hesitant, always, searches=1, tokens=400)[:3] == [
     f"{used} ; tokens remaining={400 - n}; used={n}; total=400"
     for n in (0, answer, 2 * answer)
   ]
-  never = written(tmp_path, ask=NEVER)
+  never = of_scores(ask=NEVER)
   for name in ("paper", "zerosearch"):  # There, turns are the budget.
     refused = stated(asks_until_refused, never, prompts=name, searches=2)
     assert refused[1] == "remaining=0; used=2; total=2"
   assert stated(asks_until_refused, never, tokens=400)[1].startswith("used=0 ;")
 
 
-def test_answer_that_never_asks_is_kept(tmp_path):
+def test_answer_that_never_asks_is_kept():
   def sure(request):
     return scripted.answer("xyz"[request.address.attempt // 2])
 
-  found, engine = play(sure, written(tmp_path, answer=ALWAYS))
+  found, engine = play(sure, of_scores(answer=ALWAYS))
   assert len(engine.requests) == 3
   assert found.spans[-1].text == scripted.answer("x")
   assert found.discarded_tokens == 2 * len(scripted.answer("x"))
   # Without a search left there is nothing to gain.
-  found, engine = play(sure, written(tmp_path, answer=ALWAYS), budget=0)
+  found, engine = play(sure, of_scores(answer=ALWAYS), budget=0)
   assert len(engine.requests) == 1
 
 
-def test_engine_that_fails_meanwhile_leaves_the_answer(tmp_path):
+def test_engine_that_fails_meanwhile_leaves_the_answer():
   def failing(request):
     if request.address.attempt:
       raise types.EngineError("down")
     return scripted.answer("x")
 
-  found, _ = play(failing, written(tmp_path, answer=ALWAYS))
+  found, _ = play(failing, of_scores(answer=ALWAYS))
   assert found.outcome is types.Outcome.ANSWERED
   assert found.discarded_tokens == 0
 
 
-def test_rule_that_accepts_changes_nothing(tmp_path):
-  rule = written(tmp_path, ask=ALWAYS, answer=NEVER)
+def test_rule_that_accepts_changes_nothing():
+  rule = of_scores(ask=ALWAYS, answer=NEVER)
   for script in (asks_until_refused, hesitant):
     alone, _ = play(script)
     steered, _ = play(script, rule)
@@ -160,10 +159,9 @@ def test_rule_that_accepts_changes_nothing(tmp_path):
 @hypothesis.settings(
   max_examples=60,
   deadline=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-def test_caps_hold_with_what_is_discarded(tmp_path, tokens, searches, tries):
-  rule = written(tmp_path, answer=ALWAYS, tries=tries)
+def test_caps_hold_with_what_is_discarded(tokens, searches, tries):
+  rule = of_scores(answer=ALWAYS, tries=tries)
   budget = budgets.Budget(searches=searches, tokens=tokens)
   found, engine = play(hesitant, rule, budget)
   sampled = 0
@@ -173,15 +171,15 @@ def test_caps_hold_with_what_is_discarded(tmp_path, tokens, searches, tries):
   assert found.searches <= searches
 
 
-def test_rule_keeps_no_room_besides(tmp_path):
+def test_rule_keeps_no_room_besides():
   # An answer that takes the whole cap is not cut for the sake of a landing.
   answer = scripted.answer("x" * 60)
   budget = budgets.Budget(searches=1, tokens=len(answer))
   found, _ = play(
-    lambda _: answer, written(tmp_path, ask=ALWAYS), budget, answer_room=40
+    lambda _: answer, of_scores(ask=ALWAYS), budget, answer_room=40
   )
   assert found.outcome is types.Outcome.ANSWERED
-  cut, _ = play(lambda _: answer, "", budget, answer_room=40)
+  cut, _ = play(lambda _: answer, None, budget, answer_room=40)
   assert cut.outcome is not types.Outcome.ANSWERED
 
 
@@ -193,6 +191,7 @@ def test_what_is_seen_of_an_episode():
     scaffold=False,
     address=types.Address(0, 0, 0),
     config=config,
+    environment=systems.of_episode(config),
     codec=scripted.CODEC,
   )
   written = 0
@@ -211,28 +210,43 @@ def test_what_is_seen_of_an_episode():
     state = episode.step(state, episode.episode_state.Retrieved(()))
 
 
+def steered_by_itself():
+  rule = of_scores()
+  return control.steered(systems.environment("paper"), rule)
+
+
 @pytest.mark.parametrize(
-  ("values", "expected"),
+  "environment",
   [
-    ({"control": "rule.json"}, "expected module:NAME or path/to/file.py:NAME"),
-    ({"control": "gone.py:rule"}, "found no file"),
-    ({"control": "anysearch_jax.rollout.control:step"}, "expected a rule, "),
-    (
-      {"control": "gone.py:rule", "prompts": "bats_verify"},
-      "environment that verifies answers",
-    ),
+    systems.environment("bats_verify"),
+    systems.environment("bavt"),
+    steered_by_itself(),
   ],
 )
-def test_name_that_is_not_of_a_rule_is_refused(values, expected):
-  with pytest.raises(ValueError, match=expected):
-    control.of(config_lib.EpisodeConfig(**values))
+def test_environment_that_is_steered_already_is_refused(environment):
+  with pytest.raises(ValueError, match="steered already"):
+    control.steered(environment, of_scores())
+
+
+RULE = """import anysearch_jax as aj
+rule = aj.control.Rule(lambda proposal, seen, cap: seen.{attribute} > 0)
+environment = aj.control.steered(aj.get_environment("paper"), rule)
+SYSTEM = aj.Method("steered", "Steered", {{"paper": environment}})
+"""
+
+
+def by_name(folder, attribute):
+  """Plays an episode whose rule is in a file of a user's."""
+  path = folder / "mine.py"
+  path.write_text(RULE.format(attribute=attribute))
+  prompts = f"{path}:SYSTEM#paper"
+  return play(asks_until_refused, prompts=prompts)[0]
+
+
+def test_rule_of_a_user_is_named_as_an_environment(tmp_path):
+  assert by_name(tmp_path, "made").searches == 0
 
 
 def test_error_of_a_rule_names_its_line(tmp_path):
-  path = tmp_path / "mine.py"
-  path.write_text(
-    "import anysearch_jax as aj\n"
-    "rule = aj.control.Rule(lambda proposal, seen, cap: seen.nothing)\n"
-  )
-  with pytest.raises(ValueError, match="mine.py:rule', line 2: AttributeErr"):
-    play([scripted.search("look")], f"{path}:rule")
+  with pytest.raises(ValueError, match="mine.py, line 2: AttributeErr"):
+    by_name(tmp_path, "nothing")
