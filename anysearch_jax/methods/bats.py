@@ -65,9 +65,9 @@ def step(
     ask: line after an answer that asks the policy to verify it.
     resume: line after a reply that rejects it, which lets the policy continue.
   """
-  is_turn = isinstance(event, types.Generation) and not waiting.landing
-  if waiting.memory and is_turn:
-    assert isinstance(event, types.Generation)
+  if waiting.landing or not isinstance(event, types.Generation):
+    return episode.step(waiting, event)
+  if waiting.memory:
     verified = episode.recorded(waiting, event)
     verified = dataclasses.replace(verified, memory=None)
     if accepted(event.text) or verified.full:
@@ -76,7 +76,7 @@ def step(
   advanced = episode.step(waiting, event)
   match advanced.request:
     case episode_state.Done(types.Trajectory(outcome=types.Outcome.ANSWERED)):
-      if is_turn and advanced.left > 0 and not advanced.full:
+      if advanced.left > 0 and not advanced.full:
         asking = dataclasses.replace(advanced, memory=True)
         return episode.next_turn(asking, episode.written(asking, ask))
   return advanced
