@@ -164,10 +164,7 @@ def run(
     held.enter_context(run_lock.hold(folder / LOCK))
     opened = http_server.listening(host, where.port or 80)
     held.enter_context(opened)
-    timeline = timeline_lib.Timeline(
-      time.monotonic,
-      folder / "timeline-controller.json" if f.timeline else None,
-    )
+    timeline = timeline_lib.Timeline(time.monotonic)
     policy, engine = controller_lib.opened(config, retriever)
     stream = collection.QuestionStream.of(questions, config)
     held.enter_context(contextlib.closing(engine))

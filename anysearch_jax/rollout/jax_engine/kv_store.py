@@ -186,10 +186,9 @@ class Turns(NamedTuple, Generic[A]):
   `[R]`, number of tokens cached in the row's pages. limits: int `[R]`, maximum
   number of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`,
   the turn's address. sampled: int `[R]`, tokens of this turn sampled in
-  earlier calls. stops:
-  uint32 `[R]`, the bit of `Draws.halts` that halts the row. given: int `[R,
-  steps]`, tokens that the row takes before it draws, then -1;
-  `sampled` then starts below 0. None if every token is drawn.
+  earlier calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the
+  row. given: int `[R, steps]`, tokens that the row takes before it draws, then
+  -1; `sampled` then starts below 0. None if every token is drawn.
   """
 
   table: A
