@@ -74,7 +74,7 @@ def define_flags() -> None:
     0,
   )
   flags.DEFINE_bool(
-    "timeline", False, "Write timeline.json to the folder, for Perfetto."
+    "timeline", False, "Trace the run into the folder's profile/, for XProf."
   )
   flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 

@@ -117,10 +117,6 @@ class EngineConfig:
   decode_steps: int = placement(16, at_least(1))
   """Limit on the tokens per row that one decode call samples before the rows
   are chosen again."""
-  lookahead: int = placement(0, at_least(0))
-  """Tokens that each step of decode guesses for a row by copying from its
-  context; those that equal the draws save steps. 0: no guesses. Texts are the
-  same but for rounding at near ties."""
   exact: bool = learning(False)
   """Whether one program prefills, samples and scores, so that the importance
   ratio of a token that the present weights sampled is exactly 1; see

@@ -63,9 +63,7 @@ def test_refused_search_is_answered_as_if_the_budget_were_used_up():
   alone, _ = play(asks_until_refused, budget=0)
   assert [span.text for span in found.spans] == [s.text for s in alone.spans]
   # And it stays refused.
-  stubborn, _ = play(
-    lambda _: scripted.search("look"), of_scores(ask=NEVER)
-  )
+  stubborn, _ = play(lambda _: scripted.search("look"), of_scores(ask=NEVER))
   assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
 
 
