@@ -69,7 +69,7 @@ fi
 
 if [ -n "${DELTAS:-}" ]; then  # It ends with the server.
   "${PYTHON:-.venv-sglang/bin/python}" \
-    "$(dirname "$0")/../anysearch_jax/rollout/sglang/delta.py" "$DELTAS" &
+    "$(dirname "$0")/../anysearch_jax/rollout/servers/delta.py" "$DELTAS" &
 fi
 
 # Log-probs are to be of what was sampled from: at the sampling temperature.

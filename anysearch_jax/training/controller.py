@@ -35,7 +35,6 @@ from anysearch_jax import types
 from anysearch_jax.host import counting
 from anysearch_jax.policy import hf, lora, sharding
 from anysearch_jax.rollout import engines, searching
-from anysearch_jax.rollout.sglang import delta
 from anysearch_jax.training import collection, messages, sampler
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -228,7 +227,7 @@ class Controller:
       if version <= self._version or values["session"] != self._session:
         return
       folder = messages.published(self._folder, version, values["session"])
-      newest = folder / delta.DELTA if values["delta"] else folder
+      newest = folder
       if not _visible(newest.exists):
         raise messages.RefusedError(
           f"{newest}: found no such file, expected the trainers' weights. "

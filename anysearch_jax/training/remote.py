@@ -232,13 +232,10 @@ class Sampler:
     self, rollout: int, weights: sampler_lib.HandedOver, version: int
   ) -> None:
     """Notes the weights that sample from `rollout` on; they are published."""
-    from anysearch_jax.rollout.sglang import delta
-
     assert isinstance(weights.params, pathlib.Path)
     self._weights = {
       "version": version,
       "scores": weights.scores,
-      "delta": (weights.params / delta.DELTA).is_file(),
     }
 
   def sample(self, rollout: int) -> sampler_lib.ScoredRollout:
@@ -302,7 +299,6 @@ class Pipeline(pipeline.Pipeline):
     super().__init__(sampler, ready, published=-1, **settings)
     self._remote, self._config = sampler, config
     self._policy, self._folder = policy, folder
-    self._last: pathlib.Path | None = None  # Published whole before.
 
   def check(self) -> None:
     """Raises in all processes what the first one's sampler met."""
@@ -342,7 +338,7 @@ class Pipeline(pipeline.Pipeline):
   ) -> sampler_lib.HandedOver:
     """Writes a version, and removes those that no rollout needs any more."""
     # Runs without a controller may need neither.
-    from anysearch_jax.rollout.sglang import adapters, delta
+    from anysearch_jax.rollout.servers import weights as weights_lib
 
     assert not isinstance(weights.params, pathlib.Path)
     config, session = self._config, self._remote.session
@@ -356,11 +352,8 @@ class Pipeline(pipeline.Pipeline):
         hf.save_adapter(path, policy, base=base, dtype=dtype)
       else:
         hf.save(path, policy, dtype=config.compute_dtype)
-        last, self._last = self._last, path
-        if config.sglang.deltas and last is not None:
-          processes.on_main(lambda: delta.write(path / delta.DELTA, last, path))
     # The engine has the ones before until it has loaded this one.
-    held = adapters.held(config.pipeline.async_level)
+    held = weights_lib.held_adapters(config.pipeline.async_level)
     oldest = min([version, *(ahead.version for ahead in self._ahead)])
     oldest -= held if self._remote.adapts else 1
     if processes.is_main():

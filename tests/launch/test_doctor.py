@@ -461,7 +461,7 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
 
 
-def test_sglang_servers_are_checked_and_not_changed():
+def test_server_libs_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
       sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},

@@ -20,7 +20,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.training import (
   checkpoint,
   collection,
@@ -115,7 +115,7 @@ def _served(server, folder):
 
 def test_servers_load_what_trainers_published(tmp_path, monkeypatch):
   """Each version as a folder in the run's, in the dtype that servers have."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
   with fake_sglang.Server(answer) as server:
@@ -140,7 +140,7 @@ def test_an_episode_under_way_goes_on_with_new_weights(
   apart, tmp_path, monkeypatch
 ):
   """A turn of rollout 1 waits for weights that training on rollout 0 makes."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   sample, versions = sampler.Sampler.sample, collections.defaultdict(set)
 
@@ -175,7 +175,7 @@ def test_servers_load_the_adapters_that_trainers_published(
   tmp_path, monkeypatch
 ):
   """Over the policy's own folder."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   answer = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
   with fake_sglang.Server(answer) as server:

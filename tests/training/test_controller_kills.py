@@ -30,7 +30,7 @@ import small_run
 import waits
 
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import adapters, delta
+from anysearch_jax.rollout.servers import delta, sglang
 from anysearch_jax.training import messages
 
 pytestmark = pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   """On a CPU, with torch_native as --lora-backend, and no pinned memory."""
   root, port, targets = roles.prepare(tmp_path), waits.free_port(), "qkvo"
   command = shlex.split(SGLANG.format(model=root / "policy", port=port))
-  command += adapters.flags(2, targets, async_level=1)
+  command += sglang.adapter_flags(2, targets, async_level=1)
   given = f"engine.kind=sglang lora.rank=2 lora.targets={','.join(targets)} "
   given += f"sglang.urls=http://127.0.0.1:{port} sglang.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given.split()]

@@ -14,15 +14,16 @@ from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.rollout.sglang import health, membership
+from anysearch_jax.rollout.servers import fleet as fleet_lib
+from anysearch_jax.rollout.servers import member as member_lib
 
 serve = engines.serve
 SAID = fake_sglang.ids("b", "</search>")
-UP, DOWN = membership.State.UP, membership.State.DOWN
+UP, DOWN = member_lib.State.UP, member_lib.State.DOWN
 
 
 def state(engine, server):
-  found = [m for m in engine._fleet._members.all if m.server.url == server.url]
+  found = [m for m in engine._fleet.members if m.server.url == server.url]
   return found[0].state if found else None
 
 
@@ -44,7 +45,7 @@ def start():
 @pytest.fixture
 def gateway(start, monkeypatch):
   """Returns a gateway, and a function that says which servers it lists."""
-  monkeypatch.setattr(health, "_LIST_SECONDS", 0.05)
+  monkeypatch.setattr(fleet_lib, "_LIST_SECONDS", 0.05)
   (found,) = start(1)
 
   def lists(*servers):
@@ -68,7 +69,7 @@ def test_a_run_begins_with_the_first_server_and_uses_late_ones(serve, start):
 
 
 def test_a_run_waits_for_its_first_server(serve, start, monkeypatch):
-  monkeypatch.setattr(health, "_START_SECONDS", 0.05)
+  monkeypatch.setattr(fleet_lib, "_START_SECONDS", 0.05)
   (busy,) = start(1)
   busy.faults["/health"] = [(503, "")] * 8
   engine, _ = serve(urls=(busy.url,), wait=60)
@@ -128,8 +129,8 @@ def test_two_servers_become_four_and_then_one_and_no_turn_is_lost(
     by_server = collections.Counter(
       turn.server for turns in found.values() for turn in turns
     )
-    wait_for(lambda: len(engine._fleet._members.all) == 1)
-    assert [m.server.url for m in engine._fleet._members.all] == [d.url]
+    wait_for(lambda: len(engine._fleet.members) == 1)
+    assert [m.server.url for m in engine._fleet.members] == [d.url]
     assert {by_server[x.url] > 0 for x in (a, b, d)} == {True}
     for server in (c, d):
       paths = [path for path, _ in server.asked]
@@ -174,17 +175,17 @@ def test_turns_wait_while_no_server_that_is_listed_is_up(start, gateway):
   try:
     engine.put_aside(b.url, "of a test")
     lists(b)
-    wait_for(lambda: not engine._fleet._members.all[0].samples)
+    wait_for(lambda: not engine._fleet.members[0].samples)
     waiting = concurrent.futures.ThreadPoolExecutor(1).submit(
       engines.turn, engine
     )
     wait_for(lambda: engine.counters["waits"])
     lists(a, b)
     assert waiting.result(10).server == a.url
-    engine._fleet._members.wait = 0.2
+    engine._fleet.wait = 0.2
     lists(b)
     wait_for(lambda: state(engine, a) is None)
-    with pytest.raises(types.EngineError, match="No SGLang server is up for"):
+    with pytest.raises(types.EngineError, match="No server is up for"):
       engines.turn(engine)
   finally:
     engine.close()
@@ -196,9 +197,9 @@ def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
   engine, _ = serve(urls=(late.url, early.url), wait=60)
   late._server_info = lambda body: (200, {"max_req_input_len": 9})
   late.restart()
-  said = f"SGLang server {late.url}: {late.url}: came back with contexts of 8"
+  said = f"Server {late.url}: {late.url}: came back with contexts of 8"
   wait_for(lambda: said in caplog.text)
-  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
+  loop.run(engine._fleet._look(engine._fleet.members[0]))
   assert caplog.text.count(said) == 1
   assert engines.turn(engine).server == early.url
 
@@ -220,15 +221,17 @@ class Slow:
 
 
 def member(name, speed=0.0, places=0):
-  made = membership.Member(Slow(f"http://{name}"))
+  made = member_lib.Member(Slow(f"http://{name}"))
   made.state, made.speed = UP, speed
   made.places = {(0, i): {name} for i in range(places)}
   return made
 
 
 def members_of(*some):
-  made = membership.Members(Slow, wait=1.0, counters=collections.Counter())
-  made.all += some
+  made = fleet_lib.Fleet(
+    (), Slow, run="", wait=1.0, counters=collections.Counter()
+  )
+  made.members += some
   return made
 
 
@@ -271,15 +274,15 @@ def test_a_server_that_repeats_itself_is_told_from_a_policy_that_does():
 
   broken, fine, worse = member("a"), member("b"), member("c")
   for i in range(8):
-    assert broken.sampled(turn(*[0] * 16), 1.0)["degenerate"] == 1
-    assert fine.sampled(turn(*range(16)), 1.0)["degenerate"] == 0
-    worse.sampled(turn(*[0] * (16 if i % 2 else 15)), 1.0)
-    said = broken.degenerates([fine])
+    assert broken.note_turn(turn(*[0] * 16), 1.0)["degenerate"] == 1
+    assert fine.note_turn(turn(*range(16)), 1.0)["degenerate"] == 0
+    worse.note_turn(turn(*[0] * (16 if i % 2 else 15)), 1.0)
+    said = broken.degeneration([fine])
     assert bool(said) == (i == 7)
   assert "100% of its last 8 turns repeat one token, 0%" in said
-  assert not fine.degenerates([broken])
-  assert not broken.degenerates([worse])
-  assert not broken.degenerates([])
+  assert not fine.degeneration([broken])
+  assert not broken.degeneration([worse])
+  assert not broken.degeneration([])
 
 
 def broken(reply):
@@ -300,7 +303,7 @@ def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
   name = first.url.partition("://")[2]
   assert engine.counters[f"server/{name}/not_finite"] == 1
   engine.set_params(engines.policy().params, 1)
-  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
+  loop.run(engine._fleet._look(engine._fleet.members[0]))
   assert state(engine, first) is DOWN
   first.faults.clear()
   first.kill()

@@ -1,17 +1,17 @@
-"""The engine over SGLang servers: token ids in, token ids and log-probs out.
+"""The engine over HTTP servers: token ids in, token ids and log-probs out.
 
 A turn is one request. Servers cache prefixes by their tokens (RadixAttention,
 https://arxiv.org/abs/2312.07104), so all samples of a question go to the same
-server while it is up (`health`). This module decides from the sampled ids where
-a turn ends, as the in-process engine does, because the server's own search for
+server while it is up (`fleet`). This module decides from the sampled ids where
+a turn ends, as the in-process engine does, because a server's own search for
 stop texts misses some.
 
-Where adapters are trained and servers can load them (`adapters`), the base is
-loaded once and each version is an adapter. An episode then keeps the version of
-its first turn while servers hold that, and a turn has tokens of one version.
+Where adapters are trained and servers can load them, the base is loaded once
+and each version is an adapter. An episode then keeps the version of its first
+turn while servers hold that, and a turn has tokens of one version.
 
-Each turn has a seed of its own by `types.Address`. Only servers that run with
---enable-deterministic-inference follow it; others sample anew each time.
+Each turn has a seed of its own by `types.Address`. Only servers that sample
+deterministically follow it; others sample anew each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import hashlib
 import itertools
 import logging
 import pathlib
-import re
 import secrets
 import shutil
 import time
@@ -37,24 +36,25 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import disk, json_files, loop, processes
+from anysearch_jax.host import disk, json_files, loop
 from anysearch_jax.policy import decoder, experts, hf
-from anysearch_jax.rollout.sglang import adapters, delta, health
-from anysearch_jax.rollout.sglang import reply as sglang_reply
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import delta
+from anysearch_jax.rollout.servers import fleet as fleet_lib
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import weights as weights_lib
 
 _log = logging.getLogger(__name__)
 
 
-class SglangEngine:
-  """`types.Engine` over one or several SGLang servers.
+class ServersEngine:
+  """`types.Engine` over one or several servers.
 
-  In a run of several processes, each one creates an engine, and all of them
-  call `set_params` together.
+  In a run of several processes, one process has it; no call is a collective.
 
   Args:
     policy: its weights are loaded into the servers immediately, or with the
       first turn (`sglang.colocated`); without any, the caller sets them first.
+    dialect: of the servers.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
     seed: of the run, part of the seeds of all turns.
@@ -66,7 +66,7 @@ class SglangEngine:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
       cached), `retries`, `unscored` (see `scores`), `handover_bytes` and
-      `handover_ms` (of new weights), and the counters of `health.Fleet`.
+      `handover_ms` (of new weights), and the counters of `fleet.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
     adapts: whether servers get adapters only, over a base.
 
@@ -79,6 +79,7 @@ class SglangEngine:
     self,
     policy: hf.Policy,
     *,
+    dialect: type[server_lib.Server],
     config: config_lib.SglangConfig,
     sampling: config_lib.SamplingConfig,
     seed: int = 0,
@@ -92,50 +93,48 @@ class SglangEngine:
     self._sampling, self._seed = sampling, seed
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
-    a = policy.architecture
-    self._records = records and bool(a.experts)
+    self._records = records and bool(policy.architecture.experts)
     # Of each episode's newest turn, to be sent only those of new tokens.
     self._chosen: dict[types.Address, tuple[tuple[int, ...], np.ndarray]] = {}
-    self._client, make = sglang_server.connect(config, self.counters)
-    self._run = processes.on_main(lambda: secrets.token_hex(4))
+    self._client, make = server_lib.connect(dialect, config, self.counters)
+    self._run = secrets.token_hex(4)
     self._serial = itertools.count()
     # All weights in order. The last ones may still be loading; whole ones
     # before `_current` are no longer served.
-    self._handed: list[adapters.Sampled] = []
+    self._handed: list[weights_lib.Sampled] = []
     self._current = 0
     # With adapters: their base, when it is written; what each episode began
     # with; the turns that run.
-    self._base: sglang_server.Weights | None = None
-    self._held = adapters.held(async_level)
-    self._began: dict[types.Address, adapters.Sampled] = {}
+    self._base: weights_lib.Weights | None = None
+    self._held_adapters = weights_lib.held_adapters(async_level)
+    self._began: dict[types.Address, weights_lib.Sampled] = {}
     self._running: Counter[str] = Counter()
-    gateway = config.gateway
-    urls = (gateway,) if gateway else config.urls
-    self._folder = sglang_server.folder(config.weights, urls)
-    ram = sglang_server.folder("", urls)
-    self._sender = (
-      delta.Sender(self._folder, ram.with_name(ram.name + "-last"))
-      if config.deltas
-      else None
-    )
-    self._fleet = health.Fleet(
-      () if gateway else urls,
+    urls = (config.gateway,) if config.gateway else config.urls
+    self._folder = weights_lib.folder(config.weights, urls)
+    # Where whole weights are written: what hosts read, or what deltas are of.
+    self._written = self._folder
+    self._sender: delta.Sender | None = None
+    if config.deltas:
+      ram = weights_lib.folder("", urls)
+      self._written = ram.with_name(ram.name + "-last")
+      self._sender = delta.Sender(self._folder)
+    self._fleet = fleet_lib.Fleet(
+      () if config.gateway else urls,
       make,
-      gateway=make(gateway) if gateway else None,
+      gateway=config.gateway,
+      router=config.router,
       run=self._run,
       wait=config.wait,
       counters=self.counters,
     )
     self._servers = self._fleet.servers
     try:
-      # The first process alone gives back what a killed run released.
-      self.max_context = processes.on_main(
-        lambda: loop.run(self._fleet.start())
-      )
-      if not processes.is_main():
-        loop.run(self._fleet.start())
-      processes.on_main(self._check_records)
-      self.adapts = processes.on_main(self._can_adapt)
+      self.max_context = loop.run(self._fleet.start())
+      up = [member.server for member in loop.run(self._fleet.up())]
+      if self._records:
+        for server in up:
+          server.check_records()
+      self.adapts = self._can_adapt(up)
       if config.colocated:
         self.free_cache()
       if policy.params:
@@ -154,7 +153,7 @@ class SglangEngine:
     With adapters, running turns end as they began.
 
     Args:
-      params: laid out as the policy's, on any mesh.
+      params: laid out as the policy's, on any mesh of this process.
       version: of `params`, recorded with every token from then on.
 
     Raises:
@@ -162,78 +161,79 @@ class SglangEngine:
         available in time. Then only replies with the old weights count.
     """
     name = self._name(version)
-    path = self._folder / name
     policy = self._policy._replace(params=params)
     if not self.adapts:
-      self._hand_over_whole(policy, name, version)
+      path = self._written / name
+      save = functools.partial(hf.save, path, policy, dtype=self._dtype)
+      self._hand_over_whole(self._whole(path, name), version, save)
       return
+    path = self._folder / name
     base = self._base or self._whole(self._folder / f"{name}.base", name)
 
-    def write_adapter() -> list[pathlib.Path]:
-      written = [path]
-      with disk.translate_errors(path):
-        if self._base is None:
-          self._clean(None)
-          bare = policy.architecture.without_lora()
-          whole = policy._replace(architecture=bare)
-          hf.save(base.path, whole, dtype=self._dtype)
-          written.append(base.path)
-        hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
-      return written
+    def write() -> list[pathlib.Path]:
+      paths = [path]
+      if self._base is None:
+        self._clean(None)
+        bare = policy.architecture.without_lora()
+        whole = policy._replace(architecture=bare)
+        hf.save(base.path, whole, dtype=self._dtype)
+        paths.append(base.path)
+      hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
+      return paths
 
-    self._hand_over(self._adapted(base, name, path), version, write_adapter)
+    self._hand_over(self._adapted(base, name, path), version, write)
 
   def load_folder(self, folder: pathlib.Path, version: int) -> None:
     """Loads whole weights, or a PEFT folder over the policy's own folder.
 
-    See `set_params`. The folder must stay unchanged, where every server can
-    read it, while servers hold that version. It is not removed here.
+    See `set_params`. It is not removed here.
+
+    Args:
+      folder: must stay unchanged, where every server can read it, while servers
+        hold that version.
+      version: of the weights.
+
+    Raises:
+      types.EngineError: as `set_params`, or servers hold no base of adapters.
     """
-    path, sender = pathlib.Path(folder).absolute(), self._sender
+    path = pathlib.Path(folder).absolute()
     weights = self._whole(path, self._name(version))
-    if (path / adapters.FILE).is_file():
-      sender = None
-      if not self.adapts or not (source := self._policy.source):
-        raise types.EngineError(
-          f"{path}: found adapters, which the servers cannot load over a "
-          "base; expected whole weights. Start the trainers again."
-        )
-      base = self._base or weights._replace(path=source.absolute())
-      weights = self._adapted(base, weights.name, path)
-    elif sender is not None:
-      by_delta = (path / delta.DELTA).is_file()
-      weights = self._sent(weights, path.name, by_delta=by_delta)
-
-    def write() -> list[pathlib.Path]:
-      if sender is None:
-        return [path]
-      if sender.begins:
-        self._clean(None)
-      with disk.translate_errors(self._folder):
-        return [sender.forward(path)]
-
-    self._hand_over(weights, version, write)
+    if not (path / weights_lib.ADAPTER_FILE).is_file():
+      self._hand_over_whole(weights, version)
+      return
+    source = self._policy.source
+    if not self.adapts or not source:
+      raise types.EngineError(
+        f"{path}: found adapters, which the servers cannot load over a "
+        "base; expected whole weights. Start the trainers again."
+      )
+    base = self._base or weights._replace(path=source.absolute())
+    adapted = self._adapted(base, weights.name, path)
+    self._hand_over(adapted, version, lambda: [path])
 
   def _hand_over_whole(
-    self, policy: hf.Policy, name: str, version: int
+    self,
+    weights: weights_lib.Weights,
+    version: int,
+    save: Callable[[], None] = lambda: None,
   ) -> None:
-    """Writes all weights of a policy, or what changed, and hands them over."""
-    path, sender = self._folder / name, self._sender
-    by_delta = sender is not None and not sender.begins
-    weights = self._sent(self._whole(path, name), name, by_delta=by_delta)
+    """Hands over a folder of whole weights, or what changed in it.
 
-    def save(path: pathlib.Path) -> None:
-      with disk.translate_errors(path):
-        hf.save(path, policy, dtype=self._dtype)
+    `save` writes the folder, unless it is there.
+    """
+    sender, path = self._sender, weights.path
+    if sender is not None:
+      served = self._folder / path.name
+      if not sender.begins:
+        served = delta.COPIES / path.name
+        weights = weights._replace(sender=sender)
+      weights = weights._replace(path=served)
 
     def write() -> list[pathlib.Path]:
       if sender is None or sender.begins:
         self._clean(None)  # First: there may be no room for two folders.
-      if sender is None:
-        save(path)
-        return [path]
-      with disk.translate_errors(path):
-        return [sender.send(name, save, writes=processes.is_main())]
+      save()
+      return [path if sender is None else sender.send(path)]
 
     self._hand_over(weights, version, write)
 
@@ -241,7 +241,7 @@ class SglangEngine:
     """Returns a new name for weights of a version."""
     return f"{self._run}.{next(self._serial)}-{version}"
 
-  def _whole(self, path: pathlib.Path, name: str) -> sglang_server.Weights:
+  def _whole(self, path: pathlib.Path, name: str) -> weights_lib.Weights:
     """Returns plain weights; servers of a quantised policy cannot take them."""
     source = self._policy.source
     config = json_files.read(source / "config.json") if source else {}
@@ -251,61 +251,45 @@ class SglangEngine:
         "began with quantised ones cannot load trained ones. Have transformers "
         "load it by Mxfp4Config(dequantize=True), then call save_pretrained."
       )
-    return sglang_server.Weights(path, name, self._config.deadline)
-
-  def _sent(
-    self, weights: sglang_server.Weights, name: str, *, by_delta: bool
-  ) -> sglang_server.Weights:
-    """Returns weights at the path that servers load, once they are sent."""
-    if not by_delta:
-      return weights._replace(path=self._folder / name)
-    return weights._replace(path=delta.COPIES / name, sender=self._sender)
+    return weights_lib.Weights(path, name, self._config.deadline)
 
   def _adapted(
-    self, base: sglang_server.Weights, name: str, path: pathlib.Path
-  ) -> sglang_server.Weights:
+    self, base: weights_lib.Weights, name: str, path: pathlib.Path
+  ) -> weights_lib.Weights:
     """Returns a base with a new adapter and those that turns may still need."""
     before = [x.adapter for x in self._handed if x.weights == base.name]
     kept = [
       adapter
       for i, adapter in enumerate(before, start=1)
       if adapter is not None
-      and (adapter.path / adapters.FILE).is_file()  # Not removed by trainers.
-      and (i + self._held > len(before) + 1 or self._running[adapter.name])
+      # It was not removed by trainers.
+      and (adapter.path / weights_lib.ADAPTER_FILE).is_file()
+      and (
+        i + self._held_adapters > len(before) + 1 or self._running[adapter.name]
+      )
     ]
-    return base._replace(adapters=(*kept, adapters.Adapter(name, path)))
+    adapters = (*kept, weights_lib.Adapter(name, path))
+    return base._replace(adapters=adapters)
 
-  def _check_records(self) -> None:
-    """Raises EngineError if a server does not return experts as it must."""
-    for server in (member.server for member in loop.run(self._fleet.up())):
-      # What comes back from host memory has lost its record.
-      kept = not server.info.get("enable_hierarchical_cache")
-      found = server.info.get("enable_return_routed_experts") is True and kept
-      if self._records and not found:
-        raise server.error(
-          "it does not return the experts of all tokens, as objective.router "
-          "needs: start it with --enable-return-routed-experts, without "
-          "--enable-hierarchical-cache."
-        )
-
-  def _can_adapt(self) -> bool:
+  def _can_adapt(self, servers: Sequence[server_lib.Server]) -> bool:
     """Returns whether servers get adapters only; logs why not."""
     lora = self._policy.architecture.lora
     if lora is None:
       return False
-    for server in (member.server for member in loop.run(self._fleet.up())):
-      if why := adapters.refusal(server.info, lora.rank, lora.targets):
+    for server in servers:
+      if why := server.adapter_refusal(lora.rank, lora.targets):
         _log.warning(
-          "SGLang servers get whole weights with the adapters merged into "
-          "them, not the adapters alone, because of %s: %s.",
-          *(server.url, why),
+          "The servers get whole weights with the adapters merged into them, "
+          "not the adapters alone, because of %s: %s.",
+          server.url,
+          why,
         )
         return False
     return True
 
   def _hand_over(
     self,
-    weights: sglang_server.Weights,
+    weights: weights_lib.Weights,
     version: int,
     write: Callable[[], list[pathlib.Path]],
   ) -> None:
@@ -318,12 +302,10 @@ class SglangEngine:
     self._handed.append(weights.sampled(version))
     before = self._fleet.present(None)
     try:
-      written = processes.barrier_call(write)
-      if processes.is_main():
-        self._count(written)
-      processes.on_main(lambda: loop.run(self._fleet.hand_over(weights)))
-      self._fleet.present(weights)  # Of the other processes.
-      processes.on_main(lambda: loop.run(self._fleet.up()))
+      with disk.translate_errors(self._folder):
+        self._count(write())
+      loop.run(self._fleet.hand_over(weights))
+      loop.run(self._fleet.up())
     except BaseException:
       self._handed.pop()
       self._fleet.present(before)
@@ -368,7 +350,7 @@ class SglangEngine:
     Raises:
       types.EngineError: a server refused.
     """
-    processes.on_main(lambda: loop.run(self._fleet.lend()))
+    loop.run(self._fleet.lend())
     return 0
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
@@ -380,10 +362,8 @@ class SglangEngine:
     """
     self._check_ids(token_ids)
     sampled = self._handed[self._current]
-    return processes.on_main(
-      lambda: loop.run(
-        self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
-      )
+    return loop.run(
+      self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
     )
 
   def put_aside(self, part: str, why: str) -> None:
@@ -399,24 +379,23 @@ class SglangEngine:
     loop.run(self._fleet.stop())
     self._fleet.present(None)
     self._clean(None)
-    if self._sender is not None and processes.is_main():
-      self._sender.close()
-    loop.run(sglang_server.close(self._client, self._servers))
+    loop.run(server_lib.close(self._client, self._servers))
 
-  def _clean(self, kept: sglang_server.Weights | None) -> None:
-    """Removes all folders that this engine has made but those of `kept`."""
-    if not processes.is_main() or not self._folder.is_dir():
-      return
+  def _clean(self, kept: weights_lib.Weights | None) -> None:
+    """Removes what this engine has written, except the folders of `kept`."""
     paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
-    if kept and kept.sender:  # What was sent of it, whole or a delta.
-      paths.update(self._folder.glob(f"{kept.path.name}*"))
-    for path in {*self._folder.iterdir()} - paths:
-      if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-      else:
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-      self._folder.rmdir()
+    for folder in {self._folder, self._written}:
+      if not folder.is_dir():
+        continue
+      if kept and self._sender:  # What was sent of it, whole or a delta.
+        paths.update(folder.glob(f"{kept.path.name}*"))
+      for path in {*folder.iterdir()} - paths:
+        if path.is_dir():
+          shutil.rmtree(path, ignore_errors=True)
+        else:
+          path.unlink(missing_ok=True)
+      with contextlib.suppress(OSError):
+        folder.rmdir()
 
   def _count(self, paths: Sequence[pathlib.Path]) -> None:
     """Counts the bytes of files and folders that are handed over."""
@@ -428,7 +407,7 @@ class SglangEngine:
     )
 
   async def _turn(
-    self, request: types.GenerateRequest, server: sglang_server.Server
+    self, request: types.GenerateRequest, server: server_lib.Server
   ) -> types.Generation:
     """Samples a turn on a server."""
     first = self._current
@@ -437,49 +416,56 @@ class SglangEngine:
       sampled = self._began.setdefault(request.address, sampled)
     name = sampled.adapter.name if sampled.adapter else ""
     self._running[name] += 1
-    known = self._known(request)
-    body = self._body(request, sampled)
-    if known is not None:
-      body["return_routed_experts"] = True
-      body["routed_experts_start_len"] = len(known)
+    recorded = self._recorded_experts(request)
+    place = self._seed, *request.address[:4], request.turn
+    seed = hashlib.blake2b(repr(place).encode(), digest_size=7).digest()
+    turn = server_lib.Turn(
+      request=request,
+      sampled=sampled,
+      sampling=self._sampling.asked(request),
+      seed=int.from_bytes(seed),
+      ends=self._policy.tokenizer.end_of_turn_ids,
+      unknown_experts=None if recorded is None else len(recorded),
+    )
     try:
-      reply = await server.generate(body)
+      answer = await server.generate(server.turn_body(turn))
     except types.EngineError as error:
-      if not sampled.refused(error):
+      if not sampled.is_refused_by(error):
         raise
       self._began.pop(request.address, None)
-      raise sglang_server.UnansweredError(str(error)) from None
+      raise server_lib.UnansweredError(str(error)) from None
     finally:
       self._running[name] -= 1
     # Whole weights may have changed meanwhile, an adapter not.
     served = [sampled] if sampled.adapter else self._handed[first:]
     try:
-      read = sglang_reply.read(
-        reply,
+      reply = server.read_turn(
+        answer,
         prompt=len(request.token_ids),
         most=request.max_tokens,
         vocab_size=self._policy.architecture.vocab_size,
         versions={x.weights: x.version for x in served},
       )
-      turn = self._generation(request, read)
-      if known is None:
-        return turn
-      new = len(request.token_ids) + len(read.ids) - 1 - len(known)
-      routed = sglang_reply.routed(reply, new, self._policy.architecture)
-      ids = request.token_ids + turn.token_ids
-      chosen = np.concatenate([known, routed])[: len(ids) - 1]
+      generation = self._generation(request, reply)
+      if recorded is None:
+        return generation
+      new = len(request.token_ids) + len(reply.ids) - 1 - len(recorded)
+      routed = server.read_experts(answer, new, self._policy.architecture)
+      ids = request.token_ids + generation.token_ids
+      chosen = np.concatenate([recorded, routed])[: len(ids) - 1]
       self._chosen[request.address] = ids, chosen
-      return dataclasses.replace(turn, experts=chosen)
+      return dataclasses.replace(generation, experts=chosen)
+    except server_lib.OtherWeightsError as error:
+      message = server.error(error)
+      if weights_lib.is_of_another_run(error.name, self._run):
+        raise message from None
+      raise server_lib.UnansweredError(str(message)) from None
     except types.EngineError as error:
-      told = server.error(error)
-      if isinstance(error, sglang_reply.NotFiniteError):
-        told = sglang_reply.NotFiniteError(str(told))
-      elif isinstance(error, sglang_reply.OtherWeightsError):
-        if not sglang_server.of_another_run(error.name, self._run):
-          told = sglang_server.UnansweredError(str(told))
-      raise told from None
+      raise server.error(error) from None
 
-  def _known(self, request: types.GenerateRequest) -> np.ndarray | None:
+  def _recorded_experts(
+    self, request: types.GenerateRequest
+  ) -> np.ndarray | None:
     """Returns the experts of a context's tokens, as far as they are recorded.
 
     None if they are not to be.
@@ -490,62 +476,24 @@ class SglangEngine:
     ids, chosen = self._chosen.get(request.address, ((), none))
     return chosen if request.token_ids[: len(ids)] == ids else none
 
-  def _body(
-    self, request: types.GenerateRequest, sampled: adapters.Sampled
-  ) -> dict[str, Any]:
-    """Returns the body of a request to /generate.
-
-    Stop texts are also sent as regular expressions. A server searches for a
-    stop text only in as many last tokens as its encoding has, and may miss it
-    if the model spelled it with more. For a regular expression it looks at as
-    many tokens as the expression has characters. All sampling parameters are
-    sent, so that the defaults of the model's generation_config.json do not
-    apply.
-    """
-    sampling = self._sampling.asked(request)
-    place = self._seed, *request.address[:4], request.turn
-    seed = hashlib.blake2b(repr(place).encode(), digest_size=7).digest()
-    return sampled.body(
-      request.token_ids,
-      logprob_start_len=-1,
-      extra_key=sampled.weights,  # Separates cached prefixes by the weights.
-      sampling_params={
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
-        "sampling_seed": int.from_bytes(seed),
-        "repetition_penalty": request.repetition_penalty,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "ignore_eos": False,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "max_new_tokens": request.max_tokens,
-        "stop": list(request.stop),
-        "stop_regex": [re.escape(stop) for stop in request.stop],
-        "stop_token_ids": sorted(self._policy.tokenizer.end_of_turn_ids),
-      },
-    )
-
   def _generation(
-    self, request: types.GenerateRequest, reply: sglang_reply.Reply
+    self, request: types.GenerateRequest, reply: server_lib.Reply
   ) -> types.Generation:
     """Returns the turn up to the first token that ends it."""
     decode = self._policy.tokenizer.decode
     ends = self._policy.tokenizer.end_of_turn_ids
 
-    def stopped(count: int) -> bool:
+    def is_stopped(count: int) -> bool:
       return request.cut(decode(reply.ids[:count])) is not None
 
     count = next(
       (i for i, token in enumerate(reply.ids, 1) if token in ends),
       len(reply.ids),
     )
-    if stopped(count):
+    if is_stopped(count):
       finish = types.Finish.STOP
       counts = range(1, count + 1)
-      count = counts[bisect.bisect_left(counts, True, key=stopped)]
+      count = counts[bisect.bisect_left(counts, True, key=is_stopped)]
     elif reply.ids[count - 1] in ends:
       finish = types.Finish.END_OF_TURN
     elif count == request.max_tokens:
@@ -553,7 +501,7 @@ class SglangEngine:
     else:
       raise types.EngineError(
         f"The reply ends after {count} of {request.max_tokens} tokens for "
-        f"{dict(reply.reason)}, expected a stop text or one of the end-of-turn "
+        f"{reply.reason}, expected a stop text or one of the end-of-turn "
         f"tokens {sorted(ends)}; start the server with the policy's own folder."
       )
     text = decode(reply.ids[:count])
