@@ -292,7 +292,7 @@ class Checks:
     except types.EngineError as error:
       yield problem(str(error))
     finally:
-      loop.run(server_lib.close(client, asked))
+      loop.run(server_lib.close(client))
 
 
 def accelerated(a: architecture_lib.Architecture) -> Finding:

@@ -76,7 +76,6 @@ def test_every_setting_of_a_request_is_sent(serve):
   engines.turn(engine, most=7)
   engines.turn(engine, most=7)
   first, second = server.bodies("/generate")
-  assert first["rid"] != second["rid"]
   seed = first["sampling_params"].pop("sampling_seed")
   assert seed == second["sampling_params"]["sampling_seed"]
   engines.turn(engine, most=7, sample=1)
@@ -153,18 +152,13 @@ async def test_samples_of_a_question_share_a_server_and_questions_are_spread(
   assert engine.counters["requests"] == 24
 
 
-def test_retry_after_a_broken_connection_has_a_new_request_id(serve):
+def test_a_request_is_sent_again_after_a_broken_connection(serve):
   engine, server = serve(fake_sglang.ids("b", "<end>"))
   server.faults["/generate"] = ["die", (503, "")]
-  engine._servers[0]._retries = 2
+  engine._fleet.members[0].server._retries = 2
   assert engines.turn(engine).text == "b"
-  rids = [body["rid"] for body in server.bodies("/generate")]
-  assert len(set(rids)) == 3
+  assert len(server.bodies("/generate")) == 3
   assert engine.counters["retries"] == 2
-  # The server may still be working on the unanswered requests.
-  server.wait_until(lambda: len(server.bodies("/abort_request")) == 2, 5)
-  aborted = {body["rid"] for body in server.bodies("/abort_request")}
-  assert aborted == set(rids[:2])
 
 
 def test_a_server_that_hangs_is_an_error_after_the_deadline(serve):
@@ -172,12 +166,10 @@ def test_a_server_that_hangs_is_an_error_after_the_deadline(serve):
   engine._config = dataclasses.replace(engine._config, deadline=0.2)
   with pytest.raises(types.EngineError, match="no turn within 0.2 seconds"):
     engines.turn(engine)
-  (rid,) = [body["rid"] for body in server.bodies("/generate")]
-  server.wait_until(lambda: server.bodies("/abort_request"), 5)
-  assert server.bodies("/abort_request") == [{"rid": rid}]
 
 
-def test_closing_sends_the_aborts_that_are_due(serve):
+def test_a_turn_that_nobody_waits_for_closes_its_connection(serve):
+  """On which a server aborts it."""
   engine, server = serve(seconds=0.05)
 
   async def run_into_a_timeout():
@@ -186,8 +178,7 @@ def test_closing_sends_the_aborts_that_are_due(serve):
 
   with pytest.raises(TimeoutError):
     asyncio.run(run_into_a_timeout())
-  engine.close()
-  assert len(server.bodies("/abort_request")) == 1
+  wait_for(lambda: not server.running)
 
 
 def test_a_server_that_was_left_paused_is_continued(serve):
@@ -336,7 +327,7 @@ def test_server_is_resumed_after_any_update_failure(serve, path, fault):
   engine, server = serve(fake_sglang.ids("<end>"), wait=60)
   patient = engine._config
   engine._config = dataclasses.replace(patient, deadline=0.3)
-  engine._servers[0]._patience = 0.3
+  engine._fleet.members[0].server._patience = 0.3
   server.faults[path] = [fault] * 2
   asked = len(server.bodies("/continue_generation"))
   if isinstance(fault, str):  # The server counts as unavailable and is retried.
@@ -492,7 +483,7 @@ def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
   monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.01)
   engine, first, second = serve(SAID, count=2)
   # From here on, health checks are not answered either.
-  engine._servers[0]._patience = 0.1
+  engine._fleet.members[0].server._patience = 0.1
   first.faults["/generate"] = ["hang"]
   first.faults["/model_info"] = first.faults["/health"] = ["hang"] * 9999
   assert engines.turn(engine, question=0).text == "b"
@@ -504,7 +495,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   """It accepts connections and never answers, like a stopped process."""
   monkeypatch.setattr(fleet_lib, "_ANSWER_SECONDS", 4.0)
   engine, first, second = serve(SAID, count=2, wait=60)
-  engine._servers[0]._patience = 12.0
+  engine._fleet.members[0].server._patience = 12.0
   first.faults = collections.defaultdict(lambda: ["hang"] * 99)
   began = time.monotonic()
   for version in (1, 2, 3):
@@ -527,7 +518,7 @@ def test_a_server_that_loads_is_awaited_while_it_answers(
   monkeypatch.setattr(fleet_lib, "_LOADING_SECONDS", 0.2)
   engine, first, second = serve(SAID, count=2, wait=60)
   engine._config = dataclasses.replace(engine._config, deadline=600.0)
-  engine._servers[0]._patience = 0.5
+  engine._fleet.members[0].server._patience = 0.5
   first.faults["/update_weights_from_disk"] = [
     "hang" if stops else lambda value: time.sleep(1.0) or value
   ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import itertools
 import math
 
 import fake_sglang
+import httpx2
 import pytest
 import sglang_engines as engines
 from waits import wait_for
@@ -16,6 +18,7 @@ from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import member as member_lib
+from anysearch_jax.rollout.servers import server as server_lib
 
 serve = engines.serve
 SAID = fake_sglang.ids("b", "</search>")
@@ -319,3 +322,144 @@ def test_the_only_server_is_not_put_aside(serve):
     engines.turn(engine)
   assert state(engine, server) is UP
   assert engines.turn(engine).token_ids == SAID
+
+
+class Router(fake_sglang.Server):
+  """Passes turns to servers in turn, and knows nothing of weights."""
+
+  def __init__(self, *servers):
+    super().__init__()
+    self.targets = itertools.cycle(servers)
+
+  def answer(self, path, body):
+    assert path in ("/generate", "/v1/rl/workers"), path
+    if path != "/generate":
+      return super().answer(path, body)
+    body = {k: v for k, v in body.items() if k != "connection"}
+    try:
+      response = httpx2.post(
+        next(self.targets).url + path, json=body, trust_env=False, timeout=30
+      )
+    except httpx2.TransportError:
+      return 502, {"message": "no worker"}
+    return response.status_code, response.json()
+
+
+@pytest.fixture
+def routed(start, monkeypatch):
+  """Starts two servers behind a router, and an engine that uses it."""
+  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.05)
+  opened = []
+
+  def make(script=SAID, **config):
+    servers = start(2, script)
+    router = Router(*servers).__enter__()
+    settings = {"wait": 20, "urls": tuple(s.url for s in servers)}
+    engine = engines.connect(**settings | config, router=router.url)
+    opened.append((engine, router))
+    return engine, router, *servers
+
+  yield make
+  for engine, router in opened:
+    engine.close()
+    router.__exit__()
+
+
+def paths(server):
+  return {path for path, _ in server.asked}
+
+
+def test_turns_go_to_a_router_and_all_else_to_each_server(routed):
+  engine, router, *servers = routed()
+  for version in (1, 2):
+    engine.set_params(engines.policy().params, version)
+    for question in range(4):
+      turn = engines.turn(engine, question=question)
+      assert (turn.token_ids, turn.server) == (SAID, router.url)
+      assert turn.versions == (version,) * len(SAID)
+  assert engine.scores(engines.PROMPT).keys() == {s.url for s in servers}
+  assert paths(router) == {"/generate"}
+  for server in servers:
+    assert len(server.bodies("/update_weights_from_disk")) == 3
+    # Four turns, and the scores.
+    assert len(server.bodies("/generate")) == 5
+  name = router.url.partition("://")[2]
+  assert engine.counters[f"server/{name}/turns"] == 8
+
+
+def test_servers_behind_a_router_are_listed_by_a_gateway(start, gateway):
+  fake, lists = gateway
+  first, second = start(2)
+  lists(first, second)
+  router = Router(first, second)
+  router.workers = fake.workers
+  with router:
+    engine = engines.connect(gateway=router.url, router=router.url, wait=20)
+    try:
+      assert [engines.turn(engine).token_ids for _ in range(2)] == [SAID] * 2
+      assert first.version == second.version
+      assert paths(router) == {"/generate", "/v1/rl/workers"}
+    finally:
+      engine.close()
+
+
+def test_a_restarted_server_behind_a_router_gets_the_present_weights(routed):
+  engine, _, first, second = routed()
+  engine.set_params(engines.policy().params, 3)
+  first.kill()
+  first.restart()
+  for question in range(4):
+    turn = engines.turn(engine, question=question)
+    assert turn.versions == (3,) * len(SAID)
+  wait_for(lambda: first.version == second.version)
+
+
+def test_no_turn_of_a_server_put_aside_behind_a_router_counts(routed):
+  engine, _, first, second = routed()
+  engine.put_aside(first.url, "of a test")
+  wait_for(lambda: first.version.endswith(".hidden"))
+  for question in range(3):
+    assert engines.turn(engine, question=question).token_ids == SAID
+  assert engine.counters["failovers"] >= 1
+  engine.set_params(engines.policy().params, 1)
+  assert engines.turn(engine).versions == (1,) * len(SAID)
+  assert first.version.endswith(".hidden")
+  first.kill()
+  first.restart()
+  wait_for(lambda: first.version == second.version)
+
+
+@pytest.mark.parametrize("why", ["", "is wrong"])
+def test_a_server_is_compared_before_a_router_may_use_it(routed, why):
+  """Its weights have another name until then, also if it samples turns."""
+  engine, _, first, second = routed()
+  names = []
+
+  def wrong(scores):
+    names.append(first.version)
+    return why
+
+  engine.expect(engines.PROMPT, wrong)
+  first.kill()
+  first.restart()
+  for question in range(2):
+    assert engines.turn(engine, question=question).token_ids == SAID
+  wait_for(lambda: names)
+  assert names[0].endswith(".hidden")
+  if why:
+    wait_for(lambda: state(engine, first) is DOWN)
+    assert not first.version == second.version
+  else:
+    wait_for(lambda: state(engine, first) is UP)
+    assert first.version == second.version
+
+
+def test_a_router_that_answers_nothing_fails_the_turn(routed, monkeypatch):
+  monkeypatch.setattr(server_lib, "_LONGEST_PAUSE", 0.01)
+  engine, router, *_ = routed(retries=0)
+  router.faults["/generate"] = [(503, "no worker")] * 99
+  with pytest.raises(types.EngineError, match="HTTP 503: no worker"):
+    engines.turn(engine)
+  assert len(router.bodies("/generate")) == fleet_lib._ROUTED_MOVES + 1
+  with pytest.raises(ValueError, match="sglang.router: found 'localhost'"):
+    engines.connect(router="localhost")

@@ -193,7 +193,7 @@ def test_turns_end_at_their_stop_text(policy, start):
 
 def test_errors_quote_the_server(policy, start):
   engine = start("refusals")
-  (server,) = engine._servers
+  server = engine._fleet.members[0].server
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
       loop.run(server.generate(body))
@@ -221,7 +221,7 @@ def test_a_server_lends_its_memory_until_a_turn(policy, start):
   _check_turns(engine, policy)
   assert not engine.counters["server_down"]
   # It said that it had released memory, although this one, on a CPU, cannot.
-  (server,) = engine._servers
+  server = engine._fleet.members[0].server
   server._lends = True
   with pytest.raises(types.EngineError, match="with --enable-memory-saver"):
     loop.run(server.ready())
@@ -355,7 +355,7 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
     dtype=jnp.float32,
   )
   assert engine.adapts
-  (server,), context = engine._servers, _context(policy)
+  server, context = engine._fleet.members[0].server, _context(policy)
   spent = [engine.counters["handover_bytes"], engine.counters["handover_ms"]]
   for version in (0, 1, 2):
     if version:

@@ -127,7 +127,6 @@ class ServersEngine:
       wait=config.wait,
       counters=self.counters,
     )
-    self._servers = self._fleet.servers
     try:
       self.max_context = loop.run(self._fleet.start())
       up = [member.server for member in loop.run(self._fleet.up())]
@@ -379,7 +378,7 @@ class ServersEngine:
     loop.run(self._fleet.stop())
     self._fleet.present(None)
     self._clean(None)
-    loop.run(server_lib.close(self._client, self._servers))
+    loop.run(server_lib.close(self._client))
 
   def _clean(self, kept: weights_lib.Weights | None) -> None:
     """Removes what this engine has written, except the folders of `kept`."""

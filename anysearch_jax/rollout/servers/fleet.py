@@ -76,7 +76,6 @@ class Fleet:
 
   Attributes:
     members: the servers, with their states.
-    servers: all that the fleet ever had.
     expected: what samples, and which scores of which tokens are wrong, for
       servers that join or return.
     dark_since: when the last server went down; infinite while one is up.
@@ -96,7 +95,6 @@ class Fleet:
     self._make, self._run, self._counters = make, run, counters
     self.wait = wait
     self.members: list[Member] = []
-    self.servers: list[server_lib.Server] = []
     self.expected: Expected | None = None
     self.dark_since = math.inf
     # What watches each member, and under None what lists them.
@@ -105,9 +103,6 @@ class Fleet:
     self._gateway = make(gateway) if gateway else None
     self._unlisted = "the gateway lists none."
     self._router = Member(make(router)) if router else None
-    if self._router:
-      self.servers.append(self._router.server)
-      self._router.server.engines = lambda: [m.server for m in self.members]
     self._lent, self._returning = False, asyncio.Lock()
     self._present: weights_lib.Weights | None = None
     # Of all servers; one that comes back with a shorter context stays down.
@@ -167,7 +162,6 @@ class Fleet:
   def _add(self, url: str) -> Member:
     """Adds a server, which is down."""
     member = Member(self._make(url))
-    self.servers.append(member.server)
     self.members.append(member)
     return member
 

@@ -26,8 +26,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
-import uuid
 from collections import Counter
 from collections.abc import (
   AsyncIterator,
@@ -56,7 +54,7 @@ _BUSY = (429, 502, 503, 504)
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
-_ABORT_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 # How long a host may take to patch its copy, and between looks at it.
 _PATCH_SECONDS = 120.0
 _PATCH_POLL = 0.5
@@ -130,9 +128,6 @@ class Server(abc.ABC):
   Attributes:
     kind: name of the engine, in messages.
     info: what it says of itself, when it was last found ready.
-    tasks: those that wait for a generation, or abort one that nobody wants.
-    engines: the servers that abort a request: this one, or those behind it if
-      it is a router.
   """
 
   kind: str
@@ -153,8 +148,6 @@ class Server(abc.ABC):
     self._patience = min(_CONTROL_SECONDS, config.deadline)
     self._counters, self._lends = counters, config.colocated
     self.info: Json = {}
-    self.tasks: set[asyncio.Task] = set()
-    self.engines: Callable[[], Iterable[Server]] = lambda: [self]
 
   # The dialect. Each method raises types.EngineError if the server refuses or
   # its answer is invalid, and UnansweredError if it does not answer.
@@ -229,12 +222,12 @@ class Server(abc.ABC):
     """Unloads an adapter after the requests that use it."""
 
   @abc.abstractmethod
-  async def abort(self, request_id: str) -> None:
-    """Aborts the request of this id, if it runs."""
-
-  @abc.abstractmethod
   async def generate(self, body: Json) -> Json:
-    """Sends what `turn_body` or `score_body` made, by `send_generation`."""
+    """Sends what `turn_body` or `score_body` made; returns the answer.
+
+    There is no deadline here: the caller sets one and cancels, which closes the
+    connection, on which the server aborts the request.
+    """
 
   @abc.abstractmethod
   def turn_body(self, turn: Turn) -> Json:
@@ -499,7 +492,7 @@ class Server(abc.ABC):
       )
     return scores
 
-  async def get(self, path: str, seconds: float = math.inf) -> Json:
+  async def get(self, path: str, seconds: float = _CONTROL_SECONDS) -> Json:
     """Returns the object at this path; the deadline is short."""
     seconds = min(seconds, self._patience)
     return self._object(await self.ask("GET", path, deadline=seconds))
@@ -510,48 +503,6 @@ class Server(abc.ABC):
     """Returns the object that answers `body`; the default deadline is short."""
     answer = await self.ask("POST", path, lambda: body, deadline=deadline)
     return self._object(answer)
-
-  async def send_generation(self, path: str, body: Json, key: str) -> Json:
-    """Generates; aborts every try that the server may still be working on.
-
-    There is no deadline here: the caller sets one and cancels.
-
-    Args:
-      path: that generates.
-      body: of the request.
-      key: its field for an id. Each try has a new one, because servers refuse
-        an id that is still running.
-    """
-    waiting: list[str] = []
-    task = asyncio.current_task()
-    assert task is not None  # This is a coroutine.
-    self.tasks.add(task)
-
-    def request() -> Json:
-      waiting.append(uuid.uuid4().hex)
-      return body | {key: waiting[-1]}
-
-    try:
-      response = await self.ask("POST", path, request, deadline=math.inf)
-      waiting.pop()
-    except types.EngineError as error:
-      if not isinstance(error, UnansweredError):
-        waiting.pop()  # It was refused.
-      raise
-    finally:
-      self.tasks.discard(task)
-      for request_id in waiting:
-        for server in self.engines():
-          task = asyncio.create_task(server._abort(request_id))
-          self.tasks.add(task)
-          task.add_done_callback(self.tasks.discard)
-    return self._object(response)
-
-  async def _abort(self, request_id: str) -> None:
-    # An unavailable server generates nothing either.
-    with contextlib.suppress(httpx2.HTTPError, TimeoutError):
-      async with asyncio.timeout(_ABORT_SECONDS):
-        await self.abort(request_id)
 
   async def ask(
     self,
@@ -727,14 +678,8 @@ def read_key(config: config_lib.SglangConfig) -> str:
   return variable and http_calls.secret_in(variable, "the servers' key")
 
 
-async def close(client: httpx2.AsyncClient, servers: Sequence[Server]) -> None:
-  """Closes the connections of servers, after what is under way."""
-  await asyncio.sleep(0)
-  # A cancelled request starts an abort, so loop until no task is left.
-  while tasks := {task for server in servers for task in server.tasks}:
-    _, late = await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
-    for task in late:
-      task.cancel()
+async def close(client: httpx2.AsyncClient) -> None:
+  """Closes all connections, which aborts what servers still generate."""
   with contextlib.suppress(TimeoutError):
-    async with asyncio.timeout(_ABORT_SECONDS):
+    async with asyncio.timeout(_CLOSE_SECONDS):
       await client.aclose()

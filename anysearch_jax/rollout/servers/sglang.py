@@ -402,12 +402,10 @@ class SglangServer(server.Server):
   async def unload_adapter(self, name: str) -> None:
     await self.post("/unload_lora_adapter", {"lora_name": name})
 
-  async def abort(self, request_id: str) -> None:
-    url = f"{self.url}/abort_request"
-    await self._client.post(url, json={"rid": request_id})
-
   async def generate(self, body: server.Json) -> server.Json:
-    return await self.send_generation("/generate", body, "rid")
+    # It looks for a closed connection at each token, and each 4 seconds in its
+    # queue (`_wait_one_response` of srt/managers/tokenizer_manager.py).
+    return await self.post("/generate", body, deadline=math.inf)
 
   def turn_body(self, turn: server.Turn) -> server.Json:
     request, sampling = turn.request, turn.sampling
