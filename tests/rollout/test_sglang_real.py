@@ -196,7 +196,7 @@ def test_errors_quote_the_server(policy, start):
   server = engine._fleet.members[0].server
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
-      loop.run(server.generate(body))
+      loop.run(server.post("/generate", body))
   with pytest.raises(types.EngineError, match="400: Failed to get weights"):
     loop.run(
       server.load(weights_lib.Weights(pathlib.Path("/nowhere"), "other", 30))
@@ -392,8 +392,8 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
   _close("again", third.logps, ours[len(row) - 1 :])
   print("bytes, ms:", spent)
   # A server that leaves out the adapter of a request would be noticed.
-  ask = server.generate
-  server.generate = lambda body: ask(body | {"lora_path": None})
+  ask = server._generate
+  server._generate = lambda body: ask(body | {"lora_path": None})
   with pytest.raises(types.EngineError, match="it samples its base"):
     engine.scores(row)
   engine.close()

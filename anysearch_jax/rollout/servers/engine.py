@@ -424,10 +424,23 @@ class ServersEngine:
       sampling=self._sampling.asked(request),
       seed=int.from_bytes(seed),
       ends=self._policy.tokenizer.end_of_turn_ids,
-      unknown_experts=None if recorded is None else len(recorded),
+      architecture=self._policy.architecture,
+      known_experts=None if recorded is None else len(recorded),
     )
+
+    def versions() -> dict[str, int]:
+      # Whole weights may have changed meanwhile, an adapter not.
+      served = [sampled] if sampled.adapter else self._handed[first:]
+      return {x.weights: x.version for x in served}
+
     try:
-      answer = await server.generate(server.turn_body(turn))
+      reply = await server.sample(turn, versions)
+    except server_lib.NotFiniteError:
+      raise
+    except server_lib.OtherWeightsError as error:
+      if weights_lib.is_of_another_run(error.name, self._run):
+        raise
+      raise server_lib.UnansweredError(str(error)) from None
     except types.EngineError as error:
       if not sampled.is_refused_by(error):
         raise
@@ -435,32 +448,16 @@ class ServersEngine:
       raise server_lib.UnansweredError(str(error)) from None
     finally:
       self._running[name] -= 1
-    # Whole weights may have changed meanwhile, an adapter not.
-    served = [sampled] if sampled.adapter else self._handed[first:]
     try:
-      reply = server.read_turn(
-        answer,
-        prompt=len(request.token_ids),
-        most=request.max_tokens,
-        vocab_size=self._policy.architecture.vocab_size,
-        versions={x.weights: x.version for x in served},
-      )
       generation = self._generation(request, reply)
-      if recorded is None:
-        return generation
-      new = len(request.token_ids) + len(reply.ids) - 1 - len(recorded)
-      routed = server.read_experts(answer, new, self._policy.architecture)
-      ids = request.token_ids + generation.token_ids
-      chosen = np.concatenate([recorded, routed])[: len(ids) - 1]
-      self._chosen[request.address] = ids, chosen
-      return dataclasses.replace(generation, experts=chosen)
-    except server_lib.OtherWeightsError as error:
-      message = server.error(error)
-      if weights_lib.is_of_another_run(error.name, self._run):
-        raise message from None
-      raise server_lib.UnansweredError(str(message)) from None
     except types.EngineError as error:
       raise server.error(error) from None
+    if recorded is None:
+      return generation
+    ids = request.token_ids + generation.token_ids
+    chosen = np.concatenate([recorded, reply.experts])[: len(ids) - 1]
+    self._chosen[request.address] = ids, chosen
+    return dataclasses.replace(generation, experts=chosen)
 
   def _recorded_experts(
     self, request: types.GenerateRequest

@@ -89,8 +89,8 @@ class Turn(NamedTuple):
   """A turn to sample.
 
   seed: of its draws, where a server follows it. ends: ids of end-of-turn
-  tokens. unknown_experts: the number of the first token whose experts the reply
-  must have; None: of none.
+  tokens. architecture: of the policy. known_experts: of how many tokens of the
+  context the experts are known; None: they are not to be returned.
   """
 
   request: types.GenerateRequest
@@ -98,7 +98,8 @@ class Turn(NamedTuple):
   sampling: config_lib.SamplingConfig
   seed: int
   ends: frozenset[int]
-  unknown_experts: int | None = None
+  architecture: architecture_lib.Architecture
+  known_experts: int | None = None
 
 
 class Reply(NamedTuple):
@@ -106,6 +107,7 @@ class Reply(NamedTuple):
 
   cached: number of prompt tokens that the server found in its KV cache.
   reason: why the server ended the turn, in its words.
+  experts: `[T, L, K]` of the newest tokens but the last, if they are asked for.
   """
 
   ids: tuple[int, ...]
@@ -113,6 +115,7 @@ class Reply(NamedTuple):
   versions: tuple[int, ...]
   cached: int
   reason: str
+  experts: np.ndarray | None = None
 
 
 class Server(abc.ABC):
@@ -222,60 +225,29 @@ class Server(abc.ABC):
     """Unloads an adapter after the requests that use it."""
 
   @abc.abstractmethod
-  async def generate(self, body: Json) -> Json:
-    """Sends what `turn_body` or `score_body` made; returns the answer.
-
-    There is no deadline here: the caller sets one and cancels, which closes the
-    connection, on which the server aborts the request.
-    """
-
-  @abc.abstractmethod
-  def turn_body(self, turn: Turn) -> Json:
-    """Returns the body of a request that samples a turn."""
-
-  @abc.abstractmethod
-  def score_body(
-    self, token_ids: Sequence[int], sampled: weights_lib.Sampled
-  ) -> Json:
-    """Returns the body of a request that scores tokens at temperature 1."""
-
-  @abc.abstractmethod
-  def read_turn(
-    self,
-    reply: Json,
-    *,
-    prompt: int,
-    most: int,
-    vocab_size: int,
-    versions: Mapping[str, int],
+  async def sample(
+    self, turn: Turn, versions: Callable[[], Mapping[str, int]]
   ) -> Reply:
-    """Validates the answer to a turn and returns what a trajectory needs.
+    """Samples a turn, and returns what a trajectory needs of the reply.
+
+    There is no deadline here, nor in `score_once`: the caller sets one and
+    cancels, which closes the connection, on which the server aborts.
 
     Args:
-      reply: the JSON object.
-      prompt: number of tokens that were sent.
-      most: maximum number of tokens to sample.
-      vocab_size: ids are below this number.
-      versions: the names of weights that may have sampled, oldest first, with
-        their policy versions.
+      turn: what to sample.
+      versions: called after the reply; the policy versions of the weights that
+        may have sampled, by name, oldest first.
 
     Raises:
       OtherWeightsError: other weights sampled.
       NotFiniteError: a log-probability is NaN or infinite.
-      types.EngineError: the reply is invalid.
     """
 
   @abc.abstractmethod
-  def read_scores(
-    self, reply: Json, token_ids: Sequence[int], *, name: str
+  async def score_once(
+    self, token_ids: Sequence[int], sampled: weights_lib.Sampled
   ) -> list[float]:
-    """Returns the log-probabilities of all tokens but the first."""
-
-  @abc.abstractmethod
-  def read_experts(
-    self, reply: Json, count: int, a: architecture_lib.Architecture
-  ) -> np.ndarray:
-    """Returns the experts `[count, L, K]` of the newest tokens but the last."""
+    """Returns log-probabilities of all tokens but the first; see `score`."""
 
   # What follows is the same for every engine.
 
@@ -464,21 +436,14 @@ class Server(abc.ABC):
         the adapter changes it.
       types.EngineError: the server is unavailable, or serves other weights.
     """
-
-    async def ask(sampled: weights_lib.Sampled) -> list[float]:
-      reply = await self.generate(self.score_body(token_ids, sampled))
-      try:
-        return self.read_scores(reply, token_ids, name=sampled.weights)
-      except types.EngineError as error:
-        raise self.error(error) from None
-
     try:
       async with asyncio.timeout(deadline):
-        scores = await ask(sampled)
+        scores = await self.score_once(token_ids, sampled)
         adapter = sampled.adapter
         if not adapter or not await asyncio.to_thread(adapter.changes):
           return scores
-        base = await ask(sampled._replace(adapter=None))
+        bare = sampled._replace(adapter=None)
+        base = await self.score_once(token_ids, bare)
     except TimeoutError:
       raise UnansweredError(
         f"{self.url}: no scores within {deadline:g} seconds."

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ def read_turn(
   vocab_size: int,
   versions: Mapping[str, int],
 ) -> server.Reply:
-  """Validates a reply to a turn; see `server.Server.read_turn`.
+  """Validates a reply to a turn and returns what a trajectory needs.
 
   The ids are read from the list of log-probabilities, so that each id certainly
   belongs to its log-probability.
@@ -296,6 +296,40 @@ def _body(
   return body
 
 
+def _turn_body(turn: server.Turn) -> server.Json:
+  """Returns the body of a request that samples a turn."""
+  request = turn.request
+  sampling = turn.sampling
+  body = _body(
+    request.token_ids,
+    turn.sampled,
+    logprob_start_len=-1,
+    # Separates cached prefixes by the weights.
+    extra_key=turn.sampled.weights,
+    sampling_params={
+      "temperature": sampling.temperature,
+      "top_p": sampling.top_p,
+      "top_k": sampling.top_k or -1,
+      "min_p": 0.0,
+      "sampling_seed": turn.seed,
+      "repetition_penalty": request.repetition_penalty,
+      "frequency_penalty": 0.0,
+      "presence_penalty": 0.0,
+      "ignore_eos": False,
+      "skip_special_tokens": False,
+      "no_stop_trim": True,
+      "max_new_tokens": request.max_tokens,
+      "stop": list(request.stop),
+      "stop_regex": [re.escape(stop) for stop in request.stop],
+      "stop_token_ids": sorted(turn.ends),
+    },
+  )
+  if turn.known_experts is not None:
+    body["return_routed_experts"] = True
+    body["routed_experts_start_len"] = turn.known_experts
+  return body
+
+
 class SglangServer(server.Server):
   """An SGLang server; see `server.Server`."""
 
@@ -402,52 +436,43 @@ class SglangServer(server.Server):
   async def unload_adapter(self, name: str) -> None:
     await self.post("/unload_lora_adapter", {"lora_name": name})
 
-  async def generate(self, body: server.Json) -> server.Json:
-    # It looks for a closed connection at each token, and each 4 seconds in its
-    # queue (`_wait_one_response` of srt/managers/tokenizer_manager.py).
-    return await self.post("/generate", body, deadline=math.inf)
+  async def sample(
+    self, turn: server.Turn, versions: Callable[[], Mapping[str, int]]
+  ) -> server.Reply:
+    answer = await self._generate(_turn_body(turn))
+    prompt = len(turn.request.token_ids)
+    try:
+      reply = read_turn(
+        answer,
+        prompt=prompt,
+        most=turn.request.max_tokens,
+        vocab_size=turn.architecture.vocab_size,
+        versions=versions(),
+      )
+      if turn.known_experts is None:
+        return reply
+      count = prompt + len(reply.ids) - 1 - turn.known_experts
+      chosen = read_experts(answer, count, turn.architecture)
+      return reply._replace(experts=chosen)
+    except types.EngineError as error:
+      raise self.error(error) from None
 
-  def turn_body(self, turn: server.Turn) -> server.Json:
-    request, sampling = turn.request, turn.sampling
-    body = _body(
-      request.token_ids,
-      turn.sampled,
-      logprob_start_len=-1,
-      # Separates cached prefixes by the weights.
-      extra_key=turn.sampled.weights,
-      sampling_params={
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
-        "sampling_seed": turn.seed,
-        "repetition_penalty": request.repetition_penalty,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "ignore_eos": False,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "max_new_tokens": request.max_tokens,
-        "stop": list(request.stop),
-        "stop_regex": [re.escape(stop) for stop in request.stop],
-        "stop_token_ids": sorted(turn.ends),
-      },
-    )
-    if turn.unknown_experts is not None:
-      body["return_routed_experts"] = True
-      body["routed_experts_start_len"] = turn.unknown_experts
-    return body
-
-  def score_body(
+  async def score_once(
     self, token_ids: Sequence[int], sampled: weights_lib.Sampled
-  ) -> server.Json:
-    return _body(
+  ) -> list[float]:
+    body = _body(
       token_ids,
       sampled,
       logprob_start_len=0,
       sampling_params={"max_new_tokens": 0},
     )
+    answer = await self._generate(body)
+    try:
+      return read_scores(answer, token_ids, name=sampled.weights)
+    except types.EngineError as error:
+      raise self.error(error) from None
 
-  read_turn = staticmethod(read_turn)
-  read_scores = staticmethod(read_scores)
-  read_experts = staticmethod(read_experts)
+  async def _generate(self, body: server.Json) -> server.Json:
+    # It looks for a closed connection at each token, and each 4 seconds in its
+    # queue (`_wait_one_response` of srt/managers/tokenizer_manager.py).
+    return await self.post("/generate", body, deadline=math.inf)
