@@ -40,6 +40,7 @@ from anysearch_jax.rollout.engines import make as make_engine
 # Environments, rewards, and systems made of them.
 from anysearch_jax.environment.protocol import Action as Action
 from anysearch_jax.environment.protocol import ActionKind as ActionKind
+from anysearch_jax.environment.protocol import neutralise as neutralise
 from anysearch_jax.environment.spec import Environment as Environment
 from anysearch_jax.environment.tools import Tool as Tool
 from anysearch_jax.environment.tools import search as search_tool
@@ -100,6 +101,7 @@ from anysearch_jax.evaluation.harness import each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes
 
 # Statistics: sums over episodes, and their intervals.
+import anysearch_jax.evaluation.columns as columns
 import anysearch_jax.evaluation.inference as inference
 import anysearch_jax.evaluation.measures as measures
 from anysearch_jax.evaluation.columns import cluster_of as cluster_of
@@ -138,6 +140,7 @@ __all__ = [
   "make_engine",
   "Action",
   "ActionKind",
+  "neutralise",
   "Environment",
   "Tool",
   "search_tool",
@@ -182,6 +185,7 @@ __all__ = [
   "control",
   "run_each",
   "read_episodes",
+  "columns",
   "inference",
   "measures",
   "cluster_of",

@@ -229,11 +229,6 @@ def check(
     )
   codec: Any
   if chosen.kind == "scripted":
-    if config.evaluation.forecasts and not plugins.is_name(chosen.name):
-      raise ValueError(
-        f"evaluation.forecasts: found --scripted={chosen.name}, which reads no "
-        "question in words; expected another policy, or false."
-      )
     _scripted(chosen.name, source)
     return
   if chosen.endpoint is not None:

@@ -236,11 +236,9 @@ def _configured(folders: Sequence[pathlib.Path]) -> budgets_lib.Prices | None:
 def _best(
   data: config_lib.DataConfig, ids: tuple[str, ...], budgets: tuple[int, ...]
 ) -> np.ndarray:
-  """Returns `[N, B, 4]`: P(right answer) of the best agent, its forecasts."""
+  """Returns P(right answer) of the best agent, float64 `[N, B]`."""
   world = parts.made_world(data)
-  best = optimum.Optimum(world)
-  right = optimum.accuracy(best, ids, budgets)[..., None]
-  return np.append(right, optimum.forecasts(best, ids, budgets), axis=-1)
+  return optimum.accuracy(optimum.Optimum(world), ids, budgets)
 
 
 if __name__ == "__main__":

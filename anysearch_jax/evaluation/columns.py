@@ -23,7 +23,7 @@ import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import official_scoring, scoring
-from anysearch_jax.evaluation import asking, journal
+from anysearch_jax.evaluation import journal
 
 Episode = Mapping[str, Any]
 
@@ -69,7 +69,6 @@ _FLOATS = (*_PRESENT, *_OPTIONAL, *_DERIVED, *_CAPS)
 _TYPE = [
   *((name, np.int64) for name in _INTEGERS),
   *((name, np.float64) for name in _FLOATS),
-  ("said", np.float64, 6),
 ]
 
 
@@ -102,7 +101,6 @@ class Columns:
         dataset has none.
       token_cap, dollar_cap, second_cap: float, what the budget allows besides
         searches; infinite where it has no such cap.
-      said: float `[P, 6]`, what replies forecast, see `asking.sums`.
   """
 
   ids: np.ndarray
@@ -146,13 +144,10 @@ class Columns:
     """Returns the episodes beside the best agent's accuracy.
 
     `best` is `[N, B]`, P(right answer) of the agent for each question of `ids`
-    at B `budgets`, all that occur, ascending; or `[N, B, 4]`, with its
-    forecasts (`world.optimum.forecasts`), the column `forecasts`.
+    at B `budgets`, all that occur, ascending.
     """
-    of = best[self.question, np.searchsorted(budgets, self.budget)]
-    if of.ndim == 1:
-      return self.replace(optimum=of)
-    return self.replace(optimum=of[:, 0], forecasts=of[:, 1:])
+    places = np.searchsorted(budgets, self.budget)
+    return self.replace(optimum=best[self.question, places])
 
   def priced(self, prices: budgets_lib.Prices) -> Columns:
     """Returns the episodes with the cost that other prices give.
@@ -337,7 +332,6 @@ def _numbers(
     math.nan,
     *((math.nan, math.nan) if official is None else official),
     *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
-    asking.sums(episode),
   )
 
 

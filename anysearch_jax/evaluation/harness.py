@@ -28,7 +28,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence
 from anysearch_jax.environment import official_scoring, records
-from anysearch_jax.evaluation import asking, journal
+from anysearch_jax.evaluation import journal
 from anysearch_jax.host import counting, loop
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
@@ -144,15 +144,11 @@ def _play(
       address=address(question.id, seed=seed, variant=place),
       inflight=inflight,
     )
-    replies: list[str] = []
-    if evaluation.forecasts and not trajectory.failed:
-      trajectory, replies = await asking.asked(trajectory, parts)
     verdict = env.judge(trajectory)
     row = records.episode(trajectory, verdict, seed=seed, prices=prices)
     row |= evidence.found(trajectory, env.cited(trajectory))
     if evaluation.scorer == "official":
       row |= official_scoring.of_question(question, verdict.answer)
-    row |= {"forecasts": replies} if replies else {}
     rows.add(row)
     if trajectory.failed:
       failed.append(trajectory)

@@ -127,7 +127,7 @@ def save(
 
   A folder that exists is replaced. Adapters are merged into the weights, which
   may be on any mesh. In a run of several processes all must call this function;
-  `tensor_files.save` says which writes what. `texts` are further text files by
+  the first one writes the files. `texts` are further text files by
   name, such as a model card.
   """
   a = policy.architecture

@@ -6,6 +6,7 @@ holds at most a tensor and the next one at a time.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import itertools
@@ -14,15 +15,15 @@ import math
 import os
 import pathlib
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+from safetensors import numpy as safetensors_numpy
 
 from anysearch_jax.config import settings
 from anysearch_jax.host import disk, json_files, processes
@@ -32,8 +33,8 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 
-# Types that can be written, with their names in the files.
-SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+# Types that can be written.
+SAVED = ("float32", "float16", "bfloat16")
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _MXFP4, _BLOCK = "MXFP4", 32  # Blocks of e2m1 numbers with an exponent.
 _COMPARED_ROWS = 4096
@@ -176,10 +177,9 @@ def save(
   """Writes a folder's safetensors with the names of the table.
 
   Writes one file if everything fits into `shard_bytes`, otherwise shards with
-  an index. The host holds at most a layer of a row and the next one. In a run
-  of several processes all must call this function. On a disk that all of them
-  see, they write the files in turns; otherwise the first one writes all. An
-  error of one is raised in all.
+  an index. The first process holds a shard and writes it. In a run of several
+  processes all must call this function, because all take part in gathering an
+  array; an error of the first is raised in all.
 
   Args:
     folder: must exist.
@@ -206,14 +206,13 @@ def save(
     shards[-1].append(entry)
     size += length
     total += length
-  stem, count = name.removesuffix(".safetensors"), len(shards)
+  stem = name.removesuffix(".safetensors")
+  count = len(shards)
   index: dict[str, str] = {}
-  writers = jax.process_count() if _seen_by_all(folder) else 1
-  failed: list[OSError] = []
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    own = jax.process_index() == (i - 1) % writers
-    failed += _write(folder / file, shard, part_of, dtype, writes=own)
+    tensors = _tensors(shard, part_of, dtype)
+    processes.on_main(functools.partial(_write, folder / file, tensors))
     index |= {key: file for key, _, _ in shard}
   if count > 1 and processes.is_main():
     text = json.dumps(
@@ -221,85 +220,36 @@ def save(
     )
     (folder / f"{name}.index.json").write_text(text + "\n")
 
-  def check() -> None:
-    for error in failed:
-      raise error
 
-  processes.all_gather(check)
-
-
-def _seen_by_all(folder: pathlib.Path) -> bool:
-  """Returns whether all processes see a folder that the first one has made."""
-  if jax.process_count() == 1:
-    return True
-  token, mark = secrets.token_hex(8), folder / ".seen"
-  token = processes.on_main(lambda: (mark.write_text(token), token)[1])
-
-  def seen() -> bool:
-    return mark.is_file() and mark.read_text() == token
-
-  found = all(processes.all_gather(seen))
-  if processes.is_main():
-    mark.unlink()
-  return found
-
-
-def _write(
-  path: pathlib.Path,
+def _tensors(
   entries: Sequence[tuple[str, weights.Weight, tuple[int, ...]]],
   part_of: Callable[[weights.Weight, Sequence[int]], Any],
   dtype: np.dtype,
-  *,
-  writes: bool,
-) -> list[OSError]:
-  """Writes a safetensors file, preparing a tensor while the last is written.
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of a file by name; empty where none is written."""
+  tensors = {}
+  layer_key: tuple[weights.Weight, Sequence[int]] | None = None
+  for name, row, position in entries:
+    if layer_key != (row, position[:1]):
+      # Rounding on the device halves the bytes that cross to the host.
+      rounded = part_of(row, position[:1]).astype(dtype)
+      if isinstance(rounded, jax.Array):
+        rounded = processes.to_replicated(rounded)
+      layer_key = (row, position[:1])
+      layer = np.asarray(rounded)
+    if processes.is_main():
+      tensor = row.to_file(layer[tuple(position[1:])])
+      tensors[name] = np.ascontiguousarray(tensor)
+  return tensors
 
-  A process that does not write takes part in gathering each tensor. So does,
-  among several, one that cannot write any more: it returns its error.
 
-  The library's own writer needs all tensors in memory. The format is the length
-  of the header as 8 bytes, the header as JSON padded to 8 bytes, and the bytes
-  of the tensors: https://github.com/huggingface/safetensors#format.
-  """
-  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-  end = 0
-  for name, row, _ in entries:
-    start, end = end, end + _bytes(row, dtype)
-    header[name] = {
-      "dtype": SAVED[dtype.name],
-      "shape": row.file_shape,
-      "data_offsets": (start, end),
-    }
-  text = json.dumps(header, separators=(",", ":")).encode()
-  text += b" " * (-len(text) % 8)
-  failed: list[OSError] = []
-
-  def put(file: IO[bytes], data: Any) -> None:
-    try:
-      if writes and not failed:
-        file.write(data)
-    except OSError as error:
-      if jax.process_count() == 1:
-        raise
-      failed.append(error)
-
-  written = path if writes else os.devnull
-  with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
-    writing = pool.submit(put, file, len(text).to_bytes(8, "little") + text)
-    held: tuple[weights.Weight, Sequence[int]] | None = None
-    for _, row, i in entries:
-      if held != (row, i[:1]):
-        # Rounding on the device halves the bytes that cross to the host.
-        ours = part_of(row, i[:1]).astype(dtype)
-        if isinstance(ours, jax.Array):
-          ours = processes.to_replicated(ours)
-        held, layer = (row, i[:1]), np.asarray(ours)
-      tensor = np.ascontiguousarray(row.to_file(layer[tuple(i[1:])]))
-      writing.result()
-      data = tensor.reshape(-1).view(np.uint8).data
-      writing = pool.submit(put, file, data)
-    writing.result()
-  return failed
+def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  """Writes a file; an error names it."""
+  try:
+    safetensors_numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
+  except OSError as error:  # The library's names no file.
+    code = error.errno or errno.EIO
+    raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def _bytes(row: weights.Weight, dtype: np.dtype) -> int:

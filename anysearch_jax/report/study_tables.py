@@ -17,7 +17,6 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.evaluation import (
   columns,
   comparison,
-  forecast,
   inference,
   measures,
   metrics,
@@ -78,7 +77,6 @@ def tables(study: Study) -> list[Table]:
       ),
     ),
     _budget_use(rows),
-    _table("forecast", _forecast(rows)),
     _table("knowledge", _knowledge(rows)),
     _table("early_stopping", _early_stopping(study), system=study.system),
     *compared,
@@ -309,24 +307,6 @@ def _prices(study: Study, cells: Sequence[_Line]) -> Iterator[Table]:
     ((at, spent(part)) for at, part in means),
     (Column(name, name, "in all, by the prices of", 0) for name in known),
   )
-
-
-def _forecast(rows: _Rows) -> Iterator[_Line]:
-  fitted = [(row, forecast.fitted(row.whole.table)) for row in rows]
-  for budget in study_lib.budgets(rows):
-    best: dict[str, Any] = {}
-    for row, sums in fitted:
-      at = row.whole.table.budget == budget
-      table = row.whole.table.where(at)
-      if found := forecast.measured(table, sums[at]):
-        yield (budget, row.label), found
-        if said := forecast.asked(table):
-          yield (budget, f"{row.label}, asked"), said
-        if "forecasts" in table.values:
-          n, held, width = table.forecasts.sum(axis=0)
-          best = {"coverage": held / n, "width": width / n, "score": None}
-    if best:
-      yield (budget, "the optimum, computed"), best
 
 
 def _knowledge(rows: _Rows) -> Iterator[_Line]:

@@ -11,8 +11,7 @@ the doubts that were left behind and the searches left. Its value is an array
 over the entities that may stand there; `Optimum` says what it neglects.
 
 A question names its snapshot, so everything that an agent sees is known:
-`accuracy` is computed without a retriever. `forecasts` says how well the best
-agent can tell how many searches it will still make.
+`accuracy` is computed without a retriever.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anysearch_jax.evaluation import forecast
 from anysearch_jax.world import world as world_lib
 
 # Searching must be better by more than rounding errors.
@@ -450,27 +448,6 @@ def accuracy(
       agent.play(name, budget)
   found = [[agent.play(name, b)[0] for b in budgets] for name in ids]
   return np.array(found, dtype=float).reshape(-1, len(budgets))
-
-
-def forecasts(
-  best: Optimum, ids: Iterable[str], budgets: Sequence[int]
-) -> np.ndarray:
-  """Returns how well the best agent forecasts its searches.
-
-  It forecasts when `evaluation.forecast` does, by the distribution of the
-  searches that follow in its state. Float64 `[N, B, 3]` has the number of
-  forecasts, of those that hold, and the sum of their widths.
-  """
-
-  def sums(name: str, budget: int) -> np.ndarray:
-    own = np.zeros(3)
-    for chances, made in best.play(name, budget)[1]:
-      low, high = forecast.interval(chances)
-      own += np.array([1, low <= made <= high, high - low])
-    return own
-
-  found = [sums(name, budget) for name in ids for budget in budgets]
-  return np.array(found).reshape(-1, len(budgets), 3)
 
 
 def _asked(

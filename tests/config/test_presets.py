@@ -146,7 +146,7 @@ def test_passages_are_padded_by_less_than_5_percent(name):
   computed = sum(math.ceil(n / chunk) * chunk for n in lengths)
   assert computed / lengths.sum() < 1.05
   for shards in (1, 2, 4):
-    if not name.startswith("configs") or "lora" in name:
+    if not name.startswith("anysearch_jax.configs") or "lora" in name:
       shards = 1
     kv_memory.validate(ENGINES[name], shards=shards)
 
@@ -155,11 +155,11 @@ def test_passages_are_padded_by_less_than_5_percent(name):
   ("name", "rows"),
   [
     # Of 2,400 tokens each, in powers of two: by hand.
-    ("configs.qwen2_5_7b:", 1024),
-    ("configs.llama3_1_8b:", 512),
-    ("configs.qwen3_4b:", 512),
-    ("configs.qwen2_5_7b:lora141", 512),
-    ("configs.qwen3_4b:lora80", 128),
+    ("anysearch_jax.configs.qwen2_5_7b:", 1024),
+    ("anysearch_jax.configs.llama3_1_8b:", 512),
+    ("anysearch_jax.configs.qwen3_4b:", 512),
+    ("anysearch_jax.configs.qwen2_5_7b:lora141", 512),
+    ("anysearch_jax.configs.qwen3_4b:lora80", 128),
     ("qwen3_4b-141", 256),
   ],
 )

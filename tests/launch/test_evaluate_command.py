@@ -161,9 +161,6 @@ def test_a_function_makes_a_policy(tmp_path):
   chosen = policies.Chosen("scripted", f"{__name__}:make")
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
-  asks = config_lib.changed(config, evaluation={"forecasts": True})
-  with pytest.raises(ValueError, match="reads no question in words"):
-    policies.check(policies.Chosen("scripted", "optimum"), asks, None, ())
   with pytest.raises(ValueError, match="which names .* or one of expert, "):
     rows(policies.Chosen("scripted", "nothing"), config, tmp_path / "f")
 

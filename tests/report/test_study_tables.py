@@ -355,21 +355,6 @@ def test_regret_is_shown_by_budget_pooled_and_in_the_papers_tables(
   assert "egret" not in json.dumps(plain["tables"])
 
 
-def test_forecasts_stand_beside_those_of_the_optimum():
-  one = study.row("A", budgets=_BUDGETS)
-  told = np.zeros((len(one.columns.ids), 3, 4)) + (np.nan, 2, 1, 3)
-  beside = one.columns.with_optimum(told, _BUDGETS)
-  found = study.told([dataclasses.replace(one, table=beside)])
-  lines = _lines_of(found["tables"]["forecast"])
-  names = "A", "the optimum, computed"
-  assert list(lines) == [(b, name) for b in "25" for name in names]
-  for (_, label), (coverage, width, *_) in lines.items():
-    if label == "A":
-      assert 0.5 < coverage["low"] < coverage["value"] <= coverage["high"] <= 1
-    else:
-      assert (coverage["value"], width["value"]) == (0.5, 1.5)
-
-
 def _trained(label, trainings, **options):
   size = {"budgets": (0, 2), "questions": 12}
   return study.trained(label, trainings, **size, **options)

@@ -113,20 +113,6 @@ def test_it_comes_back_to_a_memory_with_the_searches_that_are_left():
   assert back.value > 0.8
 
 
-def test_forecasts_are_of_the_searches_that_follow():
-  ids = [q.id for q in QUESTIONS if q.metadata["hops"] <= 2][:60]
-  best = AGENTS["optimum"]
-  found = optimum.forecasts(best, ids, (0, 2, 3))
-  assert (found[:, 0] == 0).all()
-  told = [each for name in ids for each in best.play(name, 3)[1]]
-  assert found[:, 2, 0].sum() == len(told)
-  expected = sum(chances @ np.arange(len(chances)) for chances, _ in told)
-  assert sum(made for _, made in told) == pytest.approx(expected, rel=0.2)
-  for chances, made in told:
-    assert chances.sum() == pytest.approx(1)
-    assert chances[made] > 0
-
-
 @pytest.mark.parametrize(
   "name", ["nq-17", "dev/3/nobody/mayor", "dev/x/gasur/mayor", "dev/99/gasur/x"]
 )
