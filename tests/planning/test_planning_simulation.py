@@ -200,6 +200,7 @@ def test_the_pipeline_of_a_run_keeps_this_schedule(level):
   ) as ahead:
     for rollout in range(count):
       ahead.fill(rollout, lambda now=now: now)
+      assert ahead.wait()
       taken = ahead.take()
       assert taken.rollout == rollout
       now = max(now, taken.now) + training
