@@ -16,7 +16,6 @@ from waits import wait_for
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.policy import hf
 from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import member as member_lib
 from anysearch_jax.rollout.servers import server as server_lib
@@ -246,27 +245,6 @@ def test_all_servers_load_weights_and_the_last_folder_remains(serve):
   ]
   engine.close()
   assert not folder.exists()
-
-
-def test_a_folder_of_others_is_loaded_and_never_removed(serve, tmp_path):
-  engine, server = serve(fake_sglang.ids("<end>"), wait=20)
-  own = weights_lib.folder("", [server.url])
-  changed = jax.tree.map(lambda p: p + 1, engines.policy().params)
-  folder = tmp_path / "5"
-  hf.save(folder, engines.policy()._replace(params=changed))
-  engine.load_folder(folder, 5)
-  assert not own.exists()  # The first weights are no longer needed.
-  assert engines.turn(engine).versions == (5,)
-  (expected,) = engine.scores(engines.PROMPT).values()
-  # A server that was restarted gets the folder again.
-  server.kill()
-  server.restart()
-  assert engines.turn(engine).versions == (5,)
-  assert [*engine.scores(engines.PROMPT).values()] == [expected]
-  with pytest.raises(types.EngineError, match="6 did not reach every server"):
-    engine.load_folder(tmp_path / "missing", 6)
-  engine.close()
-  assert (folder / "config.json").is_file()
 
 
 def _meanwhile(engine, server, *call):

@@ -15,7 +15,6 @@ import pytest
 import sglang_engines as engines
 
 from anysearch_jax import types
-from anysearch_jax.policy import hf
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import health
@@ -188,16 +187,6 @@ def test_a_failed_adapter_leaves_the_one_before(adapting):
   assert engines.turn(engine).versions == (1,)
   _set(engine, 2)
   assert engines.turn(engine, question=1).versions == (2,)
-
-
-def test_a_folder_of_whole_weights_replaces_base_and_adapters(
-  adapting, tmp_path
-):
-  engine, server = adapting()
-  hf.save(tmp_path / "whole", engines.adapted(6))
-  engine.load_folder(tmp_path / "whole", 6)
-  assert engines.turn(engine, question=1).versions == (6,)
-  assert "lora_path" not in server.bodies("/generate")[-1]
 
 
 def test_adapters_are_merged_for_a_server_without_them(serve, caplog):

@@ -256,25 +256,6 @@ def test_a_delta_that_cannot_be_written_is_an_error(following, monkeypatch):
   _check(engine, 2, _changed(engines.policy(), 0.02))
 
 
-@pytest.mark.parametrize("steps", [(5, 6), (6, 7, 8)])
-def test_folders_of_trainers_are_sent_as_deltas(following, tmp_path, steps):
-  start, follow, shared = following
-  follow()
-  engine, server = start()
-  wait_for(lambda: (delta.COPIES / server.version).is_dir())
-  policy = engines.policy()
-  for step in steps:
-    policy = _changed(policy, 0.02, seed=step)
-    folder = tmp_path / f"step-{step}"
-    hf.save(folder, policy, dtype="bfloat16")
-    engine.load_folder(folder, step)
-    assert _loaded(server) == str(delta.COPIES / folder.name)
-    assert (shared / engine._folder.name / f"{folder.name}.delta").is_file()
-    (scores,) = engine.scores(engines.PROMPT).values()
-    expected = policy_scores.log_probs(policy, engines.PROMPT)
-    np.testing.assert_allclose(scores, expected, atol=0.03)
-
-
 @pytest.mark.parametrize(("deltas", "refused"), [(True, True), (False, False)])
 def test_a_folder_of_deltas_is_of_one_run(tmp_path, deltas, refused):
   settings = {"weights": str(tmp_path), "deltas": deltas}

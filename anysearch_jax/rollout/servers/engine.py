@@ -159,13 +159,32 @@ class ServersEngine:
       types.EngineError: a server did not load the weights, or no server was
         available in time. Then only replies with the old weights count.
     """
-    name = self._name(version)
+    name = f"{self._run}.{next(self._serial)}-{version}"
     policy = self._policy._replace(params=params)
-    if not self.adapts:
-      path = self._written / name
-      save = functools.partial(hf.save, path, policy, dtype=self._dtype)
-      self._hand_over_whole(self._whole(path, name), version, save)
+    if self.adapts:
+      self._hand_over_adapter(policy, name, version)
       return
+    path = self._written / name
+    weights = self._whole(path, name)
+    sender = self._sender
+    if sender is not None:
+      served = self._folder if sender.begins else delta.COPIES
+      weights = weights._replace(
+        path=served / name, sender=None if sender.begins else sender
+      )
+
+    def write() -> list[pathlib.Path]:
+      if sender is None or sender.begins:
+        self._clean(None)  # First: there may be no room for two folders.
+      hf.save(path, policy, dtype=self._dtype)
+      return [path if sender is None else sender.send(path)]
+
+    self._hand_over(weights, version, write)
+
+  def _hand_over_adapter(
+    self, policy: hf.Policy, name: str, version: int
+  ) -> None:
+    """Hands over the adapter of a policy, with its base if there is none."""
     path = self._folder / name
     base = self._base or self._whole(self._folder / f"{name}.base", name)
 
@@ -180,65 +199,11 @@ class ServersEngine:
       hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
       return paths
 
-    self._hand_over(self._adapted(base, name, path), version, write)
-
-  def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Loads whole weights, or a PEFT folder over the policy's own folder.
-
-    See `set_params`. It is not removed here.
-
-    Args:
-      folder: must stay unchanged, where every server can read it, while servers
-        hold that version.
-      version: of the weights.
-
-    Raises:
-      types.EngineError: as `set_params`, or servers hold no base of adapters.
-    """
-    path = pathlib.Path(folder).absolute()
-    weights = self._whole(path, self._name(version))
-    if not (path / weights_lib.ADAPTER_FILE).is_file():
-      self._hand_over_whole(weights, version)
-      return
-    source = self._policy.source
-    if not self.adapts or not source:
-      raise types.EngineError(
-        f"{path}: found adapters, which the servers cannot load over a "
-        "base; expected whole weights. Start the trainers again."
-      )
-    base = self._base or weights._replace(path=source.absolute())
-    adapted = self._adapted(base, weights.name, path)
-    self._hand_over(adapted, version, lambda: [path])
-
-  def _hand_over_whole(
-    self,
-    weights: weights_lib.Weights,
-    version: int,
-    save: Callable[[], None] = lambda: None,
-  ) -> None:
-    """Hands over a folder of whole weights, or what changed in it.
-
-    `save` writes the folder, unless it is there.
-    """
-    sender, path = self._sender, weights.path
-    if sender is not None:
-      served = self._folder / path.name
-      if not sender.begins:
-        served = delta.COPIES / path.name
-        weights = weights._replace(sender=sender)
-      weights = weights._replace(path=served)
-
-    def write() -> list[pathlib.Path]:
-      if sender is None or sender.begins:
-        self._clean(None)  # First: there may be no room for two folders.
-      save()
-      return [path if sender is None else sender.send(path)]
-
-    self._hand_over(weights, version, write)
-
-  def _name(self, version: int) -> str:
-    """Returns a new name for weights of a version."""
-    return f"{self._run}.{next(self._serial)}-{version}"
+    older = [x.adapter for x in self._handed if x.adapter]
+    recent = older[1 - self._held_adapters :]
+    running = [a for a in older if self._running[a.name] and a not in recent]
+    adapters = (*running, *recent, weights_lib.Adapter(name, path))
+    self._hand_over(base._replace(adapters=adapters), version, write)
 
   def _whole(self, path: pathlib.Path, name: str) -> weights_lib.Weights:
     """Returns plain weights; servers of a quantised policy cannot take them."""
@@ -251,24 +216,6 @@ class ServersEngine:
         "load it by Mxfp4Config(dequantize=True), then call save_pretrained."
       )
     return weights_lib.Weights(path, name, self._config.deadline)
-
-  def _adapted(
-    self, base: weights_lib.Weights, name: str, path: pathlib.Path
-  ) -> weights_lib.Weights:
-    """Returns a base with a new adapter and those that turns may still need."""
-    before = [x.adapter for x in self._handed if x.weights == base.name]
-    kept = [
-      adapter
-      for i, adapter in enumerate(before, start=1)
-      if adapter is not None
-      # It was not removed by trainers.
-      and (adapter.path / weights_lib.ADAPTER_FILE).is_file()
-      and (
-        i + self._held_adapters > len(before) + 1 or self._running[adapter.name]
-      )
-    ]
-    adapters = (*kept, weights_lib.Adapter(name, path))
-    return base._replace(adapters=adapters)
 
   def _can_adapt(self, servers: Sequence[server_lib.Server]) -> bool:
     """Returns whether servers get adapters only; logs why not."""
@@ -299,7 +246,8 @@ class ServersEngine:
     """
     started = time.monotonic()
     self._handed.append(weights.sampled(version))
-    before = self._fleet.present(None)
+    before = self._fleet.present
+    self._fleet.present = None
     try:
       with disk.translate_errors(self._folder):
         self._count(write())
@@ -307,7 +255,7 @@ class ServersEngine:
       loop.run(self._fleet.up())
     except BaseException:
       self._handed.pop()
-      self._fleet.present(before)
+      self._fleet.present = before
       self._clean(before)
       raise
     self._current = len(self._handed) - 1
@@ -376,7 +324,7 @@ class ServersEngine:
   def close(self) -> None:
     """Closes the connections and removes the weights."""
     loop.run(self._fleet.stop())
-    self._fleet.present(None)
+    self._fleet.present = None
     self._clean(None)
     loop.run(server_lib.close(self._client))
 

@@ -78,6 +78,8 @@ class Fleet:
     members: the servers, with their states.
     expected: what samples, and which scores of which tokens are wrong, for
       servers that join or return.
+    present: the weights that servers must serve; None: health checks load
+      nothing.
     dark_since: when the last server went down; infinite while one is up.
   """
 
@@ -104,7 +106,7 @@ class Fleet:
     self._unlisted = "the gateway lists none."
     self._router = Member(make(router)) if router else None
     self._lent, self._returning = False, asyncio.Lock()
-    self._present: weights_lib.Weights | None = None
+    self.present: weights_lib.Weights | None = None
     # Of all servers; one that comes back with a shorter context stays down.
     self._max_context = 0
     for url in urls:
@@ -297,16 +299,16 @@ class Fleet:
       url: of the server; an unknown one is ignored.
       why: the reason, for messages.
     """
+    reason = why.rstrip(".")
     for member in self.members:
       if member.server.url == url:
-        self._set_aside(member, why)
-
-  def _set_aside(self, member: Member, why: str) -> None:
-    """Leaves a server out until it is restarted."""
-    member.aside = True
-    member.recent.clear()
-    why = f"it is put aside until it is restarted, because {why.rstrip('.')}."
-    self._enter(member, State.DOWN, why)
+        member.aside = True
+        member.recent.clear()
+        self._enter(
+          member,
+          State.DOWN,
+          f"it is put aside until it is restarted, because {reason}.",
+        )
 
   async def _watch(self, member: Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
@@ -327,7 +329,7 @@ class Fleet:
 
   async def _look(self, member: Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
-    if self._present is None:
+    if self.present is None:
       return  # New ones are being written.
     try:
       await self._settle(member)
@@ -396,7 +398,7 @@ class Fleet:
         self._count(member, **member.note_turn(generation, clock() - started))
         if not self._router:
           if why := member.degeneration(self._others(member)):
-            self._set_aside(member, why)
+            await self.put_aside(member.server.url, why)
         return dataclasses.replace(generation, server=member.server.url)
       except server_lib.NotFiniteError as broken:
         error = broken
@@ -404,7 +406,7 @@ class Fleet:
         if not self._others(member):
           raise
         if not self._router:
-          self._set_aside(member, str(error))
+          await self.put_aside(member.server.url, str(error))
       except types.EngineError as failed:
         error = failed
         self._count(member, failures=1)
@@ -426,16 +428,6 @@ class Fleet:
 
   # What they serve.
 
-  def present(
-    self, weights: weights_lib.Weights | None
-  ) -> weights_lib.Weights | None:
-    """Sets the weights that servers must serve; returns the previous ones.
-
-    With None, health checks load nothing.
-    """
-    before, self._present = self._present, weights
-    return before
-
   async def lend(self) -> None:
     """Makes all servers that answer release their memory until the next turn.
 
@@ -452,7 +444,7 @@ class Fleet:
   async def _take_back(self) -> None:
     """Ends `lend`: the present weights are loaded into all servers."""
     async with self._returning:
-      if self._lent and (weights := self._present):
+      if self._lent and (weights := self.present):
         self._lent = False
         try:
           await self.hand_over(weights)
@@ -470,7 +462,7 @@ class Fleet:
       types.EngineError: a server did not load the weights or serves others; the
         message says what each server serves.
     """
-    self._present = weights
+    self.present = weights
     if self._lent:
       return
     members = [m for m in self.members if m.state is not State.DOWN]
@@ -565,7 +557,7 @@ class Fleet:
     """
     server = member.server
     async with member.loading:
-      weights, name = self._present, await server.version(_ANSWER_SECONDS)
+      weights, name = self.present, await server.version(_ANSWER_SECONDS)
       is_away = weights_lib.is_released(name)
       is_ours = weights_lib.is_of_run(name, self._run)
       if member.aside and is_ours:
@@ -596,7 +588,7 @@ class Fleet:
           self._enter(member, State.DOWN, why)
         if why or may_differ:
           await self._admit(server, weights, loads=bool(why), lent=is_away)
-      if self._present is weights:  # Otherwise others follow.
+      if self.present is weights:  # Otherwise others follow.
         self._enter(member, State.UP)
 
   async def _difference(

@@ -608,20 +608,19 @@ def connect(
 
 def validate(config: config_lib.SglangConfig) -> None:
   """Raises ValueError for invalid addresses or an invalid variable name."""
-  for name in ("gateway", "router"):
-    url = getattr(config, name)
-    if url and not redaction.is_address(url):
+  addresses = {"sglang.urls": config.urls}
+  if config.gateway:
+    addresses["sglang.gateway"] = (config.gateway,)
+  if config.router:
+    addresses["sglang.router"] = (config.router,)
+  for name, urls in addresses.items():
+    wrong = [url for url in urls if not redaction.is_address(url)]
+    if wrong or not urls:
+      found = redaction.shown(wrong[0]) if wrong else "'none'"
       raise ValueError(
-        f"sglang.{name}: found {redaction.shown(url)}, expected an address "
-        "such as http://127.0.0.1:30000."
+        f"{name}: found {found}, expected addresses such as "
+        "http://127.0.0.1:30000."
       )
-  wrong = [url for url in config.urls if not redaction.is_address(url)]
-  if wrong or not config.urls:
-    found = redaction.shown(wrong[0]) if wrong else "'none'"
-    raise ValueError(
-      f"sglang.urls: found {found}, expected addresses such as "
-      "http://127.0.0.1:30000."
-    )
   if config.deltas and (config.colocated or not config.weights):
     raise ValueError(
       "sglang.deltas: found it with sglang.weights "
