@@ -277,18 +277,19 @@ class Checks:
 
   def servers(self) -> Iterator[Finding]:
     """Checks the SGLang servers' health, context and weights."""
-    c, asked = self.config.sglang, list[server_lib.Server]()
+    c = self.config.sglang
     client, make = server_lib.connect(sglang.SglangServer, c, Counter())
     try:
       urls: Sequence[str] = c.urls
       if c.gateway:
-        asked.append(make(c.gateway))
-        urls = loop.run(fleet_lib.listed_workers(asked[0]))
+        urls = loop.run(fleet_lib.listed_workers(make(c.gateway)))
         if not urls:
           yield problem(f"{c.gateway} lists no SGLang server", "add one.")
       for url in urls:
-        asked.append(make(url))
-        yield loop.run(_server(asked[-1], self.config.episode.max_context))
+        yield loop.run(_server(make(url), self.config.episode.max_context))
+      if c.router:
+        loop.run(make(c.router).healthy())
+        yield ok(f"{c.router}: the router of turns answers")
     except types.EngineError as error:
       yield problem(str(error))
     finally:

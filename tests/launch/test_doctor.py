@@ -461,7 +461,7 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
 
 
-def test_server_libs_are_checked_and_not_changed():
+def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
       sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
@@ -475,6 +475,12 @@ def test_server_libs_are_checked_and_not_changed():
     long = with_(config, episode={"max_context": fake_sglang.CONTEXT * 2})
     short, _ = checks(long).servers()
     assert "--context-length" in short.todo
+    routed = with_(config, sglang={"router": server.url})
+    assert [each.level for each in checks(routed).servers()] == [
+      doctor.OK,
+      doctor.PROBLEM,
+      doctor.OK,
+    ]
     paths = {path for path, _ in server.asked}
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
 

@@ -103,7 +103,8 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
       another checksum; the copy is then removed.
   """
   content = path.read_bytes()
-  body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+  body = content[:-_DIGEST_BYTES]
+  digest = content[-_DIGEST_BYTES:]
   if hashlib.sha256(body).digest() != digest:
     raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
   with zipfile.ZipFile(io.BytesIO(body)) as archive:
@@ -179,7 +180,8 @@ class Sender:
       What hosts get: a delta of the last version, or the whole folder if there
       is none.
     """
-    last, self._last = self._last, folder
+    last = self._last
+    self._last = folder
     self._shared.mkdir(parents=True, exist_ok=True)
     if last is None or not last.is_dir():
       return self.whole(folder.name)

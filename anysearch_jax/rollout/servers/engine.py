@@ -90,7 +90,8 @@ class ServersEngine:
     # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
     self._config = config
-    self._sampling, self._seed = sampling, seed
+    self._sampling = sampling
+    self._seed = seed
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._records = records and bool(policy.architecture.experts)

@@ -94,7 +94,9 @@ class Fleet:
     wait: float,
     counters: Counter[str],
   ):
-    self._make, self._run, self._counters = make, run, counters
+    self._make = make
+    self._run = run
+    self._counters = counters
     self.wait = wait
     self.members: list[Member] = []
     self.expected: Expected | None = None
@@ -105,7 +107,8 @@ class Fleet:
     self._gateway = make(gateway) if gateway else None
     self._unlisted = "the gateway lists none."
     self._router = Member(make(router)) if router else None
-    self._lent, self._returning = False, asyncio.Lock()
+    self._lent = False
+    self._returning = asyncio.Lock()
     self.present: weights_lib.Weights | None = None
     # Of all servers; one that comes back with a shorter context stays down.
     self._max_context = 0
@@ -139,7 +142,8 @@ class Fleet:
       )
     for member in self.members:
       if member in contexts:
-        member.state, member.reason = State.UP, ""
+        member.state = State.UP
+        member.reason = ""
       self._begin(member, self._watch(member))
     if self._gateway:
       self._begin(None, self._list(self._gateway))
@@ -147,7 +151,8 @@ class Fleet:
 
   async def stop(self) -> None:
     """Stops all tasks; one that loads weights resumes its server."""
-    tasks, self._tasks = list(self._tasks.values()), {}
+    tasks = list(self._tasks.values())
+    self._tasks = {}
     for task in tasks:
       task.cancel()
     if tasks:
@@ -256,8 +261,11 @@ class Fleet:
 
     It also logs why a server refuses, once.
     """
-    before, before_reason, reason = member.state, member.reason, str(why)
-    member.state, member.reason = state, reason
+    before = member.state
+    before_reason = member.reason
+    reason = str(why)
+    member.state = state
+    member.reason = reason
     if state is before:
       is_silent = isinstance(why, str | server_lib.UnansweredError)
       if reason != before_reason and not is_silent:
@@ -557,7 +565,8 @@ class Fleet:
     """
     server = member.server
     async with member.loading:
-      weights, name = self.present, await server.version(_ANSWER_SECONDS)
+      weights = self.present
+      name = await server.version(_ANSWER_SECONDS)
       is_away = weights_lib.is_released(name)
       is_ours = weights_lib.is_of_run(name, self._run)
       if member.aside and is_ours:
@@ -574,7 +583,8 @@ class Fleet:
             f"{server.url}: came back with contexts of {longest} tokens, "
             f"expected {self._max_context}; start it as it was."
           )
-        name, is_away = await server.version(), False
+        name = await server.version()
+        is_away = False
       if self._lent:
         if not is_away:
           await server.lend(self._run, name)

@@ -92,7 +92,8 @@ class Member:
 
   def cut(self) -> None:
     """Ends the running turns; they may move to another server."""
-    turns, self.turns = self.turns, set()
+    turns = self.turns
+    self.turns = set()
     for limit in turns:
       if not limit.expired():
         limit.reschedule(asyncio.get_running_loop().time())
@@ -124,7 +125,8 @@ class Member:
       turns = [bad for m in members for bad in m.recent]
       return sum(turns) / len(turns) if len(turns) >= _FEWEST_TURNS else None
 
-    ours, theirs = share([self]), share(others)
+    ours = share([self])
+    theirs = share(others)
     if ours is None or theirs is None:
       return ""
     if ours < _BROKEN_SHARE or theirs > _SOUND_SHARE:

@@ -149,7 +149,8 @@ class Server(abc.ABC):
     self._client = client
     self._retries = config.retries
     self._patience = min(_CONTROL_SECONDS, config.deadline)
-    self._counters, self._lends = counters, config.colocated
+    self._counters = counters
+    self._lends = config.colocated
     self.info: Json = {}
 
   # The dialect. Each method raises types.EngineError if the server refuses or

@@ -166,7 +166,8 @@ def read_experts(
   Raises:
     types.EngineError: there are none, or for another number of tokens.
   """
-  text, like = reply["meta_info"].get("routed_experts"), experts.record(a)
+  text = reply["meta_info"].get("routed_experts")
+  like = experts.record(a)
   _expect(
     isinstance(text, str),
     "no routed_experts",

@@ -24,7 +24,8 @@ ADAPTER_FILE = "adapter_model.safetensors"
 _RAM = pathlib.Path("/dev/shm")
 # The name of a server's weights ends so while their memory is released, while
 # they are not yet compared, or when its turns must not count.
-_RELEASED, _HIDDEN = ".released", ".hidden"
+_RELEASED = ".released"
+_HIDDEN = ".hidden"
 
 
 class BaseServedError(types.EngineError):
