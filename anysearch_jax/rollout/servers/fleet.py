@@ -597,7 +597,7 @@ class Fleet:
         if why:
           self._enter(member, State.DOWN, why)
         if why or may_differ:
-          await self._admit(server, weights, loads=bool(why), lent=is_away)
+          await self._admit(server, weights, loads=bool(why))
       if self.present is weights:  # Otherwise others follow.
         self._enter(member, State.UP)
 
@@ -624,7 +624,6 @@ class Fleet:
     weights: weights_lib.Weights,
     *,
     loads: bool,
-    lent: bool,
   ) -> None:
     """Has a server serve weights and compares its scores with `expected`.
 
@@ -637,7 +636,7 @@ class Fleet:
     if loads:
       if self._router:
         served = weights._replace(name=weights_lib.hidden_name(self._run))
-      await self._attend(server, server.load(served, lent=lent))
+      await self._attend(server, server.load(served))
     sampled, token_ids, wrong = self.expected or (None, (), str)
     # Otherwise the next rollout's fingerprint compares it.
     if sampled and sampled == weights.sampled(sampled.version):
