@@ -86,6 +86,46 @@ def test_random_kills_end_on_the_same_weights(root, kills, steps):
   assert_same(broken, played(root, steps, **sizes))
 
 
+def test_one_process_and_three_sample_with_the_same_weights(root):
+  """Of rollouts 0 and 1 with version 0, whose weights have the same bits."""
+  one, three = (played(root, 8, trainers=n, samplers=2) for n in (1, 3))
+  for name in ("policy/staleness_mean", "policy/staleness_max"):
+    ages = [[x[name] for x in small_run.records(run)] for run in (one, three)]
+    assert ages == [[0, 1, 1, 1]] * 2
+  for rollout in (0, 1):
+    episodes = [without_servers(run, rollout) for run in (one, three)]
+    assert episodes[0] == episodes[1]
+  losses = [
+    [x["loss/total"] for x in small_run.records(run, "steps.jsonl")[:2]]
+    for run in (one, three)
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-6)
+
+
+def without_servers(output, rollout):
+  """Returns the groups of a rollout, but for who sampled them."""
+  path = output / "trajectories" / f"rollout-{rollout:05d}.jsonl"
+  groups = [json.loads(line) for line in path.read_text().splitlines()]
+  for group in groups:
+    for trajectory in group["trajectories"]:
+      trajectory.pop("servers", None)
+  return groups
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_servers_get_the_weights_that_two_processes_gathered(root, rank):
+  """Servers of the tests take adapters merged into whole weights."""
+  given = f"lora.rank={rank}", "lora.targets=q,down"
+  run, urls = started(root, f"rank-{rank}", *given, steps=6, samplers=1)
+  with run:
+    run.wait()
+  for record in small_run.records(run.output):
+    assert record[f"engine/server/{urls[0][7:]}/fingerprint"] < 1e-4
+  assert "adapters merged into them" in run.log("0").read_text() or not rank
+  first, last = (hf.load(x / "policy").params for x in (root, run.output))
+  assert not np.array_equal(first["layers"]["q"], last["layers"]["q"])
+
+
 def assert_same(ours, whole):
   """Asserts equal steps, and equal bits; counters of servers may differ."""
   small_run.assert_same_bits(ours, whole, ["steps.jsonl"])
