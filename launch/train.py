@@ -317,10 +317,10 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   """
   if not config.deltas:
     return
-  from anysearch_jax.rollout.sglang import server
+  from anysearch_jax.rollout.servers import weights as weights_lib
 
   urls = (config.gateway,) if config.gateway else config.urls
-  own = server.folder(config.weights, urls)
+  own = weights_lib.folder(config.weights, urls)
   prefix = own.name.rpartition("-")[0]
   for other in sorted(own.parent.glob(f"{prefix}-*")):
     if other != own:

@@ -146,6 +146,10 @@ class SglangConfig:
   gateway: str = placement("")
   """Address of an smg gateway, started with --enable-rl, that lists the servers
   instead of `urls`. They may join and leave while a run goes on."""
+  router: str = placement("")
+  """Address that turns go to, of a router that chooses a server for each; ""
+  sends them to the servers. Weights and health are always asked of each server.
+  """
   deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn."""
   retries: int = placement(3, at_least(0))

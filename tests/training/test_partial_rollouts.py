@@ -12,7 +12,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.training import sampler
 
 
@@ -40,7 +40,7 @@ def _served(server):
 
 def test_an_episode_under_way_goes_on_with_new_weights(tmp_path, monkeypatch):
   """A turn of rollout 1 waits for weights that training on rollout 0 makes."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   sample, versions = sampler.Sampler.sample, collections.defaultdict(set)
 
