@@ -254,6 +254,11 @@ class McpConfig:
   """Name of its argument for the number of results; "": none is sent."""
   arguments: str = placement("")
   """Further arguments of every call, as a JSON object; "": none."""
+  fields: tuple[str, ...] = placement(())
+  """Where the results are in what the tool returns, if they are not the only
+  list of its output schema, and the parts of one, if they have other names than
+  `id`, `title`, `text` and `score`: such as `results=data.hits` and
+  `text=snippet`. Empty, and no such list: each text that it returns is one."""
   deadline: float = placement(30.0, POSITIVE)
   """Seconds of a call, with its retries."""
   largest: int = placement(2_000_000, at_least(1024))
@@ -277,8 +282,7 @@ class RetrievalConfig:
   """Folder of the index's encoder, if it has moved; of the encoder of a
   collection."""
   url: str = placement("")
-  """Address of the server (also of SearXNG); of several, commas divide shards
-  and `|` replicas."""
+  """Address of the server, also of SearXNG."""
   web: str = placement("")
   """`serper`, `serpapi`, `brave`, `tavily` or `searxng`."""
   milvus: str = placement("")
