@@ -234,13 +234,14 @@ def _loaded(root, deltas):
     path = pathlib.Path(body["model_path"])
     if path.parent == delta.COPIES:  # Those of other runs are not touched.
       path = copies / path.name
-    asked[server].append(f"{path.parent.name[:7]} {path.name[0]}")
-    if path.name[0] == "2" and not hosts[1:]:
+    version = path.name.rpartition("-")[2]
+    asked[server].append(f"{path.parent.name[:7]} {version}")
+    if version == "2" and not hosts[1:]:
       hosts[0].kill()
       hosts[0].wait()
       host()
       late.restart()
-    if path.name[0] == "3" and server is first:
+    if version == "3" and server is first:
       waits.wait_for(lambda: late.version != "default", roles.DEADLINE)
     return right(body | {"model_path": str(path)})
 
@@ -268,7 +269,7 @@ def test_deltas_end_on_the_weights_of_whole_folders(tmp_path, monkeypatch):
   monkeypatch.setattr(fake_sglang, "CONTEXT", 250)
   root = roles.prepare(tmp_path)
   hf.save(root / "policy", sglang_engines.policy())
-  assert _loaded(root, False)[0] == [f"weights {i}" for i in range(5)]
+  assert _loaded(root, False)[0] == [f"anysear {i}" for i in range(5)]
   first, late = _loaded(root, True)
   assert "anysear 1" not in first and "anysear 2" in first + late
   assert first[0] == "anysear 0" and first[-1] == late[-1] == "copies 4"
