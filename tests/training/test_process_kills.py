@@ -167,6 +167,20 @@ def test_stopped_processes_lose_nothing(root):
   assert_same(run.output, played(root, 16, trainers=3, samplers=2))
 
 
+def test_a_signal_to_one_process_stops_all_with_a_checkpoint(root):
+  """Also while the first one samples ahead; the same command resumes."""
+  run, _ = started(root, "signalled", steps=8, trainers=3)
+  with run:
+    run.wait_for_lines(1)
+    run.running["2"].terminate()
+    for name in "012":
+      assert run.running[name].wait(120) == 75
+      assert "saved checkpoint" in run.log(name).read_text()
+    assert 1 <= run.lines() < 4
+    run.wait()
+  assert_same(run.output, played(root, 8, trainers=3, samplers=2))
+
+
 def test_processes_that_lose_one_of_them_leave_soon(root):
   """One of them is killed; the others leave, long before `--heartbeat`."""
   run, _ = started(root, "lost", steps=4000, trainers=3)
