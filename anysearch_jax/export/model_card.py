@@ -182,7 +182,7 @@ def _settings(
   groups = [(name, getattr(config, name)) for name in names]
   system = systems.METHODS.get(config.method.name)
   if system and system.reward and not config.reward.function:
-    own = system.constants(config)
+    own = system.constants_of(config)
     # The paper's reward gets the whole configuration.
     groups.insert(0, ("reward", config.reward if own is config else own))
   for name, group in groups:
