@@ -139,7 +139,7 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     if not system.measures:
       raise ValueError(
         f"method.judge: found {judge!r}, but {name!r} measures nothing; "
-        "expected none, or a system with measures, such as hiprag."
+        "expected none, or a system with measures, such as search_r1."
       )
     loaded = plugins.load(
       judge, setting="method.judge", expected="a function (trajectory)"

@@ -12,10 +12,13 @@ import scripted
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records, scoring
-from anysearch_jax.methods import bavt, systems
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
+from research import methods
+from research.methods import bavt
 
-BAVT = systems.environment("bavt")
+PROMPTS = methods.prompts_name("bavt")
+BAVT = systems.environment(PROMPTS)
 ASKS = BAVT.step.keywords["critic"].asks
 
 
@@ -59,7 +62,7 @@ def test_a_deadline_in_the_critics_turn_leaves_no_question(said):
     budget=budgets.Budget(searches=3, seconds=9),
     scaffold=True,
     address=types.Address(0, 0, 0),
-    config=config_lib.EpisodeConfig(prompts="bavt"),
+    config=config_lib.EpisodeConfig(prompts=PROMPTS),
     environment=BAVT,
     codec=scripted.CODEC,
   )
@@ -104,7 +107,7 @@ def play(seed, budget, most):
 
   engine.generate = counted
   config = config_lib.EpisodeConfig(
-    prompts="bavt", max_generated=most, max_context=10**6
+    prompts=PROMPTS, max_generated=most, max_context=10**6
   )
   t = scripted.play(
     engine, found, config, budget=budget, scaffold=bool(seed % 2)

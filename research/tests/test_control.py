@@ -10,8 +10,10 @@ import scripted
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import records
-from anysearch_jax.methods import control, systems
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode
+from research import methods
+from research.methods import control
 
 HITS = {"look": [types.Passage("p", "T", "x")]}
 LIMITS = {"max_generated": 2000, "max_context": 9000}
@@ -63,9 +65,7 @@ def test_refused_search_is_answered_as_if_the_budget_were_used_up():
   alone, _ = play(asks_until_refused, budget=0)
   assert [span.text for span in found.spans] == [s.text for s in alone.spans]
   # And it stays refused.
-  stubborn, _ = play(
-    lambda _: scripted.search("look"), of_scores(ask=NEVER)
-  )
+  stubborn, _ = play(lambda _: scripted.search("look"), of_scores(ask=NEVER))
   assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
 
 
@@ -219,7 +219,7 @@ def steered_by_itself():
   "environment",
   [
     systems.environment("bats_verify"),
-    systems.environment("bavt"),
+    systems.environment(methods.prompts_name("bavt")),
     steered_by_itself(),
   ],
 )
@@ -229,8 +229,9 @@ def test_environment_that_is_steered_already_is_refused(environment):
 
 
 RULE = """import anysearch_jax as aj
-rule = aj.control.Rule(lambda proposal, seen, cap: seen.{attribute} > 0)
-environment = aj.control.steered(aj.get_environment("paper"), rule)
+from research.methods import control
+rule = control.Rule(lambda proposal, seen, cap: seen.{attribute} > 0)
+environment = control.steered(aj.get_environment("paper"), rule)
 SYSTEM = aj.Method("steered", "Steered", {{"paper": environment}})
 """
 
@@ -248,5 +249,5 @@ def test_rule_of_a_user_is_named_as_an_environment(tmp_path):
 
 
 def test_error_of_a_rule_names_its_line(tmp_path):
-  with pytest.raises(ValueError, match="mine.py, line 2: AttributeErr"):
+  with pytest.raises(ValueError, match="mine.py, line 3: AttributeErr"):
     by_name(tmp_path, "nothing")

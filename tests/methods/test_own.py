@@ -124,13 +124,13 @@ def selected(name, **method):
 
 
 def test_a_judge_of_the_users_replaces_the_systems(write):
-  judge = write("def judge(t):\n  return {'optimal': 1}\n", "judge")
-  method = systems.trained(selected("hiprag", judge=judge))
+  judge = write("def judge(t):\n  return {'found': 1}\n", "judge")
+  method = systems.trained(selected("search_r1", judge=judge))
   trajectory = systems.own.trial(group=1, budget=1, measures=()).trajectories
-  with pytest.raises(types.RetrievalError, match="KeyError: 'contained'"):
+  with pytest.raises(types.RetrievalError, match="KeyError: 'gold_found'"):
     asyncio.run(method.measure(trajectory[0, 0]))
-  with pytest.raises(ValueError, match="'otc' measures nothing"):
-    systems.trained(selected("otc", judge=judge))
+  with pytest.raises(ValueError, match="'zerosearch' measures nothing"):
+    systems.trained(selected("zerosearch", judge=judge))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Trains small policies with the systems' rewards, in the generated world."""
+"""Trains small policies with the plug-ins' rewards, in the generated world."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import searching
+from research import methods
 
 # Its own values in the records of a training.
 PARTS = {
+  "otc": {"tool"},
+  "ikea": {"well_formed", "kb"},
+  "research": {"f1", "well_formed"},
+  "autorefine": {"f1", "refined"},
+  "hiprag": {"contained", "optimal"},
   "mt_grpo": {"contained", "steps"},
   "r1_searcher": {"f1", "well_formed", "stage"},
-  "ssrl": {"em"},
+  "ssrl": set(),
   "beta_grpo": {"confidence"},
   "saas": {"known", "needed", "penalty"},
   "autosearch": {"anytime", "sufficient", "steps"},
@@ -36,16 +42,12 @@ def parts():
   return small_run.parts()
 
 
-def trained(name, parts, folder, **method):
+def trained(name, parts, folder):
   """Trains two rollouts of scripted episodes, with real steps."""
-  system = systems.get(name)
   config = config_lib.changed(
-    small_run.CONFIG,
-    group=4,
-    method=config_lib.MethodConfig(name, **method),
-    episode={"prompts": tuple(system.environments)[-1], "max_context": 110},
+    small_run.CONFIG, group=4, episode={"max_context": 110}
   )
-  config = system.train(config)
+  config = systems.select(config, methods.method_name(name))
   engine = Engine(parts, questions=config.questions)
   retriever = searching.BatchingRetriever(
     retrievers.make(config, parts["retriever"]), config.search
@@ -65,7 +67,8 @@ def trained(name, parts, folder, **method):
 @pytest.mark.parametrize(
   "name",
   [
-    *("mt_grpo", "r1_searcher", "ssrl", "saas", "autosearch"),
+    *("otc", "ikea", "research", "autorefine", "mt_grpo", "r1_searcher"),
+    *("ssrl", "hiprag", "saas", "autosearch"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
