@@ -159,12 +159,11 @@ def branch(
 
 def check(environment: aj.Environment) -> None:
   """Raises ValueError if episodes of an environment cannot branch."""
-  verifies = environment.verification is not None
-  if verifies or environment.turns_are_budget or environment.step is not None:
+  if environment.turns_are_budget or environment.step is not None:
     raise ValueError(
-      "episode.prompts: found an environment that verifies answers, whose "
-      "turns are the budget or which has a step of its own, so that its "
-      "episodes cannot branch; expected another environment."
+      "episode.prompts: found an environment whose turns are the budget or "
+      "which has a step of its own (it verifies answers, or is steered), so "
+      "that its episodes cannot branch; expected another environment."
     )
 
 

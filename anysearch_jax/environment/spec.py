@@ -22,20 +22,6 @@ Step = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Verification:
-  """How the policy verifies its own answer while searches are left.
-
-  ask: line after an answer that asks the policy to verify it.
-  accepted: returns whether the policy's reply accepts the answer.
-  resume: line after a reply that does not, which lets the policy continue.
-  """
-
-  ask: str
-  accepted: Callable[[str], bool]
-  resume: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Environment:
   """The texts around an episode, and how the policy's texts are read.
 
@@ -65,10 +51,9 @@ class Environment:
     markers: texts with a meaning in this environment, besides `protocol.TAGS`.
       They are neutralised in questions and passages.
     turns_are_budget: a turn without a search or an answer consumes one search,
-      so an episode has at most budget + 1 turns, apart from verifications.
+      so an episode has at most budget + 1 turns.
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
-    verification: None if the policy does not verify its answers.
     step: advances its episodes in place of `rollout.episode.step`, which it may
       call, and keeps what it needs in their `memory`; None: as any other.
     keeps_room: whether a cap on tokens keeps room for the answer; False if
@@ -99,7 +84,6 @@ class Environment:
   markers: tuple[str, ...] = ()
   turns_are_budget: bool = False
   ends_itself: bool = False
-  verification: Verification | None = None
   step: Step | None = None
   keeps_room: bool = True
   units: str = "budget.toml"

@@ -130,7 +130,7 @@ def step(
     case types.GenerateRequest() | types.SearchRequest(), episode_state.Failure(
       reason
     ):
-      return _finish(episode, types.Outcome.FAILED, reason)
+      return finish(episode, types.Outcome.FAILED, reason)
     case types.GenerateRequest(max_tokens=most), types.Generation():
       return _after_turn(episode, event, most)
     case types.SearchRequest(query=query) as call, episode_state.Retrieved(
@@ -170,8 +170,8 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   lands by itself, see `episode_state`. One that was landed before is `Done`.
   """
   if episode.landing:
-    return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
-  landing = dataclasses.replace(episode, landing=True, verifying=False)
+    return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
+  landing = dataclasses.replace(episode, landing=True)
   line = landing.environment.over_budget
   if landing.chunks[-1].text == line:  # A search has just been refused.
     return next_turn(landing)
@@ -189,22 +189,26 @@ def _land_before(
   passages = told.chunks[len(episode.chunks) :]
   line = written(episode, episode.environment.over_budget)
   chunks = (*episode.chunks, line, *passages)
-  return next_turn(
-    dataclasses.replace(told, chunks=chunks, landing=True, verifying=False)
-  )
+  return next_turn(dataclasses.replace(told, chunks=chunks, landing=True))
 
 
-def _after_turn(
-  episode: episode_state.Episode, generation: types.Generation, most: int
+def recorded(
+  episode: episode_state.Episode, generation: types.Generation
 ) -> episode_state.Episode:
-  """Records a turn and carries out its action."""
+  """Returns the episode with the turn that it waits for.
+
+  Raises:
+    ValueError: the turn breaks the limits of its request.
+  """
+  assert isinstance(episode.request, types.GenerateRequest)
+  most = episode.request.max_tokens
   sampled = len(generation.token_ids)
-  known = (len(generation.logps), len(generation.versions))
-  if not 1 <= sampled <= most or known != (sampled, sampled):
+  lengths = (len(generation.logps), len(generation.versions))
+  if not 1 <= sampled <= most or lengths != (sampled, sampled):
     raise ValueError(
-      f"The engine returned {sampled} tokens, {known[0]} log-probabilities and "
-      f"{known[1]} versions for turn {episode.turns} of {episode.address}; "
-      f"expected one of each a token and 1 to {most} tokens."
+      f"The engine returned {sampled} tokens, {lengths[0]} log-probabilities "
+      f"and {lengths[1]} versions for turn {episode.turns} of "
+      f"{episode.address}; expected one of each a token and 1 to {most} tokens."
     )
   turn = episode_state.Chunk(
     types.Author.MODEL,
@@ -214,21 +218,27 @@ def _after_turn(
     generation.text,
     generation.server,
   )
-  episode = dataclasses.replace(
+  return dataclasses.replace(
     episode, chunks=(*episode.chunks, turn), experts=generation.experts
   )
+
+
+def _after_turn(
+  episode: episode_state.Episode, generation: types.Generation, most: int
+) -> episode_state.Episode:
+  """Records a turn and carries out its action."""
+  episode = recorded(episode, generation)
+  sampled = len(generation.token_ids)
   # A turn that its own limit ended leaves room for another one.
   is_full = generation.finish is types.Finish.LENGTH
   is_full = is_full and sampled != episode.config.max_turn
 
   env = episode.environment
-  if episode.verifying and env.verification is not None:
-    return _after_verification(episode, generation, env.verification)
   match env.action(generation.text):
     case protocol.Action(protocol.ActionKind.ANSWER, _):
-      return _answered(episode)
+      return finish(episode, types.Outcome.ANSWERED)
     case _ if episode.landing:
-      return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
+      return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
       if not episode.affords(tool):
         beyond = episode.violation or not episode.stopped
@@ -239,7 +249,7 @@ def _after_turn(
       else:
         return _call(episode, query, env.tool(tool))
     case _ if env.ends_itself and not is_full:
-      return _finish(episode, types.Outcome.INVALID)
+      return finish(episode, types.Outcome.INVALID)
     case _:
       line = env.no_action
 
@@ -250,11 +260,11 @@ def _after_turn(
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
     )
-    return _finish(episode, types.Outcome.TRUNCATED, reason)
+    return finish(episode, types.Outcome.TRUNCATED, reason)
   answered = episode.config.answered_bad_turns
   spare = episode.left if env.turns_are_budget else answered - episode.bad_turns
   if spare <= 0:
-    return _finish(episode, types.Outcome.INVALID)
+    return finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
   return next_turn(episode, written(episode, line))
 
@@ -274,32 +284,6 @@ def _call(
     ),
   )
   return dataclasses.replace(episode, request=request)
-
-
-def _answered(episode: episode_state.Episode) -> episode_state.Episode:
-  """Ends an episode with its answer, or asks the policy to verify the answer.
-
-  The verification is skipped if no search or no token is left.
-  """
-  verification = episode.environment.verification
-  if (
-    verification is None or episode.landing or episode.left <= 0 or episode.full
-  ):
-    return _finish(episode, types.Outcome.ANSWERED)
-  asking = dataclasses.replace(episode, verifying=True)
-  return next_turn(asking, written(asking, verification.ask))
-
-
-def _after_verification(
-  episode: episode_state.Episode,
-  generation: types.Generation,
-  verification: spec.Verification,
-) -> episode_state.Episode:
-  """Accepts an answer after its verification, or continues the episode."""
-  episode = dataclasses.replace(episode, verifying=False)
-  if verification.accepted(generation.text) or episode.full:
-    return _finish(episode, types.Outcome.ANSWERED)
-  return next_turn(episode, written(episode, verification.resume))
 
 
 def next_turn(
@@ -332,7 +316,7 @@ def next_turn(
     return land(told) if shown is None else _land_before(episode, told)
   most = asking.before_landing
   if reason := asking.full:
-    return _finish(episode, types.Outcome.TRUNCATED, reason)
+    return finish(episode, types.Outcome.TRUNCATED, reason)
   most = most if most is not None and most > 0 else asking.most_tokens
   request = types.GenerateRequest(
     address=asking.address,
@@ -385,9 +369,15 @@ def without(
   )
 
 
-def _finish(
+def finish(
   episode: episode_state.Episode, outcome: types.Outcome, reason: str = ""
 ) -> episode_state.Episode:
-  """Ends the episode with its trajectory."""
+  """Ends an episode with its trajectory.
+
+  Args:
+    episode: what was played.
+    outcome: how it ends.
+    reason: why, if it failed or was truncated.
+  """
   done = episode_state.Done(episode.trajectory(outcome, reason))
   return dataclasses.replace(episode, request=done)

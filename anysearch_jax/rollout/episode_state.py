@@ -126,7 +126,6 @@ class Episode:
     observations: what each charged query showed.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
-    verifying: whether the next turn is the policy's verification of its answer.
     landing: whether the next turn is the last one, for the answer alone.
     caps: what else the episode may spend, without a cap on searches.
     elapsed: seconds since it began; the driver sets it if they are capped.
@@ -148,7 +147,6 @@ class Episode:
   observations: tuple[types.Observation, ...] = ()
   bad_turns: int = 0
   violation: bool = False
-  verifying: bool = False
   landing: bool = False
   caps: budgets.Budget = budgets.NO_CAPS
   elapsed: float = 0.0

@@ -101,7 +101,7 @@ def step(
     # Time is over in the critic's turn: the step that it judges stays.
     waiting = dataclasses.replace(tree.judged, elapsed=waiting.elapsed)
     if isinstance(waiting.request, aj.episode_state.Done):
-      return _ended(waiting)
+      return aj.episode.finish(waiting, aj.Outcome.ANSWERED)
   if (
     tree is None or event is None or isinstance(event, aj.episode_state.Failure)
   ):
@@ -181,12 +181,7 @@ def _grown(
   )
   if not ends[at]:
     return aj.episode.next_turn(moved)
-  return _ended(moved)
-
-
-def _ended(answered: aj.episode_state.Episode) -> aj.episode_state.Episode:
-  ended = answered.trajectory(aj.Outcome.ANSWERED)
-  return dataclasses.replace(answered, request=aj.episode_state.Done(ended))
+  return aj.episode.finish(moved, aj.Outcome.ANSWERED)
 
 
 def _with_critic(environment: aj.Environment, critic: Critic) -> aj.Environment:

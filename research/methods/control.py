@@ -82,13 +82,12 @@ def steered(environment: aj.Environment, rule: Rule) -> aj.Environment:
     rule: decides; an error of its function becomes a sentence.
 
   Raises:
-    ValueError: the environment verifies answers, or has a `step` already.
+    ValueError: the environment has a `step` already.
   """
-  if environment.verification or environment.step:
+  if environment.step is not None:
     raise ValueError(
-      "control.steered: found an environment that verifies answers or has a "
-      "step of its own, which is steered already; expected one without (bats, "
-      "not bats_verify)."
+      "control.steered: found an environment with a step of its own, which is "
+      "steered already; expected one without (bats, not bats_verify)."
     )
   code = getattr(rule.searches, "__code__", None)
   path = "" if code is None else code.co_filename

@@ -77,7 +77,6 @@ WORLD = world_lib.World()
 @pytest.mark.parametrize("name", WORLDS)
 def test_world_environment_uses_world_vocabulary_only(name):
   env = systems.environment(name)
-  assert env.verification is None
   codec = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
   unknown = codec.hf.unk_token_id
   assert unknown in codec.encode("xylophone")

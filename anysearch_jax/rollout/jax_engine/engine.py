@@ -65,7 +65,6 @@ class JaxEngine:
     dtype: compute and cache type.
     mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
       and pages over `data`. None means one device.
-    stop: texts that end most turns, those of the environment that is played.
     records: whether turns have the experts that their tokens chose, if the
       policy has any.
 
@@ -92,7 +91,6 @@ class JaxEngine:
     seed: int,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
-    stop: tuple[str, ...] = protocol.STOPS,
     records: bool = False,
   ):
     mesh = sharding.mesh() if mesh is None else mesh
@@ -107,7 +105,9 @@ class JaxEngine:
     self._given = config.decode_steps if config.exact else 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
-      policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
+      policy.tokenizer,
+      vocab_size=policy.architecture.vocab_size,
+      stop=protocol.STOPS,
     )
     self._device = kv_device.KvDevice(
       policy.params,

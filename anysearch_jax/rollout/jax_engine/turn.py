@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -80,6 +81,8 @@ class Halting:
     self._vocab_size = vocab_size
     self._stop = stop
     self._found = functools.lru_cache(_KNOWN)(self._find)
+    # The first turns of a run ask for the same set at once.
+    self._finding = threading.Lock()
     self._usual = self._find(stop)
     self._call: tuple[tuple[Stop, ...], np.ndarray] = ((), np.zeros(0))
 
@@ -95,7 +98,7 @@ class Halting:
       )
     if stop == self._stop:
       return self._usual
-    return await asyncio.to_thread(self._found, stop)
+    return await asyncio.to_thread(self._remembered, stop)
 
   def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
     """Returns the halting tokens of a call, uint32 `[V]`, and each turn's bit.
@@ -112,6 +115,10 @@ class Halting:
       self._call = sets, bits
     number = {stop: i % _BITS for i, stop in enumerate(sets)}
     return self._call[1], [1 << number[turn.request.stop] for turn in turns]
+
+  def _remembered(self, stop: Stop) -> np.ndarray:
+    with self._finding:
+      return self._found(stop)
 
   def _find(self, stop: Stop) -> np.ndarray:
     return halting_tokens(
