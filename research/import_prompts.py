@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
-import anysearch_jax as aj
 from research import methods, originals
 
 

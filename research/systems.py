@@ -3,8 +3,9 @@
     python -m research.study --study=methods --seeds=1
     python -m research.study --study=methods --rows=anysearch,search_r1
 
-Each row is trained as configs/methods.py or research/methods/configs.py has it, from the quickstart's warm
-start, with the same number of steps and episodes. Search-o1, BATS and BAVT are
+Each row is trained as configs/methods.py or research/methods/configs.py has it,
+from the quickstart's warm start, with the same number of steps and episodes.
+Search-o1, BATS and BAVT are
 not trained: they are evaluated with the warm start, the first two again with
 the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
 `search_r1_5` has the quickstart's. The rows `search_r1_format` and

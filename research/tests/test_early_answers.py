@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -12,17 +13,19 @@ from scripted import CODEC, answer, search
 from spoken import of_authors
 
 import anysearch_jax as aj
+from anysearch_jax.training import turn_advantages
 from research.methods import brpo, early_answers
 
 CONFIG = aj.config.EpisodeConfig(prompts="world", max_generated=900)
 HITS = {f"q{i}": [aj.Passage(str(i), f"T{i}", "text")] for i in range(9)}
 PROMPT, MODEL, _ = aj.Author
+TURNS = aj.config.ObjectiveConfig(normalize="none", baseline="turn")
 
 
 class OneSlot(scripted.Engine):
   """Refuses a turn while another episode has its slot."""
 
-  holder: types.Address | None = None
+  holder: aj.Address | None = None
 
   async def generate(self, request):
     assert self.holder in (None, request.address)
@@ -53,9 +56,7 @@ def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
     asyncio.run(
       aj.run_groups(
         [given],
-        aj.EpisodeParts(
-          engine, scripted.Retriever(HITS), CONFIG, CODEC, each
-        ),
+        aj.EpisodeParts(engine, scripted.Retriever(HITS), CONFIG, CODEC, each),
         group=1,
         rollout=4,
       )

@@ -117,7 +117,9 @@ def test_the_texts_of_a_checkout_are_the_known_ones(system, tmp_path):
   for base in (False, True)[: 1 + ("base" in original.texts)]:
     found = import_prompts.imported(original, system, folder, base=base)
     (tmp_path / "texts.toml").write_text(found[0])
-    aj.get_environment(methods.prompts_name(system), str(tmp_path / "texts.toml"))
+    aj.get_environment(
+      methods.prompts_name(system), str(tmp_path / "texts.toml")
+    )
     assert found == import_prompts.imported(
       unknown, system, folder, base=base, allow_changes=True
     )
@@ -152,7 +154,9 @@ def test_no_text_of_the_authors_is_shipped_as_it_is():
     aj.get_method(methods.method_name(system)).wordings
     for system in methods.COMPARED
   )
-  for words in (w for known in (aj.WORDINGS, *plug_ins) for w in known.values()):
+  for words in (
+    w for known in (aj.WORDINGS, *plug_ins) for w in known.values()
+  ):
     for name, text in words.texts().values.items():
       if words.shipped == "paper.toml" and name in ("scaffold", "plain"):
         continue  # The paper prints them.

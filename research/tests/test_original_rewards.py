@@ -199,9 +199,7 @@ AUTHORS = {
   "hiprag": (f"{SCORES}.qa_em_format", each(hiprag)),
   "search_o1": ("scripts.evaluate", each(search_o1)),
 }
-CHANGES = {
-  "r1_searcher stage 1": {"method": {"options": ("stage_one=1.0",)}}
-}
+CHANGES = {"r1_searcher stage 1": {"method": {"options": ("stage_one=1.0",)}}}
 PIECES = {
   "anysearch": ["<Answer>{}</ANSWER>", "<SEARCH>{}</Search>"] * 2,
   "autorefine": ["<refine>{}</refine>"] * 5,

@@ -17,16 +17,16 @@ KNOWN = aj.Question("q", "Who is the mayor?", ("tol",))
 
 @pytest.mark.parametrize("preset", ["", "qwen2_5_7b"])
 def test_training_searches_in_the_policy_and_is_never_noisy(preset):
-  config = flags.load_config(f"research/methods/configs.py:ssrl:{preset}".rstrip(":"))
+  config = flags.load_config(
+    f"research/methods/configs.py:ssrl:{preset}".rstrip(":")
+  )
   assert config.retrieval.simulated == "policy"
   assert config.curriculum.fixed_budget == config.curriculum.max_budget
   made = retrievers.make(config, small_run.parts()["retriever"])
   assert isinstance(made, simulation.SimulatedRetriever)
   context = SearchContext(aj.Address(9, 0, 0), 0, KNOWN, "")
   assert not any(
-    made.noisy(
-      dataclasses.replace(context, address=aj.Address(rollout, q, 0))
-    )
+    made.noisy(dataclasses.replace(context, address=aj.Address(rollout, q, 0)))
     for rollout in range(8)
     for q in range(20)
   )

@@ -183,7 +183,7 @@ def test_a_system_by_name_is_its_preset(name):
 
 
 def test_a_system_on_another_preset_is_refused_with_its_command():
-  with pytest.raises(ValueError, match="one_gpu.py:qwen3_1_7b-24 --method=zerosearch"):
+  with pytest.raises(ValueError, match="qwen3_1_7b-24 --method=zerosearch"):
     methods.get_config("zerosearch:qwen3_1_7b-24")
 
 

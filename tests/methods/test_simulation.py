@@ -13,7 +13,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import simulation, text_model
-from anysearch_jax.launch import flags, parts, policies, retrievers
+from anysearch_jax.launch import parts, policies
 from anysearch_jax.methods import systems, zerosearch
 from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import searching
