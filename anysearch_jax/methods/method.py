@@ -334,10 +334,17 @@ def compared(
   measure: Measure = lambda trajectory: {},
   **values: Any,
 ) -> Method:
-  """Returns a shipped system: its constants are those of its name.
+  """Returns a system that is trained with a fixed budget.
 
-  Arguments are attributes of `Method`. It is trained with a fixed budget unless
-  `values` says otherwise.
+  Args:
+    name: its constants are `config.method`'s group of this name, if there is
+      one.
+    label: its name in tables.
+    wordings: the texts of its environments, which are made of them.
+    reward: see `Method`; None: the system is not trained.
+    measures: keys of what `measure` returns.
+    measure: what the reward needs of a trajectory.
+    **values: other attributes of `Method`.
   """
   return Method(
     name,
