@@ -55,6 +55,7 @@ import anysearch_jax.environment.wording as wording
 import anysearch_jax.environment.official_scoring as official_scoring
 import anysearch_jax.environment.prompts as prompts
 import anysearch_jax.environment.protocol as protocol
+import anysearch_jax.environment.records as records
 import anysearch_jax.environment.tools as tools
 from anysearch_jax.methods.systems import WORDINGS as WORDINGS
 from anysearch_jax.methods.systems import wording_of as wording_of
@@ -64,6 +65,7 @@ import anysearch_jax.methods.search_o1 as search_o1
 import anysearch_jax.methods.search_r1 as search_r1
 import anysearch_jax.methods.stepsearch as stepsearch
 from anysearch_jax.methods.systems import get as get_method
+from anysearch_jax.methods.systems import select as select_method
 from anysearch_jax.methods.method import fixed_budget as fixed_budget
 import anysearch_jax.config.settings as settings
 import anysearch_jax.host.openai_endpoint as openai_endpoint
@@ -171,6 +173,7 @@ __all__ = [
   "official_scoring",
   "prompts",
   "protocol",
+  "records",
   "tools",
   "WORDINGS",
   "wording_of",
@@ -180,6 +183,7 @@ __all__ = [
   "search_r1",
   "stepsearch",
   "get_method",
+  "select_method",
   "fixed_budget",
   "settings",
   "openai_endpoint",

@@ -8,13 +8,11 @@ import dataclasses
 import fake_openai
 import pytest
 import small_run
+import small_systems
 import spoken
 
 import anysearch_jax as aj
-from anysearch_jax.launch import flags
-from anysearch_jax.methods import systems
-from anysearch_jax.training import rewards_and_advantages
-from research import methods
+from research import methods, study
 from research.methods import hiprag
 
 CONFIG = hiprag.Options()
@@ -180,9 +178,8 @@ def test_a_judge_that_fails_fails_the_trajectory():
   )
   with fake_openai.served({}, status=400) as server:
     measure = judge(server).measure
-    method = dataclasses.replace(systems.trained(config), measure=measure)
-    values, reasons = rewards_and_advantages.measure(
-      method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
+    values, reasons = small_systems.measured(
+      config, measure, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
     )
   assert values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}
   assert "It was not measured" in reasons[0, 0]
@@ -215,7 +212,7 @@ def test_in_the_world_unknown_facts_are_to_be_searched(queries, optimal):
 
 
 def test_a_language_model_gets_a_judge_and_the_world_a_script():
-  config = flags.load_config("research/methods/configs.py:hiprag:qwen2_5_7b")
+  config = study.load_config("research/methods/configs.py:hiprag:qwen2_5_7b")
   assert hiprag.METHOD.constants_of(config).url
   assert isinstance(hiprag.measurer(config).__self__, hiprag.Judge)
   own = ("url=http://a/v1", "name=b")

@@ -9,8 +9,7 @@ import pytest
 
 import anysearch_jax as aj
 from anysearch_jax.configs import methods as configs
-from anysearch_jax.launch import flags
-from research import methods
+from research import methods, study
 
 FILE = "research/methods/configs.py"
 TABLES = fidelity.tables(pathlib.Path(methods.__file__).parent / "fidelity.csv")
@@ -32,7 +31,7 @@ def test_the_table_has_the_values_of_the_configurations(system):
 @pytest.mark.parametrize("backbone", configs.BACKBONES)
 @pytest.mark.parametrize("system", sorted(TABLES))
 def test_original_recipes_are_valid(system, backbone):
-  config = flags.load_config(f"{FILE}:{system}:{backbone}:original")
+  config = study.load_config(f"{FILE}:{system}:{backbone}:original")
   aj.validate(config)
   assert config.name == f"{system}-{backbone}-original"
 
@@ -40,4 +39,4 @@ def test_original_recipes_are_valid(system, backbone):
 @pytest.mark.parametrize("system", sorted(WITHOUT))
 def test_a_system_without_a_recipe_is_refused(system):
   with pytest.raises(ValueError, match="published no recipe of their own"):
-    flags.load_config(f"{FILE}:{system}:qwen2_5_7b:original")
+    study.load_config(f"{FILE}:{system}:qwen2_5_7b:original")

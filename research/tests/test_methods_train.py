@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import scripted_runs as runs
 import small_run
+import small_systems
 
-from anysearch_jax import config as config_lib
-from anysearch_jax.launch import retrievers
-from anysearch_jax.methods import systems
-from anysearch_jax.rollout import searching
 from research import methods
 
 # Its own values in the records of a training.
@@ -30,38 +24,9 @@ PARTS = {
 }
 
 
-class Engine(runs.Engine):
-  """Plays scripted episodes for a real learner."""
-
-  def set_params(self, params, version):
-    self.version = version
-
-
 @pytest.fixture(scope="module")
 def parts():
   return small_run.parts()
-
-
-def trained(name, parts, folder):
-  """Trains two rollouts of scripted episodes, with real steps."""
-  config = config_lib.changed(
-    small_run.CONFIG, group=4, episode={"max_context": 110}
-  )
-  config = systems.select(config, methods.method_name(name))
-  engine = Engine(parts, questions=config.questions)
-  retriever = searching.BatchingRetriever(
-    retrievers.make(config, parts["retriever"]), config.search
-  )
-  made = parts | {"engine": engine, "retriever": retriever}
-  small_run.train(folder, made, config, rollouts=2)
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  steps = (folder / "steps.jsonl").read_text().splitlines()
-  groups = [
-    json.loads(line)
-    for file in sorted((folder / "trajectories").iterdir())
-    for line in file.read_text().splitlines()
-  ]
-  return list(map(json.loads, lines)), list(map(json.loads, steps)), groups
 
 
 @pytest.mark.parametrize(
@@ -74,7 +39,9 @@ def trained(name, parts, folder):
   ],
 )
 def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
-  records, steps, groups = trained(name, parts, tmp_path)
+  records, steps, groups = small_systems.trained(
+    methods.method_name(name), parts, tmp_path
+  )
   assert len(records) == 2 and len(steps) == 4
   for record in records:
     assert {f"reward/{part}" for part in PARTS[name]} <= set(record)

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-import small_run
+import small_systems
 
-import anysearch_jax as aj
-from anysearch_jax.generative_retrieval import simulation
-from anysearch_jax.launch import flags, retrievers
-from anysearch_jax.types import SearchContext
-
-KNOWN = aj.Question("q", "Who is the mayor?", ("tol",))
+from research import study
 
 
-@pytest.mark.parametrize("preset", ["", "qwen2_5_7b"])
+@pytest.mark.parametrize("preset", ["ssrl", "ssrl:qwen2_5_7b"])
 def test_training_searches_in_the_policy_and_is_never_noisy(preset):
-  config = flags.load_config(
-    f"research/methods/configs.py:ssrl:{preset}".rstrip(":")
-  )
+  config = study.load_config(f"research/methods/configs.py:{preset}")
   assert config.retrieval.simulated == "policy"
   assert config.curriculum.fixed_budget == config.curriculum.max_budget
-  made = retrievers.make(config, small_run.parts()["retriever"])
-  assert isinstance(made, simulation.SimulatedRetriever)
-  context = SearchContext(aj.Address(9, 0, 0), 0, KNOWN, "")
-  assert not any(
-    made.noisy(dataclasses.replace(context, address=aj.Address(rollout, q, 0)))
-    for rollout in range(8)
-    for q in range(20)
-  )
+  assert small_systems.noisy_searches(config) == 0

@@ -12,6 +12,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import simulation, text_model
 from anysearch_jax.launch import parts, policies
 from anysearch_jax.methods import systems, zerosearch
@@ -280,7 +281,8 @@ def test_a_policy_without_an_answer_finds_nothing(reply):
 
 
 def test_a_language_model_is_not_told_the_question_or_its_answer():
-  texts = zerosearch.WORDINGS["zerosearch"].texts()
+  words = {"simulator_useful": "Useful documents for {query}:"}
+  texts = wording.Texts(words, file="own.toml", sha256="")
   model = Model("Doc 1(Title: Kelmar) Its mayor is Tol.\nDoc 2(Title: A) b")
   found = ask(simulation.ModelSimulator(model, texts), "mayor of K", k=1)
   assert [(p.title, p.text) for p in found] == [
