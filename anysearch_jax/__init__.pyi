@@ -11,6 +11,7 @@ from anysearch_jax.budgets import Budget as Budget
 from anysearch_jax.types import Address as Address
 from anysearch_jax.types import Author as Author
 from anysearch_jax.types import Engine as Engine
+from anysearch_jax.types import EngineError as EngineError
 from anysearch_jax.types import Finish as Finish
 from anysearch_jax.types import GenerateRequest as GenerateRequest
 from anysearch_jax.types import Generation as Generation
@@ -135,6 +136,7 @@ __all__ = [
   "Address",
   "Author",
   "Engine",
+  "EngineError",
   "Finish",
   "GenerateRequest",
   "Generation",

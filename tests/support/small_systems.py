@@ -1,4 +1,4 @@
-"""Trains small policies with the reward of a system, and measures as it does."""
+"""Trains small policies with a system's reward, and measures as it does."""
 
 from __future__ import annotations
 
