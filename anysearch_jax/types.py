@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import pathlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -361,14 +360,6 @@ class ScoringEngine(TrainableEngine, Protocol):
 
     There is a list for each of the engine's parts (servers, devices), by name.
     """
-
-
-@runtime_checkable
-class LoadingEngine(TrainableEngine, Protocol):
-  """A trainable engine that also takes weights from a folder."""
-
-  def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Samples with a folder's weights from now on; it stays until the next."""
 
 
 # Returns why log-probabilities are not those of an engine's weights, or "".

@@ -21,8 +21,8 @@ use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
 
 writes what a cluster starts: an sbatch script, a JobSet or a SkyPilot task, see
 docs/cluster.md and `launch/cluster.py`. It runs this command on each node, with
-`--hosts` and `--rank`: the first nodes train, beside a controller on the first
-one, and the others sample.
+`--hosts` and `--rank`: the first nodes train, the first of them also drives
+the episodes, and the others sample.
 """
 
 from __future__ import annotations
@@ -155,16 +155,16 @@ def parts_in_cluster(
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
   """Returns the parts of a run on one of several nodes, as `parts_of` does.
 
-  The first node has the retriever and the controller, which begins when one of
-  the servers answers; nodes that train are one run of `jax.distributed`. A node
-  that samples serves until it is stopped. Without `servers` all nodes train and
-  sample, and there is no controller.
+  The first node has the retriever and the process that drives; nodes that train
+  are one run of `jax.distributed`. A node that samples serves until it is
+  stopped, with weights from the run folder. Without `servers` all nodes train
+  and sample.
   """
   trains = len(place.hosts) if servers is None else place.trainers
   many = [
     f"--coordinator={place.hosts[0]}:{place.port + 1}",
     *(f"--processes={trains}", f"--process={place.rank}"),
-    # The first one starts when the servers and the controller are healthy.
+    # The first one starts when the retriever is healthy.
     f"--connect_timeout={_STARTED}",
   ]
   train = [*trainer, *(many if trains > 1 else ())]
@@ -196,25 +196,14 @@ def parts_in_cluster(
     "mesh.trainer": "()",
     "mesh.rollout": "()",
   }
+  outputs = [word for word in trainer if word.startswith("--output=")]
+  if outputs and not config.sglang.weights:
+    output = outputs[-1].removeprefix("--output=")
+    overrides["sglang.weights"] = f"{output}/weights"
   named = [f"--config.{name}={value}" for name, value in overrides.items()]
-  named += [
-    f"--controller=http://{place.hosts[0]}:{place.port}",
-    f"--controller_key_variable={cluster.CONTROLLER_KEY}",
-  ]
-  part = supervisor.Part("trainer", (*train, *named, "--role=trainer"))
-  if place.rank:
-    return [], part
-  services, asks = _retriever(config, trainer, retriever_port)
-  controller = supervisor.Part(
-    "controller",
-    (*asks, *named, "--role=controller", "--bind=0.0.0.0", "--allow_cpu"),
-    {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
-    health=f"http://127.0.0.1:{place.port}/health",
-    restarts=_RESTARTS,
-    ends=True,
-    needs=tuple(f"{url}/health" for url in urls),
-  )
-  return [*services, controller], part
+  services, asks = _retriever(config, train, retriever_port)
+  part = supervisor.Part("trainer", (*asks, *named))
+  return [] if place.rank else services, part
 
 
 def samples_by_servers(
@@ -364,7 +353,6 @@ def validate(
   validation.validate(
     resolved,
     processes=int(many[-1].partition("=")[2]) if many else 1,
-    apart="--role=trainer" in words,
   )
   run_history.check(output, resolved, allow=allow_changes)
 

@@ -143,7 +143,7 @@ def provenance(
 ) -> dict[str, typing.Any]:
   """Returns the inputs of a run with their hashes, and package versions.
 
-  `retriever` is one, or the identity of a controller's.
+  `retriever` is None in a process that samples nothing.
   """
   asked = {"source": config.data.source, "split": config.data.split}
   packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
@@ -152,8 +152,8 @@ def provenance(
     "questions": asked | hashed(questions),
     "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
-    "retriever": retriever
-    if isinstance(retriever, dict)
+    "retriever": None
+    if retriever is None
     else retriever.identity(sorted({q.corpus for q in questions})),
     "own": own(config),
     "prompts": prompts(config.episode),

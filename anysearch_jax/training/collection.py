@@ -1,5 +1,6 @@
-"""Collects a rollout: each process plays a share, and then has all of it.
+"""Collects a rollout.
 
+Where several processes sample, each one plays a share and then has all of it.
 Every random draw is addressed by rollout, question and sample, so it does not
 matter which process plays which question.
 
@@ -23,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
@@ -145,7 +145,7 @@ class Collector:
       )
       for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
     ]
-    first, count = jax.process_index(), jax.process_count()
+    first, count = processes.index(), processes.count()
     keep = len(range(first, self.stream.groups, count))
     playing = loop.Work(
       driver.run_groups(

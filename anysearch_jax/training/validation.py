@@ -23,13 +23,13 @@ def check(
   *,
   trains: bool = True,
   samples: bool = True,
-  apart: bool = False,
 ) -> None:
   """Checks the values of a configuration, each alone and among each other.
 
-  `trains`: whether a policy is trained by reinforcement learning. `samples`:
-  whether an engine samples a policy. `apart`: whether these are different
-  processes, a controller and its trainers.
+  Args:
+    config: the configuration.
+    trains: whether a policy is trained by reinforcement learning.
+    samples: whether an engine samples a policy.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -63,7 +63,7 @@ def check(
   if trains:
     _curriculum(config.curriculum)
     _learning(config)
-    _pipeline(config, apart)
+    _pipeline(config)
     _batches(config)
 
 
@@ -73,13 +73,19 @@ def validate(
   trains: bool = True,
   samples: bool = True,
   processes: int = 1,
-  apart: bool = False,
 ) -> None:
   """Does as `check`, then asks systems, engine and rewards; needs no device.
 
-  `processes` train together.
+  Args:
+    config: the configuration.
+    trains: as for `check`.
+    samples: as for `check`.
+    processes: how many train together.
+
+  Raises:
+    ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=trains, samples=samples, apart=apart)
+  check(config, trains=trains, samples=samples)
   # These rooms import JAX.
   from anysearch_jax.methods import systems
   from anysearch_jax.rollout.jax_engine import kv_memory
@@ -100,21 +106,21 @@ def validate(
     kv_memory.validate(config.engine)
   if not trains:
     return
-  if config.pipeline.async_level and processes > 1 and not apart:
-    raise ValueError(
-      f"pipeline.async_level: found {config.pipeline.async_level} in "
-      f"{processes} processes, expected 0: processes that sample and train at "
-      "the same time would wait for each other in different orders. Set 0, "
-      "train in one process, or let a controller sample (--role)."
-    )
   kind, level = config.engine.kind, config.pipeline.async_level
-  found = kind, level, config.objective.old_logp, processes > 1 or apart
+  if level and processes > 1 and kind == "jax":
+    raise ValueError(
+      f"pipeline.async_level: found {level} in {processes} processes with "
+      "engine.kind 'jax', expected 0: processes that sample and train at the "
+      "same time would wait for each other in different orders. Set 0, train "
+      "in one process, or let servers sample (engine.kind sglang)."
+    )
+  found = kind, level, config.objective.old_logp, processes > 1
   if config.engine.exact and found != ("jax", 0, "engine", False):
     raise ValueError(
       f"engine.exact: found engine.kind {kind!r}, pipeline.async_level {level} "
       f"and objective.old_logp {config.objective.old_logp!r} in {processes} "
-      f"{'processes and a controller' if apart else 'processes'}; expected "
-      "'jax', 0 and 'engine' in one process, whose engine scores each step."
+      "processes; expected 'jax', 0 and 'engine' in one process, whose engine "
+      "scores each step."
     )
   if config.reward.rel_cost == "dollars" and not environment.prices(prices):
     raise ValueError(
@@ -301,7 +307,7 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
     )
 
 
-def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
+def _pipeline(config: config_lib.ExperimentConfig) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
   c, kind = config.pipeline, config.engine.kind
   objective, level = config.objective, c.async_level
@@ -316,11 +322,6 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
       f"pipeline.partial: found True with pipeline.async_level {level} and "
       f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
       "there new weights while servers sample."
-    )
-  if apart and config.servers_share:
-    raise ValueError(
-      "sglang.colocated: found True with a controller, expected servers of "
-      "their own: it cannot lend the trainers' memory."
     )
   if level and config.servers_share:
     raise ValueError(
@@ -342,8 +343,6 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
     raise ValueError(
       f"episode.turn_deadline: found {turn}, expected at least {deadline}."
     )
-  if apart:
-    return
   # With servers this process only publishes weights, without a collective.
   mesh = config.mesh
   trainer = {*mesh.trainer} or {*range(mesh.size)}

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import pathlib
 import re
+import tempfile
 
 import compiled_loops
 import jax
@@ -98,13 +100,32 @@ def compiled(target_name, family, adapted, name, **engine):
     "bfloat16",
   )
   (program,) = (each for each in found if each.name == name)
-  _, text, analysis, _, _ = compilation.compiled(program, target)
+  text, analysis = _optimized(program, target)
   sizes = weights(a, placed.rollout)
   pages = {
     math.prod(x.sharding.shard_shape(x.shape))
     for x in jax.tree.leaves(program.kinds["KV cache"])
   }
   return text, analysis.temp_size_in_bytes, sizes, pages
+
+
+def _optimized(program, target):
+  """Returns the optimized text of a program and the analysis of its memory.
+
+  The TPU compiler dumps its text, because it is of another release than JAX and
+  may write syntax that JAX's parser does not know.
+  """
+  if target.hardware.platform != "tpu":
+    executable, _ = compilation.compiled(program, target)
+    return executable.as_text(), executable.memory_analysis()
+  with tempfile.TemporaryDirectory() as folder:
+    executable, _ = compilation.compiled(
+      program, target, xla_dump_to=folder, xla_dump_hlo_as_text=True
+    )
+    # The dump also has small modules; the program's own is the longest.
+    dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
+    text = max((path.read_text() for path in dumps), key=len)
+  return text, executable.memory_analysis()
 
 
 def weights(a, mesh):

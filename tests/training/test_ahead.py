@@ -231,7 +231,7 @@ def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
   )
   with pytest.raises(RuntimeError, match="rollout 0"):
     ahead.fill(0, dict)
-    ahead.take()  # Its thread was never started.
+    ahead.wait()  # Its thread was never started.
 
 
 def test_stragglers_are_cancelled_and_their_questions_consumed(

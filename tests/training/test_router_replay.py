@@ -13,7 +13,14 @@ import small_engine
 import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import decoder, experts, hf, sharding
+from anysearch_jax.policy import (
+  decoder,
+  experts,
+  hf,
+  sharding,
+  table,
+  tensor_files,
+)
 from anysearch_jax.rollout import engines
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import batching, logprobs, train_step
@@ -42,7 +49,10 @@ def policy(request, torch, tmp_path_factory):
   model = random_models.make(request.param, folder, vocab_size=size)
   a = random_models.architecture(request.param, vocab_size=size)
   mesh = sharding.mesh()
-  read = hf.load_weights(folder, a, base={}, mesh=mesh, dtype=jnp.float32)
+  read = tensor_files.load(
+    folder, table.base_rows(a), shardings=sharding.shardings(a, mesh)
+  )
+  read = hf.cast(read, a, jnp.float32)
   return model, read, a
 
 

@@ -9,6 +9,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import jaxpr_flops
 import numpy as np
 import pytest
 import random_models
@@ -16,7 +17,6 @@ import scripted_runs as runs
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.planning import flops
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.training import batching, metrics, throughput, timeline
 
@@ -104,12 +104,14 @@ def test_model_flops_are_those_of_the_jaxpr(case, rank):
   forward = jax.make_jaxpr(lambda x: loss(x, a.without_lora()))(base)
   # The program computes all attention scores, also masked ones.
   work = throughput.Work(b * t, b * 10, b * t, pairs=b * t * t)
-  assert throughput.model_flops(a, work) == flops.count(step)
+  assert throughput.model_flops(a, work) == jaxpr_flops.count(step)
   one_more = throughput.model_flops(a, work, forwards=1)
-  assert one_more - throughput.model_flops(a, work) == flops.count(forward)
+  assert one_more - throughput.model_flops(a, work) == jaxpr_flops.count(
+    forward
+  )
   # In the first of two epochs only: half of the work.
   once = throughput.model_flops(a, work, first_forwards=1, epochs=2)
-  assert 2 * (once - flops.count(step)) == flops.count(forward)
+  assert 2 * (once - jaxpr_flops.count(step)) == jaxpr_flops.count(forward)
 
 
 @dataclasses.dataclass

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import pathlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -97,9 +96,6 @@ class JaxEngine:
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
     self._tokenizer, self._a = policy.tokenizer, policy.architecture
-    self._mesh, self._dtype = mesh, dtype
-    # Beneath adapters; without these, `load_folder` reads all weights.
-    self._base = policy.params if policy.architecture.lora else {}
     self._config, self._version = config, 0
     # How many missing tokens of a turn a decode call may take.
     self._given = config.decode_steps if config.exact else 0
@@ -144,11 +140,6 @@ class JaxEngine:
     self._forget(f"version {version} is set")
     self._device.set_params(params)
     self._version = version
-
-  def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Sets weights that `hf.save_weights` wrote; see `set_params`."""
-    of = {"base": self._base, "mesh": self._mesh, "dtype": self._dtype}
-    self.set_params(hf.load_weights(folder, self._a, **of), version)
 
   def free_cache(self) -> int:
     """Frees the KV cache, see `CachingEngine`."""
