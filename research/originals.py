@@ -72,7 +72,7 @@ def places() -> dict[str, dict[str, Any]]:
 
 def rows(table: str, system: str = "") -> list[dict[str, str]]:
   """Returns the rows of both files `table`.csv, or those of a system."""
-  found = []
+  found: list[dict[str, str]] = []
   for folder in ("configs", "research/methods"):
     with (_ROOT / folder / f"{table}.csv").open(newline="") as file:
       found += csv.DictReader(file)
