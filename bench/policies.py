@@ -179,7 +179,7 @@ class Decoder:
       self._gathered,
       kv_store.Turns(
         self.table,
-        window=tokens[:, None],
+        last=tokens,
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),

@@ -199,10 +199,12 @@ def main(argv: Sequence[str]) -> None:
     torch.set_num_threads(f.threads or torch.get_num_threads())
     synchronous["c"] = TorchEngine(config.policy, policy.tokenizer)
   if f.sglang:
-    from anysearch_jax.rollout.sglang import engine as sglang
+    from anysearch_jax.rollout.servers import engine as servers_engine
+    from anysearch_jax.rollout.servers import sglang
 
-    engines["d"] = sglang.SglangEngine(
+    engines["d"] = servers_engine.ServersEngine(
       policy,
+      dialect=sglang.SglangServer,
       config=config_lib.SglangConfig(urls=(f.sglang,)),
       sampling=config.sampling,
       dtype="float32",

@@ -46,7 +46,7 @@ from anysearch_jax.launch import (
   supervisor,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.rollout.sglang import adapters
+from anysearch_jax.rollout.servers import sglang
 
 SERVER = (
   "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
@@ -304,7 +304,7 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += adapters.flags(
+    command += sglang.adapter_flags(
       config.lora.rank,
       config.lora.targets,
       async_level=config.pipeline.async_level,

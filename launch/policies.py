@@ -199,9 +199,9 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
       "(--config.policy=FOLDER)."
     )
   if config.engine.kind == "sglang":
-    from anysearch_jax.rollout.sglang import server as sglang_server
+    from anysearch_jax.rollout.servers import server as server_lib
 
-    sglang_server.read_key(config.sglang)
+    server_lib.read_key(config.sglang)
   return hf.describe(config.policy)
 
 

@@ -74,7 +74,7 @@ def define_flags() -> None:
     0,
   )
   flags.DEFINE_bool(
-    "timeline", False, "Write timeline.json to the folder, for Perfetto."
+    "timeline", False, "Trace the run into the folder's profile/, for XProf."
   )
   flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 
@@ -317,10 +317,10 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   """
   if not config.deltas:
     return
-  from anysearch_jax.rollout.sglang import server
+  from anysearch_jax.rollout.servers import weights as weights_lib
 
   urls = (config.gateway,) if config.gateway else config.urls
-  own = server.folder(config.weights, urls)
+  own = weights_lib.folder(config.weights, urls)
   prefix = own.name.rpartition("-")[0]
   for other in sorted(own.parent.glob(f"{prefix}-*")):
     if other != own:

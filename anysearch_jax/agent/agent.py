@@ -187,8 +187,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
     Args:
       policy: a Hugging Face folder, or a model behind an address.
-      retriever: a retriever, the URL of a retrieval server or those of shards
-        and replicas (docs/retrieval.md), or the folder of an index.
+      retriever: a retriever, the URL of a retrieval server, or the folder of
+        an index.
       config: the environment, limits, sampling and engine. None: those of the
         training run that exported the policy, if it is in a run's folder, and
         otherwise the paper's prompt with `loading.default_config`, or

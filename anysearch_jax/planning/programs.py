@@ -246,7 +246,7 @@ def sampling(
     kv_store.decode,
     tuple(_placed(layer, where) for layer in gathered),
     kv_store.Turns(
-      *(array(rows, listed), array(rows, kv_store.window(config))),
+      *(array(rows, listed), ints),
       *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
       *(ints, array(rows, dtype=jnp.uint32)),
       sampling_lib.Settings(floats, floats, ints),

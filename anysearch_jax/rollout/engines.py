@@ -11,7 +11,7 @@ from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout.jax_engine import engine
 
 if TYPE_CHECKING:
-  from anysearch_jax.rollout.sglang import engine as sglang_engine
+  from anysearch_jax.rollout.servers import engine as servers_engine
 
 
 def make(
@@ -20,7 +20,7 @@ def make(
   *,
   seed: int,
   trains: bool = True,
-) -> engine.JaxEngine | sglang_engine.SglangEngine:
+) -> engine.JaxEngine | servers_engine.ServersEngine:
   """Makes an engine that samples a policy, as policy version 0.
 
   Args:
@@ -38,10 +38,12 @@ def make(
   records = trains and config.objective.router != "own"
   if config.engine.kind == "sglang":
     # Imported late: the in-process engine needs no HTTP.
-    from anysearch_jax.rollout.sglang import engine as sglang_engine
+    from anysearch_jax.rollout.servers import engine as servers_engine
+    from anysearch_jax.rollout.servers import sglang
 
-    return sglang_engine.SglangEngine(
+    return servers_engine.ServersEngine(
       policy,
+      dialect=sglang.SglangServer,
       config=config.sglang,
       sampling=config.sampling,
       seed=seed,

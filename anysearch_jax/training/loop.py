@@ -119,7 +119,7 @@ class Trainer:
       `checkpoints/`.
     engine: samples; `run` closes it. None makes the engine that
       `config.engine` names.
-    trace: whether to write `timeline.json`, see `timeline`.
+    trace: whether JAX's profiler traces the run, into `profile/`.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from.
     sinks: get the metrics too, see `trackers.opened`.
@@ -153,9 +153,8 @@ class Trainer:
     self._sinks = sinks
     self._folder = folder
     self._checkpoints = folder / "checkpoints"
-    self._timeline = timeline_lib.Timeline(
-      clock, folder / "timeline.json" if trace and processes.is_main() else None
-    )
+    self._timeline = timeline_lib.Timeline(clock)
+    self._trace = trace and processes.is_main()
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
@@ -275,7 +274,11 @@ class Trainer:
         config=config_settings.to_dict(config),
         keep=config.checkpoint,
       ) as checkpoints,
-      self._timeline,
+      (
+        jax.profiler.trace(self._folder / "profile")
+        if self._trace
+        else contextlib.nullcontext()
+      ),
     ):
       first, stored, changes = self._resume(checkpoints)
       on_start(first, changes)

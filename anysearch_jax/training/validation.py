@@ -99,9 +99,9 @@ def validate(
     tools = [tool.name for tool in environment.tools]
     settings.require("evaluation.tool_prices", name, tools)
   if samples and config.engine.kind == "sglang":
-    from anysearch_jax.rollout.sglang import server as sglang_server
+    from anysearch_jax.rollout.servers import server as server_lib
 
-    sglang_server.validate(config.sglang)
+    server_lib.validate(config.sglang)
   elif samples:
     kv_memory.validate(config.engine)
   if not trains:

@@ -45,26 +45,18 @@ def values(part, name):
   return [w.removeprefix(prefix) for w in part.command if w.startswith(prefix)]
 
 
-def test_the_first_node_has_the_controller_and_the_retriever():
-  (retriever, controller), trainer = parts(0)
-  assert (retriever.name, controller.name) == ("retriever", "controller")
+def test_the_first_node_has_the_retriever_and_drives():
+  (retriever,), trainer = parts(0)
+  assert retriever.name == "retriever"
   # No other node asks the retriever.
-  assert values(controller, "config.retrieval.url") == ["http://127.0.0.1:8000"]
+  assert values(trainer, "config.retrieval.url") == ["http://127.0.0.1:8000"]
   assert not values(retriever, "host")
-  assert controller.env == {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-  assert controller.health == "http://127.0.0.1:8400/health"
-  assert controller.ends and controller.restarts
   urls = [f"http://{h}:{p}" for h in ("c", "d") for p in range(30000, 30004)]
-  assert controller.needs == tuple(f"{url}/health" for url in urls)
-  for part, role in ((controller, "controller"), (trainer, "trainer")):
-    assert values(part, "role") == [role]
-    assert values(part, "controller") == ["http://a:8400"]
-    assert values(part, "controller_key_variable") == ["CONTROLLER_KEY"]
+  other_services, other = parts(1)
+  assert other_services == []
+  for part in (trainer, other):
     assert values(part, "config.sglang.urls") == [",".join(urls)]
     assert values(part, "config.engine.kind") == ["sglang"]
-  assert values(controller, "bind") == ["0.0.0.0"]
-  # The controller is no process of jax.distributed.
-  assert not values(controller, "coordinator")
 
 
 def test_nodes_that_train_are_one_run():
@@ -312,7 +304,7 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
     (["--nodes=4"], "4 devices, expected 16, those of 2 nodes that train"),
     (
       ["--nodes=2", ONE, "--config.sglang.colocated=true"],
-      "sglang.colocated: found True with a controller",
+      "sglang.colocated: found True with pipeline.async_level 1",
     ),
     (["--nodes=2", ONE, *JAX], "async_level: found 1 in 2 processes"),
   ],

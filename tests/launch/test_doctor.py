@@ -475,6 +475,12 @@ def test_sglang_servers_are_checked_and_not_changed():
     long = with_(config, episode={"max_context": fake_sglang.CONTEXT * 2})
     short, _ = checks(long).servers()
     assert "--context-length" in short.todo
+    routed = with_(config, sglang={"router": server.url})
+    assert [each.level for each in checks(routed).servers()] == [
+      doctor.OK,
+      doctor.PROBLEM,
+      doctor.OK,
+    ]
     paths = {path for path, _ in server.asked}
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
 

@@ -26,7 +26,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import node
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import adapters
+from anysearch_jax.rollout.servers import sglang
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SGLANG = os.environ.get("ANYSEARCH_SGLANG_COMMAND", "")
@@ -168,7 +168,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
 def test_servers_of_a_run_with_adapters_load_them():
   config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
   services, _ = node.parts_of(config, [], servers=node.Servers(1))
-  expected = adapters.flags(
+  expected = sglang.adapter_flags(
     8, ("q", "v"), async_level=config.pipeline.async_level
   )
   assert [*services[-1].command[-len(expected) :]] == expected

@@ -162,10 +162,6 @@ def cases(*more):
   ("target", "family", "adapted", "engine"),
   [
     *cases({}),
-    ("v5p:2x2x1", "qwen3", False, {"lookahead": 3}),
-    pytest.param(
-      *("h100:1", "qwen3", False, {"lookahead": 3}), marks=pytest.mark.slow
-    ),
   ],
 )
 def test_decode_rewrites_no_weight_and_writes_pages_in_place(
@@ -232,7 +228,6 @@ def test_prefill_has_no_large_block_and_writes_pages_in_place(
 
 KERNELS = {
   "h100:1": r'custom_call_target="mosaic_gpu_v2".*paged_attention/mpmd',
-  "h100:1, float8": r'custom_call_target="__gpu\$xla\.gpu\.triton"',
   "v5p:2x2x1": r'custom_call_target="tpu_custom_call"',
 }
 
@@ -248,7 +243,7 @@ def test_attention_is_one_kernel_a_layer(target, name, kernels):
 @pytest.mark.parametrize(
   "name", ["decode", pytest.param("prefill", marks=pytest.mark.slow)]
 )
-def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
+def test_float8_pages_are_written_in_place(name):
   text, temporary, _, pages = compiled(
     "h100:1", "qwen3", False, name, kv_dtype="float8"
   )
@@ -258,5 +253,3 @@ def test_float8_pages_are_written_in_place_and_read_by_the_kernel(name):
   assert sorted(x.dtype for x in found) == ["bf16"] * 4 + ["f8e4m3fn"] * 4
   assert all("scatter" in x.name for x in found), found
   assert temporary < max(pages)  # A layer's keys.
-  kernels = {"prefill": 1, "decode": 2}[name]
-  assert len(re.findall(KERNELS["h100:1, float8"], text)) == kernels

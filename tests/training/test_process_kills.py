@@ -30,7 +30,7 @@ import small_run
 import waits
 
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import adapters, delta
+from anysearch_jax.rollout.servers import delta, sglang
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +84,46 @@ def test_random_kills_end_on_the_same_weights(root, kills, steps):
   sizes = {"trainers": 3, "samplers": 2}
   broken = played(root, steps, kills=kills, **sizes)
   assert_same(broken, played(root, steps, **sizes))
+
+
+def test_one_process_and_three_sample_with_the_same_weights(root):
+  """Of rollouts 0 and 1 with version 0, whose weights have the same bits."""
+  one, three = (played(root, 8, trainers=n, samplers=2) for n in (1, 3))
+  for name in ("policy/staleness_mean", "policy/staleness_max"):
+    ages = [[x[name] for x in small_run.records(run)] for run in (one, three)]
+    assert ages == [[0, 1, 1, 1]] * 2
+  for rollout in (0, 1):
+    episodes = [without_servers(run, rollout) for run in (one, three)]
+    assert episodes[0] == episodes[1]
+  losses = [
+    [x["loss/total"] for x in small_run.records(run, "steps.jsonl")[:2]]
+    for run in (one, three)
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-6)
+
+
+def without_servers(output, rollout):
+  """Returns the groups of a rollout, but for who sampled them."""
+  path = output / "trajectories" / f"rollout-{rollout:05d}.jsonl"
+  groups = [json.loads(line) for line in path.read_text().splitlines()]
+  for group in groups:
+    for trajectory in group["trajectories"]:
+      trajectory.pop("servers", None)
+  return groups
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_servers_get_the_weights_that_two_processes_gathered(root, rank):
+  """Servers of the tests take adapters merged into whole weights."""
+  given = f"lora.rank={rank}", "lora.targets=q,down"
+  run, urls = started(root, f"rank-{rank}", *given, steps=6, samplers=1)
+  with run:
+    run.wait()
+  for record in small_run.records(run.output):
+    assert record[f"engine/server/{urls[0][7:]}/fingerprint"] < 1e-4
+  assert "adapters merged into them" in run.log("0").read_text() or not rank
+  first, last = (hf.load(x / "policy").params for x in (root, run.output))
+  assert not np.array_equal(first["layers"]["q"], last["layers"]["q"])
 
 
 def assert_same(ours, whole):
@@ -144,7 +184,7 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   """On a CPU, with torch_native as --lora-backend, and no pinned memory."""
   root, port, targets = roles.prepare(tmp_path), waits.free_port(), "qkvo"
   command = shlex.split(SGLANG.format(model=root / "policy", port=port))
-  command += adapters.flags(2, targets, async_level=1)
+  command += sglang.adapter_flags(2, targets, async_level=1)
   given = f"engine.kind=sglang lora.rank=2 lora.targets={','.join(targets)} "
   given += f"sglang.urls=http://127.0.0.1:{port} sglang.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given.split()]
@@ -194,13 +234,14 @@ def _loaded(root, deltas):
     path = pathlib.Path(body["model_path"])
     if path.parent == delta.COPIES:  # Those of other runs are not touched.
       path = copies / path.name
-    asked[server].append(f"{path.parent.name[:7]} {path.name[0]}")
-    if path.name[0] == "2" and not hosts[1:]:
+    version = path.name.rpartition("-")[2]
+    asked[server].append(f"{path.parent.name[:7]} {version}")
+    if version == "2" and not hosts[1:]:
       hosts[0].kill()
       hosts[0].wait()
       host()
       late.restart()
-    if path.name[0] == "3" and server is first:
+    if version == "3" and server is first:
       waits.wait_for(lambda: late.version != "default", roles.DEADLINE)
     return right(body | {"model_path": str(path)})
 
@@ -228,7 +269,7 @@ def test_deltas_end_on_the_weights_of_whole_folders(tmp_path, monkeypatch):
   monkeypatch.setattr(fake_sglang, "CONTEXT", 250)
   root = roles.prepare(tmp_path)
   hf.save(root / "policy", sglang_engines.policy())
-  assert _loaded(root, False)[0] == [f"weights {i}" for i in range(5)]
+  assert _loaded(root, False)[0] == [f"anysear {i}" for i in range(5)]
   first, late = _loaded(root, True)
   assert "anysear 1" not in first and "anysear 2" in first + late
   assert first[0] == "anysear 0" and first[-1] == late[-1] == "copies 4"

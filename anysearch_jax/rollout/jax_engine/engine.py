@@ -73,9 +73,7 @@ class JaxEngine:
       turns), `discarded_tokens` (dropped because a context changed),
       `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
       `lanes_used` (their ratio is the occupancy of decode calls; each lane
-      used samples one token and those of `accepted_tokens`),
-      `proposed_tokens` and `accepted_tokens` (guesses of lookahead that were
-      computed, and that were right).
+      used samples one token).
 
   Raises:
     ValueError: the shapes cannot work.
@@ -182,8 +180,8 @@ class JaxEngine:
     halts: np.ndarray,
   ) -> types.Generation:
     future = asyncio.get_running_loop().create_future()
-    context, width = list(request.token_ids), kv_store.window(self._config)
-    turn = turn_lib.Turn(request, future, context, sampling, halts, width)
+    context = list(request.token_ids)
+    turn = turn_lib.Turn(request, future, context, sampling, halts)
     self._queue.append(turn)
     self._news.set()
     if self._server is None or self._server.done():
@@ -428,18 +426,13 @@ class JaxEngine:
 
   def _land(self, flight: _Flight, decoded: kv_store.Decoded) -> None:
     """Hands out the tokens of a decode call."""
-    steps = decoded.counts - decoded.accepted  # Of each lane.
+    steps = decoded.counts  # Of each lane.
     self.counters.update(
       decode_calls=1,
       lanes_offered=flight.width * int(steps.max()),
       lanes_used=int(steps.sum()),
       sampled_tokens=int(decoded.counts.sum()),
     )
-    if self._config.lookahead:
-      self.counters.update(
-        proposed_tokens=int(decoded.guessed.sum()),
-        accepted_tokens=int(decoded.accepted.sum()),
-      )
     over = set()
     for lane, turn in flight.lanes.items():
       taken = turn.extend(decoded, lane)

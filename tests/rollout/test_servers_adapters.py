@@ -15,9 +15,8 @@ import pytest
 import sglang_engines as engines
 
 from anysearch_jax import types
-from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import adapters
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import sglang
+from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import health
 
 serve = engines.serve
@@ -76,7 +75,7 @@ def test_only_adapters_follow_the_base_and_scores_are_of_the_newest(adapting):
     # Nothing is sampled without an adapter, and scored once to tell it apart.
     turns = [b for b in server.bodies("/generate") if b["logprob_start_len"]]
     assert turns and all(body["lora_path"] in loaded for body in turns)
-  folder = sglang_server.folder("", [s.url for s in servers])
+  folder = weights_lib.folder("", [s.url for s in servers])
   assert sorted(path.name for path in folder.iterdir()) == sorted(
     [f"{loaded[0]}.base", *loaded[-2:]]
   )
@@ -190,16 +189,6 @@ def test_a_failed_adapter_leaves_the_one_before(adapting):
   assert engines.turn(engine, question=1).versions == (2,)
 
 
-def test_a_folder_of_whole_weights_replaces_base_and_adapters(
-  adapting, tmp_path
-):
-  engine, server = adapting()
-  hf.save(tmp_path / "whole", engines.adapted(6))
-  engine.load_folder(tmp_path / "whole", 6)
-  assert engines.turn(engine, question=1).versions == (6,)
-  assert "lora_path" not in server.bodies("/generate")[-1]
-
-
 def test_adapters_are_merged_for_a_server_without_them(serve, caplog):
   engine, server = serve(END, start=engines.adapted(1))
   assert not engine.adapts and not server.bodies(LOAD)
@@ -234,13 +223,13 @@ ALL = ("q", "k", "v", "o", "gate", "up", "down")
   ],
 )
 def test_refusal_says_what_a_server_lacks(info, targets, why):
-  found = adapters.refusal(info, 2, targets)
+  found = sglang.adapter_refusal(info, 2, targets)
   assert bool(found) == bool(why) and why in found
 
 
 @pytest.mark.parametrize(("level", "slots"), [(0, 3), (1, 3), (2, 4)])
 def test_flags_have_room_for_every_adapter_and_the_base(level, slots):
-  flags = adapters.flags(16, ("q", "v"), async_level=level)
+  flags = sglang.adapter_flags(16, ("q", "v"), async_level=level)
   assert " ".join(flags) == (
     "--enable-lora --max-lora-rank 16 "
     f"--max-loras-per-batch {slots} --lora-target-modules q_proj v_proj"

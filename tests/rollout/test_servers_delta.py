@@ -22,9 +22,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import disk
 from anysearch_jax.launch import train
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import delta
-from anysearch_jax.rollout.sglang import engine as engine_lib
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import delta
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import weights as weights_lib
 
 serve = engines.serve
 END = fake_sglang.ids("<end>")
@@ -136,7 +136,7 @@ def test_folders_of_different_shapes_have_no_delta(tmp_path):
 def following(serve, tmp_path, monkeypatch):
   """Starts a server, its host's process, and an engine that sends deltas."""
   monkeypatch.setattr(delta, "COPIES", tmp_path / "copies")
-  monkeypatch.setattr(sglang_server, "_PATCH_POLL", 0.05)
+  monkeypatch.setattr(server_lib, "_PATCH_POLL", 0.05)
   shared, started = tmp_path / "shared", []
 
   def follow():
@@ -214,7 +214,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   policy = _changed(policy, 0.02, seed=5)
   _check(engine, 5, policy)
   assert _loaded(server) == str(delta.COPIES / server.version)
-  ram = engine._sender._ram
+  ram = engine._written
   engine.close()
   assert not ram.exists() and not list(shared.iterdir())
 
@@ -223,7 +223,7 @@ def test_a_host_without_copies_gets_whole_folders(
   following, caplog, monkeypatch
 ):
   start, _, shared = following
-  monkeypatch.setattr(sglang_server, "_PATCH_SECONDS", 0.2)
+  monkeypatch.setattr(server_lib, "_PATCH_SECONDS", 0.2)
   engine, server = start()
   _check(engine, 1, _changed(engines.policy(), 0.02))
   assert _loaded(server).startswith(str(shared))
@@ -238,30 +238,22 @@ def test_deltas_need_a_shared_folder_and_servers_of_their_own(settings):
     engines.connect(urls=("http://a:1",), deltas=True, **settings)
 
 
-def test_a_delta_that_cannot_be_written_is_an_error_of_all_processes(
-  following, monkeypatch
-):
-  """Each raises what the one that writes met, before servers are asked."""
+def test_a_delta_that_cannot_be_written_is_an_error(following, monkeypatch):
+  """It is raised before servers are asked; the next version is sent whole."""
   start, follow, _ = following
   follow()
-  engine, _ = start()
-  met, shared = [], engine_lib.processes.barrier_call
+  engine, server = start()
+  asked = len(server.asked)
 
   def full(*unused):
     raise OSError(errno.ENOSPC, "No space left on device")
 
-  def barrier_call(make):
-    try:
-      return shared(make)
-    except OSError as error:
-      met.append(error)
-      raise
-
-  monkeypatch.setattr(delta, "write", full)
-  monkeypatch.setattr(engine_lib.processes, "barrier_call", barrier_call)
-  with pytest.raises(disk.DiskError, match="could not be written: No space"):
-    engine.set_params(_changed(engines.policy(), 0.02).params, 1)
-  assert len(met) == 1
+  with monkeypatch.context() as patch:
+    patch.setattr(delta, "write", full)
+    with pytest.raises(disk.DiskError, match="could not be written: No space"):
+      engine.set_params(_changed(engines.policy(), 0.02).params, 1)
+  assert len(server.asked) == asked
+  _check(engine, 2, _changed(engines.policy(), 0.02))
 
 
 @pytest.mark.parametrize(("deltas", "refused"), [(True, True), (False, False)])
@@ -271,7 +263,7 @@ def test_a_folder_of_deltas_is_of_one_run(tmp_path, deltas, refused):
     config_lib.SglangConfig(urls=(f"http://{host}:1",), **settings)
     for host in "ab"
   )
-  sglang_server.folder(one.weights, one.urls).mkdir()
+  weights_lib.folder(one.weights, one.urls).mkdir()
   train.check_alone(one)
   found = contextlib.nullcontext()
   if refused:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import itertools
 import math
 
 import fake_sglang
+import httpx2
 import pytest
 import sglang_engines as engines
 from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.host import loop
-from anysearch_jax.rollout.sglang import health, membership
+from anysearch_jax.rollout.servers import fleet as fleet_lib
+from anysearch_jax.rollout.servers import member as member_lib
+from anysearch_jax.rollout.servers import server as server_lib
 
 serve = engines.serve
 SAID = fake_sglang.ids("b", "</search>")
-UP, DOWN = membership.State.UP, membership.State.DOWN
+UP, DOWN = member_lib.State.UP, member_lib.State.DOWN
 
 
 def state(engine, server):
-  found = [m for m in engine._fleet._members.all if m.server.url == server.url]
+  found = [m for m in engine._fleet.members if m.server.url == server.url]
   return found[0].state if found else None
 
 
@@ -44,7 +48,7 @@ def start():
 @pytest.fixture
 def gateway(start, monkeypatch):
   """Returns a gateway, and a function that says which servers it lists."""
-  monkeypatch.setattr(health, "_LIST_SECONDS", 0.05)
+  monkeypatch.setattr(fleet_lib, "_LIST_SECONDS", 0.05)
   (found,) = start(1)
 
   def lists(*servers):
@@ -68,7 +72,7 @@ def test_a_run_begins_with_the_first_server_and_uses_late_ones(serve, start):
 
 
 def test_a_run_waits_for_its_first_server(serve, start, monkeypatch):
-  monkeypatch.setattr(health, "_START_SECONDS", 0.05)
+  monkeypatch.setattr(fleet_lib, "_START_SECONDS", 0.05)
   (busy,) = start(1)
   busy.faults["/health"] = [(503, "")] * 8
   engine, _ = serve(urls=(busy.url,), wait=60)
@@ -128,8 +132,8 @@ def test_two_servers_become_four_and_then_one_and_no_turn_is_lost(
     by_server = collections.Counter(
       turn.server for turns in found.values() for turn in turns
     )
-    wait_for(lambda: len(engine._fleet._members.all) == 1)
-    assert [m.server.url for m in engine._fleet._members.all] == [d.url]
+    wait_for(lambda: len(engine._fleet.members) == 1)
+    assert [m.server.url for m in engine._fleet.members] == [d.url]
     assert {by_server[x.url] > 0 for x in (a, b, d)} == {True}
     for server in (c, d):
       paths = [path for path, _ in server.asked]
@@ -174,17 +178,17 @@ def test_turns_wait_while_no_server_that_is_listed_is_up(start, gateway):
   try:
     engine.put_aside(b.url, "of a test")
     lists(b)
-    wait_for(lambda: not engine._fleet._members.all[0].samples)
+    wait_for(lambda: not engine._fleet.members[0].samples)
     waiting = concurrent.futures.ThreadPoolExecutor(1).submit(
       engines.turn, engine
     )
     wait_for(lambda: engine.counters["waits"])
     lists(a, b)
     assert waiting.result(10).server == a.url
-    engine._fleet._members.wait = 0.2
+    engine._fleet.wait = 0.2
     lists(b)
     wait_for(lambda: state(engine, a) is None)
-    with pytest.raises(types.EngineError, match="No SGLang server is up for"):
+    with pytest.raises(types.EngineError, match="No server is up for"):
       engines.turn(engine)
   finally:
     engine.close()
@@ -196,9 +200,9 @@ def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
   engine, _ = serve(urls=(late.url, early.url), wait=60)
   late._server_info = lambda body: (200, {"max_req_input_len": 9})
   late.restart()
-  said = f"SGLang server {late.url}: {late.url}: came back with contexts of 8"
+  said = f"Server {late.url}: {late.url}: came back with contexts of 8"
   wait_for(lambda: said in caplog.text)
-  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
+  loop.run(engine._fleet._look(engine._fleet.members[0]))
   assert caplog.text.count(said) == 1
   assert engines.turn(engine).server == early.url
 
@@ -220,15 +224,17 @@ class Slow:
 
 
 def member(name, speed=0.0, places=0):
-  made = membership.Member(Slow(f"http://{name}"))
+  made = member_lib.Member(Slow(f"http://{name}"))
   made.state, made.speed = UP, speed
   made.places = {(0, i): {name} for i in range(places)}
   return made
 
 
 def members_of(*some):
-  made = membership.Members(Slow, wait=1.0, counters=collections.Counter())
-  made.all += some
+  made = fleet_lib.Fleet(
+    (), Slow, run="", wait=1.0, counters=collections.Counter()
+  )
+  made.members += some
   return made
 
 
@@ -271,15 +277,15 @@ def test_a_server_that_repeats_itself_is_told_from_a_policy_that_does():
 
   broken, fine, worse = member("a"), member("b"), member("c")
   for i in range(8):
-    assert broken.sampled(turn(*[0] * 16), 1.0)["degenerate"] == 1
-    assert fine.sampled(turn(*range(16)), 1.0)["degenerate"] == 0
-    worse.sampled(turn(*[0] * (16 if i % 2 else 15)), 1.0)
-    said = broken.degenerates([fine])
+    assert broken.note_turn(turn(*[0] * 16), 1.0)["degenerate"] == 1
+    assert fine.note_turn(turn(*range(16)), 1.0)["degenerate"] == 0
+    worse.note_turn(turn(*[0] * (16 if i % 2 else 15)), 1.0)
+    said = broken.degeneration([fine])
     assert bool(said) == (i == 7)
   assert "100% of its last 8 turns repeat one token, 0%" in said
-  assert not fine.degenerates([broken])
-  assert not broken.degenerates([worse])
-  assert not broken.degenerates([])
+  assert not fine.degeneration([broken])
+  assert not broken.degeneration([worse])
+  assert not broken.degeneration([])
 
 
 def broken(reply):
@@ -300,7 +306,7 @@ def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
   name = first.url.partition("://")[2]
   assert engine.counters[f"server/{name}/not_finite"] == 1
   engine.set_params(engines.policy().params, 1)
-  loop.run(engine._fleet._look(engine._fleet._members.all[0]))
+  loop.run(engine._fleet._look(engine._fleet.members[0]))
   assert state(engine, first) is DOWN
   first.faults.clear()
   first.kill()
@@ -316,3 +322,144 @@ def test_the_only_server_is_not_put_aside(serve):
     engines.turn(engine)
   assert state(engine, server) is UP
   assert engines.turn(engine).token_ids == SAID
+
+
+class Router(fake_sglang.Server):
+  """Passes turns to servers in turn, and knows nothing of weights."""
+
+  def __init__(self, *servers):
+    super().__init__()
+    self.targets = itertools.cycle(servers)
+
+  def answer(self, path, body):
+    assert path in ("/generate", "/v1/rl/workers"), path
+    if path != "/generate":
+      return super().answer(path, body)
+    body = {k: v for k, v in body.items() if k != "connection"}
+    try:
+      response = httpx2.post(
+        next(self.targets).url + path, json=body, trust_env=False, timeout=30
+      )
+    except httpx2.TransportError:
+      return 502, {"message": "no worker"}
+    return response.status_code, response.json()
+
+
+@pytest.fixture
+def routed(start, monkeypatch):
+  """Starts two servers behind a router, and an engine that uses it."""
+  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.05)
+  opened = []
+
+  def make(script=SAID, **config):
+    servers = start(2, script)
+    router = Router(*servers).__enter__()
+    settings = {"wait": 20, "urls": tuple(s.url for s in servers)}
+    engine = engines.connect(**settings | config, router=router.url)
+    opened.append((engine, router))
+    return engine, router, *servers
+
+  yield make
+  for engine, router in opened:
+    engine.close()
+    router.__exit__()
+
+
+def paths(server):
+  return {path for path, _ in server.asked}
+
+
+def test_turns_go_to_a_router_and_all_else_to_each_server(routed):
+  engine, router, *servers = routed()
+  for version in (1, 2):
+    engine.set_params(engines.policy().params, version)
+    for question in range(4):
+      turn = engines.turn(engine, question=question)
+      assert (turn.token_ids, turn.server) == (SAID, router.url)
+      assert turn.versions == (version,) * len(SAID)
+  assert engine.scores(engines.PROMPT).keys() == {s.url for s in servers}
+  assert paths(router) == {"/generate"}
+  for server in servers:
+    assert len(server.bodies("/update_weights_from_disk")) == 3
+    # Four turns, and the scores.
+    assert len(server.bodies("/generate")) == 5
+  name = router.url.partition("://")[2]
+  assert engine.counters[f"server/{name}/turns"] == 8
+
+
+def test_servers_behind_a_router_are_listed_by_a_gateway(start, gateway):
+  fake, lists = gateway
+  first, second = start(2)
+  lists(first, second)
+  router = Router(first, second)
+  router.workers = fake.workers
+  with router:
+    engine = engines.connect(gateway=router.url, router=router.url, wait=20)
+    try:
+      assert [engines.turn(engine).token_ids for _ in range(2)] == [SAID] * 2
+      assert first.version == second.version
+      assert paths(router) == {"/generate", "/v1/rl/workers"}
+    finally:
+      engine.close()
+
+
+def test_a_restarted_server_behind_a_router_gets_the_present_weights(routed):
+  engine, _, first, second = routed()
+  engine.set_params(engines.policy().params, 3)
+  first.kill()
+  first.restart()
+  for question in range(4):
+    turn = engines.turn(engine, question=question)
+    assert turn.versions == (3,) * len(SAID)
+  wait_for(lambda: first.version == second.version)
+
+
+def test_no_turn_of_a_server_put_aside_behind_a_router_counts(routed):
+  engine, _, first, second = routed()
+  engine.put_aside(first.url, "of a test")
+  wait_for(lambda: first.version.endswith(".hidden"))
+  for question in range(3):
+    assert engines.turn(engine, question=question).token_ids == SAID
+  assert engine.counters["failovers"] >= 1
+  engine.set_params(engines.policy().params, 1)
+  assert engines.turn(engine).versions == (1,) * len(SAID)
+  assert first.version.endswith(".hidden")
+  first.kill()
+  first.restart()
+  wait_for(lambda: first.version == second.version)
+
+
+@pytest.mark.parametrize("why", ["", "is wrong"])
+def test_a_server_is_compared_before_a_router_may_use_it(routed, why):
+  """Its weights have another name until then, also if it samples turns."""
+  engine, _, first, second = routed()
+  names = []
+
+  def wrong(scores):
+    names.append(first.version)
+    return why
+
+  engine.expect(engines.PROMPT, wrong)
+  first.kill()
+  first.restart()
+  for question in range(2):
+    assert engines.turn(engine, question=question).token_ids == SAID
+  wait_for(lambda: names)
+  assert names[0].endswith(".hidden")
+  if why:
+    wait_for(lambda: state(engine, first) is DOWN)
+    assert not first.version == second.version
+  else:
+    wait_for(lambda: state(engine, first) is UP)
+    assert first.version == second.version
+
+
+def test_a_router_that_answers_nothing_fails_the_turn(routed, monkeypatch):
+  monkeypatch.setattr(server_lib, "_LONGEST_PAUSE", 0.01)
+  engine, router, *_ = routed(retries=0)
+  router.faults["/generate"] = [(503, "no worker")] * 99
+  with pytest.raises(types.EngineError, match="HTTP 503: no worker"):
+    engines.turn(engine)
+  assert len(router.bodies("/generate")) == fleet_lib._ROUTED_MOVES + 1
+  with pytest.raises(ValueError, match="sglang.router: found 'localhost'"):
+    engines.connect(router="localhost")

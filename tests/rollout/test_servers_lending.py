@@ -15,8 +15,8 @@ import sglang_engines as engines
 from waits import wait_for
 
 from anysearch_jax import types
-from anysearch_jax.rollout.sglang import health
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import fleet as fleet_lib
+from anysearch_jax.rollout.servers import server as server_lib
 
 serve = engines.serve
 SAID = fake_sglang.ids("b", "<end>")
@@ -27,7 +27,7 @@ LOAD = "/update_weights_from_disk"
 @pytest.fixture
 def lending(serve, monkeypatch):
   """Starts servers of the trainer's GPUs, which are looked at all the time."""
-  monkeypatch.setattr(health, "_LOOK_SECONDS", 0.01)
+  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.01)
   return lambda *script, **more: serve(
     *script, **{"colocated": True, "wait": 20, "deadline": 20.0} | more
   )
@@ -102,7 +102,7 @@ def test_a_server_that_fails_meanwhile_gets_its_memory_and_weights_again(
   lending, monkeypatch, caplog, path, fault
 ):
   """Nothing is asked twice; if it dies of that, it is started again."""
-  monkeypatch.setattr(sglang_server, "_CONTROL_SECONDS", 0.5)
+  monkeypatch.setattr(server_lib, "_CONTROL_SECONDS", 0.5)
   engine, server = lending(SAID, retries=0, deadline=3.0)
   engine.scores(engines.PROMPT)
   kill = server.kill
