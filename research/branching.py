@@ -49,6 +49,7 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from research import branch_values
+from research.methods import control
 from research.study import load_config
 
 BRANCHES = "branches.jsonl"
@@ -345,15 +346,15 @@ async def _played(
   }
 
 
-def _seen(row: Row, cut: Cut, before: Sequence[Turn]) -> aj.control.Seen:
+def _seen(row: Row, cut: Cut, before: Sequence[Turn]) -> control.Seen:
   """Returns what a rule sees of the stored turn."""
   sampled = [turn.generation for turn in before[: cut.turn + 1]]
   written, last = sum(len(each.token_ids) for each in sampled), sampled[-1]
   made = row["queries"][: cut.searches]
   asked = row["queries"][cut.searches : cut.searches + 1]
-  return aj.control.Seen(
+  return control.Seen(
     cut.searches,
-    min(row["budget"] - cut.searches, aj.control.MOST_SEARCHES),
+    min(row["budget"] - cut.searches, control.MOST_SEARCHES),
     written,
     written / len(sampled),
     int(bool(asked) and asked[0] in made),

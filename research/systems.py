@@ -3,8 +3,9 @@
     python -m research.study --study=methods --seeds=1
     python -m research.study --study=methods --rows=anysearch,search_r1
 
-Each row is trained as configs/methods.py has it, from the quickstart's warm
-start, with the same number of steps and episodes. Search-o1, BATS and BAVT are
+Each row is trained as configs/methods.py or research/methods/configs.py has it,
+from the quickstart's warm start, with the same number of steps and episodes.
+Search-o1, BATS and BAVT are
 not trained: they are evaluated with the warm start, the first two again with
 the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
 `search_r1_5` has the quickstart's. The rows `search_r1_format` and
@@ -14,7 +15,7 @@ the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
 from __future__ import annotations
 
 import anysearch_jax as aj
-from research import ablations
+from research import ablations, methods
 from research.claims import UNTRAINED, Row, above
 
 TITLE = "The compared systems, row by row"
@@ -40,7 +41,7 @@ _RIVALS = (
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )
-_BRPO = "anysearch_jax.methods.brpo:METHOD"
+_BRPO = methods.method_name("brpo")
 # By family; Holm's correction is within a family.
 CLAIMS = {
   "AnySearch and its rivals": tuple(
@@ -116,6 +117,12 @@ def _row(
     "methods",
     overrides=overrides,
     evaluation=evaluation,
-    config=f"configs/methods.py:{method or name}",
+    config=f"{_configs(method or name)}:{method or name}",
     policy_of=policy_of,
   )
+
+
+def _configs(system: str) -> str:
+  """Returns the file that has the configuration of a system."""
+  is_plug_in = system in methods.COMPARED
+  return f"{'research/methods/configs' if is_plug_in else 'configs/methods'}.py"

@@ -53,9 +53,10 @@ def test_a_valid_configuration_is_accepted(part, values):
 def test_rule_that_steers_is_refused_in_a_training(tmp_path):
   rule = tmp_path / "rule.py"
   rule.write_text(
+    "import dataclasses\n"
     "import anysearch_jax as aj\n"
-    "rule = aj.control.Rule(lambda proposal, seen, cap: True)\n"
-    "world = aj.control.steered(aj.get_environment('world'), rule)\n"
+    "world = aj.get_environment('world')\n"
+    "world = dataclasses.replace(world, step=aj.episode.step)\n"
     "MINE = aj.Method('mine', 'Mine', {'world': world})\n"
   )
   config = changed("episode", prompts=f"{rule}:MINE#world")
@@ -99,7 +100,16 @@ def test_an_invalid_configuration_is_refused(part, values, sentence):
     validation.validate(changed(part, **values))
 
 
-def test_trajectories_without_searches_need_others_of_their_kind():
+def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
+  file = tmp_path / "turns.py"
+  file.write_text(
+    "import dataclasses\n"
+    "import anysearch_jax as aj\n"
+    "METHOD = dataclasses.replace(\n"
+    "  aj.get_method('search_r1'), turns=lambda trajectories: {}\n"
+    ")\n"
+  )
+  turns = f"{file}:METHOD"
   config = config_lib.changed(small_run.CONFIG, group=4, searchless=2)
   validation.validate(config)
   for changes, sentence in (
@@ -107,8 +117,8 @@ def test_trajectories_without_searches_need_others_of_their_kind():
     ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
     (
       {
-        "method": {"name": "anysearch_jax.methods.brpo:METHOD"},
-        "episode": {"prompts": "anysearch_jax.methods.brpo:METHOD#search_r1"},
+        "method": {"name": turns},
+        "episode": {"prompts": f"{turns}#search_r1"},
       },
       "and 2 trajectories without searches, expected 'group' and 0",
     ),

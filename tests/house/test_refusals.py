@@ -83,7 +83,7 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
-    ("method.otc.form=dpo", "method.otc.form: found 'dpo', expected one of"),
+    ("engine.kind=vllm", "engine.kind: found 'vllm', expected one of"),
     ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
     (
       "checkpoint.keep_best=1 checkpoint.best_metric=em",

@@ -11,36 +11,48 @@ played in Search-R1's environment. https://arxiv.org/abs/2505.11821
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import scoring
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
 
-def steps(
-  trajectory: types.Trajectory, config: constants.MtGrpoConfig
-) -> np.ndarray:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """MT-GRPO's rewards of searches and of the outcome."""
+
+  executed: float = aj.settings.learning(0.2, aj.settings.at_least(0))
+  """Reward of a search."""
+  found: float = aj.settings.learning(0.5, aj.settings.at_least(0))
+  """Added if its passages hold an accepted answer."""
+  exact: float = aj.settings.learning(1.0, aj.settings.at_least(0))
+  """Reward of a right answer."""
+  contained: float = aj.settings.learning(0.5, aj.settings.at_least(0))
+  """Reward of an answer that holds an accepted answer."""
+  well_formed: float = aj.settings.learning(0.2, aj.settings.at_least(0))
+  """Reward of a well-formed response."""
+
+
+def steps(trajectory: aj.Trajectory, config: Options) -> np.ndarray:
   """Returns the reward of each charged search, float32 `[searches]`."""
   answers = trajectory.question.golden_answers
   return np.array(
     [
       config.executed
       + config.found
-      * any(scoring.contains(p.contents, answers) for p in shown.passages)
+      * any(aj.scoring.contains(p.contents, answers) for p in shown.passages)
       for shown in trajectory.observations
     ],
     np.float32,
   )
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.MtGrpoConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the outcome, without those of `steps`."""
   contained = o.measures["contained"]
   return {
-    "em": o.em,
     "contained": contained,
     "total": c.exact * o.em
     + c.contained * contained
@@ -48,9 +60,13 @@ def reward(o: method.Outcomes, c: constants.MtGrpoConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  *("mt_grpo", "MT-GRPO", search_r1.WORDINGS, reward),
+METHOD = aj.method.compared(
+  "mt_grpo",
+  "MT-GRPO",
+  aj.search_r1.WORDINGS,
+  reward,
   measures=("contained",),
-  measure=method.contained,
+  measure=aj.method.contained,
   steps=steps,
+  options=Options(),
 )

@@ -7,13 +7,11 @@ import hypothesis.strategies as st
 import pytest
 import scripted
 
-from anysearch_jax import budgets, types
-from anysearch_jax import config as config_lib
-from anysearch_jax.environment import records
-from anysearch_jax.methods import control, systems
-from anysearch_jax.rollout import episode
+import anysearch_jax as aj
+from research import methods
+from research.methods import control
 
-HITS = {"look": [types.Passage("p", "T", "x")]}
+HITS = {"look": [aj.Passage("p", "T", "x")]}
 LIMITS = {"max_generated": 2000, "max_context": 9000}
 REFUSED = "No search is left"
 NEVER, ALWAYS = -1.0, 1.0
@@ -29,8 +27,8 @@ def play(script, rule=None, budget=2, scaffold=False, **limits):
   """Plays an episode; `script` is of an engine, or is the engine."""
   is_engine = isinstance(script, scripted.Engine)
   engine = script if is_engine else scripted.Engine(script)
-  config = config_lib.EpisodeConfig(**LIMITS | limits)
-  environment = systems.of_episode(config)
+  config = aj.config.EpisodeConfig(**LIMITS | limits)
+  environment = aj.environment_of(config)
   if rule is not None:
     environment = control.steered(environment, rule)
   trajectory = scripted.play(
@@ -57,14 +55,14 @@ def asks_until_refused(request):
 
 def test_refused_search_is_answered_as_if_the_budget_were_used_up():
   found, engine = play(asks_until_refused, of_scores(ask=NEVER))
-  assert (found.searches, found.outcome) == (0, types.Outcome.ANSWERED)
+  assert (found.searches, found.outcome) == (0, aj.Outcome.ANSWERED)
   assert found.budget == 2 and not found.violation
   assert found.discarded_tokens == 0
   alone, _ = play(asks_until_refused, budget=0)
   assert [span.text for span in found.spans] == [s.text for s in alone.spans]
   # And it stays refused.
   stubborn, _ = play(lambda _: scripted.search("look"), of_scores(ask=NEVER))
-  assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
+  assert (stubborn.searches, stubborn.outcome) == (0, aj.Outcome.INVALID)
 
 
 def hesitant(request):
@@ -84,21 +82,21 @@ def test_replaced_answer_is_charged():
   assert found.discarded_tokens == 2 * answer
   assert found.discarded_input == 2 * len(tries[0])
   assert found.written_tokens == found.generated_tokens + 2 * answer
-  row = records.trajectory(found)
+  row = aj.records.trajectory(found)
   assert row["generated_tokens"] == found.written_tokens
   assert row["discarded_tokens"] == 2 * answer
-  assert records.input_tokens(found) == sum(
+  assert aj.records.input_tokens(found) == sum(
     len(request.token_ids) for request in engine.requests
   )
-  prices = budgets.Prices(output=1e6)
-  assert records.dollars(found, prices) == found.written_tokens
+  prices = aj.budgets.Prices(output=1e6)
+  assert aj.records.dollars(found, prices) == found.written_tokens
 
 
 def test_stated_budget_is_that_of_now():
   """The scaffold states what discarded turns and a refusal left."""
 
   def stated(*arguments, prompts="paper", **budget):
-    budget = budgets.Budget(**budget)
+    budget = aj.budgets.Budget(**budget)
     _, engine = play(*arguments, budget, scaffold=True, prompts=prompts)
     blocks = (context(r).rpartition("<budget>")[2] for r in engine.requests)
     return [block.partition("</budget>")[0] for block in blocks]
@@ -132,11 +130,11 @@ def test_answer_that_never_asks_is_kept():
 def test_engine_that_fails_meanwhile_leaves_the_answer():
   def failing(request):
     if request.address.attempt:
-      raise types.EngineError("down")
+      raise aj.EngineError("down")
     return scripted.answer("x")
 
   found, _ = play(failing, of_scores(answer=ALWAYS))
-  assert found.outcome is types.Outcome.ANSWERED
+  assert found.outcome is aj.Outcome.ANSWERED
   assert found.discarded_tokens == 0
 
 
@@ -145,7 +143,7 @@ def test_rule_that_accepts_changes_nothing():
   for script in (asks_until_refused, hesitant):
     alone, _ = play(script)
     steered, _ = play(script, rule)
-    assert records.trajectory(steered) == records.trajectory(alone)
+    assert aj.records.trajectory(steered) == aj.records.trajectory(alone)
     assert steered.token_ids.tolist() == alone.token_ids.tolist()
 
 
@@ -160,7 +158,7 @@ def test_rule_that_accepts_changes_nothing():
 )
 def test_caps_hold_with_what_is_discarded(tokens, searches, tries):
   rule = of_scores(answer=ALWAYS, tries=tries)
-  budget = budgets.Budget(searches=searches, tokens=tokens)
+  budget = aj.budgets.Budget(searches=searches, tokens=tokens)
   found, engine = play(hesitant, rule, budget)
   sampled = 0
   for request in engine.requests:
@@ -172,30 +170,30 @@ def test_caps_hold_with_what_is_discarded(tokens, searches, tries):
 def test_rule_keeps_no_room_besides():
   # An answer that takes the whole cap is not cut for the sake of a landing.
   answer = scripted.answer("x" * 60)
-  budget = budgets.Budget(searches=1, tokens=len(answer))
+  budget = aj.budgets.Budget(searches=1, tokens=len(answer))
   found, _ = play(
     lambda _: answer, of_scores(ask=ALWAYS), budget, answer_room=40
   )
-  assert found.outcome is types.Outcome.ANSWERED
+  assert found.outcome is aj.Outcome.ANSWERED
   cut, _ = play(lambda _: answer, None, budget, answer_room=40)
-  assert cut.outcome is not types.Outcome.ANSWERED
+  assert cut.outcome is not aj.Outcome.ANSWERED
 
 
 def test_what_is_seen_of_an_episode():
-  config = config_lib.EpisodeConfig(max_generated=900, max_context=5000)
-  state = episode.start(
-    types.Question("q", "Q?", ()),
-    budget=budgets.Budget(searches=3, tokens=300),
+  config = aj.config.EpisodeConfig(max_generated=900, max_context=5000)
+  state = aj.episode.start(
+    aj.Question("q", "Q?", ()),
+    budget=aj.budgets.Budget(searches=3, tokens=300),
     scaffold=False,
-    address=types.Address(0, 0, 0),
+    address=aj.Address(0, 0, 0),
     config=config,
-    environment=systems.of_episode(config),
+    environment=aj.environment_of(config),
     codec=scripted.CODEC,
   )
   written = 0
   for query, repeated in (("a", 0), ("b", 0), ("a", 1)):
     turn = scripted.turn(state.request, scripted.search(query))
-    state = episode.step(state, turn)
+    state = aj.episode.step(state, turn)
     written += len(turn.token_ids)
     found = control.seen(state)
     assert found[:3] == (state.used, 3 - state.used, written)
@@ -204,20 +202,20 @@ def test_what_is_seen_of_an_episode():
     mean = sum(turn.logps) / len(turn.logps)
     assert found.logp == pytest.approx(mean, abs=1e-5)
     assert state.token_cap == 300
-    assert isinstance(state.request, types.SearchRequest)
-    state = episode.step(state, episode.episode_state.Retrieved(()))
+    assert isinstance(state.request, aj.SearchRequest)
+    state = aj.episode.step(state, aj.episode.episode_state.Retrieved(()))
 
 
 def steered_by_itself():
   rule = of_scores()
-  return control.steered(systems.environment("paper"), rule)
+  return control.steered(aj.get_environment("paper"), rule)
 
 
 @pytest.mark.parametrize(
   "environment",
   [
-    systems.environment("bats_verify"),
-    systems.environment("bavt"),
+    aj.get_environment("bats_verify"),
+    aj.get_environment(methods.prompts_name("bavt")),
     steered_by_itself(),
   ],
 )
@@ -227,8 +225,9 @@ def test_environment_that_is_steered_already_is_refused(environment):
 
 
 RULE = """import anysearch_jax as aj
-rule = aj.control.Rule(lambda proposal, seen, cap: seen.{attribute} > 0)
-environment = aj.control.steered(aj.get_environment("paper"), rule)
+from research.methods import control
+rule = control.Rule(lambda proposal, seen, cap: seen.{attribute} > 0)
+environment = control.steered(aj.get_environment("paper"), rule)
 SYSTEM = aj.Method("steered", "Steered", {{"paper": environment}})
 """
 
@@ -246,5 +245,5 @@ def test_rule_of_a_user_is_named_as_an_environment(tmp_path):
 
 
 def test_error_of_a_rule_names_its_line(tmp_path):
-  with pytest.raises(ValueError, match="mine.py, line 2: AttributeErr"):
+  with pytest.raises(ValueError, match="mine.py, line 3: AttributeErr"):
     by_name(tmp_path, "nothing")

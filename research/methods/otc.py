@@ -11,15 +11,29 @@ maximum number of turns of Search-R1, on which OTC-PO is built.
 
 from __future__ import annotations
 
+import dataclasses
+
 import chex
 import jax.numpy as jnp
 
-from anysearch_jax.config import methods as constants
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.OtcConfig) -> method.Terms:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """OTC-PO's tool productivity reward."""
+
+  alpha: float = aj.settings.learning(1.0, aj.settings.POSITIVE)
+  """Factor of the reward."""
+  c: float = aj.settings.learning(4.0, aj.settings.POSITIVE)
+  """Smoothing constant of the cosine; a larger one makes a search cost less."""
+  form: str = aj.settings.learning("grpo", aj.settings.one_of("grpo", "ppo"))
+  """`grpo` compares a trajectory's searches with the fewest searches of a right
+  answer in its group, `ppo` with zero searches."""
+
+
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns alpha r_tool r_correct, where r_correct is the exact match.
 
   The term `tool` is r_tool for right answers, and 0 for the others.
@@ -31,7 +45,7 @@ def reward(o: method.Outcomes, c: constants.OtcConfig) -> method.Terms:
   else:
     tool = grpo_productivity(m, correct, c=c.c)
   tool = jnp.where(correct, tool, 0)
-  return {"em": o.em, "tool": tool, "total": c.alpha * tool}
+  return {"tool": tool, "total": c.alpha * tool}
 
 
 def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
@@ -64,4 +78,10 @@ def grpo_productivity(
   return jnp.where(n > 0, against_fewest, ppo_productivity(m, c=c))
 
 
-METHOD = method.compared("otc", "OTC-PO", search_r1.WORDINGS, reward)
+METHOD = aj.method.compared(
+  "otc",
+  "OTC-PO",
+  aj.search_r1.WORDINGS,
+  reward,
+  options=Options(),
+)

@@ -19,50 +19,64 @@ stops improving. https://arxiv.org/abs/2605.29796
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import prompts, spec, wording
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
 # The paper's trajectories of a question, and those of them without searches.
 GROUP, SEARCHLESS = 8, 4
 
 
-def environment(texts: Mapping[str, str]) -> spec.Environment:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """SAAS's reward; `searchless` is the size of its group without searches."""
+
+  stage_one: float = aj.settings.learning(0.5, aj.settings.SHARE)
+  """Share of the training in which no search is penalised."""
+  alpha: float = aj.settings.learning(0.05, aj.settings.at_least(0))
+  """Penalty of a right answer for each needless search."""
+  delta: int = aj.settings.learning(2, aj.settings.at_least(1))
+  """Right answers without searches from which a question needs none."""
+  formed: float = aj.settings.learning(0.0, aj.settings.at_least(0))
+  """Reward of a well-formed response whose answer has an F1 of 0."""
+  repeated: float = aj.settings.learning(0.0, aj.settings.at_least(0))
+  """Penalty of a response that searches a query twice."""
+
+
+def environment(texts: Mapping[str, str]) -> aj.Environment:
   """Returns Search-R1's environment with a prompt for a budget of 0."""
-  closed = wording.template(texts["closed"])
-  return dataclasses.replace(search_r1.environment(texts), closed=closed)
+  closed = aj.wording.template(texts["closed"])
+  return dataclasses.replace(aj.search_r1.environment(texts), closed=closed)
 
 
 WORDINGS = {
-  "saas": wording.Wording(
+  "saas": aj.wording.Wording(
     "saas.toml",
-    {**wording.ONE_PROMPT, "closed": wording.Slots(needs=("Question",))},
+    {**aj.wording.ONE_PROMPT, "closed": aj.wording.Slots(needs=("Question",))},
     environment,
+    folder=pathlib.Path(__file__).with_name("texts"),
   ),
-  "search_r1_world": prompts.WORLD,
+  "search_r1_world": aj.prompts.WORLD,
 }
 
 
-def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+def train(config: aj.ExperimentConfig) -> aj.ExperimentConfig:
   """Selects a fixed budget and the paper's groups.
 
   A rollout keeps its number of trajectories, if the groups divide it.
   """
-  return config_lib.changed(
-    method.fixed_budget(config),
+  return aj.config.changed(
+    aj.method.fixed_budget(config),
     questions=max(1, config.questions * config.group // GROUP),
     group=GROUP,
     searchless=SEARCHLESS,
   )
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `closed`: 1 with a budget of 0; `repeated`: 1 if a query was."""
   queries = trajectory.queries
   return {
@@ -71,8 +85,8 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   }
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.SaasConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the table above, with two terms of the script.
 
   `formed` is the reward of a well-formed response with an F1 of 0, `repeated`
@@ -105,6 +119,13 @@ def reward(o: method.Outcomes, c: constants.SaasConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  "saas", "SAAS", WORDINGS, reward, ("closed", "repeated"), measure, train=train
+METHOD = aj.method.compared(
+  "saas",
+  "SAAS",
+  WORDINGS,
+  reward,
+  measures=("closed", "repeated"),
+  measure=measure,
+  train=train,
+  options=Options(),
 )

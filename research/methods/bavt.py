@@ -7,23 +7,21 @@ where V is that of the node before. While the share r of the budget is left, the
 node to continue is drawn in proportion to V^(1/r). What other branches and the
 critic spent stays charged. https://arxiv.org/abs/2603.12634
 
-No code is public; configs/fidelity_rules.csv lists what is ours.
+No code is public; fidelity_rules.csv lists what is ours.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.environment import prompts, spec, wording
-from anysearch_jax.methods import method, search_r1
-from anysearch_jax.rollout import episode, episode_state
+import anysearch_jax as aj
 
 MOST = 4.0
 # Values of the root and of the worst node, and that of an answer to accept.
@@ -55,9 +53,9 @@ class Tree(NamedTuple):
   judged: the step that the critic is asked about.
   """
 
-  nodes: tuple[tuple[episode_state.Episode, float], ...]
+  nodes: tuple[tuple[aj.episode_state.Episode, float], ...]
   value: float
-  judged: episode_state.Episode | None = None
+  judged: aj.episode_state.Episode | None = None
 
 
 def progress(reply: str) -> float:
@@ -81,11 +79,11 @@ def chances(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def step(
-  waiting: episode_state.Episode,
-  event: episode_state.Event | None,
+  waiting: aj.episode_state.Episode,
+  event: aj.episode_state.Event | None,
   *,
   critic: Critic,
-) -> episode_state.Episode:
+) -> aj.episode_state.Episode:
   """Advances an episode as `episode.step` does, or its tree.
 
   Args:
@@ -102,33 +100,35 @@ def step(
   if event is None and tree is not None and tree.judged is not None:
     # Time is over in the critic's turn: the step that it judges stays.
     waiting = dataclasses.replace(tree.judged, elapsed=waiting.elapsed)
-    if isinstance(waiting.request, episode_state.Done):
-      return episode.finish(waiting, types.Outcome.ANSWERED)
-  if tree is None or event is None or isinstance(event, episode_state.Failure):
-    return episode.step(dataclasses.replace(waiting, memory=None), event)
-  if tree.judged is not None and isinstance(event, types.Generation):
-    spent = episode.without(waiting, event)
+    if isinstance(waiting.request, aj.episode_state.Done):
+      return aj.episode.finish(waiting, aj.Outcome.ANSWERED)
+  if (
+    tree is None or event is None or isinstance(event, aj.episode_state.Failure)
+  ):
+    return aj.episode.step(dataclasses.replace(waiting, memory=None), event)
+  if tree.judged is not None and isinstance(event, aj.Generation):
+    spent = aj.episode.without(waiting, event)
     return _grown(spent, tree, tree.judged, critic.progress(event.text))
-  after = episode.step(dataclasses.replace(waiting, memory=tree), event)
+  after = aj.episode.step(dataclasses.replace(waiting, memory=tree), event)
   match after.request:
     case _ if after.landing:
       return dataclasses.replace(after, memory=None)
-    case episode_state.Done(types.Trajectory(outcome=outcome)):
-      if outcome is not types.Outcome.ANSWERED:  # The branch breaks off.
+    case aj.episode_state.Done(aj.Trajectory(outcome=outcome)):
+      if outcome is not aj.Outcome.ANSWERED:  # The branch breaks off.
         return _grown(after, tree)
-    case _ if not isinstance(event, episode_state.Retrieved):
+    case _ if not isinstance(event, aj.episode_state.Retrieved):
       return after  # The step is not over.
   child = dataclasses.replace(after, memory=None)
   if not critic.asks:
     authors = [chunk.author for chunk in reversed(after.chunks)]
-    shown = after.chunks[-1 - authors.index(types.Author.MODEL) :]
+    shown = after.chunks[-1 - authors.index(aj.Author.MODEL) :]
     text = "".join(chunk.text for chunk in shown)
     return _grown(after, tree, child, critic.progress(text))
-  chunks = (*after.chunks, episode.written(after, critic.asks))
+  chunks = (*after.chunks, aj.episode.written(after, critic.asks))
   asking = dataclasses.replace(
     after, chunks=chunks, memory=tree._replace(judged=child)
   )
-  request = types.GenerateRequest(
+  request = aj.GenerateRequest(
     after.address,
     after.turns,
     asking.context,
@@ -142,16 +142,16 @@ def step(
 
 
 def _grown(
-  spent: episode_state.Episode,
+  spent: aj.episode_state.Episode,
   tree: Tree,
-  child: episode_state.Episode | None = None,
+  child: aj.episode_state.Episode | None = None,
   delta: float = 0.0,
-) -> episode_state.Episode:
+) -> aj.episode_state.Episode:
   """Adds a step, if one ended, and continues a node, charged as `spent` is."""
   value = min(max(tree.value + delta / 10, LEAST), 1.0)
   nodes = tree.nodes if child is None else (*tree.nodes, (child, value))
   share = min(spent.left / spent.budget, 1 - spent.written / spent.token_cap)
-  ends = [isinstance(e.request, episode_state.Done) for e, _ in nodes]
+  ends = [isinstance(e.request, aj.episode_state.Done) for e, _ in nodes]
   values, branches = np.array([v for _, v in nodes]), None
   if ends[-1] and child is not None and value >= SURE:
     at = len(nodes) - 1
@@ -169,7 +169,7 @@ def _grown(
     chunks=chunks[:-1] if node.scaffold and not ends[at] else chunks,
     # Groups are sampled as attempts 0 and 1.
     address=spent.address._replace(attempt=spent.address.attempt + 2),
-    aside=episode_state.Aside(
+    aside=aj.episode_state.Aside(
       searches=spent.used - len(node.observations),
       written=spent.written - sum(node.turn_lengths),
       read=spent.read - (node.read - node.aside.read),
@@ -180,30 +180,33 @@ def _grown(
     memory=branches,
   )
   if not ends[at]:
-    return episode.next_turn(moved)
-  return episode.finish(moved, types.Outcome.ANSWERED)
+    return aj.episode.next_turn(moved)
+  return aj.episode.finish(moved, aj.Outcome.ANSWERED)
 
 
-def _with_critic(
-  environment: spec.Environment, critic: Critic
-) -> spec.Environment:
+def _with_critic(environment: aj.Environment, critic: Critic) -> aj.Environment:
   """Returns an environment that is played as a tree."""
   grows = functools.partial(step, critic=critic)
   return dataclasses.replace(environment, format=None, step=grows)
 
 
-def _bavt(texts: Mapping[str, str]) -> spec.Environment:
-  critic = Critic(progress, wording.template(texts["critic"]))
-  return _with_critic(search_r1.environment(texts), critic)
+def _bavt(texts: Mapping[str, str]) -> aj.Environment:
+  critic = Critic(progress, aj.wording.template(texts["critic"]))
+  return _with_critic(aj.search_r1.environment(texts), critic)
 
 
 WORDINGS = {
-  "bavt": wording.Wording(
-    "bavt.toml", {**wording.ONE_PROMPT, "critic": wording.LINE}, _bavt
+  "bavt": aj.wording.Wording(
+    "bavt.toml",
+    {**aj.wording.ONE_PROMPT, "critic": aj.wording.LINE},
+    _bavt,
+    folder=pathlib.Path(__file__).with_name("texts"),
   ),
-  "bavt_world": prompts.WORLD.then(
+  "bavt_world": aj.prompts.WORLD.then(
     functools.partial(_with_critic, critic=Critic(found))
   ),
 }
 
-METHOD = method.compared("bavt", "BAVT", WORDINGS, train=lambda config: config)
+METHOD = aj.method.compared(
+  "bavt", "BAVT", WORDINGS, train=lambda config: config
+)

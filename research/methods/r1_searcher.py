@@ -14,17 +14,14 @@ https://arxiv.org/abs/2503.05592
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 
 import jax.numpy as jnp
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import official_scoring, protocol, scoring, tools
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
-SEARCH = tools.search(
+SEARCH = aj.tools.search(
   "<|begin_of_query|>",
   "<|end_of_query|>",
   begins="<|begin_of_documents|>\n",
@@ -39,24 +36,42 @@ _LONGEST = 10  # Words of a well-formed answer.
 _BOOLEANS = {"True": "yes", "False": "no"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """R1-Searcher's rewards in two stages."""
+
+  stage_one: float = aj.settings.learning(0.16, aj.settings.SHARE)
+  """Share of the training that is the first stage."""
+  answer: float = aj.settings.learning(1.0, aj.settings.at_least(0))
+  """In stage 1, reward of an answer with the words of an accepted one, and loss
+  otherwise; 0 is the paper's."""
+  formed: float = aj.settings.learning(0.5, aj.settings.at_least(0))
+  """In stage 1, added if the response thought and answered once."""
+  searched: float = aj.settings.learning(0.5, aj.settings.at_least(0))
+  """In stage 1, added if it searched and each search has passages."""
+  malformed: float = aj.settings.learning(2.0, aj.settings.at_least(0))
+  """In stage 2, subtracted if the response is not well formed."""
+
+
 def _normalized(text: str) -> str:
-  return official_scoring.trivia(_BOOLEANS.get(text, text))
+  return aj.official_scoring.trivia(_BOOLEANS.get(text, text))
 
 
-_SCORES = official_scoring.by_words(_normalized, official_scoring.closed)
+_SCORES = aj.official_scoring.by_words(_normalized, aj.official_scoring.closed)
 
 
-def action(text: str) -> protocol.Action | None:
+def action(text: str) -> aj.protocol.Action | None:
   """Returns the last search, without double quotes, or answer of a turn."""
-  found = tools.action((SEARCH,))(text)
-  if found is None or found.kind is protocol.ActionKind.ANSWER:
+  found = aj.tools.action((SEARCH,))(text)
+  if found is None or found.kind is aj.protocol.ActionKind.ANSWER:
     return found
   query = " ".join(found.content.replace('"', "").split())
   return dataclasses.replace(found, content=query)
 
 
-WORDINGS = search_r1.wordings(
+WORDINGS = aj.search_r1.wordings(
   "r1_searcher",
+  folder=pathlib.Path(__file__).with_name("texts"),
   tools=(SEARCH,),
   stops=(SEARCH.closes, "</answer>"),
   action=action,
@@ -64,7 +79,7 @@ WORDINGS = search_r1.wordings(
 )
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns what the authors' two reward servers read of a response.
 
   contained: the answer has every word of an accepted one.
@@ -102,9 +117,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return found | _scored(answer if begun and ended else None, trajectory)
 
 
-def _scored(
-  answer: str | None, trajectory: types.Trajectory
-) -> dict[str, float]:
+def _scored(answer: str | None, trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `contained` and `answer_f1`, the best over the accepted answers."""
   accepted = trajectory.question.golden_answers
   if answer is None or not accepted:
@@ -118,9 +131,9 @@ def _scored(
   }
 
 
-def in_world(trajectory: types.Trajectory) -> dict[str, float]:
+def in_world(trajectory: aj.Trajectory) -> dict[str, float]:
   """Measures a response in Search-R1's environment, as `measure` does."""
-  said = "".join(scoring.turns(trajectory.spans))
+  said = "".join(aj.scoring.turns(trajectory.spans))
   tags = ("think", "search", "answer")
   counts = {x: said.count(f"<{x}>") for x in tags}
   closed = all(said.count(f"</{x}>") == counts[x] for x in tags)
@@ -130,17 +143,17 @@ def in_world(trajectory: types.Trajectory) -> dict[str, float]:
     "searched": float(formed and trajectory.searches > 0),
     "structured": float(formed),
     "well_formed": float(formed),
-    **_scored(scoring.extract_answer(trajectory.spans), trajectory),
+    **_scored(aj.scoring.extract_answer(trajectory.spans), trajectory),
   }
 
 
-def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
+def measurer(config: aj.ExperimentConfig) -> aj.method.Measure:
   """Returns what measures a run's trajectories."""
   return in_world if config.data.source == "world" else measure
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.R1SearcherConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the `stage`, 1 or 2, that the training is in."""
   m = o.measures
   first = (
@@ -158,9 +171,13 @@ def reward(o: method.Outcomes, c: constants.R1SearcherConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  *("r1_searcher", "R1-Searcher", WORDINGS, reward),
+METHOD = aj.method.compared(
+  "r1_searcher",
+  "R1-Searcher",
+  WORDINGS,
+  reward,
   measures=("contained", "answer_f1", "searched", "structured", "well_formed"),
   measure=measure,
   measurer=measurer,
+  options=Options(),
 )

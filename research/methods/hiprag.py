@@ -18,35 +18,60 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pathlib
 import re
 import string
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import protocol, tools, wording
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
-if TYPE_CHECKING:
-  from anysearch_jax.host import openai_endpoint
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """HiPRAG's reward, and the servers that judge steps."""
+
+  formed: float = aj.settings.learning(0.2, aj.settings.SHARE)
+  """Reward of a well-formed response; a right answer in a malformed one loses
+  it."""
+  process: float = aj.settings.learning(0.4, aj.settings.at_least(0))
+  """Bonus of a right answer if all steps are optimal."""
+  by_search: bool = aj.settings.learning(False)
+  """Whether optimal steps are divided by the number of searches, as in the
+  released code, where the share can exceed 1 and is 1 without a search; False:
+  by the number of steps, the paper's share."""
+  url: str = aj.settings.learning("")
+  """Address of the judge (an OpenAI chat completions API)."""
+  name: str = aj.settings.learning("")
+  """Name of the judge's model."""
+  memory_url: str = aj.settings.learning("")
+  """Address of the model that answers queries from memory; "": the judge's."""
+  memory_name: str = aj.settings.learning("")
+  """Name of that model; "": the judge's."""
+  key_variable: str = aj.settings.learning("")
+  """Environment variable with the key of both addresses; "": none."""
+  max_tokens: int = aj.settings.learning(200, aj.settings.at_least(1))
+  """Limit on the tokens of a reply."""
+  concurrency: int = aj.settings.learning(64, aj.settings.at_least(1))
+  """Concurrent calls to an address."""
+  deadline: float = aj.settings.learning(60.0, aj.settings.POSITIVE)
+  """Seconds of a call."""
 
 
 def _observation(
-  passages: Sequence[types.Passage], unwanted: Sequence[str]
+  passages: Sequence[aj.Passage], unwanted: Sequence[str]
 ) -> str:
   """Returns the passages, and the opening mark of the step's conclusion."""
-  shown = protocol.observation(
+  shown = aj.protocol.observation(
     passages, unwanted, begins="<context>", ends="</context>"
   )
   return f"\n    {shown.strip()}\n    <conclusion>"
 
 
 SEARCH = dataclasses.replace(
-  tools.search(begins="<context>", ends="</context>"), observation=_observation
+  aj.tools.search(begins="<context>", ends="</context>"),
+  observation=_observation,
 )
 _ADDRESS, _MODEL = "http://127.0.0.1:6002/v1", "Qwen/Qwen2.5-14B-Instruct"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -100,7 +125,7 @@ def _is_step(step: str) -> bool:
   return not ("<" in around and ">" in around)
 
 
-def form(spans: Sequence[types.Span], **state: int) -> int:
+def form(spans: Sequence[aj.Span], **state: int) -> int:
   """Returns 1 if the response is thought steps and an answer, else 0."""
   del state
   return int(bool(_steps("".join(span.text for span in spans))))
@@ -121,16 +146,17 @@ def _contained(text: str, answers: Sequence[str]) -> bool:
   return bool(given) and any(normalized(each) in found for each in answers)
 
 
-WORDINGS = search_r1.wordings(
+WORDINGS = aj.search_r1.wordings(
   "hiprag",
   {
-    "memory": wording.Slots(needs=("query",)),
-    "same": wording.Slots(needs=("conclusion", "memory")),
-    "wrong": wording.Slots(needs=("step",)),
+    "memory": aj.wording.Slots(needs=("query",)),
+    "same": aj.wording.Slots(needs=("conclusion", "memory")),
+    "wrong": aj.wording.Slots(needs=("step",)),
   },
+  folder=pathlib.Path(__file__).with_name("texts"),
   tools=(SEARCH,),
   format=form,
-  markers=protocol.tags(("step", "reasoning", "conclusion")),
+  markers=aj.protocol.tags(("step", "reasoning", "conclusion")),
 )
 
 
@@ -143,13 +169,10 @@ class Judge:
     ValueError: an address is invalid, or the key is missing.
   """
 
-  def __init__(self, config: constants.HipragConfig, texts: Mapping[str, str]):
-    # Only a run with a judge loads an HTTP client.
-    from anysearch_jax.host import openai_endpoint
-
+  def __init__(self, config: Options, texts: Mapping[str, str]):
     self._config, self._texts = config, texts
     self._judge, self._memory = (
-      openai_endpoint.OpenAIEndpoint(
+      aj.openai_endpoint.OpenAIEndpoint(
         url,
         "/chat/completions",
         key_variable=config.key_variable,
@@ -159,11 +182,11 @@ class Judge:
       for url in (config.url, config.memory_url or config.url)
     )
 
-  async def measure(self, trajectory: types.Trajectory) -> dict[str, float]:
+  async def measure(self, trajectory: aj.Trajectory) -> dict[str, float]:
     """Returns `contained`, whether the answer holds one, and `optimal`.
 
     The servers are asked about right and well-formed responses only; `optimal`
-    is 0 for the others. Raises types.RetrievalError if a server gave no reply
+    is 0 for the others. Raises aj.RetrievalError if a server gave no reply
     in time.
     """
     said = "".join(span.text for span in trajectory.spans)
@@ -197,21 +220,21 @@ class Judge:
 
   async def _asked(
     self,
-    server: openai_endpoint.OpenAIEndpoint,
+    server: aj.openai_endpoint.OpenAIEndpoint,
     model: str,
     name: str,
     **values: str,
   ) -> str:
     reply, _ = await server.chat(
       model,
-      wording.fill(self._texts[name], **values),
+      aj.wording.fill(self._texts[name], **values),
       max_tokens=self._config.max_tokens,
       temperature=0.0,
     )
     return reply
 
 
-def by_script(trajectory: types.Trajectory) -> dict[str, float]:
+def by_script(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns the measures of `Judge` in the generated world, without a server.
 
   A step is a fact of the question. It is optimal if it was searched and is not
@@ -229,29 +252,29 @@ def by_script(trajectory: types.Trajectory) -> dict[str, float]:
     for fact in facts
   ]
   share = sum(optimal) / len(optimal) if optimal else 1.0
-  return {**method.contained(trajectory), "optimal": share}
+  return {**aj.method.contained(trajectory), "optimal": share}
 
 
-def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
+def measurer(config: aj.ExperimentConfig) -> aj.method.Measure:
   """Returns what measures a run's trajectories; raises as `Judge`."""
   if config.data.source == "world":
     return by_script
-  own = config.episode.prompts == "hiprag"
+  own = config.episode.prompts.rpartition("#")[2] == "hiprag"
   texts = WORDINGS["hiprag"].texts(config.episode.prompt_file if own else "")
-  return Judge(config.method.hiprag, texts.values).measure
+  return Judge(METHOD.constants_of(config), texts.values).measure
 
 
-def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+def train(config: aj.ExperimentConfig) -> aj.ExperimentConfig:
   """Selects a fixed budget, and names a judge if there is none."""
-  own = config.method.hiprag
-  if config.data.source != "world" and not own.url:
-    own = dataclasses.replace(own, url=_ADDRESS, name=_MODEL)
-  config = config_lib.changed(config, method={"hiprag": own})
-  return method.fixed_budget(config)
+  config = aj.method.fixed_budget(config)
+  if config.data.source == "world" or METHOD.constants_of(config).url:
+    return config
+  judged = (*config.method.options, f"url={_ADDRESS}", f"name={_MODEL}")
+  return aj.config.changed(config, method={"options": judged})
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.HipragConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the table above."""
   contained, optimal = (o.measures[x] for x in ("contained", "optimal"))
   formed = o.format != 0
@@ -264,8 +287,13 @@ def reward(o: method.Outcomes, c: constants.HipragConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  *("hiprag", "HiPRAG", WORDINGS, reward, ("contained", "optimal")),
+METHOD = aj.method.compared(
+  "hiprag",
+  "HiPRAG",
+  WORDINGS,
+  reward,
+  measures=("contained", "optimal"),
   train=train,
   measurer=measurer,
+  options=Options(),
 )

@@ -13,41 +13,58 @@ https://arxiv.org/abs/2508.10874
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
-from anysearch_jax import config as config_lib
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import wording
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
 # Tokens of a call in the generated world: a thought and an answer.
 _WORLD_TOKENS = 64
 
-WORDINGS = search_r1.wordings(
-  "ssrl", {"simulator_useful": wording.Slots(needs=("query",), may=("k",))}
+WORDINGS = aj.search_r1.wordings(
+  "ssrl",
+  {"simulator_useful": aj.wording.Slots(needs=("query",), may=("k",))},
+  folder=pathlib.Path(__file__).with_name("texts"),
 )
 
 
-def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """SSRL's reward."""
+
+  right: float = aj.settings.learning(0.9, aj.settings.at_least(0))
+  """Weight of exact match."""
+  formed: float = aj.settings.learning(0.1, aj.settings.at_least(0))
+  """Weight of a well-formed response."""
+
+
+def train(config: aj.ExperimentConfig) -> aj.ExperimentConfig:
   """Selects a fixed budget and the policy as its search engine, never noisy."""
   world = config.data.source == "world"
   tokens = _WORLD_TOKENS if world else config.retrieval.model.max_tokens
   noise = dataclasses.replace(
     config.method.zerosearch, noise_start=0.0, noise_end=0.0
   )
-  return method.searching_with_policy(
-    config_lib.changed(
-      method.fixed_budget(config), method={"zerosearch": noise}
+  return aj.method.searching_with_policy(
+    aj.config.changed(
+      aj.method.fixed_budget(config), method={"zerosearch": noise}
     ),
     tokens,
     simulated="policy",
   )
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.SsrlConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the weighted sum of exact match and format."""
   total = c.right * o.em + c.formed * o.format
-  return {"em": o.em, "total": total}
+  return {"total": total}
 
 
-METHOD = method.compared("ssrl", "SSRL", WORDINGS, reward, train=train)
+METHOD = aj.method.compared(
+  "ssrl",
+  "SSRL",
+  WORDINGS,
+  reward,
+  train=train,
+  options=Options(),
+)

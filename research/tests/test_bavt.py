@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import scripted
 
-from anysearch_jax import budgets, types
-from anysearch_jax import config as config_lib
-from anysearch_jax.environment import records, scoring
-from anysearch_jax.methods import bavt, systems
-from anysearch_jax.rollout import episode, episode_state
+import anysearch_jax as aj
+from research import methods
+from research.methods import bavt
 
-BAVT = systems.environment("bavt")
+PROMPTS = methods.prompts_name("bavt")
+BAVT = aj.get_environment(PROMPTS)
 ASKS = BAVT.step.keywords["critic"].asks
 
 
@@ -54,19 +53,19 @@ def test_progress_in_the_world_is_what_a_search_found():
 @pytest.mark.parametrize("said", [scripted.search("q"), scripted.answer("x")])
 def test_a_deadline_in_the_critics_turn_leaves_no_question(said):
   """The step that was judged is kept: it is landed, or it was the answer."""
-  late = episode.start(
+  late = aj.episode.start(
     scripted.QUESTION,
-    budget=budgets.Budget(searches=3, seconds=9),
+    budget=aj.budgets.Budget(searches=3, seconds=9),
     scaffold=True,
-    address=types.Address(0, 0, 0),
-    config=config_lib.EpisodeConfig(prompts="bavt"),
+    address=aj.Address(0, 0, 0),
+    config=aj.config.EpisodeConfig(prompts=PROMPTS),
     environment=BAVT,
     codec=scripted.CODEC,
   )
   while not scripted.CODEC.decode(late.context).endswith(ASKS):
-    is_turn = isinstance(late.request, types.GenerateRequest)
+    is_turn = isinstance(late.request, aj.GenerateRequest)
     turn = scripted.turn(late.request, said) if is_turn else None
-    late = BAVT.step(late, turn or episode_state.Retrieved(()))
+    late = BAVT.step(late, turn or aj.episode_state.Retrieved(()))
   late = BAVT.step(dataclasses.replace(late, elapsed=7.0), None)
   expected, searches = [said], 0
   if late.landing:
@@ -75,7 +74,7 @@ def test_a_deadline_in_the_critics_turn_leaves_no_question(said):
   t = late.request.trajectory
   assert (t.outcome.value, t.seconds, t.searches) == ("answered", 7, searches)
   assert ASKS not in "".join(s.text for s in t.spans)
-  assert [s.text for s in t.spans if s.author == types.Author.MODEL] == expected
+  assert [s.text for s in t.spans if s.author == aj.Author.MODEL] == expected
   assert len(expected) == 1 + ("</search>" in said)
 
 
@@ -95,7 +94,7 @@ def play(seed, budget, most):
     return scripted.answer("x") if kind < 3 else scripted.search(f"q{hit}")
 
   engine = scripted.Engine(say)
-  found = scripted.Retriever({"q0": (types.Passage("1", "t", "x"),)})
+  found = scripted.Retriever({"q0": (aj.Passage("1", "t", "x"),)})
   made, generate = [], engine.generate
 
   async def counted(request):
@@ -103,8 +102,8 @@ def play(seed, budget, most):
     return made[-1]
 
   engine.generate = counted
-  config = config_lib.EpisodeConfig(
-    prompts="bavt", max_generated=most, max_context=10**6
+  config = aj.config.EpisodeConfig(
+    prompts=PROMPTS, max_generated=most, max_context=10**6
   )
   t = scripted.play(
     engine, found, config, budget=budget, scaffold=bool(seed % 2)
@@ -117,7 +116,7 @@ def play(seed, budget, most):
 def test_every_call_and_token_of_every_branch_is_charged():
   left = answered = 0
   for seed in range(90):
-    budget, most = budgets.Budget(seed % 6), 100_000
+    budget, most = aj.budgets.Budget(seed % 6), 100_000
     if seed % 5 == 3:
       budget = dataclasses.replace(budget, tokens=400)
     elif seed % 5 == 4:
@@ -127,14 +126,14 @@ def test_every_call_and_token_of_every_branch_is_charged():
     written = sum(len(turn.token_ids) for turn in made)
     assert written == t.written_tokens <= min(most, budget.tokens)
     read = sum(len(request.token_ids) for request in engine.requests)
-    assert records.input_tokens(t) == read
+    assert aj.records.input_tokens(t) == read
     assert ASKS not in "".join(s.text for s in t.spans)
     assert {r.address for r in engine.requests} <= {*engine.released}
     scripted.check_alignment(t)
-    prices = config_lib.EvaluationConfig(search_price=1000.0).prices
-    verdict = scoring.Verdict("x", 1, None)
-    row = records.episode(t, verdict, seed=0, prices=prices)
+    prices = aj.config.EvaluationConfig(search_price=1000.0).prices
+    verdict = aj.scoring.Verdict("x", 1, None)
+    row = aj.records.episode(t, verdict, seed=0, prices=prices)
     assert row["cost"] == pytest.approx(t.searches)
     left += t.searches - len(t.queries)
-    answered += t.outcome is types.Outcome.ANSWERED
+    answered += t.outcome is aj.Outcome.ANSWERED
   assert left > 30 and answered > 60  # The trees did branch.

@@ -11,47 +11,55 @@ https://arxiv.org/abs/2503.19470
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import pathlib
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import scoring, tools
-from anysearch_jax.methods import method, search_o1, search_r1
+import anysearch_jax as aj
 
-SEARCH = tools.search(begins="<result>", ends="</result>")
+SEARCH = aj.tools.search(begins="<result>", ends="</result>")
 
 
-def answer(spans: Sequence[types.Span]) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """ReSearch's reward."""
+
+  wrong: float = aj.settings.learning(0.1, aj.settings.REWARD)
+  """Reward of a well-formed response whose answer has an F1 of 0."""
+
+
+def answer(spans: Sequence[aj.Span]) -> str | None:
   """Returns the last box of the model's last answer; None without one."""
-  given = scoring.extract_answer(spans)
-  return None if given is None else search_o1.boxed(given)
+  given = aj.scoring.extract_answer(spans)
+  return None if given is None else aj.search_o1.boxed(given)
 
 
-WORDINGS = search_r1.wordings(
+WORDINGS = aj.search_r1.wordings(
   "research",
+  folder=pathlib.Path(__file__).with_name("texts"),
   tools=(SEARCH,),
   answer=answer,
-  format=functools.partial(scoring.check_format, calls={"search": "result"}),
+  format=functools.partial(aj.scoring.check_format, calls={"search": "result"}),
 )
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `well_formed`: 1 if the model's tags are in order, else 0.
 
   It thought, its thoughts are closed, every search was answered by passages,
   and it answered once.
   """
-  said = "".join(scoring.turns(trajectory.spans))
+  said = "".join(aj.scoring.turns(trajectory.spans))
   counts = {
     tag: said.count(f"<{tag}>")
     for tag in ("think", "search", "answer")
     if said.count(f"<{tag}>") == said.count(f"</{tag}>")
   }
   formed = (
-    trajectory.outcome is types.Outcome.ANSWERED
+    trajectory.outcome is aj.Outcome.ANSWERED
     and counts.get("think", 0) >= 1
     and counts.get("search", -1) == trajectory.searches
     and counts.get("answer", 0) == 1
@@ -59,8 +67,8 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"well_formed": float(formed)}
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.ResearchConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the table above."""
   formed = (o.measures["well_formed"] != 0) & o.answered
   scored = jnp.where(o.f1 > 0, o.f1, c.wrong)
@@ -71,6 +79,12 @@ def reward(o: method.Outcomes, c: constants.ResearchConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  "research", "ReSearch", WORDINGS, reward, ("well_formed",), measure
+METHOD = aj.method.compared(
+  "research",
+  "ReSearch",
+  WORDINGS,
+  reward,
+  measures=("well_formed",),
+  measure=measure,
+  options=Options(),
 )

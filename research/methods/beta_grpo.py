@@ -15,16 +15,24 @@ The paper's code was not at hand. These are our readings of the paper:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """beta-GRPO's reward."""
+
+  beta: float = aj.settings.learning(0.4, aj.settings.SHARE)
+  """Least probability that each token of every query must have had for a right
+  answer to be rewarded."""
+
+
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `confidence`, in [0, 1]; 1 without a search."""
   calls = zip(trajectory.observations, trajectory.search_ends, strict=True)
   least = (
@@ -35,17 +43,22 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"confidence": math.exp(min(least, default=0.0))}
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.BetaGrpoConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns exact match, or 0 below the confidence."""
   confidence = o.measures["confidence"]
   return {
-    "em": o.em,
     "confidence": confidence,
     "total": jnp.where(confidence >= c.beta, o.em, 0),
   }
 
 
-METHOD = method.compared(
-  "beta_grpo", "beta-GRPO", search_r1.WORDINGS, reward, ("confidence",), measure
+METHOD = aj.method.compared(
+  "beta_grpo",
+  "beta-GRPO",
+  aj.search_r1.WORDINGS,
+  reward,
+  measures=("confidence",),
+  measure=measure,
+  options=Options(),
 )

@@ -8,18 +8,18 @@ has both kinds too.
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import re
 
 import jax.numpy as jnp
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import protocol, scoring
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
+TEXTS = pathlib.Path(__file__).with_name("texts")
 WORDINGS = {
-  "search_r1": search_r1.WORDINGS["search_r1"],
-  **search_r1.wordings("ikea"),
+  "search_r1": aj.search_r1.WORDINGS["search_r1"],
+  **aj.search_r1.wordings("ikea", folder=TEXTS),
 }
 
 _NAMES = "(?:think|search|answer)"
@@ -27,25 +27,43 @@ _NAMES = "(?:think|search|answer)"
 _MISWRITTEN = re.compile(rf"[(\[]/?{_NAMES}[)\]>]|</?{_NAMES}[)\]]")
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """IKEA's knowledge-boundary reward."""
+
+  kb: tuple[float, ...] = aj.settings.learning(
+    (0.6, 0.4, 0.2, 0.0), aj.settings.REWARD
+  )
+  """Bonus of a right answer after 0, 1, 2, ... searches; the last one also
+  counts for more searches."""
+  bad_format: float = aj.settings.learning(-1.0, aj.settings.REWARD)
+  """Reward of a malformed response."""
+  searched_wrong: float = aj.settings.learning(0.05, aj.settings.REWARD)
+  """Reward of a wrong or missing answer after a search; without a search it is
+  0."""
+  right: float = aj.settings.learning(1.0, aj.settings.POSITIVE)
+  """Reward of a right answer, to which `kb` is added."""
+
+
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `well_formed`: 1 if the model thought and acted in tags, else 0.
 
   A response is malformed if it has no thought, if one of its turns neither
   searches nor answers, or if a tag has a round or square bracket. A search
   beyond the budget counts as an action.
   """
-  turns = scoring.turns(trajectory.spans)
-  thought = any(protocol.last_content(turn, "think") for turn in turns)
-  empty = (None, protocol.Action(protocol.ActionKind.SEARCH, ""))
+  turns = aj.scoring.turns(trajectory.spans)
+  thought = any(aj.protocol.last_content(turn, "think") for turn in turns)
+  empty = (None, aj.protocol.Action(aj.protocol.ActionKind.SEARCH, ""))
   formed = thought and all(
-    protocol.last_action(turn) not in empty and not _MISWRITTEN.search(turn)
+    aj.protocol.last_action(turn) not in empty and not _MISWRITTEN.search(turn)
     for turn in turns
   )
   return {"well_formed": float(formed)}
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.IkeaConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the knowledge-boundary reward.
 
       malformed              bad_format
@@ -63,13 +81,18 @@ def reward(o: method.Outcomes, c: constants.IkeaConfig) -> method.Terms:
   wrong = c.searched_wrong * (searches > 0)
   scored = jnp.where(right, c.right + gain, wrong)
   return {
-    "em": o.em,
     "well_formed": formed,
     "kb": jnp.where(right, gain, 0),
     "total": jnp.where(formed, scored, c.bad_format),
   }
 
 
-METHOD = method.compared(
-  "ikea", "IKEA", WORDINGS, reward, ("well_formed",), measure
+METHOD = aj.method.compared(
+  "ikea",
+  "IKEA",
+  WORDINGS,
+  reward,
+  measures=("well_formed",),
+  measure=measure,
+  options=Options(),
 )

@@ -15,25 +15,20 @@ rewards every turn:
 What a sound turn adds to these needs one. https://arxiv.org/abs/2604.17337
 
 The paper's text could not be read, only its abstract: this is what the released
-code does. configs/fidelity_rules.csv lists what differs from it.
+code does. fidelity_rules.csv lists what differs from it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import re
 
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import scoring
-from anysearch_jax.methods import (
-  early_answers,
-  method,
-  search_r1,
-  stepsearch,
-)
+import anysearch_jax as aj
+from research.methods import early_answers
 
 _SIMILAR = 0.8  # A query that is more similar to an earlier one repeats it.
 _TEXT = r"(?:(?!</?(?:think|search|answer)>).)*"
@@ -42,22 +37,42 @@ _SOUND = re.compile(
 )
 
 
-def sufficient(trajectory: types.Trajectory) -> int | None:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """AutoSearch's rewards of turns."""
+
+  sound: float = aj.settings.learning(0.025, aj.settings.at_least(0))
+  """Reward of a well-formed search that repeats none, and loss otherwise."""
+  answered: float = aj.settings.learning(0.1, aj.settings.REWARD)
+  """Reward of a well-formed turn that answers."""
+  malformed: float = aj.settings.learning(0.5, aj.settings.at_least(0))
+  """Loss of a last turn that is not."""
+  explored: float = aj.settings.learning(0.0125, aj.settings.at_least(0))
+  """Added to each sound turn if it searches and the answer is wrong."""
+  depth: float = aj.settings.learning(0.2, aj.settings.at_least(0))
+  """If the answer is right, shared by its searches up to the sufficient one."""
+  cost: float = aj.settings.learning(0.025, aj.settings.at_least(0))
+  """Subtracted from each of these shares."""
+  beyond: float = aj.settings.learning(0.05, aj.settings.at_least(0))
+  """Loss of each turn after the sufficient search, the answer included."""
+
+
+def sufficient(trajectory: aj.Trajectory) -> int | None:
   """Returns the index of the sufficient search; None without one."""
   right = [em for _, em in early_answers.curve(trajectory)[:-1]]
   return right.index(1) if any(right) else None
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `sufficient`, `sound` of the last turn, and `anytime`.
 
   `anytime` is the mean F1 of the answers after each search and of the final
   one, the area under the curve.
   """
-  final = scoring.extract_answer(trajectory.spans)
+  final = aj.scoring.extract_answer(trajectory.spans)
   f1s = [f1 for f1, _ in early_answers.curve(trajectory)]
-  f1s.append(scoring.f1(final, trajectory.question.golden_answers))
-  last = scoring.turns(trajectory.spans)[-1:]
+  f1s.append(aj.scoring.f1(final, trajectory.question.golden_answers))
+  last = aj.scoring.turns(trajectory.spans)[-1:]
   return {
     "sufficient": float(sufficient(trajectory) is not None),
     "sound": float(bool(last) and _kind(last[0]) == "answer"),
@@ -65,20 +80,18 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   }
 
 
-def steps(
-  trajectory: types.Trajectory, config: constants.AutoSearchConfig
-) -> np.ndarray:
+def steps(trajectory: aj.Trajectory, config: Options) -> np.ndarray:
   """Returns the reward of each charged search, float32 `[searches]`."""
-  final = scoring.extract_answer(trajectory.spans)
-  right = scoring.exact_match(final, trajectory.question.golden_answers)
-  first, turns = sufficient(trajectory), scoring.turns(trajectory.spans)
+  final = aj.scoring.extract_answer(trajectory.spans)
+  right = aj.scoring.exact_match(final, trajectory.question.golden_answers)
+  first, turns = sufficient(trajectory), aj.scoring.turns(trajectory.spans)
   kept = trajectory.searches if first is None else first + 1
   rewards = np.full(trajectory.searches, -config.beyond, np.float32)
   best, shares = 0.0, True
   for t, (f1, _) in enumerate(early_answers.curve(trajectory)[:kept]):
     seen, before = trajectory.observations[t], trajectory.queries[:t]
     repeats = before and (
-      max(stepsearch.similarities(seen.argument, before)) > _SIMILAR
+      max(aj.stepsearch.similarities(seen.argument, before)) > _SIMILAR
     )
     sound = _kind(turns[seen.turn]) == "search" and not repeats
     # Before a sufficient search, the first that is not sound ends the sharing.
@@ -98,8 +111,8 @@ def _kind(turn: str) -> str:
   return match[1] if match else ""
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.AutoSearchConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the last turn, without those of `steps`."""
   em, searches = o.em, o.searches
   sound = o.measures["sound"]
@@ -108,18 +121,23 @@ def reward(o: method.Outcomes, c: constants.AutoSearchConfig) -> method.Terms:
   form = jnp.where(sound != 0, c.answered, -c.malformed)
   beyond = o.measures["sufficient"]
   return {
-    "em": em,
     "anytime": o.measures["anytime"],
     "sufficient": beyond,
     "total": jnp.where(beyond != 0, -c.beyond, em + added + form),
   }
 
 
-METHOD = method.compared(
-  *("autosearch", "AutoSearch", search_r1.wordings("autosearch"), reward),
+METHOD = aj.method.compared(
+  "autosearch",
+  "AutoSearch",
+  aj.search_r1.wordings(
+    "autosearch", folder=pathlib.Path(__file__).with_name("texts")
+  ),
+  reward,
   measures=("sufficient", "sound", "anytime"),
   measure=measure,
-  train=stepsearch.train,
+  train=aj.stepsearch.train,
   steps=steps,
   step=early_answers.step,
+  options=Options(),
 )

@@ -8,17 +8,15 @@ import dataclasses
 import fake_openai
 import pytest
 import small_run
+import small_systems
 import spoken
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
-from anysearch_jax.launch import flags
-from anysearch_jax.methods import hiprag, systems
-from anysearch_jax.training import rewards_and_advantages
+import anysearch_jax as aj
+from research import methods, study
+from research.methods import hiprag
 
-CONFIG = config_methods.HipragConfig()
-QUESTION = types.Question("q", "which?", ("Tol",))
+CONFIG = hiprag.Options()
+QUESTION = aj.Question("q", "which?", ("Tol",))
 SEARCHED = (
   "<step><reasoning>a</reasoning><search>mouth of the {0}</search>",
   (spoken.passage("1", "Tol", "a <b> river, 1 < 2"),),
@@ -171,15 +169,17 @@ def test_wrong_or_malformed_responses_are_not_judged(turns):
 
 
 def test_a_judge_that_fails_fails_the_trajectory():
-  config = config_lib.ExperimentConfig(
-    method=config_lib.MethodConfig("hiprag", measure_deadline=5.0),
-    episode=config_lib.EpisodeConfig(prompts="search_r1_world"),
+  name = methods.method_name("hiprag")
+  config = aj.ExperimentConfig(
+    method=aj.config.MethodConfig(
+      name, options=("url=http://127.0.0.1:9",), measure_deadline=5.0
+    ),
+    episode=aj.config.EpisodeConfig(prompts="search_r1_world"),
   )
   with fake_openai.served({}, status=400) as server:
     measure = judge(server).measure
-    method = dataclasses.replace(systems.trained(config), measure=measure)
-    values, reasons = rewards_and_advantages.measure(
-      method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
+    values, reasons = small_systems.measured(
+      config, measure, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
     )
   assert values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}
   assert "It was not measured" in reasons[0, 0]
@@ -212,11 +212,10 @@ def test_in_the_world_unknown_facts_are_to_be_searched(queries, optimal):
 
 
 def test_a_language_model_gets_a_judge_and_the_world_a_script():
-  config = flags.load_config("configs/methods.py:hiprag:qwen2_5_7b")
-  assert config.method.hiprag.url
+  config = study.load_config("research/methods/configs.py:hiprag:qwen2_5_7b")
+  assert hiprag.METHOD.constants_of(config).url
   assert isinstance(hiprag.measurer(config).__self__, hiprag.Judge)
-  own = dataclasses.replace(config.method.hiprag, url="http://a/v1", name="b")
-  named = dataclasses.replace(config.method, hiprag=own)
-  kept = hiprag.train(dataclasses.replace(config, method=named))
-  assert kept.method.hiprag == own
+  own = ("url=http://a/v1", "name=b")
+  named = aj.config.changed(config, method={"options": own})
+  assert hiprag.train(named).method.options == own
   assert hiprag.measurer(small_run.CONFIG) is hiprag.by_script

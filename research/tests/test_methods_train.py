@@ -1,34 +1,27 @@
-"""Trains small policies with the systems' rewards, in the generated world."""
+"""Trains small policies with the plug-ins' rewards, in the generated world."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import scripted_runs as runs
 import small_run
+import small_systems
 
-from anysearch_jax import config as config_lib
-from anysearch_jax.launch import retrievers
-from anysearch_jax.methods import systems
-from anysearch_jax.rollout import searching
+from research import methods
 
 # Its own values in the records of a training.
 PARTS = {
+  "otc": {"tool"},
+  "ikea": {"well_formed", "kb"},
+  "research": {"f1", "well_formed"},
+  "autorefine": {"f1", "refined"},
+  "hiprag": {"contained", "optimal"},
   "mt_grpo": {"contained", "steps"},
   "r1_searcher": {"f1", "well_formed", "stage"},
-  "ssrl": {"em"},
+  "ssrl": set(),
   "beta_grpo": {"confidence"},
   "saas": {"known", "needed", "penalty"},
   "autosearch": {"anytime", "sufficient", "steps"},
 }
-
-
-class Engine(runs.Engine):
-  """Plays scripted episodes for a real learner."""
-
-  def set_params(self, params, version):
-    self.version = version
 
 
 @pytest.fixture(scope="module")
@@ -36,42 +29,19 @@ def parts():
   return small_run.parts()
 
 
-def trained(name, parts, folder, **method):
-  """Trains two rollouts of scripted episodes, with real steps."""
-  system = systems.get(name)
-  config = config_lib.changed(
-    small_run.CONFIG,
-    group=4,
-    method=config_lib.MethodConfig(name, **method),
-    episode={"prompts": tuple(system.environments)[-1], "max_context": 110},
-  )
-  config = system.train(config)
-  engine = Engine(parts, questions=config.questions)
-  retriever = searching.BatchingRetriever(
-    retrievers.make(config, parts["retriever"]), config.search
-  )
-  made = parts | {"engine": engine, "retriever": retriever}
-  small_run.train(folder, made, config, rollouts=2)
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  steps = (folder / "steps.jsonl").read_text().splitlines()
-  groups = [
-    json.loads(line)
-    for file in sorted((folder / "trajectories").iterdir())
-    for line in file.read_text().splitlines()
-  ]
-  return list(map(json.loads, lines)), list(map(json.loads, steps)), groups
-
-
 @pytest.mark.parametrize(
   "name",
   [
-    *("mt_grpo", "r1_searcher", "ssrl", "saas", "autosearch"),
+    *("otc", "ikea", "research", "autorefine", "mt_grpo", "r1_searcher"),
+    *("ssrl", "hiprag", "saas", "autosearch"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
 )
 def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
-  records, steps, groups = trained(name, parts, tmp_path)
+  records, steps, groups = small_systems.trained(
+    methods.method_name(name), parts, tmp_path
+  )
   assert len(records) == 2 and len(steps) == 4
   for record in records:
     assert {f"reward/{part}" for part in PARTS[name]} <= set(record)

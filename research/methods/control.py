@@ -15,10 +15,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from anysearch_jax import types
-from anysearch_jax.environment import spec
-from anysearch_jax.host import plugins
-from anysearch_jax.rollout import episode, episode_state
+import anysearch_jax as aj
 
 ASK, ANSWER = "ask", "answer"
 # Beyond these, more searches are as good as any number of them.
@@ -58,11 +55,11 @@ class Rule:
   tries: int = 0
 
 
-def seen(after: episode_state.Episode) -> Seen:
+def seen(after: aj.episode_state.Episode) -> Seen:
   """Returns what is seen of an episode after its last turn was stepped."""
   last = after.chunks[-1]
   match after.request:
-    case types.SearchRequest(query=query):
+    case aj.SearchRequest(query=query):
       repeated = query in after.queries
     case _:
       repeated = False
@@ -76,7 +73,7 @@ def seen(after: episode_state.Episode) -> Seen:
   )
 
 
-def steered(environment: spec.Environment, rule: Rule) -> spec.Environment:
+def steered(environment: aj.Environment, rule: Rule) -> aj.Environment:
   """Returns an environment whose episodes a rule steers.
 
   Args:
@@ -96,7 +93,7 @@ def steered(environment: spec.Environment, rule: Rule) -> spec.Environment:
   path = "" if code is None else code.co_filename
 
   def searches(proposal: str, seen: Seen, cap: int) -> bool:
-    with plugins.as_sentence(f"A rule of {path or 'control.steered'}", path):
+    with aj.plugins.as_sentence(f"A rule of {path or 'control.steered'}", path):
       return bool(rule.searches(proposal, seen, cap))
 
   checked = dataclasses.replace(rule, searches=searches)
@@ -108,11 +105,11 @@ def steered(environment: spec.Environment, rule: Rule) -> spec.Environment:
 
 
 def step(
-  waiting: episode_state.Episode,
-  event: episode_state.Event | None,
+  waiting: aj.episode_state.Episode,
+  event: aj.episode_state.Event | None,
   *,
   rule: Rule,
-) -> episode_state.Episode:
+) -> aj.episode_state.Episode:
   """Advances an episode as `episode.step` does, and lets a rule decide.
 
   Args:
@@ -127,17 +124,17 @@ def step(
   """
   if waiting.memory is not None:
     return _sampled_again(waiting, event, waiting.memory, rule.tries)
-  after = episode.step(waiting, event)
+  after = aj.episode.step(waiting, event)
   if waiting.landing or waiting.stopped:
     return after
-  if not isinstance(event, types.Generation):
+  if not isinstance(event, aj.Generation):
     return after
   limit = after.token_cap
   match after.request:
-    case types.SearchRequest():
+    case aj.SearchRequest():
       if not rule.searches(ASK, seen(after), limit):
         return refuse(waiting, event)
-    case episode_state.Done(types.Trajectory(outcome=types.Outcome.ANSWERED)):
+    case aj.episode_state.Done(aj.Trajectory(outcome=aj.Outcome.ANSWERED)):
       if (
         after.left > 0
         and rule.searches(ANSWER, seen(after), limit)
@@ -149,28 +146,28 @@ def step(
 
 
 def _sampled_again(
-  waiting: episode_state.Episode,
-  event: episode_state.Event | None,
-  answered: episode_state.Episode,
+  waiting: aj.episode_state.Episode,
+  event: aj.episode_state.Event | None,
+  answered: aj.episode_state.Episode,
   tries: int,
-) -> episode_state.Episode:
+) -> aj.episode_state.Episode:
   """Takes a turn that searches; tries again, or keeps the answer otherwise."""
   spent = waiting
-  if isinstance(event, types.Generation):
-    after = episode.step(waiting, event)
-    if isinstance(after.request, types.SearchRequest):
+  if isinstance(event, aj.Generation):
+    after = aj.episode.step(waiting, event)
+    if isinstance(after.request, aj.SearchRequest):
       return dataclasses.replace(after, memory=None)
     redo = again(waiting, event)
     made = waiting.address.attempt - answered.address.attempt
     if redo is not None and made < 2 * tries:
       return redo
-    spent = episode.without(waiting, event)
+    spent = aj.episode.without(waiting, event)
   # The answer counts as written now, not as discarded.
   first, ended = answered.chunks[-1], answered.request
-  assert isinstance(ended, episode_state.Done)
+  assert isinstance(ended, aj.episode_state.Done)
   trajectory = ended.trajectory
   is_timed = answered.caps.seconds < math.inf
-  done = episode_state.Done(
+  done = aj.episode_state.Done(
     dataclasses.replace(
       trajectory,
       discarded_tokens=spent.aside.written - len(first.token_ids),
@@ -183,31 +180,31 @@ def _sampled_again(
 
 
 def refuse(
-  asking: episode_state.Episode, turn: types.Generation
-) -> episode_state.Episode:
+  asking: aj.episode_state.Episode, turn: aj.Generation
+) -> aj.episode_state.Episode:
   """Answers a turn that searches as if its budget were used up.
 
   Where turns are the budget, the next turn must answer.
   """
   if asking.environment.turns_are_budget:
-    stepped = dataclasses.replace(episode.step(asking, turn), stopped=True)
-    return episode.land(stepped)
-  return episode.step(dataclasses.replace(asking, stopped=True), turn)
+    stepped = dataclasses.replace(aj.episode.step(asking, turn), stopped=True)
+    return aj.episode.land(stepped)
+  return aj.episode.step(dataclasses.replace(asking, stopped=True), turn)
 
 
 def again(
-  waiting: episode_state.Episode, turn: types.Generation
-) -> episode_state.Episode | None:
+  waiting: aj.episode_state.Episode, turn: aj.Generation
+) -> aj.episode_state.Episode | None:
   """Asks for a turn once more; `turn` is discarded and remains charged.
 
   The episode gets an address of its own, because its random numbers differ.
   None if no token is left for the turn.
   """
   asked = waiting.request
-  assert isinstance(asked, types.GenerateRequest)
-  redo = episode.without(waiting, turn)
+  assert isinstance(asked, aj.GenerateRequest)
+  redo = aj.episode.without(waiting, turn)
   if redo.scaffold:  # What is left is stated anew.
-    line = episode.written(redo, redo.budget_line)
+    line = aj.episode.written(redo, redo.budget_line)
     redo = dataclasses.replace(redo, chunks=(*redo.chunks[:-1], line))
   most = min(asked.max_tokens, redo.most_tokens)
   if most <= 0:

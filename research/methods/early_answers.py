@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from anysearch_jax import types
-from anysearch_jax.environment import scoring
-from anysearch_jax.rollout import episode, episode_state
+import anysearch_jax as aj
 
 # Attempts between those of an episode and those of its early answers. Groups
 # are attempts 0 and 1, and rules sample turns again as later ones.
@@ -19,8 +17,8 @@ ATTEMPTS = 1 << 16
 
 
 def step(
-  waiting: episode_state.Episode, event: episode_state.Event | None
-) -> episode_state.Episode:
+  waiting: aj.episode_state.Episode, event: aj.episode_state.Event | None
+) -> aj.episode_state.Episode:
   """Advances an episode as `episode.step` does, or what it answers early.
 
   Args:
@@ -33,29 +31,29 @@ def step(
   """
   main = waiting.memory
   if main is None:
-    advanced = episode.step(waiting, event)
-    is_over = isinstance(advanced.request, episode_state.Done)
-    if is_over or not isinstance(event, episode_state.Retrieved):
+    advanced = aj.episode.step(waiting, event)
+    is_over = isinstance(advanced.request, aj.episode_state.Done)
+    if is_over or not isinstance(event, aj.episode_state.Retrieved):
       return advanced
     return _ending(advanced)
   if event is None:
-    return episode.land(dataclasses.replace(main, elapsed=waiting.elapsed))
-  early = episode.step(waiting, event)
-  if not isinstance(early.request, episode_state.Done):
+    return aj.episode.land(dataclasses.replace(main, elapsed=waiting.elapsed))
+  early = aj.episode.step(waiting, event)
+  if not isinstance(early.request, aj.episode_state.Done):
     return early
   end = early.request.trajectory
   if end.failed:
-    return episode.step(main, episode_state.Failure(end.reason))
+    return aj.episode.step(main, aj.episode_state.Failure(end.reason))
   *earlier, last = main.observations
   answered = last._replace(answer=main.environment.answer(end.spans))
   return dataclasses.replace(main, observations=(*earlier, answered))
 
 
-def _ending(main: episode_state.Episode) -> episode_state.Episode:
+def _ending(main: aj.episode_state.Episode) -> aj.episode_state.Episode:
   """Returns an episode before a turn as if its budget ended here."""
   attempt = main.address.attempt + ATTEMPTS * main.used
   address = main.address._replace(attempt=attempt)
-  begun = episode.start(
+  begun = aj.episode.start(
     main.question,
     budget=dataclasses.replace(main.caps, searches=main.used),
     scaffold=main.scaffold,
@@ -73,20 +71,20 @@ def _ending(main: episode_state.Episode) -> episode_state.Episode:
     memory=main,
   )
   asked = main.request
-  assert isinstance(asked, types.GenerateRequest)
+  assert isinstance(asked, aj.GenerateRequest)
   request = dataclasses.replace(
     asked, address=address, token_ids=ended.context, may_search=False
   )
   return dataclasses.replace(ended, request=request)
 
 
-def curve(trajectory: types.Trajectory) -> list[tuple[float, int]]:
+def curve(trajectory: aj.Trajectory) -> list[tuple[float, int]]:
   """Returns F1 and exact match of the answer after each search."""
   golds = trajectory.question.golden_answers
   return [
     (
-      scoring.f1(search.answer, golds),
-      scoring.exact_match(search.answer, golds),
+      aj.scoring.f1(search.answer, golds),
+      aj.scoring.exact_match(search.answer, golds),
     )
     for search in trajectory.observations
   ]

@@ -9,7 +9,7 @@ one from the last search on), the turn of search s + 1 has
 V_s is the mean of f_1 to f_s with weights 1, 2, 4, ... Rewards do not count.
 https://arxiv.org/abs/2505.13438
 
-It is no row of `systems`, and is named `anysearch_jax.methods.brpo:METHOD`.
+It has no recipe of its own (`configs`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.environment import scoring
-from anysearch_jax.methods import early_answers, method, search_r1
+import anysearch_jax as aj
+from research.methods import early_answers
 
 
 def turns(
-  trajectories: Mapping[types.Place, types.Trajectory],
-) -> dict[types.Place, np.ndarray]:
+  trajectories: Mapping[aj.Place, aj.Trajectory],
+) -> dict[aj.Place, np.ndarray]:
   """Returns budget-relative advantages of the turns of each trajectory.
 
   They are float32 `[searches + 1]`; the last turn has that of the last search.
@@ -51,26 +50,25 @@ def turns(
   return advantages
 
 
-def _curve(trajectory: types.Trajectory) -> list[float]:
+def _curve(trajectory: aj.Trajectory) -> list[float]:
   """Returns the F1 of the answer at each budget from 1 to the assigned one."""
   golds = trajectory.question.golden_answers
   early = [f1 for f1, _ in early_answers.curve(trajectory)[:-1]]
-  final = scoring.f1(scoring.extract_answer(trajectory.spans), golds)
+  final = aj.scoring.f1(aj.scoring.extract_answer(trajectory.spans), golds)
   return early + [final] * (max(trajectory.budget, 1) - len(early))
 
 
-@method.jitted
-def reward(outcomes: method.Outcomes, constants: None) -> method.Terms:
+@aj.method.jitted
+def reward(outcomes: aj.Outcomes, constants: None) -> aj.method.Terms:
   """Returns exact match, which is recorded and trains nothing."""
   return {"total": outcomes.em}
 
 
-METHOD = method.compared(
+METHOD = aj.method.compared(
   "brpo",
   "BRPO",
-  search_r1.WORDINGS,
+  aj.search_r1.WORDINGS,
   reward,
-  constants=lambda config: None,
   step=early_answers.step,
   turns=turns,
 )

@@ -12,37 +12,49 @@ https://arxiv.org/abs/2505.11277
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import re
 
 import jax.numpy as jnp
 
-from anysearch_jax import types
-from anysearch_jax.config import methods as constants
-from anysearch_jax.environment import protocol, scoring, tools
-from anysearch_jax.methods import method, search_r1
+import anysearch_jax as aj
 
-SEARCH = tools.search(begins="<documents>", ends="</documents>")
-WORDINGS = search_r1.wordings(
-  "autorefine", tools=(SEARCH,), format=None, markers=protocol.tags(("refine",))
+SEARCH = aj.tools.search(begins="<documents>", ends="</documents>")
+WORDINGS = aj.search_r1.wordings(
+  "autorefine",
+  folder=pathlib.Path(__file__).with_name("texts"),
+  tools=(SEARCH,),
+  format=None,
+  markers=aj.protocol.tags(("refine",)),
 )
 _REFINED = re.compile(r"<refine>(.*?)</refine>", re.DOTALL)
 
 
-def measure(trajectory: types.Trajectory) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """AutoRefine's reward."""
+
+  refined: float = aj.settings.learning(0.1, aj.settings.REWARD)
+  """Reward of an answer with an F1 of 0 if a refinement holds an accepted
+  answer."""
+
+
+def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   """Returns `refined`: 1 if a refinement holds an accepted answer, else 0.
 
   A refinement is a `<refine>` block of the model, within one turn.
   """
   found = any(
-    scoring.contains(block, trajectory.question.golden_answers)
-    for turn in scoring.turns(trajectory.spans)
+    aj.scoring.contains(block, trajectory.question.golden_answers)
+    for turn in aj.scoring.turns(trajectory.spans)
     for block in _REFINED.findall(turn)
   )
   return {"refined": float(found)}
 
 
-@method.jitted
-def reward(o: method.Outcomes, c: constants.AutoRefineConfig) -> method.Terms:
+@aj.method.jitted
+def reward(o: aj.Outcomes, c: Options) -> aj.method.Terms:
   """Returns the reward of the table above."""
   refined = o.measures["refined"]
   consoled = c.refined * refined * o.answered
@@ -53,6 +65,12 @@ def reward(o: method.Outcomes, c: constants.AutoRefineConfig) -> method.Terms:
   }
 
 
-METHOD = method.compared(
-  "autorefine", "AutoRefine", WORDINGS, reward, ("refined",), measure
+METHOD = aj.method.compared(
+  "autorefine",
+  "AutoRefine",
+  WORDINGS,
+  reward,
+  measures=("refined",),
+  measure=measure,
+  options=Options(),
 )
