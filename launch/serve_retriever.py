@@ -81,7 +81,6 @@ def define_flags() -> None:
     define: Any = {
       "int": flags.DEFINE_integer,
       "float": flags.DEFINE_float,
-      "str": flags.DEFINE_string,
     }[str(field.type)]
     define(field.name, field.default, field.metadata["help"])
   launch_flags.define_listening()

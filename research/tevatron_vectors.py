@@ -78,7 +78,8 @@ def unpickled(parts: Sequence[str], passage_ids: Sequence[str]) -> np.ndarray:
     ValueError: a file is missing or another, or a passage has no vector.
   """
   paths = [path for part in parts for path in glob.glob(part) or [part]]
-  arrays, ids = [], []
+  arrays = []
+  ids = []
   # A damaged pickle can raise almost any exception.
   try:
     for path in paths:

@@ -168,10 +168,6 @@ class HttpRetriever(requests_lib.OneByBatch):
       # The caller leaves it to us to count these.
       self.counters["failures"] += is_answer
       answers += [error] * len(part)
-    if (
-      failed and not is_well and not isinstance(error, http_calls.RefusedError)
-    ):
-      self._caller.fail(error)
     return answers
 
   def _answers(

@@ -31,6 +31,7 @@ _RESULTS, _PARTS = "results", ("id", "title", "text", "score")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
+_LARGEST = 2_000_000  # Characters of a result.
 _BUSY = -32029  # Of a call that an address refuses for now.
 
 
@@ -75,9 +76,9 @@ class McpRetriever:
     self._http = _Client(headers=headers, timeout=300.0)
     self._tool, self._query, self._k = settings.tool, settings.query, settings.k
     self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
-    self._deadline, self._largest = settings.deadline, settings.largest
-    self._given = _fields(settings.fields)
-    self._places = {part: part for part in _PARTS} | self._given
+    self._deadline = settings.deadline
+    self._named_places = _fields(settings.fields)
+    self._places = {part: part for part in _PARTS} | self._named_places
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._is_closed = False
@@ -118,8 +119,8 @@ class McpRetriever:
     """Returns JSON values that identify the answers."""
     named = {"kind": "mcp", "server": self._name, "tool": self._tool}
     named |= {"query": self._query, "k": self._k}
-    if self._given:
-      named["fields"] = self._given
+    if self._named_places:
+      named["fields"] = self._named_places
     return {**named, "arguments": self._fixed}
 
   def close(self) -> None:
@@ -166,7 +167,7 @@ class McpRetriever:
     """Learns where the list of results is, and checks the text's place."""
     name, item = _listed(schema)
     self._places.setdefault(_RESULTS, name)
-    self._is_structured = bool(name or self._given)
+    self._is_structured = bool(name or self._named_places)
     parts = item.get("properties", {})
     first = self._places["text"].partition(".")[0]
     if name == self._places[_RESULTS] and parts and first not in parts:
@@ -256,10 +257,10 @@ class McpRetriever:
     # Servers send both for clients that know only one.
     structured = json.dumps(result.structured_content)
     size = max(sum(map(len, texts)), len(structured))
-    if size > self._largest:
+    if size > _LARGEST:
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found a result of {size} characters, expected "
-        f"at most retrieval.mcp.largest, {self._largest}."
+        f"at most {_LARGEST}."
       )
     if result.is_error or (result.content and not texts):
       kinds = ", ".join(sorted({block.type for block in result.content}))
@@ -396,18 +397,18 @@ def _value_at(value: Any, path: str) -> Any:
   return value
 
 
-def _fields(given: Sequence[str]) -> dict[str, str]:
+def _fields(entries: Sequence[str]) -> dict[str, str]:
   """Returns the place of each part that `retrieval.mcp.fields` names.
 
   Raises:
     ValueError: an entry is not PART=PLACE of a known part.
   """
-  places = dict(entry.partition("=")[::2] for entry in given)
-  known = (_RESULTS, *_PARTS)
-  if not all(places.values()) or not places.keys() <= set(known):
+  places = dict(entry.partition("=")[::2] for entry in entries)
+  parts = (_RESULTS, *_PARTS)
+  if not all(places.values()) or not places.keys() <= set(parts):
     raise ValueError(
-      f"retrieval.mcp.fields: found {', '.join(given)}; expected entries such "
-      f"as text=snippet or results=data.hits, of {', '.join(known)}."
+      f"retrieval.mcp.fields: found {', '.join(entries)}; expected entries "
+      f"such as text=snippet or results=data.hits, of {', '.join(parts)}."
     )
   return places
 

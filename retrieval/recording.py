@@ -77,11 +77,11 @@ class AnswerLog:
       unless_refused.callback(self._db.close)
       if writable:
         self._create()
-      found = self._kind()
-      if found != (_APPLICATION, _VERSION):
+      kind = self._kind()
+      if kind != (_APPLICATION, _VERSION):
         raise types.RetrievalError(
           f"{self.path}: found a database with application id and version "
-          f"{found}, expected a log of answers with "
+          f"{kind}, expected a log of answers with "
           f"{(_APPLICATION, _VERSION)}; name another file."
         )
       unless_refused.pop_all()
@@ -100,7 +100,8 @@ class AnswerLog:
       The answer that the log now has for each key; the number of new answers;
       the number of existing answers with other passages than the given ones.
     """
-    kept, new, conflicts = [], 0, 0
+    in_log = []
+    new = conflicts = 0
     with self._transaction("IMMEDIATE"):
       for key, answer in answers:
         recorded = self._answer(key)
@@ -109,8 +110,8 @@ class AnswerLog:
           new += 1
         elif [*map(_texts, recorded)] != [*map(_texts, answer)]:
           conflicts += 1
-        kept.append(answer if recorded is None else recorded)
-    return kept, new, conflicts
+        in_log.append(answer if recorded is None else recorded)
+    return in_log, new, conflicts
 
   def identities(self) -> list[str]:
     """Returns the identities as JSON, in the order of their first answers."""

@@ -261,8 +261,6 @@ class McpConfig:
   `text=snippet`. Empty, and no such list: each text that it returns is one."""
   deadline: float = placement(30.0, POSITIVE)
   """Seconds of a call, with its retries."""
-  largest: int = placement(2_000_000, at_least(1024))
-  """Characters of a result; a larger one fails its search."""
 
 
 @dataclasses.dataclass(frozen=True)
