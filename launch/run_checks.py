@@ -29,8 +29,15 @@ from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
-from anysearch_jax.launch import doctor, jax_setup, parts, policies, retrievers
-from anysearch_jax.launch.doctor import Finding, ok, problem, size, warning
+from anysearch_jax.launch import jax_setup, parts, policies, retrievers
+from anysearch_jax.launch.findings import (
+  Finding,
+  Look,
+  ok,
+  problem,
+  size,
+  warning,
+)
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
@@ -69,7 +76,7 @@ class Checks:
   processes: int = 1
   ask_web: bool = False
 
-  def all(self) -> Iterator[tuple[str, doctor.Look]]:
+  def all(self) -> Iterator[tuple[str, Look]]:
     """Yields the checks by name; each before the next one is asked for."""
     served = self.config.engine.kind == "sglang"
     yield "config", self.configuration

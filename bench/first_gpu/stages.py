@@ -53,11 +53,13 @@ WIKI_18 = 21_015_324  # Passages of the paper's corpus.
 def doctor(notes: Notes) -> None:
   """Reports versions, what launch.doctor finds, and the device's peaks."""
   from anysearch_jax.launch import doctor as doctor_lib
+  from anysearch_jax.launch import findings as findings_lib
 
   notes.add({name: importlib.metadata.version(name) for name in _PACKAGES})
   notes.add({"backend": jax.default_backend()})
   notes.add({"environment": jax.print_environment_info(return_string=True)})
-  findings = [x for x in doctor_lib.examine(None) if x.level != doctor_lib.OK]
+  ok = findings_lib.OK
+  findings = [x for x in doctor_lib.examine(None) if x.level != ok]
   notes.add({f"finding {i}": str(x) for i, x in enumerate(findings, 1)})
   size = 256 if notes.rehearse else 8192
   x = jax.random.normal(jax.random.key(0), (size, size), _DTYPE)
