@@ -199,8 +199,8 @@ class Pipeline:
           rollouts.append(ahead.sampled.result(timeout=0))
       return False
 
-    while processes.on_main(is_waiting):
-      with self._waiting():
+    with self._waiting():
+      while processes.on_main(is_waiting):
         concurrent.futures.wait([x.sampled for x in older], timeout=_LOOK)
     return rollouts
 
